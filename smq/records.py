@@ -19,6 +19,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _PREFIX: Final = struct.Struct(">qii")  # base offset, length, leader epoch: the fields that patching rewrites
 HEADER_BYTES: Final = _HEADER.size  # 61
+_CRC: Final = struct.Struct(">I")
+_CRC_FIELD: Final = 17
 CRC_START: Final = 21  # the CRC covers everything from the attributes on
 LENGTH_OVERHEAD: Final = 12  # base offset and length themselves are not counted by length
 MAGIC: Final = 2
@@ -146,6 +148,33 @@ def patched_prefix(base_offset: int, header: BatchHeader, epoch: int) -> bytes:
 PREFIX_BYTES: Final = _PREFIX.size
 
 
+def build_batch(header: BatchHeader, body: Buffer) -> bytes:
+    """A batch of these fields over records as they stand, compressed by the header's codec. Length and CRC are
+    computed; the header's own do not count."""
+    length = HEADER_BYTES - LENGTH_OVERHEAD + len(body)
+    h = header
+    out = bytearray(
+        _HEADER.pack(
+            h.base_offset,
+            length,
+            h.epoch,
+            MAGIC,
+            0,
+            h.attributes,
+            h.last_offset_delta,
+            h.base_timestamp,
+            h.max_timestamp,
+            h.producer_id,
+            h.producer_epoch,
+            h.base_sequence,
+            h.count,
+        )
+    )
+    out += body
+    _CRC.pack_into(out, _CRC_FIELD, crc32c(memoryview(out)[CRC_START:]))
+    return bytes(out)
+
+
 def split_batches(data: Buffer) -> Iterator[memoryview]:
     """The consecutive batches in `data`. BatchCorrupt if the last is incomplete."""
     view = memoryview(data)
@@ -256,8 +285,6 @@ def open_batch(*, codec: str, bytes_max: int) -> OpenBatch:
 
 _PRODUCER: Final = struct.Struct(">qhi")  # producer id, producer epoch, base sequence
 _PRODUCER_START: Final = 43
-_CRC: Final = struct.Struct(">I")
-_CRC_FIELD: Final = 17
 
 
 def restamped(batch: Buffer, *, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
@@ -266,6 +293,21 @@ def restamped(batch: Buffer, *, producer_id: int, producer_epoch: int, base_sequ
     _PRODUCER.pack_into(out, _PRODUCER_START, producer_id, producer_epoch, base_sequence)
     _CRC.pack_into(out, _CRC_FIELD, crc32c(memoryview(out)[CRC_START:]))
     return bytes(out)
+
+
+def compressed(codec: str, records: bytes) -> bytes:
+    """The records of a batch under this codec, as Kafka's clients write them."""
+    from aiokafka import codec as encoders
+
+    if codec == "none":
+        return records
+    encode = {
+        "gzip": encoders.gzip_encode,
+        "snappy": encoders.snappy_encode,
+        "lz4": encoders.lz4_encode,
+        "zstd": encoders.zstd_encode,
+    }[codec]
+    return bytes(encode(records))
 
 
 def decode_batch(batch: Buffer) -> Iterator[Record]:

@@ -140,11 +140,21 @@ def batches(op: Op) -> list[Batch]:
     return found
 
 
+class Uncovered(NamedTuple):
+    """What a first look at compacted partitions found, the offsets of the records that it missed in some read, and
+    those of records that compaction may remove."""
+
+    violations: list[Violation]
+    removed: dict[str, set[int]]
+    superseded: dict[str, set[int]]
+
+
 @dataclass(slots=True)
 class Facts:
     """A history by partition."""
 
     history: History
+    uncovered: Uncovered = field(default_factory=lambda: Uncovered([], {}, {}))
     partitions: dict[str, PartitionFacts] = field(default_factory=dict)
 
 
@@ -176,7 +186,7 @@ def index(history: History) -> Facts:
         for event in history.noted("local"):
             partitions[event["k"]].retention_starts.setdefault(event["lo"], event["t"])
     _index_polls(history.of("poll"), partitions)
-    return Facts(history, dict(partitions))
+    return Facts(history=history, partitions=dict(partitions))
 
 
 def _index_polls(polls: list[Op], partitions: _Partitions) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 from chaos_tests.checkers import (
     administration,
     assignments,
+    compaction,
     group_changes,
     group_reads,
     groups,
@@ -43,6 +44,7 @@ CHECKS: Final[tuple[Callable[[Facts], list[Violation]], ...]] = (
     liveness.check,
     reads.check,
     retention.check,
+    compaction.check,
     marks.check,
 )
 
@@ -50,7 +52,10 @@ CHECKS: Final[tuple[Callable[[Facts], list[Violation]], ...]] = (
 def judge(events: Iterable[Event]) -> list[Violation]:
     """Every violation found in a history, in the order of the judges."""
     with _without_collector():
-        facts = index(pair(events))
+        history = pair(events)
+        uncovered = compaction.uncover(history)  # before the index: it changes what was read
+        facts = index(history)
+        facts.uncovered = uncovered
         return [violation for check in CHECKS for violation in check(facts)]
 
 

@@ -15,7 +15,7 @@ def check(facts: Facts) -> list[Violation]:
         for op in partition.ranges:
             if op.is_ok:
                 _check_range(partition, op, findings)
-        _check_times(partition, findings)
+        _check_times(partition, facts.uncovered.removed.get(partition.key, set()), findings)
     return findings.found
 
 
@@ -28,8 +28,9 @@ def _check_range(partition: PartitionFacts, op: Op, findings: Findings) -> None:
         findings.add("stale-hwm", f"{partition.key}: log start, HWM and next offset are out of order", op)
 
 
-def _check_times(partition: PartitionFacts, findings: Findings) -> None:
-    """Against the final log: the first record at or after the time, or none if it was written after the request."""
+def _check_times(partition: PartitionFacts, removed: set[int], findings: Findings) -> None:
+    """Against the final log: the first record at or after the time, or none if it was written after the request.
+    Records that compaction removed some time may be passed over, and their times are not always known."""
     if not partition.times or not partition.final:
         return
     lo = max(op.reply["lo"] for op in partition.finals)
@@ -44,10 +45,12 @@ def _check_times(partition: PartitionFacts, findings: Findings) -> None:
             right = max(bases[at] + max(op.request["ts"] - partition.final[bases[at]][1], 0), lo)
         found, known = op.reply["o"], partition.mark_before(op.start_ns).end
         if op.reply["ts_found"] < 0:
-            wrong = right is not None and right < known
+            wrong = right is not None and right < known and not removed.issuperset(range(right, known))
         else:
             # Records trimmed since are not in the final log: then only the answer's own timestamp can be judged.
             wrong = found != right and found >= lo
+            if wrong and removed:
+                wrong = found not in removed and (right is None or not removed.issuperset(range(right, found)))
             wrong = wrong or op.reply["ts_found"] < op.request["ts"]
         if wrong:
             detail = (

@@ -12,6 +12,7 @@ from chaos_tests.history import Event
 CREATED_0_MS: Final = 1_700_000_000_000  # the create time of a record that is sent when a run begins
 LATE_SEND_MS: Final = 1_000  # at most between a record's creation and its first attempt
 LATE_RECORDS_MAX: Final = 30  # a batch, and what the last probes have written since the last look
+COMPACTED_RECORDS_MAX: Final = 120  # as above: a compacted batch may have taken the place of many
 NS_PER_MS: Final = 1_000_000
 
 
@@ -24,15 +25,17 @@ def check(facts: Facts) -> list[Violation]:
     for event in facts.history.noted("local"):
         by_key.setdefault(event["k"], []).append(event)
     for key, events in by_key.items():
+        removed = facts.uncovered.superseded.get(key, set())
         events.sort(key=lambda event: (event["i"], event["t"]))
         for event in events:
-            _check_early(facts.partitions[key], event, limits[0], findings)
+            _check_early(facts.partitions[key], event, limits[0], removed, findings)
         if facts.partitions[key].finals:
-            _check_late(key, events[-1], limits[0], findings)
+            slack = COMPACTED_RECORDS_MAX if facts.history.noted("compaction") else LATE_RECORDS_MAX
+            _check_late(key, events[-1], limits[0], slack, findings)
     return findings.found
 
 
-def _check_early(partition: PartitionFacts, event: Event, limits: Event, findings: Findings) -> None:
+def _check_early(partition: PartitionFacts, event: Event, limits: Event, removed: set[int], findings: Findings) -> None:
     """The records above the log start are as many as are to be kept, or those below it are old enough."""
     lo = event["lo"]
     trims = (op.request["o"] for op in partition.trims if op.kind != "fail" and op.start_ns <= event["t"])
@@ -40,14 +43,15 @@ def _check_early(partition: PartitionFacts, event: Event, limits: Event, finding
         return
     young_ms = event["clock"] - limits["ms"] - CREATED_0_MS + LATE_SEND_MS
     for acked in partition.acked:
-        is_deleted = acked.end <= lo
+        # What compaction has removed no longer keeps its batch.
+        is_deleted = acked.end <= lo and not removed.issuperset(range(acked.base, acked.end))
         if is_deleted and (not limits["ms"] or acked.op.start_ns > young_ms * NS_PER_MS):
             detail = f"{partition.key}@{acked.base} was deleted, the log is [{lo}, {event['hwm']})"
             findings.add("early-deletion", detail, acked.op)
 
 
-def _check_late(key: str, last: Event, limits: Event, findings: Findings) -> None:
+def _check_late(key: str, last: Event, limits: Event, slack: int, findings: Findings) -> None:
     """Once everything has healed, no more records are left than are to be kept, but for the newest few."""
     kept = last["hwm"] - last["lo"]
-    if limits["records"] and kept > limits["records"] + LATE_RECORDS_MAX:
+    if limits["records"] and kept > limits["records"] + slack:
         findings.add("late-deletion", f"{key}: {kept} records are left of {limits['records']}")

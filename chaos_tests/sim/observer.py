@@ -6,6 +6,7 @@ with it and without it.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from typing import Any
 from zlib import crc32
 
@@ -15,8 +16,9 @@ from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.raft_state.cluster_config import COMMIT_ROUNDS, PRODUCER_EXPIRATION_MS
 from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import Assignment, AssignOffsets
-from smq.raft_state.ids import LogIndex, NodeId, RequestId
+from smq.raft_state.ids import LogIndex, NodeId, PartitionId, RequestId
 from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected, OffsetsAssigned
+from smq.records import decode_batch, parse_header
 from smq.replication.api import DoneFn
 from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
@@ -28,6 +30,7 @@ from smq.replication.proposer import _Pending
 DIGEST_EVERY = 40  # applied indexes between two digests of a node: a digest costs about as much as 20 applies
 SAMPLE_MS = 200.0
 BATCHES_ABOVE_BOUND = 600  # bytes: each half of a node's queue ends at most one batch above its bound
+SEGMENTS_QUEUED = 2  # a compaction's own, and a fetched one
 GROUP_DELAY_MS = 200  # an empty group waits this long for more members
 
 RARE = (
@@ -43,6 +46,7 @@ RARE = (
     "producers_refused",
     "hwm_of_a_dead_epoch_rejected",
     "log_starts_moved",
+    "records_compacted_away",
     "damaged_messages_refused",
     "levels_raised",
     "waits_for_an_upgrade",
@@ -52,11 +56,15 @@ RARE = (
 class Observer:
     """One per run."""
 
-    def __init__(self, recorder: Recorder, *, producer_expiration_ms: int = 0, commit_rounds: int = 0) -> None:
-        """Every node's state begins with this expiration, if it is not 0."""
+    def __init__(
+        self, recorder: Recorder, *, producer_expiration_ms: int = 0, commit_rounds: int = 0, keys: int = 0
+    ) -> None:
+        """Every node's state begins with this expiration, if it is not 0. `keys`: of the records, if topics are
+        compacted."""
         self.recorder = recorder
         self.producer_expiration_ms = producer_expiration_ms
         self.commit_rounds = commit_rounds
+        self.keys = keys
         self.counts: Counter[str] = Counter()
         self.cluster: Cluster | None = None
         self._entries: dict[int, tuple[int, NodeId]] = {}
@@ -112,6 +120,29 @@ class Observer:
     def note_digest(self, node: "WatchedNode", index: LogIndex) -> None:
         self.recorder.note("digest", n=node.node_id, i=index, d=node.watched.digest())
 
+    def note_compacted(self, key: str, pid: PartitionId, keys: int) -> None:
+        """The bytes of every replica up to where the state is compacted, and how much of it is older than a record of
+        the same key."""
+        assert self.cluster is not None
+        for host in self.cluster.up():
+            log = host.api.replicas.log(pid)
+            part = host.api.state.partition(pid)
+            if log is None or part is None or log.appended_end <= part.log_start:
+                continue
+            total, at, newest, records = sha256(), part.log_start, {}, 0
+            while at < part.hwm:
+                for stored in log.read(at, part.hwm, 1 << 20):
+                    total.update(stored.value)
+                    at = stored.end
+                    for record in decode_batch(stored.batch) if parse_header(stored.batch).count else ():
+                        if part.log_start <= record.offset < part.compacted_end:
+                            newest[record.key] = record.offset
+                            records += 1
+            self.recorder.note("log-digest", n=host.node, k=key, d=total.hexdigest())
+            left = part.hwm - max(part.compacted_end, part.log_start)
+            self.recorder.note("compacted", n=host.node, k=key, twice=records - len(newest), left=left)
+            self.counts["records_compacted_away"] += max(0, part.compacted_end - part.log_start) - records
+
     # ------------------------------------------------------------------------------------------ samples
     def sample(self) -> None:
         """Notes the leaders and marks of all running nodes as they are now."""
@@ -165,6 +196,7 @@ class Observer:
         assert host.disk is not None
         config = host.api.config
         bound = config.append_inflight_bytes_max + config.replica_inflight_bytes_max + BATCHES_ABOVE_BOUND
+        bound += SEGMENTS_QUEUED * config.compaction_segment_bytes * 5 // 4 if self.keys else 0
         size = host.disk.queued_record_bytes_peak
         if size > bound and (host.node, host.starts) not in self._over_bound:
             self._over_bound.add((host.node, host.starts))

@@ -41,9 +41,16 @@ from chaos_tests.sim.observer import SAMPLE_MS, Observer, count_log_events
 from chaos_tests.sim.rpc import Actor, ClientNet, ClientProfile, Script, Sleep
 from chaos_tests.sim.scenario import Scenario
 from smq.raft_state.ids import NodeId
-from smq.raft_state.topic_config import RETENTION_MS, RETENTION_RECORDS
+from smq.raft_state.topic_config import (
+    CLEANUP_POLICY,
+    DELETE_RETENTION_MS,
+    MIN_CLEANABLE_DIRTY_RATIO,
+    RETENTION_MS,
+    RETENTION_RECORDS,
+)
 from smq.replication.api import Acks
 from smq.replication.config import NodeConfig
+from smq.replication.partition.segments import lowest_behind
 from smq.testing.virtual.clock import NS_PER_MS, Machine, Scheduler
 from smq.testing.virtual.disk import DiskImage
 from smq.testing.virtual.network import LinkProfile, SimNetwork
@@ -132,6 +139,7 @@ class Simulation:
             self.recorder,
             producer_expiration_ms=settings.producer_expiration_ms,
             commit_rounds=settings.commit_rounds,
+            keys=settings.compaction_keys,
         )
         self.trace: list[str] = []
         self._clients_at_work = 0
@@ -157,6 +165,14 @@ class Simulation:
         )
         limits = {RETENTION_RECORDS: settings.retention_records, RETENTION_MS: settings.retention_ms}
         self.world.topic_config = tuple((key, str(limit)) for key, limit in limits.items() if limit)
+        self.world.keys = settings.compaction_keys
+        if settings.compaction_keys:
+            policy = "compact,delete" if self.world.topic_config else "compact"
+            self.world.topic_config += (
+                (CLEANUP_POLICY, policy),
+                (MIN_CLEANABLE_DIRTY_RATIO, "0"),
+                (DELETE_RETENTION_MS, str(settings.tombstone_ms)),
+            )
         self.arena = self._make_arena()
         self.storm = Storm(self.arena, scenario.faults, schedule)
 
@@ -226,6 +242,11 @@ class Simulation:
         profile = self.scenario.cluster
         if profile.retention_records or profile.retention_ms:
             self.recorder.note("retention", records=profile.retention_records, ms=profile.retention_ms)
+        if profile.compaction_keys:
+            # A clock that jumps ends the time of a tombstone, too.
+            jumps = any(fault.what == "clock_jump" for fault in self.scenario.faults)
+            kept_ms = 0 if jumps else profile.tombstone_ms
+            self.recorder.note("compaction", keys=profile.compaction_keys, tombstone_ms=kept_ms)
         for number in range(profile.topics):
             for attempt in range(5):
                 ok = yield from owner.create(
@@ -381,12 +402,19 @@ class Simulation:
                 return f"{known.key}: hwm or epoch differ: {[(n, s.hwm, s.epoch) for n, s in ends]}"
             if ends and not any(s.is_leader for _, s in ends):
                 return f"{known.key} has no leader"
+            for host in hosts:
+                replica = host.api.replicas.get(known.pid)
+                if replica is not None and (behind := lowest_behind(replica)) is not None:
+                    return f"{known.key} on node {host.node} has other bytes at {behind[:2]} than were agreed"
         return None
 
     def _final_work(self) -> None:
         """Probes of every kind, agreement again, then the full read."""
         if self._run_script(self._probes(), "probes") and self._settle("converged after the probes"):
             self._run_script(self._read_all(), "the final read")
+            if self.world.keys and self._settle("converged after the final read"):
+                for known in self._live():
+                    self.observer.note_compacted(known.key, known.pid, self.world.keys)
             for host in self.cluster.up():
                 self.observer.note_digest(host.api, host.api.applied.index)
 

@@ -4,9 +4,9 @@ Owns the format and its defaults. Unknown keys are refused, so that a typing err
 """
 
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from chaos_tests.sim.faults.catalogue import FaultSpec
 from chaos_tests.sim.faults.kinds import STRIKES
@@ -14,6 +14,16 @@ from chaos_tests.sim.rpc import ClientProfile
 from smq.testing.virtual.network import LinkProfile
 
 FOLDER = Path(__file__).parent / "scenarios"
+
+
+COMPACTED: Final = "+compaction"
+COMPACTED_RECORDS: Final = 150  # each partition keeps so many
+COMPACTED_NODE: Final[dict[str, Any]] = {
+    "retention_check_ms": 500,
+    "compaction_check_ms": 400,
+    "compaction_segment_bytes": 3_000,
+    "compaction_reset_ms": 3_000,
+}
 
 
 class ScenarioError(ValueError):
@@ -36,6 +46,8 @@ class ClusterProfile:
     commit_rounds: int = 0  # of the replicated state: after how many a record is committed; 0: its default
     retention_records: int = 0  # of every topic with records; 0: without a limit
     retention_ms: int = 0
+    compaction_keys: int = 0  # different keys of the records, which are compacted; 0: no record has a key
+    tombstone_ms: int = 0  # how long a compacted topic keeps tombstones
     node: dict[str, Any] = field(default_factory=dict)  # settings of NodeConfig, by name
 
 
@@ -105,12 +117,28 @@ def load_all(folder: Path = FOLDER) -> list[Scenario]:
 
 
 def scenario_of(seed: int, scenarios: list[Scenario]) -> Scenario:
-    """The scenarios take turns, seed by seed."""
-    return scenarios[seed % len(scenarios)]
+    """The scenarios take turns, seed by seed; every third time with compaction. A single one stays as it is."""
+    if len(scenarios) == 1:
+        return scenarios[0]
+    turn, number = divmod(seed, len(scenarios))
+    return scenarios[number] if turn % 3 else compacted(scenarios[number])
+
+
+def compacted(scenario: Scenario) -> Scenario:
+    """The same faults and clients, with records that have keys and topics that are compacted and keep what is young."""
+    profile = scenario.cluster
+    if profile.compaction_keys:
+        return scenario
+    kept = profile.retention_records or COMPACTED_RECORDS
+    node = {**COMPACTED_NODE, **profile.node}
+    cluster = replace(profile, compaction_keys=16, tombstone_ms=4_000, retention_records=kept, node=node)
+    return replace(scenario, name=scenario.name + COMPACTED, cluster=cluster)
 
 
 def find(name: str) -> Scenario:
-    """The scenario of this name, or in this file."""
+    """The scenario of this name, or in this file; with compaction if the name ends so."""
+    if name.endswith(COMPACTED):
+        return compacted(find(name.removesuffix(COMPACTED)))
     path = FOLDER / f"{name}.toml"
     if not path.exists():
         path = Path(name)

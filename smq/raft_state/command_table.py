@@ -28,6 +28,7 @@ from smq.raft_state.fields import (
 )
 from smq.raft_state.handlers import (
     cluster_config,
+    compaction,
     elections,
     expiry,
     groups,
@@ -187,6 +188,20 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         *_REQUEST,
         ("partition", PARTITION),
         ("offset", INT64),
+    ),
+    _command(
+        35,
+        commands.CompactSegment,
+        compaction.compact_segment,
+        ("partition", PARTITION),
+        ("epoch", INT32),
+        ("compactions_seen", INT64),
+        ("log_start_seen", INT64),
+        ("start", INT64),
+        ("end", INT64),
+        ("digest", ANY_ID),
+        ("tombstones_ms", INT64),
+        ("is_reset", FLAG),
     ),
     _command(
         14,

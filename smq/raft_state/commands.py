@@ -246,6 +246,24 @@ class AdvanceLogStart(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompactSegment(Command):
+    """The leader has rewritten [start, end): the replicas end with the bytes of this digest there. Refused unless the
+    epoch is current, and the partition has been compacted as often as the leader had seen. A first segment is made with
+    the present log start in view: otherwise logs may have been trimmed to another border. `is_reset`: the bytes of the
+    digest before are nowhere, so what had been compacted from here on counts as dirty again."""
+
+    partition: PartitionId
+    epoch: Epoch
+    compactions_seen: int
+    log_start_seen: Offset
+    start: Offset
+    end: Offset
+    digest: bytes
+    tombstones_ms: int
+    is_reset: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllocateProducerId(Request):
     """A fresh producer id, epoch 0; or, with `producer_id` >= 0, its next epoch (PRODUCER_FENCED if
     `producer_epoch` is not its current one)."""

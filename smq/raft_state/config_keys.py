@@ -16,6 +16,9 @@ INT64_MAX: Final = 2**63 - 1  # Kafka's way to write "without a limit"
 _DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
+_RATIO: Final = re.compile(r"0|0?\.[0-9]{1,9}|1(\.0{1,9})?")
+
+
 class ConfigType(enum.IntEnum):
     """Kafka's numbers of the types."""
 
@@ -23,6 +26,7 @@ class ConfigType(enum.IntEnum):
     STRING = 2
     INT = 3
     LONG = 5
+    DOUBLE = 6
     LIST = 7
 
 
@@ -53,6 +57,11 @@ def known_at(table: Mapping[str, ConfigKey], level: int) -> dict[str, ConfigKey]
 def between(lo: int, hi: int) -> Callable[[str], bool]:
     """A whole number in this range."""
     return lambda value: _DECIMAL.fullmatch(value) is not None and lo <= int(value) <= hi
+
+
+def is_ratio(value: str) -> bool:
+    """A decimal number from 0 to 1. The state never computes with it: it has no floats."""
+    return _RATIO.fullmatch(value) is not None
 
 
 def one_of(*values: str) -> Callable[[str], bool]:

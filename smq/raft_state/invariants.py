@@ -143,10 +143,20 @@ def _check_partition(state: ClusterState, partition: PartitionState, where: str)
     is_below = not partition.two_round or history[-1].start <= partition.hwm
     _require(is_below, f"{where}: the epoch starts above the hwm in two-round mode")
     _require(partition.incomplete <= set(replicas), f"{where}: an incomplete node that is no replica")
+    _check_segments(partition, where)
     _require(partition.mode_seq >= 0, f"{where}: its mode has changed {partition.mode_seq} times")
     # Equal is valid: an epoch that starts at the log start ends its predecessor there, until the next prune.
     is_pruned = len(history) < 2 or history[1].start >= partition.log_start
     _require(is_pruned, f"{where}: the history holds an epoch that ended below the log start")
+
+
+def _check_segments(partition: PartitionState, where: str) -> None:
+    segments = partition.segments
+    _require(partition.compacted_end <= partition.lso, f"{where}: compacted above the lso")
+    if segments:
+        starts = [*(segment.start for segment in segments), partition.compacted_end]
+        _require(all(a < b for a, b in pairwise(starts)), f"{where}: the segments do not ascend")
+        _require(starts[0] <= partition.log_start < starts[1], f"{where}: the first segment lacks the log start")
 
 
 def _check_groups(state: ClusterState) -> Iterator[None]:

@@ -34,6 +34,7 @@ TOPIC_ID_BYTES: Final = 16  # a uuid
 PARTITION_ID_BYTES: Final = 20  # the topic's uuid, then a uint32
 RACK_BYTES_MAX: Final = 255  # the name of a zone or a data centre; every Metadata response carries it
 DISK_ID_BYTES: Final = 16  # random, as a request id
+SEGMENT_DIGEST_BYTES: Final = 16  # of SHA-256: two texts that share them have never been found
 REQUEST_ID_BYTES: Final = 16  # random; 2**128 makes collisions within the cache impossible in practice
 
 # --- counts

@@ -33,6 +33,7 @@ from smq.raft_state.limits import (
     GROUP_BYTES_MAX,
     PARTITION_ID_BYTES,
     REQUEST_ID_BYTES,
+    SEGMENT_DIGEST_BYTES,
     TEXT_BYTES_MAX,
     TOPIC_ID_BYTES,
 )
@@ -48,6 +49,7 @@ from smq.raft_state.state import (
     NodeState,
     PartitionState,
     ProducerMark,
+    Segment,
     TopicState,
 )
 
@@ -93,10 +95,11 @@ _TOPIC: Final = (
     ("created_ms", INT64),
 )
 _CONFIG_PAIR: Final = Group((TEXT, TEXT))
-# ..., number of replicas, of incomplete ones, of marks, length of the history
-_PARTITION: Final = struct.Struct(">iqiqqqqq?iBBBI")
+# ..., number of replicas, of incomplete ones, of marks, of segments, length of the history
+_PARTITION: Final = struct.Struct(">iqiqqqqq?iqqBBBII")
 _EPOCH: Final = struct.Struct(">iq")
 _MARK: Final = struct.Struct(">qq")
+_SEGMENT: Final = struct.Struct(f">q{SEGMENT_DIGEST_BYTES}sq?")
 
 
 def write_topic(topic: TopicState) -> bytes:
@@ -118,7 +121,7 @@ def read_topic(reader: Reader) -> TopicState:
 
 
 def write_partition(out: bytearray, p: PartitionState) -> None:
-    """By hand, since there may be 100,000 of them: one struct, then replicas, incomplete ones, marks and history."""
+    """By hand, since there may be 100,000 of them: one struct, then replicas, incomplete, marks, segments, history."""
     history = p.history
     out += _PARTITION.pack(
         p.leader,
@@ -131,9 +134,12 @@ def write_partition(out: bytearray, p: PartitionState) -> None:
         p.producers_start,
         p.two_round,
         p.mode_seq,
+        p.compacted_end,
+        p.compactions,
         len(p.replicas),
         len(p.incomplete),
         len(p.producer_marks),
+        len(p.segments),
         len(history),
     )
     out += struct.pack(f">{len(p.replicas)}i", *p.replicas)
@@ -141,6 +147,8 @@ def write_partition(out: bytearray, p: PartitionState) -> None:
         out += struct.pack(f">{len(p.incomplete)}i", *sorted(p.incomplete))
     for mark in p.producer_marks:
         out += _MARK.pack(mark.clock_ms, mark.hwm)
+    if p.segments:
+        out += b"".join(_SEGMENT.pack(*segment) for segment in p.segments)
     if len(history) == 1:
         out += _EPOCH.pack(history[0].epoch, history[0].start)
     else:
@@ -150,8 +158,8 @@ def write_partition(out: bytearray, p: PartitionState) -> None:
 def read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> PartitionState:
     """Inverse of `write_partition`."""
     row = reader.unpack(_PARTITION)
-    leader, incarnation, epoch, next_offset, hwm, log_start, ts_ns, producers_start, two_round, mode_seq, *counts = row
-    replicas, incomplete, marks, epochs = counts
+    leader, incarnation, epoch, next_offset, hwm, log_start, ts_ns, producers_start, two_round, mode_seq, *more = row
+    compacted_end, compactions, replicas, incomplete, marks, segments, epochs = more
     return PartitionState(
         topic_id=topic_id,
         index=index,
@@ -165,11 +173,14 @@ def read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> 
         producers_start=producers_start,
         two_round=two_round,
         mode_seq=mode_seq,
+        compacted_end=compacted_end,
+        compactions=compactions,
         replicas=struct.unpack(f">{replicas}i", reader.take(4 * replicas)),
         incomplete=frozenset(struct.unpack(f">{incomplete}i", reader.take(4 * incomplete))),
         producer_marks=[
             ProducerMark(at_ms, mark) for at_ms, mark in _MARK.iter_unpack(reader.take(_MARK.size * marks))
         ],
+        segments=[Segment(*row) for row in _SEGMENT.iter_unpack(reader.take(_SEGMENT.size * segments))],
         history=[EpochStart(e, start) for e, start in _EPOCH.iter_unpack(reader.take(_EPOCH.size * epochs))],
     )
 

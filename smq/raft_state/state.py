@@ -62,6 +62,17 @@ _NO_OFFSET = Offset(0)
 _NO_NODES: frozenset[NodeId] = frozenset()
 
 
+class Segment(NamedTuple):
+    """A stretch of a compacted log, whole batches from `start` to the next segment. `digest` is of the stored values
+    that every replica ends with. `tombstones_ms` is the expiry clock when the tombstones in it had deleted everything
+    before them, 0 if there are none. A dirty segment is compacted again from its own records on."""
+
+    start: Offset
+    digest: bytes
+    tombstones_ms: int = 0
+    is_dirty: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class PartitionState:
     """`history` ascends in epoch, its last entry is the current epoch. It lacks epochs without records, but for the
@@ -88,6 +99,9 @@ class PartitionState:
     # follows, and seals decide who may lead.
     two_round: bool = True
     mode_seq: int = 0  # how often `two_round` has changed
+    segments: list[Segment] = field(default_factory=list)  # what has been compacted, up to `compacted_end`
+    compacted_end: Offset = _NO_OFFSET
+    compactions: int = 0  # how often `segments` has changed by a compaction
 
     @property
     def pid(self) -> PartitionId:
@@ -101,6 +115,10 @@ class PartitionState:
     def lso(self) -> Offset:
         """Last stable offset: the hwm, as there are no transactions yet."""
         return self.hwm
+
+    def segment_end(self, number: int) -> Offset:
+        """Where the segment of this number in `segments` ends."""
+        return self.segments[number + 1].start if number + 1 < len(self.segments) else self.compacted_end
 
     def epoch_range(self, epoch: Epoch) -> tuple[Offset, Offset | None] | None:
         """[start, end) of an epoch, end None for the current epoch; None if it is pruned, had no records, or is in the

@@ -9,12 +9,19 @@ of them is stored. Any module may import it.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from smq.raft_state.config_keys import INT64_MAX, ConfigKey, ConfigType, between, known_at, one_of
+from smq.raft_state.config_keys import INT64_MAX, ConfigKey, ConfigType, between, is_ratio, known_at, one_of
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT
 from smq.raft_state.refusal import Refused, quoted
 
+CLEANUP_POLICY: Final = "cleanup.policy"
+COMPACT: Final = "compact"
+DELETE: Final = "delete"
+DELETE_RETENTION_MS: Final = "delete.retention.ms"
+MAX_COMPACTION_LAG_MS: Final = "max.compaction.lag.ms"
 MAX_MESSAGE_BYTES: Final = "max.message.bytes"
+MIN_CLEANABLE_DIRTY_RATIO: Final = "min.cleanable.dirty.ratio"
+MIN_COMPACTION_LAG_MS: Final = "min.compaction.lag.ms"
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 NO_LIMIT: Final = "-1"
 RETENTION_BYTES: Final = "retention.bytes"
@@ -28,6 +35,11 @@ def _fixed(
     default: str, type_: ConfigType, meaning: str, values: str, accepts: Callable[[str], bool] | None = None
 ) -> ConfigKey:
     return ConfigKey(default, values, meaning, accepts or one_of(default), type_, is_fixed=True)
+
+
+def _time(default: str, meaning: str, least: int) -> ConfigKey:
+    values = f"a whole number of milliseconds from {least} to {INT64_MAX}"
+    return ConfigKey(default, values, meaning, between(least, INT64_MAX), ConfigType.LONG)
 
 
 def _limit(meaning: str, unit: str, least: int) -> ConfigKey:
@@ -56,11 +68,25 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
         type=ConfigType.STRING,
         is_fixed_at_creation=True,
     ),
-    "cleanup.policy": _fixed(
-        "delete",
-        ConfigType.LIST,
-        "how old records go",
-        '"delete" (retention.* and DeleteRecords delete; there is no compaction)',
+    CLEANUP_POLICY: ConfigKey(
+        default=DELETE,
+        values='"delete" (what retention.* does not keep goes), "compact" (the last record of each key stays) or'
+        ' "compact,delete"',
+        meaning="how old records go",
+        accepts=one_of(DELETE, COMPACT, "compact,delete", "delete,compact"),
+        type=ConfigType.LIST,
+    ),
+    DELETE_RETENTION_MS: _time(
+        str(24 * 3_600_000), "how long compaction keeps a tombstone after it has deleted what was before it", 0
+    ),
+    MAX_COMPACTION_LAG_MS: _time(str(INT64_MAX), "how old a record may get before compaction has looked at it", 1),
+    MIN_COMPACTION_LAG_MS: _time("0", "how old a record must be before compaction may remove it", 0),
+    MIN_CLEANABLE_DIRTY_RATIO: ConfigKey(
+        default="0.5",
+        values="a decimal number from 0 to 1",
+        meaning="the part of a log, in bytes, that compaction must not have looked at yet before it begins",
+        accepts=is_ratio,
+        type=ConfigType.DOUBLE,
     ),
     "compression.type": _fixed(
         "producer", ConfigType.STRING, "how records are compressed", '"producer" (batches are stored as they were sent)'
@@ -142,6 +168,20 @@ def checked_config(items: Iterable[tuple[str, str]], replicas: int, level: int) 
     return config
 
 
+def check_together(config: Mapping[str, str]) -> None:
+    """INVALID_CONFIG if values of a topic's whole configuration contradict each other."""
+    least, most = (int(config_value(config, key)) for key in (MIN_COMPACTION_LAG_MS, MAX_COMPACTION_LAG_MS))
+    if least > most:
+        raise Refused(
+            ErrorCode.INVALID_CONFIG,
+            f"{MIN_COMPACTION_LAG_MS} is {least}, above {MAX_COMPACTION_LAG_MS}, which is {most}",
+        )
+    if is_external(config) and is_compacted(config):
+        raise Refused(
+            ErrorCode.INVALID_CONFIG, f"{STORAGE}={EXTERNAL} has no records that {CLEANUP_POLICY} could compact"
+        )
+
+
 def differing(config: Mapping[str, str]) -> dict[str, str]:
     """The entries of a checked configuration that differ from the defaults, in the order of the keys. What is stored
     under a key that this smq does not have stays."""
@@ -181,11 +221,47 @@ class Retention(NamedTuple):
 
 
 def retention(config: Mapping[str, str]) -> Retention | None:
-    """None if everything is kept."""
-    if not any(key in config for key in (RETENTION_MS, RETENTION_BYTES, RETENTION_RECORDS)):
+    """None if everything is kept, or only compaction removes records."""
+    if DELETE not in config_value(config, CLEANUP_POLICY) or not any(
+        key in config for key in (RETENTION_MS, RETENTION_BYTES, RETENTION_RECORDS)
+    ):
         return None  # only differences from the default are stored
     limits = (config_value(config, key) for key in (RETENTION_MS, RETENTION_BYTES, RETENTION_RECORDS))
     return Retention(*(None if value == NO_LIMIT else int(value) for value in limits))
+
+
+class Compaction(NamedTuple):
+    """What a compacted topic asks of its compaction. Times in milliseconds."""
+
+    dirty_ratio: str
+    lag_ms: int
+    lag_ms_max: int
+    tombstones_ms: int
+
+
+def is_compacted(config: Mapping[str, str]) -> bool:
+    """Whether the last record of each key stays, and older ones go."""
+    return COMPACT in config_value(config, CLEANUP_POLICY)
+
+
+def compaction(config: Mapping[str, str]) -> Compaction | None:
+    """None if the topic is not compacted."""
+    if not is_compacted(config):
+        return None
+    keys = (MIN_COMPACTION_LAG_MS, MAX_COMPACTION_LAG_MS, DELETE_RETENTION_MS)
+    return Compaction(
+        config_value(config, MIN_CLEANABLE_DIRTY_RATIO), *(int(config_value(config, key)) for key in keys)
+    )
+
+
+def times_ms(config: Mapping[str, str]) -> list[int]:
+    """After which records of the topic may go, by the replicated clock."""
+    kept = retention(config)
+    times = [kept.ms] if kept is not None and kept.ms is not None else []
+    limits = compaction(config)
+    if limits is not None:
+        times += [ms for ms in (limits.lag_ms, limits.lag_ms_max, limits.tombstones_ms) if ms]
+    return times
 
 
 def is_external(config: Mapping[str, str]) -> bool:

@@ -13,7 +13,7 @@ from smq.raft_state.limits import START_OFFSET_MAX, TOPIC_ID_BYTES
 from smq.raft_state.names import is_topic_name
 from smq.raft_state.refusal import Refused, find_topic, quoted
 from smq.raft_state.state import ClusterState, TopicState
-from smq.raft_state.topic_config import EXTERNAL, STORAGE, checked_config, differing, is_external
+from smq.raft_state.topic_config import EXTERNAL, STORAGE, check_together, checked_config, differing, is_external
 
 
 def check_creation(state: ClusterState, command: CreateTopic) -> dict[str, str]:
@@ -24,6 +24,7 @@ def check_creation(state: ClusterState, command: CreateTopic) -> dict[str, str]:
             ErrorCode.INVALID_PARTITION_COUNT, f"partition_count must be at least 1, not {command.partition_count}"
         )
     config = differing(checked_config(command.config, command.replication_factor, state.feature_level))
+    check_together(config)
     _check_assignments(state, command.assignments, command.partition_count, command.replication_factor)
     _check_replication_factor(state, command, config)
     if not 0 <= command.start_offset <= START_OFFSET_MAX:

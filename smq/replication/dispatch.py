@@ -14,6 +14,7 @@ from smq.replication.membership.controller import Controller
 from smq.replication.membership.heartbeats import Heartbeats
 from smq.replication.membership.quorum import QuorumQueries
 from smq.replication.net import several, wire
+from smq.replication.net.segment_messages import SegmentPart, SegmentQuery, StepQuery, StepReport
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Channel, DataDamaged
@@ -104,6 +105,14 @@ class Dispatcher:
                 self._replicas.repairs.on_fetch(peer, self._replicas.get(message.partition), message)
             case wire.FoundBatch():
                 self._replicas.repairs.on_found(peer, message)
+            case SegmentQuery():
+                self._replicas.segments.on_query(peer, message)
+            case SegmentPart():
+                self._replicas.segments.on_part(peer, message)
+            case StepQuery():
+                self._replicas.segments.on_step_query(peer, message)
+            case StepReport():
+                self._replicas.compactor.on_step_report(peer, message)
             case wire.Ping():
                 self._heartbeats.on_ping(peer, message)
             case wire.Heartbeat():

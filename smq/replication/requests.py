@@ -14,7 +14,7 @@ from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, PartitionI
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import CommittedOffset, PartitionState
-from smq.raft_state.topic_config import max_message_bytes
+from smq.raft_state.topic_config import is_compacted, max_message_bytes
 from smq.replication.api import (
     Acks,
     Cancel,
@@ -32,7 +32,7 @@ from smq.replication.lookup import Lookup, clipped, partition_in, unknown_topic,
 from smq.replication.membership.balancer import request_transfer
 from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import REGISTER_MS_MAX
-from smq.replication.partition.admission import leader_error
+from smq.replication.partition.admission import check_keys, leader_error
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.log_starts import propose_log_start
 from smq.replication.partition.reads import Poll
@@ -93,7 +93,10 @@ class Requests:
             if replica is None:
                 check_has_records(part, name)
                 raise leader_error(self._host.node_id, self._host.state, part)
-            limit = max_message_bytes(self._host.state.topics[name].config)
+            config = self._host.state.topics[name].config
+            limit = max_message_bytes(config)
+            if config and replica.leading is not None and is_compacted(config):
+                check_keys(batch, limit)
             replica.produce(batch, acks, clipped(timeout_ms), limit, done)
 
         def use(part: PartitionState) -> None:

@@ -10,7 +10,7 @@ import aiokafka
 import confluent_kafka
 import kafka
 
-from smq.records import NewRecord, decode_batch, encode_batch
+from smq.records import NewRecord, decode_batch, encode_batch, parse_header
 from smq.testing.cluster import Cluster
 
 READ_S = 20.0
@@ -29,11 +29,12 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Face:
-    """`write(cluster, topic, items, codec)` and `read(cluster, topic, count)`, both of partition 0."""
+    """`write(cluster, topic, items, codec)` and `read(cluster, topic, offsets)`, both of partition 0. The
+    offsets are those that the records must have."""
 
     name: str
     write: Callable[[Cluster, str, Sequence[Item], str], None]
-    read: Callable[[Cluster, str, int], list[Item]]
+    read: Callable[[Cluster, str, Sequence[int]], list[Item]]
 
 
 def bootstrap(cluster: Cluster) -> str:
@@ -63,16 +64,16 @@ def headers_of(message: Any) -> tuple[Header, ...]:
     return tuple((name, bytes(value)) for name, value in message.headers() or ())
 
 
-def confluent_read(servers: str, topic: str, count: int) -> list[Item]:
+def confluent_read(servers: str, topic: str, offsets: Sequence[int]) -> list[Item]:
     settings = {"bootstrap.servers": servers, "group.id": "reader", "enable.auto.commit": False}
     consumer = confluent_kafka.Consumer(settings)
     consumer.assign([confluent_kafka.TopicPartition(topic, 0, confluent_kafka.OFFSET_BEGINNING)])
     found: list[Item] = []
     deadline = time.monotonic() + READ_S
-    while len(found) < count and time.monotonic() < deadline:
-        for message in consumer.consume(count, 0.5):
+    while len(found) < len(offsets) and time.monotonic() < deadline:
+        for message in consumer.consume(len(offsets), 0.5):
             assert message.error() is None, message.error()
-            assert message.offset() == len(found)
+            assert message.offset() == offsets[len(found)]
             headers = headers_of(message)
             found.append(Item(message.key(), message.value(), message.timestamp()[1], headers))
     consumer.close()
@@ -100,17 +101,17 @@ def python_write(servers: str, topic: str, items: Sequence[Item], codec: str) ->
     producer.close()
 
 
-def python_read(servers: str, topic: str, count: int) -> list[Item]:
+def python_read(servers: str, topic: str, offsets: Sequence[int]) -> list[Item]:
     consumer = kafka.KafkaConsumer(bootstrap_servers=servers, enable_auto_commit=False)
     place = kafka.TopicPartition(topic, 0)
     consumer.assign([place])
     consumer.seek_to_beginning(place)
     found: list[Item] = []
     deadline = time.monotonic() + READ_S
-    while len(found) < count and time.monotonic() < deadline:
+    while len(found) < len(offsets) and time.monotonic() < deadline:
         for records in consumer.poll(500).values():
             for r in records:
-                assert r.offset == len(found)
+                assert r.offset == offsets[len(found)]
                 headers = tuple((name, bytes(value)) for name, value in r.headers)
                 found.append(Item(r.key, r.value, r.timestamp, headers))
     consumer.close()
@@ -143,7 +144,7 @@ def aiokafka_write(servers: str, topic: str, items: Sequence[Item], codec: str) 
     asyncio.run(run())
 
 
-def aiokafka_read(servers: str, topic: str, count: int) -> list[Item]:
+def aiokafka_read(servers: str, topic: str, offsets: Sequence[int]) -> list[Item]:
     async def run() -> list[Item]:
         consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=servers)
         await consumer.start()
@@ -152,10 +153,10 @@ def aiokafka_read(servers: str, topic: str, count: int) -> list[Item]:
         await consumer.seek_to_beginning(place)
         found: list[Item] = []
         deadline = time.monotonic() + READ_S
-        while len(found) < count and time.monotonic() < deadline:
+        while len(found) < len(offsets) and time.monotonic() < deadline:
             for records in (await consumer.getmany(timeout_ms=500)).values():
                 for r in records:
-                    assert r.offset == len(found)
+                    assert r.offset == offsets[len(found)]
                     headers = tuple((name, bytes(value)) for name, value in r.headers)
                     found.append(Item(r.key, r.value, r.timestamp, headers))
         await consumer.stop()
@@ -171,28 +172,33 @@ def _grpc_write(cluster: Cluster, topic: str, items: Sequence[Item], codec: str)
     leader.raw.publish_batch(topic, 0, encode_batch(records, codec=codec))
 
 
-def _grpc_read(cluster: Cluster, topic: str, count: int) -> list[Item]:
+def _grpc_read(cluster: Cluster, topic: str, offsets: Sequence[int]) -> list[Item]:
     leader = cluster.nodes[cluster.wait_leader(topic, 0)]
     found: list[Item] = []
-    while len(found) < count:
-        fetched = leader.raw.fetch(topic, 0, len(found), max_wait_ms=5_000)
+    at = 0
+    while len(found) < len(offsets):
+        fetched = leader.raw.fetch(topic, 0, at, max_wait_ms=5_000)
         if not fetched.batches:
             break
         for stored in fetched.batches:
-            for r in decode_batch(stored.data):
-                assert r.offset == len(found)
+            header = parse_header(stored.data)
+            at = header.end
+            for r in decode_batch(stored.data) if header.count else ():
+                assert r.offset == offsets[len(found)]
                 headers = tuple((name, value or b"") for name, value in r.headers)
                 found.append(Item(r.key, r.value, r.timestamp_ms, headers))
     return found
 
 
 def _kafka_face(
-    name: str, write: Callable[[str, str, Sequence[Item], str], None], read: Callable[[str, str, int], list[Item]]
+    name: str,
+    write: Callable[[str, str, Sequence[Item], str], None],
+    read: Callable[[str, str, Sequence[int]], list[Item]],
 ) -> Face:
     return Face(
         name,
         lambda cluster, topic, items, codec: write(bootstrap(cluster), topic, items, codec),
-        lambda cluster, topic, count: read(bootstrap(cluster), topic, count),
+        lambda cluster, topic, offsets: read(bootstrap(cluster), topic, offsets),
     )
 
 

@@ -9,11 +9,12 @@ from random import Random
 from typing import Any
 
 from chaos_tests.history import Recorder
+from chaos_tests.keyed import GONE, VALUE_HEADER, is_tombstone, key_of
 from chaos_tests.sim.clients.pace import Pace
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep, Wait
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, PartitionId
-from smq.records import CRC_START, BatchCorrupt, BatchHeader, check_crc, decode_batch, parse_header
+from smq.records import CRC_START, BatchCorrupt, BatchHeader, NewRecord, Record, check_crc, decode_batch, parse_header
 from smq.replication.api import NodeApi, PartitionRange, StoredBatch
 from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.rng import Streams
@@ -55,11 +56,21 @@ class World:
     topic_config: tuple[tuple[str, str], ...] = ()  # of topics with records
     partitions: list[Known] = field(default_factory=list)
     externals: list[Known] = field(default_factory=list)  # of external storage
+    keys: int = 0  # of the records; 0: they have none
     stopped: bool = False
     duplicates: int = 0
     producers_refused: int = 0  # attempts, as one too many
     _next_value: int = 0
     _decoded: dict[bytes, list[int]] = field(default_factory=dict)
+
+    def record(self, value: int, timestamp_ms: int) -> NewRecord:
+        """A record with this value; in a run with compaction it has a key, and may be a tombstone."""
+        if not self.keys:
+            return NewRecord(None, b"%d" % value, timestamp_ms)
+        key = b"key %d" % key_of(value, self.keys)
+        if is_tombstone(value):
+            return NewRecord(key, None, timestamp_ms, ((VALUE_HEADER, b"%d" % value),))
+        return NewRecord(key, b"%d" % value, timestamp_ms)
 
     def values(self, count: int) -> list[int]:
         first = self._next_value
@@ -75,14 +86,23 @@ class World:
         content = bytes(batch.data[CRC_START:])
         values = self._decoded.get(content)
         if values is None:
+            offsets = header.last_offset_delta + 1
             if not _is_intact(batch.data, header):
-                return [batch.base_offset, batch.ts_ns, [CORRUPT] * header.count, -1, -1, -1]
-            values = [int(r.value or b"-1") for r in decode_batch(batch.data)]
+                return [batch.base_offset, batch.ts_ns, [CORRUPT] * offsets, -1, -1, -1]
+            values = [GONE] * offsets
+            for record in decode_batch(batch.data) if header.count else ():
+                values[record.offset - header.base_offset] = _value_of(record)
             if len(self._decoded) < DECODED_MAX:
                 self._decoded[content] = values
         if header.base_offset != batch.base_offset or header.last_offset != batch.last_offset:
             self.report_violation(node, f"a batch at {batch.base_offset} whose header says {header.base_offset}")
         return [batch.base_offset, batch.ts_ns, values, header.producer_id, header.base_sequence, header.producer_epoch]
+
+
+def _value_of(record: Record) -> int:
+    if record.value is not None:
+        return int(record.value or b"-1")
+    return int(dict(record.headers)[VALUE_HEADER] or b"-1")
 
 
 def _is_intact(data: memoryview, header: BatchHeader) -> bool:

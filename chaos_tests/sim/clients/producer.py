@@ -13,7 +13,7 @@ from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_PRODUCER, NodeId, ProducerEpoch, ProducerId, RequestId
 from smq.raft_state.replies import ProducerIdAllocated
-from smq.records import NewRecord, encode_batch
+from smq.records import encode_batch
 from smq.replication.api import Acks, NodeApi, Produced
 
 ATTEMPT_MS = 700
@@ -69,7 +69,7 @@ class Producer(Client):
 
     def _encode(self, partition: Known, values: list[int]) -> bytes:
         timestamp_ms = int(self.world.now_ms()) + 1_700_000_000_000
-        records = [NewRecord(None, b"%d" % value, timestamp_ms) for value in values]
+        records = [self.world.record(value, timestamp_ms) for value in values]
         session = self.session
         if session is None:
             return encode_batch(records)

@@ -6,6 +6,7 @@ Only `command_table` imports it.
 
 from smq.raft_state.commands import AdvanceHwms, AdvanceLogStart, HwmAdvance
 from smq.raft_state.errors import ErrorCode
+from smq.raft_state.handlers.compaction import forget_segments
 from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.invariants import check_offsets
 from smq.raft_state.limits import PARTITION_ID_BYTES
@@ -58,6 +59,7 @@ def advance_log_start(state: ClusterState, command: AdvanceLogStart) -> Applied:
         return Applied(reply=Done())
     partition.log_start = command.offset
     _prune(partition.history, partition.log_start)
+    forget_segments(partition)
     check_offsets(partition)
     return Applied(reply=Done(), touched=(command.partition,))
 

@@ -12,7 +12,7 @@ from smq.raft_state.ids import NodeId, Offset
 from smq.raft_state.refusal import Refused, find_topic
 from smq.raft_state.replies import Applied, Done, TopicCreated
 from smq.raft_state.state import ClusterState, TopicState
-from smq.raft_state.topic_config import STORAGE, check_key, checked_config, differing, is_external
+from smq.raft_state.topic_config import STORAGE, check_key, check_together, checked_config, differing, is_external
 from smq.raft_state.topic_rules import check_creation, check_growth
 
 
@@ -64,6 +64,7 @@ def alter_topic_config(state: ClusterState, command: AlterTopicConfig) -> Applie
             raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is both set and unset")
     kept = {key: value for key, value in topic.config.items() if key not in command.unset}
     config = differing({**kept, **changes})
+    check_together(config)
     if is_external(config) != is_external(topic.config):
         raise Refused(ErrorCode.INVALID_CONFIG, f"{STORAGE} cannot be changed after a topic is created")
     topic.config = config

@@ -42,14 +42,18 @@ def decode_bounded(batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) 
     header = parse_header(batch)
     if header.codec == CODECS["none"]:
         return decode_batch(batch)
-    plain = _decompress(header, batch[HEADER_BYTES:], bytes_max)
+    plain = plain_records(header, batch, bytes_max)
     head = bytearray(batch[:HEADER_BYTES])
     struct.pack_into(">i", head, _LENGTH_AT, HEADER_BYTES + len(plain) - LENGTH_OVERHEAD)
     struct.pack_into(">h", head, _ATTRIBUTES_AT, header.attributes & ~CODEC_MASK)
     return decode_batch(bytes(head) + plain)
 
 
-def _decompress(header: BatchHeader, body: memoryview, bytes_max: int) -> bytes:
+def plain_records(header: BatchHeader, batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) -> bytes:
+    """The records of a batch, decompressed, one after another. BatchCorrupt, or LIMIT_EXCEEDED."""
+    body = batch[HEADER_BYTES:]
+    if header.codec == CODECS["none"]:
+        return bytes(body)
     try:
         if header.codec == CODECS["gzip"]:
             return _gunzip(body, bytes_max)

@@ -65,11 +65,12 @@ class LaterReads(LogReader):
         base, state = LogState(self._base.end), LogState(self.appended_end)
         base.last_ts_ns, base.create_ms_max = self._base.last_ts_ns, self._base.create_ms_max
         base.bytes_total, state.bytes_total = self._base.bytes_total, self._state.bytes_total
+        compacted_end = self._compacted_end
         durable_end, tail, first, generation = self.durable_end, self._tail.copy(), self._first, self.generation
 
         def find_in(rows: Rows) -> T:
             view = LogReader(rows, self.pid, log_start, base=base, state=state, first=first)
-            view.durable_end, view._tail = durable_end, tail
+            view.durable_end, view._tail, view._compacted_end = durable_end, tail, compacted_end
             return find(view)
 
         def on_found(found: T | DataDamaged) -> None:

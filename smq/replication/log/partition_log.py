@@ -9,11 +9,12 @@ checks the lineage and says where to cut. Only the log store creates it; the rep
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import BatchHeader, Buffer
-from smq.replication.config import TAIL_BYTES_KEPT
+from smq.replication.log.budget import NodeBudget
 from smq.replication.log.codec import (
     TIME_APPEND,
     TIME_CREATE,
@@ -34,6 +35,7 @@ from smq.replication.log.codec import (
 from smq.replication.log.later_reads import LaterReads
 from smq.replication.log.producers import ProducerTable
 from smq.replication.log.reaper import BLIND_BATCHES, SLICE_BATCHES, SLICE_BYTES
+from smq.replication.log.segments import HeldSegments, Replaced, replacing_ops, segments_key
 from smq.replication.log.state import (
     CHECKPOINT_BATCHES,
     CHECKPOINT_BYTES,
@@ -47,19 +49,8 @@ from smq.replication.log.state import (
 )
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
 
+_NO_LIMIT: Final = Offset((1 << 63) - 1)
 TAIL_BYTES_NODE_MAX: Final = 64 << 20  # over all partitions; above this, durable batches leave memory immediately
-
-
-class NodeBudget:
-    """What all partitions of a node hold in memory together: bytes of batches, and how much each partition keeps of
-    durable ones; and producers. Batches that are not durable are always held: the disk's queue bounds them."""
-
-    __slots__ = ("kept", "producers", "used")
-
-    def __init__(self, kept: int | None) -> None:
-        self.kept = TAIL_BYTES_KEPT if kept is None else kept
-        self.used = 0
-        self.producers = 0
 
 
 class _Pending:
@@ -89,7 +80,8 @@ class PartitionLog(LaterReads):
     that batch, and refuses appends until it is truncated (everything after the damage goes too) or dropped.
     `has_producers` is false if other logs held batches below this log's start that this one never had: their producers
     are unknown here until `adopt_producers` brings them from a log that knows them. `producers_start` is the one up to
-    which `forget_producers` has removed expired producers.
+    which `forget_producers` has removed expired producers. While it `is_installing`, the disk may still have the bytes
+    that a segment replaces.
     """
 
     def __init__(
@@ -107,6 +99,7 @@ class PartitionLog(LaterReads):
         has_producers: bool = True,
     ) -> None:
         super().__init__(disk, pid, log_start, base=base, state=state, first=first)
+        self.segments = HeldSegments()
         self.tail_damage = tail_damage
         self.damaged_batches = set(damaged_batches)
         self.has_producers = has_producers
@@ -115,7 +108,8 @@ class PartitionLog(LaterReads):
         self._pending: deque[_Pending] = deque()  # bounded by the node's cap on appends in flight
         self._tail_bytes = 0
         self._budget = budget
-        self._is_trimming = False
+        self._is_trimming = self.is_installing = False
+        self._trim_limit = _NO_LIMIT
         self.producers_start = Offset(0)
         self._producers_counted = 0
         self._count_producers()
@@ -267,7 +261,8 @@ class PartitionLog(LaterReads):
         if self.is_dropped or (self._is_trimming and not is_moved):
             return
         deletions: list[Op] = []
-        if not self._is_trimming and self.tail_damage is None and self._first < self.log_start:
+        is_free = not self._is_trimming and not self.is_installing and self.tail_damage is None
+        if is_free and self._first < self.log_start:
             with suppress(DataDamaged):  # a slice that cannot be read in full goes when the start moves next
                 first = self._slice_end()
                 deletions = self._delete_before(first) if first > self._first else []
@@ -283,18 +278,30 @@ class PartitionLog(LaterReads):
             self.trim()
 
     def _slice_end(self) -> Offset:
-        """Where the next slice of deletions ends: the base of a batch, at most of the one that contains log_start."""
-        last, size = self._boundary(self.log_start), 0
+        """Where the next slice of deletions ends: the base of a batch, at most of the one that contains log_start.
+        Batches below the base go with the first batch that reaches beyond it."""
+        last, size = min(self._boundary(self.log_start), self._trim_limit), 0
+        if last < self._base.end:
+            return self._first
         try:
             for count, info in enumerate(self._durable_infos(0, self._first), 1):
                 size += info.size
-                if info.end >= last or count >= SLICE_BATCHES or size >= SLICE_BYTES:
+                is_slice = count >= SLICE_BATCHES or size >= SLICE_BYTES
+                if info.end >= last or (is_slice and info.end >= self._base.end):
                     return min(info.end, last)
         except DataDamaged:  # an index row: no batch that follows may stay for it
             start, stop = batch_key(self.pid, self._first), batch_key(self.pid, last)
             keys = self._disk.scan_keys(Table.BATCHES, start, stop, limit=BLIND_BATCHES + 1)
-            return base_of_key(keys[-1]) if len(keys) > BLIND_BATCHES else last
+            found = base_of_key(keys[-1]) if len(keys) > BLIND_BATCHES else last
+            return found if found >= self._base.end else last
         return last
+
+    def keep_from(self, offset: Offset) -> None:
+        """Batches from there on stay on disk, whatever the log start: compacted segments go as a whole, since others
+        may need all of one. Unlimited until the first call, but where a log has been compacted already."""
+        before, self._trim_limit = self._trim_limit, offset
+        if offset > before:
+            self.trim()
 
     def producers_at(self, offset: Offset) -> bytes:
         """The producer state before the batch that contains `offset`, or at the log's end, for `adopt_producers`."""
@@ -343,11 +350,11 @@ class PartitionLog(LaterReads):
         self._base = base if base.end == first else self._state_at(first)
         self._base.runs = []
         self._first = first
+        rows = [Put(Table.CHECKPOINTS, segments_key(pid), self.segments.encode())] if self._forget_segments() else []
         self.damaged_batches = {base for base in self.damaged_batches if base >= first}
         self._state.forget_before(first)
         self.durable_end = max(self.durable_end, first)
-        while self._tail and self._tail[0].end <= first:
-            self._count_tail(-len(self._tail.popleft().value))
+        self._forget_tail_before(first)
         base_row = self._base_row()
         kept = self._base.saved.full_end
         if self._state.saved.full_end < kept:
@@ -358,7 +365,12 @@ class PartitionLog(LaterReads):
             Delete(Table.TIMES, times_range(pid, TIME_CREATE)[0], after_create_time(pid, self._base.create_ms_max)),
             Delete(Table.CHECKPOINTS, checkpoint_key(pid, 0), checkpoint_key(pid, kept)),
             base_row,
+            *rows,
         ]
+
+    def _forget_segments(self) -> bool:
+        """Segments that begin before the first batch are no longer here in whole."""
+        return self.segments.forget_before(self._first)
 
     def _replace_all(self, state: LogState) -> None:
         """Leaves no batch: only `state`, moved to log_start, remains."""
@@ -368,6 +380,7 @@ class PartitionLog(LaterReads):
         state.saved = NOT_SAVED
         self._forget_tail(Offset(-1))
         self._state = state
+        self.segments, self._compacted_end = HeldSegments(), Offset(0)
         self._settle_producers()
         row = self._checkpoint()
         self._base = state.copy()
@@ -383,6 +396,11 @@ class PartitionLog(LaterReads):
         if self._tail and at >= self._tail[0].base:
             return next(stored.base for stored in reversed(self._tail) if stored.base <= at)
         return base_of_key(self._key_of_batch_at(at))
+
+    def _forget_tail_before(self, first: Offset) -> None:
+        """Batches that begin below `first`, which are durable, are read from the disk from now on, if at all."""
+        while self._tail and self._tail[0].base < first:
+            self._count_tail(-len(self._tail.popleft().value))
 
     def _forget_tail(self, end: Offset) -> None:
         """From now on no batch that ends beyond `end` is awaited or served."""
@@ -421,6 +439,104 @@ class PartitionLog(LaterReads):
         self._batches_since_checkpoint += batches
         self._bytes_since_checkpoint += size
 
+    # ------------------------------------------------------------------------------------------ compaction
+    def install(
+        self,
+        start: Offset,
+        end: Offset,
+        digest: bytes,
+        values: list[StoredValue],
+        old: Replaced,
+        done: Callable[[], None],
+    ) -> bool:
+        """Puts a segment's compacted batches in the place of the batches in [start, end), in one transaction; `done`
+        runs after it. A log that ends before `end` grows. `old` is of a look-up that still holds. False, and nothing is
+        done, if it cannot be installed now: the log ends before `start`, or changes there are on their way to the disk.
+        Batches may come back that this log never had, or had deleted: no state counts batches below the base."""
+        end_before, base = self.appended_end, self._base
+        is_whole = start <= end_before and min(end, end_before) <= self.durable_end
+        is_busy = self.is_dropped or self.tail_damage is not None or self._is_trimming or self.is_installing
+        if is_busy or not is_whole or (old.first < end and old.first != max(start, self._first)):
+            return False
+        grows = end > end_before
+        state = self._state
+        if grows:
+            if self._pending:
+                return False
+            at = max(start, base.end)
+            state = state if at == end_before else self._state_up_to(at)
+            if state.end != at:
+                return False
+        ops = replacing_ops(self.pid, start, end, values, old)
+        if start <= self._first < end:
+            self._first = values[0].base
+            if values[0].ts_ns <= base.last_ts_ns:  # only deleted rows are later: the order starts afresh
+                base.last_ts_ns = TsNs(values[0].ts_ns - 1)
+        pending = None
+        if grows:
+            pending = _Pending(self, end, lambda: None)
+            ops += self._grown(state, values)
+            self._pending.append(pending)
+        else:
+            base.bytes_total += old.size - sum(len(stored.value) for stored in values if stored.end > base.end)
+            self._forget_tail_before(end)
+        base.saved = NOT_SAVED
+        ops.append(self._base_row())
+        self.damaged_batches = {at for at in self.damaged_batches if not start <= at < end}
+        self.is_installing = True
+        self.generation += 1  # reads that have begun may see either
+        self._disk.submit(ops + self._held(start, end, digest), partial(self._on_installed, pending, done))
+        return True
+
+    def _grown(self, state: LogState, values: list[StoredValue]) -> list[Op]:
+        """The log becomes `state` and these batches, all of which are in memory until they are durable."""
+        ops: list[Op] = []
+        end_before = self.appended_end
+        self._forget_tail(state.end)
+        for stored in values:
+            ts_ns, header = parse_header_of(stored.value, verify=None)
+            info = info_of(ts_ns, header, stored.base, stored.epoch)
+            if info.end <= state.end:
+                continue
+            if info.end > end_before and info.max_timestamp_ms > state.create_ms_max:
+                ops.append(Put(Table.TIMES, create_time_key(self.pid, info.max_timestamp_ms, info.base), b""))
+            state.add(info)
+            self._tail.append(stored)
+            self._count_tail(info.size)
+        self._state = state
+        self._settle_producers()
+        return ops
+
+    def _on_installed(self, pending: _Pending | None, done: Callable[[], None]) -> None:
+        self.is_installing = False
+        self.generation += 1
+        if pending is not None:
+            pending()
+        if not self._disk.is_closed:
+            self.trim()
+            done()
+
+    def note_held(self, start: Offset, end: Offset, digest: bytes) -> None:
+        """The log's own bytes in [start, end), which are durable, have this digest."""
+        self._disk.submit(self._held(start, end, digest))
+
+    def _held(self, start: Offset, end: Offset, digest: bytes) -> list[Op]:
+        """A checkpoint is at hand that no batch of a segment contains: recovery has to find one."""
+        self.segments.put(start, end, digest)
+        self._compacted_end = self.segments.compacted_end
+        ops: list[Op] = [Put(Table.CHECKPOINTS, segments_key(self.pid), self.segments.encode())]
+        return [*ops, self._checkpoint()] if self._state.saved.end < self._compacted_end else ops
+
+    def adopt_segments(self, segments: HeldSegments | None) -> None:
+        """As the row on disk has them; None if it is damaged: then any older checkpoint may lie inside a batch."""
+        self.segments = segments if segments is not None else HeldSegments(self.appended_end)
+        self._compacted_end = self.segments.compacted_end
+        if self._compacted_end:
+            self._trim_limit = self._first  # until the replica knows what the state holds
+        if segments is None:
+            row = Put(Table.CHECKPOINTS, segments_key(self.pid), self.segments.encode())
+            self._disk.submit([row, self._checkpoint()])
+
     # ----------------------------------------------------------------------------------------------- repair
     def forget_row(self, row: bytes, done: Callable[[], None]) -> None:
         """Deletes an index row with a damaged key: it describes no batch of this log."""
@@ -436,6 +552,9 @@ class PartitionLog(LaterReads):
             return
         if key == partition_key(self.pid):
             self._disk.submit([self._partition_row()])
+            return
+        if key == segments_key(self.pid):
+            self._disk.submit([Put(Table.CHECKPOINTS, key, self.segments.encode())])
             return
         ops: list[Op] = [Delete(Table.CHECKPOINTS, key, key + b"\x00")]
         if key <= checkpoint_key(self.pid, self._base.end):

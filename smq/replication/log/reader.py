@@ -52,15 +52,21 @@ class LogReader:
         self.pid = pid
         self.log_start = log_start
         self.durable_end = state.end
-        self._rows = rows  # a disk's on the loop, or a look-up's
+        self.rows = rows  # a disk's on the loop, or a look-up's
         self._state = state
         self._base = base  # the state before the first batch; see `state`
         self._first = first  # base offset of the first batch; log_start if there is none
+        self._compacted_end = Offset(0)  # below it, only the borders of segments are surely batch borders
         self._tail: deque[StoredValue] = deque()  # contiguous up to appended_end; holds every batch not yet durable
 
     @property
     def appended_end(self) -> Offset:
         return self._state.end
+
+    @property
+    def base_end(self) -> Offset:
+        """Batches that end at or below it belong to a compacted segment, and are not counted."""
+        return self._base.end
 
     @property
     def last_ts_ns(self) -> TsNs:
@@ -116,7 +122,7 @@ class LogReader:
 
     def _fold_batch(self, state: LogState, end: Offset) -> bool:
         """Adds the next batch from its own bytes; False if it is damaged."""
-        at = state.end if state.end > self._base.end else self._first
+        at = state.end  # also of the base: then the batch that contains it is the next
         try:
             if self._tail and at >= self._tail[0].base:
                 found = self._read_tail(at, end)
@@ -132,8 +138,8 @@ class LogReader:
     def _checkpoint_at_or_below(self, end: Offset) -> LogState:
         """The base if there is no better one. A checkpoint beyond durable_end may belong to a log that was cut."""
         stop = checkpoint_key(self.pid, min(end, self.durable_end) + 1)
-        start = checkpoint_key(self.pid, self._base.end + 1)
-        while rows := self._rows.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
+        start = checkpoint_key(self.pid, max(self._base.end + 1, self._compacted_end))
+        while rows := self.rows.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
             stop, row = rows[0]
             try:
                 state = load_checkpoint(row, self._checkpoint_row)
@@ -145,7 +151,7 @@ class LogReader:
         return self._base.copy()
 
     def _checkpoint_row(self, end: Offset) -> bytes | None:
-        return self._rows.get(Table.CHECKPOINTS, checkpoint_key(self.pid, end))
+        return self.rows.get(Table.CHECKPOINTS, checkpoint_key(self.pid, end))
 
     def _infos(self, after_ts_ns: TsNs, end: Offset) -> Iterator[BatchInfo]:
         """The batches appended after that time that end at or below `end`."""
@@ -176,7 +182,7 @@ class LogReader:
         wait to be deleted."""
         pid, above = self.pid, self.log_start if at_least is None else at_least
         start, stop = after_append_time(pid, max(after_ts_ns, self._base.last_ts_ns)), times_range(pid, TIME_APPEND)[1]
-        while rows := self._rows.scan(Table.TIMES, start, stop, limit=INDEX_ROWS_PER_SCAN):
+        while rows := self.rows.scan(Table.TIMES, start, stop, limit=INDEX_ROWS_PER_SCAN):
             for key, value in rows:
                 info = parse_row(pid, key, value)
                 if info.end > self.durable_end:
@@ -184,6 +190,17 @@ class LogReader:
                 if info.end > above:
                     yield info
             start = rows[-1][0] + b"\x00"
+
+    def infos_between(self, start: Offset, end: Offset) -> Iterator[BatchInfo]:
+        """The durable batches that lie in [start, end), from their index rows. A batch at `start` is read first."""
+        at = max(start, self._first)
+        if at >= min(end, self.durable_end):
+            return
+        found = self._read_disk(at, min(end, self.durable_end), 1)
+        for info in self._durable_infos(found[0].ts_ns - 1, at):
+            if info.end > end:
+                return
+            yield info
 
     # --------------------------------------------------------------------------------------------- reading
     def read_memory(self, offset: Offset, end: Offset, bytes_max: int) -> list[StoredValue] | None:
@@ -210,6 +227,13 @@ class LogReader:
             found = self._read_disk(offset, min(stop, self.durable_end), bytes_max)
         return fitting(found, bytes_max)
 
+    def read_segment(self, offset: Offset, end: Offset, bytes_max: int) -> list[StoredValue]:
+        """As `read`, of what is on disk, also where it waits to be deleted. `offset` is the base of a batch."""
+        stop = min(end, self.durable_end)
+        if not self._first <= offset < stop:
+            return []
+        return fitting(self._read_disk(offset, stop, bytes_max), bytes_max)
+
     def holds(self, offset: Offset) -> bool:
         """Whether the log has the offset on disk. Deleted batches do not count, even if their bytes are still there."""
         return self._first <= offset < self.durable_end
@@ -226,7 +250,7 @@ class LogReader:
 
     def _read_disk(self, offset: Offset, stop: Offset, bytes_max: int) -> list[StoredValue]:
         start = self._key_of_batch_at(offset)
-        rows = self._rows.scan(Table.BATCHES, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1))
+        rows = self.rows.scan(Table.BATCHES, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1))
         return self._parse_rows(rows, start, offset, stop)
 
     def _parse_rows(
@@ -298,7 +322,7 @@ class LogReader:
     def _key_of_batch_at(self, offset: Offset) -> bytes:
         """The key of the durable batch that contains `offset`."""
         start, stop = batch_key(self.pid, self._first), batch_key(self.pid, offset + 1)
-        keys = self._rows.scan_keys(Table.BATCHES, start, stop, reverse=True, limit=1)
+        keys = self.rows.scan_keys(Table.BATCHES, start, stop, reverse=True, limit=1)
         if not keys:
             raise BatchDamaged(self.pid, offset, "it is missing")
         return keys[0]
@@ -316,7 +340,7 @@ class LogReader:
         than the first batch's."""
         start = after_append_time(self.pid, self._base.last_ts_ns)
         stop = after_append_time(self.pid, max(ts_ns, self._base.last_ts_ns))
-        while keys := self._rows.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_PER_SCAN):
+        while keys := self.rows.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_PER_SCAN):
             for key in keys:
                 if base_of_key(key) < self.durable_end:  # otherwise its batch was cut, and its deletion is queued
                     return append_time_of_key(key)
@@ -327,10 +351,14 @@ class LogReader:
         """The largest create time of the batches below `end`; INT64_MAX + 1, which no batch has, if there is
         none.
 
-        Usually one look-up; a walk over index rows if every batch that is left is older than the deleted ones.
+        Usually one look-up; a walk over index rows if every batch that is left is older than the deleted ones, or if
+        records with the largest times may have been compacted away.
         """
         start, stop = times_range(self.pid, TIME_CREATE)
-        for key in self._rows.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_PER_SCAN):
+        keys: list[bytes] = []
+        if not self._compacted_end:
+            keys = self.rows.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_PER_SCAN)
+        for key in keys:
             # The rows ascend in time and in offset: the last readable one has the largest time of all readable ones.
             if max(self._first, self.log_start) <= base_of_key(key) < min(end, self.durable_end):
                 newer = (info.max_timestamp_ms for info in self._undurable_infos() if info.end <= end)
@@ -350,7 +378,7 @@ class LogReader:
         if after is not None or create_ms <= self._base.create_ms_max:
             return self._walk_to_timestamp(create_ms, after.ts_ns if after is not None else 0)
         start = create_time_key(self.pid, max(create_ms, self._base.create_ms_max + 1), 0)
-        keys = self._rows.scan_keys(Table.TIMES, start, times_range(self.pid, TIME_CREATE)[1], limit=1)
+        keys = self.rows.scan_keys(Table.TIMES, start, times_range(self.pid, TIME_CREATE)[1], limit=1)
         # The row may belong to a batch that is not durable yet, or to one whose deletion is still queued. It may also
         # belong to a batch that contains log_start, and so begins below durable_end, while no batch is durable.
         is_any_durable = self.durable_end > self.log_start
@@ -359,7 +387,7 @@ class LogReader:
         if base < self.log_start:  # it contains log_start, or waits to be deleted: later batches may have no row
             return self._walk_to_timestamp(create_ms, 0)
         key = batch_key(self.pid, base)
-        value = self._rows.get(Table.BATCHES, key)
+        value = self.rows.get(Table.BATCHES, key)
         if value is None:
             raise BatchDamaged(self.pid, base, "it is missing")
         stored = parse_stored(self.pid, key, value)

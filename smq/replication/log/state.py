@@ -157,12 +157,12 @@ def _encode_checkpoint(state: LogState, before: Offset, producers: bytes) -> byt
     ]
     parts.extend(_RUN.pack(*run) for run in state.runs)
     parts.append(producers)
-    return _sealed(b"".join(parts))
+    return sealed(b"".join(parts))
 
 
 def decode_checkpoint(value: bytes) -> Checkpoint:
     """A single row. Raises DataDamaged."""
-    body = _unsealed(value, "a checkpoint")
+    body = unsealed(value, "a checkpoint")
     try:
         version, end, last_ts_ns, create_ms_max, bytes_total, before, run_count = _STATE.unpack_from(body)
         if version != CHECKPOINT_VERSION:
@@ -184,23 +184,25 @@ class PartitionRow(NamedTuple):
 
 
 def encode_partition(row: PartitionRow) -> bytes:
-    return _sealed(_PARTITION.pack(CHECKPOINT_VERSION, *row))
+    return sealed(_PARTITION.pack(CHECKPOINT_VERSION, *row))
 
 
 def decode_partition(value: bytes) -> PartitionRow:
     """Raises DataDamaged."""
-    body = _unsealed(value, "a partition's row")
+    body = unsealed(value, "a partition's row")
     if len(body) != _PARTITION.size or body[0] != CHECKPOINT_VERSION:
         raise DataDamaged("a partition's row does not decode")
     _, log_start, base_end, has_producers = _PARTITION.unpack(body)
     return PartitionRow(Offset(log_start), Offset(base_end), has_producers)
 
 
-def _sealed(body: bytes) -> bytes:
+def sealed(body: bytes) -> bytes:
+    """With its CRC."""
     return body + crc32c(body).to_bytes(_CRC_BYTES, "big")
 
 
-def _unsealed(value: bytes, what: str) -> bytes:
+def unsealed(value: bytes, what: str) -> bytes:
+    """Inverse of `sealed`. Raises DataDamaged."""
     body = value[:-_CRC_BYTES]
     if len(value) <= _CRC_BYTES or crc32c(body).to_bytes(_CRC_BYTES, "big") != value[-_CRC_BYTES:]:
         raise DataDamaged(f"{what} does not match its CRC-32C")

@@ -10,6 +10,7 @@ from typing import Final
 
 from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.limits import PARTITION_ID_BYTES
+from smq.replication.log.budget import NodeBudget
 from smq.replication.log.codec import (
     TIME_APPEND,
     BatchDamaged,
@@ -26,9 +27,10 @@ from smq.replication.log.codec import (
     partition_stop,
     times_range,
 )
-from smq.replication.log.partition_log import NodeBudget, PartitionLog, delete_partition
-from smq.replication.log.reader import parse_stored
+from smq.replication.log.partition_log import PartitionLog, delete_partition
+from smq.replication.log.reader import INDEX_ROWS_PER_SCAN, parse_stored
 from smq.replication.log.reaper import Reaper
+from smq.replication.log.segments import HeldSegments, segments_key
 from smq.replication.log.state import (
     LogState,
     PartitionRow,
@@ -119,7 +121,7 @@ class LogStore:
             log = self._log(pid, log_start, empty, empty.copy(), log_start, tail_damage, [])
             log.has_producers = False
         else:
-            log = self._recover(pid, log_start, base)
+            log = self._recover(pid, log_start, base, self._segments(pid))
             log.has_producers = row.has_producers
         return log
 
@@ -128,6 +130,14 @@ class LogStore:
         if row is None:
             raise DataDamaged("the partition's row is missing")
         return decode_partition(row)
+
+    def _segments(self, pid: PartitionId) -> HeldSegments | None:
+        """None if the row is damaged: then any checkpoint may lie inside a batch."""
+        row = self._disk.get(Table.CHECKPOINTS, segments_key(pid))
+        try:
+            return HeldSegments.decode(row) if row is not None else HeldSegments()
+        except DataDamaged:
+            return None
 
     def _base(self, pid: PartitionId, end: Offset) -> LogState:
         row = self._disk.get(Table.CHECKPOINTS, checkpoint_key(pid, end))
@@ -138,9 +148,12 @@ class LogStore:
     def _load(self, pid: PartitionId, row: bytes) -> LogState:
         return load_checkpoint(row, lambda end: self._disk.get(Table.CHECKPOINTS, checkpoint_key(pid, end)))
 
-    def _newest_checkpoint(self, pid: PartitionId, base: LogState) -> LogState:
-        """Skips damaged ones: an older checkpoint only means more to read."""
-        start, stop = checkpoint_key(pid, base.end + 1), partition_stop(pid)
+    def _newest_checkpoint(self, pid: PartitionId, base: LogState, segments: HeldSegments | None) -> LogState:
+        """Skips damaged ones: an older checkpoint only means more to read. One between compacted batches may lie inside
+        a batch by now."""
+        if segments is None:
+            return base.copy()
+        start, stop = checkpoint_key(pid, max(base.end + 1, segments.compacted_end)), partition_stop(pid)
         while rows := self._disk.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
             key, row = rows[0]
             try:
@@ -149,8 +162,10 @@ class LogStore:
                 stop = key
         return base.copy()
 
-    def _recover(self, pid: PartitionId, log_start: Offset, base: LogState) -> PartitionLog:
-        state = self._newest_checkpoint(pid, base)
+    def _recover(
+        self, pid: PartitionId, log_start: Offset, base: LogState, segments: HeldSegments | None
+    ) -> PartitionLog:
+        state = self._newest_checkpoint(pid, base, segments)
         state.producers.share(base.producers)
         keys = self._disk.scan_keys(Table.BATCHES, batch_key(pid, 0), partition_stop(pid), limit=1)
         first = base_of_key(keys[0]) if keys else log_start
@@ -169,6 +184,7 @@ class LogStore:
         except DataDamaged as e:
             tail_damage = e
         log = self._log(pid, log_start, base, state, first, tail_damage, recovery.damaged_batches)
+        log.adopt_segments(segments)
         log.note_recovered(recovery.batches, state.bytes_total - size_before)
         return log
 
@@ -218,26 +234,46 @@ class _Recovery:
                 self._add(info_of(ts_ns, header, stored.base, stored.epoch))
                 return
             except BatchDamaged as damage:
-                info = self._next_row(damage)
+                info = self._next_row(base, damage)
                 self._add(info)
-                self.damaged_batches.append(info.base)
+                if not self._is_below_base(info):
+                    self.damaged_batches.append(info.base)
             if info.base >= base:
                 return  # otherwise a batch before this one is missing, and this one is tried again
 
-    def _next_row(self, damage: BatchDamaged) -> BatchInfo:
+    def _next_row(self, base: Offset, damage: BatchDamaged) -> BatchInfo:
         start = after_append_time(self._pid, self._state.last_ts_ns)
-        for key, value in self._disk.scan(Table.TIMES, start, times_range(self._pid, TIME_APPEND)[1], limit=1):
+        rows = self._disk.scan(
+            Table.TIMES,
+            start,
+            times_range(self._pid, TIME_APPEND)[1],
+            limit=INDEX_ROWS_PER_SCAN if self._is_first else 1,
+        )
+        for key, value in rows:
             info = parse_index_row(key, value)
-            if self._follows(info):
+            if self._is_below_base(info) and info.base < base:
+                continue
+            if self._is_below_base(info) or self._follows(info):
                 return info
+            break
         raise damage
 
     def _add(self, info: BatchInfo) -> None:
+        if self._is_below_base(info):
+            return
         if not self._follows(info):
             raise BatchDamaged(self._pid, self._state.end, "it is missing")
         self._state.add(info)
         self.batches += 1
 
+    @property
+    def _is_first(self) -> bool:
+        return self._is_at_base and self.batches == 0
+
+    def _is_below_base(self, info: BatchInfo) -> bool:
+        """A compacted segment is kept in whole, and the base may lie inside it: no state counts what is below it."""
+        return self._is_first and info.end <= self._state.end
+
     def _follows(self, info: BatchInfo) -> bool:
         end = self._state.end
-        return info.base <= end < info.end if self._is_at_base and self.batches == 0 else info.base == end
+        return info.base <= end < info.end if self._is_first else info.base == end

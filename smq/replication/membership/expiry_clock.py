@@ -11,7 +11,7 @@ from smq.raft_state.commands import AdvanceClock
 from smq.raft_state.errors import SmqError
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState
-from smq.raft_state.topic_config import retention as retention_of
+from smq.raft_state.topic_config import times_ms
 from smq.replication.host import Host
 
 INTERVAL_MS_MAX: Final = 600_000  # nothing has to expire to the minute: retentions are hours and days
@@ -50,10 +50,8 @@ class ExpiryClock:
 
 
 def interval_ms(state: ClusterState) -> int:
-    """Between two steps: a part of the shortest retention."""
+    """Between two steps: a part of the shortest time after which something expires."""
     expiration_ms = producer_expiration_ms(state.config)
-    of_topics = (retention.ms for topic in state.topics.values() if (retention := retention_of(topic.config)))
-    shortest_ms = min(
-        offsets_retention_ms(state.config) or expiration_ms, expiration_ms, *(ms for ms in of_topics if ms is not None)
-    )
+    of_topics = (ms for topic in state.topics.values() for ms in times_ms(topic.config))
+    shortest_ms = min(offsets_retention_ms(state.config) or expiration_ms, expiration_ms, *of_topics)
     return min(INTERVAL_MS_MAX, max(INTERVAL_MS_MIN, shortest_ms // STEPS_PER_RETENTION))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
-from smq.replication.net.wire import LENGTH, WireError, cut
+from smq.replication.net.pieces import WireError, cut, packed
 from smq.replication.ports import Buffer
 
 _SEVERAL: Final = 23  # then their number, the length of each, and the messages
@@ -20,8 +20,10 @@ def joined(messages: Sequence[Sequence[Buffer]]) -> Sequence[Buffer]:
     """One frame's payload from encoded messages, in this order, as a gather list."""
     if len(messages) == 1:
         return messages[0]
-    lengths = b"".join(LENGTH.pack(sum(map(len, parts))) for parts in messages)
-    return [_COUNT.pack(_SEVERAL, len(messages)) + lengths, *chain.from_iterable(messages)]
+    return [
+        _COUNT.pack(_SEVERAL, len(messages)) + packed(sum(map(len, m)) for m in messages),
+        *chain.from_iterable(messages),
+    ]
 
 
 def split(payload: memoryview) -> Sequence[memoryview]:

@@ -1,7 +1,8 @@
 """Messages between nodes, other than Raft's own: shapes and bytes.
 
-Owns the first byte of every message on both channels, but for 23, which `several` has. Parsing is bounded: for any
-input, `decode` returns a message or raises WireError, and only the session that it came from suffers. No pickle, ever.
+Owns the first byte of every message on both channels; `several` has 23, `segment_messages` 26 to 29. Parsing is
+bounded: for any input, `decode` returns a message or raises WireError, and only the session that it came from suffers.
+No pickle, ever.
 """
 
 import enum
@@ -11,19 +12,19 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
+from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
 from smq.replication.marks import Mark, pack_marks, unpack_marks
+from smq.replication.net import segment_messages as segments
+from smq.replication.net.pieces import ITEMS_MAX, cut, lengths_of
+from smq.replication.net.pieces import WireError as WireError
+from smq.replication.net.segment_messages import SegmentMessage, SegmentPart, SegmentQuery, StepQuery, StepReport
 from smq.replication.ports import Buffer, Quorum, QuorumReplica
 
 RAFT: Final = 0  # the rest of the message belongs to the engine
 _PID_BYTES: Final = 20
-ITEMS_MAX: Final = 1 << 20  # in one message; the frame cap bounds the bytes
 ENDS_MAX: Final = 1_000  # partitions in one question: a millisecond or two of the leader's loop
 TABLE_PIECE_BYTES: Final = 1 << 20  # of producers in one message: as an Append, it must not hold up the link
 TABLE_PIECES_MAX: Final = 4096  # 4 GiB: more than twenty million producers, which no node remembers
-
-
-class WireError(ValueError):
-    """The bytes are not a message of ours."""
 
 
 class DiskCondition(enum.IntEnum):
@@ -233,12 +234,14 @@ class FetchBatch:
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
     """DATA, the answer: the stored value, as in the replica's log; empty if it cannot serve the batch either. With
-    `may_have` it is empty, too, but only for now: the replica has not found out, or may yet get the batch."""
+    `may_have` it is empty, too, but only for now: the replica has not found out, or may yet get the batch. `segment` is
+    the digest of the compacted segment that the value is part of, zeros without one."""
 
     partition: PartitionId
     request: int
     may_have: bool
     value: Buffer
+    segment: bytes = bytes(SEGMENT_DIGEST_BYTES)
 
 
 class EndOutcome(enum.IntEnum):
@@ -301,6 +304,7 @@ Message: TypeAlias = (
     | Producers
     | FetchBatch
     | FoundBatch
+    | SegmentMessage
 )
 
 _HEARTBEAT: Final = struct.Struct(">Bq?B")
@@ -323,18 +327,16 @@ _ACK: Final = struct.Struct(">B20siqqqI????")
 _SEALED: Final = struct.Struct(">B20si")
 _PRODUCERS: Final = struct.Struct(">B20siIqII")
 _FETCH_BATCH: Final = struct.Struct(">B20sQq")
-_FOUND_BATCH: Final = struct.Struct(">B20sQ?")
+_FOUND_BATCH: Final = struct.Struct(f">B20sQ?{SEGMENT_DIGEST_BYTES}s")
 _APPEND: Final = struct.Struct(">B20siIqI")
 _COMMIT: Final = struct.Struct(">20siq")
-LENGTH: Final = struct.Struct(">I")
 
 
 def encode(message: Message) -> list[Buffer]:
     """The message as a gather list; the values of an Append are passed on, not copied."""
     match message:
         case Append(pid, epoch, stream, commit, values):
-            lengths = b"".join(LENGTH.pack(len(v)) for v in values)
-            return [_APPEND.pack(18, pid, epoch, stream, commit, len(values)) + lengths, *values]
+            return [_APPEND.pack(18, pid, epoch, stream, commit, len(values)) + lengths_of(values), *values]
         case Commits(points):
             return [_ITEMS.pack(25, len(points)), b"".join(_COMMIT.pack(*point) for point in points)]
         case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full, is_held):
@@ -346,8 +348,10 @@ def encode(message: Message) -> list[Buffer]:
             return [_PRODUCERS.pack(20, pid, epoch, stream, at, piece, pieces), table]
         case FetchBatch(pid, request, offset):
             return [_FETCH_BATCH.pack(21, pid, request, offset)]
-        case FoundBatch(pid, request, may_have, value):
-            return [_FOUND_BATCH.pack(22, pid, request, may_have), value]
+        case FoundBatch(pid, request, may_have, value, segment):
+            return [_FOUND_BATCH.pack(22, pid, request, may_have, segment), value]
+        case SegmentQuery() | SegmentPart() | StepQuery() | StepReport():
+            return segments.encode(message)
         case Probe(pid, epoch, stream):
             return [_PROBE.pack(16, pid, epoch, stream)]
         case Ping(number, is_answer):
@@ -385,20 +389,6 @@ def encode(message: Message) -> list[Buffer]:
 def _pack_replica(replica: QuorumReplica) -> bytes:
     times = (replica.heard_ms, replica.caught_up_ms)
     return _QUORUM_REPLICA.pack(replica.node, bool(replica.disk), replica.disk, replica.end, *times)
-
-
-def cut(payload: memoryview, offset: int, count: int) -> list[memoryview]:
-    """At `offset`, `count` lengths and then pieces of these lengths, to the payload's end. WireError otherwise."""
-    at = offset + count * LENGTH.size
-    if count > ITEMS_MAX or at > len(payload):
-        raise WireError(f"{count} pieces do not fit {len(payload)} bytes")
-    pieces: list[memoryview] = []
-    for (length,) in LENGTH.iter_unpack(payload[offset:at]):
-        pieces.append(payload[at : at + length])
-        at += length
-    if at != len(payload):
-        raise WireError(f"the pieces end at byte {at} of {len(payload)}")
-    return pieces
 
 
 def decode(payload: memoryview) -> Message:
@@ -560,8 +550,8 @@ def _fetch_batch(payload: memoryview) -> Message:
 
 
 def _found_batch(payload: memoryview) -> Message:
-    _, pid, request, may_have = _FOUND_BATCH.unpack_from(payload)
-    return FoundBatch(PartitionId(pid), request, may_have, payload[_FOUND_BATCH.size :])
+    _, pid, request, may_have, segment = _FOUND_BATCH.unpack_from(payload)
+    return FoundBatch(PartitionId(pid), request, may_have, payload[_FOUND_BATCH.size :], segment)
 
 
 def _append(payload: memoryview) -> Message:
@@ -597,4 +587,8 @@ _DECODERS: Final = {
     22: _found_batch,
     24: _sealed,
     25: _commits,
+    26: segments.segment_query,
+    27: segments.segment_part,
+    28: segments.step_query,
+    29: segments.step_report,
 }

@@ -12,9 +12,12 @@ from smq.raft_state.ids import NodeId, Offset
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.records import BatchCorrupt, BatchError, BatchHeader, validate_produced
 from smq.replication.host import Host
+from smq.replication.log.decoding import plain_records
+from smq.replication.log.rewriting import spans
 from smq.replication.log.store import PartitionLog
 from smq.replication.ports import Buffer
 
+KEYED_BYTES_MAX: Final = 16 << 20  # of a batch whose keys are checked: some 10 ms of the node's loop
 NEW_PRODUCER_RETRY_MS: Final = 1_000  # producers expire in steps of a second and more
 
 
@@ -69,6 +72,22 @@ def check_producer(host: Host, held: int, log: PartitionLog, header: BatchHeader
         " producers that are new to the partition have to wait until others have expired",
         ErrorDetails(retry_after_ms=NEW_PRODUCER_RETRY_MS),
     )
+
+
+def check_keys(batch: Buffer, limit: int) -> None:
+    """INVALID_BATCH unless every record has a key: a compacted topic keeps the last record of each."""
+    header = validated(batch, limit)
+    try:
+        records = plain_records(header, memoryview(batch), KEYED_BYTES_MAX)
+        first = next((span.offset_delta for span in spans(records, header.count) if span.key is None), None)
+    except BatchCorrupt as e:
+        raise SmqError(ErrorCode.INVALID_BATCH, f"the keys cannot be read: {e}") from e
+    except SmqError as e:
+        message = f"a batch of a compacted topic has at most {KEYED_BYTES_MAX} bytes uncompressed: send smaller ones"
+        raise SmqError(ErrorCode.BATCH_TOO_LARGE, message) from e
+    if first is not None:
+        message = f"record {first} of the batch has no key: a compacted topic keeps the last record of each key"
+        raise SmqError(ErrorCode.INVALID_BATCH, message)
 
 
 def validated(batch: Buffer, limit: int) -> BatchHeader:

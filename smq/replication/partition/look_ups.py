@@ -243,6 +243,14 @@ class LookUps:
         look_up.begin(max(timeout_ms, READ_MS_MAX))
         return look_up.cancel
 
+    def run(
+        self, replica: Replica, find: Callable[[LogReader], T], timeout_ms: int, done: Callable[[T | SmqError], None]
+    ) -> Cancel:
+        """Any search in the log."""
+        look_up = _LookUp(self._host, self._repairs, replica, find, done)
+        look_up.begin(timeout_ms)
+        return look_up.cancel
+
     def retained_start(
         self, replica: Replica, limits: Retention, now_ms: int, done: DoneFn[tuple[Offset, bool]]
     ) -> Cancel:
@@ -267,7 +275,9 @@ def find_time(log: LogReader, *, end: Offset, kind: TimeKind, value: int) -> Tim
         match = _within(log, info, kind, value)
         if match is not None:
             return match
-        # Only if log_start cut the batch after its matching record: the next batches decide.
+        # Only if log_start cut the batch after its matching record, or compaction removed it: the next batches decide.
+        if kind is TimeKind.TS_NS:
+            kind, value = TimeKind.TIMESTAMP_MS, ANY_TIMESTAMP_MS  # each of their records is later
         info = log.find_timestamp(value, after=info)
     return _NoMatch()
 

@@ -18,6 +18,7 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId, Offset, PartitionId
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue, parse_value
+from smq.replication.log.segments import NO_DIGEST
 from smq.replication.net import wire
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.replica import Replica
@@ -172,7 +173,9 @@ class Repairs:
             return
         repair.is_uncertain |= message.may_have
         value: StoredValue | None = None
-        if message.value:
+        if message.value and message.segment != repair.replica.log.segments.digest_at(repair.offset):
+            repair.is_uncertain = True  # the two are compacted differently, for now
+        elif message.value:
             try:
                 value = parse_value(repair.damage.pid, bytes(message.value))
             except DataDamaged as e:
@@ -203,6 +206,8 @@ class Repairs:
             outcome = Outcome.DELETED
         elif outcome is not Outcome.REPAIRED:
             self.counts.failed += 1
+            # A compacted segment comes as a whole then: other logs may have other bytes there.
+            repair.replica.log.segments.doubt(repair.offset)
         for done in repair.waiting:
             self._host.deliver(partial(done, outcome))
 
@@ -213,7 +218,8 @@ class Repairs:
         be verified, or its disk has too much to read: the other may ask again."""
 
         def answer(value: Buffer, *, may_have: bool) -> None:
-            found = wire.FoundBatch(message.partition, message.request, may_have, value)
+            segment = NO_DIGEST if replica is None else replica.log.segments.digest_at(message.offset)
+            found = wire.FoundBatch(message.partition, message.request, may_have, value, segment)
             self._host.links.send(peer, Channel.DATA, found)
 
         def on_read(found: list[StoredValue] | DataDamaged | None) -> None:

@@ -7,88 +7,30 @@ reads for consumers are in `reads`.
 """
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from smq.raft_state.cluster_config import is_two_round
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.ids import NO_EPOCH, Epoch, Incarnation, NodeId, Offset, PartitionId, TsNs
+from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import PartitionState
 from smq.records import BatchHeader
 from smq.replication.api import Acks, DoneFn, Produced, ReplicaStatus
 from smq.replication.host import Host
-from smq.replication.log.codec import BatchDamaged, StoredValue, parse_value
+from smq.replication.log.codec import StoredValue, parse_value
 from smq.replication.log.lineage import verified_end
+from smq.replication.log.segments import Replaced
 from smq.replication.log.store import PartitionLog
 from smq.replication.net import wire
-from smq.replication.partition.admission import RecordSpace, check_producer, check_space, leader_error, validated
+from smq.replication.partition.admission import check_producer, check_space, leader_error, validated
 from smq.replication.partition.handover import HandOver
-from smq.replication.partition.intake import Intake
-from smq.replication.partition.send_order import SendOrder
-from smq.replication.partition.step_aside import Hang, step_aside
+from smq.replication.partition.owner import ReplicaOwner
+from smq.replication.partition.step_aside import step_aside
 from smq.replication.partition.streams import FollowerStream
 from smq.replication.partition.waiters import WAITERS_MAX, Waiter, Waiters
 from smq.replication.ports import Buffer, Channel
 
 _NODE_STOPS: Final = (ErrorCode.SHUTTING_DOWN, ErrorCode.UPGRADE_NEEDED)
 PRODUCERS_PER_WORK: Final = 30  # forgotten in 10 us
-
-
-class ReplicaOwner(Protocol):
-    """What a replica asks of the node's replicas, which own it."""
-
-    @property
-    def space(self) -> RecordSpace: ...
-
-    @property
-    def intake(self) -> Intake: ...
-
-    @property
-    def send_order(self) -> SendOrder: ...
-
-    @property
-    def producers_held(self) -> int:
-        """The producers that this node remembers, over all its partitions."""
-
-    def mark_due(self, replica: "Replica") -> None:
-        """The partition's high water mark may move."""
-
-    def mark_committed(self, replica: "Replica") -> None:
-        """The partition's commit point has moved beyond its high water mark, by its leader's count."""
-
-    def mark_mode(self, replica: "Replica") -> None:
-        """A led partition is not in the mode that the cluster's setting asks for."""
-
-    def mark_caught_up(self, replica: "Replica") -> None:
-        """Incomplete replicas of a led partition may be complete again."""
-
-    def mark_damaged(self, replica: "Replica") -> None:
-        """Damage hides where the log ended, and the others do not know it yet."""
-
-    def registered(self, node: NodeId) -> Incarnation | None:
-        """The node's process in the state that the replicas have followed."""
-
-    @property
-    def hang(self) -> Hang: ...
-
-    @property
-    def is_candidate(self) -> Callable[[NodeId], bool]:
-        """Whether another node is healthy, and its disk writes."""
-
-    @property
-    def resign(self) -> Callable[[PartitionId, Epoch], None]:
-        """Reports to the Raft leader that this node stops leading the epoch."""
-
-    def wake(self, replica: "Replica") -> None:
-        """More of the log may be readable."""
-
-    def mark_durable(self, pid: PartitionId) -> None:
-        """More of the log is on disk: `after_durable` is called soon, once for all submissions of one commit."""
-
-    def mark_unsent(self, replica: "Replica") -> None:
-        """The log has grown: `pump` is called at the end of the turn, once for all appends of it."""
-
-    def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
-        """Has a damaged batch fetched again. `done` is called later, with whether the batch is intact."""
 
 
 class Replica:
@@ -104,6 +46,8 @@ class Replica:
         self._epoch_seen: Epoch | None = None
         self._commit = Offset(0)  # by this leader's count, or as the leader said; it may lie beyond the hwm
         self.retention_due_ns = 0  # when what the topic retains is examined next
+        self.compaction_due_ns = self.segments_due_ns = 0  # likewise
+        self.segments_checked = (-1, -1)  # the last state and log that agreed about every segment
         self._was_refused_room = False  # the last produce, because too much waits for the disk
         self.is_count_held = False  # rule 28: two-round mode has been proposed
         self._sealed = NO_EPOCH  # rule 21: this process takes no more part in this epoch or an older one
@@ -181,6 +125,8 @@ class Replica:
             self._resync_requested = -1
             self._stop_leading()
             self.judge()
+        if self.part.compactions or self.log.segments.compacted_end:
+            self.log.keep_from(self.part.segments[0].start if self.part.segments else self.part.log_start)
         if self.part.log_start > self.log.log_start:
             self._advance_log_start(judged_by)
         self.note_damage()
@@ -241,9 +187,13 @@ class Replica:
                     self._owner.repair,
                     self._owner.registered,
                     self.known_commit_point,
+                    self._compacted_end,
                 )
                 self.streams[node] = stream
                 stream.probe()
+
+    def _compacted_end(self) -> Offset:
+        return self.part.compacted_end
 
     def _cut_damage(self) -> None:
         if self.log.tail_damage is not None:
@@ -533,6 +483,39 @@ class Replica:
         """This process neither appends nor acknowledges: it has sealed the epoch (rule 21), or damage hides where its
         log ended (rule 23)."""
         return self._sealed == self.part.epoch or self.is_end_hidden
+
+    def may_install(self, end: Offset) -> bool:
+        """Whether compacted bytes may take the place of this log's own, below `end`. Only a follower's log may grow."""
+        log = self.log
+        is_whole = self.has_followed and not self._lacks_producers and not self.is_end_hidden
+        grows = end > log.appended_end and (self._is_out or self.leading is not None)
+        return is_whole and self._judged_end == log.appended_end and not grows
+
+    def install(
+        self,
+        start: Offset,
+        end: Offset,
+        digest: bytes,
+        values: list[StoredValue],
+        old: Replaced,
+        done: Callable[[], None],
+    ) -> bool:
+        """As PartitionLog.install. Both copies need space until the old one has gone."""
+        if not self.may_install(end) or not self.has_space(sum(len(stored.value) for stored in values)):
+            return False
+        if not self.log.install(start, end, digest, values, old, done):
+            return False
+        self._judged_end = self.log.appended_end
+        return True
+
+    def has_space(self, size: int) -> bool:
+        """Whether this disk takes so many bytes of records."""
+        return self._owner.space.admits(size)
+
+    def report_position(self) -> None:
+        """To the leader: it may have waited for compacted segments to arrive."""
+        if self.leading is None and self.part.leader != self._host.node_id:
+            self._send_ack(resync=True)
 
     def _send_ack(self, *, resync: bool) -> None:
         if self._is_out:

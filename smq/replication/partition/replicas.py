@@ -21,6 +21,7 @@ from smq.replication.net import wire
 from smq.replication.partition.admission import RecordSpace
 from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.commits import Commits
+from smq.replication.partition.compaction import Compactor
 from smq.replication.partition.due import caught_up, hidden_damage, hwm_advances, mode_changes
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
@@ -29,6 +30,7 @@ from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.retention import Retainer
+from smq.replication.partition.segments import Segments
 from smq.replication.partition.send_order import SendOrder
 from smq.replication.partition.step_aside import Hang
 from smq.replication.proposer import Barriers
@@ -79,6 +81,8 @@ class Replicas:
         self.reads = Reads(host, self.ends, self.repairs)
         self.look_ups = LookUps(host, self.ends, self.repairs)
         self._retainer = Retainer(host, self.look_ups)
+        self.segments = Segments(host, self.look_ups, self._by_pid.get, self.mark_durable)
+        self.compactor = Compactor(host, self.look_ups, self.segments)
         clock, propose = host.clock, host.propose
         self.mark_due = Coalescer(clock, propose, hwm_advances, _as_advances).mark_due
         self._mark_hwm_behind = Coalescer(clock, propose, hwm_advances, _as_advances, pace_ms=HWM_PACE_MS).mark_due
@@ -204,6 +208,7 @@ class Replicas:
         replica.close(gone)
         self.reads.fail_all(replica.pid, gone)
         self.repairs.forget(replica.pid)
+        self.segments.forget(replica.pid)
         del self._by_pid[replica.pid]
         del self._logs[replica.pid]
         self._store.drop(replica.log)
@@ -271,9 +276,11 @@ class Replicas:
             damage = BatchDamaged(replica.pid, min(replica.log.damaged_batches), "its bytes do not match its CRC-32C")
             self.repair(damage, lambda _is_repaired: None)
         replica.note_damage()
+        self.segments.visit(replica, now_ns)
         if replica.leading is not None:
             replica.on_tick(now_ns)
             self._retainer.visit(replica, now_ns)
+            self.compactor.visit(replica, now_ns)
             if not has_majority(replica.part, self._host.node_id, reachable):
                 replica.resign()  # rule 20
         elif replica.is_appointed:

@@ -34,9 +34,11 @@ class FollowerStream:
         repair: Callable[[BatchDamaged, Callable[[bool], None]], None],
         registered: Callable[[NodeId], Incarnation | None],
         commit_point: Callable[[], Offset],
+        compacted_end: Callable[[], Offset],
     ) -> None:
         """`repair` has a damaged batch fetched again, and reports later whether it succeeded. `registered` is the
-        node's process in the applied state, `commit_point` what is known to be committed."""
+        node's process in the applied state, `commit_point` what is known to be committed. Below `compacted_end` a
+        follower fetches whole segments by itself: batches of different logs may not touch there."""
         self._host = host
         self._repair = repair
         self._pid = pid
@@ -45,6 +47,7 @@ class FollowerStream:
         self.peer = peer
         self._registered = registered
         self._commit_point = commit_point
+        self._compacted_end = compacted_end
         self._commit_told = Offset(0)  # the commit point that was sent last, to a follower whose position is known
         self._incarnation: Incarnation | None = None
         self._end = Offset(0)  # what that process has acknowledged in this epoch
@@ -86,6 +89,7 @@ class FollowerStream:
         self._note_process()
         self.pump()
         waits = self._next is None or self._in_flight or self._lacks_producers or self.is_full or self._is_held
+        waits = waits or (self._next is not None and self._next < self._compacted_end())
         quiet_ns = now_ns - max(self._heard_ns, self._probed_ns)
         interval_ns = PROBE_INTERVAL_NS if self._next is None else 5 * PROBE_INTERVAL_NS
         if waits and quiet_ns > interval_ns and self._host.links.is_open(self.peer, Channel.DATA):
@@ -106,6 +110,8 @@ class FollowerStream:
             self._restart(ack.expect if fits else None)
             if fits and ack.needs_producers:
                 self._prepare_producers(ack.expect)
+        elif self._next is not None and self._next < self._compacted_end() <= ack.expect <= self._log.appended_end:
+            self._restart(ack.expect)  # the follower has fetched compacted segments meanwhile
         self._lacks_producers = ack.needs_producers
         while self._in_flight and self._in_flight[0][0] <= ack.end:
             self._in_flight_bytes -= self._in_flight.popleft()[1]
@@ -194,6 +200,8 @@ class FollowerStream:
         while self._next is not None and self._next < self._log.appended_end:
             if self._in_flight_bytes >= window or self._host.links.backlog_bytes(self.peer, Channel.DATA) >= window:
                 return
+            if self._next < self._compacted_end():
+                return  # the follower says when its log reaches beyond it
             if self._next < self._log.log_start:
                 self._restart(None)  # the follower learns the new log start from Raft; a probe then finds it there
                 return
@@ -223,6 +231,7 @@ class FollowerStream:
     def _on_read(self, stream: int, at: Offset, found: list[StoredValue] | DataDamaged | None) -> None:
         self._reading = None
         is_wanted = stream == self._stream and self._next == at and not self.is_full and not self._is_held
+        is_wanted = is_wanted and at >= self._compacted_end()
         if is_wanted and found is not None:
             if isinstance(found, BatchDamaged):
                 self._restart(None)  # producers must not suffer for it: the probe after the repair continues from here

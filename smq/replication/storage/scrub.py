@@ -18,6 +18,7 @@ from crc32c import crc32c
 from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.log.codec import TIME_APPEND, BatchDamaged, StoredValue, base_of_key
 from smq.replication.log.reader import parse_row, parse_stored
+from smq.replication.log.segments import HeldSegments, segments_key
 from smq.replication.log.state import decode_checkpoint, decode_partition, partition_key
 from smq.replication.ports import Clock, DataDamaged, Disk, Examined, Put, Rows, Table
 from smq.replication.raft.journal import is_whole_row
@@ -78,8 +79,11 @@ class Check:
                 case Table.TIMES:
                     return self._is_next_row(key, value)
                 case Table.CHECKPOINTS:
-                    if key == partition_key(PartitionId(key[:_PID_BYTES])):
+                    pid = PartitionId(key[:_PID_BYTES])
+                    if key == partition_key(pid):
                         decode_partition(value)
+                    elif key == segments_key(pid):
+                        HeldSegments.decode(value)
                     else:
                         decode_checkpoint(value)
                 case _:

@@ -36,6 +36,7 @@ from tests.unit.raft_state.support import (
     assign,
     assign_members,
     commit,
+    compact,
     completed,
     delete_group,
     delete_offsets,
@@ -135,6 +136,10 @@ def _nodes_and_topics() -> list[Command]:
         advances(advance(pid(2, 0), 1, 20, 25, 3_000)),
         elect(pid(2, 0), 1, candidate=3, end=20),
         AdvanceLogStart(partition=pid(2, 0), offset=Offset(11)),
+        AlterTopicConfig(name="zebra", set_=(("cleanup.policy", "compact,delete"), ("delete.retention.ms", "9"))),
+        compact(pid(2, 0), 2, 0, 10, 14, tombstones_ms=8, log_start=11),
+        compact(pid(2, 0), 2, 1, 14, 19, 2),
+        compact(pid(2, 0), 2, 2, 10, 14, 3, is_reset=True),
         commit("readers", (pid(2, 1), 5), (pid(2, 0), 19), (pid(3), 0)),
         commit("gone-readers", (pid(3), 0)),
         replace(

@@ -14,6 +14,7 @@ from smq.raft_state.commands import (
     AssignOffsets,
     Command,
     CommitOffsets,
+    CompactSegment,
     CompleteReplica,
     CompleteReplicas,
     Coordinated,
@@ -162,6 +163,31 @@ def completed(*items: tuple[PartitionId, int, int], incarnation: int = 1) -> Com
 
 def marked(node: int, *partitions: PartitionId, incarnation: int = 1) -> MarkIncomplete:
     return MarkIncomplete(node=NodeId(node), incarnation=Incarnation(incarnation), partitions=partitions)
+
+
+def compact(
+    partition: PartitionId,
+    epoch: int,
+    seen: int,
+    start: int,
+    end: int,
+    digest: int = 1,
+    *,
+    tombstones_ms: int = 0,
+    is_reset: bool = False,
+    log_start: int = 0,
+) -> CompactSegment:
+    return CompactSegment(
+        partition=partition,
+        epoch=Epoch(epoch),
+        compactions_seen=seen,
+        log_start_seen=Offset(log_start),
+        start=Offset(start),
+        end=Offset(end),
+        digest=digest.to_bytes(16, "big"),
+        tombstones_ms=tombstones_ms,
+        is_reset=is_reset,
+    )
 
 
 def mode(partition: PartitionId, epoch: int, seq: int, *, two_round: bool, hwm: int = 0, ts_ns: int = 0) -> SetMode:

@@ -47,7 +47,13 @@ def _show_partition(state: ClusterState, p: PartitionState) -> str:
         f"{_show_pid(state, p.pid)} leader {p.leader} (incarnation {p.leader_incarnation}) of {list(p.replicas)},"
         f" epoch {p.epoch} [{history}], log_start {p.log_start}, hwm {p.hwm}, next {p.next_offset}, ts {p.ts_ns}"
         f"{'' if p.two_round else ', one round'}{f', incomplete {sorted(p.incomplete)}' if p.incomplete else ''}"
+        f"{_show_segments(p) if p.segments else ''}"
     )
+
+
+def _show_segments(p: PartitionState) -> str:
+    shown = [f"{s.start}{'*' if s.is_dirty else ''}" for s in p.segments]
+    return f", compacted {p.compactions} times: {' '.join(shown)} to {p.compacted_end}"
 
 
 def _show_applied(state: ClusterState, applied: Applied) -> Iterator[str]:

@@ -15,6 +15,7 @@ from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Off
 from smq.replication.marks import Mark, pack_marks
 from smq.replication.net import wire
 from smq.replication.net.frames import FrameKind, Hello, encode_hello, frame_header
+from smq.replication.net.segment_messages import SegmentPart, SegmentQuery, StepQuery, StepReport
 from smq.replication.ports import Channel, Quorum, QuorumReplica, Table
 from smq.replication.raft import messages as raft
 from smq.replication.raft.journal import RaftJournal, Snapshot
@@ -65,6 +66,10 @@ WIRE: list[wire.Message] = [
     wire.FoundBatch(PID, 17, False, b"value"),
     wire.Sealed(PID, Epoch(1)),
     wire.Commits(((PID, Epoch(1), Offset(9)),)),
+    SegmentQuery(PID, 17, Offset(18), Offset(19), b"d" * 16, Offset(18)),
+    SegmentPart(PID, 17, [b"one", b"two"]),
+    StepQuery(PID, 17, b"d" * 16),
+    StepReport(PID, 17, True),
 ]
 RAFT: list[raft.Message] = [
     raft.RequestVote(term=1, last_index=2, last_term=3, disk=DISK, is_admitted=True),

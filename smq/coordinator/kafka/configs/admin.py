@@ -25,7 +25,7 @@ from smq.raft_state.ids import NO_REQUEST
 from smq.raft_state.levels import check_keys
 from smq.raft_state.names import is_topic_name
 from smq.raft_state.state import TopicState
-from smq.raft_state.topic_config import TOPIC_CONFIG, checked_config
+from smq.raft_state.topic_config import TOPIC_CONFIG, check_together, checked_config
 
 TOPIC: Final = 2
 BROKER: Final = 4
@@ -184,7 +184,8 @@ async def _alter_topic(gateway: Gateway, topic: TopicState, changes: _Changes, *
     set_, unset = changes
     if is_dry:
         with refusals_as_errors():
-            checked_config(set_.items(), topic.replication_factor, gateway.state.feature_level)
+            checked = checked_config(set_.items(), topic.replication_factor, gateway.state.feature_level)
+            check_together({**{key: value for key, value in topic.config.items() if key not in unset}, **checked})
         return
     command = AlterTopicConfig(request_id=NO_REQUEST, name=topic.name, set_=_sorted(set_), unset=tuple(sorted(unset)))
     await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)

@@ -1,0 +1,182 @@
+"""What compaction removed: lost-key, early-tombstone, resurrected, late-compaction, divergent-bytes.
+
+Owns what a read of a compacted partition means. A missing record is no hole if the log still has, below the high water
+mark, a later record of its key. `uncover` puts the values of such records back before the other judges look, so that
+they judge compacted logs as any others.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from chaos_tests.checkers.base import Batch, Facts, Findings, Uncovered, Violation
+from chaos_tests.history import Event, History, Op
+from chaos_tests.keyed import GONE, is_tombstone, key_of
+
+NS_PER_MS: Final = 1_000_000
+LATE_RECORDS_MAX: Final = 120  # above what is compacted in the end: the probes, and what was sent just before
+_NOBODY: Final = -1
+
+
+@dataclass(slots=True)
+class _Partition:
+    values: dict[int, int] = field(default_factory=dict)  # offset -> value, as acknowledged or read
+    stamps: dict[int, int] = field(default_factory=dict)  # offset -> ts_ns of a record that was read
+    sent_ns: dict[int, int] = field(default_factory=dict)  # value -> when its send began
+    doubtful: list[int] = field(default_factory=list)  # values that may or may not have been stored
+    polls: list[tuple[Op, list[int], list[int]]] = field(default_factory=list)  # offsets there, offsets gone
+
+    def by_key(self, keys: int) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        for offset in sorted(self.values):
+            found[key_of(self.values[offset], keys)].append(offset)
+        return found
+
+
+def uncover(history: History) -> Uncovered:
+    """Judges what is missing in every poll, and fills it in. Nothing happens in a history without compaction."""
+    noted = history.noted("compaction")
+    if not noted:
+        return Uncovered([], {}, {})
+    findings = Findings()
+    removed: dict[str, set[int]] = {}
+    superseded: dict[str, set[int]] = {}
+    partitions = _index(history)
+    for key, partition in partitions.items():
+        _judge(key, partition, noted[0], findings)
+        removed[key] = _guess_stamps(partition)
+        superseded[key] = _superseded(partition, noted[0]["keys"])
+        for op, _, _ in partition.polls:
+            _fill(op, partition)
+    return Uncovered(findings.found, removed, superseded)
+
+
+def _index(history: History) -> dict[str, _Partition]:
+    found: dict[str, _Partition] = defaultdict(_Partition)
+    for op in history.of("send"):
+        if op.kind == "ok" and op.request["acks"] == -1:
+            partition = found[op.request["k"]]
+            for offset, value in enumerate(op.request["v"], op.reply["o"]):
+                partition.values.setdefault(offset, value)
+    for op in history.of("poll"):
+        if op.kind != "ok":
+            continue
+        partition = found[op.request["k"]]
+        there: list[int] = []
+        gone: list[int] = []
+        for base, ts_ns, values, *_ in op.reply["b"]:
+            for offset, value in enumerate(values, base):
+                if value == GONE:
+                    gone.append(offset)
+                else:
+                    there.append(offset)
+                    partition.stamps.setdefault(offset, ts_ns + offset - base)
+                    partition.values.setdefault(offset, value)
+        partition.polls.append((op, there, gone))
+    for op in history.of("send"):
+        partition = found[op.request["k"]]
+        partition.sent_ns.update(dict.fromkeys(op.request["v"], op.start_ns))
+        if op.kind != "fail":
+            partition.doubtful += op.request["v"]
+    for partition in found.values():
+        partition.doubtful = sorted(set(partition.doubtful).difference(partition.values.values()))
+    return dict(found)
+
+
+def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) -> None:
+    by_key = partition.by_key(noted["keys"])
+    values = partition.values
+    doubtful = {key_of(value, noted["keys"]) for value in partition.doubtful}
+    unknown = max((offset for _, _, gone in partition.polls for offset in gone if offset not in values), default=-1)
+    deleted: dict[int, tuple[int, int, Op]] = {}  # key -> the first time that a tombstone was gone, where it was
+    for op, _, gone in sorted(partition.polls, key=lambda poll: poll[0].end_ns):
+        hwm = op.reply["hwm"]
+        for offset in gone:
+            value = values.get(offset)
+            if value is None:
+                continue  # never acknowledged, never read: no source says what it was
+            record_key = key_of(value, noted["keys"])
+            offsets = by_key[record_key]
+            after = bisect_right(offsets, offset)
+            has_later = after < len(offsets) and offsets[after] < hwm
+            if has_later or (record_key in doubtful and offset < unknown):
+                continue
+            if not is_tombstone(value):
+                findings.add("lost-key", f"{key}@{offset}: {value}, the last of key {record_key}, is gone", op)
+            elif op.end_ns - partition.sent_ns.get(value, op.end_ns) < noted["tombstone_ms"] * NS_PER_MS * 9 // 10:
+                findings.add("early-tombstone", f"{key}@{offset}: the tombstone of key {record_key} is gone", op)
+            elif record_key not in deleted or deleted[record_key][1] < offset:
+                deleted[record_key] = op.end_ns, offset, op
+    for op, there, _ in partition.polls:
+        for offset in there:
+            ns, tombstone, shown = deleted.get(key_of(values[offset], noted["keys"]), (0, _NOBODY, op))
+            if offset < tombstone and op.start_ns > ns:
+                detail = f"{key}@{offset} was read, and its tombstone at {tombstone} was gone before"
+                findings.add("resurrected", detail, shown, op)
+
+
+def _superseded(partition: _Partition, keys: int) -> set[int]:
+    """Records with a later one of their key, and tombstones."""
+    found = {offset for offset, value in partition.values.items() if is_tombstone(value)}
+    for offsets in partition.by_key(keys).values():
+        found.update(offsets[:-1])
+    return found
+
+
+def _guess_stamps(partition: _Partition) -> set[int]:
+    """A record that was never read before it went was appended after the one before it. Returns what went."""
+    gone = {offset for _, _, offsets in partition.polls for offset in offsets}
+    before, stamp = -1, 0
+    for offset in sorted(gone | partition.stamps.keys()):
+        stamp = partition.stamps.setdefault(offset, stamp + offset - before)
+        before = offset
+    return gone
+
+
+def _fill(op: Op, partition: _Partition) -> None:
+    """One batch per record: the cuts between batches change when a log is compacted. A record that was never seen
+    gets a number that no producer sends."""
+    filled: list[Batch] = []
+    requested = op.request["o"]
+    for base, ts_ns, found, *_ in op.reply["b"]:
+        contains = not filled and base <= requested < base + len(found)
+        for offset, value in enumerate(found, base):
+            if contains and offset < requested:
+                continue
+            if value == GONE:
+                shown = partition.values.get(offset, -10 - offset)
+                filled.append((offset, partition.stamps[offset], [shown], -1, -1, -1))
+            else:
+                filled.append((offset, ts_ns + offset - base, [value], -1, -1, -1))
+    op.reply["b"] = filled
+
+
+def check(facts: Facts) -> list[Violation]:
+    """What `uncover` found, and the state in the end."""
+    findings = Findings()
+    findings.found += facts.uncovered.violations
+    if facts.history.noted("compaction"):
+        _check_bytes(facts.history.noted("log-digest"), findings)
+        _check_end(facts.history.noted("compacted"), findings)
+    return findings.found
+
+
+def _check_bytes(noted: Iterable[Event], findings: Findings) -> None:
+    """All replicas end with the same bytes (P3)."""
+    first: dict[str, Event] = {}
+    for event in noted:
+        other = first.setdefault(event["k"], event)
+        if other["d"] != event["d"]:
+            detail = f"{event['k']}: nodes {other['n']} and {event['n']} hold different bytes"
+            findings.add("divergent-bytes", detail)
+
+
+def _check_end(noted: Iterable[Event], findings: Findings) -> None:
+    """Once everything has healed, what is compacted holds no key twice, and little is not compacted."""
+    for event in noted:
+        if event["twice"]:
+            findings.add("late-compaction", f"{event['k']}: {event['twice']} records have a later one of their key")
+        if event["left"] > LATE_RECORDS_MAX:
+            findings.add("late-compaction", f"{event['k']}: {event['left']} records have not been looked at")

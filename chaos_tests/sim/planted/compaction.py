@@ -1,0 +1,107 @@
+"""Planted bugs of compaction.
+
+Owns these rows only. `catalogue` alone imports it.
+"""
+
+from typing import Final
+
+from chaos_tests.sim.mutation import Mutation, PlantedBug
+
+_LOST: Final = frozenset({"lost-key", "lost-write", "divergent-bytes", "late-compaction", "no-progress"})
+
+COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
+    PlantedBug(
+        name="compaction-keeps-the-first-record",
+        rule="compaction: the last record of each key stays",
+        mutations=(
+            Mutation(
+                "smq.replication.log.cleaning:Cleaner._keeps",
+                "if offset < self._table.newest(span.key):",
+                "if offset > self._table.newest(span.key) >= 0:",
+            ),
+            Mutation(
+                "smq.replication.log.cleaning:KeyScan.step",
+                "if span.key is not None:",
+                "if span.key is not None and self.table.newest(span.key) < 0:",
+            ),
+        ),
+        scenario="compaction",
+        anomalies=frozenset({"lost-key"}),
+        seeds=4,
+    ),
+    PlantedBug(
+        name="tombstones-go-at-their-first-sight",
+        rule="compaction: a tombstone stays for delete.retention.ms after it has deleted what was before it",
+        mutations=(
+            Mutation(
+                "smq.replication.partition.compaction:_is_expired",
+                "now_ms - segment.tombstones_ms >= limits.tombstones_ms",
+                "True",
+            ),
+        ),
+        scenario="compaction",
+        anomalies=frozenset({"early-tombstone"}),
+        seeds=4,
+    ),
+    PlantedBug(
+        name="segments-installed-in-any-order",
+        rule="compaction: a replica brings its lowest segment in line first",
+        mutations=(
+            Mutation(
+                "smq.replication.partition.segments:lowest_behind",
+                "enumerate(part.segments):",
+                "reversed(list(enumerate(part.segments))):",
+            ),
+        ),
+        scenario="compaction",
+        anomalies=frozenset({"resurrected", "no-progress", "divergent-bytes", "late-compaction"}),
+        seeds=24,
+    ),
+    PlantedBug(
+        name="segment-taken-without-its-digest",
+        rule="compaction: every replica ends with the same bytes",
+        mutations=(
+            Mutation(
+                "smq.replication.partition.segments:held_end",
+                "query.end if query.digest == NO_DIGEST else log.segments.end_of(query.start, query.digest)",
+                "query.end",
+            ),
+            Mutation(
+                "smq.replication.partition.segments:Segments.on_part",
+                "digest_of(work.values) != work.digest",
+                "False",
+            ),
+        ),
+        scenario="compaction",
+        anomalies=frozenset({"divergent-bytes", "late-compaction", "resurrected"}),
+        seeds=12,
+    ),
+    PlantedBug(
+        name="trimmed-inside-a-segment",
+        rule="compaction: a segment is kept in whole until the log start has passed it",
+        mutations=(
+            Mutation(
+                "smq.replication.log.partition_log:PartitionLog._slice_end",
+                "min(self._boundary(self.log_start), self._trim_limit), 0",
+                "self._boundary(self.log_start), 0",
+            ),
+        ),
+        scenario="replaced_disk+compaction",
+        anomalies=frozenset({"no-progress"}),
+        seeds=12,
+    ),
+    PlantedBug(
+        name="lost-bytes-are-waited-for",
+        rule="compaction: agreed bytes that no replica holds are given up",
+        mutations=(
+            Mutation(
+                "smq.replication.partition.compaction:Compactor._give_up_lost",
+                "if since_ns is None or behind is None",
+                "if True or since_ns is None or behind is None",
+            ),
+        ),
+        scenario="compaction",
+        anomalies=frozenset({"no-progress"}),
+        seeds=12,
+    ),
+)

@@ -1,0 +1,139 @@
+"""The reads of one pass of compaction: what is dirty, the newest offset of each key, the segments rewritten.
+
+Owns how a log is walked for that, in steps that each read a bounded amount, so that its caller can pause between them.
+A step runs where it may wait for the medium, on a view of the log. It must never change a log, nor know time or the
+replicated state: the pass says what is dirty and what may go. Only the leader's compaction uses it.
+"""
+
+from typing import Final, NamedTuple
+
+from smq.raft_state.ids import Offset
+from smq.replication.log.key_table import KeyTable
+from smq.replication.log.reader import LogReader
+from smq.replication.log.rewriting import RecordSpan, Rewritten, SegmentWriter, readable_records
+
+STEP_BYTES: Final = 1 << 20  # stored bytes read by one step
+NO_AGE: Final = -1
+
+
+class Dirt(NamedTuple):
+    """What compaction has not looked at yet, and may look at now."""
+
+    end: Offset  # of the last batch that is old enough
+    size: int
+    oldest_ms: int  # the newest time in the oldest such batch; NO_AGE if there is none
+
+
+def find_dirt(log: LogReader, start: Offset, stop: Offset, newest_ms_max: int) -> Dirt:
+    """Between two batch borders. A batch with a record newer than that, and everything after it, stays as it is."""
+    end, size, oldest_ms = start, 0, NO_AGE
+    for info in log.infos_between(start, stop):
+        newest_ms = info.max_timestamp_ms if info.max_timestamp_ms >= 0 else info.ts_ns // 1_000_000
+        if newest_ms > newest_ms_max:
+            break
+        oldest_ms = newest_ms if oldest_ms == NO_AGE else oldest_ms
+        end, size = info.end, size + info.size
+    return Dirt(end, size, oldest_ms)
+
+
+class Stretch(NamedTuple):
+    start: Offset
+    end: Offset
+
+
+class KeyScan:
+    """Fills a table with the keys of stretches that ascend, up to `end`: all of them, unless the table gets full."""
+
+    def __init__(self, stretches: list[Stretch], keys_max: int) -> None:
+        offsets = sum(s.end - s.start for s in stretches)
+        self.table = KeyTable(stretches[0].start, min(offsets, keys_max))
+        self._stretches = stretches
+        self._number = 0
+        self._at = stretches[0].start
+        self.end = stretches[-1].end
+        self.is_done = False
+
+    def step(self, log: LogReader) -> bool:
+        """False if the log no longer has what is to be read: its start has moved meanwhile. A step may be repeated."""
+        if self.is_done:
+            return True
+        stretch = self._stretches[self._number]
+        values = log.read_segment(self._at, stretch.end, STEP_BYTES)
+        if not values and self._at < stretch.end:
+            return False
+        for stored in values:
+            found = readable_records(stored)
+            if found is not None and not self.table.has_room(len(found[2])):
+                # Of a stretch before the last, the part that was read does no harm: its keys are deleted below it only.
+                self.end = stored.base if self._number == len(self._stretches) - 1 else stretch.start
+                self.is_done = True
+                return True
+            for span in found[2] if found is not None else ():
+                if span.key is not None:
+                    self.table.add(span.key, Offset(stored.base + span.offset_delta))
+            self._at = stored.end
+        if self._at >= stretch.end:
+            self._number += 1
+            self.is_done = self._number == len(self._stretches)
+            if not self.is_done:
+                self._at = self._stretches[self._number].start
+        return True
+
+
+class Cleaner:
+    """Rewrites one segment: [start, stop), or with `bytes_max` only what fits that, but at least one batch."""
+
+    def __init__(
+        self,
+        table: KeyTable,
+        writer: SegmentWriter,
+        start: Offset,
+        stop: Offset,
+        *,
+        drops_tombstones: bool,
+        bytes_max: int | None,
+    ) -> None:
+        self._table = table
+        self._drops_tombstones = drops_tombstones
+        self._bytes_max = bytes_max
+        self._stop = stop
+        self._read_bytes = 0
+        self._writer = writer
+        self.start = start
+        self.at = start  # where the next batch begins
+        self.is_done = False
+
+    def extend(self, stop: Offset, bytes_max: int) -> bool:
+        """Takes the next stretch in, if no more than that has been read yet. Between two steps only, once it is
+        done."""
+        is_small = self._bytes_max is None and self._read_bytes <= bytes_max
+        if is_small:
+            self._stop, self.is_done = stop, False
+        return is_small
+
+    def step(self, log: LogReader) -> bool:
+        """As KeyScan's."""
+        values = log.read_segment(self.at, self._stop, STEP_BYTES)
+        if not values and self.at < self._stop:
+            return False
+        for stored in values:
+            size = self._read_bytes + len(stored.value)
+            if self._bytes_max is not None and self._read_bytes and size > self._bytes_max:
+                self.is_done = True
+                return True
+            self._writer.add(stored, self._keeps)
+            self.at, self._read_bytes = stored.end, size
+        self.is_done = self.at >= self._stop
+        return True
+
+    def finish(self, _log: LogReader) -> Rewritten:
+        """A step of its own: it compresses, and computes every CRC."""
+        return self._writer.finish()
+
+    def _keeps(self, offset: Offset, span: RecordSpan) -> bool:
+        """The last record of each key stays, as do records without one."""
+        if span.key is None:
+            return True
+        if offset < self._table.newest(span.key):
+            return False
+        return not (span.is_tombstone and self._drops_tombstones)

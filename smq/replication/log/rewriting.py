@@ -1,0 +1,217 @@
+"""Rewrites the batches of a segment without the records that compaction removes. Pure.
+
+Owns what a rewritten batch looks like. Every offset stays where it was, every record keeps its offset, its times and
+its bytes, and the batches still touch: what is missing are records. A batch that has lost all of them is joined to the
+one before it, or stays without records. The information about producers stays as long as it changes an answer
+(`producers_start`). Epochs are never mixed. It must never decide what goes: its caller says that per record. Only
+compaction uses it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Final, NamedTuple, TypeAlias
+
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
+from smq.records import (
+    CODEC_MASK,
+    CODEC_NAMES,
+    HEADER_BYTES,
+    INT32_MAX,
+    TIMESTAMP_TYPE_MASK,
+    BatchCorrupt,
+    BatchHeader,
+    build_batch,
+    compressed,
+    parse_header,
+)
+from smq.replication.log.codec import StoredValue, build_value, parse_header_of, parse_value
+from smq.replication.log.decoding import plain_records
+
+NO_TIMESTAMP: Final = -1
+_NO_PRODUCER: Final = -1
+
+
+class RecordSpan(NamedTuple):
+    """One record in the decompressed body of a batch: its bytes are [start, stop)."""
+
+    start: int
+    stop: int
+    offset_delta: int
+    timestamp_delta: int
+    key: bytes | None
+    is_tombstone: bool  # it has no value
+
+
+Keeps: TypeAlias = Callable[[Offset, RecordSpan], bool]
+
+
+def spans(body: bytes, count: int) -> Iterator[RecordSpan]:
+    """The records of a body, in order. BatchCorrupt if it does not hold exactly `count`."""
+    at = 0
+    for _ in range(count):
+        start = at
+        length, at = _varint(body, at)
+        stop = at + length
+        if length < 0 or stop > len(body):
+            raise BatchCorrupt(f"a record at byte {start} of {len(body)} does not end inside the batch")
+        timestamp_delta, at = _varint(body, at + 1)  # after the record's attributes
+        offset_delta, at = _varint(body, at)
+        size, at = _varint(body, at)
+        key = None
+        if size >= 0:
+            key = body[at : at + size]
+            at += size
+        size, at = _varint(body, at)
+        if at + max(size, 0) > stop:
+            raise BatchCorrupt(f"a record at byte {start} is longer than it says")
+        yield RecordSpan(start, stop, offset_delta, timestamp_delta, key, size < 0)
+        at = stop
+    if at != len(body):
+        raise BatchCorrupt(f"{len(body) - at} bytes after the last record")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A zigzag number, and where it ends."""
+    try:
+        byte = data[at]
+        if byte < 0x80:
+            return (byte >> 1) ^ -(byte & 1), at + 1
+        raw, shift = byte & 0x7F, 7
+        while True:
+            at += 1
+            byte = data[at]
+            raw |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return (raw >> 1) ^ -(raw & 1), at + 1
+            shift += 7
+            if shift > 63:
+                raise BatchCorrupt("a number of more than ten bytes")
+    except IndexError:
+        raise BatchCorrupt("a record is truncated") from None
+
+
+def readable_records(stored: StoredValue) -> tuple[BatchHeader, bytes, list[RecordSpan]] | None:
+    """Header, decompressed body and records of a batch that compaction may look into. None for control batches,
+    batches of transactions, and bytes that do not decode: such a batch stays as it is."""
+    _, header = parse_header_of(stored.value, verify=None)
+    if header.is_control or header.is_transactional:
+        return None
+    try:
+        body = plain_records(header, stored.batch)
+        records = list(spans(body, header.count))
+    except (BatchCorrupt, SmqError):
+        return None
+    return header, body, records
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A batch of the new segment. `value` is set while it is the old one, unchanged."""
+
+    end: Offset
+    epoch: Epoch
+    ts_ns: TsNs
+    header: BatchHeader
+    body: bytes | memoryview
+    value: bytes | None
+    is_plain: bool  # it may be joined with another: neither a control batch nor part of a transaction
+
+    @property
+    def base(self) -> Offset:
+        return Offset(self.header.base_offset)
+
+
+class Rewritten(NamedTuple):
+    """A whole new segment."""
+
+    values: list[StoredValue]
+    digest: bytes
+    has_tombstones: bool
+    removed: int  # records
+    is_changed: bool  # otherwise the bytes are the old ones
+
+
+class SegmentWriter:
+    """Takes the batches of one segment in order, and gives the new ones."""
+
+    def __init__(self, pid: PartitionId, producers_start: Offset) -> None:
+        self._pid = pid
+        self._producers_start = producers_start
+        self._drafts: list[_Draft] = []
+        self._has_tombstones = False
+        self._removed = 0
+
+    def add(self, stored: StoredValue, keeps: Keeps) -> None:
+        ts_ns, header = parse_header_of(stored.value, verify=None)
+        found = readable_records(stored)
+        if found is None:
+            self._put(_Draft(stored.end, stored.epoch, ts_ns, header, b"", stored.value, is_plain=False))
+            return
+        _, body, records = found
+        kept = [span for span in records if keeps(Offset(stored.base + span.offset_delta), span)]
+        self._has_tombstones |= any(span.is_tombstone and span.key is not None for span in kept)
+        self._removed += len(records) - len(kept)
+        raw: bytes | memoryview = stored.batch[HEADER_BYTES:]
+        value: bytes | None = stored.value
+        if len(kept) < len(records):
+            header, raw, value = *_without_others(header, body, kept), None
+        self._put(_Draft(stored.end, stored.epoch, ts_ns, header, raw, value, is_plain=True))
+
+    def _put(self, draft: _Draft) -> None:
+        before = self._drafts[-1] if self._drafts else None
+        if before is not None and not draft.header.count and self._may_join(before, draft):
+            header = replace(
+                before.header,
+                last_offset_delta=draft.end - before.base - 1,
+                producer_id=_NO_PRODUCER,
+                producer_epoch=_NO_PRODUCER,
+                base_sequence=_NO_PRODUCER,
+            )
+            self._drafts[-1] = replace(before, end=draft.end, header=header, value=None)
+        else:
+            self._drafts.append(draft)
+
+    def _may_join(self, before: _Draft, after: _Draft) -> bool:
+        return (
+            before.is_plain
+            and after.is_plain
+            and before.epoch == after.epoch
+            and after.end - before.base <= INT32_MAX
+            and not any(d.header.producer_id >= 0 and d.end > self._producers_start for d in (before, after))
+        )
+
+    def finish(self) -> Rewritten:
+        values = [self._built(draft) for draft in self._drafts]
+        is_changed = any(draft.value is None for draft in self._drafts)
+        return Rewritten(values, digest_of(values), self._has_tombstones, self._removed, is_changed)
+
+    def _built(self, draft: _Draft) -> StoredValue:
+        value = draft.value
+        if value is None:
+            batch = build_batch(draft.header, draft.body)
+            value = build_value(self._pid, batch, parse_header(batch), draft.base, draft.epoch, draft.ts_ns)
+        return parse_value(self._pid, value)
+
+
+def digest_of(values: list[StoredValue]) -> bytes:
+    """Of a segment's stored values, one after another."""
+    total = sha256()
+    for stored in values:
+        total.update(stored.value)
+    return total.digest()[:SEGMENT_DIGEST_BYTES]
+
+
+def _without_others(header: BatchHeader, body: bytes, kept: list[RecordSpan]) -> tuple[BatchHeader, bytes]:
+    """Header and compressed records of a batch that holds only these records any more."""
+    if not kept:
+        attributes = header.attributes & ~CODEC_MASK
+        return replace(header, attributes=attributes, count=0, max_timestamp=NO_TIMESTAMP), b""
+    max_timestamp = header.max_timestamp
+    if not header.attributes & TIMESTAMP_TYPE_MASK:
+        max_timestamp = header.base_timestamp + max(span.timestamp_delta for span in kept)
+    records = b"".join([body[span.start : span.stop] for span in kept])
+    new = replace(header, count=len(kept), max_timestamp=max_timestamp)
+    return new, compressed(CODEC_NAMES[header.codec], records)

@@ -1,0 +1,212 @@
+"""Which compacted bytes a log holds: the digest of each of its segments, and what a new segment replaces.
+
+Owns `HeldSegments` and its row on disk, and the reads that prepare an installation. A segment is a stretch of whole
+batches in which this log has exactly the bytes of a digest; the replicated state says which digest it ought to be. The
+row is written in the same transaction as the bytes. It must never change a log: PartitionLog does.
+
+    CHECKPOINTS  partition(20) 0 0  -> version, compacted_end, (start, end, digest) of each, CRC
+"""
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import sha256
+from itertools import count
+from typing import Final, NamedTuple
+
+from smq.raft_state.ids import Offset, PartitionId, TsNs
+from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
+from smq.replication.log.codec import (
+    TIME_APPEND,
+    TIME_CREATE,
+    StoredValue,
+    after_append_time,
+    append_time_key,
+    append_time_of_key,
+    base_of_key,
+    batch_key,
+    create_ms_of_key,
+    create_time_key,
+    index_row,
+    info_of,
+    parse_header_of,
+    parse_index_row,
+    times_range,
+)
+from smq.replication.log.reader import INDEX_ROWS_PER_SCAN, LogReader
+from smq.replication.log.state import sealed, unsealed
+from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
+
+NO_DIGEST: Final = bytes(SEGMENT_DIGEST_BYTES)  # of bytes that have never been compacted
+_VERSION: Final = 1
+_HEAD: Final = struct.Struct(">Bq")
+_NOWHERE: Final = Offset(0)
+_SEGMENT: Final = struct.Struct(f">qq{SEGMENT_DIGEST_BYTES}s")  # start, end, digest
+_numbers: Final = count()
+_PART_BYTES: Final = 1 << 20  # read at a time for a digest
+
+
+class HeldSegments:
+    """In ascending order; two neighbours need not touch. Below `compacted_end`, batches may have been joined, so that
+    older positions lie inside them. Mutable."""
+
+    def __init__(self, compacted_end: Offset = _NOWHERE) -> None:
+        self.compacted_end = compacted_end
+        self.changes = next(_numbers)  # differs from that of any other object, and of this one before a change
+        self._starts: list[Offset] = []
+        self._ends: list[Offset] = []
+        self._digests: list[bytes] = []
+
+    def _at(self, offset: Offset) -> int | None:
+        number = bisect_right(self._starts, offset) - 1
+        return number if number >= 0 and offset < self._ends[number] else None
+
+    def digest_at(self, offset: Offset) -> bytes:
+        """Of the segment that contains the offset; NO_DIGEST if none does."""
+        number = self._at(offset)
+        return NO_DIGEST if number is None else self._digests[number]
+
+    def holds(self, start: Offset, end: Offset, digest: bytes) -> bool:
+        return self.end_of(start, digest) == end
+
+    def end_of(self, start: Offset, digest: bytes) -> Offset | None:
+        """Where the segment of this start and digest ends; None if there is none."""
+        number = self._at(start)
+        is_held = number is not None and (self._starts[number], self._digests[number]) == (start, digest)
+        return self._ends[number] if number is not None and is_held else None
+
+    def doubt(self, offset: Offset) -> None:
+        """The bytes of the segment that contains the offset may not be what its digest says: as if it were not held."""
+        number = self._at(offset)
+        if number is not None:
+            self._fill([row for n, row in enumerate(self._rows()) if n != number])
+
+    def put(self, start: Offset, end: Offset, digest: bytes) -> None:
+        """Replaces what overlaps."""
+        kept = [s for s in self._rows() if s[1] <= start or s[0] >= end]
+        self._fill(sorted([*kept, (start, end, digest)]))
+        self.compacted_end = max(self.compacted_end, end)
+
+    def forget_before(self, first: Offset) -> bool:
+        """Drops segments that begin below `first`, as they are not here in whole. True if there were any."""
+        count = len(self._starts)
+        self._fill([s for s in self._rows() if s[0] >= first])
+        return len(self._starts) < count
+
+    def _rows(self) -> list[tuple[Offset, Offset, bytes]]:
+        return list(zip(self._starts, self._ends, self._digests, strict=True))
+
+    def _fill(self, rows: list[tuple[Offset, Offset, bytes]]) -> None:
+        self.changes = next(_numbers)
+        self._starts = [row[0] for row in rows]
+        self._ends = [row[1] for row in rows]
+        self._digests = [row[2] for row in rows]
+
+    def encode(self) -> bytes:
+        return sealed(_HEAD.pack(_VERSION, self.compacted_end) + b"".join(_SEGMENT.pack(*row) for row in self._rows()))
+
+    @classmethod
+    def decode(cls, row: bytes) -> "HeldSegments":
+        """Inverse of `encode`. Raises DataDamaged."""
+        body = unsealed(row, "the row of the segments")
+        try:
+            version, compacted_end = _HEAD.unpack_from(body)
+            if version != _VERSION:
+                raise DataDamaged(f"a row of segments of version {version} is unknown")
+            rows = [(Offset(s), Offset(e), digest) for s, e, digest in _SEGMENT.iter_unpack(body[_HEAD.size :])]
+        except struct.error as e:
+            raise DataDamaged(f"the row of the segments does not decode: {e}") from e
+        held = cls(Offset(compacted_end))
+        held._fill(rows)
+        return held
+
+
+def segments_key(pid: PartitionId) -> bytes:
+    return pid + b"\x00\x00"
+
+
+class Replaced(NamedTuple):
+    """The rows of a stretch of the log on disk, before a segment is installed there."""
+
+    first: Offset  # of the first batch there; the stretch's end if there is none
+    size: int  # of the batches that the log counts, and whose rows can be read
+    first_ts_ns: TsNs
+    last_ts_ns: TsNs  # of the first record of the last batch
+    create_rows: list[tuple[int, Offset]]  # create time and base of each TIMES row of that kind
+
+
+def replaced(log: LogReader, start: Offset, end: Offset) -> Replaced:
+    """Of the durable batches in [start, end). Reads the disk, and only the keys decide: the bytes there may be
+    damaged."""
+    first, size, stamps = end, 0, [TsNs(0)]
+    for key, value in _rows_between(log, TIME_APPEND, start, end):
+        if first == end:
+            first, stamps = base_of_key(key), [append_time_of_key(key)]
+        stamps.append(append_time_of_key(key))
+        with suppress(DataDamaged):
+            info = parse_index_row(key, value)
+            size += info.size if info.end > log.base_end else 0
+    create_rows = [(create_ms_of_key(key), base_of_key(key)) for key, _ in _rows_between(log, TIME_CREATE, start, end)]
+    return Replaced(first, size, stamps[0], stamps[-1], create_rows)
+
+
+def _rows_between(log: LogReader, kind: int, start: Offset, end: Offset) -> Iterator[tuple[bytes, bytes]]:
+    """The TIMES rows of a kind whose batches begin in [start, end). They ascend in time and in offset, so the first one
+    is found by halving the times."""
+    lowest, stop = times_range(log.pid, kind)
+    low, high = 0, 1 << 64
+
+    def key_at(stamp: int) -> bytes:
+        return lowest + stamp.to_bytes(8, "big")
+
+    while low < high:
+        middle = (low + high) // 2
+        keys = log.rows.scan_keys(Table.TIMES, key_at(middle), stop, limit=1)
+        if keys and base_of_key(keys[0]) < start:
+            low = middle + 1
+        else:
+            high = middle
+    at = key_at(max(low - 1, 0))
+    while rows := log.rows.scan(Table.TIMES, at, stop, limit=INDEX_ROWS_PER_SCAN):
+        for key, value in rows:
+            base = base_of_key(key)
+            if base >= end:
+                return
+            if base >= start:
+                yield key, value
+        at = rows[-1][0] + b"\x00"
+
+
+def replacing_ops(pid: PartitionId, start: Offset, end: Offset, values: list[StoredValue], old: Replaced) -> list[Op]:
+    """The old rows of [start, end) go, these batches come. A create time leads to the batch that has its record's place
+    from now on."""
+    ops: list[Op] = [Delete(Table.BATCHES, batch_key(pid, start), batch_key(pid, end))]
+    if old.first < end:
+        first = append_time_key(pid, old.first_ts_ns, 0)
+        ops.append(Delete(Table.TIMES, first, after_append_time(pid, old.last_ts_ns)))
+    for stored in values:
+        ts_ns, header = parse_header_of(stored.value, verify=None)
+        ops.append(Put(Table.BATCHES, batch_key(pid, stored.base), stored.value))
+        ops.append(Put(Table.TIMES, *index_row(pid, info_of(ts_ns, header, stored.base, stored.epoch))))
+    bases = [stored.base for stored in values]
+    for create_ms, base in old.create_rows:
+        key = create_time_key(pid, create_ms, base)
+        ops.append(Delete(Table.TIMES, key, key + b"\x00"))
+        number = bisect_right(bases, base) - 1
+        if number >= 0:
+            ops.append(Put(Table.TIMES, create_time_key(pid, create_ms, bases[number]), b""))
+    return ops
+
+
+def own_digest(log: LogReader, start: Offset, end: Offset) -> bytes:
+    """Of the log's own bytes in [start, end), if whole batches fill it; NO_DIGEST otherwise. Reads the disk."""
+    total, at = sha256(), start
+    while at < end:
+        values = log.read_segment(at, end, _PART_BYTES)
+        if not values or values[0].base != at:
+            return NO_DIGEST
+        for stored in values:
+            total.update(stored.value)
+        at = values[-1].end
+    return total.digest()[:SEGMENT_DIGEST_BYTES] if at == end else NO_DIGEST

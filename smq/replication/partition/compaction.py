@@ -1,0 +1,388 @@
+"""Compacts the partitions that this node leads and whose topics ask for it: the last record of each key stays.
+
+Owns the pass, one on a node at a time: what is dirty, the newest offset of each key there, then every segment from the
+oldest on, rewritten where something goes, agreed through Raft and installed here; the other replicas fetch it. It
+pauses between its steps. It must never remove a record whose successor is not committed, nor one above the last stable
+offset, nor a tombstone before every replica has removed what the tombstone deletes. Time is the replicated clock's.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
+
+import structlog
+
+from smq.raft_state.commands import CompactSegment
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import Epoch, NodeId, Offset
+from smq.raft_state.replies import Done, Reply
+from smq.raft_state.state import Segment
+from smq.raft_state.topic_config import Compaction, compaction
+from smq.replication.host import Host
+from smq.replication.log.cleaning import NO_AGE, Cleaner, Dirt, KeyScan, Stretch, find_dirt
+from smq.replication.log.codec import StoredValue
+from smq.replication.log.key_table import KeyTable
+from smq.replication.log.reader import LogReader
+from smq.replication.log.rewriting import Rewritten, SegmentWriter, digest_of
+from smq.replication.log.segments import NO_DIGEST, own_digest, replaced
+from smq.replication.net.segment_messages import StepQuery, StepReport
+from smq.replication.partition.look_ups import LookUps
+from smq.replication.partition.replica import Replica
+from smq.replication.partition.segments import Segments, combined, lowest_behind
+from smq.replication.ports import Channel
+
+_log = structlog.get_logger("smq.compaction")
+
+T = TypeVar("T")
+
+PROPOSAL_MS: Final = 5_000
+STEP_MS: Final = 30_000  # a step reads a mebibyte; the disk may be busy
+PAUSE_FACTOR: Final = 3  # between two steps, times the length of the first: a quarter of one core at most
+PAUSE_MS_MAX: Final = 1_000
+WAIT_MS: Final = 20  # for this node to apply what was agreed, or for changes on their way to the disk
+WAITS_MAX: Final = 500
+IN_STEP_MS: Final = 2_000  # for the followers' answers
+STAMP_AHEAD_MS_MAX: Final = 600_000  # the longest step of the replicated clock
+SMALL_PART: Final = 4  # of a segment's usual size: one that is no larger is joined with the next
+NO_LIMIT_MS: Final = (1 << 63) - 1
+
+_Done: TypeAlias = Callable[[Any], None]
+_Steps: TypeAlias = Generator[Callable[[_Done], object], Any, T]
+
+
+class _Abandoned(Exception):
+    """The pass ends here; the next one begins again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    replica: Replica
+    epoch: Epoch
+    limits: Compaction
+    answers: dict[NodeId, bool] = field(default_factory=dict)
+    request: int = 0
+    log_start: Offset = Offset(0)  # as the pass began
+    is_partial: bool = False  # more is dirty than the table of keys could take
+    removed: int = 0
+
+
+class Compactor:
+    def __init__(self, host: Host, look_ups: LookUps, segments: Segments) -> None:
+        self._host = host
+        self._look_ups = look_ups
+        self._segments = segments
+        self._due: dict[Replica, None] = {}  # bounded by the node's partitions
+        self._pass: _Pass | None = None
+        self._request = 0
+        self.passes = 0  # whole ones, since the start of this process
+        self.removed = 0  # records, likewise
+
+    def visit(self, replica: Replica, now_ns: int) -> None:
+        """To be called often for every led partition."""
+        if now_ns < replica.compaction_due_ns:
+            return
+        replica.compaction_due_ns = now_ns + self._host.config.compaction_check_ms * 1_000_000
+        if self._limits(replica) is not None and replica.part.lso > replica.part.log_start:
+            self._due[replica] = None
+            self._begin_next()
+
+    def _limits(self, replica: Replica) -> Compaction | None:
+        name = self._host.state.topic_names.get(replica.part.topic_id)
+        return compaction(self._host.state.topics[name].config) if name is not None else None
+
+    # ------------------------------------------------------------------------------------------- driving
+    def _begin_next(self) -> None:
+        while self._due and self._pass is None:
+            replica = next(iter(self._due))
+            del self._due[replica]
+            limits, epoch = self._limits(replica), replica.leading
+            if limits is None or epoch is None:
+                continue
+            current = self._pass = _Pass(replica, epoch, limits)
+            self._segments.exclude(replica.pid)
+            self._drive(current, self._steps(current), None)
+
+    def _drive(self, current: _Pass, steps: _Steps[None], result: object) -> None:
+        try:
+            begin = steps.send(result)
+        except StopIteration:
+            self.passes += 1
+            self._end(current)
+        except _Abandoned as e:
+            _log.info("a compaction is tried again later", node=self._host.node_id, why=str(e))
+            self._end(current)
+        else:
+            begin(partial(self._drive, current, steps))
+
+    def _end(self, current: _Pass) -> None:
+        self._segments.include(current.replica.pid)
+        self.removed += current.removed
+        if current.is_partial:
+            current.replica.compaction_due_ns = 0
+        if current.removed:
+            name = current.replica.pid.hex()
+            _log.info("compacted", node=self._host.node_id, partition=name, records_removed=current.removed)
+        self._pass = None
+        self._begin_next()
+
+    def _read(self, current: _Pass, find: Callable[[LogReader], T]) -> _Steps[T]:
+        """One step in the log, and the pause after it."""
+        began_ns = self._host.clock.monotonic_ns()
+        found = yield lambda done: self._look_ups.run(current.replica, find, STEP_MS, done)
+        if isinstance(found, SmqError):
+            raise _Abandoned(str(found))
+        took_ms = (self._host.clock.monotonic_ns() - began_ns) // 1_000_000
+        if took_ms:
+            yield from self._pause(min(PAUSE_MS_MAX, took_ms * PAUSE_FACTOR))
+        self._check_leads(current)
+        result: T = found
+        return result
+
+    def _pause(self, ms: int) -> _Steps[None]:
+        yield lambda done: self._host.clock.call_later(ms, partial(done, None))
+
+    def _check_leads(self, current: _Pass) -> None:
+        if current.replica.leading != current.epoch or self._limits(current.replica) is None:
+            raise _Abandoned("this node no longer leads the partition, or its topic is no longer compacted")
+
+    # ------------------------------------------------------------------------------------------- the pass
+    def _steps(self, current: _Pass) -> _Steps[None]:
+        replica, limits = current.replica, current.limits
+        current.log_start = replica.part.log_start
+        part, now_ms = replica.part, self._host.state.expiry_clock_ms
+        if lowest_behind(replica) is not None:
+            yield from self._give_up_lost(current)
+            return
+        start = part.compacted_end
+        if not part.segments:
+            found = yield from self._read(current, lambda log: log.read(part.log_start, part.lso, 1))
+            if not found:
+                return
+            start = found[0].base
+        newest_ms_max = now_ms - limits.lag_ms if limits.lag_ms else NO_LIMIT_MS
+        dirt = yield from self._read(
+            current, partial(find_dirt, start=start, stop=part.lso, newest_ms_max=newest_ms_max)
+        )
+        is_expired = [_is_expired(segment, limits, now_ms) for segment in part.segments]
+        dirty = [
+            Stretch(segment.start, part.segment_end(n)) for n, segment in enumerate(part.segments) if segment.is_dirty
+        ]
+        is_due = bool(dirty) or _is_due(dirt, limits, replica.log.size_bytes, now_ms)
+        drops = any(is_expired) and (yield from self._are_in_step(current))
+        if not is_due and not drops:
+            return
+        if is_due and dirt.size:
+            dirty.append(Stretch(start, dirt.end))
+        table, end = yield from self._scan(current, dirty)
+        end = end if dirty else part.compacted_end
+        current.is_partial = bool(dirty) and end < dirty[-1].end
+        yield from self._clean_segments(current, table, end, drops=drops)
+        if end > start:
+            yield from self._clean_new(current, table, start, end)
+
+    def _scan(self, current: _Pass, dirty: list[Stretch]) -> _Steps[tuple[KeyTable, Offset]]:
+        """The newest offset of each dirty key, and how far that goes."""
+        if not dirty:
+            return KeyTable(Offset(0), 0), Offset(0)
+        keys_max = KeyTable.keys_in(self._host.config.compaction_memory_bytes)
+        scan = KeyScan(dirty, keys_max)
+        while not scan.is_done:
+            yield from self._step(current, scan.step)
+        return scan.table, scan.end
+
+    def _clean_segments(self, current: _Pass, table: KeyTable, end: Offset, *, drops: bool) -> _Steps[None]:
+        """Every segment that ends at or below `end`. Small neighbours of one kind become one."""
+        part, now_ms = current.replica.part, self._host.state.expiry_clock_ms
+        small_bytes = self._host.config.compaction_segment_bytes // SMALL_PART
+        left = [(s, part.segment_end(n)) for n, s in enumerate(part.segments) if part.segment_end(n) <= end]
+        while left:
+            first, stop = left.pop(0)
+            drops_here = drops and _is_expired(first, current.limits, now_ms)
+            covered = [first]
+            cleaner = self._cleaner(current, table, first.start, stop, drops_tombstones=drops_here)
+            yield from self._run(current, cleaner)
+            while left and _is_alike(first, left[0][0], drops_here, current.limits, now_ms):
+                if not cleaner.extend(left[0][1], small_bytes):
+                    break
+                covered.append(left.pop(0)[0])
+                yield from self._run(current, cleaner)
+            new = yield from self._read(current, cleaner.finish)
+            tombstones_ms = 0
+            if new.has_tombstones:
+                since = max(segment.tombstones_ms for segment in covered)
+                tombstones_ms = since if since and not first.is_dirty else self._stamp_ms()
+            if covered != [Segment(first.start, new.digest, tombstones_ms)]:
+                yield from self._replace(current, cleaner.start, cleaner.at, new, tombstones_ms)
+
+    def _clean_new(self, current: _Pass, table: KeyTable, start: Offset, end: Offset) -> _Steps[None]:
+        """What has never been compacted becomes segments."""
+        bytes_max = self._host.config.compaction_segment_bytes
+        while start < end:
+            cleaner = self._cleaner(current, table, start, end, bytes_max=bytes_max)
+            yield from self._run(current, cleaner)
+            new = yield from self._read(current, cleaner.finish)
+            tombstones_ms = self._stamp_ms() if new.has_tombstones else 0
+            yield from self._replace(current, cleaner.start, cleaner.at, new, tombstones_ms)
+            start = cleaner.at
+
+    def _cleaner(
+        self,
+        current: _Pass,
+        table: KeyTable,
+        start: Offset,
+        stop: Offset,
+        *,
+        drops_tombstones: bool = False,
+        bytes_max: int | None = None,
+    ) -> Cleaner:
+        part = current.replica.part
+        writer = SegmentWriter(part.pid, part.producers_start)
+        return Cleaner(table, writer, start, stop, drops_tombstones=drops_tombstones, bytes_max=bytes_max)
+
+    def _run(self, current: _Pass, cleaner: Cleaner) -> _Steps[None]:
+        while not cleaner.is_done:
+            yield from self._step(current, cleaner.step)
+
+    def _step(self, current: _Pass, step: Callable[[LogReader], bool]) -> _Steps[None]:
+        if not (yield from self._read(current, step)):
+            raise _Abandoned("the log start has moved into what was to be read")
+
+    # ------------------------------------------------------------------------------------------- agreeing
+    def _replace(
+        self,
+        current: _Pass,
+        start: Offset,
+        end: Offset,
+        new: Rewritten,
+        tombstones_ms: int,
+        *,
+        is_reset: bool = False,
+    ) -> _Steps[None]:
+        """Agrees on the new bytes, and installs them here."""
+        replica = current.replica
+        if not replica.has_space(sum(len(stored.value) for stored in new.values)):
+            raise _Abandoned("this node's disk takes no more records")
+        yield from self._agree(current, start, end, new.digest, tombstones_ms, is_reset=is_reset)
+        current.removed += new.removed
+        if not new.is_changed:
+            replica.log.note_held(start, end, new.digest)
+            return
+        for _ in range(WAITS_MAX):
+            old = yield from self._read(current, partial(replaced, start=start, end=end))
+            installed = yield partial(self._install, replica, start, end, new, old)
+            if installed:
+                return
+            yield from self._pause(WAIT_MS)
+            self._check_leads(current)
+        raise _Abandoned("a compacted segment could not be installed")
+
+    def _install(self, replica: Replica, start: Offset, end: Offset, new: Rewritten, old: Any, done: _Done) -> None:
+        if not replica.install(start, end, new.digest, new.values, old, partial(done, True)):
+            self._host.deliver(partial(done, False))
+
+    def _agree(
+        self,
+        current: _Pass,
+        start: Offset,
+        end: Offset,
+        digest: bytes,
+        tombstones_ms: int,
+        *,
+        is_reset: bool = False,
+    ) -> _Steps[None]:
+        replica, seen, log_start = current.replica, current.replica.part.compactions, current.log_start
+        command = CompactSegment(
+            partition=replica.pid,
+            epoch=current.epoch,
+            compactions_seen=seen,
+            log_start_seen=log_start,
+            start=start,
+            end=end,
+            digest=digest,
+            tombstones_ms=tombstones_ms,
+            is_reset=is_reset,
+        )
+        reply: Reply | SmqError = yield lambda done: self._host.propose(command, PROPOSAL_MS, done)
+        if not isinstance(reply, Done):
+            raise _Abandoned(str(reply))
+        for _ in range(WAITS_MAX):
+            self._check_leads(current)
+            if replica.part.compactions > seen:
+                return
+            yield from self._pause(WAIT_MS)
+        raise _Abandoned("this node does not apply what was agreed")
+
+    def _give_up_lost(self, current: _Pass) -> _Steps[None]:
+        """The bytes of a segment are agreed, but no replica holds them: their leader ended before it sent them, or they
+        are damaged. This log's own bytes take their place, or another's if these cannot be read. They may hold what was
+        removed, so everything from there on is dirty again."""
+        replica = current.replica
+        now_ns, since_ns = self._host.clock.monotonic_ns(), self._segments.lacking.get(replica.pid)
+        behind = lowest_behind(replica)
+        if since_ns is None or behind is None or now_ns - since_ns < self._host.config.compaction_reset_ms * 1_000_000:
+            return
+        start, end, _ = behind
+        digest: bytes | SmqError = yield lambda done: self._look_ups.run(
+            replica, partial(own_digest, start=start, end=end), STEP_MS, done
+        )
+        self._check_leads(current)
+        if not isinstance(digest, SmqError) and digest != NO_DIGEST:
+            yield from self._agree(current, start, end, digest, 0, is_reset=True)
+            replica.log.note_held(start, end, digest)
+        else:
+            values: list[StoredValue] = yield lambda done: self._segments.adopt(replica, start, end, done)
+            self._check_leads(current)
+            if not values:
+                raise _Abandoned(f"no replica can read [{start}, {end})")
+            adopted = Rewritten(values, digest_of(values), has_tombstones=False, removed=0, is_changed=True)
+            yield from self._replace(current, start, end, adopted, 0, is_reset=True)
+        replica.compaction_due_ns = 0
+
+    # ------------------------------------------------------------------------------------------- tombstones
+    def _stamp_ms(self) -> int:
+        """From now on, tombstones are kept for their time. The replicated clock moves in steps and may be behind, so
+        this node's clock counts, too, within bounds: no tombstone goes too early, and none stays much too long."""
+        clock_ms, wall_ms = self._host.state.expiry_clock_ms, self._host.clock.wall_ns() // 1_000_000
+        return max(1, clock_ms, min(wall_ms, clock_ms + STAMP_AHEAD_MS_MAX) if clock_ms else wall_ms)
+
+    def _are_in_step(self, current: _Pass) -> _Steps[bool]:
+        """Whether every replica holds all segments as they are now."""
+        part = current.replica.part
+        others = [node for node in part.replicas if node != self._host.node_id]
+        self._request += 1
+        current.request = self._request
+        current.answers.clear()
+        query = StepQuery(part.pid, current.request, combined(part))
+        for node in others:
+            self._host.links.send(node, Channel.DATA, query)
+        for _ in range(IN_STEP_MS // WAIT_MS):
+            if len(current.answers) == len(others):
+                break
+            yield from self._pause(WAIT_MS)
+        self._check_leads(current)
+        return len(current.answers) == len(others) and all(current.answers.values())
+
+    def on_step_report(self, peer: NodeId, message: StepReport) -> None:
+        current = self._pass
+        if current is not None and current.request == message.request and current.replica.pid == message.partition:
+            current.answers[peer] = message.is_in_step
+
+
+def _is_due(dirt: Dirt, limits: Compaction, log_bytes: int, now_ms: int) -> bool:
+    if not dirt.size:
+        return False
+    is_old = dirt.oldest_ms != NO_AGE and dirt.oldest_ms <= now_ms - limits.lag_ms_max
+    return is_old or dirt.size >= Decimal(limits.dirty_ratio) * log_bytes
+
+
+def _is_expired(segment: Segment, limits: Compaction, now_ms: int) -> bool:
+    """Whether its tombstones have been kept for long enough."""
+    is_clean = segment.tombstones_ms > 0 and not segment.is_dirty
+    return is_clean and now_ms - segment.tombstones_ms >= limits.tombstones_ms
+
+
+def _is_alike(first: Segment, next_: Segment, drops: bool, limits: Compaction, now_ms: int) -> bool:
+    """Whether two neighbours may become one segment."""
+    return first.is_dirty == next_.is_dirty and (not drops or _is_expired(next_, limits, now_ms))

@@ -1,0 +1,182 @@
+"""Batches rewritten without some records: what stays has its bytes, its offset and its times."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.records import CODECS, BatchCorrupt, NewRecord, Record, build_batch, decode_batch, encode_batch, parse_header
+from smq.replication.log.codec import StoredValue, build_value, parse_header_of, parse_value
+from smq.replication.log.rewriting import RecordSpan, Rewritten, SegmentWriter, digest_of, spans
+
+PID = PartitionId(b"a partition's 20 by.")
+PRODUCER = 77
+
+
+def stored(
+    base: int,
+    keys: list[bytes | None],
+    *,
+    codec: str = "none",
+    epoch: int = 0,
+    producer: int = -1,
+    tombstones: bool = False,
+) -> StoredValue:
+    """A batch of one record per key. Its times leave room for those of the records."""
+    records = [
+        NewRecord(key, None if tombstones else b"value %d" % (base + n), 1_000 + base + n, (("h", b"x"),))
+        for n, key in enumerate(keys)
+    ]
+    batch = encode_batch(
+        records, codec=codec, producer_id=producer, producer_epoch=min(producer, 0), base_sequence=min(producer, 0)
+    )
+    header = parse_header(batch)
+    return parse_value(PID, build_value(PID, batch, header, Offset(base), Epoch(epoch), TsNs(10_000 + 10 * base)))
+
+
+def records_of(values: list[StoredValue]) -> list[Record]:
+    return [record for value in values if parse_header(value.batch).count for record in decode_batch(value.batch)]
+
+
+def written(values: list[StoredValue], removed: set[int], producers_start: int = 0) -> Rewritten:
+    writer = SegmentWriter(PID, Offset(producers_start))
+    for value in values:
+        writer.add(value, lambda offset, _: offset not in removed)
+    return writer.finish()
+
+
+def contiguous(*batches: tuple[int, int, str, int]) -> list[StoredValue]:
+    """(records, epoch, codec, producer) of each batch."""
+    values, base = [], 0
+    for count, epoch, codec, producer in batches:
+        values.append(stored(base, [b"k%d" % n for n in range(count)], codec=codec, epoch=epoch, producer=producer))
+        base += count
+    return values
+
+
+@given(
+    batches=st.lists(
+        st.tuples(
+            st.integers(1, 4), st.integers(0, 2), st.sampled_from(sorted(CODECS)), st.sampled_from([-1, PRODUCER])
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    data=st.data(),
+)
+def test_everything_but_the_removed_records_stays(
+    batches: list[tuple[int, int, str, int]], data: st.DataObject
+) -> None:
+    values = contiguous(
+        *((count, epoch, codec, producer) for count, epoch, codec, producer in sorted(batches, key=lambda b: b[1]))
+    )
+    end = values[-1].end
+    removed = data.draw(st.sets(st.integers(0, end - 1)))
+    new = written(values, removed, data.draw(st.integers(0, end)))
+    assert records_of(new.values) == [record for record in records_of(values) if record.offset not in removed]
+    assert new.removed == len(removed)
+    assert new.is_changed == bool(removed)
+    assert new.digest == digest_of(new.values)
+    # The batches touch, no epoch is mixed, and the append times of all records that are left stay.
+    assert [value.base for value in new.values] == [0, *(value.end for value in new.values[:-1])]
+    assert new.values[-1].end == end
+    stamps = {o: v.ts_ns + o - v.base for v in values for o in range(v.base, v.end)}
+    epochs = {o: v.epoch for v in values for o in range(v.base, v.end)}
+    for value in new.values:
+        assert {epochs[o] for o in range(value.base, value.end)} == {value.epoch}
+    for record in records_of(new.values):
+        holder = next(v for v in new.values if v.base <= record.offset < v.end)
+        assert holder.ts_ns + record.offset - holder.base == stamps[record.offset]
+    lasts = [(value.ts_ns, value.ts_ns + value.end - 1 - value.base) for value in new.values]
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(lasts))
+
+
+def test_bytes_without_a_removed_record_are_not_touched() -> None:
+    values = contiguous((3, 0, "zstd", PRODUCER), (2, 0, "none", -1))
+    assert next(v.value for v in written(values, {3}).values) == values[0].value
+
+
+def test_an_empty_batch_joins_the_one_before_it() -> None:
+    values = contiguous((2, 0, "none", -1), (3, 0, "none", -1), (1, 0, "none", -1))
+    new = written(values, {2, 3, 4})
+    assert [(v.base, v.end, parse_header(v.batch).count) for v in new.values] == [(0, 5, 2), (5, 6, 1)]
+
+
+def test_empty_batches_of_two_epochs_stay_apart() -> None:
+    new = written(contiguous((2, 0, "none", -1), (2, 1, "none", -1)), {0, 1, 2, 3})
+    assert [(v.base, v.end, v.epoch) for v in new.values] == [(0, 2, 0), (2, 4, 1)]
+
+
+def test_producers_stay_known_until_they_have_expired() -> None:
+    values = contiguous((2, 0, "none", PRODUCER), (2, 0, "none", PRODUCER), (2, 0, "none", PRODUCER))
+    new = written(values, set(range(6)), producers_start=2)
+    headers = [parse_header(v.batch) for v in new.values]
+    assert [(h.base_offset, h.end, h.producer_id, h.count) for h in headers] == [
+        (0, 2, PRODUCER, 0),
+        (2, 4, PRODUCER, 0),
+        (4, 6, PRODUCER, 0),
+    ], "the first batch has expired, but cannot take in one that has not"
+    assert headers[1].last_sequence == parse_header(values[1].batch).last_sequence
+    later = written(new.values, set(), producers_start=6)
+    assert [(v.base, v.end, parse_header(v.batch).producer_id) for v in later.values] == [(0, 6, -1)]
+
+
+def test_times_of_a_batch_are_those_of_its_records() -> None:
+    new = written(contiguous((3, 0, "none", -1)), {2})
+    assert parse_header(new.values[0].batch).max_timestamp == 1_001
+    assert parse_header(written(contiguous((1, 0, "none", -1)), {0}).values[0].batch).max_timestamp == -1
+
+
+def test_append_time_is_kept_as_the_largest_time() -> None:
+    value = contiguous((3, 0, "none", -1))[0]
+    ts_ns, header = parse_header_of(value.value, verify=None)
+    header = replace(header, attributes=header.attributes | 0x08, max_timestamp=5_000)
+    batch = build_batch(header, value.batch[61:])
+    stamped = parse_value(PID, build_value(PID, batch, parse_header(batch), value.base, value.epoch, ts_ns))
+    assert parse_header(written([stamped], {2}).values[0].batch).max_timestamp == 5_000
+
+
+@pytest.mark.parametrize("attribute", [0x10, 0x20], ids=["transactional", "control"])
+def test_batches_of_transactions_are_left_alone(attribute: int) -> None:
+    value = contiguous((3, 0, "none", -1))[0]
+    ts_ns, header = parse_header_of(value.value, verify=None)
+    batch = build_batch(replace(header, attributes=attribute), value.batch[61:])
+    odd = parse_value(PID, build_value(PID, batch, parse_header(batch), value.base, value.epoch, ts_ns))
+    assert written([odd], {0, 1, 2}).values == [odd]
+
+
+def test_a_batch_that_does_not_decode_is_left_alone() -> None:
+    value = contiguous((3, 0, "zstd", -1))[0]
+    ts_ns, header = parse_header_of(value.value, verify=None)
+    batch = build_batch(header, b"no zstd")
+    odd = parse_value(PID, build_value(PID, batch, parse_header(batch), value.base, value.epoch, ts_ns))
+    assert written([odd], {0, 1, 2}).values == [odd]
+
+
+def test_tombstones_are_noticed() -> None:
+    assert written([stored(0, [b"k"], tombstones=True)], set()).has_tombstones
+    assert not written([stored(0, [b"k"], tombstones=True)], {0}).has_tombstones
+    assert not written([stored(0, [None], tombstones=True)], set()).has_tombstones
+
+
+def test_spans_find_keys_and_tombstones() -> None:
+    batch = encode_batch([NewRecord(b"a", b"1", 5), NewRecord(None, None, 7), NewRecord(b"", b"", 6)])
+    found = list(spans(bytes(batch[61:]), 3))
+    assert [(s.offset_delta, s.timestamp_delta, s.key, s.is_tombstone) for s in found] == [
+        (0, 0, b"a", False),
+        (1, 2, None, True),
+        (2, 1, b"", False),
+    ]
+
+
+@given(st.binary(max_size=60), st.integers(0, 5))
+def test_any_bytes_are_records_or_corrupt(body: bytes, count: int) -> None:
+    try:
+        found = list(spans(body, count))
+    except BatchCorrupt:
+        return
+    assert len(found) == count
+    assert all(isinstance(span, RecordSpan) and span.stop <= len(body) for span in found)

@@ -1,0 +1,228 @@
+"""Compacted segments in a log: installed, served, kept through restarts, power cuts, cuts and deletions at the start.
+
+A leader's log compacts itself, a follower's takes what the leader's has: as appends above what is compacted, and as
+whole segments below. Both must hold the same bytes in the end, on both kinds of disk.
+"""
+
+import shutil
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.records import NewRecord, decode_batch, encode_batch, parse_header
+from smq.replication.log import partition_log
+from smq.replication.log.rewriting import SegmentWriter, digest_of
+from smq.replication.log.segments import own_digest, replaced
+from smq.replication.log.state import CHECKPOINT_BATCHES
+from smq.replication.log.store import LogStore, StoredValue
+from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness
+
+EVERY = "CHECKPOINT_BATCHES"
+PID = PartitionId(b"a partition's 20 by.")
+
+
+def nothing() -> None:
+    pass
+
+
+class Node:
+    """A log on a disk of its own."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self.log = LogStore(harness.disk, tail_bytes_kept=0).create(PID, Offset(0))
+        harness.settle()
+
+    def reopen(self, *, crash: bool = False) -> None:
+        disk = self.harness.crash() if crash and isinstance(self.harness, FakeHarness) else self.harness.reopen()
+        self.log = LogStore(disk, tail_bytes_kept=0).open_all()[PID]
+        self.log.keep_from(Offset(0))
+        self.harness.settle()
+
+    def append(self, keys: list[int], epoch: int) -> None:
+        log = self.log
+        records = [NewRecord(b"%d" % key, b"v" * 20, log.appended_end) for key in keys]
+        batch = encode_batch(records, producer_id=7, producer_epoch=0, base_sequence=log.appended_end)
+        log.append(batch, parse_header(batch), epoch=Epoch(epoch), ts_ns=TsNs(log.last_ts_ns + 5), done=nothing)
+
+    def stored(self, start: int = 0) -> list[StoredValue]:
+        """Everything on disk and in memory from the batch at `start` on."""
+        log, at, found = self.log, max(start, self.log._first), []
+        while at < log.appended_end:
+            found += log.read_segment(Offset(at), log.durable_end, 1 << 30) or log.read(Offset(at), log.appended_end, 1)
+            at = found[-1].end
+        return found
+
+    def install(self, start: int, end: int, values: list[StoredValue]) -> bool:
+        old = replaced(self.log, Offset(start), Offset(end))
+        done: list[bool] = []
+        took = self.log.install(Offset(start), Offset(end), digest_of(values), values, old, lambda: done.append(True))
+        self.harness.settle()
+        assert not took or done or not isinstance(self.harness, FakeHarness)
+        return took
+
+
+def rewritten(values: list[StoredValue], removed: set[int], producers_start: int) -> list[StoredValue]:
+    writer = SegmentWriter(PID, Offset(producers_start))
+    for value in values:
+        writer.add(value, lambda offset, _: offset not in removed)
+    return writer.finish().values
+
+
+class Segments(RuleBasedStateMachine):
+    @initialize(kind=st.sampled_from(["fake", "lmdb"]))
+    def begin(self, kind: str) -> None:
+        # Checkpoints between all batches: most lie inside a compacted batch later.
+        vars(partition_log)[EVERY] = 1
+        self.folder = Path(tempfile.mkdtemp(prefix="smq-segments-"))
+        self.nodes = [Node(FakeHarness(n) if kind == "fake" else LmdbHarness(self.folder / str(n))) for n in range(2)]
+        self.leader, self.follower = self.nodes
+        self.borders: dict[int, int] = {}  # start -> end of the segments of the state
+        self.gone: set[int] = set()
+        self.epoch = 0
+        self.producers_start = 0
+        for keys in range(8):
+            self.leader.append([keys % 3] * (1 + keys % 3), keys // 3)
+        self.epoch = 2
+        self.leader.harness.settle()
+
+    @property
+    def compacted_end(self) -> int:
+        return max(self.borders.values(), default=0)
+
+    @rule(batches=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=4))
+    def append(self, batches: list[list[int]]) -> None:
+        for keys in batches:
+            self.leader.append(keys, self.epoch)
+        self.leader.harness.settle()
+
+    @rule()
+    def begin_epoch(self) -> None:
+        self.epoch += 1
+
+    @precondition(lambda self: self.leader.log.appended_end > self.leader.log.log_start)
+    @rule(data=st.data())
+    def compact(self, data: st.DataObject) -> None:
+        """A stretch of whole segments, or what follows the last one, with any records removed."""
+        log = self.leader.log
+        first = min(self.borders, default=self.leader.stored(log.log_start)[0].base if not self.borders else 0)
+        if not self.borders:
+            first = next(v.base for v in self.leader.stored() if v.end > log.log_start)
+        ends = sorted({*self.borders.values(), *(v.end for v in self.leader.stored() if v.end > self.compacted_end)})
+        start = data.draw(st.sampled_from(sorted({*self.borders, self.compacted_end if self.borders else first})))
+        above = [end for end in ends if end > max(start, log.log_start)]
+        if not above:
+            return
+        end = data.draw(st.sampled_from(above))
+        values = [v for v in self.leader.stored(start) if start <= v.base < end]
+        offsets = [r.offset for v in values if parse_header(v.batch).count for r in decode_batch(v.batch)]
+        removed = set(data.draw(st.lists(st.sampled_from(offsets), unique=True))) if offsets else set()
+        self.producers_start = max(self.producers_start, data.draw(st.integers(0, end)))
+        self.leader.log.forget_producers(Offset(self.producers_start))
+        self.follower.log.forget_producers(Offset(self.producers_start))
+        assert self.leader.install(start, end, rewritten(values, removed, self.producers_start))
+        self.gone |= removed
+        self.borders = {s: e for s, e in self.borders.items() if e <= start or s >= end} | {start: end}
+
+    @rule(times=st.integers(1, 4), count=st.integers(1, 5))
+    def replicate(self, times: int, count: int) -> None:
+        for _ in range(times):
+            self.replicate_once(count)
+
+    def replicate_once(self, count: int) -> None:
+        """The next segment that differs, or the next batches above all of them."""
+        log = self.follower.log
+        for start, end in sorted(self.borders.items()):
+            digest = self.leader.log.segments.digest_at(Offset(start))
+            if end > log.log_start and log.segments.end_of(Offset(start), digest) != end:
+                if log.appended_end >= start or log.appended_end == log.log_start:
+                    values = [v for v in self.leader.stored(start) if start <= v.base < end]
+                    if values and values[0].base == start:
+                        self.follower.install(start, end, values)
+                return
+        if log.appended_end < self.compacted_end:
+            return
+        for value in self.leader.stored(log.appended_end)[:count]:
+            if value.base == log.appended_end or value.base <= log.log_start == log.appended_end:
+                log.append_stored(value, nothing)
+        self.follower.harness.settle()
+
+    @precondition(lambda self: self.leader.log.appended_end > self.leader.log.log_start)
+    @rule(data=st.data())
+    def advance_log_start(self, data: st.DataObject) -> None:
+        log = self.leader.log
+        start = min(log.log_start + data.draw(st.integers(1, 6)), log.appended_end)
+        self.borders = {s: e for s, e in self.borders.items() if e > start}
+        for node in self.nodes:
+            node.log.keep_from(Offset(min(self.borders, default=start)))
+            node.log.advance_log_start(Offset(start))
+            node.harness.settle()
+
+    @rule(data=st.data())
+    def truncate_follower(self, data: st.DataObject) -> None:
+        log = self.follower.log
+        cut = data.draw(st.integers(0, 3))
+        log.truncate(Offset(max(self.compacted_end, log.log_start, log.appended_end - cut)))
+        self.follower.harness.settle()
+
+    @rule(number=st.integers(0, 1), crash=st.booleans())
+    def restart(self, number: int, crash: bool) -> None:
+        self.nodes[number].reopen(crash=crash)
+        self.nodes[number].log.forget_producers(Offset(self.producers_start))
+        self.nodes[number].log.keep_from(Offset(min(self.borders, default=self.nodes[number].log.log_start)))
+        self.nodes[number].harness.settle()
+
+    @invariant()
+    def logs_are_whole(self) -> None:
+        for node in getattr(self, "nodes", ()):
+            log = node.log
+            assert log.tail_damage is None
+            assert not log.damaged_batches
+            values = node.stored()
+            assert all(a.end == b.base for a, b in pairwise(values))
+            offsets = {r.offset for v in values if parse_header(v.batch).count for r in decode_batch(v.batch)}
+            expected = set(range(log.log_start, log.appended_end)) - self.gone
+            assert expected <= offsets, "no record is missing but those that were removed"
+            size = sum(len(v.value) for v in values if v.end > log._base.end)
+            assert log.size_bytes == size
+            infos = list(log._durable_infos(0, log._first))
+            assert [(i.base, i.end, i.ts_ns) for i in infos] == [(v.base, v.end, v.ts_ns) for v in values]
+
+    @invariant()
+    def time_lookups_find_every_record(self) -> None:
+        for node in getattr(self, "nodes", ()):
+            log = node.log
+            for value in node.stored(log.log_start):
+                header = parse_header(value.batch)
+                if header.count and value.base >= log.log_start:
+                    found = log.find_timestamp(header.max_timestamp)
+                    assert found is not None
+                    assert found.base <= value.base
+
+    @invariant()
+    def segments_of_the_state_are_kept_in_whole(self) -> None:
+        if getattr(self, "borders", None):
+            assert self.leader.log._first <= min(self.borders)
+
+    @invariant()
+    def held_segments_have_their_digest(self) -> None:
+        for node in getattr(self, "nodes", ()):
+            for start, end, digest in node.log.segments._rows():
+                if node.log.holds(start):
+                    assert own_digest(node.log, start, end) == digest
+
+    def teardown(self) -> None:
+        for node in getattr(self, "nodes", ()):
+            node.harness.close()
+        if hasattr(self, "folder"):
+            vars(partition_log)[EVERY] = CHECKPOINT_BATCHES
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+TestSegments = Segments.TestCase
+TestSegments.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -24,6 +24,7 @@ from smq.replication.partition.commits import Commits
 from smq.replication.partition.due import caught_up, hidden_damage, hwm_advances, mode_changes
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
+from smq.replication.partition.log_starts import LogStarts
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
@@ -81,6 +82,7 @@ class Replicas:
         self._retainer = Retainer(host, self.look_ups)
         clock, propose = host.clock, host.propose
         self.mark_due = Coalescer(clock, propose, hwm_advances, _as_advances).mark_due
+        self.log_starts = LogStarts(host, self.ends, self._by_pid.get, self.mark_due)
         self._mark_hwm_behind = Coalescer(clock, propose, hwm_advances, _as_advances, pace_ms=HWM_PACE_MS).mark_due
         changes = partial(mode_changes, host)
         self.mark_mode = Coalescer(clock, propose, changes, lambda items: items[0], items_max=1).mark_due

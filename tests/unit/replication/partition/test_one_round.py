@@ -64,8 +64,7 @@ def elect(host: Host, node: NodeId, end: int) -> None:
 @pytest.fixture
 def host() -> Host:
     """A host whose replica leads epoch 0 of an empty partition out of two-round mode."""
-    host = Host()
-    rounds(host, 1)
+    host = Host(rounds=1)
     host.create_partition()
     assert not host.part.two_round
     return host
@@ -73,8 +72,7 @@ def host() -> Host:
 
 def follower() -> Host:
     """A host whose replica follows PEER_A in epoch 1, which started at 0."""
-    host = Host()
-    rounds(host, 1)
+    host = Host(rounds=1)
     host.create_partition()
     elect(host, PEER_A, 0)
     return host

@@ -50,6 +50,7 @@ class Chance:
             self._wipe: rng.choice((0, 0, 0.7, 2)) if is_many else 0,
             self._damage: rng.choice((0, 0, 0.7)) if is_many else 0,
             self._rot: rng.choice((0, 0, 0.7)) if is_more else 0,
+            self._lose_rows: rng.choice((0, 0, 0.7)) if is_more else 0,
             self._move_log_start: rng.choice((0, 0.7, 2)),
             self._tick: 8,
             self._commit: rng.choice((6, 14)),
@@ -210,6 +211,9 @@ class Chance:
     def _rot(self) -> None:
         self._lose("rot", self._any())
 
+    def _lose_rows(self) -> None:
+        self._lose(self._rng.choice(("lose_last_batch", "lose_log")), self._any())
+
     def _lose(self, how: str, node: int, *options: int) -> None:
         if not self.group.may_lose(node):
             return
@@ -218,7 +222,7 @@ class Chance:
         self._do(how, node, *options)
         if self._is(0.9):
             self._start_again(node)
-            if how == "damage_tail" and self._is():
+            if how in ("damage_tail", "lose_log") and self._is():
                 self._do("tick", node, 50.0)
                 self._commit_latest(MarkIncomplete, node=node)
                 self._catch_up(node)

@@ -6,7 +6,7 @@ replica: what a course demands is what `truth` judges.
 """
 
 from chaos_tests.sim.partition.group import Group
-from smq.raft_state.commands import CompleteReplicas, ElectLeader, SetMode
+from smq.raft_state.commands import AdvanceHwms, CompleteReplicas, ElectLeader, SetMode
 
 
 def _election_of(group: Group, *nodes: int, candidate: int) -> int:
@@ -180,6 +180,57 @@ def damaged_batch_is_in_a_sealed_log(group: Group) -> None:
         group.apply(node)
     group.crash(1)
     group.elect(2, 3, candidate=2)
+
+
+def last_batch_is_missing(group: Group) -> None:
+    """A follower's copy of the last committed batch is not even there any more: only its index row says that it was."""
+    group.produce(1)
+    group.exchange(1, 2)
+    group.produce(1)
+    group.deliver(1, 2)
+    group.deliver(2, 1)
+    group.lose_last_batch(2)
+    group.commit(group.start(2))
+    for node in (2, 3):
+        group.apply(node)
+    group.crash(1)
+    group.elect(2, 3, candidate=2)
+
+
+def log_is_missing(group: Group) -> None:
+    """A follower's log is not there any more, although its state says that it has one."""
+    group.produce(1)
+    group.exchange(1, 2)
+    group.lose_log(2)
+    group.commit(group.start(2))
+    for node in (2, 3):
+        group.apply(node)
+    group.crash(1)
+    group.elect(2, 3)
+
+
+def log_start_passes_hidden_damage(group: Group) -> None:
+    """A follower's damaged log is passed by the log start, and its process dies before the others know of the damage.
+    The next one must still find that there was more."""
+    group.produce(1)
+    group.exchange(1, 2, 3)
+    group.tick(1, 200)
+    group.commit(group.latest(AdvanceHwms))
+    for _ in range(2):
+        group.apply(1)
+        group.produce(1)
+        group.exchange(1, 2)
+    group.damage_tail(2, 9)
+    group.start(2)
+    group.move_log_start(group.part.hwm)
+    group.apply(2)
+    group.run(2)
+    group.crash(2)
+    group.commit(group.start(2))
+    for node in (2, 3):
+        group.apply(node)
+    group.crash(1)
+    group.elect(2, 3)
 
 
 # ---------------------------------------------------------------------------------------------- commit points, modes

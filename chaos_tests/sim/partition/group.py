@@ -295,6 +295,33 @@ class Group:
         member.image.is_damaged = member.has_lost = True
         return True
 
+    def lose_last_batch(self, node: int) -> bool:
+        """Its last batch is gone, as if a page had lost a row. The index row is still there. The node is down
+        afterwards."""
+        member = self.member(node)
+        if not self.may_lose(node):
+            return False
+        self.crash(node)
+        keys = [k for k in member.image.tables[Table.BATCHES] if k.startswith(self.pid)]
+        if keys:
+            self.truth.disk_goes(member)
+            del member.image.tables[Table.BATCHES][keys[-1]]
+            member.image.is_damaged = member.has_lost = True
+        return bool(keys)
+
+    def lose_log(self, node: int) -> bool:
+        """Its log is gone without a trace, and its Raft is not. The node is down afterwards."""
+        member = self.member(node)
+        if not self.may_lose(node):
+            return False
+        self.crash(node)
+        self.truth.disk_goes(member)
+        for table in (Table.BATCHES, Table.TIMES, Table.CHECKPOINTS):
+            for key in [k for k in member.image.tables[table] if k.startswith(self.pid)]:
+                del member.image.tables[table][key]
+        member.image.is_damaged = member.has_lost = True
+        return True
+
     def may_lose(self, node: int) -> bool:
         """As long as no more replicas have lost something than elections can do without."""
         lossy = {int(m.node) for m in self.members.values() if self._is_lossy(m)}
@@ -303,9 +330,9 @@ class Group:
     def _is_lossy(self, member: Member) -> bool:
         """Its disk may hold less than it has acknowledged, or damage that is not repaired."""
         if member.has_lost:
-            registered = self.head.state.nodes[member.node].incarnation == member.processes
-            is_marked = registered and not (member.replica is None or member.replica.is_end_hidden)
-            if is_marked and member.node not in self.part.incomplete:
+            replica, known = member.replica, self.head.state.nodes[member.node]
+            is_found = replica is not None and not replica.is_end_hidden and known.incarnation == member.processes
+            if is_found and replica is not None and not replica.log.damaged_batches:
                 member.has_lost = False
         return member.has_lost or member.node in self.part.incomplete or self.truth.is_rotten(member)
 

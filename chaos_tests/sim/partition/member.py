@@ -130,7 +130,7 @@ class Member:
         self.replicas = self._make_replicas(disk)
         for _ in self.replicas.open_logs():
             pass
-        self.jump(applied)
+        self.jump(applied, is_own_disk=True)
 
     def _make_replicas(self, disk: FakeDisk) -> Replicas:
         world, slices = self._world, Slices(self.clock)
@@ -212,11 +212,11 @@ class Member:
             self._follow()
         self._after_apply()
 
-    def jump(self, end: int) -> None:
+    def jump(self, end: int, *, is_own_disk: bool = False) -> None:
         """As with a snapshot: the state is replaced as a whole, and the replicas follow afterwards."""
         while self.applied < end:
             self._apply_next(lambda _pids: None)
-        self.replicas.touch_all()
+        self.replicas.touch_all(is_own_disk=is_own_disk)
         self._follow()
         self._after_apply()
 

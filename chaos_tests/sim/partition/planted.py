@@ -155,6 +155,24 @@ COURSE_BUGS: tuple[CourseBug, ...] = (
         course=courses.damaged_batch_is_in_a_sealed_log,
     ),
     CourseBug(
+        name="missing-batch-forgotten",
+        rule="23: what only the index still knows of is damaged, and its log ends after it",
+        mutations=(Mutation("smq.replication.log.store:LogStore._recover", "recovery.take_missing()", "pass"),),
+        course=courses.last_batch_is_missing,
+    ),
+    CourseBug(
+        name="missing-log-begins-anew",
+        rule="23: a log that is missing although its disk has the partition's state may have held anything",
+        mutations=(Mutation(_PARTITION + "replicas:Replicas.touch_all", "if is_own_disk:", "if False:"),),
+        course=courses.log_is_missing,
+    ),
+    CourseBug(
+        name="log-start-deletes-hidden-damage",
+        rule="23: damage that hides where a log ended stays there until the others know of it",
+        mutations=(Mutation(_REPLICA + "_follow_log_start", " and not self.is_end_hidden", ""),),
+        course=courses.log_start_passes_hidden_damage,
+    ),
+    CourseBug(
         name="commit-point-of-another-epoch",
         rule="24: a follower takes a commit point only in its applied epoch, and its leader sends none before",
         mutations=(

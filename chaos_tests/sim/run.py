@@ -67,7 +67,7 @@ FINAL_MS_MAX = 60_000.0  # the full read of all replicas
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Switches logging off for the time of a run, as tests share the process: hundreds of faults are expected here, and
     are in the trace."""
     logger, configuration = logging.getLogger("smq"), structlog.get_config()
@@ -468,5 +468,5 @@ def simulate(
     scenario: Scenario, seed: int, *, trace: bool = False, schedule: tuple[Strike, ...] | None = None
 ) -> Result:
     """Runs one seed to its verdict; the strikes of a schedule, if given, replace the seed's own."""
-    with _silence(), _uncollected(), level_two() if scenario.cluster.upgrades else nullcontext():
+    with silence(), _uncollected(), level_two() if scenario.cluster.upgrades else nullcontext():
         return Simulation(scenario, seed, trace=trace, schedule=schedule).run()

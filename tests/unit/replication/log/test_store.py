@@ -9,7 +9,7 @@ from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import NewRecord, encode_batch, parse_header, validate_produced
 from smq.replication.config import TAIL_BYTES_KEPT
 from smq.replication.log import partition_log
-from smq.replication.log.codec import TIME_APPEND, BatchDamaged, base_of_key, batch_key, build_value, times_range
+from smq.replication.log.codec import BatchDamaged, base_of_key, batch_key, build_value
 from smq.replication.log.lineage import EpochRun
 from smq.replication.log.producers import ProducerTable
 from smq.replication.log.store import LogStore, PartitionLog, StoredValue, parse_value
@@ -167,42 +167,6 @@ def test_a_missing_batch_is_damage(harness: Harness) -> None:
     log = LogStore(harness.reopen()).open_all()[PID]
     assert log.appended_end == 2
     assert "offset 2" in str(log.tail_damage)
-
-
-def test_a_log_whose_last_batches_are_missing_with_some_of_their_rows_has_a_damaged_tail(harness: Harness) -> None:
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    for _ in range(5):
-        append(log)
-    harness.disk.submit([Delete(Table.BATCHES, batch_key(PID, 2), batch_key(PID, 5))])
-    harness.settle()
-    lose_row(harness, 3)
-    log = LogStore(harness.reopen()).open_all()[PID]
-    assert log.appended_end == 3, "the row of the batch at 2 is there"
-    assert "offset 3" in str(log.tail_damage)
-
-
-def test_a_damaged_index_row_after_the_last_batch_names_none(harness: Harness) -> None:
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    for _ in range(2):
-        append(log)
-    harness.settle()
-    start, stop = times_range(PID, TIME_APPEND)
-    row, value = harness.disk.scan(Table.TIMES, start, stop, reverse=True, limit=1)[0]
-    harness.disk.submit([Put(Table.TIMES, row[:-9] + b"\xff" + row[-8:], value)])
-    harness.settle()
-    log = LogStore(harness.reopen()).open_all()[PID]
-    assert (log.appended_end, log.tail_damage, log.damaged_batches) == (2, None, set())
-
-
-def test_nothing_of_a_lost_log_is_written_before_it_is_cut(harness: Harness) -> None:
-    log = LogStore(harness.disk).lost(PID, Offset(7))
-    harness.settle()
-    assert LogStore(harness.reopen()).open_all() == {}
-    assert (log.appended_end, log.has_producers, log.tail_damage is None) == (7, False, False)
-    log = LogStore(harness.disk).lost(PID, Offset(7))
-    log.truncate(log.appended_end)
-    log = LogStore(harness.reopen()).open_all()[PID]
-    assert (log.log_start, log.appended_end, log.has_producers, log.tail_damage) == (7, 7, False, None)
 
 
 def test_a_log_with_a_damaged_tail_takes_no_append_until_it_is_cut_there(harness: Harness) -> None:

@@ -50,6 +50,7 @@ from smq.testing.virtual.network import LinkProfile, SimNetwork
 from smq.testing.virtual.rng import Streams
 
 BOOT_MS_MAX = 20_000.0  # from power on to a quorum that answers
+RETENTION_MS_MAX = 3_000.0  # several looks at each partition
 SETTLE_MS_MAX = 40_000.0  # from the heal to agreement: several election and session time-outs in a row
 # Coarser or smaller than the defaults of production. With those, idle ticks are a third of a run's events.
 TIMINGS: dict[str, Any] = {
@@ -384,7 +385,11 @@ class Simulation:
         return None
 
     def _final_work(self) -> None:
-        """Probes of every kind, agreement again, then the full read."""
+        """Probes of every kind, agreement again, then the full read. What the storm has written last may have to go
+        first: retention looks at a partition periodically, and at what Raft's mark has passed."""
+        profile = self.scenario.cluster
+        if profile.retention_records or profile.retention_ms:
+            self.scheduler.run_for_ms(RETENTION_MS_MAX)
         if self._run_script(self._probes(), "probes") and self._settle("converged after the probes"):
             self._run_script(self._read_all(), "the final read")
             for host in self.cluster.up():

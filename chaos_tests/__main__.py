@@ -19,6 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     sim.add_argument("--seeds", type=int, default=1, help="how many (default 1)")
     sim.add_argument("--scenario", help="one scenario by name or file (default: all, in rotation)")
     sim.add_argument("--raft-group", type=int, metavar="NODES", help="Raft alone, in groups of this many nodes")
+    sim.add_argument("--one-partition", action="store_true", help="random schedules of one partition alone")
     sim.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     sim.add_argument("--trace", action="store_true", help="also keep the trace of every message")
     sim.add_argument("--keep", type=Path, default=Path("sim-failures"), help="where failing seeds are kept")
@@ -94,6 +95,10 @@ def _sim(options: argparse.Namespace) -> int:
         from chaos_tests.sim.raft.seeds import run_seeds
 
         return run_seeds(options.seed, options.seeds, options.raft_group)
+    if options.one_partition:
+        from chaos_tests.sim.partition.chance import run_seeds as run_schedules
+
+        return run_schedules(options.seed, options.seeds)
     if options.shrink or options.schedule is not None:
         return _one_schedule(options)
     order = Order(

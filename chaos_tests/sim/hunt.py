@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from chaos_tests.sim.mutation import PlantedBug
+from chaos_tests.sim.partition.planted import COURSE_BUGS, CourseBug
 from chaos_tests.sim.planted.catalogue import BUGS
 from chaos_tests.sim.raft import planted as raft_planted
 from chaos_tests.sim.raft.planted import GroupBug
@@ -18,21 +19,27 @@ from chaos_tests.sim.shrink import ShrinkError, shrink
 
 STRIKES_SHOWN = 6  # of a schedule that does not shrink further
 GROUP_BUGS = tuple(bug for bug in raft_planted.BUGS.values() if bug.plan is not None)
+BY_HAND = 0  # the seed of a course
+Bug = PlantedBug | GroupBug | CourseBug
 
 
 @dataclass(frozen=True, slots=True)
 class Catch:
-    """`seed` is None if no seed within the bug's bound showed a fitting anomaly. `schedule` holds the strikes that the
-    bug takes. It is None if it was not requested, or if the list of strikes does not reproduce the bug."""
+    """`seed` is None if no seed within the bug's bound, or not the bug's course, showed a fitting anomaly. `schedule`
+    holds the strikes that the bug takes. It is None if it was not requested, or if the list of strikes does not
+    reproduce the bug."""
 
-    bug: PlantedBug | GroupBug
+    bug: Bug
     seed: int | None
     anomalies: tuple[str, ...]
     schedule: tuple[str, ...] | None = None
 
 
-def hunt(bug: PlantedBug | GroupBug, *, shrink_runs: int = 0) -> Catch:
+def hunt(bug: Bug, *, shrink_runs: int = 0) -> Catch:
     """The first seed that shows a fitting anomaly, and all anomalies that it shows."""
+    if isinstance(bug, CourseBug):
+        found = bug.found()
+        return Catch(bug, None if found is None else BY_HAND, () if found is None else (found,))
     return _hunt_group(bug) if isinstance(bug, GroupBug) else _hunt_cluster(bug, shrink_runs)
 
 
@@ -70,7 +77,7 @@ def _shrunk(bug: PlantedBug, seed: int, runs: int) -> tuple[str, ...] | None:
 
 
 def hunt_all(names: list[str], *, shrink_runs: int = 0) -> Iterator[Catch]:
-    bugs: list[PlantedBug | GroupBug] = [*BUGS, *GROUP_BUGS]
+    bugs: list[Bug] = [*BUGS, *COURSE_BUGS, *GROUP_BUGS]
     for bug in bugs:
         if not names or bug.name in names:
             yield hunt(bug, shrink_runs=shrink_runs)
@@ -86,18 +93,24 @@ def table(catches: list[Catch]) -> str:
         "column is what Hypothesis left of the seed's faults within the runs that it had. If nothing is left, the",
         "bug shows without any fault but the network's own delays and losses. An empty cell: not cut down yet.",
         "The scenario `raft group` is Raft alone (`chaos_tests/sim/raft`); faults of its seeds are not cut down.",
+        "The scenario `one partition` is a partition alone (`chaos_tests/sim/partition`), in a course built by hand.",
         "Rules with a number, and what each anomaly means: [rules.md](rules.md).",
         "",
         "| bug | the rule it breaks | scenario | seeds needed | anomalies of that seed | faults it takes |",
         "|---|---|---|---|---|---|",
     ]
     for catch in catches:
-        seed = "not found" if catch.seed is None else str(catch.seed)
+        seed = "not found" if catch.seed is None else "a course" if catch.seed == BY_HAND else str(catch.seed)
         anomalies = ", ".join(catch.anomalies)
-        scenario = "raft group" if isinstance(catch.bug, GroupBug) else catch.bug.scenario
-        cells = (catch.bug.name, catch.bug.rule, scenario, seed, anomalies, _cell(catch.schedule))
+        cells = (catch.bug.name, catch.bug.rule, _scenario(catch.bug), seed, anomalies, _cell(catch.schedule))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _scenario(bug: Bug) -> str:
+    if isinstance(bug, CourseBug):
+        return "one partition"
+    return "raft group" if isinstance(bug, GroupBug) else bug.scenario
 
 
 def _cell(schedule: tuple[str, ...] | None) -> str:

@@ -57,6 +57,7 @@ from smq.testing.virtual.network import LinkProfile, SimNetwork
 from smq.testing.virtual.rng import Streams
 
 BOOT_MS_MAX = 20_000.0  # from power on to a quorum that answers
+RETENTION_MS_MAX = 3_000.0  # several looks at each partition
 SETTLE_MS_MAX = 40_000.0  # from the heal to agreement: several election and session time-outs in a row
 # Coarser or smaller than the defaults of production. With those, idle ticks are a third of a run's events.
 TIMINGS: dict[str, Any] = {
@@ -74,7 +75,7 @@ FINAL_MS_MAX = 60_000.0  # the full read of all replicas
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Switches logging off for the time of a run, as tests share the process: hundreds of faults are expected here, and
     are in the trace."""
     logger, configuration = logging.getLogger("smq"), structlog.get_config()
@@ -409,7 +410,11 @@ class Simulation:
         return None
 
     def _final_work(self) -> None:
-        """Probes of every kind, agreement again, then the full read."""
+        """Probes of every kind, agreement again, then the full read. What the storm has written last may have to go
+        first: retention looks at a partition periodically, and at what Raft's mark has passed."""
+        profile = self.scenario.cluster
+        if profile.retention_records or profile.retention_ms:
+            self.scheduler.run_for_ms(RETENTION_MS_MAX)
         if self._run_script(self._probes(), "probes") and self._settle("converged after the probes"):
             self._run_script(self._read_all(), "the final read")
             if self.world.keys and self._settle("converged after the final read"):
@@ -496,5 +501,5 @@ def simulate(
     scenario: Scenario, seed: int, *, trace: bool = False, schedule: tuple[Strike, ...] | None = None
 ) -> Result:
     """Runs one seed to its verdict; the strikes of a schedule, if given, replace the seed's own."""
-    with _silence(), _uncollected(), level_two() if scenario.cluster.upgrades else nullcontext():
+    with silence(), _uncollected(), level_two() if scenario.cluster.upgrades else nullcontext():
         return Simulation(scenario, seed, trace=trace, schedule=schedule).run()

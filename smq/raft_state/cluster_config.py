@@ -80,7 +80,7 @@ CLUSTER_CONFIG: Final[dict[str, ConfigKey]] = {
         type=ConfigType.INT,
     ),
     COMMIT_ROUNDS: ConfigKey(
-        default="2",
+        default="1",
         values="1 or 2",
         meaning="what commits a record: 1 round, a majority of its replicas has it on disk; or 2, the high water mark"
         " has passed it, too, and then any one replica that reaches the mark may lead",

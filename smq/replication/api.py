@@ -29,7 +29,7 @@ from smq.raft_state.ids import (
     Sequence as ProducerSequence,
 )
 from smq.raft_state.replies import OffsetsAssigned, Reply
-from smq.raft_state.state import ClusterState, CommittedOffset
+from smq.raft_state.state import ClusterState, CommittedOffset, PartitionState
 from smq.replication.ports import Buffer, Quorum
 
 T = TypeVar("T")
@@ -216,6 +216,10 @@ class NodeApi(Protocol):
 
     def replica_status(self, partition: PartitionId) -> ReplicaStatus | None:
         """Of this node's replica of a partition; None if it has none."""
+
+    def known_hwm(self, partition: PartitionState) -> Offset:
+        """As far as this node knows: what its replica takes for committed, otherwise the mark in the replicated state,
+        which is a little behind. Only the partition's leader can say that there is no more (`partition_ranges`)."""
 
     def producers(self, partition: PartitionId) -> Sequence[ActiveProducer] | None:
         """The idempotent producers that this node's replica knows, the least recent writer first; None if it has no

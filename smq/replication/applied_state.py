@@ -85,11 +85,13 @@ class AppliedState:
 
     def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
         """The new state replaces the old one in one step. Until a replica is settled, it continues with the old record
-        of its partition, as on a node that lags. No barrier ends before all replicas are settled."""
+        of its partition, as on a node that lags. No barrier ends before all replicas are settled. The first state of a
+        process comes from its own disk."""
+        is_own = not self.index
         self._machine = yield from Machine.restoring(snapshot, self._known_level)
         self.index = index
         self.digests.on_state_moved()
-        self._replicas.touch_all()
+        self._replicas.touch_all(is_own_disk=is_own)
         self._controller.wake()
         while not self._replicas.follow():
             yield

@@ -12,9 +12,9 @@ from typing import Final
 import structlog
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, PartitionId, TopicId
+from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
 from smq.raft_state.levels import UpgradeNeeded
-from smq.raft_state.state import ClusterState
+from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import ActiveProducer, DoneFn, NodeStatus, ReplicaStatus
 from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
@@ -330,6 +330,10 @@ class Node:
     def replica_status(self, partition: PartitionId) -> ReplicaStatus | None:
         replica = self.replicas.get(partition)
         return replica.status() if replica is not None else None
+
+    def known_hwm(self, partition: PartitionState) -> Offset:
+        replica = self.replicas.get(partition.pid)
+        return max(partition.hwm, replica.known_commit_point()) if replica is not None else partition.hwm
 
     def producers(self, partition: PartitionId) -> list[ActiveProducer] | None:
         replica = self.replicas.get(partition)

@@ -34,7 +34,6 @@ from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import REGISTER_MS_MAX
 from smq.replication.partition.admission import check_keys, leader_error
 from smq.replication.partition.external_offsets import ExternalOffsets
-from smq.replication.partition.log_starts import propose_log_start
 from smq.replication.partition.reads import Poll
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
@@ -74,7 +73,7 @@ class Requests:
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
         if isinstance(command, AdvanceLogStart):
-            propose_log_start(self._host, command, clipped(timeout_ms), done)
+            self._replicas.log_starts.propose(command, clipped(timeout_ms), done)
         else:
             self._host.propose(command, clipped(timeout_ms), done)
 

@@ -74,7 +74,7 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         ),
         scenario="slow_reads",
         anomalies=frozenset({"false-damage"}),
-        seeds=60,
+        seeds=300,
     ),
     PlantedBug(
         name="rows-of-a-deleted-topic-count-as-damaged",

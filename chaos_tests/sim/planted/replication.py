@@ -37,7 +37,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
                 "partition.epoch >= item.epoch",
             ),
         ),
-        scenario="churn",
+        scenario="two_rounds",
         anomalies=BROKEN,
         seeds=8,
     ),
@@ -68,7 +68,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
     ),
     PlantedBug(
         name="ack-before-apply",
-        rule="10: success only once the HWM has been applied",
+        rule="10: in two-round mode, success only once the HWM has been applied",
         mutations=(
             Mutation(
                 _WAITERS + "_verdict",
@@ -81,7 +81,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
                 "end = self.majority_end()\n    self._waiters.settle()\n",
             ),
         ),
-        scenario="churn",
+        scenario="two_rounds",
         anomalies=BROKEN,
         seeds=8,
     ),
@@ -218,7 +218,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
                 "is_acked = waiter.duplicate or may_precede_mark and",
             ),
         ),
-        scenario="churn",
+        scenario="two_rounds",
         anomalies=BROKEN,
         seeds=10,
     ),

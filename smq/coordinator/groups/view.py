@@ -29,11 +29,6 @@ class GroupPosition:
     part: PartitionState
     committed: CommittedOffset | None
 
-    @property
-    def lag(self) -> int | None:
-        """As this node knows the partition's end: of metrics, which wait for no other node."""
-        return self.lag_at(self.part.hwm)
-
     def lag_at(self, hwm: Offset) -> int | None:
         """Never negative, although a commit may name an offset that does not exist yet. None without a position."""
         position = self.committed.position if self.committed is not None else None

@@ -179,7 +179,7 @@ class AdminService(GroupAdmin):
             feature_level=self._state.feature_level,
             raft_leader=self._calls.node.status().raft_leader,
             nodes=[_node_info(n) for _, n in sorted(self._state.nodes.items())],
-            topics=[await _topic_info(t, self._state, ends, turns) for t in topics],
+            topics=[await _topic_info(t, self._calls.node, ends, turns) for t in topics],
         )
 
     async def _named_topics(self, request: pb.DescribeClusterRequest, timeout_ms: int) -> list[TopicState]:
@@ -240,7 +240,7 @@ def _node_info(node: NodeState) -> pb.NodeInfo:
     )
 
 
-async def _topic_info(topic: TopicState, state: ClusterState, ends: Ends | None, turns: Turns) -> pb.TopicInfo:
+async def _topic_info(topic: TopicState, node: NodeApi, ends: Ends | None, turns: Turns) -> pb.TopicInfo:
     """`ends`: as the leaders have reported them, if they were asked."""
     out = pb.TopicInfo(
         name=topic.name,
@@ -251,7 +251,7 @@ async def _topic_info(topic: TopicState, state: ClusterState, ends: Ends | None,
     )
     async for partition in turns.over(topic.partitions):
         info = out.partitions.add()
-        info.CopyFrom(_partition_info(partition, state))
+        info.CopyFrom(_partition_info(partition, node))
         if ends is not None and not partition.is_external:
             _set_end(info, ends.get((topic.name, partition.index)))
     return out
@@ -264,8 +264,8 @@ def _set_end(info: pb.PartitionInfo, end: PartitionRange | None) -> None:
     info.log_start, info.hwm, info.next_offset, info.lso = end.log_start, end.hwm, end.next_offset, end.lso
 
 
-def _partition_info(partition: PartitionState, state: ClusterState) -> pb.PartitionInfo:
-    leader = state.nodes.get(partition.leader)
+def _partition_info(partition: PartitionState, node: NodeApi) -> pb.PartitionInfo:
+    leader, hwm = node.state.nodes.get(partition.leader), node.known_hwm(partition)
     return pb.PartitionInfo(
         partition=partition.index,
         leader=partition.leader,
@@ -275,7 +275,7 @@ def _partition_info(partition: PartitionState, state: ClusterState) -> pb.Partit
         epoch=partition.epoch,
         replicas=partition.replicas,
         log_start=partition.log_start,
-        hwm=partition.hwm,
-        next_offset=partition.next_offset,
-        lso=partition.lso,
+        hwm=hwm,
+        next_offset=max(partition.next_offset, hwm),
+        lso=hwm,  # as there are no transactions yet
     )

@@ -60,7 +60,7 @@ class GroupAdmin(smq_pb2_grpc.AdminServicer):
                     partition=at.part.index,
                     offset=committed.position if committed is not None else None,
                     log_start=end.log_start if end is not None else at.part.log_start,
-                    hwm=end.hwm if end is not None else at.part.hwm,
+                    hwm=end.hwm if end is not None else self._calls.node.known_hwm(at.part),
                     lag=at.lag_at(end.hwm) if end is not None else None,
                     end_unknown=end is None,
                     committed_ms=committed.committed_ms if committed is not None else 0,

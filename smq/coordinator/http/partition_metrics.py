@@ -12,22 +12,23 @@ from typing import Final
 from smq.coordinator.groups.view import positions
 from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX
 from smq.raft_state.coordinators import coordinator_of
-from smq.raft_state.ids import NodeId, PartitionId
+from smq.raft_state.ids import NodeId, Offset, PartitionId
 from smq.raft_state.state import ClusterState, GroupState, PartitionState
 from smq.replication.api import NodeApi, ReplicaStatus
 
 READ_PER_PIECE: Final = 250  # partitions or commits: less than two milliseconds
 LINES_PER_PIECE: Final = 1_000  # about 60 KB, less than a millisecond
 
-# name, help, reader of the partition's replicated state: all that there is of one with storage=external
-_OFFSET_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState], int]], ...]] = (
-    ("log_start_offset", "First offset in the log.", lambda p: p.log_start),
-    ("high_water_mark", "First offset that readers cannot see yet.", lambda p: p.hwm),
-    ("last_stable_offset", "First offset that read-committed readers cannot see yet.", lambda p: p.lso),
+# name, help, reader of (replicated state of the partition, high water mark as this node knows it): all that there is of
+# a partition with storage=external
+_OFFSET_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, Offset], int]], ...]] = (
+    ("log_start_offset", "First offset in the log.", lambda p, hwm: p.log_start),
+    ("high_water_mark", "First offset that readers cannot see yet.", lambda p, hwm: hwm),
+    ("last_stable_offset", "First offset that read-committed readers cannot see yet.", lambda p, hwm: hwm),
     (
         "next_offset",
-        "Leader's log end as of the last advance; with storage=external the next offset to assign.",
-        lambda p: p.next_offset,
+        "Leader's log end as far as this node knows; with storage=external the next offset to assign.",
+        lambda p, hwm: max(p.next_offset, hwm),
     ),
 )
 # name, help, reader of (replicated state of the partition, this node's copy of it)
@@ -64,7 +65,8 @@ def _partition_pieces(node: NodeApi) -> Iterator[bytes]:
         partition = state.partition(pid)
         if partition is not None:
             labels = _partition_labels(state.topic_names[partition.topic_id], partition)
-            offsets.append((labels, tuple(read(partition) for _, _, read in _OFFSET_GAUGES)))
+            hwm = node.known_hwm(partition)
+            offsets.append((labels, tuple(read(partition, hwm) for _, _, read in _OFFSET_GAUGES)))
             if replica is not None:
                 values = [read(partition, replica) for _, _, read in _REPLICA_GAUGES]
                 values.append(sum(1 for n in partition.replicas if _is_away(n, state)))
@@ -107,7 +109,7 @@ def _group_pieces(node: NodeApi) -> Iterator[bytes]:
         members.append((f"{{{labels}}}", len(group.members)))
         generations.append((f"{{{labels}}}", group.generation))
         if len(lags) < METRICS_PARTITIONS_MAX:
-            lags += islice(_lags(node.state, group, labels), METRICS_PARTITIONS_MAX - len(lags))
+            lags += islice(_lags(node, group, labels), METRICS_PARTITIONS_MAX - len(lags))
             read += len(group.offsets)
         if len(members) == METRICS_GROUPS_MAX:
             break
@@ -116,10 +118,12 @@ def _group_pieces(node: NodeApi) -> Iterator[bytes]:
     yield from _family("group_lag", "Records up to the high water mark that the group has not committed.", lags)
 
 
-def _lags(state: ClusterState, group: GroupState, labels: str) -> Iterator[tuple[str, int]]:
-    for at in positions(state, group):
-        if at.lag is not None:
-            yield f'{{{labels},topic="{_escaped(at.topic)}",partition="{at.part.index}"}}', at.lag
+def _lags(node: NodeApi, group: GroupState, labels: str) -> Iterator[tuple[str, int]]:
+    """As this node knows the ends: a scrape waits for no other node."""
+    for at in positions(node.state, group):
+        lag = at.lag_at(node.known_hwm(at.part))
+        if lag is not None:
+            yield f'{{{labels},topic="{_escaped(at.topic)}",partition="{at.part.index}"}}', lag
 
 
 def _family(name: str, text: str, rows: Iterable[tuple[str, int]]) -> Iterator[bytes]:

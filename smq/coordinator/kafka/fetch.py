@@ -126,8 +126,9 @@ def _nearer(gateway: Gateway, name: str, requested: Struct, rack: str) -> NodeId
     known = gateway.state.partition_of(name, requested["partition"]) if rack else None
     if known is None or known.leader != gateway.calls.node.node_id:
         return None
-    ends = gateway.calls.node.follower_ends(known.pid)
-    return preferred_replica(gateway.state, known, ends, rack=rack, offset=requested["fetch_offset"])
+    node = gateway.calls.node
+    ends, hwm = node.follower_ends(known.pid), node.known_hwm(known)
+    return preferred_replica(gateway.state, known, ends, hwm=hwm, rack=rack, offset=requested["fetch_offset"])
 
 
 def _send_back(gateway: Gateway, want: PartitionFetch, answer: Struct, found: Fetched) -> None:

@@ -12,13 +12,20 @@ from smq.replication.api import Fetched
 
 
 def preferred_replica(
-    state: ClusterState, partition: PartitionState, ends: Mapping[NodeId, Offset], *, rack: str, offset: int
+    state: ClusterState,
+    partition: PartitionState,
+    ends: Mapping[NodeId, Offset],
+    *,
+    hwm: Offset,
+    rack: str,
+    offset: int,
 ) -> NodeId | None:
     """Of the followers in the client's rack that hold `offset`, the one that holds most, as Kafka's
     RackAwareReplicaSelector. None if the leader is as near, or if only the leader can answer (out of range). `ends` are
-    the leader's `follower_ends`. Among equals the first replica wins, so that partitions spread."""
+    the leader's `follower_ends`, and `hwm` is its own. Among equals the first replica wins, so that partitions
+    spread."""
     leader = state.nodes.get(partition.leader)
-    if not rack or leader is None or leader.rack == rack or not partition.log_start <= offset <= partition.hwm:
+    if not rack or leader is None or leader.rack == rack or not partition.log_start <= offset <= hwm:
         return None
     near = [n for n in partition.replicas if ends.get(n, -1) >= offset and _is_reachable(state, n, rack)]
     return max(near, key=lambda n: ends[n], default=None)

@@ -78,6 +78,14 @@ class LogStore:
             has_producers=has_producers,
         )
 
+    def lost(self, pid: PartitionId, log_start: Offset) -> PartitionLog:
+        """A log that this disk had, and of which nothing is left. As with other hidden damage (`tail_damage`), nothing
+        is written before it is truncated: until then, a restart must find that it is missing."""
+        empty, damage = LogState(log_start), DataDamaged(f"{partition_name(pid)}: its log is missing")
+        log = self._log(pid, log_start, empty, empty.copy(), log_start, damage, [])
+        log.has_producers = False
+        return log
+
     def drop(self, log: PartitionLog | PartitionId) -> None:
         """Deletes everything of the partition, in slices; the log must not be used again."""
         if isinstance(log, PartitionLog):
@@ -181,6 +189,7 @@ class LogStore:
                 for key, value in rows:
                     recovery.take(key, value)
                 start = rows[-1][0] + b"\x00"
+            recovery.take_missing()
         except DataDamaged as e:
             tail_damage = e
         log = self._log(pid, log_start, base, state, first, tail_damage, recovery.damaged_batches)
@@ -241,15 +250,28 @@ class _Recovery:
             if info.base >= base:
                 return  # otherwise a batch before this one is missing, and this one is tried again
 
-    def _next_row(self, base: Offset, damage: BatchDamaged) -> BatchInfo:
+    def take_missing(self) -> None:
+        """After the last batch: an index row that comes later names a batch that is missing, because both are written
+        in one commit. A row that does not parse names none. Raises DataDamaged if more is missing than the rows say."""
+        while rows := self._rows_after():
+            try:
+                info = parse_index_row(*rows[0])
+            except DataDamaged:
+                return
+            if info.base > self._state.end:
+                raise BatchDamaged(self._pid, self._state.end, "it is missing")
+            if not self._follows(info):
+                return
+            self._add(info)
+            self.damaged_batches.append(info.base)
+
+    def _rows_after(self, limit: int = 1) -> list[tuple[bytes, bytes]]:
+        """The first index rows after the last batch."""
         start = after_append_time(self._pid, self._state.last_ts_ns)
-        rows = self._disk.scan(
-            Table.TIMES,
-            start,
-            times_range(self._pid, TIME_APPEND)[1],
-            limit=INDEX_ROWS_PER_SCAN if self._is_first else 1,
-        )
-        for key, value in rows:
+        return self._disk.scan(Table.TIMES, start, times_range(self._pid, TIME_APPEND)[1], limit=limit)
+
+    def _next_row(self, base: Offset, damage: BatchDamaged) -> BatchInfo:
+        for key, value in self._rows_after(INDEX_ROWS_PER_SCAN if self._is_first else 1):
             info = parse_index_row(key, value)
             if self._is_below_base(info) and info.base < base:
                 continue

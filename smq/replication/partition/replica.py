@@ -83,8 +83,7 @@ class Replica:
 
     def _verified(self, end: Offset) -> Offset:
         """Where the longest valid prefix of the log up to `end` ends. Zero while the log lacks its producers (rule 16):
-        the majority that made the high water mark has them, so neither a count nor a candidacy needs this replica
-        before it has adopted them."""
+        a majority has them, so neither a count nor a candidacy needs this replica before it has adopted them."""
         return Offset(0) if self._lacks_producers else self._intact(Offset(min(self._judged_end, end)))
 
     def _intact(self, end: Offset) -> Offset:
@@ -125,11 +124,8 @@ class Replica:
             self._resync_requested = -1
             self._stop_leading()
             self.judge()
-        if self.part.compactions or self.log.segments.compacted_end:
-            self.log.keep_from(self.part.segments[0].start if self.part.segments else self.part.log_start)
-        if self.part.log_start > self.log.log_start:
-            self._advance_log_start(judged_by)
         self.note_damage()
+        self._follow_log_start(judged_by)
         if is_new_epoch and self.is_appointed:
             self._start_leading()
         elif is_new_epoch:
@@ -142,6 +138,13 @@ class Replica:
         if self.part.producers_start <= self.log.producers_start:
             return 1
         return 1 + self.log.forget_producers(self.part.producers_start) // PRODUCERS_PER_WORK
+
+    def _follow_log_start(self, judged_by: Epoch | None) -> None:
+        """Not in a log with hidden damage: a deletion could leave the next process nothing to find (rule 23)."""
+        if (self.part.compactions or self.log.segments.compacted_end) and not self.log.tail_damage:
+            self.log.keep_from(self.part.segments[0].start if self.part.segments else self.part.log_start)
+        if self.part.log_start > self.log.log_start and not self.is_end_hidden:
+            self._advance_log_start(judged_by)
 
     def _advance_log_start(self, judged_by: Epoch | None) -> None:
         """Rules 14 and 16. Incomplete producer state is dropped with its batches: a sequence that is too old, or was
@@ -562,6 +565,7 @@ class Replica:
             self._owner.mark_damaged(self)
             return
         self.is_end_hidden = False
+        self._follow_log_start(self._epoch_seen)
         if self.part.leader != me:
             self._send_ack(resync=True)
 

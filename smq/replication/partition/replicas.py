@@ -25,6 +25,7 @@ from smq.replication.partition.compaction import Compactor
 from smq.replication.partition.due import caught_up, hidden_damage, hwm_advances, mode_changes
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
+from smq.replication.partition.log_starts import LogStarts
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
@@ -67,6 +68,7 @@ class Replicas:
         self._by_pid: dict[PartitionId, Replica] = {}
         self._unsettled: deque[PartitionId] = deque()  # moved by the state, and not followed yet
         self._is_state_replaced = False  # and some replica has not followed yet
+        self._missing: set[PartitionId] = set()  # logs that this disk has lost
         self._durable: dict[PartitionId, None] = {}  # more of their logs has just become durable
         self._unsent: dict[Replica, None] = {}  # led here, and appended to in this turn
         self._to_visit: deque[PartitionId] = deque()  # in this round
@@ -85,6 +87,7 @@ class Replicas:
         self.compactor = Compactor(host, self.look_ups, self.segments)
         clock, propose = host.clock, host.propose
         self.mark_due = Coalescer(clock, propose, hwm_advances, _as_advances).mark_due
+        self.log_starts = LogStarts(host, self.ends, self._by_pid.get, self.mark_due)
         self._mark_hwm_behind = Coalescer(clock, propose, hwm_advances, _as_advances, pace_ms=HWM_PACE_MS).mark_due
         changes = partial(mode_changes, host)
         self.mark_mode = Coalescer(clock, propose, changes, lambda items: items[0], items_max=1).mark_due
@@ -161,11 +164,19 @@ class Replicas:
         """The applied state of these has moved."""
         self._unsettled.extend(pids)
 
-    def touch_all(self) -> None:
-        """The whole state has been replaced, and what was unsettled with it."""
+    def touch_all(self, *, is_own_disk: bool = False) -> None:
+        """The whole state has been replaced, and what was unsettled with it. If it comes from this node's own disk, the
+        logs of its partitions were there, too: each was made before the snapshot was written."""
+        if is_own_disk:
+            self._missing = {pid for pid in self._held() if pid not in self._logs}
         present = [part.pid for topic in self._host.state.topics.values() for part in topic.partitions]
         self._unsettled = deque([*self._by_pid, *(p for p in present if p not in self._by_pid)])
         self._is_state_replaced = True
+
+    def _held(self) -> list[PartitionId]:
+        """The partitions that this node holds, by the state."""
+        partitions = (part for topic in self._host.state.topics.values() for part in topic.partitions)
+        return [part.pid for part in partitions if self._host.node_id in part.replicas]
 
     def follow(self) -> bool:
         """Brings the next replicas in line with the state, a few milliseconds' work. True once none is left."""
@@ -200,7 +211,12 @@ class Replicas:
     def _create_log(self, part: PartitionState) -> PartitionLog:
         # Its producers are known if no record has ever been deleted; otherwise the leader sends them (rule 16).
         is_first = part.history[0] == EpochStart(Epoch(0), part.log_start)
-        log = self._logs[part.pid] = self._store.create(part.pid, part.log_start, has_producers=is_first)
+        if part.pid in self._missing and len(part.replicas) > 1:  # rule 23; a sole replica has no other to ask
+            log = self._store.lost(part.pid, part.log_start)
+        else:
+            log = self._store.create(part.pid, part.log_start, has_producers=is_first)
+        self._missing.discard(part.pid)
+        self._logs[part.pid] = log
         return log
 
     def _forget(self, replica: Replica) -> None:

@@ -109,7 +109,7 @@ def _groups_with_members() -> list[Command]:
             ),
             request_id=rid(41),
         ),
-        AlterClusterConfig(unset=("default.replication.factor",)),
+        AlterClusterConfig(unset=("default.replication.factor", "commit.rounds")),
         AdvanceClock(seen_ms=1, elapsed_ms=400_000, now_ms=500_000),
         form("left", CURRENT, 0, member("d")),
         remove("left", CURRENT, 1, "d"),
@@ -121,6 +121,7 @@ def _groups_with_members() -> list[Command]:
 def _nodes_and_topics() -> list[Command]:
     return [
         default_init("life"),
+        AlterClusterConfig(set_=(("commit.rounds", "2"),)),
         *(register(node) for node in (3, 1, 4, 2)),
         FenceNode(node=NodeId(4), incarnation=Incarnation(1)),
         replace(topic(2, "zebra", partitions=3), config=(("max.message.bytes", "1000"),)),

@@ -402,10 +402,13 @@ def aged(replies_before: int, command: Request) -> Request:
     return replace(command, replies_before=replies_before)
 
 
-def cluster(nodes: int = 3, *, kafka: bool = False) -> Driver:
-    """An initialised cluster of unfenced nodes 1..nodes, all of incarnation 1; with Kafka listeners if requested."""
+def cluster(nodes: int = 3, *, kafka: bool = False, rounds: int = 2) -> Driver:
+    """An initialised cluster of unfenced nodes 1..nodes, all of incarnation 1; with Kafka listeners if requested. With
+    two rounds, an election needs no seals."""
     driver = Driver()
     driver.ok(default_init("test"))
+    if rounds != 1:
+        driver.machine.state.config["commit.rounds"] = str(rounds)
     for node in range(1, nodes + 1):
         driver.ok(register(node, kafka=f"host:{node}" if kafka else ""))
     return driver

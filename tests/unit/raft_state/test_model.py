@@ -93,7 +93,7 @@ class ClusterLife(GroupRules):
             "ts": 0,
             "epoch": 0,
             "incomplete": set(),
-            "two_round": True,
+            "two_round": False,
             "seq": 0,
             "start": start,
         }

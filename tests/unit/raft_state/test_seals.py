@@ -5,7 +5,7 @@ What an election needs in two-round mode is in test_rules.
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart, FenceNode
+from smq.raft_state.commands import AdvanceLogStart, AlterClusterConfig, FenceNode
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset
 from smq.raft_state.replies import LeaderElected
@@ -28,7 +28,8 @@ from tests.unit.raft_state.support import (
 
 
 def one_round(replicas: int = 3) -> Driver:
-    """Topic 1, one partition on nodes 1 to `replicas`, led by node 1 in epoch 0 and out of two-round mode."""
+    """Topic 1, one partition on nodes 1 to `replicas`, led by node 1 in epoch 0. It has left two-round mode, in which
+    it was made."""
     driver = cluster(replicas)
     driver.ok(topic(1, replicas=replicas))
     driver.ok(mode(pid(1), 0, 0, two_round=False))
@@ -227,11 +228,16 @@ def test_rule_23_a_mark_of_a_process_that_is_not_registered_is_refused(driver: D
 
 
 # ------------------------------------------------------------------------------------------------ rule 28
-def test_rule_28_a_new_partition_is_in_two_round_mode() -> None:
+@pytest.mark.parametrize("rounds", [None, 1, 2])
+def test_rule_28_a_new_partition_is_in_the_mode_of_the_setting(rounds: int | None) -> None:
     driver = cluster()
+    if rounds is None:
+        driver.ok(AlterClusterConfig(set_=(), unset=("commit.rounds",)))
+    else:
+        driver.ok(AlterClusterConfig(set_=(("commit.rounds", str(rounds)),)))
     driver.ok(topic(1))
     p = driver.partition(pid(1))
-    assert (p.two_round, p.mode_seq, p.incomplete) == (True, 0, frozenset())
+    assert (p.two_round, p.mode_seq, p.incomplete) == (rounds == 2, 0, frozenset())
 
 
 def test_rule_28_two_round_mode_takes_the_commit_point_for_the_hwm(driver: Driver) -> None:

@@ -23,7 +23,7 @@ from smq.raft_state.commands import (
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, RequestId, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
-from smq.raft_state.state import ClusterState
+from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import NodeApi, ReplicaStatus
 from tests.unit.raft_state.support import commit, proposed
 
@@ -64,6 +64,9 @@ class FakeNode:
 
     def status(self) -> "FakeNode":
         return self
+
+    def known_hwm(self, partition: PartitionState) -> Offset:
+        return partition.hwm
 
     def replica_statuses(self) -> Iterator[ReplicaStatus]:
         for part in self.state.topics["t"].partitions:

@@ -33,7 +33,7 @@ def _preferred(
     assert part is not None
     assert part.leader == 1
     reported = {NodeId(n): Offset(end) for n, end in ends.items()}
-    return preferred_replica(state, part, reported, rack=rack, offset=offset)
+    return preferred_replica(state, part, reported, hwm=part.hwm, rack=rack, offset=offset)
 
 
 def test_of_the_followers_in_the_rack_the_one_that_holds_most_is_preferred() -> None:

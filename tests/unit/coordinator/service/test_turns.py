@@ -3,7 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +17,7 @@ from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState
+from smq.replication.api import NodeApi
 
 TOPICS, PARTITIONS = 3, 400
 
@@ -76,11 +78,12 @@ def test_kafkas_metadata_of_all_topics_is_made_some_partitions_at_a_time(monkeyp
 
 def test_the_description_of_all_topics_is_made_some_partitions_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     known = state()
+    node = cast(NodeApi, SimpleNamespace(state=known, known_hwm=lambda partition: partition.hwm))
 
     async def answer() -> None:
         together = Turns()
         for topic in known.topics.values():
-            made = await grpc_admin._topic_info(topic, known, None, together)
+            made = await grpc_admin._topic_info(topic, node, None, together)
             assert [p.partition for p in made.partitions] == list(range(PARTITIONS))
 
     most, count = most_in_a_turn(monkeypatch, grpc_admin, "_partition_info", answer)

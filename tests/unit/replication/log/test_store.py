@@ -205,14 +205,14 @@ def test_a_damaged_first_batch_leaves_an_empty_log_that_can_be_repaired(harness:
 
 
 @pytest.mark.parametrize("is_missing", [False, True], ids=["damaged", "missing"])
-@pytest.mark.parametrize("which", [0, 2, 3], ids=["first", "middle", "two in a row"])
+@pytest.mark.parametrize("which", [0, 2, 4, 3, 5], ids=["first", "middle", "last", "two in a row", "the last two"])
 def test_a_damaged_batch_after_the_checkpoint_is_known_by_its_row_and_can_be_repaired(
     harness: Harness, which: int, is_missing: bool
 ) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     stored = [append(log, 2, producer=(1, 0, 2 * i)) for i in range(5)]
     harness.settle()
-    damaged = [stored[which]] if which < 3 else stored[2:4]
+    damaged = {3: stored[2:4], 5: stored[3:]}.get(which) or [stored[which]]
     for value in damaged:
         if is_missing:
             harness.disk.submit([Delete(Table.BATCHES, batch_key(PID, value.base), batch_key(PID, value.end))])

@@ -60,6 +60,7 @@ class World:
         self.engine = ScriptedEngine()
         self.engine.leader = ME
         self.machine = Machine(known_level=known)
+        self.machine.state.config["commit.rounds"] = "2"  # an election needs no seals
         self.index = 0
         self.proposed: list[Command] = []
         self.in_flight = self.in_flight_max = 0  # of the proposals

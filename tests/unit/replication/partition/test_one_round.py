@@ -1,5 +1,8 @@
 """A partition that commits by its leader's count: what is answered, told and read (rules 8-10, 13, 24, 26, 28)."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from smq.raft_state.commands import (
@@ -11,10 +14,15 @@ from smq.raft_state.commands import (
     Seal,
     SetMode,
 )
-from smq.raft_state.ids import Epoch, NodeId, Offset, TsNs
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset, TsNs
+from smq.raft_state.replies import Reply
+from smq.replication.api import DoneFn
 from smq.replication.net import wire
 from smq.replication.partition.due import hwm_advances, untold_commits
-from smq.replication.partition.log_starts import propose_log_start
+from smq.replication.partition.ends import ExactEnds
+from smq.replication.partition.log_starts import LogStarts
+from smq.replication.proposer import Barriers
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
 from tests.unit.replication.test_rules import acks, append, stored
 
@@ -56,8 +64,7 @@ def elect(host: Host, node: NodeId, end: int) -> None:
 @pytest.fixture
 def host() -> Host:
     """A host whose replica leads epoch 0 of an empty partition out of two-round mode."""
-    host = Host()
-    rounds(host, 1)
+    host = Host(rounds=1)
     host.create_partition()
     assert not host.part.two_round
     return host
@@ -65,8 +72,7 @@ def host() -> Host:
 
 def follower() -> Host:
     """A host whose replica follows PEER_A in epoch 1, which started at 0."""
-    host = Host()
-    rounds(host, 1)
+    host = Host(rounds=1)
     host.create_partition()
     elect(host, PEER_A, 0)
     return host
@@ -304,22 +310,60 @@ def log_start(host: Host, offset: int) -> AdvanceLogStart:
     return AdvanceLogStart(partition=host.part.pid, offset=Offset(offset))
 
 
-def test_rule_14_a_log_start_at_the_commit_point_waits_for_the_mark(host: Host) -> None:
-    propose_log_start(host.node_host(), log_start(host, 1), 5_000, lambda _reply: None)
-    host.settle(300)
-    assert host.proposed == []
-    host.advance(1)
+def ask_log_start(host: Host, offset: int, *, reaches_raft: bool = True) -> list[Reply | SmqError]:
+    """Of this node. A read index is passed immediately, or fails. Returns where the answer will be."""
+
+    def wait(_timeout_ms: int, done: DoneFn[LogIndex]) -> None:
+        done(LogIndex(1) if reaches_raft else SmqError(ErrorCode.TIMED_OUT, "no majority"))
+
+    barriers = cast(Barriers, SimpleNamespace(wait=wait))
+    ends = ExactEnds(host.node_host(), barriers, {host.part.pid: host.live}.get)
+    answers: list[Reply | SmqError] = []
+    starts = LogStarts(host.node_host(), ends, {host.part.pid: host.live}.get, host.mark_due)
+    starts.propose(log_start(host, offset), 5_000, answers.append)
+    return answers
+
+
+def test_rule_14_a_leader_moves_the_mark_to_the_commit_point_before_the_log_start(host: Host) -> None:
+    host.produce(batch(count=3))
+    host.settle()
+    host.ack(PEER_A, 3)
+    assert (host.live.known_commit_point(), host.part.hwm, host.due) == (3, 0, [])
+    ask_log_start(host, 3)
     host.settle(50)
-    assert host.proposed == [log_start(host, 1)]
+    assert host.due, "without waiting for the pace"
+    assert host.proposed == []
+    host.advance(3)
+    host.settle(10)
+    assert host.proposed == [log_start(host, 3)]
 
 
-def test_rule_14_a_log_start_beyond_the_commit_point_is_refused_by_apply_in_the_end(host: Host) -> None:
-    propose_log_start(host.node_host(), log_start(host, 9), 5_000, lambda _reply: None)
-    host.settle(2_000)
+def test_rule_14_a_log_start_beyond_the_commit_point_is_refused_at_once_by_apply(host: Host) -> None:
+    host.produce()
+    host.settle()
+    host.ack(PEER_A, 1)
+    host.advance(1)
+    ask_log_start(host, 9)
+    host.settle(10)
     assert host.proposed == [log_start(host, 9)]
+
+
+def test_rule_14_a_log_start_is_not_judged_by_a_mark_that_may_be_behind(host: Host) -> None:
+    answers = ask_log_start(host, 1, reaches_raft=False)
+    host.settle(5_000)
+    assert host.proposed == []
+    (answer,) = answers
+    assert isinstance(answer, SmqError)
+    assert answer.code is ErrorCode.OFFSET_NOT_AVAILABLE
+
+
+def test_rule_14_a_log_start_below_the_mark_needs_no_leader(host: Host) -> None:
+    host.advance(1)
+    ask_log_start(host, 1, reaches_raft=False)
+    assert host.proposed == [log_start(host, 1)]
 
 
 def test_rule_14_a_log_start_of_a_partition_in_two_round_mode_is_judged_at_once(host: Host) -> None:
     set_mode(host, two_round=True)
-    propose_log_start(host.node_host(), log_start(host, 9), 5_000, lambda _reply: None)
+    ask_log_start(host, 9, reaches_raft=False)
     assert host.proposed == [log_start(host, 9)]

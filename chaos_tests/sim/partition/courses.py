@@ -1,0 +1,300 @@
+"""Courses of one partition, built by hand: each meets the one moment at which a rule matters.
+
+Owns these histories, of three nodes of which node 1 leads epoch 0. Production code survives each of them, and the
+partition works at its end. With its rule taken out (`planted`), each breaks a promise. It must never look inside a
+replica: what a course demands is what `truth` judges.
+"""
+
+from chaos_tests.sim.partition.group import Group
+from smq.raft_state.commands import AdvanceHwms, CompleteReplicas, ElectLeader, SetMode
+
+
+def _election_of(group: Group, *nodes: int, candidate: int) -> int:
+    """Sealed and proposed, but not committed yet. Returns the proposal's number."""
+    reports = {int(r.node): r for r in map(group.seal, nodes) if r is not None}
+    group.propose_election(list(reports.values()), reports[candidate])
+    return len(group.proposals) - 1
+
+
+# ---------------------------------------------------------------------------------------------- seals
+def leader_goes_on_after_its_seal(group: Group) -> None:
+    """The leader itself is one of the two that have sealed."""
+    election = _election_of(group, 1, 3, candidate=3)
+    group.produce(1)
+    group.exchange(1, 2)
+    group.commit_number(election)
+
+
+def follower_writes_after_its_seal(group: Group) -> None:
+    """A batch becomes durable on a follower after its seal, which did not report it."""
+    group.hold_disk(2)
+    group.produce(1)
+    group.deliver(1, 2)
+    election = _election_of(group, 2, 3, candidate=3)
+    group.free_disk(2)
+    group.deliver(2, 1)
+    group.commit_number(election)
+
+
+def sealed_follower_starts_again_unregistered(group: Group) -> None:
+    """Its new process has promised nothing, and no other node knows it yet."""
+    election = _election_of(group, 2, 3, candidate=3)
+    group.crash(2)
+    group.start(2)
+    group.produce(1)
+    group.exchange(1, 2)
+    group.commit_number(election)
+
+
+def sealed_follower_starts_again_registered(group: Group) -> None:
+    """The leader counts the new process before the election with the former one's seal is committed."""
+    election = _election_of(group, 2, 3, candidate=3)
+    group.restart(2)
+    group.apply(1)
+    group.produce(1)
+    group.exchange(1, 2)
+    group.commit_number(election)
+
+
+def late_question_after_a_seal(group: Group) -> None:
+    """A controller's question for epoch 0 reaches a follower that has sealed epoch 1."""
+    group.elect(1, 2, candidate=1)
+    group.apply_all()
+    group.exchange(1, 2, 3)
+    election = _election_of(group, 2, 3, candidate=3)
+    group.seal(2, epoch=0)
+    group.produce(1)
+    group.exchange(1, 2)
+    group.commit_number(election)
+
+
+# ---------------------------------------------------------------------------------------------- elections
+def one_replica_of_three_is_asked(group: Group) -> None:
+    """It lacks what the two others have committed."""
+    group.produce(1)
+    group.exchange(1, 2)
+    group.crash(1)
+    group.elect(3)
+
+
+def epoch_starts_below_an_older_one(group: Group) -> None:
+    """Epoch 1 keeps a tail that no other replica has, and epoch 2 begins without it."""
+    group.produce(1)
+    group.exchange(1, 2, 3)
+    group.produce(1)
+    group.run(2)
+    group.elect(1, 3, candidate=1)
+    for node in (2, 3):
+        group.apply(node)
+    group.elect(2, 3)
+    group.apply_all()
+    group.produce(int(group.part.leader))
+    group.exchange(1, 2, 3)
+
+
+def process_that_is_gone_is_elected(group: Group) -> None:
+    """Its node has another disk by then. Its log is the only one that has everything, and is gone."""
+    group.produce(1)
+    group.exchange(1, 2)
+    election = _election_of(group, 1, 2, 3, candidate=2)
+    group.wipe(2)
+    group.commit(group.start(2))
+    group.commit_number(election)
+    for node in (2, 3):
+        group.apply(node)
+    group.elect(2, 3)
+
+
+def leader_goes_on_after_it_has_proposed_another(group: Group) -> None:
+    """The hand-over is committed late."""
+    group.exchange(1, 2, 3)
+    group.hand_over(1, 2)
+    group.produce(1)
+    group.exchange(1, 3)
+    group.commit(group.latest(ElectLeader))
+
+
+# ---------------------------------------------------------------------------------------------- lost disks, damage
+def replaced_disk_is_asked(group: Group) -> None:
+    """It has acknowledged what it does not have any more."""
+    group.produce(1)
+    group.exchange(1, 2)
+    group.wipe(2)
+    group.commit(group.start(2))
+    for node in (2, 3):
+        group.apply(node)
+    group.crash(1)
+    group.elect(2, 3)
+
+
+def replaced_disk_is_asked_after_its_first_word(group: Group) -> None:
+    """It has been heard by the leader, and has received nothing yet."""
+    group.produce(1)
+    group.exchange(1, 2)
+    group.wipe(2)
+    group.commit(group.start(2))
+    for node in (1, 2, 3):
+        group.apply(node)
+    group.deliver(1, 2)
+    group.deliver(2, 1)
+    found = [p for p in group.proposals if isinstance(p.command, CompleteReplicas)]
+    for proposal in found:
+        group.commit(proposal)
+    group.crash(1)
+    for node in (2, 3):
+        group.apply(node)
+    group.elect(2, 3)
+
+
+def damage_is_found_in_an_older_state(group: Group) -> None:
+    """A replaced disk has caught up. Then its tail is damaged, and its next process begins with a state of the time
+    when it was incomplete."""
+    group.wipe(3)
+    group.commit(group.start(3))
+    while_incomplete = len(group.log)
+    group.apply(1)
+    group.apply(3)
+    group.exchange(1, 3)
+    group.commit(group.latest(CompleteReplicas))
+    group.produce(1)
+    group.exchange(1, 3)
+    group.crash(3)
+    group.damage_tail(3)
+    group.commit(group.start(3, while_incomplete))
+    for node in (2, 3):
+        group.apply(node)
+    group.crash(1)
+    group.elect(2, 3)
+
+
+def damaged_batch_is_in_a_sealed_log(group: Group) -> None:
+    """A follower's copy of the last committed batch is damaged. It cannot lead with it, but it knows that it had it."""
+    group.produce(1)
+    group.exchange(1, 2)
+    group.produce(1)
+    group.deliver(1, 2)
+    group.deliver(2, 1)
+    group.rot(2)
+    group.commit(group.start(2))
+    for node in (2, 3):
+        group.apply(node)
+    group.crash(1)
+    group.elect(2, 3, candidate=2)
+
+
+def last_batch_is_missing(group: Group) -> None:
+    """A follower's copy of the last committed batch is not even there any more: only its index row says that it was."""
+    group.produce(1)
+    group.exchange(1, 2)
+    group.produce(1)
+    group.deliver(1, 2)
+    group.deliver(2, 1)
+    group.lose_last_batch(2)
+    group.commit(group.start(2))
+    for node in (2, 3):
+        group.apply(node)
+    group.crash(1)
+    group.elect(2, 3, candidate=2)
+
+
+def log_is_missing(group: Group) -> None:
+    """A follower's log is not there any more, although its state says that it has one."""
+    group.produce(1)
+    group.exchange(1, 2)
+    group.lose_log(2)
+    group.commit(group.start(2))
+    for node in (2, 3):
+        group.apply(node)
+    group.crash(1)
+    group.elect(2, 3)
+
+
+def log_start_passes_hidden_damage(group: Group) -> None:
+    """A follower's damaged log is passed by the log start, and its process dies before the others know of the damage.
+    The next one must still find that there was more."""
+    group.produce(1)
+    group.exchange(1, 2, 3)
+    group.tick(1, 200)
+    group.commit(group.latest(AdvanceHwms))
+    for _ in range(2):
+        group.apply(1)
+        group.produce(1)
+        group.exchange(1, 2)
+    group.damage_tail(2, 9)
+    group.start(2)
+    group.move_log_start(group.part.hwm)
+    group.apply(2)
+    group.run(2)
+    group.crash(2)
+    group.commit(group.start(2))
+    for node in (2, 3):
+        group.apply(node)
+    group.crash(1)
+    group.elect(2, 3)
+
+
+# ---------------------------------------------------------------------------------------------- commit points, modes
+def commit_point_arrives_before_its_epoch(group: Group) -> None:
+    """A follower has a batch that the next epoch of the same leader does not have, and hears of the commit of another
+    one in its place."""
+    group.produce(1)
+    group.exchange(1, 2, 3)
+    group.hold_disk(1)
+    group.produce(1)
+    group.deliver(1, 3)
+    group.elect(1, 2, candidate=1)
+    for node in (1, 2):
+        group.apply(node)
+    group.free_disk(1)
+    group.produce(1)
+    group.exchange(1, 2)
+    group.deliver(1, 3)
+
+
+def two_rounds_are_committed_late(group: Group) -> None:
+    """The leader has proposed two rounds, and does not know yet that they are in force."""
+    group.exchange(1, 2, 3)
+    group.set_rounds(2)
+    group.apply(1)
+    group.tick(1)
+    mode = group.latest(SetMode)
+    group.produce(1)
+    group.exchange(1, 2)
+    group.commit(mode)
+    group.elect(3)
+
+
+def two_rounds_are_committed_twice(group: Group) -> None:
+    """A change of the mode is repeated after the next one has been made."""
+    group.exchange(1, 2, 3)
+    group.set_rounds(2)
+    group.apply(1)
+    group.tick(1)
+    to_two = group.latest(SetMode)
+    group.commit(to_two)
+    group.apply(1)
+    group.set_rounds(1)
+    group.apply(1)
+    group.tick(1)
+    group.commit(group.latest(SetMode))
+    group.apply_all()
+    group.produce(1)
+    group.exchange(1, 2)
+    group.commit(to_two)
+    group.elect(3)
+
+
+def two_rounds_before_the_epoch_is_adopted(group: Group) -> None:
+    """A new leader has the tail of its predecessor, and does not know yet that it is committed."""
+    group.produce(1)
+    group.deliver(1, 2)
+    group.deliver(2, 1)
+    group.crash(1)
+    group.elect(2, 3)
+    group.set_rounds(2)
+    group.apply(2)
+    group.tick(2, 5.0)
+    for proposal in [p for p in group.proposals if isinstance(p.command, SetMode)]:
+        group.commit(proposal)
+    group.apply(3)
+    group.elect(3)

@@ -1,0 +1,550 @@
+"""One partition on a few nodes, step by step: what no schedule of a whole cluster is sure to draw.
+
+Owns the world of a run: Raft as one list of commands that every node applies with a lag of its own, messages that wait
+in the order of their session, proposals that may be committed whenever, elections from any set of seals, disks that
+write when they are let. Each step ends with a look at everything that the nodes take for committed. The nodes run
+production code; schedules (`chance`) and hand-built courses (`courses`) decide the steps.
+"""
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from chaos_tests.sim.partition.member import Member, Proposal
+from chaos_tests.sim.partition.truth import Record, Truth, Violation
+from smq.raft_state.cluster_config import COMMIT_ROUNDS
+from smq.raft_state.commands import (
+    AdvanceLogStart,
+    AlterClusterConfig,
+    Command,
+    CreateTopic,
+    ElectLeader,
+    RegisterNode,
+    Seal,
+)
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionIndex, TopicId, partition_id
+from smq.raft_state.limits import default_init
+from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Rejected, Reply
+from smq.raft_state.seals import commit_floor, seals_needed
+from smq.raft_state.state import PartitionState
+from smq.records import NewRecord, encode_batch
+from smq.replication.api import Acks, PartitionEnd, Produced
+from smq.replication.membership.controller import RESIGNED_NS
+from smq.replication.ports import Channel, Table
+from smq.testing.virtual.clock import Scheduler
+
+TOPIC: Final = TopicId(b"t" * 16)
+PRODUCE_MS: Final = 60_000  # longer than a run: only its partition decides about a record
+END_MS: Final = 5_000
+HELD_MS: Final = 1e9
+HEAL_TURNS: Final = 400
+TICK_MS: Final = 50.0
+STEP_MS: Final = 0.5  # time that a step takes, beside what it asks for
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a sealed replica has said. It may be used for an election whenever."""
+
+    epoch: Epoch
+    node: NodeId
+    incarnation: Incarnation
+    end: Offset
+    good: Offset
+
+
+class Group:
+    def __init__(self, *, nodes: int = 3, seed: int = 0, rounds: int = 1, retention_records: int = 0) -> None:
+        self.rng = random.Random(seed)
+        self.scheduler = Scheduler()
+        self.pid = partition_id(TOPIC, PartitionIndex(0))
+        self.members = {NodeId(n): Member(self, NodeId(n)) for n in range(1, nodes + 1)}
+        self.truth = Truth(self.pid, list(self.members.values()))
+        self.log: list[Command] = []
+        self.head = Machine()  # with all of the log applied
+        self.proposals: list[Proposal] = []
+        self.reports: list[Report] = []
+        self.records: list[Record] = []
+        self.sent: dict[tuple[NodeId, NodeId, Channel], deque[bytes]] = {}
+        self._errors: list[BaseException] = []
+        self._resigned: dict[NodeId, int] = {}
+        self.answers = 0  # to questions for the end
+        self._append(default_init("group"))
+        if rounds != 1:
+            self._append(AlterClusterConfig(set_=((COMMIT_ROUNDS, str(rounds)),)))
+        for registration in [self.start(node) for node in self.members]:
+            self.commit(registration)
+        config = (("retention.records", str(retention_records)),) if retention_records else ()
+        self._append(
+            CreateTopic(
+                name="t",
+                topic_id=TOPIC,
+                partition_count=1,
+                replication_factor=nodes,
+                start_offset=Offset(0),
+                created_ms=0,
+                config=config,
+            )
+        )
+        self.apply_all()
+        self.exchange(*self.members)
+
+    # ------------------------------------------------------------------------------------------ of the members
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        return tuple(self.members)
+
+    def send(self, source: NodeId, target: NodeId, channel: Channel, payload: bytes) -> bool:
+        if not self.is_open(source, target):
+            return False
+        self.sent.setdefault((source, target, channel), deque()).append(payload)
+        return True
+
+    def is_open(self, source: NodeId, target: NodeId) -> bool:
+        return source != target and self.members[source].is_up and self.members[target].is_up
+
+    def proposed(self, proposal: Proposal) -> None:
+        self.proposals.append(proposal)
+
+    def on_resigned(self, node: NodeId) -> None:
+        self._resigned[node] = self.scheduler.now_ns
+
+    def on_error(self, error: BaseException) -> None:
+        self._errors.append(error)
+
+    # ------------------------------------------------------------------------------------------ every step
+    def run(self, ms: float = STEP_MS) -> None:
+        """Lets time pass, and looks."""
+        self.scheduler.run_for_ms(ms)
+        if self._errors:
+            raise self._errors[0]
+        self.truth.look()
+
+    @property
+    def part(self) -> PartitionState:
+        """As of the last entry of Raft."""
+        found = self.head.state.partition(self.pid)
+        assert found is not None
+        return found
+
+    def member(self, node: int) -> Member:
+        return self.members[NodeId(node)]
+
+    # ------------------------------------------------------------------------------------------ Raft
+    def _append(self, command: Command) -> Reply:
+        self.log.append(command)
+        applied = self.head.apply(LogIndex(len(self.log)), command)
+        part = self.head.state.partition(self.pid)
+        if part is not None:
+            self.truth.on_committed(part)
+        return applied.reply
+
+    def commit(self, proposal: Proposal) -> Reply:
+        """Its command becomes the next entry of Raft's log, for the first time or once more."""
+        reply = self._append(proposal.command)
+        self.members[proposal.node].expect_reply(len(self.log), proposal, reply)
+        return reply
+
+    def commit_number(self, number: int) -> None:
+        """By its place among all proposals."""
+        if number < len(self.proposals):
+            self.commit(self.proposals[number])
+            self.run()
+
+    def latest(self, kind: type[Command], *, node: int | None = None) -> Proposal:
+        """The latest proposal of this kind. ValueError if there is none."""
+        for proposal in reversed(self.proposals):
+            if isinstance(proposal.command, kind) and node in (None, proposal.node):
+                return proposal
+        raise ValueError(f"no node has proposed {kind.__name__}")
+
+    def apply(self, node: int, end: int | None = None, jumps: bool = False) -> None:
+        member = self.member(node)
+        if member.is_up:
+            end = len(self.log) if end is None else end
+            if jumps:
+                member.jump(end)
+            else:
+                member.apply_to(end)
+            self.run()
+
+    def apply_all(self) -> None:
+        for node in self.members:
+            self.apply(node)
+
+    def propose(self, command: Command, node: int = 1) -> Proposal:
+        """By an operator, or a controller."""
+        proposal = Proposal(command, NodeId(node), 0, None)
+        self.proposals.append(proposal)
+        return proposal
+
+    def set_rounds(self, rounds: int) -> None:
+        self._append(AlterClusterConfig(set_=((COMMIT_ROUNDS, str(rounds)),)))
+
+    def move_log_start(self, offset: Offset) -> None:
+        self._append(AdvanceLogStart(partition=self.pid, offset=offset))
+
+    # ------------------------------------------------------------------------------------------ messages
+    def deliver(self, source: int, target: int, *, channel: Channel = Channel.DATA, count: int = 1_000) -> int:
+        """The next messages of the session. Returns how many there were."""
+        waiting, member = self.sent.get((NodeId(source), NodeId(target), channel)), self.member(target)
+        delivered = 0
+        while waiting and delivered < count and member.is_up:
+            payload, peer = memoryview(waiting.popleft()), NodeId(source)
+            member.process.soon(partial(member.dispatcher.on_message, peer, channel, payload))
+            delivered += 1
+        self.run()
+        return delivered
+
+    def deliver_on(self, source: int, target: int, channel: str, count: int) -> None:
+        self.deliver(source, target, channel=Channel[channel], count=count)
+
+    def exchange(self, *nodes: int, turns: int = 4) -> None:
+        """Everything between these nodes arrives, in both directions, and what follows from it."""
+        for _ in range(turns):
+            for source in nodes:
+                for target in nodes:
+                    for channel in (Channel.DATA, Channel.CONTROL):
+                        self.deliver(source, target, channel=channel)
+            self.run(1)
+
+    def drop(self, source: int, target: int) -> None:
+        """The session breaks, and what was on its way in it is lost."""
+        one, other = NodeId(source), NodeId(target)
+        for pair in ((one, other), (other, one)):
+            for channel in Channel:
+                self.sent.pop((*pair, channel), None)
+        for here, there in ((one, other), (other, one)):
+            if self.members[here].is_up:
+                self.members[here].links.on_session_close(there, Channel.DATA)
+                self.members[here].dispatcher.on_session_close(there, Channel.DATA)
+        for here, there in ((one, other), (other, one)):
+            if self.is_open(here, there):
+                self.members[here].replicas.on_session_open(there)
+
+    def open_sessions(self, node: int) -> None:
+        for other in self.members:
+            if other != node:
+                self.drop(node, other)
+
+    # ------------------------------------------------------------------------------------------ processes, disks
+    def crash(self, node: int) -> None:
+        """What it has sent may still arrive."""
+        if self.member(node).is_up:
+            self.member(node).crash()
+        for (_, target, _), waiting in self.sent.items():
+            if target == node:
+                waiting.clear()
+
+    def start(self, node: int, applied: int | None = None) -> Proposal:
+        """Returns its registration. What its former process had sent arrives before, or never."""
+        self.crash(node)
+        member = self.member(node)
+        member.start(member.applied if applied is None else applied)
+        command = RegisterNode(
+            node=NodeId(node),
+            incarnation=member.incarnation,
+            disk=member.disk_id,
+            grpc_address=f"n{node}:1",
+            http_address="",
+            kafka_address="",
+            feature_level=1,
+        )
+        registration = self.propose(command, node)
+        self.open_sessions(node)
+        self.run()
+        return registration
+
+    def restart(self, node: int) -> None:
+        """And is registered."""
+        self.crash(node)
+        self.commit(self.start(node))
+        self.apply(node)
+
+    def wipe(self, node: int) -> bool:
+        """Another disk takes the place of its own, without anything on it. The node is down afterwards."""
+        member = self.member(node)
+        if not self.may_lose(node):
+            return False
+        self.crash(node)
+        self.truth.disk_goes(member)
+        member.image = type(member.image)()
+        member.disk_number += 100
+        member.applied = 0
+        member.has_lost = True
+        return True
+
+    def damage_tail(self, node: int, batches: int = 1) -> bool:
+        """Its last batches cannot be read, nor the rows that describe them. The node is down afterwards."""
+        member = self.member(node)
+        if not self.may_lose(node):
+            return False
+        self.crash(node)
+        keys = [k for k in member.image.tables[Table.BATCHES] if k.startswith(self.pid)][-batches:]
+        if not keys:
+            return False
+        self.truth.disk_goes(member)
+        for key in keys:
+            member.image.tables[Table.BATCHES][key] = b"damaged"
+        for key in list(member.image.tables[Table.TIMES]):
+            member.image.tables[Table.TIMES][key] = b"damaged"
+        member.image.is_damaged = member.has_lost = True
+        return True
+
+    def lose_last_batch(self, node: int) -> bool:
+        """Its last batch is gone, as if a page had lost a row. The index row is still there. The node is down
+        afterwards."""
+        member = self.member(node)
+        if not self.may_lose(node):
+            return False
+        self.crash(node)
+        keys = [k for k in member.image.tables[Table.BATCHES] if k.startswith(self.pid)]
+        if keys:
+            self.truth.disk_goes(member)
+            del member.image.tables[Table.BATCHES][keys[-1]]
+            member.image.is_damaged = member.has_lost = True
+        return bool(keys)
+
+    def lose_log(self, node: int) -> bool:
+        """Its log is gone without a trace, and its Raft is not. The node is down afterwards."""
+        member = self.member(node)
+        if not self.may_lose(node):
+            return False
+        self.crash(node)
+        self.truth.disk_goes(member)
+        for table in (Table.BATCHES, Table.TIMES, Table.CHECKPOINTS):
+            for key in [k for k in member.image.tables[table] if k.startswith(self.pid)]:
+                del member.image.tables[table][key]
+        member.image.is_damaged = member.has_lost = True
+        return True
+
+    def may_lose(self, node: int) -> bool:
+        """As long as no more replicas have lost something than elections can do without."""
+        lossy = {int(m.node) for m in self.members.values() if self._is_lossy(m)}
+        return len(lossy | {node}) <= len(self.members) - seals_needed(len(self.members))
+
+    def _is_lossy(self, member: Member) -> bool:
+        """Its disk may hold less than it has acknowledged, or damage that is not repaired."""
+        if member.has_lost:
+            replica, known = member.replica, self.head.state.nodes[member.node]
+            is_found = replica is not None and not replica.is_end_hidden and known.incarnation == member.processes
+            if is_found and replica is not None and not replica.log.damaged_batches:
+                member.has_lost = False
+        return member.has_lost or member.node in self.part.incomplete or self.truth.is_rotten(member)
+
+    def rot(self, node: int) -> bool:
+        """Its last batch fails its CRC, and its index row says what it was. The node is down afterwards."""
+        member = self.member(node)
+        if not self.may_lose(node):
+            return False
+        self.crash(node)
+        keys = [k for k in member.image.tables[Table.BATCHES] if k.startswith(self.pid)]
+        if not keys:
+            return False
+        self.truth.disk_goes(member)
+        value = bytearray(member.image.tables[Table.BATCHES][keys[-1]])
+        value[-1] ^= 1
+        member.image.tables[Table.BATCHES][keys[-1]] = bytes(value)
+        member.image.is_damaged = True
+        return True
+
+    # ------------------------------------------------------------------------------------------ clients
+    def produce(self, node: int, count: int = 1) -> Record | None:
+        """One batch with acks=all. None if it is refused."""
+        replica = self.member(node).replica
+        if replica is None:
+            return None
+        record = Record(len(self.records), replica.part.epoch, replica.log.appended_end, Offset(0))
+        batch = encode_batch([NewRecord(None, record.text, 1_000)] * count)
+        try:
+            replica.produce(batch, Acks.ALL, PRODUCE_MS, 1 << 20, partial(self._on_produced, record))
+        except SmqError:
+            return None
+        if replica.log.appended_end == record.base:
+            return None  # it is parked during a hand-over, and its place not known
+        record.end = replica.log.appended_end
+        self.records.append(record)
+        self.run()
+        return record
+
+    def _on_produced(self, record: Record, result: Produced | SmqError) -> None:
+        self.truth.look()
+        if isinstance(result, Produced):
+            if record.end:
+                self.truth.on_acked(record)
+        elif result.code is ErrorCode.APPEND_LOST:
+            self.truth.on_lost(record)
+
+    def ask_end(self, node: int) -> None:
+        member, before = self.member(node), self.truth.end
+
+        def on_end(result: PartitionEnd | SmqError) -> None:
+            self.truth.look()
+            if isinstance(result, PartitionEnd):
+                self.answers += 1
+                self.truth.on_end(result.hwm, before)
+
+        if member.is_up:
+            member.replicas.ends.ask_one(self.pid, END_MS, on_end)
+            self.run()
+
+    def hold_disk(self, node: int) -> None:
+        """It writes nothing more until it is freed."""
+        if self.member(node).is_up:
+            self.member(node).disk.stall(HELD_MS)
+
+    def free_disk(self, node: int) -> None:
+        if self.member(node).is_up:
+            self.member(node).disk.end_stall()
+            self.run(2)
+
+    def hand_over(self, node: int, target: int) -> None:
+        epoch = self.member(node).leads
+        if epoch is not None:
+            self.member(node).replicas.transfer(self.pid, epoch, NodeId(target))
+            self.run()
+
+    def tick(self, node: int, ms: float = TICK_MS) -> None:
+        self.run(ms)
+        if self.member(node).is_up:
+            self.member(node).process.soon(self.member(node).tick)
+            self.run()
+
+    # ------------------------------------------------------------------------------------------ elections
+    def seal(self, node: int, epoch: int | None = None) -> Report | None:
+        """A controller's question reaches the node."""
+        member = self.member(node)
+        asked = self.part.epoch if epoch is None else Epoch(epoch)
+        if not member.is_up:
+            return None
+        for log in member.replicas.seal(((self.pid, asked),)):
+            report = Report(asked, NodeId(node), member.incarnation, log.end, log.good)
+            self.reports.append(report)
+            self.run()
+            return report
+        return None
+
+    def propose_election(self, reports: list[Report], candidate: Report) -> Proposal:
+        seals = tuple(Seal(node=r.node, incarnation=r.incarnation, end=r.end) for r in reports)
+        command = ElectLeader(
+            partition=self.pid,
+            expected_epoch=candidate.epoch,
+            candidate=candidate.node,
+            incarnation=candidate.incarnation,
+            end=candidate.good,
+            seals=seals,
+        )
+        return self.propose(command, candidate.node)
+
+    def propose_from(self, numbers: tuple[int, ...], candidate: int) -> None:
+        """An election from these reports, by their places among all."""
+        if all(n < len(self.reports) for n in (*numbers, candidate)):
+            self.propose_election([self.reports[n] for n in numbers], self.reports[candidate])
+
+    def elect(self, *nodes: int, candidate: int | None = None) -> bool:
+        """From the seals of these nodes; the candidate is the one with the longest log. True if it succeeds."""
+        reports = [report for report in map(self.seal, nodes) if report is not None]
+        able = [r for r in reports if candidate in (None, r.node)]
+        if not able:
+            return False
+        best = max(able, key=lambda r: r.good)
+        return not isinstance(self.commit(self.propose_election(reports, best)), Rejected)
+
+    # ------------------------------------------------------------------------------------------ the end
+    def heal(self) -> None:
+        """All nodes run, and everything arrives. Raises Violation unless the partition works again, all replicas agree,
+        and nothing that was committed is missing."""
+        for node, member in self.members.items():
+            if member.is_up:
+                self.free_disk(node)
+            else:
+                self.start(node)
+        why = "it was not looked at"
+        for turn in range(HEAL_TURNS):
+            self._turn()
+            if turn % 8 == 7 and not any(m.leads == self.part.epoch for m in self.members.values()):
+                self._elect_as_a_controller()
+            why = self._disagreement()
+            if not why:
+                break
+        if why:
+            raise Violation(f"it does not work again: {why}")
+        record: Record | None = None
+        for _ in range(HEAL_TURNS):
+            if record is not None and record.is_acked:
+                return
+            leaders = [m.node for m in self.members.values() if m.leads == self.part.epoch]
+            if leaders and (record is None or record.is_lost):
+                record = self.produce(leaders[0])
+            self._turn()
+        raise Violation("a record is not acknowledged although all nodes are healthy")
+
+    def _turn(self) -> None:
+        """Everything that waits happens, and a little time passes."""
+        self._commit_fresh()
+        self.apply_all()
+        self.exchange(*self.nodes, turns=1)
+        for node in self.members:
+            self.tick(node, TICK_MS / len(self.members))
+
+    def _commit_fresh(self) -> None:
+        """What is proposed and waited for, and registrations."""
+        registered = self.head.state.nodes
+        for proposal in list(self.proposals):
+            command = proposal.command
+            is_new_process = (
+                isinstance(command, RegisterNode)
+                and command.incarnation == self.members[command.node].incarnation
+                and registered[command.node].incarnation < command.incarnation
+            )
+            if proposal.done is not None or is_new_process:
+                self.commit(proposal)
+
+    def _elect_as_a_controller(self) -> None:
+        """As the production controller chooses."""
+        part, nodes = self.part, self.head.state.nodes
+        reports = [r for r in map(self.seal, part.replicas) if r is not None]
+        reports = [r for r in reports if nodes[r.node].incarnation == r.incarnation]
+        seals = [r for r in reports if r.node not in part.incomplete]
+        floor = part.hwm
+        if not part.two_round:
+            if len(seals) < seals_needed(len(part.replicas)):
+                return
+            floor = max(floor, commit_floor([r.end for r in seals], len(part.replicas)))
+        able = [r for r in reports if r.good >= floor]
+        if able:
+            self.commit(self.propose_election(seals, min(able, key=self._reluctance)))
+
+    def _reluctance(self, report: Report) -> tuple[bool, int]:
+        resigned_ns = self._resigned.get(report.node)
+        has_resigned = resigned_ns is not None and self.scheduler.now_ns - resigned_ns < RESIGNED_NS
+        return has_resigned, -report.good
+
+    def _disagreement(self) -> str:
+        """Why the partition does not work yet; empty if it does."""
+        if self.part.incomplete:
+            return f"nodes {sorted(self.part.incomplete)} are incomplete"
+        leaders = [m.node for m in self.members.values() if m.leads == self.part.epoch]
+        if len(leaders) != 1:
+            return f"nodes {leaders} lead epoch {self.part.epoch}"
+        ends = {}
+        for node, member in self.members.items():
+            replica = member.replica
+            if replica is None:
+                return f"node {node} has no replica"
+            ends[int(node)] = (
+                int(replica.readable_end),
+                int(replica.durable_verified_end),
+                int(replica.log.appended_end),
+                int(replica.part.hwm),
+                int(replica.part.log_start),
+            )
+            if replica.log.damaged_batches:
+                return f"node {node} has damaged batches"
+        if len(set(ends.values())) > 1 or any(len(set(e[:4])) > 1 for e in ends.values()):
+            return f"(readable, durable, appended, mark, log start) are {ends}"
+        return ""

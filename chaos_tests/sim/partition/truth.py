@@ -1,0 +1,180 @@
+"""What is committed, for ever: the judge of a group.
+
+Owns the committed batches and the demands on them. A batch is committed once any process takes it for that, and from
+then on it is where it is: on the disks of a majority at that moment, the same for every reader, in every later history
+of epochs, and in no contradiction to the answers of producers. It must never look at what a schedule does, only at what
+the nodes say.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from chaos_tests.sim.partition.member import Member
+from smq.raft_state.ids import Epoch, Offset, PartitionId
+from smq.raft_state.state import PartitionState
+from smq.replication.log.codec import StoredValue, batch_key, parse_value
+from smq.replication.log.store import BatchDamaged
+from smq.replication.partition.replica import Replica
+from smq.replication.ports import DataDamaged, Table
+
+READ_BYTES: Final = 1 << 20
+
+
+class Violation(AssertionError):
+    """A promise is broken."""
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    """One batch that a producer has sent. `base` and `epoch` are those that its leader gave it."""
+
+    number: int
+    epoch: Epoch
+    base: Offset
+    end: Offset
+    is_acked: bool = False
+    is_lost: bool = False  # by the answer to its producer
+
+    @property
+    def text(self) -> bytes:
+        return b"<%06d>" % self.number
+
+
+class Truth:
+    def __init__(self, pid: PartitionId, members: Sequence[Member]) -> None:
+        self._pid = pid
+        self._members = members
+        self._batches: dict[Offset, StoredValue] = {}
+        self._lost: dict[tuple[Epoch, Offset], Record] = {}
+        self._checked: dict[tuple[Member, int, int], Offset] = {}  # per process and generation of its log
+        self._known: dict[tuple[Member, int], Offset] = {}
+        self._gone: dict[Member, set[bytes]] = {member: set() for member in members}  # what its lost disks held
+        self.end = Offset(0)
+
+    # ------------------------------------------------------------------------------------------ what nodes say
+    def look(self) -> None:
+        """At what every process takes for committed now. The process that has most of it has counted it."""
+        live = [(m, m.replica) for m in self._members if m.replica is not None]
+        for member, replica in sorted(live, key=lambda pair: -pair[1].readable_end if pair[1] else 0):
+            if replica is not None and replica.has_followed:
+                self._read(member, replica)
+        for member, replica in live:
+            assert replica is not None
+            known, key = replica.known_commit_point(), (member, member.processes)
+            while known > self.end:
+                self._fix(self._next_of(replica.part, known))  # its own copy is damaged
+            if known < self._known.get(key, 0):
+                raise Violation(f"node {member.node}: the commit point went back from {self._known[key]} to {known}")
+            self._known[key] = known
+
+    def _read(self, member: Member, replica: Replica) -> None:
+        """What it serves, as far as that is new."""
+        log, end = replica.log, replica.readable_end
+        key = (member, member.processes, log.generation)
+        at = max(self._checked.get(key, Offset(0)), log.log_start)
+        while at < end:
+            try:
+                found = log.read(at, end, READ_BYTES)
+            except BatchDamaged:
+                return  # it is not served, and looked at again once it is repaired
+            if not found:
+                raise Violation(f"node {member.node} serves nothing at {at}, below its end {end}")
+            for stored in found:
+                if stored.end > end:
+                    raise Violation(f"node {member.node}: the commit point {end} is inside the batch at {stored.base}")
+                self._see(stored)
+                at = stored.end
+        self._checked[key] = at
+
+    def _see(self, stored: StoredValue) -> None:
+        known = self._batches.get(stored.base)
+        if known is not None or stored.base < self.end:
+            if known is None or known.value != stored.value:
+                was = "nothing" if known is None else f"the batch of epoch {known.epoch}"
+                raise Violation(f"offset {stored.base}: committed is {was}, served that of epoch {stored.epoch}")
+            return
+        self._fix(stored)
+
+    # ------------------------------------------------------------------------------------------ commits
+    def _fix(self, stored: StoredValue) -> None:
+        holders = [m for m in self._members if self._has_held(m, stored)]
+        if 2 * len(holders) <= len(self._members):
+            names = [int(m.node) for m in holders]
+            raise Violation(f"the batch at {stored.base} of epoch {stored.epoch} is committed on the disks of {names}")
+        lost = self._lost.get((stored.epoch, stored.base))
+        if lost is not None:
+            raise Violation(f"record {lost.number} was called lost, and is committed at {stored.base}")
+        self._batches[stored.base] = stored
+        self.end = stored.end
+
+    def _has_held(self, member: Member, stored: StoredValue) -> bool:
+        image = member.disk.image if member.is_up else member.image
+        on_disk = image.tables[Table.BATCHES].get(batch_key(self._pid, stored.base))
+        return on_disk == stored.value or stored.value in self._gone[member]
+
+    def is_rotten(self, member: Member) -> bool:
+        """Its disk has batches that fail their CRC, found or not."""
+        image = member.disk.image if member.is_up else member.image
+        for value in image.tables[Table.BATCHES].values():
+            try:
+                parse_value(self._pid, value)
+            except DataDamaged:
+                return True
+        return False
+
+    def disk_goes(self, member: Member) -> None:
+        """What its disk holds now may go. It was there when it was acknowledged."""
+        rows = member.image.tables[Table.BATCHES]
+        self._gone[member] |= {bytes(value) for value in rows.values()}
+
+    def on_committed(self, part: PartitionState) -> None:
+        """An entry of Raft is committed, and the partition is as it says from now on."""
+        while self.end < part.hwm:
+            self._fix(self._next_of(part, part.hwm))  # in two-round mode, the mark itself commits
+        for stored in self._batches.values():
+            if stored.end <= part.log_start:
+                continue
+            covered = part.epoch_range(stored.epoch)
+            if covered is None or stored.base < covered[0] or (covered[1] is not None and stored.end > covered[1]):
+                history = [(int(e.epoch), int(e.start)) for e in part.history]
+                raise Violation(f"the batch at {stored.base} of epoch {stored.epoch} is cut off: {history}")
+
+    def _next_of(self, part: PartitionState, known: Offset) -> StoredValue:
+        """The batch after the committed ones that the history takes for right, on any disk."""
+        for stored in self._stored_at(self.end):
+            covered = part.epoch_range(stored.epoch)
+            if covered is not None and covered[0] <= stored.base and (covered[1] is None or stored.end <= covered[1]):
+                return stored
+        raise Violation(f"{known} is taken for the commit point, and no disk has the batch at {self.end}")
+
+    def _stored_at(self, offset: Offset) -> Iterable[StoredValue]:
+        for member in self._members:
+            image = member.disk.image if member.is_up else member.image
+            value = image.tables[Table.BATCHES].get(batch_key(self._pid, offset))
+            if value:
+                try:
+                    yield parse_value(self._pid, value)
+                except DataDamaged:
+                    continue
+
+    # ------------------------------------------------------------------------------------------ producers, readers
+    def on_acked(self, record: Record) -> None:
+        record.is_acked = True
+        stored = self._batches.get(record.base)
+        if stored is None:
+            raise Violation(f"record {record.number} is acknowledged at {record.base}, and {self.end} is committed")
+        if record.text not in stored.value:
+            raise Violation(f"record {record.number} is acknowledged at {record.base}, where another is committed")
+
+    def on_lost(self, record: Record) -> None:
+        record.is_lost = True
+        stored = self._batches.get(record.base)
+        if stored is not None and record.text in stored.value:
+            raise Violation(f"record {record.number} is committed at {record.base}, and called lost")
+        self._lost[record.epoch, record.base] = record
+
+    def on_end(self, end: Offset, committed_before: Offset) -> None:
+        """A linearizable answer to where the partition ends."""
+        if end < committed_before:
+            raise Violation(f"the end is said to be {end}, and {committed_before} was committed before the question")

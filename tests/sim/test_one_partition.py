@@ -1,0 +1,98 @@
+"""One partition alone: courses built by hand, bugs planted in them, and random schedules."""
+
+import pytest
+
+from chaos_tests.sim.hunt import BY_HAND, hunt
+from chaos_tests.sim.partition import courses
+from chaos_tests.sim.partition.chance import Chance, play, run, shrink
+from chaos_tests.sim.partition.group import Group
+from chaos_tests.sim.partition.planted import COURSE_BUGS, CourseBug
+from chaos_tests.sim.partition.planted import run as run_course
+from chaos_tests.sim.partition.truth import Violation
+
+pytestmark = pytest.mark.sim
+
+
+# ---------------------------------------------------------------------------------------------- courses
+@pytest.mark.parametrize("bug", COURSE_BUGS, ids=lambda b: b.name)
+def test_a_course_finds_its_planted_bug(bug: CourseBug) -> None:
+    assert hunt(bug).seed == BY_HAND
+
+
+@pytest.mark.parametrize("bug", COURSE_BUGS, ids=lambda b: b.course.__name__)
+def test_production_code_survives_the_course(bug: CourseBug) -> None:
+    assert any(record.is_acked for record in run_course(bug.course).records)
+
+
+def test_every_course_has_a_bug() -> None:
+    written = {
+        name for name, value in vars(courses).items() if callable(value) and value.__module__ == courses.__name__
+    }
+    assert {bug.course.__name__ for bug in COURSE_BUGS} == {name for name in written if not name.startswith("_")}
+
+
+# ---------------------------------------------------------------------------------------------- random schedules
+@pytest.mark.parametrize("block", range(8))
+def test_random_schedules_break_no_promise(block: int) -> None:
+    acked = sum(
+        sum(r.is_acked for r in run(seed).group.records) for seed in range(25 * block + 1, 25 * (block + 1) + 1)
+    )
+    assert acked > 25
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("block", range(10))
+def test_many_more_random_schedules_break_no_promise(block: int) -> None:
+    for seed in range(1_000 + 1_000 * block, 1_000 + 1_000 * (block + 1)):
+        run(seed)
+
+
+@pytest.mark.parametrize("name", ["one-seal-elects", "sealed-leader-leads-on"])
+def test_random_schedules_find_bugs_too_and_shrink_to_what_they_take(name: str) -> None:
+    (bug,) = [b for b in COURSE_BUGS if b.name == name]
+    with bug.planted():
+        for seed in range(1, 300):
+            chance = Chance(seed)
+            try:
+                chance.run()
+            except Violation:
+                break
+        message, steps = shrink(seed)
+        assert message
+        assert len(steps) < len(chance.steps)
+        with pytest.raises(Violation):
+            chance.again(steps)
+
+
+def test_a_schedule_takes_the_same_course_again() -> None:
+    one, other = Chance(7), Chance(7)
+    one.run()
+    other.run()
+    assert one.steps == other.steps
+    again = Chance(7)
+    again.again(one.steps)
+
+
+# ---------------------------------------------------------------------------------------------- the judge
+def test_a_record_on_two_of_three_disks_is_acknowledged_and_stays() -> None:
+    group = Group()
+    record = group.produce(1)
+    group.exchange(1, 2)
+    assert record is not None
+    assert (record.is_acked, group.truth.end, group.part.hwm) == (True, 1, 0)
+    group.crash(1)
+    assert not group.elect(3), "one seal of three"
+    assert group.elect(2, 3)
+    assert (group.part.leader, group.part.history[-1].start) == (2, 1)
+    group.heal()
+
+
+def test_a_partition_that_cannot_work_again_is_a_violation() -> None:
+    group = Group()
+    play(group, [("produce", (1, 1)), ("exchange", (1, 2))])
+    for node in (1, 2):
+        group.crash(node)
+        group.member(node).image = type(group.member(node).image)()  # two of three disks are gone, unnoticed
+    with pytest.raises(Violation):
+        group.heal()

@@ -76,11 +76,11 @@ def check_steps(state: ClusterState) -> Iterator[None]:
 
 
 def check_offsets(partition: PartitionState) -> None:
-    """The part that each change of a partition checks: log_start <= lso <= hwm <= next_offset."""
-    if not 0 <= partition.log_start <= partition.lso <= partition.hwm <= partition.next_offset:
+    """The part that each change of a partition checks: log_start <= hwm <= next_offset."""
+    if not 0 <= partition.log_start <= partition.hwm <= partition.next_offset:
         raise InvariantBroken(
-            f"partition {partition.pid.hex()}: log_start {partition.log_start}, lso {partition.lso},"
-            f" hwm {partition.hwm}, next_offset {partition.next_offset} do not ascend"
+            f"partition {partition.pid.hex()}: log_start {partition.log_start}, hwm {partition.hwm},"
+            f" next_offset {partition.next_offset} do not ascend"
         )
 
 

@@ -1,7 +1,7 @@
 """The replicated state: plain records that only `machine` may change.
 
 Any module on the node may read them between two applies; only the machine may write them.
-Invariant of a partition: log_start <= lso <= hwm <= next_offset, and hwm never goes back. What is committed may lie
+Invariant of a partition: log_start <= hwm <= next_offset, and hwm never goes back. What is committed may lie
 beyond its hwm: see `PartitionState.two_round`.
 """
 
@@ -96,11 +96,6 @@ class PartitionState:
     @property
     def is_external(self) -> bool:
         return not self.replicas
-
-    @property
-    def lso(self) -> Offset:
-        """Last stable offset: the hwm, as there are no transactions yet."""
-        return self.hwm
 
     def epoch_range(self, epoch: Epoch) -> tuple[Offset, Offset | None] | None:
         """[start, end) of an epoch, end None for the current epoch; None if it is pruned, had no records, or is in the

@@ -277,5 +277,5 @@ def _partition_info(partition: PartitionState, state: ClusterState) -> pb.Partit
         log_start=partition.log_start,
         hwm=partition.hwm,
         next_offset=partition.next_offset,
-        lso=partition.lso,
+        lso=partition.hwm,
     )

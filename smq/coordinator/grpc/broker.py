@@ -86,7 +86,7 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
             # The response was full before this partition was read: its range as this node last applied it.
             state = self._calls.node.state.partition_of(fetch.topic, fetch.partition)
             if state is not None:
-                out.log_start, out.hwm, out.lso = state.log_start, state.hwm, state.lso
+                out.log_start, out.hwm, out.lso = state.log_start, state.hwm, state.hwm
         return out
 
     # ------------------------------------------------------------------------------------------------ offsets
@@ -122,7 +122,7 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
             partition=requested.partition,
             offset=run.end,
             lo=state.log_start,
-            hi=max(state.lso, run.end),
+            hi=max(state.hwm, run.end),
             size_bytes=run.size_bytes,
         )
 

@@ -173,5 +173,5 @@ def _fill(
 def _fill_range(answer: Struct, found: Fetched | PartitionState | None) -> None:
     if found is not None:
         answer["high_watermark"] = found.hwm
-        answer["last_stable_offset"] = found.lso
+        answer["last_stable_offset"] = found.lso if isinstance(found, Fetched) else found.hwm
         answer["log_start_offset"] = found.log_start

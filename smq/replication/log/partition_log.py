@@ -14,7 +14,9 @@ from typing import Final
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import BatchHeader, Buffer
 from smq.replication.config import TAIL_BYTES_KEPT
+from smq.replication.log.aborted import AbortedTransactions, aborted_key, aborted_row, parse_aborted_row
 from smq.replication.log.codec import (
+    TIME_ABORTED,
     TIME_APPEND,
     TIME_CREATE,
     BatchInfo,
@@ -133,8 +135,9 @@ class PartitionLog(LaterReads):
         if ts_ns <= self._state.last_ts_ns:
             raise ValueError(f"{self!r}: ts_ns {ts_ns} does not exceed the last, {self._state.last_ts_ns}")
         self._check_usable()
-        info = info_of(ts_ns, header, base, epoch)
-        stored = StoredValue(base, info.end, epoch, ts_ns, build_value(self.pid, batch, header, base, epoch, ts_ns))
+        value = build_value(self.pid, batch, header, base, epoch, ts_ns)
+        info = info_of(ts_ns, header, base, epoch, value)
+        stored = StoredValue(base, info.end, epoch, ts_ns, value)
         self._append(stored, info, done, [])
         return stored
 
@@ -156,14 +159,17 @@ class PartitionLog(LaterReads):
         elif ts_ns <= state.last_ts_ns:
             raise ValueError(f"{self!r}: ts_ns {ts_ns} does not exceed the last, {state.last_ts_ns}")
         self._check_usable()
-        self._append(stored, info_of(ts_ns, header, stored.base, stored.epoch), done, ops)
+        self._append(stored, info_of(ts_ns, header, stored.base, stored.epoch, stored.value), done, ops)
 
     def _append(self, stored: StoredValue, info: BatchInfo, done: Callable[[], None], ops: list[Op]) -> None:
         state, pid = self._state, self.pid
         is_latest = info.max_timestamp_ms > state.create_ms_max
-        state.add(info)
+        aborted = state.add(info)
         if info.producer_id >= 0:
             self._count_producers()
+        if aborted is not None:
+            self.aborted.add(aborted)
+            ops.append(Put(Table.TIMES, *aborted_row(pid, aborted)))
         ops.append(Put(Table.BATCHES, batch_key(pid, info.base), stored.value))
         ops.append(Put(Table.TIMES, *index_row(pid, info)))
         if is_latest:
@@ -231,9 +237,11 @@ class PartitionLog(LaterReads):
             Delete(Table.BATCHES, batch_key(pid, end), stop),
             Delete(Table.TIMES, after_append_time(pid, state.last_ts_ns), times_range(pid, TIME_APPEND)[1]),
             Delete(Table.TIMES, after_create_time(pid, state.create_ms_max), times_range(pid, TIME_CREATE)[1]),
+            Delete(Table.TIMES, aborted_key(pid, end), times_range(pid, TIME_ABORTED)[1]),
             Delete(Table.CHECKPOINTS, checkpoint_key(pid, end + 1), stop),
         ]
         self._forget_tail(end)
+        self.aborted.cut(end)
         self.durable_end = min(self.durable_end, end)
         self._state = state
         if state.saved.end < end:
@@ -345,6 +353,7 @@ class PartitionLog(LaterReads):
         self._first = first
         self.damaged_batches = {base for base in self.damaged_batches if base >= first}
         self._state.forget_before(first)
+        self.aborted.forget_before(first)
         self.durable_end = max(self.durable_end, first)
         while self._tail and self._tail[0].end <= first:
             self._count_tail(-len(self._tail.popleft().value))
@@ -356,6 +365,7 @@ class PartitionLog(LaterReads):
             Delete(Table.BATCHES, batch_key(pid, 0), batch_key(pid, first)),
             Delete(Table.TIMES, times_range(pid, TIME_APPEND)[0], after_append_time(pid, self._base.last_ts_ns)),
             Delete(Table.TIMES, times_range(pid, TIME_CREATE)[0], after_create_time(pid, self._base.create_ms_max)),
+            Delete(Table.TIMES, times_range(pid, TIME_ABORTED)[0], aborted_key(pid, first)),
             Delete(Table.CHECKPOINTS, checkpoint_key(pid, 0), checkpoint_key(pid, kept)),
             base_row,
         ]
@@ -366,6 +376,7 @@ class PartitionLog(LaterReads):
         state.runs = []
         state.bytes_total = self._base.bytes_total
         state.saved = NOT_SAVED
+        self.aborted.cut(Offset(0))
         self._forget_tail(Offset(-1))
         self._state = state
         self._settle_producers()
@@ -416,6 +427,23 @@ class PartitionLog(LaterReads):
     def _base_row(self) -> Op:
         return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._base.end), next_checkpoint(self._base))
 
+    def load_aborted(self) -> None:
+        """The aborted transactions of a log that has been opened. If a row is damaged or missing, they are found in the
+        log again."""
+        start, stop = times_range(self.pid, TIME_ABORTED)
+        count = self._state.aborted - self._base.aborted
+        try:
+            rows = self._disk.scan(Table.TIMES, start, aborted_key(self.pid, self._state.end))
+            found = [parse_aborted_row(key, value) for key, value in rows]
+            is_whole = len(found) == count
+        except DataDamaged:
+            is_whole = False
+        if not is_whole:
+            found = self._fold_aborted()
+            rewritten = [Put(Table.TIMES, *aborted_row(self.pid, aborted)) for aborted in found]
+            self._disk.submit([Delete(Table.TIMES, start, stop), *rewritten])
+        self.aborted = AbortedTransactions(found)
+
     def note_recovered(self, batches: int, size: int) -> None:
         """Records how much of the log comes after the newest checkpoint."""
         self._batches_since_checkpoint += batches
@@ -456,7 +484,7 @@ class PartitionLog(LaterReads):
         if not is_here or not is_right:
             return False
         ts_ns, header = parse_header_of(stored.value, verify=None)
-        key, value = index_row(self.pid, info_of(ts_ns, header, stored.base, stored.epoch))
+        key, value = index_row(self.pid, info_of(ts_ns, header, stored.base, stored.epoch, stored.value))
         ops: list[Op] = [] if row is None else [Delete(Table.TIMES, row, row + b"\x00")]
         ops.append(Delete(Table.BATCHES, batch_key(self.pid, stored.base), batch_key(self.pid, stored.end)))
         ops.append(Put(Table.BATCHES, batch_key(self.pid, stored.base), stored.value))

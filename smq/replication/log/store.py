@@ -170,6 +170,7 @@ class LogStore:
             tail_damage = e
         log = self._log(pid, log_start, base, state, first, tail_damage, recovery.damaged_batches)
         log.note_recovered(recovery.batches, state.bytes_total - size_before)
+        log.load_aborted()
         return log
 
     def _log(
@@ -215,7 +216,7 @@ class _Recovery:
             try:
                 stored = parse_stored(self._pid, key, value)
                 ts_ns, header = parse_header_of(value, verify=None)
-                self._add(info_of(ts_ns, header, stored.base, stored.epoch))
+                self._add(info_of(ts_ns, header, stored.base, stored.epoch, stored.value))
                 return
             except BatchDamaged as damage:
                 info = self._next_row(damage)

@@ -13,6 +13,7 @@ from smq.raft_state.state import ClusterState, PartitionState
 from smq.records import BatchCorrupt, BatchError, BatchHeader, validate_produced
 from smq.replication.host import Host
 from smq.replication.log.store import PartitionLog
+from smq.replication.partition.transactional import check_transaction
 from smq.replication.ports import Buffer
 
 NEW_PRODUCER_RETRY_MS: Final = 1_000  # producers expire in steps of a second and more
@@ -59,7 +60,8 @@ def check_space(space: RecordSpace, me: NodeId, part: PartitionState, full: Sequ
 
 def check_producer(host: Host, held: int, log: PartitionLog, header: BatchHeader) -> None:
     """TOO_MANY_PRODUCERS if this would be one more than this node may remember: it remembers `held`. Followers take
-    what their leader has taken."""
+    what their leader has taken. The refusals of `check_transaction`."""
+    check_transaction(host.state, log.pid, log.producers, header)
     limit = host.config.producers_max
     if header.producer_id < 0 or held < limit or log.producers.knows(header.producer_id, Offset(-1)):
         return

@@ -22,6 +22,7 @@ from smq.replication.partition.admission import RecordSpace
 from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.commits import Commits
 from smq.replication.partition.due import caught_up, hidden_damage, hwm_advances, mode_changes
+from smq.replication.partition.endings import Endings
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.look_ups import LookUps
@@ -88,6 +89,7 @@ class Replicas:
         self.mark_caught_up = Coalescer(clock, propose, complete, lambda i: CompleteReplicas(items=i)).mark_due
         self.mark_damaged = Coalescer(clock, propose, partial(hidden_damage, host), self._as_mark).mark_due
         self._commits = Commits(host.links, clock.call_soon)
+        self._endings = Endings(host, propose)
 
     # ---------------------------------------------------------------------------------------- the table
     def open_logs(self) -> Iterator[None]:
@@ -190,6 +192,7 @@ class Replicas:
             replica = self._by_pid[pid] = Replica(self._host, self, part, log)
         replica.part = part
         work = replica.on_applied()
+        self._endings.drive(replica)
         self.reads.wake(replica)
         return work + WORK_PER_LOG if is_new else work
 
@@ -213,6 +216,7 @@ class Replicas:
         """The commit point has moved by its leader's count: its readers and its followers learn of it now, and Raft a
         little later."""
         self.reads.wake(replica)
+        self._endings.drive(replica)
         self._commits.mark(replica)
         self._mark_hwm_behind(replica)
 
@@ -273,6 +277,7 @@ class Replicas:
         replica.note_damage()
         if replica.leading is not None:
             replica.on_tick(now_ns)
+            self._endings.drive(replica)
             self._retainer.visit(replica, now_ns)
             if not has_majority(replica.part, self._host.node_id, reachable):
                 replica.resign()  # rule 20

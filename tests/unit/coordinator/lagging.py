@@ -167,7 +167,7 @@ class LaggingNode:
         return SimpleNamespace(monotonic_ns=lambda: 0)
 
     def _ends(self, pids: Iterable[PartitionId], _ms: int, done: Callable[[Ends], None], *, at_leader: bool) -> None:
-        done({pid: PartitionEnd(Epoch(1), self.node_id, ZERO, ZERO, ZERO) for pid in pids})
+        done({pid: PartitionEnd(Epoch(1), self.node_id, ZERO, ZERO, ZERO, ZERO) for pid in pids})
 
     def offset_for_time(
         self, topic: str, partition: int, _kind: TimeKind, _value: int, timeout_ms: int, done: DoneFn[TimeOffset]

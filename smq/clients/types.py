@@ -40,7 +40,8 @@ class RawBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedRange:
-    """The answer of a one-shot fetch. `batches` is empty if nothing arrived within the wait."""
+    """The answer of a one-shot fetch. `batches` is empty if nothing arrived within the wait. A batch without data has
+    no record to read: it was aborted, or says how a transaction ended."""
 
     log_start: int
     hwm: int

@@ -938,6 +938,8 @@ Global___FetchPartition: _TypeAlias = FetchPartition  # noqa: Y015
 
 @_typing.final
 class FetchRequest(_message.Message):
+    """Readers get what is committed: nothing from the last stable offset on."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITIONS_FIELD_NUMBER: _builtins.int
@@ -976,7 +978,7 @@ class Batch(_message.Message):
     ts_ns: _builtins.int
     """of the record at base_offset; at base_offset + n, it is n more"""
     data: _builtins.bytes
-    """RecordBatch v2"""
+    """RecordBatch v2; empty if there is no record to read: aborted, or a control batch"""
     def __init__(
         self,
         *,

@@ -142,7 +142,15 @@ class LaggingNode:
         self._arrivals.with_partition(topic, partition, timeout_ms, done, use)
 
     def fetch(
-        self, topic: str, partition: int, _offset: int, *, max_bytes: int, max_wait_ms: int, done: DoneFn[Fetched]
+        self,
+        topic: str,
+        partition: int,
+        _offset: int,
+        *,
+        max_bytes: int,
+        max_wait_ms: int,
+        done: DoneFn[Fetched],
+        is_committed: bool = False,
     ) -> Cancel:
         def use(_part: PartitionState) -> None:
             done(Fetched([], ZERO, ZERO, ZERO, ZERO))

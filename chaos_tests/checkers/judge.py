@@ -24,6 +24,7 @@ from chaos_tests.checkers import (
     reads,
     retention,
     sends,
+    transactions,
 )
 from chaos_tests.checkers.base import Facts, Violation, index
 from chaos_tests.history import Event, pair
@@ -43,6 +44,7 @@ CHECKS: Final[tuple[Callable[[Facts], list[Violation]], ...]] = (
     liveness.check,
     reads.check,
     retention.check,
+    transactions.check,
     marks.check,
 )
 

@@ -55,6 +55,7 @@ class World:
     topic_config: tuple[tuple[str, str], ...] = ()  # of topics with records
     partitions: list[Known] = field(default_factory=list)
     externals: list[Known] = field(default_factory=list)  # of external storage
+    ledgers: list[Known] = field(default_factory=list)  # written to in transactions only
     stopped: bool = False
     duplicates: int = 0
     producers_refused: int = 0  # attempts, as one too many

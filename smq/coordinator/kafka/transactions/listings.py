@@ -1,6 +1,6 @@
 """DescribeTransactions and ListTransactions: what tools show of the transactions that this node coordinates.
 
-Owns the names of a transaction's states in this protocol. Kafka's tools ask every node.
+Owns the answers. Kafka's tools ask every node.
 """
 
 from typing import Final
@@ -9,24 +9,11 @@ from smq.coordinator.kafka.cluster import barrier_failure, coordinator_refusal
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.service.transactions import STATE_NAMES, open_ms, state_name
 from smq.raft_state.ids import PartitionId, split_partition_id
-from smq.raft_state.state import ClusterState, TransactionOutcome, TransactionPhase, TransactionState
+from smq.raft_state.state import ClusterState, TransactionPhase
 
-_PHASES: Final = {
-    TransactionPhase.ONGOING: "Ongoing",
-    TransactionPhase.COMMITTING: "PrepareCommit",
-    TransactionPhase.ABORTING: "PrepareAbort",
-}
-_OUTCOMES: Final = {
-    TransactionOutcome.NONE: "Empty",
-    TransactionOutcome.COMMITTED: "CompleteCommit",
-    TransactionOutcome.ABORTED: "CompleteAbort",
-}
-_KNOWN: Final = frozenset({*_PHASES.values(), *_OUTCOMES.values(), "Dead", "PrepareEpochFence"})
-
-
-def state_name(transaction: TransactionState) -> str:
-    return _PHASES.get(transaction.phase, _OUTCOMES[transaction.outcome])
+_KNOWN: Final = frozenset({*STATE_NAMES, "Dead", "PrepareEpochFence"})  # the last two: of Kafka's own
 
 
 async def describe_transactions(gateway: Gateway, _version: int, request: Struct) -> Struct:
@@ -81,7 +68,8 @@ async def list_transactions(gateway: Gateway, _version: int, request: Struct) ->
         shown = state_name(transaction)
         if (wanted and shown not in wanted) or (producers and transaction.producer_id not in producers):
             continue
-        if longer_than_ms >= 0 and _open_ms(gateway.state, transaction) <= longer_than_ms:
+        open_for_ms = open_ms(gateway.state, transaction)
+        if longer_than_ms >= 0 and (open_for_ms is None or open_for_ms <= longer_than_ms):
             continue
         found.append({"transactional_id": name, "producer_id": transaction.producer_id, "transaction_state": shown})
     return {
@@ -90,10 +78,3 @@ async def list_transactions(gateway: Gateway, _version: int, request: Struct) ->
         "unknown_state_filters": sorted(wanted - _KNOWN),
         "transaction_states": found,
     }
-
-
-def _open_ms(state: ClusterState, transaction: TransactionState) -> int:
-    """How long it has been open, by the clock of expiry; -1 if it is not open."""
-    if transaction.phase is not TransactionPhase.ONGOING:
-        return -1
-    return state.expiry_clock_ms - (transaction.started_ms or state.expiry_clock_ms)

@@ -24,6 +24,10 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | kpoll  | c (consumer), g? (group)             | r ([[k, o, v], ...]), by? (one assignment of c)          |
 | gjoin  | g                                    | gen, leader (None: not reported), members                |
 | gsync  | g, gen                               | who, parts ([k, ...])                                    |
+| txn    | id, v ({k: values}), off (None: none) | out (commit or abort)                                   |
+| tpoll  | k, o, n, final                       | r ([[o, v], ...]: what is committed), next, lso          |
+| tstable | k                                   | lso                                                      |
+| toffset | id                                  | off (None: none)                                         |
 | create, drop, alloc | name                    |                                                          |
 
 An invoke with `may_fail` may fail even in a cluster that has settled.

@@ -81,14 +81,30 @@ producer.flush()
   record. Unclean elections do not exist: ELIGIBLE_LEADERS_NOT_AVAILABLE.
 - DescribeQuorum shows Raft as partition 0 of `__cluster_metadata`, at any node, as Raft's leader knows it. A voter's
   offset is after its last entry on disk. A replaced disk is an observer until the others have admitted it.
-- DescribeProducers shows the idempotent producers that a replica knows; the time is the leader's append time.
+- DescribeProducers shows the idempotent producers that a replica knows, and where their open transactions begin; the
+  time is the leader's append time. DescribeTransactions and ListTransactions show those that the node coordinates.
 - There are no quotas and no reassignments: those lists are empty. Topics and nodes have a configuration, nothing else.
+
+## Transactions
+
+- One replicated entry decides a transaction over all its partitions and group offsets. EndTxn is answered then. The
+  leaders append the control batches right after it. Until the last of them is committed, InitProducerId and
+  AddPartitionsToTxn get CONCURRENT_TRANSACTIONS, which clients repeat by themselves.
+- A batch is taken only into a transaction that is open and has its partition, whichever version of Produce carries it:
+  otherwise INVALID_TXN_STATE. A late batch opens no transaction.
+- Fetch with `isolation.level=read_committed` returns the last stable offset and the aborted transactions; "latest" is
+  then the last stable offset.
+- Staged offsets are not pending anywhere else: after EndTxn, OffsetFetch returns them. If a client asks for stable
+  offsets (KIP-447), those that an open transaction may move are UNSTABLE_OFFSET_COMMIT.
+- `transaction.max.timeout.ms` and `transactional.id.expiration.ms` are settings of the cluster. Time-outs follow a
+  replicated clock, which moves every second or every quarter of the shortest open time-out, whichever is longer.
+- The second protocol of KIP-890 (`transaction.version` 2: implicit partitions, an epoch per transaction) is not served;
+  clients use the first one.
 
 ## What is not there yet
 
-Transactions (a batch with the transactional flag is refused with INVALID_RECORD), the new group protocol of KIP-848,
-SASL and ACLs. A producer with a `transactional.id` fails immediately with TRANSACTIONAL_ID_AUTHORIZATION_FAILED. Keys
-not in the table below are not advertised; using one closes the connection.
+The new group protocol of KIP-848, SASL and ACLs. Keys not in the table below are not advertised; using one closes the
+connection.
 
 ## Configuration
 

@@ -112,6 +112,50 @@ def check_crc(batch: Buffer, header: BatchHeader) -> None:
         raise BatchCorrupt("the CRC-32C of the batch does not match its bytes")
 
 
+# A control batch: its one record has version and type as its key, and version and coordinator epoch as its value. The
+# log alone writes them, so the record's place is fixed.
+_MARKER_RECORD: Final = struct.Struct(">BBBBBhhBhiB")
+_MARKER_TYPE: Final = struct.Struct(">h")
+_MARKER_TYPE_AT: Final = HEADER_BYTES + 7
+_ABORT, _COMMIT = 0, 1
+
+
+def marker_batch(*, producer_id: int, producer_epoch: int, is_commit: bool, timestamp_ms: int) -> bytes:
+    """The control batch that says how a producer's transaction has ended, with base offset 0."""
+    # Each length is a zigzag varint of one byte: twice the number.
+    size = _MARKER_RECORD.size
+    kind = _COMMIT if is_commit else _ABORT
+    record = _MARKER_RECORD.pack(2 * (size - 1), 0, 0, 0, 2 * 4, 0, kind, 2 * 6, 0, 0, 0)
+    header = _HEADER.pack(
+        0,
+        HEADER_BYTES + size - LENGTH_OVERHEAD,
+        0,
+        MAGIC,
+        0,
+        TRANSACTIONAL_MASK | CONTROL_MASK,
+        0,
+        timestamp_ms,
+        timestamp_ms,
+        producer_id,
+        producer_epoch,
+        -1,
+        1,
+    )
+    batch = bytearray(header + record)
+    _CRC.pack_into(batch, _CRC_FIELD, crc32c(memoryview(batch)[CRC_START:]))
+    return bytes(batch)
+
+
+def is_commit_marker(batch: Buffer) -> bool:
+    """Whether a control batch commits; otherwise it aborts. BatchError if the log has not written it."""
+    if len(batch) != HEADER_BYTES + _MARKER_RECORD.size:
+        raise BatchError(f"a control batch of {len(batch)} bytes is not one of this log")
+    (kind,) = _MARKER_TYPE.unpack_from(batch, _MARKER_TYPE_AT)
+    if kind not in (_ABORT, _COMMIT):
+        raise BatchError(f"a control batch of type {kind} is unknown")
+    return bool(kind == _COMMIT)
+
+
 def validate_produced(batch: Buffer) -> BatchHeader:
     """Checks everything about a producer's batch that can be checked without looking at its records.
 
@@ -130,8 +174,8 @@ def validate_produced(batch: Buffer) -> BatchHeader:
         raise BatchError(f"compression codec {header.codec} is unknown")
     if header.is_control:
         raise BatchError("control batches are written by the log itself")
-    if header.is_transactional:
-        raise BatchError("there are no transactions yet: send the batch without the transactional flag")
+    if header.is_transactional and header.producer_id < 0:
+        raise BatchError("a transactional batch needs a producer id")
     if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
         raise BatchError("an idempotent batch needs a producer epoch and a sequence >= 0")
     bytes_max = (header.size - HEADER_BYTES) * _EXPANSION_MAX[header.codec]
@@ -220,6 +264,7 @@ def encode_batch(
     producer_id: int = -1,
     producer_epoch: int = -1,
     base_sequence: int = -1,
+    is_transactional: bool = False,
 ) -> bytes:
     """One v2 batch with base offset 0. ValueError for no records or an unknown codec."""
     from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -229,7 +274,7 @@ def encode_batch(
     builder = DefaultRecordBatchBuilder(
         magic=MAGIC,
         compression_type=CODECS[codec],
-        is_transactional=False,
+        is_transactional=is_transactional,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         base_sequence=base_sequence,

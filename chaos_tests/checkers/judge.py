@@ -25,6 +25,7 @@ from chaos_tests.checkers import (
     reads,
     retention,
     sends,
+    transactions,
 )
 from chaos_tests.checkers.base import Facts, Violation, index
 from chaos_tests.history import Event, pair
@@ -45,6 +46,7 @@ CHECKS: Final[tuple[Callable[[Facts], list[Violation]], ...]] = (
     reads.check,
     retention.check,
     compaction.check,
+    transactions.check,
     marks.check,
 )
 

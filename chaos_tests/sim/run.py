@@ -33,6 +33,7 @@ from chaos_tests.sim.clients.producer import Producer
 from chaos_tests.sim.clients.remaker import Remaker, Repeater
 from chaos_tests.sim.clients.services import GroupMember, GroupWatcher, RangeReader, TopicOwner, Trimmer
 from chaos_tests.sim.clients.streamer import Streamer
+from chaos_tests.sim.clients.transactor import SHARERS, LedgerReader, Transactor
 from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
 from chaos_tests.sim.faults.catalogue import Arena
 from chaos_tests.sim.faults.schedule import Storm, Strike, heal
@@ -329,6 +330,8 @@ class Simulation:
             Trimmer(world, f"trimmer-{i}", think_ms=mix.trim_think_ms, to_hwm=mix.trim_to_hwm).run()
             for i in range(mix.trimmers)
         ]
+        made += [Transactor(world, i, think_ms=think).run() for i in range(mix.transactors)]
+        made += [LedgerReader(world, f"ledger-{i}", think_ms=think).run() for i in range(mix.ledger_readers)]
         made += [TopicOwner(world, f"extra-{i}", think_ms=1500).run() for i in range(mix.topic_owners)]
         made += [SettingOwner(world, i, think_ms=think).run() for i in range(mix.setting_owners)]
         made += [Placer(world, f"placed-{i}", think_ms=think).run() for i in range(mix.placers)]
@@ -385,7 +388,10 @@ class Simulation:
         levels = {int(host.api.state.feature_level) for host in hosts}
         if self.scenario.cluster.upgrades and levels != {LEVEL_TWO}:
             return f"every node knows feature level {LEVEL_TWO}, and the cluster is at {levels}"
-        for known in self.world.partitions:
+        hanging = [t.transactional_id for t in hosts[0].api.state.transactions.values() if t.partitions or t.offsets]
+        if hanging:
+            return f"transactions of {hanging} have not ended"
+        for known in [*self.world.partitions, *self.world.ledgers]:
             ends = []
             for host in hosts:
                 part = host.api.state.partition(known.pid)
@@ -473,6 +479,9 @@ class Simulation:
                 if node not in self.nodes:
                     continue
                 yield from reader.read_all(known, node)
+        ledger = LedgerReader(self.world, "final-ledger", think_ms=0)
+        yield from ledger.read_all()
+        yield from ledger.read_offsets([f"tx-{n}" for n in range(self.scenario.clients.transactors // SHARERS)])
         self.observer.sample()  # log starts that the final read met
 
     def _result(self) -> Result:

@@ -66,6 +66,8 @@ class ClientMix:
     members: int = 0  # of one group
     brief_members: int = 0  # of another group, in which no member stays
     assigners: int = 0  # of offsets without records, in a topic of their own
+    transactors: int = 0  # producers of transactions, two with each transactional id
+    ledger_readers: int = 0  # of what they have committed
     trimmers: int = 0
     topic_owners: int = 0
     setting_owners: int = 0  # each changes a setting of the cluster

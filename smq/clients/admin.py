@@ -25,11 +25,15 @@ from smq.clients.types import (
     PartitionRange,
     TopicDescription,
     TopicPartition,
+    TransactionDescription,
+    TransactionSummary,
     cluster_from_message,
     group_from_message,
     group_summary_from_message,
     node_status_from_message,
     range_from_message,
+    transaction_from_message,
+    transaction_summary_from_message,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 
@@ -273,6 +277,35 @@ class Admin(Lifecycle):
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
             request = build(pb.DeleteGroupRequest, group=name, request_id=request_id, timeout_ms=node_ms)
             await node.admin.DeleteGroup(request, timeout=call_s)
+
+        await self._call(run)
+
+    # -- transactions
+
+    async def list_transactions(self) -> list[TransactionSummary]:
+        """All transactional ids, in their order."""
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListTransactionsResponse:
+            return await node.admin.ListTransactions(pb.ListTransactionsRequest(timeout_ms=node_ms), timeout=call_s)
+
+        return [transaction_summary_from_message(t) for t in (await self._call(run)).transactions]
+
+    async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        """UNKNOWN_TRANSACTIONAL_ID if there is none."""
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeTransactionResponse:
+            request = build(pb.DescribeTransactionRequest, transactional_id=transactional_id, timeout_ms=node_ms)
+            return await node.admin.DescribeTransaction(request, timeout=call_s)
+
+        return transaction_from_message(await self._call(run))
+
+    async def abort_transaction(self, transactional_id: str) -> None:
+        """Aborts the open transaction, and fences its producer. INVALID_TRANSACTION_STATE if none is open,
+        UNKNOWN_TRANSACTIONAL_ID if there is no such id."""
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = build(pb.AbortTransactionRequest, transactional_id=transactional_id, timeout_ms=node_ms)
+            await node.admin.AbortTransaction(request, timeout=call_s)
 
         await self._call(run)
 

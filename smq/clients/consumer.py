@@ -294,7 +294,13 @@ class Consumer(Lifecycle):
     # -- the pump: starts every fetch that can be started
 
     def _next_batch(self) -> RawBatch | None:
-        """Partitions take turns, one batch each. Raises the error of a partition that cannot be read."""
+        """The next one with records. Raises the error of a partition that cannot be read."""
+        while (batch := self._take_batch()) is not None and not batch.data:
+            self._advance(batch)
+        return batch
+
+    def _take_batch(self) -> RawBatch | None:
+        """Partitions take turns, one batch each."""
         fetches = list(self._planner.assigned.values())
         for step in range(len(fetches)):
             fetch = fetches[(self._next_partition + step) % len(fetches)]

@@ -34,6 +34,8 @@ from smq.clients.types import (
     RawBatch,
     TopicDescription,
     TopicPartition,
+    TransactionDescription,
+    TransactionSummary,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import Headers
@@ -335,6 +337,15 @@ class SyncAdmin(_BlockingClient):
 
     def list_groups(self) -> list[GroupSummary]:
         return self._run(self._admin.list_groups())
+
+    def list_transactions(self) -> list[TransactionSummary]:
+        return self._run(self._admin.list_transactions())
+
+    def describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        return self._run(self._admin.describe_transaction(transactional_id))
+
+    def abort_transaction(self, transactional_id: str) -> None:
+        self._run(self._admin.abort_transaction(transactional_id))
 
     def describe_group(self, name: str) -> GroupDescription:
         return self._run(self._admin.describe_group(name))

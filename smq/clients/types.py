@@ -40,7 +40,8 @@ class RawBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedRange:
-    """The answer of a one-shot fetch. `batches` is empty if nothing arrived within the wait."""
+    """The answer of a one-shot fetch. `batches` is empty if nothing arrived within the wait. A batch without data has
+    no record to read: it was aborted, or says how a transaction ended."""
 
     log_start: int
     hwm: int
@@ -265,6 +266,28 @@ class ClusterSetting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionSummary:
+    transactional_id: str
+    state: str  # Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit or CompleteAbort, as in Kafka
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int  # after which an open transaction is aborted
+    open_ms: (
+        int | None
+    )  # how long it has been open, by the cluster's own clock, which moves in steps; None if it is not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionDescription:
+    """`partitions` of an ended transaction are those whose logs do not say so yet."""
+
+    summary: TransactionSummary
+    coordinator: int | None
+    partitions: tuple[tuple[str, int], ...]
+    groups: tuple[str, ...]  # whose offsets are committed with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSummary:
     """`state` is Empty, PreparingRebalance, CompletingRebalance or Stable. A Kafka client's group g is kafka-cg-g."""
 
@@ -314,6 +337,26 @@ class GroupDescription:
     def lag(self) -> int:
         """The total over all partitions with a committed offset."""
         return sum(p.lag or 0 for p in self.positions)
+
+
+def transaction_summary_from_message(t: pb.TransactionSummary) -> TransactionSummary:
+    return TransactionSummary(
+        transactional_id=t.transactional_id,
+        state=t.state,
+        producer_id=t.producer_id,
+        producer_epoch=t.producer_epoch,
+        timeout_ms=t.transaction_timeout_ms,
+        open_ms=t.open_ms if t.HasField("open_ms") else None,
+    )
+
+
+def transaction_from_message(m: pb.DescribeTransactionResponse) -> TransactionDescription:
+    return TransactionDescription(
+        summary=transaction_summary_from_message(m.transaction),
+        coordinator=m.coordinator if m.HasField("coordinator") else None,
+        partitions=tuple((p.topic, p.partition) for p in m.partitions),
+        groups=tuple(m.groups),
+    )
 
 
 def group_summary_from_message(g: pb.GroupSummary) -> GroupSummary:

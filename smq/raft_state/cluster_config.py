@@ -21,6 +21,8 @@ from smq.raft_state.limits import (
     PRODUCER_EXPIRATION_MS_MAX,
     PRODUCER_EXPIRATION_MS_MIN,
     TOPIC_PARTITIONS_MAX,
+    TRANSACTION_TIMEOUT_MS_MAX_DEFAULT,
+    TRANSACTIONAL_ID_EXPIRATION_MS_DEFAULT,
 )
 
 NUM_PARTITIONS: Final = "num.partitions"
@@ -31,8 +33,11 @@ OFFSETS_RETENTION_MINUTES: Final = "offsets.retention.minutes"
 PRODUCER_EXPIRATION_MS: Final = "producer.id.expiration.ms"
 IN_NODE_TOML: Final = (NUM_PARTITIONS, REPLICATION_FACTOR, AUTO_CREATE, GROUP_INITIAL_DELAY_MS)
 
+TRANSACTION_TIMEOUT_MS_MAX: Final = "transaction.max.timeout.ms"
+TRANSACTIONAL_ID_EXPIRATION_MS: Final = "transactional.id.expiration.ms"
 COMMIT_ROUNDS: Final = "commit.rounds"
 
+INT32_MAX: Final = 2**31 - 1  # Kafka's type of these settings
 REPLICAS_BY_NODES: Final = "-1"
 REPLICAS_BY_NODES_MAX: Final = 3  # the loss of one node loses nothing, and each record is written three times at most
 
@@ -79,6 +84,20 @@ CLUSTER_CONFIG: Final[dict[str, ConfigKey]] = {
         accepts=between(PRODUCER_EXPIRATION_MS_MIN, PRODUCER_EXPIRATION_MS_MAX),
         type=ConfigType.INT,
     ),
+    TRANSACTION_TIMEOUT_MS_MAX: ConfigKey(
+        default=str(TRANSACTION_TIMEOUT_MS_MAX_DEFAULT),
+        values=f"a whole number of milliseconds from 1 to {INT32_MAX}",
+        meaning="the longest time that a producer may ask for before its open transaction is aborted",
+        accepts=between(1, INT32_MAX),
+        type=ConfigType.INT,
+    ),
+    TRANSACTIONAL_ID_EXPIRATION_MS: ConfigKey(
+        default=str(TRANSACTIONAL_ID_EXPIRATION_MS_DEFAULT),
+        values=f"a whole number of milliseconds from 1 to {INT32_MAX}",
+        meaning="how long a transactional id is kept without a transaction",
+        accepts=between(1, INT32_MAX),
+        type=ConfigType.INT,
+    ),
     COMMIT_ROUNDS: ConfigKey(
         default="1",
         values="1 or 2",
@@ -108,6 +127,16 @@ def offsets_retention_ms(config: Mapping[str, str]) -> int:
 def producer_expiration_ms(config: Mapping[str, str]) -> int:
     """How long a partition remembers a producer that writes nothing to it."""
     return int(cluster_value(config, PRODUCER_EXPIRATION_MS))
+
+
+def transaction_timeout_ms_max(config: Mapping[str, str]) -> int:
+    """The longest time that a transaction may be open."""
+    return int(cluster_value(config, TRANSACTION_TIMEOUT_MS_MAX))
+
+
+def transactional_id_expiration_ms(config: Mapping[str, str]) -> int:
+    """How long a transactional id is kept without a transaction."""
+    return int(cluster_value(config, TRANSACTIONAL_ID_EXPIRATION_MS))
 
 
 def known_cluster_keys(level: int) -> str:

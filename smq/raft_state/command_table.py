@@ -37,7 +37,9 @@ from smq.raft_state.handlers import (
     partitions,
     producer_ids,
     replicas,
+    staged_offsets,
     topics,
+    transactions,
 )
 from smq.raft_state.handlers import external_offsets as external
 from smq.raft_state.replies import Applied
@@ -72,7 +74,10 @@ def _reply(tag: int, cls: type[replies.Reply], *fields: tuple[str, Kind]) -> Row
 
 
 _REQUEST: Final = (("request_id", ANY_ID), ("is_from_node", FLAG), ("replies_before", INT64))
-_COORDINATED: Final = (*_REQUEST, ("group", TEXT), ("coordinator_epoch", INT32), ("changes_seen", INT64))
+_COORDINATED: Final = (*_REQUEST, ("coordinator_epoch", INT32), ("changes_seen", INT64))
+_GROUP: Final = (*_COORDINATED, ("group", TEXT))
+_TRANSACTION: Final = (*_COORDINATED, ("transactional_id", TEXT))
+_PRODUCER: Final = (("producer_id", INT64), ("producer_epoch", INT16))
 _INCARNATION: Final = (("node", INT32), ("incarnation", INT64))
 
 COMMANDS: Final[tuple[CommandRow, ...]] = (
@@ -221,27 +226,81 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         commands.AllocateProducerId,
         producer_ids.allocate_producer_id,
         *_REQUEST,
-        ("producer_id", INT64),
-        ("producer_epoch", INT16),
+        *_PRODUCER,
     ),
-    # groups: what they have committed
+    # transactions
     _command(
-        17,
-        commands.CommitOffsets,
-        groups.commit_offsets,
-        *_COORDINATED,
+        50,
+        commands.InitTransactions,
+        transactions.init_transactions,
+        *_TRANSACTION,
+        ("timeout_ms", INT32),
+        *_PRODUCER,
+    ),
+    _command(
+        51,
+        commands.AddToTransaction,
+        transactions.add_to_transaction,
+        *_TRANSACTION,
+        *_PRODUCER,
+        ("partitions", Many(PARTITION)),
+        ("groups", Many(TEXT)),
+    ),
+    _command(
+        52,
+        commands.EndTransaction,
+        transactions.end_transaction,
+        *_TRANSACTION,
+        *_PRODUCER,
+        ("is_commit", FLAG),
+        ("is_fencing", FLAG),
+    ),
+    _command(
+        53,
+        commands.StageOffsets,
+        staged_offsets.stage_offsets,
+        *_GROUP,
+        ("transactional_id", TEXT),
+        ("transaction_changes_seen", INT64),
+        *_PRODUCER,
         ("generation", INT32),
         ("member_id", TEXT),
         ("instance_id", TEXT),
         ("items", OFFSET_COMMITS),
         ("committed_ms", INT64),
     ),
-    _command(19, commands.DeleteGroup, groups.delete_group, *_COORDINATED),
+    _command(
+        54,
+        commands.CompleteTransactions,
+        transactions.complete_transactions,
+        (
+            "items",
+            Many(
+                Record(
+                    commands.WrittenMarker,
+                    (("partition", PARTITION), ("epoch", INT32), ("producer_id", INT64), ("changes", INT64)),
+                )
+            ),
+        ),
+    ),
+    # groups: what they have committed
+    _command(
+        17,
+        commands.CommitOffsets,
+        groups.commit_offsets,
+        *_GROUP,
+        ("generation", INT32),
+        ("member_id", TEXT),
+        ("instance_id", TEXT),
+        ("items", OFFSET_COMMITS),
+        ("committed_ms", INT64),
+    ),
+    _command(19, commands.DeleteGroup, groups.delete_group, *_GROUP),
     _command(
         20,
         commands.DeleteOffsets,
         groups.delete_offsets,
-        *_COORDINATED,
+        *_GROUP,
         ("generation", INT32),
         ("partitions", Many(PARTITION)),
     ),
@@ -258,7 +317,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         23,
         commands.FormGeneration,
         members.form_generation,
-        *_COORDINATED,
+        *_GROUP,
         ("expected_generation", INT32),
         ("protocol_type", TEXT),
         ("protocol", TEXT),
@@ -269,7 +328,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         24,
         commands.AssignMembers,
         members.assign_members,
-        *_COORDINATED,
+        *_GROUP,
         ("generation", INT32),
         ("assignments", NAMED_BLOBS),
     ),
@@ -277,7 +336,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         25,
         commands.RemoveMembers,
         members.remove_members,
-        *_COORDINATED,
+        *_GROUP,
         ("generation", INT32),
         ("member_ids", Many(TEXT)),
         ("removed_ms", INT64),
@@ -286,7 +345,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         26,
         commands.ReplaceMember,
         members.replace_member,
-        *_COORDINATED,
+        *_GROUP,
         ("old_member_id", TEXT),
         ("member", GROUP_MEMBER),
     ),

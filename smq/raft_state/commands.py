@@ -48,12 +48,35 @@ class Request(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinated(Request):
-    """A change of a group by its coordinator. It is refused unless the coordinator's epoch is current and the group has
-    changed as often as the coordinator had seen when it proposed the command (see `fencing`)."""
+    """A change of a group or of a transactional id by its coordinator. It is refused unless the coordinator's epoch is
+    current and its subject has changed as often as the coordinator had seen when it proposed the command (see
+    `fencing`)."""
 
-    group: str
     coordinator_epoch: Epoch
     changes_seen: int = UNSEEN
+
+    @property
+    def subject(self) -> str:
+        """The name that decides the coordinator."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupChange(Coordinated):
+    group: str
+
+    @property
+    def subject(self) -> str:
+        return self.group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionChange(Coordinated):
+    transactional_id: str
+
+    @property
+    def subject(self) -> str:
+        return self.transactional_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +337,7 @@ class AdvanceExternalHwms(Command):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitOffsets(Coordinated):
+class CommitOffsets(GroupChange):
     """All items or none. Of a member: the group's generation, the member's id and, for a static member, its instance id
     must be current. Of no member: refused while the group has members."""
 
@@ -339,7 +362,7 @@ class GroupMember:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FormGeneration(Coordinated):
+class FormGeneration(GroupChange):
     """The coordinator has collected the members of the next generation, which waits for its leader's assignment.
     Creates the group if there is none (expected generation 0)."""
 
@@ -351,7 +374,7 @@ class FormGeneration(Coordinated):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AssignMembers(Coordinated):
+class AssignMembers(GroupChange):
     """The leader's assignment of one generation, once. Members that it does not name get an empty assignment."""
 
     generation: Generation
@@ -359,7 +382,7 @@ class AssignMembers(Coordinated):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveMembers(Coordinated):
+class RemoveMembers(GroupChange):
     """These members have left or timed out. The remaining members must rebalance. If none remains, the group is empty,
     in a new generation."""
 
@@ -369,7 +392,7 @@ class RemoveMembers(Coordinated):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaceMember(Coordinated):
+class ReplaceMember(GroupChange):
     """A static member has returned under a new member id. It takes the place and the assignment of the old id, which is
     fenced."""
 
@@ -378,12 +401,12 @@ class ReplaceMember(Coordinated):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteGroup(Coordinated):
+class DeleteGroup(GroupChange):
     """Deletes the group and its offsets; refused while it has members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteOffsets(Coordinated):
+class DeleteOffsets(GroupChange):
     """Deletes a group's committed offsets of these partitions. The proposer has checked the subscriptions of the
     members of this generation."""
 
@@ -392,10 +415,80 @@ class DeleteOffsets(Coordinated):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvanceClock(Command):
-    """Moves the clock by which committed offsets and producers expire, and lets expire what is due. Groups that have
-    been without offsets and members since the step before this one go, too.
+class InitTransactions(TransactionChange):
+    """A producer has started under this transactional id: it gets the id's next producer epoch, and all before it are
+    fenced. Refused while a transaction is open or its markers are being written.
 
+    A producer that is known under the id may name its producer id and epoch, to go on after an error. It is fenced if
+    another one has started since; a repetition gets the same epoch again."""
+
+    timeout_ms: int  # an open transaction is aborted after this time
+    producer_id: ProducerId = ProducerId(-1)
+    producer_epoch: ProducerEpoch = ProducerEpoch(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddToTransaction(TransactionChange):
+    """The producer is about to write to these partitions, or to stage offsets of these groups. The first one begins the
+    transaction. Refused while the markers of the one before are being written."""
+
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+    partitions: tuple[PartitionId, ...] = ()
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTransaction(TransactionChange):
+    """Decides a transaction over all its partitions and all offsets staged in it: this entry is the decision. A
+    repetition of the same decision changes nothing. With `is_fencing`, which only an abort may have, the producer's
+    epoch grows, so that it can do nothing more."""
+
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+    is_commit: bool
+    is_fencing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOffsets(GroupChange):
+    """Offsets that are committed with the transaction, or not at all. Its group has been added to the transaction. The
+    group's coordinator proposes it: a member's generation and ids must be current, as in CommitOffsets.
+    `transaction_changes_seen` is how often the transactional id had changed when the request came."""
+
+    transactional_id: str
+    transaction_changes_seen: int
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+    generation: Generation = NO_GENERATION
+    member_id: str = ""
+    instance_id: str = ""  # "" if the member is not static
+    items: tuple[OffsetCommit, ...]
+    committed_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenMarker:
+    """The leader of this epoch knows that the partition's log says how the transaction has ended, and that this is
+    committed. `changes` of the transactional id, as decided, name the transaction."""
+
+    partition: PartitionId
+    epoch: Epoch
+    producer_id: ProducerId
+    changes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteTransactions(Command):
+    """For the partitions of one leader. An item that is no longer current changes nothing."""
+
+    items: tuple[WrittenMarker, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvanceClock(Command):
+    """Moves the clock by which committed offsets, producers and transactions expire, and lets expire what is due.
+    Groups that have been without offsets and members since the step before this one go, too.
 
     `seen_ms` is the clock as the proposer has applied it, `elapsed_ms` the time since it changed there, by the
     proposer's monotonic clock, and `now_ms` the proposer's wall clock, which may be wrong."""

@@ -94,6 +94,18 @@ class ErrorCode(enum.Enum):
     WRONG_STORAGE = _Traits(
         59, True, False, "publish to and read from topics of storage=log; assign offsets in those of storage=external"
     )
+    UNKNOWN_TRANSACTIONAL_ID = _Traits(
+        60, True, False, "start the producer again: its transactional id is not known under this producer id"
+    )
+    INVALID_TRANSACTION_STATE = _Traits(
+        61, True, False, "begin a transaction first, and add to it what the producer writes to; abort it after an error"
+    )
+    TRANSACTION_ENDING = _Traits(
+        62, True, True, "retry: the markers of the producer's last transaction are still being written"
+    )
+    INVALID_TRANSACTION_TIMEOUT = _Traits(
+        63, True, False, "choose a transaction timeout within what the message names (transaction.max.timeout.ms)"
+    )
 
     INVALID_REPLICA_ASSIGNMENT = _Traits(
         70,

@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
-from smq.raft_state.ids import NO_NODE, Offset, partition_id, split_partition_id
+from smq.raft_state.ids import NO_NODE, Offset, PartitionId, ProducerId, partition_id, split_partition_id
 from smq.raft_state.limits import (
     ASSIGNED_MAX,
     COORDINATOR_SLOTS,
     DISK_ID_BYTES,
     GROUP_MEMBERS_MAX,
     NODES_MAX,
+    PRODUCER_EPOCH_RETIRED,
     PRODUCER_MARKS_MAX,
     PRODUCERS_MAX,
     REQUEST_ID_BYTES,
+    TRANSACTIONAL_IDS_MAX,
 )
 from smq.raft_state.state import (
     ClusterState,
@@ -26,6 +28,7 @@ from smq.raft_state.state import (
     PartitionState,
     ReplyCache,
     TopicState,
+    TransactionPhase,
     members_bytes,
 )
 from smq.raft_state.topic_config import is_external
@@ -65,6 +68,7 @@ def check_steps(state: ClusterState) -> Iterator[None]:
     _require(state.member_bytes == total, f"member_bytes is {state.member_bytes}, the members have {total}")
     _check_producers(state)
     yield
+    yield from _check_transactions(state)
     yield from _check_assigned(state)
     for cache in state.replies:
         yield
@@ -72,11 +76,11 @@ def check_steps(state: ClusterState) -> Iterator[None]:
 
 
 def check_offsets(partition: PartitionState) -> None:
-    """The part that each change of a partition checks: log_start <= lso <= hwm <= next_offset."""
-    if not 0 <= partition.log_start <= partition.lso <= partition.hwm <= partition.next_offset:
+    """The part that each change of a partition checks: log_start <= hwm <= next_offset."""
+    if not 0 <= partition.log_start <= partition.hwm <= partition.next_offset:
         raise InvariantBroken(
-            f"partition {partition.pid.hex()}: log_start {partition.log_start}, lso {partition.lso},"
-            f" hwm {partition.hwm}, next_offset {partition.next_offset} do not ascend"
+            f"partition {partition.pid.hex()}: log_start {partition.log_start}, hwm {partition.hwm},"
+            f" next_offset {partition.next_offset} do not ascend"
         )
 
 
@@ -152,7 +156,7 @@ def _check_partition(state: ClusterState, partition: PartitionState, where: str)
 
 def _check_segments(partition: PartitionState, where: str) -> None:
     segments = partition.segments
-    _require(partition.compacted_end <= partition.lso, f"{where}: compacted above the lso")
+    _require(partition.compacted_end <= partition.hwm, f"{where}: compacted above the hwm")
     if segments:
         starts = [*(segment.start for segment in segments), partition.compacted_end]
         _require(all(a < b for a, b in pairwise(starts)), f"{where}: the segments do not ascend")
@@ -207,6 +211,33 @@ def _check_producers(state: ClusterState) -> None:
     _require(len(state.producers) <= PRODUCERS_MAX, "more producers than PRODUCERS_MAX")
     for producer_id, epoch in state.producers.items():
         _require(0 <= producer_id < state.next_producer_id and epoch > 0, f"producer {producer_id}, epoch {epoch}")
+
+
+def _check_transactions(state: ClusterState) -> Iterator[None]:
+    _require(len(state.transactions) <= TRANSACTIONAL_IDS_MAX, "more transactional ids than TRANSACTIONAL_IDS_MAX")
+    endings: dict[PartitionId, set[ProducerId]] = {}
+    for number, (name, transaction) in enumerate(state.transactions.items()):
+        if number % STEP_ITEMS == 0:
+            yield
+        _require(transaction.transactional_id == name, f"transactional id {name!r} is misfiled")
+        owner = state.transactional_ids.get(transaction.producer_id)
+        _require(owner == name, f"producer {transaction.producer_id} of {name!r} leads to {owner!r}")
+        _require(0 <= transaction.producer_id < state.next_producer_id, f"{name!r}: a producer that was never given")
+        is_epoch = 0 <= transaction.producer_epoch <= PRODUCER_EPOCH_RETIRED
+        _require(is_epoch and transaction.last_epoch < transaction.producer_epoch, f"{name!r}: its producer epochs")
+        is_open = transaction.phase is TransactionPhase.ONGOING
+        _require(is_open or not transaction.offsets, f"{name!r} has staged offsets without a transaction")
+        is_empty = transaction.phase is TransactionPhase.EMPTY
+        _require(not is_empty or not transaction.partitions, f"{name!r} has partitions without a transaction")
+        _require(not transaction.is_ending or bool(transaction.partitions), f"{name!r} ends without partitions")
+        for pid in transaction.partitions:
+            _require(state.partition(pid) is not None, f"{name!r} wrote to a partition that is gone")
+            if transaction.is_ending:
+                endings.setdefault(pid, set()).add(transaction.producer_id)
+    _require(len(state.transactional_ids) == len(state.transactions), "transactional_ids and transactions differ")
+    _require(state.endings == endings, "the endings are not those of the transactions")
+    total = sum(transaction.items for transaction in state.transactions.values())
+    _require(state.transaction_items == total, f"transaction_items is {state.transaction_items}, not {total}")
 
 
 def _check_assigned(state: ClusterState) -> Iterator[None]:

@@ -70,6 +70,14 @@ PRODUCER_EXPIRATION_MS_MAX: Final = 2**31 - 1  # Kafka's type of this setting
 PRODUCER_MARKS_PER_EXPIRATION: Final = 4  # a producer is forgotten after one expiration to one and a quarter
 PRODUCER_MARKS_MAX: Final = 8  # twice that, for changes of the setting; without room, producers live longer
 
+# --- transactions
+TRANSACTIONAL_IDS_MAX: Final = 20_000  # one per task of a stream job; an id that is not used expires
+TRANSACTIONAL_ID_BYTES_MAX: Final = 512  # as a group's name
+TRANSACTION_PARTITIONS_MAX: Final = 10_000  # of one transaction: one Raft entry touches as many replicas
+TRANSACTION_ITEMS_CLUSTER_MAX: Final = 500_000  # partitions and staged offsets of all open ones: some 100 MB
+TRANSACTION_TIMEOUT_MS_MAX_DEFAULT: Final = 900_000  # Kafka's default
+TRANSACTIONAL_ID_EXPIRATION_MS_DEFAULT: Final = 7 * 86_400_000  # Kafka's default
+
 # --- offsets: half of int64 is spare, so the sum of an offset and a batch cannot overflow
 START_OFFSET_MAX: Final = Offset(2**62)
 OFFSET_MAX: Final = Offset(2**63 - 1)

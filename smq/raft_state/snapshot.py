@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Collection, Generator, Iterator
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from smq.raft_state.binary import INT64, Bytes, CodecError, Group, Reader, read_count, write_count
+from smq.raft_state.binary import INT64, TEXT, Bytes, CodecError, Group, Reader, read_count, write_count
 from smq.raft_state.ids import PartitionIndex
 from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.snapshot_parts import (
@@ -28,6 +28,7 @@ from smq.raft_state.snapshot_parts import (
     read_group,
     read_partition,
     read_topic,
+    read_transaction,
     write_assigned,
     write_commit,
     write_group,
@@ -35,8 +36,9 @@ from smq.raft_state.snapshot_parts import (
     write_producer,
     write_reply,
     write_topic,
+    write_transaction,
 )
-from smq.raft_state.state import ClusterState, GroupState, TopicState, members_bytes
+from smq.raft_state.state import ClusterState, GroupState, TopicState, TransactionState, members_bytes
 
 __all__ = [
     "Bytes",
@@ -104,7 +106,19 @@ def _parts(state: ClusterState) -> Iterator[bytes]:
     yield from _list_parts(state.assigned.items(), write_assigned)
     out = bytearray()
     ASSIGNED_BEFORE.write(out, tuple(sorted(state.assigned_before.items())))
+    write_count(out, len(state.transactions))
     yield bytes(out)
+    for name in sorted(state.transactions):
+        yield from _transaction_parts(state.transactions[name])
+
+
+def _transaction_parts(transaction: TransactionState) -> Iterator[bytes]:
+    yield write_transaction(transaction)
+    for group in sorted(transaction.offsets):
+        out = bytearray()
+        TEXT.write(out, group)
+        yield bytes(out)
+        yield from _list_parts(sorted(transaction.offsets[group].items()), write_commit)
 
 
 def _list_parts(items: Collection[T], write: Callable[[bytearray, T], None]) -> Iterator[bytes]:
@@ -150,13 +164,15 @@ def decode_steps(data: Bytes, known_level: int) -> Steps[ClusterState]:
         cache.counted = INT64.read(reader)
         yield from _read_list(reader, cache.replies, REPLY)
     yield from _read_assigned(reader, state)
+    for _ in range(read_count(reader)):
+        yield from _read_transaction(reader, state)
     reader.finish()
     yield from _compare(state, memoryview(data))
     return state
 
 
 def _read_head(reader: Reader, known_level: int) -> ClusterState:
-    """The state with everything but topics, producers, groups, replies and assignments."""
+    """The state with everything but topics, producers, groups, replies, assignments and transactions."""
     magic, version, level = reader.unpack(_HEAD)
     if magic != _MAGIC:
         raise CodecError("this is no snapshot of smq")
@@ -207,6 +223,25 @@ def _read_assigned(reader: Reader, state: ClusterState) -> Steps[None]:
         if number % PIECE_ITEMS == 0:
             yield
     state.assigned_before = dict(ASSIGNED_BEFORE.read(reader))
+
+
+def _read_transaction(reader: Reader, state: ClusterState) -> Steps[None]:
+    """With what is derived from it."""
+    transaction, groups = read_transaction(reader)
+    for _ in range(groups):
+        staged = transaction.offsets[TEXT.read(reader)] = {}
+        for number in range(read_count(reader)):
+            pid, committed = read_commit(reader)
+            staged[pid] = committed
+            if number % PIECE_ITEMS == 0:
+                yield
+    state.transactions[transaction.transactional_id] = transaction
+    state.transactional_ids[transaction.producer_id] = transaction.transactional_id
+    state.transaction_items += transaction.items
+    if transaction.is_ending:
+        for pid in transaction.partitions:
+            state.endings.setdefault(pid, set()).add(transaction.producer_id)
+    yield
 
 
 def _compare(state: ClusterState, data: memoryview) -> Steps[None]:

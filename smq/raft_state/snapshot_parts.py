@@ -51,6 +51,9 @@ from smq.raft_state.state import (
     ProducerMark,
     Segment,
     TopicState,
+    TransactionOutcome,
+    TransactionPhase,
+    TransactionState,
 )
 
 CLUSTER: Final = Record(
@@ -65,6 +68,7 @@ CLUSTER: Final = Record(
         ("expiry_clock_ms", INT64),
         ("generation_floor", INT32),
         ("changes_floor", INT64),
+        ("transaction_changes_floor", INT64),
     ),
 )
 CLUSTER_CONFIG: Final = CONFIG
@@ -240,6 +244,43 @@ def read_commit(reader: Reader) -> tuple[PartitionId, CommittedOffset]:
     return PartitionId(pid), CommittedOffset(
         offset=offset, metadata=metadata, committed_ms=committed_ms, leader_epoch=leader_epoch
     )
+
+
+# --------------------------------------------------------------------------------------------- transactions
+_TRANSACTION: Final = (
+    ("transactional_id", TEXT),
+    ("producer_id", INT64),
+    ("producer_epoch", INT16),
+    ("last_epoch", INT16),
+    ("timeout_ms", INT32),
+    ("changes", INT64),
+    ("started_ms", INT64),
+    ("used_ms", INT64),
+)
+_PARTITIONS: Final = Many(Fixed(PARTITION_ID_BYTES))
+
+
+def write_transaction(transaction: TransactionState) -> bytes:
+    """Without its staged offsets, but with the number of groups that have some."""
+    out = bytearray()
+    for name, kind in _TRANSACTION:
+        kind.write(out, getattr(transaction, name))
+    out += bytes((transaction.phase, transaction.outcome))
+    _PARTITIONS.write(out, tuple(sorted(transaction.partitions)))
+    write_count(out, len(transaction.offsets))
+    return bytes(out)
+
+
+def read_transaction(reader: Reader) -> tuple[TransactionState, int]:
+    """Inverse of `write_transaction`; also the number of groups."""
+    fields: dict[str, Any] = {name: kind.read(reader) for name, kind in _TRANSACTION}
+    phase, outcome = reader.take(2)
+    try:
+        transaction = TransactionState(phase=TransactionPhase(phase), outcome=TransactionOutcome(outcome), **fields)
+    except ValueError as e:
+        raise CodecError(f"a transaction in phase {phase}, of outcome {outcome}") from e
+    transaction.partitions = set(_PARTITIONS.read(reader))
+    return transaction, read_count(reader)
 
 
 # ------------------------------------------------------------------------- producers, replies, assignments

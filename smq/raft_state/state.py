@@ -1,7 +1,7 @@
 """The replicated state: plain records that only `machine` may change.
 
 Any module on the node may read them between two applies; only the machine may write them.
-Invariant of a partition: log_start <= lso <= hwm <= next_offset, and hwm never goes back. What is committed may lie
+Invariant of a partition: log_start <= hwm <= next_offset, and hwm never goes back. What is committed may lie
 beyond its hwm: see `PartitionState.two_round`.
 """
 
@@ -111,11 +111,6 @@ class PartitionState:
     def is_external(self) -> bool:
         return not self.replicas
 
-    @property
-    def lso(self) -> Offset:
-        """Last stable offset: the hwm, as there are no transactions yet."""
-        return self.hwm
-
     def segment_end(self, number: int) -> Offset:
         """Where the segment of this number in `segments` ends."""
         return self.segments[number + 1].start if number + 1 < len(self.segments) else self.compacted_end
@@ -221,9 +216,51 @@ class GroupState:
         return next((m for m in self.members.values() if m.member.instance_id == instance_id), None)
 
 
+class TransactionPhase(enum.IntEnum):
+    EMPTY = 0  # no transaction is open, and the logs say how the last one has ended
+    ONGOING = 1
+    COMMITTING = 2  # decided; the leaders of its partitions are still writing the markers
+    ABORTING = 3
+
+
+class TransactionOutcome(enum.IntEnum):
+    NONE = 0  # the present producer has not ended any
+    COMMITTED = 1
+    ABORTED = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class TransactionState:
+    """A transactional id, its producer, and its open transaction or the last decided one. Of a decided one,
+    `partitions` are those whose logs do not yet say so; its staged offsets have become the groups', or nothing."""
+
+    transactional_id: str
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+    last_epoch: ProducerEpoch = ProducerEpoch(-1)  # the one before, if its producer may go on with the present one
+    timeout_ms: int
+    phase: TransactionPhase = TransactionPhase.EMPTY
+    outcome: TransactionOutcome = TransactionOutcome.NONE  # of the last transaction
+    changes: int = 0  # how often its coordinators have changed it, and those of its id before it (see `fencing`)
+    started_ms: int = 0  # by the clock of expiry, at its first step after the start; 0 before that step
+    used_ms: int = 0  # by the clock of expiry, at the last change
+    partitions: set[PartitionId] = field(default_factory=set)  # sorted wherever the order could matter
+    offsets: dict[str, dict[PartitionId, CommittedOffset]] = field(default_factory=dict)  # staged, by group
+
+    @property
+    def is_ending(self) -> bool:
+        return self.phase in (TransactionPhase.COMMITTING, TransactionPhase.ABORTING)
+
+    @property
+    def items(self) -> int:
+        """What counts against the cluster's limit."""
+        return len(self.partitions) + sum(1 + len(staged) for staged in self.offsets.values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSlot:
-    """The coordinator of the groups of one slot. The epoch counts the coordinators; 0 before the first."""
+    """The coordinator of the groups and transactional ids of one slot. The epoch counts the coordinators; 0 before the
+    first."""
 
     node: NodeId
     incarnation: Incarnation
@@ -267,6 +304,12 @@ class ClusterState:
     generation_floor: Generation = _NO_GENERATION
     changes_floor: int = 0  # above the changes of every deleted group; new groups continue from it, for the same reason
     member_bytes: int = 0  # cost of all groups' members: derived, kept to avoid adding it up
+    transactions: dict[str, TransactionState] = field(default_factory=dict)  # by transactional id
+    transaction_changes_floor: int = 0  # as changes_floor, of transactional ids
+    # Derived from `transactions`: the id of each producer, the producers whose markers a partition lacks, the items.
+    transactional_ids: dict[ProducerId, str] = field(default_factory=dict)
+    endings: dict[PartitionId, set[ProducerId]] = field(default_factory=dict)
+    transaction_items: int = 0
     replies: tuple[ReplyCache, ...] = field(default_factory=_no_replies)  # see `remembered`
     assigned: OrderedDict[RequestId, Assigned] = field(default_factory=OrderedDict)  # the latest ones, oldest first
     # Per partition, the end of the newest assignment that has been dropped from `assigned`.
@@ -280,6 +323,11 @@ class ClusterState:
         index = int.from_bytes(pid[16:], "big")
         partitions = self.topics[name].partitions
         return partitions[index] if index < len(partitions) else None
+
+    def transaction_of(self, producer_id: ProducerId) -> TransactionState | None:
+        """The transactional id of a producer, or None if it has none, or no longer."""
+        name = self.transactional_ids.get(producer_id)
+        return self.transactions[name] if name is not None else None
 
     def partition_of(self, topic: str, index: int) -> PartitionState | None:
         """The partition of a topic, or None if either does not exist in this state."""

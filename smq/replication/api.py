@@ -61,6 +61,15 @@ class StoredBatch(NamedTuple):
     data: memoryview
 
 
+class Aborted(NamedTuple):
+    """An aborted transaction: readers leave out its producer's transactional records from `first` to `marker`."""
+
+    marker: Offset  # of the control batch
+    first: Offset  # of the transaction's first batch
+    producer_id: ProducerId
+    stable: Offset  # every transaction that ends after the marker begins at or above this
+
+
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """`batches` is empty if nothing came within max_wait. The first batch may begin below the requested offset (batches
@@ -71,6 +80,7 @@ class Fetched:
     hwm: Offset
     lso: Offset
     readable_end: Offset  # the end of what this replica can serve now
+    aborted: Sequence[Aborted] = ()  # for a committed reader: what to leave out of the batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,7 @@ class PartitionEnd:
     epoch: Epoch
     leader: NodeId  # that said it; any node for a partition without records here
     log_start: Offset
+    lso: Offset
     hwm: Offset
     log_end: Offset
 
@@ -132,6 +143,7 @@ class ReplicaStatus:
     epoch: Epoch
     log_start: Offset
     hwm: Offset  # as this node has applied it
+    lso: Offset  # likewise
     appended_end: Offset
     durable_end: Offset
     verified_end: Offset
@@ -143,8 +155,9 @@ class ActiveProducer(NamedTuple):
 
     producer_id: ProducerId
     producer_epoch: ProducerEpoch
-    last_seq: ProducerSequence
-    ts_ns: TsNs
+    last_seq: ProducerSequence  # -1 if its epoch is new, and it has written nothing in it
+    ts_ns: TsNs  # -1 likewise
+    open_from: Offset = Offset(-1)  # where its open transaction begins; -1 if it has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,9 +286,11 @@ class NodeApi(Protocol):
         max_wait_ms: int,
         done: DoneFn[Fetched],
         min_bytes: int = 1,
+        is_committed: bool = False,
     ) -> Cancel:
         """Reads committed batches from this node's replica, from the batch that contains `offset`; long-polls up to
-        max_wait_ms while there is nothing. With `max_bytes` 0 it waits in the same way, and returns no batches.
+        max_wait_ms while there is nothing. With `is_committed` nothing from the last stable offset on, and the aborted
+        transactions of what it returns. With `max_bytes` 0 it waits in the same way, and returns no batches.
         OFFSET_OUT_OF_RANGE (lo, hi) below log_start or past the log end, only once the leader has said where the log
         ends (rule 25); OFFSET_NOT_AVAILABLE if it has not in time."""
 

@@ -31,6 +31,7 @@ from smq.replication.net.links import Links
 from smq.replication.net.wire import DiskCondition
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.replicas import Replicas
+from smq.replication.partition.status import status_of
 from smq.replication.ports import Clock, DataDamaged, Disk, Engine, Network, Rng
 from smq.replication.proposer import Barriers, Proposer
 from smq.replication.raft.engine_pysyncobj import EngineTiming, PySyncObjEngine
@@ -325,11 +326,11 @@ class Node:
         return [f"it waits for an upgrade: {self.waiting}"] if self.waiting else []
 
     def replica_statuses(self) -> Iterator[ReplicaStatus]:
-        return (replica.status() for replica in self.replicas.all())
+        return map(status_of, self.replicas.all())
 
     def replica_status(self, partition: PartitionId) -> ReplicaStatus | None:
         replica = self.replicas.get(partition)
-        return replica.status() if replica is not None else None
+        return status_of(replica) if replica is not None else None
 
     def known_hwm(self, partition: PartitionState) -> Offset:
         replica = self.replicas.get(partition.pid)

@@ -80,7 +80,7 @@ class RangesRequest:
             partition=PartitionIndex(name[1]),
             pid=pid,
             log_start=end.log_start,
-            lso=end.hwm,  # as there are no transactions yet
+            lso=end.lso,
             hwm=end.hwm,
             next_offset=end.log_end,
             leader=part.leader if part.is_external else end.leader,

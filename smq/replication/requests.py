@@ -38,6 +38,7 @@ from smq.replication.partition.reads import Poll
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.send_order import comes_again
+from smq.replication.partition.transactional import UNCERTAIN
 from smq.replication.ports import Buffer
 from smq.replication.proposer import Barriers
 from smq.replication.ranges import RangesRequest
@@ -107,6 +108,8 @@ class Requests:
                 error = e.with_traceback(None)
                 if error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE:
                     self._confirm_gap(part, topic, timeout_ms, error, fail)
+                elif error.code in UNCERTAIN:
+                    self._look_again(topic, partition, batch, timeout_ms, append, fail)
                 else:
                     fail(error)
 
@@ -116,6 +119,34 @@ class Requests:
             self._host.deliver(partial(done, error))
 
         self._arrivals.with_partition(topic, partition, timeout_ms, fail, use)
+
+    def _look_again(
+        self,
+        topic: str | TopicId,
+        partition: int,
+        batch: Buffer,
+        timeout_ms: int,
+        append: Callable[[PartitionState], None],
+        fail: Callable[[SmqError], None],
+    ) -> None:
+        """The transaction may have begun through another node, and not be applied here: only a state as of now says
+        that there is none. The producer's later batches wait for this one meanwhile."""
+        self._expect(topic, partition, batch)
+
+        def after_barrier(result: LogIndex | SmqError) -> None:
+            if isinstance(result, SmqError):
+                fail(result)
+                return
+            part = partition_in(self._host.state, topic, partition)
+            if part is None:
+                fail(unknown_topic_id(topic) if isinstance(topic, bytes) else unknown_topic(topic))
+                return
+            try:
+                append(part)
+            except SmqError as e:
+                fail(e.with_traceback(None))
+
+        self._barriers.wait(clipped(timeout_ms), after_barrier)
 
     def _confirm_gap(
         self,
@@ -167,6 +198,7 @@ class Requests:
         max_wait_ms: int,
         done: DoneFn[Fetched],
         min_bytes: int = 1,
+        is_committed: bool = False,
     ) -> Cancel:
         deadline_ns = self._host.clock.monotonic_ns() + clipped(max_wait_ms) * 1_000_000
         poll: Poll | None = None
@@ -178,7 +210,7 @@ class Requests:
                 return
             replica = self._replica(part, topic)
             size = min(max_bytes, self._host.config.fetch_bytes_max)
-            poll = Poll(replica, Offset(offset), size, min_bytes, deadline_ns, done)
+            poll = Poll(replica, Offset(offset), size, min_bytes, deadline_ns, done, is_committed)
             self._replicas.reads.fetch(poll)
 
         def cancel() -> None:

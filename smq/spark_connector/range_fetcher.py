@@ -68,14 +68,15 @@ class RangeFetcher:
             part = answer.partitions[0]
             if part.HasField("error"):
                 raise error_from_detail(part.error)
-            batches = [self._checked(b) for b in part.batches if b.last_offset >= self._position]
+            stored = [b for b in part.batches if b.last_offset >= self._position]
+            batches = [self._checked(b) for b in stored if b.data]  # without data: nothing to read
         except (grpc.RpcError, SmqError) as e:
             self._failed(address, as_smq_error(e, address))
             return []
-        if not batches:
+        if not stored:
             self._next_replica()
             return []
-        self._follow(batches, part.log_start)
+        self._follow(stored, part.log_start)
         self._retries.reset()
         self._tried = 0
         return batches
@@ -89,13 +90,13 @@ class RangeFetcher:
             raise SmqError(ErrorCode.DATA_DAMAGED, f"the batch at {batch.base_offset} of {self._range}: {e}") from e
         return RawBatch(header=header, data=data, ts_ns=batch.ts_ns)
 
-    def _follow(self, batches: list[RawBatch], log_start: int) -> None:
+    def _follow(self, batches: list[pb.Batch], log_start: int) -> None:
         """Moves the position over `batches`, which must leave no gap."""
         for batch in batches:
-            if batch.header.base_offset > self._position and self._position < self._range.hi:
+            if batch.base_offset > self._position and self._position < self._range.hi:
                 reason = f"the log now starts at {log_start}" if log_start > self._position else "the log has a gap"
-                self._lost(self._position, min(batch.header.base_offset, self._range.hi), reason)
-            self._position = max(self._position, batch.header.end)
+                self._lost(self._position, min(batch.base_offset, self._range.hi), reason)
+            self._position = max(self._position, batch.last_offset + 1)
 
     def _failed(self, address: str, error: SmqError) -> None:
         if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:

@@ -8,6 +8,7 @@ from smq.testing.cluster import Cluster
 from tests.kafka.client_adapters import Item, bootstrap
 from tests.kafka.foreign.clients import Missing, start
 from tests.kafka.foreign.driver import Client
+from tests.kafka.test_transactions import await_read
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -42,5 +43,7 @@ def test_the_admin_client_gets_what_its_tools_show(
     assert (found["reassigned"], found["quotas"]) == (0, 0)
 
 
-def test_a_transactional_producer_fails(java: Client) -> None:
-    assert java.transact() == "TransactionalIdAuthorizationException"
+def test_a_transactional_producer_commits_aborts_and_is_fenced(java: Client, cluster: Cluster) -> None:
+    topic = cluster.make_topic()
+    assert java.transact(topic) == "ProducerFencedException"
+    await_read(bootstrap(cluster), topic, [b"0", b"2"])

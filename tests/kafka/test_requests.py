@@ -269,29 +269,6 @@ def test_an_epoch_that_was_never_given_out_begins_at_sequence_0(leader: Leader, 
     assert body["error_code"] == KafkaError.PRODUCER_FENCED
 
 
-def test_a_transactional_producer_is_refused(leader: Leader, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    raw = leader(topic)
-    body = raw.call(ApiKey.INIT_PRODUCER_ID, 4, transactional_id="tx", transaction_timeout_ms=1)
-    assert body["error_code"] == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    assert raw.produce(topic, batch(b"v"), transactional_id="tx")["error_code"] == KafkaError.INVALID_TXN_STATE
-
-
-@pytest.mark.parametrize("version", range(1, SERVED[ApiKey.FIND_COORDINATOR].versions.hi + 1))
-def test_a_transaction_has_no_coordinator_for_good(leader: Leader, new_topic: NewTopic, version: int) -> None:
-    raw = leader(new_topic())
-
-    def ask(kind: int) -> int:
-        body = raw.call(ApiKey.FIND_COORDINATOR, version, key="x", key_type=kind, coordinator_keys=["x"])
-        answer = body["coordinators"][0] if version >= 4 else body
-        code: int = answer["error_code"]
-        return code
-
-    assert ask(0) == KafkaError.NONE
-    assert ask(1) == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    assert ask(2) == KafkaError.INVALID_REQUEST
-
-
 # ---------------------------------------------------------------------------------------------------- leaders
 def test_another_node_names_the_leader(cluster: Cluster, new_topic: NewTopic) -> None:
     topic = new_topic()

@@ -5,6 +5,8 @@ import struct
 from collections.abc import Callable, Iterator
 
 import pytest
+from aiokafka.record.control_record import ABORT_MARKER, COMMIT_MARKER, ControlRecord
+from aiokafka.record.default_records import DefaultRecordBatch
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,8 @@ from smq.records import (
     check_crc,
     decode_batch,
     encode_batch,
+    is_commit_marker,
+    marker_batch,
     parse_header,
     patched_prefix,
     split_batches,
@@ -183,7 +187,7 @@ REFUSED: dict[str, tuple[bytes, type[BatchError], str]] = {
     ),
     "an unknown codec": (batch(attributes=5), BatchError, "codec 5 is unknown"),
     "a control batch": (batch(attributes=0x20), BatchError, "control batches"),
-    "a batch of a transaction": (batch(attributes=0x10), BatchError, "no transactions yet"),
+    "a transaction of no producer": (batch(attributes=0x10), BatchError, "needs a producer id"),
     "a producer without epoch": (batch(producer_id=1, base_sequence=0), BatchError, "needs a producer epoch"),
     "a producer without sequence": (batch(producer_id=1, producer_epoch=0), BatchError, "needs a producer epoch"),
 }
@@ -195,6 +199,30 @@ def test_a_batch_that_may_not_be_stored_is_refused_with_the_reason(case: tuple[b
     with pytest.raises(BatchError, match=message) as caught:
         validate_produced(data)
     assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_marker_is_what_a_kafka_client_takes_for_one(is_commit: bool) -> None:
+    data = marker_batch(producer_id=2**40, producer_epoch=7, is_commit=is_commit, timestamp_ms=1_700_000_000_000)
+    header = parse_header(data)
+    check_crc(data, header)
+    assert (header.is_control, header.is_transactional, header.count, header.base_sequence) == (True, True, 1, -1)
+    assert is_commit_marker(data) is is_commit
+    found = DefaultRecordBatch(data)
+    assert (found.is_control_batch, found.producer_id, found.producer_epoch) == (True, 2**40, 7)
+    (record,) = found
+    assert ControlRecord.parse(record.key) == (COMMIT_MARKER if is_commit else ABORT_MARKER)
+    assert (record.value, record.timestamp) == (bytes(6), 1_700_000_000_000)
+    with pytest.raises(BatchError, match="written by the log itself"):
+        validate_produced(data)
+
+
+def test_a_control_batch_of_another_kind_is_refused() -> None:
+    data = marker_batch(producer_id=1, producer_epoch=0, is_commit=True, timestamp_ms=1)
+    with pytest.raises(BatchError, match="of 79 bytes"):
+        is_commit_marker(data + b"x")
+    with pytest.raises(BatchError, match="type 5"):
+        is_commit_marker(data[:69] + b"\x05" + data[70:])
 
 
 def test_any_flipped_bit_under_the_crc_is_corrupt() -> None:

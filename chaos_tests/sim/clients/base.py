@@ -57,6 +57,7 @@ class World:
     partitions: list[Known] = field(default_factory=list)
     externals: list[Known] = field(default_factory=list)  # of external storage
     keys: int = 0  # of the records; 0: they have none
+    ledgers: list[Known] = field(default_factory=list)  # written to in transactions only
     stopped: bool = False
     duplicates: int = 0
     producers_refused: int = 0  # attempts, as one too many

@@ -14,7 +14,9 @@ from smq.testing.virtual.clock import NS_PER_S, Scheduler
 
 ACKED_MIN: Final = 200  # acknowledged changes: a run with fewer proves too little and does not count
 ACKED_PLANNED: Final = 195.0  # the clients' aim; the probes at the end are extra
-CHANGES: Final = frozenset({"send", "commit", "trim", "create", "drop", "alloc", "assign", "set", "place"})  # not reads
+CHANGES: Final = frozenset(
+    {"send", "commit", "trim", "create", "drop", "alloc", "assign", "set", "place", "txn"}
+)  # not reads
 
 WAVE_MS: Final = 700.0  # between two waves, on average, while the run is on its budget
 RUSH_WAVE_MS: Final = 40.0  # the same around a fault

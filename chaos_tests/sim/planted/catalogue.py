@@ -18,6 +18,7 @@ from chaos_tests.sim.planted.overload import OVERLOAD_BUGS
 from chaos_tests.sim.planted.producers import PRODUCER_BUGS
 from chaos_tests.sim.planted.replication import REPLICATION_BUGS
 from chaos_tests.sim.planted.retention import RETENTION_BUGS
+from chaos_tests.sim.planted.transactions import TRANSACTION_BUGS
 
 BUGS: tuple[PlantedBug, ...] = (
     *REPLICATION_BUGS,
@@ -29,6 +30,7 @@ BUGS: tuple[PlantedBug, ...] = (
     *DISK_BUGS,
     *RETENTION_BUGS,
     *COMPACTION_BUGS,
+    *TRANSACTION_BUGS,
     *AGREEMENT_BUGS,
     *GROUP_BUGS,
     *ADMINISTRATION_BUGS,

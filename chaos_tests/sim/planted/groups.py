@@ -9,7 +9,7 @@ _HANDLERS = "smq.raft_state.handlers."
 _SESSIONS = "smq.coordinator.groups.sessions:"
 _GROUPS = "smq.coordinator.groups.coordinator:GroupCoordinator."
 _CHANGES = "smq.coordinator.groups.changes:Changes."
-_FENCE_BEGINS = "slot = coordinator_of(state, command.group)\n"
+_FENCE_BEGINS = "slot = coordinator_of(state, command.subject)\n"
 _LATE_CHANGES_COUNT = Mutation(_HANDLERS + "fencing:check_fence", "if changes != command.changes_seen:", "if False:")
 
 GROUP_BUGS: tuple[PlantedBug, ...] = (
@@ -18,7 +18,7 @@ GROUP_BUGS: tuple[PlantedBug, ...] = (
         rule="every commit of a member is fenced by its generation",
         mutations=(
             Mutation(
-                _HANDLERS + "groups:_check_committer",
+                _HANDLERS + "groups:check_committer",
                 "check_generation(group, group.name, command.generation)",
                 "pass",
             ),
@@ -124,7 +124,7 @@ GROUP_BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             _LATE_CHANGES_COUNT,
             Mutation(_CHANGES + "submit", "if len(queue) == 1:", "if True:"),
-            Mutation(_CHANGES + "_on_reply", "self._next(change.command.group)", "pass"),
+            Mutation(_CHANGES + "_on_reply", "self._next(change.command.subject)", "pass"),
             # Which is harmless by itself: a Raft leader that refuses every third proposal that it receives.
             Mutation(
                 "smq.replication.proposer:Proposer.on_propose",

@@ -627,6 +627,21 @@ class AdminStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupResponse.FromString,
                 _registered_method=True)
+        self.ListTransactions = channel.unary_unary(
+                '/smq.v1.Admin/ListTransactions',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListTransactionsRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListTransactionsResponse.FromString,
+                _registered_method=True)
+        self.DescribeTransaction = channel.unary_unary(
+                '/smq.v1.Admin/DescribeTransaction',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeTransactionRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeTransactionResponse.FromString,
+                _registered_method=True)
+        self.AbortTransaction = channel.unary_unary(
+                '/smq.v1.Admin/AbortTransaction',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionResponse.FromString,
+                _registered_method=True)
         self.DescribeClusterConfig = channel.unary_unary(
                 '/smq.v1.Admin/DescribeClusterConfig',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeClusterConfigRequest.SerializeToString,
@@ -709,6 +724,26 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTransactions(self, request, context):
+        """Transactional ids and their transactions, read after a barrier.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeTransaction(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbortTransaction(self, request, context):
+        """Aborts an open transaction, and fences its producer: as CommitOffsets, at the id's coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeClusterConfig(self, request, context):
         """The settings of the whole cluster, by Kafka's names.
         """
@@ -786,6 +821,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DeleteGroup,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupResponse.SerializeToString,
+            ),
+            'ListTransactions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTransactions,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListTransactionsRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListTransactionsResponse.SerializeToString,
+            ),
+            'DescribeTransaction': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeTransaction,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeTransactionRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeTransactionResponse.SerializeToString,
+            ),
+            'AbortTransaction': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortTransaction,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionResponse.SerializeToString,
             ),
             'DescribeClusterConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeClusterConfig,
@@ -1031,6 +1081,87 @@ class Admin:
             '/smq.v1.Admin/DeleteGroup',
             smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupRequest.SerializeToString,
             smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTransactions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/ListTransactions',
+            smq_dot_clients_dot_pb_dot_smq__pb2.ListTransactionsRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.ListTransactionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeTransaction(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/DescribeTransaction',
+            smq_dot_clients_dot_pb_dot_smq__pb2.DescribeTransactionRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.DescribeTransactionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortTransaction(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/AbortTransaction',
+            smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionResponse.FromString,
             options,
             channel_credentials,
             insecure,

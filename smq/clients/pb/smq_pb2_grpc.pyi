@@ -213,6 +213,11 @@ class AdminStub:
     DescribeGroup: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeGroupRequest, _smq_pb2.DescribeGroupResponse]
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DeleteGroupRequest, _smq_pb2.DeleteGroupResponse]
     """As CommitOffsets: at the group's coordinator."""
+    ListTransactions: _grpc.UnaryUnaryMultiCallable[_smq_pb2.ListTransactionsRequest, _smq_pb2.ListTransactionsResponse]
+    """Transactional ids and their transactions, read after a barrier."""
+    DescribeTransaction: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeTransactionRequest, _smq_pb2.DescribeTransactionResponse]
+    AbortTransaction: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AbortTransactionRequest, _smq_pb2.AbortTransactionResponse]
+    """Aborts an open transaction, and fences its producer: as CommitOffsets, at the id's coordinator."""
     DescribeClusterConfig: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterConfigRequest, _smq_pb2.DescribeClusterConfigResponse]
     """The settings of the whole cluster, by Kafka's names."""
     AlterClusterConfig: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AlterClusterConfigRequest, _smq_pb2.AlterClusterConfigResponse]
@@ -240,6 +245,11 @@ class AdminAsyncStub(AdminStub):
     DescribeGroup: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeGroupRequest, _smq_pb2.DescribeGroupResponse]  # type: ignore[assignment]
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_smq_pb2.DeleteGroupRequest, _smq_pb2.DeleteGroupResponse]  # type: ignore[assignment]
     """As CommitOffsets: at the group's coordinator."""
+    ListTransactions: _aio.UnaryUnaryMultiCallable[_smq_pb2.ListTransactionsRequest, _smq_pb2.ListTransactionsResponse]  # type: ignore[assignment]
+    """Transactional ids and their transactions, read after a barrier."""
+    DescribeTransaction: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeTransactionRequest, _smq_pb2.DescribeTransactionResponse]  # type: ignore[assignment]
+    AbortTransaction: _aio.UnaryUnaryMultiCallable[_smq_pb2.AbortTransactionRequest, _smq_pb2.AbortTransactionResponse]  # type: ignore[assignment]
+    """Aborts an open transaction, and fences its producer: as CommitOffsets, at the id's coordinator."""
     DescribeClusterConfig: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterConfigRequest, _smq_pb2.DescribeClusterConfigResponse]  # type: ignore[assignment]
     """The settings of the whole cluster, by Kafka's names."""
     AlterClusterConfig: _aio.UnaryUnaryMultiCallable[_smq_pb2.AlterClusterConfigRequest, _smq_pb2.AlterClusterConfigResponse]  # type: ignore[assignment]
@@ -312,6 +322,29 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.DeleteGroupResponse, _abc.Awaitable[_smq_pb2.DeleteGroupResponse]]:
         """As CommitOffsets: at the group's coordinator."""
+
+    @_abc_1.abstractmethod
+    def ListTransactions(
+        self,
+        request: _smq_pb2.ListTransactionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.ListTransactionsResponse, _abc.Awaitable[_smq_pb2.ListTransactionsResponse]]:
+        """Transactional ids and their transactions, read after a barrier."""
+
+    @_abc_1.abstractmethod
+    def DescribeTransaction(
+        self,
+        request: _smq_pb2.DescribeTransactionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.DescribeTransactionResponse, _abc.Awaitable[_smq_pb2.DescribeTransactionResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AbortTransaction(
+        self,
+        request: _smq_pb2.AbortTransactionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.AbortTransactionResponse, _abc.Awaitable[_smq_pb2.AbortTransactionResponse]]:
+        """Aborts an open transaction, and fences its producer: as CommitOffsets, at the id's coordinator."""
 
     @_abc_1.abstractmethod
     def DescribeClusterConfig(

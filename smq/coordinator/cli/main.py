@@ -38,6 +38,7 @@ _MODULES: Final = {
     "serve": "smq.coordinator.cli.cluster",
     "status": "smq.coordinator.cli.status",
     "topic": "smq.coordinator.cli.topic",
+    "txn": "smq.coordinator.cli.txn",
 }
 _PLUGIN_GROUP: Final = "smq.cli"
 

@@ -16,7 +16,7 @@ from smq.coordinator.limits import GROUP_CHANGES_MAX, GROUP_CHANGES_WAITING_MAX
 from smq.raft_state.commands import Coordinated
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.handlers.fencing import FENCED, changes_of
+from smq.raft_state.handlers.fencing import FENCED, changes_before
 from smq.raft_state.replies import Reply
 from smq.replication.api import Cancel, DoneFn, NodeApi
 from smq.replication.ports import Clock
@@ -47,10 +47,10 @@ class Changes:
     def submit(self, command: Coordinated, timeout_ms: int, done: DoneFn[Reply]) -> Cancel:
         """Proposes the command after all that came before it for its group. The returned function withdraws it if it
         has not been proposed yet. OVERLOADED if its time is over before its turn comes."""
-        queue = self._queues.setdefault(command.group, deque())
+        queue = self._queues.setdefault(command.subject, deque())
         if len(queue) >= GROUP_CHANGES_WAITING_MAX or self._count >= GROUP_CHANGES_MAX:
             if not queue:
-                del self._queues[command.group]
+                del self._queues[command.subject]
             done(_overloaded(f"{self._count} changes of groups wait, {len(queue)} of them of this group"))
             return _nothing
         change = _Change(command, self._clock.monotonic_ns() + timeout_ms * _NS_PER_MS, done)
@@ -74,7 +74,7 @@ class Changes:
 
     # ------------------------------------------------------------------------------------------------ one change
     def _propose(self, change: _Change) -> None:
-        command = replace(change.command, changes_seen=changes_of(self._node.state, change.command.group))
+        command = replace(change.command, changes_seen=changes_before(self._node.state, change.command))
         left_ms = (change.until_ns - self._clock.monotonic_ns()) // _NS_PER_MS
         self._node.propose(command, max(0, left_ms), partial(self._on_reply, change))
 
@@ -83,7 +83,7 @@ class Changes:
             self._propose(change)  # an earlier change, whose caller has given up, took effect in between
             return
         self._remove(change)
-        self._next(change.command.group)
+        self._next(change.command.subject)
         change.done(reply)
 
     def _is_overtaken(self, change: _Change, reply: Reply | SmqError) -> bool:
@@ -92,7 +92,7 @@ class Changes:
         return self._clock.monotonic_ns() < change.until_ns
 
     def _is_current(self, command: Coordinated) -> bool:
-        return coordinator_of(self._node.state, command.group).epoch == command.coordinator_epoch
+        return coordinator_of(self._node.state, command.subject).epoch == command.coordinator_epoch
 
     def _next(self, group: str) -> None:
         """Proposes the next change that still may be, and answers those before it that may not."""
@@ -110,7 +110,7 @@ class Changes:
 
     def _refusal(self, change: _Change) -> SmqError | None:
         if not self._is_current(change.command):
-            return SmqError(FENCED, f"another node coordinates group {change.command.group!r} now")
+            return SmqError(FENCED, f"another node coordinates group {change.command.subject!r} now")
         return _overloaded_in_time(change) if self._clock.monotonic_ns() > change.until_ns else None
 
     def _expire(self, change: _Change) -> None:
@@ -123,11 +123,11 @@ class Changes:
 
     def _remove(self, change: _Change) -> None:
         _stop_deadline(change)
-        queue = self._queues[change.command.group]
+        queue = self._queues[change.command.subject]
         queue.remove(change)
         self._count -= 1
         if not queue:
-            del self._queues[change.command.group]
+            del self._queues[change.command.subject]
 
 
 def _stop_deadline(change: _Change) -> None:
@@ -145,4 +145,4 @@ def _overloaded(message: str) -> SmqError:
 
 
 def _overloaded_in_time(change: _Change) -> SmqError:
-    return _overloaded(f"the changes of group {change.command.group!r} before this one took all of its time")
+    return _overloaded(f"the changes of group {change.command.subject!r} before this one took all of its time")

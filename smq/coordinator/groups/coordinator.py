@@ -25,7 +25,15 @@ from smq.coordinator.limits import (
     GROUPS_NEW_PER_ADDRESS_MAX,
     MEMBER_ID_CHARS_MAX,
 )
-from smq.raft_state.commands import CommitOffsets, Coordinated, DeleteGroup, DeleteOffsets, OffsetCommit
+from smq.raft_state.commands import (
+    CommitOffsets,
+    Coordinated,
+    DeleteGroup,
+    DeleteOffsets,
+    OffsetCommit,
+    StageOffsets,
+    TransactionChange,
+)
 from smq.raft_state.coordinators import coordinator_of, slot_of
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_REQUEST, Epoch, Generation, PartitionId, RequestId
@@ -234,6 +242,18 @@ class GroupCoordinator:
             committed_ms=self.wall_ms(),
         )
         return self._change(command, refusal, timeout_ms, done)
+
+    def stage(self, command: StageOffsets, who: Identity, timeout_ms: int, done: DoneFn[Reply]) -> Cancel:
+        """Offsets for a transaction: as a commit of the member."""
+        refusal = self.refuse(command.group)
+        group = self._find(command.group) if refusal is None else None
+        if group is not None and who.member_id:
+            group.heartbeat(who, command.generation)
+        return self._change(command, refusal, timeout_ms, done)
+
+    def change(self, command: TransactionChange, timeout_ms: int, done: DoneFn[Reply]) -> Cancel:
+        """Of a transactional id, whose coordinator is chosen as a group's."""
+        return self._change(command, self.refuse(command.transactional_id), timeout_ms, done)
 
     def delete_group(self, name: str, request_id: RequestId, timeout_ms: int, done: DoneFn[Reply]) -> Cancel:
         self._find(name)

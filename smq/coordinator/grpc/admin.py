@@ -13,6 +13,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.groups import GroupAdmin
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
+from smq.coordinator.grpc.transactions import TransactionAdmin
 from smq.coordinator.service.lookup import find_partition, find_topic, known_ranges
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.turns import Turns
@@ -39,7 +40,7 @@ from smq.replication.api import NodeApi, PartitionRange
 Ends: TypeAlias = Mapping[tuple[str, int], PartitionRange]
 
 
-class AdminService(GroupAdmin):
+class AdminService(GroupAdmin, TransactionAdmin):
     def __init__(self, node: NodeApi, groups: GroupCoordinator, settings: Settings, tls: NodeTls | None) -> None:
         super().__init__(node, groups)
         self._settings = settings
@@ -277,5 +278,5 @@ def _partition_info(partition: PartitionState, node: NodeApi) -> pb.PartitionInf
         log_start=partition.log_start,
         hwm=hwm,
         next_offset=max(partition.next_offset, hwm),
-        lso=hwm,  # as there are no transactions yet
+        lso=hwm,
     )

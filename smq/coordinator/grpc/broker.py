@@ -28,6 +28,7 @@ from smq.coordinator.service.lookup import Start, StartAsk, find_partition, star
 from smq.coordinator.service.positions import OffsetType, parse_offset_type
 from smq.coordinator.service.requests import check_count, check_group
 from smq.coordinator.service.sessions import StreamCounts
+from smq.coordinator.service.visibility import is_visible
 from smq.raft_state.commands import NO_GENERATION, OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, PartitionId, ring_range, split_partition_id
@@ -56,6 +57,7 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
                 partition=p.partition,
                 offset=p.offset,
                 max_bytes=p.max_bytes or FETCH_PARTITION_BYTES_DEFAULT,
+                is_committed=True,
             )
             for p in request.partitions
         ]
@@ -81,13 +83,13 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
             out.error.CopyFrom(to_detail(outcome))
         elif isinstance(outcome, Fetched):
             out.log_start, out.hwm, out.lso = outcome.log_start, outcome.hwm, outcome.lso
-            out.batches.extend(_to_pb(batch) for batch in outcome.batches)
+            out.batches.extend(_to_pb(batch, is_visible(outcome, batch)) for batch in outcome.batches)
         else:
             # The response was full before this partition was read: its range as this node last applied it.
             state = self._calls.node.state.partition_of(fetch.topic, fetch.partition)
             if state is not None:
                 out.log_start, out.hwm = state.log_start, self._calls.node.known_hwm(state)
-                out.lso = out.hwm  # as there are no transactions yet
+                out.lso = out.hwm
         return out
 
     # ------------------------------------------------------------------------------------------------ offsets
@@ -236,7 +238,9 @@ def _failed(requested: pb.ListOffsetsPartition, error: SmqError) -> pb.ListedOff
     return pb.ListedOffset(topic=requested.topic, partition=requested.partition, offset=-1, error=to_detail(error))
 
 
-def _to_pb(batch: StoredBatch) -> pb.Batch:
+def _to_pb(batch: StoredBatch, has_records: bool) -> pb.Batch:
+    if not has_records:
+        return pb.Batch(base_offset=batch.base_offset, last_offset=batch.last_offset, ts_ns=batch.ts_ns)
     whole = batch.data.obj
     # protobuf takes bytes only. A view of a whole bytes object is passed on as that object, without a copy.
     data = whole if isinstance(whole, bytes) and len(whole) == len(batch.data) else bytes(batch.data)

@@ -9,9 +9,10 @@ from typing import Final
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.limits import DECODE_CHUNK_RECORDS
+from smq.coordinator.service.visibility import is_visible
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
-from smq.records import BatchCorrupt, Record, parse_header
+from smq.records import BatchCorrupt, Record
 from smq.replication.api import Fetched, StoredBatch
 from smq.replication.log.decoding import decode_bounded
 
@@ -36,7 +37,7 @@ def chunks(fetched: Fetched, position: Offset, stop: Offset, bytes_max: int) -> 
     for batch in fetched.batches:
         if batch.last_offset >= fetched.lso or position >= stop:
             break
-        for i, record in enumerate(decode_stored(batch)):
+        for i, record in enumerate(decode_stored(batch) if is_visible(fetched, batch) else ()):
             if i % DECODE_CHUNK_RECORDS == DECODE_CHUNK_RECORDS - 1:
                 yield None
             if record.offset < position:
@@ -56,11 +57,9 @@ def chunks(fetched: Fetched, position: Offset, stop: Offset, bytes_max: int) -> 
 
 
 def decode_stored(batch: StoredBatch) -> Iterator[Record]:
-    """The records of one stored batch; none for a control batch. The store has verified the checksum, so a batch that
+    """The records of one stored batch. The store has verified the checksum, so a batch that
     does not decode was written so by its producer: INVALID_BATCH, which says how to read on."""
     try:
-        if parse_header(batch.data).is_control:
-            return
         yield from decode_bounded(batch.data)
     except BatchCorrupt as e:
         raise SmqError(

@@ -149,6 +149,7 @@ class SubscribeStream:
             max_bytes=self._bytes_max,
             max_wait_ms=SUBSCRIBE_POLL_MS,
             answer_ms=SUBSCRIBE_POLL_MS + TIMEOUT_MS_DEFAULT,
+            is_committed=True,
         )
         poll = self._poll = asyncio.create_task(call)
         try:

@@ -14,6 +14,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from smq.coordinator.http.partition_metrics import series_pieces
+from smq.coordinator.service.transactions import oldest_open_ms
 from smq.raft_state.state import ClusterState
 from smq.replication.api import NodeApi, NodeStatus
 
@@ -72,6 +73,12 @@ def _node_metrics(status: NodeStatus, state: ClusterState) -> Iterator[Metric]:
         ),
         ("smq_cluster_topics", "Topics.", len(state.topics)),
         ("smq_cluster_groups", "Consumer groups with commits or members.", len(state.groups)),
+        ("smq_cluster_transactional_ids", "Transactional ids.", len(state.transactions)),
+        (
+            "smq_cluster_oldest_transaction_seconds",
+            "How long the oldest open transaction has been open, by the replicated clock; 0: none is.",
+            oldest_open_ms(state) / 1000,
+        ),
     )
     for name, text, value in values:
         yield GaugeMetricFamily(name, text, value=value)

@@ -24,7 +24,6 @@ LINES_PER_PIECE: Final = 1_000  # about 60 KB, less than a millisecond
 _OFFSET_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, Offset], int]], ...]] = (
     ("log_start_offset", "First offset in the log.", lambda p, hwm: p.log_start),
     ("high_water_mark", "First offset that readers cannot see yet.", lambda p, hwm: hwm),
-    ("last_stable_offset", "First offset that read-committed readers cannot see yet.", lambda p, hwm: hwm),
     (
         "next_offset",
         "Leader's log end as far as this node knows; with storage=external the next offset to assign.",
@@ -35,6 +34,7 @@ _OFFSET_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, Offset], i
 _REPLICA_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, ReplicaStatus], int]], ...]] = (
     ("leader_epoch", "Epoch of the partition's leadership.", lambda p, r: p.epoch),
     ("leader", "Node that leads the partition.", lambda p, r: p.leader),
+    ("last_stable_offset", "First offset that read-committed readers cannot see yet.", lambda p, r: r.lso),
     ("size_bytes", "Size of this node's copy.", lambda p, r: r.size_bytes),
     ("is_leader", "1 if this node leads the partition.", lambda p, r: int(r.is_leader)),
     ("durable_end_offset", "End of this node's copy on disk.", lambda p, r: r.durable_end),

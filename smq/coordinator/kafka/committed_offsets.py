@@ -31,6 +31,7 @@ from smq.raft_state.state import ClusterState, CommittedOffset, GroupState, Part
 
 BY_ID_VERSION: Final = 10  # of both OffsetCommit and OffsetFetch
 _UNKNOWN: Final = (KafkaError.UNKNOWN_TOPIC_ID, KafkaError.UNKNOWN_TOPIC_OR_PARTITION)
+_STABLE_VERSION: Final = 7  # OffsetFetch can ask for it
 _BATCHED_VERSION: Final = 8  # OffsetFetch for several groups
 _NO_COMMIT: Final = CommittedOffset(offset=Offset(-1), metadata="", committed_ms=0)
 _DELETE_ATTEMPTS: Final = 3  # one more each time the group has rebalanced meanwhile
@@ -108,10 +109,11 @@ async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) 
 
 # ------------------------------------------------------------------------------------------------ OffsetFetch
 async def offset_fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
+    stable = version >= _STABLE_VERSION and request["require_stable"]
     if version >= _BATCHED_VERSION:
-        groups = [await _fetch_group(gateway, version, requested) for requested in request["groups"]]
+        groups = [await _fetch_group(gateway, version, requested, stable=stable) for requested in request["groups"]]
         return {"throttle_time_ms": 0, "groups": groups}
-    answer = await _fetch_group(gateway, version, request)
+    answer = await _fetch_group(gateway, version, request, stable=stable)
     if version < 2:  # only partitions have a field for an error
         for topic in answer["topics"]:
             for partition in topic["partitions"]:
@@ -119,16 +121,18 @@ async def offset_fetch(gateway: Gateway, version: int, request: Struct) -> Struc
     return {"throttle_time_ms": 0} | answer
 
 
-async def _fetch_group(gateway: Gateway, version: int, requested: Struct) -> Struct:
-    """`topics` null asks for all that the group has committed."""
+async def _fetch_group(gateway: Gateway, version: int, requested: Struct, *, stable: bool) -> Struct:
+    """`topics` null asks for all that the group has committed. If the offsets must be `stable`, those that an open
+    transaction may yet move are refused: a member that began with the present one would read twice."""
     answer: Struct = {"group_id": requested["group_id"], "error_code": KafkaError.NONE, "topics": []}
     try:  # after a barrier, so what is unknown afterwards is confirmed
         commits = await gateway.calls.fetch_offsets(PREFIX + requested["group_id"], None, TIMEOUT_MS_DEFAULT)
     except SmqError as e:
         answer["error_code"] = group_code_of(e)
         commits = {}
+    unstable = _staged(gateway.state, PREFIX + requested["group_id"]) if stable else frozenset()
     if requested["topics"] is None:
-        answer["topics"] = _all_commits(gateway, commits)
+        answer["topics"] = _all_commits(gateway, commits, unstable)
         return answer
     code_of_unknown = answer["error_code"] or KafkaError.UNKNOWN_TOPIC_ID
     names = topic_names(gateway.state, requested["topics"], "name", by_id=version >= BY_ID_VERSION)
@@ -137,19 +141,30 @@ async def _fetch_group(gateway: Gateway, version: int, requested: Struct) -> Str
         for index in topic["partition_indexes"]:
             part = gateway.state.partition_of(name, index) if name is not None else None
             found = commits.get(part.pid) if part is not None else None
-            partitions.append(_committed(index, found, code_of_unknown if name is None else KafkaError.NONE))
+            code = code_of_unknown if name is None else KafkaError.NONE
+            if part is not None and part.pid in unstable:
+                found, code = None, KafkaError.UNSTABLE_OFFSET_COMMIT
+            partitions.append(_committed(index, found, code))
         answer["topics"].append({"name": topic["name"], "topic_id": topic_id, "partitions": partitions})
     return answer
 
 
-def _all_commits(gateway: Gateway, commits: dict[PartitionId, CommittedOffset]) -> list[Struct]:
+def _staged(state: ClusterState, group: str) -> frozenset[PartitionId]:
+    """The partitions for which an open transaction has staged offsets of the group."""
+    return frozenset(pid for transaction in state.transactions.values() for pid in transaction.offsets.get(group, ()))
+
+
+def _all_commits(
+    gateway: Gateway, commits: dict[PartitionId, CommittedOffset], unstable: frozenset[PartitionId]
+) -> list[Struct]:
     topics: dict[str, Struct] = {}
-    for pid, found in sorted(commits.items()):
+    for pid in sorted(commits.keys() | unstable):
         topic_id, index = split_partition_id(pid)
         name = gateway.state.topic_names.get(topic_id)
         if name is not None:
             topic = topics.setdefault(name, {"name": name, "topic_id": topic_id, "partitions": []})
-            topic["partitions"].append(_committed(index, found, KafkaError.NONE))
+            code = KafkaError.UNSTABLE_OFFSET_COMMIT if pid in unstable else KafkaError.NONE
+            topic["partitions"].append(_committed(index, None if pid in unstable else commits[pid], code))
     return list(topics.values())
 
 

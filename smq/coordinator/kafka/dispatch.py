@@ -34,6 +34,9 @@ from smq.coordinator.kafka.tools.leader_election import elect_leaders
 from smq.coordinator.kafka.tools.log_dirs import describe_log_dirs
 from smq.coordinator.kafka.tools.raft_quorum import describe_quorum
 from smq.coordinator.kafka.tools.topic_partitions import describe_topic_partitions
+from smq.coordinator.kafka.transactions import changes
+from smq.coordinator.kafka.transactions.listings import describe_transactions, list_transactions
+from smq.coordinator.kafka.transactions.offsets import txn_offset_commit
 from smq.coordinator.kafka.wire import Budget, Buffer, CodecError
 
 Handler: TypeAlias = Callable[[Gateway, int, Struct], Awaitable[Struct]]
@@ -60,6 +63,10 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DELETE_RECORDS: log_offsets.delete_records,
     ApiKey.INIT_PRODUCER_ID: init_producer_id,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: log_offsets.offset_for_leader_epoch,
+    ApiKey.ADD_PARTITIONS_TO_TXN: changes.add_partitions_to_txn,
+    ApiKey.ADD_OFFSETS_TO_TXN: changes.add_offsets_to_txn,
+    ApiKey.END_TXN: changes.end_txn,
+    ApiKey.TXN_OFFSET_COMMIT: txn_offset_commit,
     ApiKey.DESCRIBE_ACLS: authorization.describe_acls,
     ApiKey.DESCRIBE_CONFIGS: configs_admin.describe_configs,
     ApiKey.ALTER_CONFIGS: configs_admin.alter_configs,
@@ -74,6 +81,8 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DESCRIBE_QUORUM: describe_quorum,
     ApiKey.DESCRIBE_CLUSTER: metadata.describe_cluster,
     ApiKey.DESCRIBE_PRODUCERS: describe_producers,
+    ApiKey.DESCRIBE_TRANSACTIONS: describe_transactions,
+    ApiKey.LIST_TRANSACTIONS: list_transactions,
     ApiKey.LIST_CONFIG_RESOURCES: listings.list_config_resources,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions,
 }

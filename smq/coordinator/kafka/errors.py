@@ -24,6 +24,7 @@ class KafkaError(enum.IntEnum):
     REQUEST_TIMED_OUT = 7
     MESSAGE_TOO_LARGE = 10
     OFFSET_METADATA_TOO_LARGE = 12
+    COORDINATOR_LOAD_IN_PROGRESS = 14
     COORDINATOR_NOT_AVAILABLE = 15
     NOT_COORDINATOR = 16
     INVALID_TOPIC_EXCEPTION = 17
@@ -46,8 +47,11 @@ class KafkaError(enum.IntEnum):
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     INVALID_PRODUCER_EPOCH = 47
     INVALID_TXN_STATE = 48
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
     SECURITY_DISABLED = 54
+    OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
@@ -63,14 +67,12 @@ class KafkaError(enum.IntEnum):
     ELECTION_NOT_NEEDED = 84
     GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
+    UNSTABLE_OFFSET_COMMIT = 88
     PRODUCER_FENCED = 90
     UNKNOWN_TOPIC_ID = 100
+    TRANSACTIONAL_ID_NOT_FOUND = 105
     UNSUPPORTED_ENDPOINT_TYPE = 115
 
-
-# For every request with a transactional id, until there are transactions. Clients then give up. After most other
-# codes librdkafka would ask again for ever.
-NO_TRANSACTIONS: Final = KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.UNKNOWN_TOPIC: KafkaError.UNKNOWN_TOPIC_OR_PARTITION,
@@ -99,6 +101,10 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.INVALID_BATCH: KafkaError.INVALID_RECORD,
     ErrorCode.OUT_OF_ORDER_SEQUENCE: KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ErrorCode.PRODUCER_FENCED: KafkaError.INVALID_PRODUCER_EPOCH,
+    ErrorCode.UNKNOWN_TRANSACTIONAL_ID: KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    ErrorCode.INVALID_TRANSACTION_STATE: KafkaError.INVALID_TXN_STATE,
+    ErrorCode.INVALID_TRANSACTION_TIMEOUT: KafkaError.INVALID_TRANSACTION_TIMEOUT,
+    ErrorCode.TRANSACTION_ENDING: KafkaError.CONCURRENT_TRANSACTIONS,
     # Both mean "perhaps": clients send the batch again under its sequence.
     ErrorCode.NO_QUORUM: KafkaError.REQUEST_TIMED_OUT,
     ErrorCode.TIMED_OUT: KafkaError.REQUEST_TIMED_OUT,
@@ -161,6 +167,13 @@ _GROUP_CODES: Final = {
 }
 
 
+# Not every client of a coordinator repeats a request that has timed out by itself.
+_TRANSACTION_CODES: Final = _GROUP_CODES | {
+    ErrorCode.TIMED_OUT: KafkaError.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NO_QUORUM: KafkaError.COORDINATOR_NOT_AVAILABLE,
+}
+
+
 # Clients take NOT_COORDINATOR and COORDINATOR_NOT_AVAILABLE as: look the coordinator up again, then repeat the request.
 OUTCOME_CODES: Final[dict[Outcome, KafkaError]] = {
     Outcome.OK: KafkaError.NONE,
@@ -202,3 +215,17 @@ def list_offsets_code_of(error: SmqError, version: int) -> KafkaError:
 
 def group_code_of(error: SmqError) -> KafkaError:
     return _GROUP_CODES.get(error.code, CODES[error.code])
+
+
+def transaction_code_of(error: SmqError, *, is_fenced_known: bool) -> KafkaError:
+    """For the requests to a transactional id's coordinator."""
+    if error.code is ErrorCode.PRODUCER_FENCED and is_fenced_known:
+        return KafkaError.PRODUCER_FENCED
+    return _TRANSACTION_CODES.get(error.code, CODES[error.code])
+
+
+def staging_code_of(error: SmqError) -> KafkaError:
+    """For TxnOffsetCommit, whose clients know no CONCURRENT_TRANSACTIONS, and repeat it after this code."""
+    if error.code is ErrorCode.TRANSACTION_ENDING:
+        return KafkaError.COORDINATOR_LOAD_IN_PROGRESS
+    return _TRANSACTION_CODES.get(error.code, CODES[error.code])

@@ -2,7 +2,8 @@
 
 Owns the answers to readers. Batches leave as they are in the log, as parts of the response's gather list. There are no
 sessions (KIP-227): a client that asks for one gets "session 0" and goes on with full requests. Any replica serves, up
-to the high water mark that it knows. A client that names its rack is sent to a replica there (KIP-392).
+to the high water mark that it knows, or to the last stable offset for readers of what is committed. A client that names
+its rack is sent to a replica there (KIP-392).
 """
 
 from typing import Final
@@ -22,6 +23,7 @@ from smq.replication.api import Fetched
 
 BY_ID_VERSION: Final = 13
 _NO_OFFSET: Final = -1
+_READ_COMMITTED: Final = 1
 
 
 async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
@@ -59,7 +61,7 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
                 answer["preferred_read_replica"] = nearer
                 _fill_range(answer, gateway.state.partition_of(name, requested["partition"]))
                 continue
-            wanted.append(_wanted(name, requested))
+            wanted.append(_wanted(name, requested, is_committed=request["isolation_level"] == _READ_COMMITTED))
             places.append(answer)
     has_answers = len(places) < sum(len(topic["partitions"]) for topic in answers)
     outcomes = await _fetch_all(gateway, request, wanted, is_due=has_answers)
@@ -94,12 +96,13 @@ async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[PartitionFe
         return [None] * len(wanted)  # the node is full of answers that clients have not taken: nothing yet
 
 
-def _wanted(name: str, requested: Struct) -> PartitionFetch:
+def _wanted(name: str, requested: Struct, *, is_committed: bool) -> PartitionFetch:
     return PartitionFetch(
         topic=name,
         partition=requested["partition"],
         offset=requested["fetch_offset"],
         max_bytes=max(requested["partition_max_bytes"], 1),
+        is_committed=is_committed,
     )
 
 
@@ -169,10 +172,14 @@ def _fill(
     _fill_range(answer, found)
     if isinstance(outcome, Fetched):
         answer["records"] = [batch.data for batch in outcome.batches]
+        if want.is_committed:
+            answer["aborted_transactions"] = [
+                {"producer_id": aborted.producer_id, "first_offset": aborted.first} for aborted in outcome.aborted
+            ]
 
 
 def _fill_range(answer: Struct, found: Fetched | PartitionState | None) -> None:
     if found is not None:
         answer["high_watermark"] = found.hwm
-        answer["last_stable_offset"] = found.lso
+        answer["last_stable_offset"] = found.lso if isinstance(found, Fetched) else found.hwm
         answer["log_start_offset"] = found.log_start

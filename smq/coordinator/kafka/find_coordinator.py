@@ -1,4 +1,4 @@
-"""FindCoordinator: the node that coordinates a group.
+"""FindCoordinator: the node that coordinates a group or a transactional id.
 
 Owns the answer, which comes from the replicated state alone: any node gives it.
 """
@@ -7,7 +7,7 @@ from typing import Final
 
 from smq.coordinator.kafka.cluster import endpoint
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.errors import NO_TRANSACTIONS, KafkaError
+from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.raft_state.coordinators import coordinator_of
@@ -15,7 +15,6 @@ from smq.raft_state.coordinators import coordinator_of
 _MANY_KEYS_VERSION: Final = 4  # for several groups
 _KEY_OF_GROUP: Final = 0
 _KEY_OF_TRANSACTION: Final = 1
-_NO_TRANSACTIONS_MESSAGE: Final = "there are no transactions: leave out transactional.id"
 
 
 async def find_coordinator(gateway: Gateway, version: int, request: Struct) -> Struct:
@@ -28,14 +27,12 @@ async def find_coordinator(gateway: Gateway, version: int, request: Struct) -> S
 def _coordinator(gateway: Gateway, key: str, key_type: int) -> Struct:
     answer: Struct = {"key": key, "error_code": KafkaError.NONE, "error_message": None}
     no_node = {"node_id": -1, "host": "", "port": -1}
-    if key_type == _KEY_OF_TRANSACTION:
-        return answer | no_node | {"error_code": NO_TRANSACTIONS, "error_message": _NO_TRANSACTIONS_MESSAGE}
-    if key_type != _KEY_OF_GROUP:
-        message = "only groups have coordinators: key type 0"
+    if key_type not in (_KEY_OF_GROUP, _KEY_OF_TRANSACTION):
+        message = "only groups and transactional ids have coordinators: key types 0 and 1"
         return answer | no_node | {"error_code": KafkaError.INVALID_REQUEST, "error_message": message}
-    if not is_group(key):
+    if key_type == _KEY_OF_GROUP and not is_group(key):
         return answer | no_node | {"error_code": KafkaError.INVALID_GROUP_ID}
-    slot = coordinator_of(gateway.state, PREFIX + key)
+    slot = coordinator_of(gateway.state, PREFIX + key if key_type == _KEY_OF_GROUP else key)
     node = gateway.state.nodes.get(slot.node)
     address = endpoint(node) if node is not None and not node.fenced else None
     if address is None:

@@ -74,8 +74,8 @@ class ProduceCall:
             return KafkaError.INVALID_REQUIRED_ACKS
         if not records:
             return KafkaError.INVALID_RECORD
-        if request["transactional_id"] is not None:
-            return KafkaError.INVALID_TXN_STATE
+        if request["transactional_id"] is not None and self._acks is not Acks.ALL:
+            return KafkaError.INVALID_REQUIRED_ACKS  # a transaction's records must not be lost with their leader
         return KafkaError.NONE
 
     def _on_done(self, topic: str | TopicId, answer: Struct, result: Produced | SmqError) -> None:

@@ -1,4 +1,4 @@
-"""InitProducerId: ids for idempotent producers.
+"""InitProducerId: ids for idempotent producers. Those with a transactional id are in `transactions`.
 
 Owns the answers. The ids themselves come from the state machine.
 """
@@ -6,8 +6,9 @@ Owns the answers. The ids themselves come from the state machine.
 from typing import Final
 
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.errors import NO_TRANSACTIONS, KafkaError, code_of
+from smq.coordinator.kafka.errors import KafkaError, code_of
 from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.transactions.changes import init_transactions
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -18,7 +19,7 @@ _FENCED_VERSION: Final = 4  # from here on PRODUCER_FENCED has a code of its own
 
 
 async def init_producer_id(gateway: Gateway, version: int, request: Struct) -> Struct:
-    """For idempotent producers. A transactional id is refused for good: there are no transactions yet."""
+    """Any node answers an idempotent producer; a transactional one asks the coordinator of its id."""
     answer: Struct = {
         "throttle_time_ms": 0,
         "error_code": KafkaError.NONE,
@@ -26,7 +27,7 @@ async def init_producer_id(gateway: Gateway, version: int, request: Struct) -> S
         "producer_epoch": -1,
     }
     if request["transactional_id"] is not None:
-        return answer | {"error_code": NO_TRANSACTIONS}
+        return answer | await init_transactions(gateway, version, request)
     command = AllocateProducerId(
         request_id=NO_REQUEST,
         producer_id=ProducerId(request["producer_id"]),

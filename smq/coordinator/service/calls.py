@@ -125,6 +125,7 @@ class NodeCalls:
         max_wait_ms: int,
         answer_ms: int,
         min_bytes: int = 1,
+        is_committed: bool = False,
     ) -> Fetched:
         """`answer_ms` must exceed `max_wait_ms`: the node needs a barrier before it says that an offset is out of range
         or a topic unknown."""
@@ -137,6 +138,7 @@ class NodeCalls:
             max_wait_ms=max_wait_ms,
             done=answer.done,
             min_bytes=min_bytes,
+            is_committed=is_committed,
         )
         return await answer.result(answer_ms, withdraw, grace_ms=0)
 

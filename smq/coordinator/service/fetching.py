@@ -25,6 +25,7 @@ class PartitionFetch:
     partition: int
     offset: int
     max_bytes: int
+    is_committed: bool = False  # nothing from the last stable offset on
 
 
 Outcome: TypeAlias = Fetched | SmqError | None  # None: not read, the response was full before
@@ -94,6 +95,7 @@ class _Fetches:
                 max_bytes=request.max_bytes,
                 max_wait_ms=max_wait_ms,
                 done=done,
+                is_committed=request.is_committed,
             )
         except SmqError as e:
             done(e)

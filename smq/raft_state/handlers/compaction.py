@@ -44,7 +44,7 @@ def _covered(partition: PartitionState, command: CompactSegment) -> tuple[int, i
     """The numbers of the first segment that the new one replaces, and of the first that stays after it."""
     segments, end = partition.segments, partition.compacted_end
     starts = [segment.start for segment in segments]
-    if not command.start < command.end <= partition.lso:
+    if not command.start < command.end <= partition.hwm:
         raise _misplaced(partition, command)
     first = bisect_left(starts, command.start)
     is_border = first < len(starts) and starts[first] == command.start
@@ -63,7 +63,7 @@ def _misplaced(partition: PartitionState, command: CompactSegment) -> Refused:
     return Refused(
         ErrorCode.INVALID_REQUEST,
         f"[{command.start}, {command.end}) is no stretch of whole segments: the log starts at {partition.log_start},"
-        f" {len(partition.segments)} segments end at {partition.compacted_end}, and the lso is {partition.lso}",
+        f" {len(partition.segments)} segments end at {partition.compacted_end}, and the hwm is {partition.hwm}",
     )
 
 

@@ -1,12 +1,14 @@
 """The handler of AdvanceClock: the replicated clock of expiry, and what expires by it.
 
 Owns the speed of that clock, and when the producers of a partition are forgotten. `groups` owns the expiry of committed
-offsets. It must never take a node's clock at its word. Only `command_table` imports it.
+offsets, `transactions` that of transactions. It must never take a node's clock at its word. Only `command_table`
+imports it.
 """
 
 from smq.raft_state.cluster_config import producer_expiration_ms
 from smq.raft_state.commands import AdvanceClock
 from smq.raft_state.handlers import groups
+from smq.raft_state.handlers.transactions import expire_transactions, start_transaction_clock
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.limits import (
     CLOCK_ELAPSED_MS_MAX,
@@ -18,19 +20,21 @@ from smq.raft_state.state import ClusterState, PartitionState, ProducerMark
 
 
 def advance_clock(state: ClusterState, command: AdvanceClock) -> Applied:
-    """Moves the clock, then lets offsets and producers expire. Does nothing if another node has moved the clock since
-    the proposer measured, so that two proposers cannot make it run twice as fast."""
+    """Moves the clock, then lets offsets, producers and transactions expire. Does nothing if another node has moved the
+    clock since the proposer measured, so that two proposers cannot make it run twice as fast."""
     before = state.expiry_clock_ms
     if not before:
         state.expiry_clock_ms = max(command.now_ms, 1)
         groups.start_clock(state)
+        start_transaction_clock(state)
     elif command.seen_ms == before:
         state.expiry_clock_ms = _advanced(before, command)
         groups.expire_offsets(state)
     else:
         return Applied(reply=Done())
     groups.drop_unused(state)
-    return Applied(reply=Done(), touched=_expire_producers(state))
+    touched = (*_expire_producers(state), *expire_transactions(state))
+    return Applied(reply=Done(), touched=tuple(dict.fromkeys(touched)))
 
 
 def _advanced(before_ms: int, command: AdvanceClock) -> int:

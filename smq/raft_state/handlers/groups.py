@@ -1,11 +1,11 @@
 """Handlers of what groups have committed: commits, their deletion and their expiry.
 
 Owns the committed offsets, and when a group exists: from its first offset or member on, until it is deleted or has been
-without both for a while. `members` owns its members. Only `registry`, `members`, `expiry` and `topics` import it.
+without both for a while. `members` owns its members. Only `command_table` and other handlers import it.
 """
 
 from smq.raft_state.cluster_config import offsets_retention_ms
-from smq.raft_state.commands import CommitOffsets, DeleteGroup, DeleteOffsets, OffsetCommit
+from smq.raft_state.commands import CommitOffsets, DeleteGroup, DeleteOffsets, OffsetCommit, StageOffsets
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers.fencing import leave_floor
 from smq.raft_state.ids import Generation, PartitionId, TopicId
@@ -85,11 +85,12 @@ def commit_offsets(state: ClusterState, command: CommitOffsets) -> Applied:
     check_group_name(command.group)
     group = state.groups.get(command.group)
     if command.generation >= 0 or (group is not None and group.members):
-        _check_committer(group, command)
+        check_committer(group, command)
     return _commit_items(state, command)
 
 
-def _check_committer(group: GroupState | None, command: CommitOffsets) -> None:
+def check_committer(group: GroupState | None, command: CommitOffsets | StageOffsets) -> None:
+    """Refused unless the group has this member, in this generation, with an assignment."""
     if group is None:
         raise Refused(ErrorCode.ILLEGAL_GENERATION, f"group {quoted(command.group)} no longer exists")
     if group.members and not command.member_id:
@@ -127,14 +128,7 @@ def find_member(group: GroupState, member_id: str, instance_id: str) -> MemberSt
 def _commit_items(state: ClusterState, command: CommitOffsets) -> Applied:
     """Creates the group if there is none."""
     items = command.items
-    if len(items) > COMMIT_ITEMS_MAX:
-        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{len(items)} offsets in one commit, at most {COMMIT_ITEMS_MAX}")
-    seen: set[PartitionId] = set()  # used for membership tests only: its order never matters
-    for item in items:
-        _check_item(state, item)
-        if item.partition in seen:
-            raise Refused(ErrorCode.INVALID_REQUEST, "items name the same partition twice")
-        seen.add(item.partition)
+    checked_items(state, items)
     if not items:
         return _DONE
     group = state.groups.get(command.group)
@@ -147,6 +141,18 @@ def _commit_items(state: ClusterState, command: CommitOffsets) -> Applied:
         )
     group.was_unused = False
     return _DONE
+
+
+def checked_items(state: ClusterState, items: tuple[OffsetCommit, ...]) -> None:
+    """Refused if one of them cannot be committed, or if there are too many."""
+    if len(items) > COMMIT_ITEMS_MAX:
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{len(items)} offsets in one commit, at most {COMMIT_ITEMS_MAX}")
+    seen: set[PartitionId] = set()  # used for membership tests only: its order never matters
+    for item in items:
+        _check_item(state, item)
+        if item.partition in seen:
+            raise Refused(ErrorCode.INVALID_REQUEST, "items name the same partition twice")
+        seen.add(item.partition)
 
 
 def _check_item(state: ClusterState, item: OffsetCommit) -> None:

@@ -1,6 +1,6 @@
 """Handlers of a partition's offsets: AdvanceHwms, AdvanceLogStart (rules 9 and 14 of the replication rules).
 
-Owns what these commands move, and the invariant log_start <= lso <= hwm <= next_offset. Elections are in `elections`.
+Owns what these commands move, and the invariant log_start <= hwm <= next_offset. Elections are in `elections`.
 Only `command_table` imports it.
 """
 

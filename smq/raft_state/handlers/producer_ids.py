@@ -1,8 +1,9 @@
 """Handler of AllocateProducerId: ids and epochs of idempotent producers.
 
-Owns which producer ids exist and their current epochs; sequences live with each partition's log. It keeps only ids with
-a bumped epoch, since most are never bumped, and of those the last PRODUCERS_MAX. A dropped id counts as epoch 0 again,
-so its producer gets PRODUCER_FENCED and starts a new session. Only `registry` imports it.
+Owns which producer ids exist, and the current epochs of those without a transactional id; sequences live with each
+partition's log. It keeps only ids with a bumped epoch, since most are never bumped, and of those the last
+PRODUCERS_MAX. A dropped id counts as epoch 0 again, so its producer gets PRODUCER_FENCED and starts a new session. Only
+`command_table` and `transactions` import it.
 """
 
 from smq.raft_state.commands import AllocateProducerId
@@ -34,10 +35,15 @@ def allocate_producer_id(state: ClusterState, command: AllocateProducerId) -> Ap
     return Applied(reply=ProducerIdAllocated(producer_id=command.producer_id, producer_epoch=bumped))
 
 
-def _fresh(state: ClusterState) -> Applied:
+def fresh_producer_id(state: ClusterState) -> ProducerId:
+    """An id that no producer has had, in epoch 0."""
     producer_id = state.next_producer_id
     state.next_producer_id = ProducerId(producer_id + 1)
-    return Applied(reply=ProducerIdAllocated(producer_id=producer_id, producer_epoch=ProducerEpoch(0)))
+    return producer_id
+
+
+def _fresh(state: ClusterState) -> Applied:
+    return Applied(reply=ProducerIdAllocated(producer_id=fresh_producer_id(state), producer_epoch=ProducerEpoch(0)))
 
 
 def _checked_epoch(state: ClusterState, command: AllocateProducerId) -> ProducerEpoch:
@@ -45,6 +51,10 @@ def _checked_epoch(state: ClusterState, command: AllocateProducerId) -> Producer
         raise Refused(
             ErrorCode.INVALID_REQUEST,
             f"producer_id {command.producer_id} was never allocated: ask for a fresh one with producer_id -1",
+        )
+    if command.producer_id in state.transactional_ids:
+        raise Refused(
+            ErrorCode.INVALID_REQUEST, f"producer_id {command.producer_id} has a transactional id, which must be named"
         )
     epoch = state.producers.get(command.producer_id, ProducerEpoch(0))
     if command.producer_epoch != epoch or epoch == PRODUCER_EPOCH_RETIRED:

@@ -8,6 +8,7 @@ from smq.raft_state.commands import AddPartitions, AlterTopicConfig, CreateTopic
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers.groups import forget_topic
 from smq.raft_state.handlers.placement import new_partitions, place
+from smq.raft_state.handlers.transactions import forget_transactions
 from smq.raft_state.ids import NodeId, Offset
 from smq.raft_state.refusal import Refused, find_topic
 from smq.raft_state.replies import Applied, Done, TopicCreated
@@ -36,11 +37,13 @@ def create_topic(state: ClusterState, command: CreateTopic) -> Applied:
 
 
 def delete_topic(state: ClusterState, command: DeleteTopic) -> Applied:
-    """Removes the topic, its partitions, and the offsets that groups have committed for them."""
+    """Removes the topic, its partitions, and the offsets that groups have committed for them. An open
+    transaction goes on without them."""
     topic = find_topic(state, command.name)
     del state.topics[topic.name]
     del state.topic_names[topic.topic_id]
     forget_topic(state, topic.topic_id)
+    forget_transactions(state, topic.topic_id)
     for partition in topic.partitions:
         state.assigned_before.pop(partition.pid, None)
     return Applied(reply=Done(), touched=tuple(partition.pid for partition in topic.partitions))

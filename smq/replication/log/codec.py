@@ -7,8 +7,10 @@ must never touch a disk. The log store imports it, and so does the replication s
     BATCHES  partition(20) base(8)                 -> envelope(16) batch
     TIMES    partition(20) 0 ts_ns(8) base(8)      -> index row: all that a fold needs of the batch, without its records
     TIMES    partition(20) 1 create_ms(8) base(8)  -> nothing; only for a batch with the largest create time so far
+    TIMES    partition(20) 2 marker(8) first(8)    -> an aborted transaction; see `aborted`
 """
 
+import enum
 import struct
 from typing import Final, NamedTuple
 
@@ -25,6 +27,7 @@ from smq.records import (
     BatchHeader,
     Buffer,
     check_crc,
+    is_commit_marker,
     parse_header,
     patched_prefix,
 )
@@ -41,13 +44,15 @@ _CRC_AT: Final = ENVELOPE_BYTES + CRC_START  # where the part under the batch's 
 
 TIME_APPEND: Final = 0  # kind of a TIMES row: the leader's append time
 TIME_CREATE: Final = 1  # kind of a TIMES row: the largest create time so far
+TIME_ABORTED: Final = 2  # kind of a TIMES row: an aborted transaction, by the offset of its marker
 _SIGN: Final = 1 << 63  # create times may be negative: with the sign bit flipped they sort as unsigned
 INT64_MAX: Final = (1 << 63) - 1
 _UINT64_MAX: Final = (1 << 64) - 1
 
 _BATCH_KEY: Final = struct.Struct(">20sQ")
 _TIME_KEY: Final = struct.Struct(">20sBQQ")
-_INDEX: Final = struct.Struct(">IIiiqqhi")  # CRC, size, epoch, records, max create time, producer id, epoch, seq
+# CRC, size, epoch, records, max create time, producer id, producer epoch, sequence, kind
+_INDEX: Final = struct.Struct(">IIiiqqhiB")
 _INDEX_CRC_BYTES: Final = 4
 _OFFSET_BYTES: Final = 8  # a batch begins with its base offset, in the same form as in a key
 
@@ -79,6 +84,13 @@ class StoredValue(NamedTuple):
         return memoryview(self.value)[ENVELOPE_BYTES:]
 
 
+class BatchKind(enum.IntEnum):
+    PLAIN = 0
+    TRANSACTIONAL = 1  # part of its producer's open transaction
+    COMMIT = 2  # a control batch: its producer's transaction ends here
+    ABORT = 3
+
+
 class BatchInfo(NamedTuple):
     """A batch without its records: all that lineage, producer state, time look-ups and sizes need."""
 
@@ -91,6 +103,7 @@ class BatchInfo(NamedTuple):
     producer_id: ProducerId
     producer_epoch: ProducerEpoch
     base_sequence: Sequence
+    kind: int = BatchKind.PLAIN  # a BatchKind; a plain number, as there are millions of them
 
     def ts_ns_at(self, offset: Offset) -> TsNs:
         """Of the record at `offset`."""
@@ -149,8 +162,9 @@ def parse_value(pid: PartitionId, value: bytes) -> StoredValue:
     return StoredValue(base, base + last_delta + 1, epoch, ts_ns, value)
 
 
-def info_of(ts_ns: TsNs, header: BatchHeader, base: Offset, epoch: Epoch) -> BatchInfo:
-    """The summary of a batch that is stored at `base` in `epoch` (the header may not be patched yet)."""
+def info_of(ts_ns: TsNs, header: BatchHeader, base: Offset, epoch: Epoch, value: Buffer) -> BatchInfo:
+    """The summary of a batch that is stored as `value` at `base` in `epoch`. DataDamaged for a control batch that this
+    log cannot have written."""
     return BatchInfo(
         base,
         Offset(base + header.last_offset_delta + 1),
@@ -161,7 +175,17 @@ def info_of(ts_ns: TsNs, header: BatchHeader, base: Offset, epoch: Epoch) -> Bat
         ProducerId(header.producer_id),
         ProducerEpoch(header.producer_epoch),
         Sequence(header.base_sequence),
+        _kind_of(header, value) if header.is_transactional else BatchKind.PLAIN,
     )
+
+
+def _kind_of(header: BatchHeader, value: Buffer) -> BatchKind:
+    if not header.is_control:
+        return BatchKind.TRANSACTIONAL
+    try:
+        return BatchKind.COMMIT if is_commit_marker(memoryview(value)[ENVELOPE_BYTES:]) else BatchKind.ABORT
+    except BatchError as e:
+        raise DataDamaged(str(e)) from e
 
 
 # --------------------------------------------------------------------------------------------------- keys
@@ -244,6 +268,7 @@ def index_row(pid: PartitionId, info: BatchInfo) -> tuple[bytes, bytes]:
         info.producer_id,
         info.producer_epoch,
         info.base_sequence,
+        info.kind,
     )[_INDEX_CRC_BYTES:]
     return key, crc32c(key + row).to_bytes(_INDEX_CRC_BYTES, "big") + row
 
@@ -253,7 +278,7 @@ def parse_index_row(key: bytes, value: bytes) -> BatchInfo:
     if len(value) != _INDEX.size or crc32c(key + value[_INDEX_CRC_BYTES:]) != int.from_bytes(value[:4], "big"):
         raise DataDamaged(f"the row at {key.hex()} of table times does not match its CRC-32C")
     _, _, ts_ns, base = _TIME_KEY.unpack(key)
-    _, size, epoch, count, max_timestamp, producer_id, producer_epoch, sequence = _INDEX.unpack(value)
+    _, size, epoch, count, max_timestamp, producer_id, producer_epoch, sequence, kind = _INDEX.unpack(value)
     return BatchInfo(
-        base, Offset(base + count), epoch, TsNs(ts_ns), max_timestamp, size, producer_id, producer_epoch, sequence
+        base, Offset(base + count), epoch, TsNs(ts_ns), max_timestamp, size, producer_id, producer_epoch, sequence, kind
     )

@@ -14,8 +14,10 @@ from typing import Final
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import BatchHeader, Buffer
+from smq.replication.log.aborted import AbortedTransactions, aborted_key, aborted_row, parse_aborted_row
 from smq.replication.log.budget import NodeBudget
 from smq.replication.log.codec import (
+    TIME_ABORTED,
     TIME_APPEND,
     TIME_CREATE,
     BatchInfo,
@@ -33,8 +35,9 @@ from smq.replication.log.codec import (
     times_range,
 )
 from smq.replication.log.later_reads import LaterReads
+from smq.replication.log.pending import Pending
 from smq.replication.log.producers import ProducerTable
-from smq.replication.log.reaper import BLIND_BATCHES, SLICE_BATCHES, SLICE_BYTES
+from smq.replication.log.reaper import BLIND_BATCHES, SLICE_BATCHES, SLICE_BYTES, delete_partition
 from smq.replication.log.segments import HeldSegments, Replaced, replacing_ops, segments_key
 from smq.replication.log.state import (
     CHECKPOINT_BATCHES,
@@ -53,25 +56,6 @@ _NO_LIMIT: Final = Offset((1 << 63) - 1)
 TAIL_BYTES_NODE_MAX: Final = 64 << 20  # over all partitions; above this, durable batches leave memory immediately
 
 
-class _Pending:
-    """An append on its way to the disk, which calls it once the append is durable. Truncation makes it a no-op."""
-
-    __slots__ = ("_done", "_log", "end")
-
-    def __init__(self, log: "PartitionLog", end: Offset, done: Callable[[], None]) -> None:
-        self._log: PartitionLog | None = log
-        self.end = end
-        self._done = done
-
-    def forget(self) -> None:
-        self._log = None
-
-    def __call__(self) -> None:
-        if self._log is not None:
-            self._log._on_durable(self.end)  # the two are one object, split so that an append is cheap
-            self._done()
-
-
 class PartitionLog(LaterReads):
     """See the module. `generation` grows whenever batches are dropped from the end, or all of them.
 
@@ -80,8 +64,7 @@ class PartitionLog(LaterReads):
     that batch, and refuses appends until it is truncated (everything after the damage goes too) or dropped.
     `has_producers` is false if other logs held batches below this log's start that this one never had: their producers
     are unknown here until `adopt_producers` brings them from a log that knows them. `producers_start` is the one up to
-    which `forget_producers` has removed expired producers. While it `is_installing`, the disk may still have the bytes
-    that a segment replaces.
+    which `forget_producers` has removed expired producers. While it `is_installing`, the disk may have older bytes.
     """
 
     def __init__(
@@ -105,7 +88,7 @@ class PartitionLog(LaterReads):
         self.has_producers = has_producers
         self._batches_since_checkpoint = 0
         self._bytes_since_checkpoint = 0
-        self._pending: deque[_Pending] = deque()  # bounded by the node's cap on appends in flight
+        self._pending: deque[Pending] = deque()  # bounded by the node's cap on appends in flight
         self._tail_bytes = 0
         self._budget = budget
         self._is_trimming = self.is_installing = False
@@ -127,8 +110,9 @@ class PartitionLog(LaterReads):
         if ts_ns <= self._state.last_ts_ns:
             raise ValueError(f"{self!r}: ts_ns {ts_ns} does not exceed the last, {self._state.last_ts_ns}")
         self._check_usable()
-        info = info_of(ts_ns, header, base, epoch)
-        stored = StoredValue(base, info.end, epoch, ts_ns, build_value(self.pid, batch, header, base, epoch, ts_ns))
+        value = build_value(self.pid, batch, header, base, epoch, ts_ns)
+        info = info_of(ts_ns, header, base, epoch, value)
+        stored = StoredValue(base, info.end, epoch, ts_ns, value)
         self._append(stored, info, done, [])
         return stored
 
@@ -150,14 +134,17 @@ class PartitionLog(LaterReads):
         elif ts_ns <= state.last_ts_ns:
             raise ValueError(f"{self!r}: ts_ns {ts_ns} does not exceed the last, {state.last_ts_ns}")
         self._check_usable()
-        self._append(stored, info_of(ts_ns, header, stored.base, stored.epoch), done, ops)
+        self._append(stored, info_of(ts_ns, header, stored.base, stored.epoch, stored.value), done, ops)
 
     def _append(self, stored: StoredValue, info: BatchInfo, done: Callable[[], None], ops: list[Op]) -> None:
         state, pid = self._state, self.pid
         is_latest = info.max_timestamp_ms > state.create_ms_max
-        state.add(info)
+        aborted = state.add(info)
         if info.producer_id >= 0:
             self._count_producers()
+        if aborted is not None:
+            self.aborted.add(aborted)
+            ops.append(Put(Table.TIMES, *aborted_row(pid, aborted)))
         ops.append(Put(Table.BATCHES, batch_key(pid, info.base), stored.value))
         ops.append(Put(Table.TIMES, *index_row(pid, info)))
         if is_latest:
@@ -166,7 +153,7 @@ class PartitionLog(LaterReads):
         self._bytes_since_checkpoint += info.size
         if self._is_checkpoint_due():
             ops.append(self._checkpoint())
-        pending = _Pending(self, info.end, done)
+        pending = Pending(self._on_durable, info.end, done)
         self._pending.append(pending)
         self._tail.append(stored)
         self._count_tail(info.size)
@@ -214,8 +201,7 @@ class PartitionLog(LaterReads):
             self._replace_all(state)
             return
         if state.end < self.log_start:
-            # Both the batch and the row are damaged of a batch that is about to be deleted. The producers of the
-            # batches after it are lost, too.
+            # A batch that is about to be deleted is damaged with its row: the producers after it are lost, too.
             self.has_producers = False
             self._replace_all(state)
             return
@@ -225,9 +211,11 @@ class PartitionLog(LaterReads):
             Delete(Table.BATCHES, batch_key(pid, end), stop),
             Delete(Table.TIMES, after_append_time(pid, state.last_ts_ns), times_range(pid, TIME_APPEND)[1]),
             Delete(Table.TIMES, after_create_time(pid, state.create_ms_max), times_range(pid, TIME_CREATE)[1]),
+            Delete(Table.TIMES, aborted_key(pid, end), times_range(pid, TIME_ABORTED)[1]),
             Delete(Table.CHECKPOINTS, checkpoint_key(pid, end + 1), stop),
         ]
         self._forget_tail(end)
+        self.aborted.cut(end)
         self.durable_end = min(self.durable_end, end)
         self._state = state
         if state.saved.end < end:
@@ -286,19 +274,17 @@ class PartitionLog(LaterReads):
         try:
             for count, info in enumerate(self._durable_infos(0, self._first), 1):
                 size += info.size
-                is_slice = count >= SLICE_BATCHES or size >= SLICE_BYTES
-                if info.end >= last or (is_slice and info.end >= self._base.end):
+                if info.end >= last or (info.end >= self._base.end and (count >= SLICE_BATCHES or size >= SLICE_BYTES)):
                     return min(info.end, last)
         except DataDamaged:  # an index row: no batch that follows may stay for it
             start, stop = batch_key(self.pid, self._first), batch_key(self.pid, last)
             keys = self._disk.scan_keys(Table.BATCHES, start, stop, limit=BLIND_BATCHES + 1)
-            found = base_of_key(keys[-1]) if len(keys) > BLIND_BATCHES else last
-            return found if found >= self._base.end else last
+            return next((base for base in map(base_of_key, keys[BLIND_BATCHES:]) if base >= self._base.end), last)
         return last
 
     def keep_from(self, offset: Offset) -> None:
-        """Batches from there on stay on disk, whatever the log start: compacted segments go as a whole, since others
-        may need all of one. Unlimited until the first call, but where a log has been compacted already."""
+        """Batches from there on stay on disk, whatever the log start: compacted segments go as a whole. Unlimited until
+        the first call, but where a log has been compacted already."""
         before, self._trim_limit = self._trim_limit, offset
         if offset > before:
             self.trim()
@@ -350,9 +336,14 @@ class PartitionLog(LaterReads):
         self._base = base if base.end == first else self._state_at(first)
         self._base.runs = []
         self._first = first
-        rows = [Put(Table.CHECKPOINTS, segments_key(pid), self.segments.encode())] if self._forget_segments() else []
+        rows = (
+            [Put(Table.CHECKPOINTS, segments_key(pid), self.segments.encode())]
+            if self.segments.forget_before(first)
+            else []
+        )
         self.damaged_batches = {base for base in self.damaged_batches if base >= first}
         self._state.forget_before(first)
+        self.aborted.forget_before(first)
         self.durable_end = max(self.durable_end, first)
         self._forget_tail_before(first)
         base_row = self._base_row()
@@ -363,14 +354,11 @@ class PartitionLog(LaterReads):
             Delete(Table.BATCHES, batch_key(pid, 0), batch_key(pid, first)),
             Delete(Table.TIMES, times_range(pid, TIME_APPEND)[0], after_append_time(pid, self._base.last_ts_ns)),
             Delete(Table.TIMES, times_range(pid, TIME_CREATE)[0], after_create_time(pid, self._base.create_ms_max)),
+            Delete(Table.TIMES, times_range(pid, TIME_ABORTED)[0], aborted_key(pid, first)),
             Delete(Table.CHECKPOINTS, checkpoint_key(pid, 0), checkpoint_key(pid, kept)),
             base_row,
             *rows,
         ]
-
-    def _forget_segments(self) -> bool:
-        """Segments that begin before the first batch are no longer here in whole."""
-        return self.segments.forget_before(self._first)
 
     def _replace_all(self, state: LogState) -> None:
         """Leaves no batch: only `state`, moved to log_start, remains."""
@@ -378,6 +366,7 @@ class PartitionLog(LaterReads):
         state.runs = []
         state.bytes_total = self._base.bytes_total
         state.saved = NOT_SAVED
+        self.aborted.cut(Offset(0))
         self._forget_tail(Offset(-1))
         self._state = state
         self.segments, self._compacted_end = HeldSegments(), Offset(0)
@@ -434,6 +423,23 @@ class PartitionLog(LaterReads):
     def _base_row(self) -> Op:
         return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._base.end), next_checkpoint(self._base))
 
+    def load_aborted(self) -> None:
+        """The aborted transactions of a log that has been opened. If a row is damaged or missing, they are found in the
+        log again."""
+        start, stop = times_range(self.pid, TIME_ABORTED)
+        count = self._state.aborted - self._base.aborted
+        try:
+            rows = self._disk.scan(Table.TIMES, start, aborted_key(self.pid, self._state.end))
+            found = [parse_aborted_row(key, value) for key, value in rows]
+            is_whole = len(found) == count
+        except DataDamaged:
+            is_whole = False
+        if not is_whole:
+            found = self._fold_aborted()
+            rewritten = [Put(Table.TIMES, *aborted_row(self.pid, aborted)) for aborted in found]
+            self._disk.submit([Delete(Table.TIMES, start, stop), *rewritten])
+        self.aborted = AbortedTransactions(found)
+
     def note_recovered(self, batches: int, size: int) -> None:
         """Records how much of the log comes after the newest checkpoint."""
         self._batches_since_checkpoint += batches
@@ -474,7 +480,7 @@ class PartitionLog(LaterReads):
                 base.last_ts_ns = TsNs(values[0].ts_ns - 1)
         pending = None
         if grows:
-            pending = _Pending(self, end, lambda: None)
+            pending = Pending(self._on_durable, end, lambda: None)
             ops += self._grown(state, values)
             self._pending.append(pending)
         else:
@@ -493,21 +499,25 @@ class PartitionLog(LaterReads):
         ops: list[Op] = []
         end_before = self.appended_end
         self._forget_tail(state.end)
+        self.aborted.cut(state.end)
         for stored in values:
             ts_ns, header = parse_header_of(stored.value, verify=None)
-            info = info_of(ts_ns, header, stored.base, stored.epoch)
+            info = info_of(ts_ns, header, stored.base, stored.epoch, stored.value)
             if info.end <= state.end:
                 continue
             if info.end > end_before and info.max_timestamp_ms > state.create_ms_max:
                 ops.append(Put(Table.TIMES, create_time_key(self.pid, info.max_timestamp_ms, info.base), b""))
-            state.add(info)
+            aborted = state.add(info)
+            if aborted is not None:
+                self.aborted.add(aborted)
+                ops.append(Put(Table.TIMES, *aborted_row(self.pid, aborted)))
             self._tail.append(stored)
             self._count_tail(info.size)
         self._state = state
         self._settle_producers()
         return ops
 
-    def _on_installed(self, pending: _Pending | None, done: Callable[[], None]) -> None:
+    def _on_installed(self, pending: Pending | None, done: Callable[[], None]) -> None:
         self.is_installing = False
         self.generation += 1
         if pending is not None:
@@ -567,15 +577,14 @@ class PartitionLog(LaterReads):
         """Replaces a damaged batch by a verified one, and rewrites its index row (`row`: the key of a damaged one).
         Returns False and does nothing if it is not the same batch.
 
-        (epoch, offset) names one batch for ever (rule 1), and the range of each epoch is known without the batches.
-        So a batch of the right epoch that lies here is the one that was here, no matter which replica kept it.
+        A batch of this epoch, and of this segment if it is compacted, is the one that was here (rule 1).
         """
         is_here = self._first <= stored.base and stored.end <= self.durable_end and not self.is_dropped
         is_right = any(r.epoch == stored.epoch and r.start <= stored.base and stored.end <= r.end for r in self.runs)
         if not is_here or not is_right:
             return False
         ts_ns, header = parse_header_of(stored.value, verify=None)
-        key, value = index_row(self.pid, info_of(ts_ns, header, stored.base, stored.epoch))
+        key, value = index_row(self.pid, info_of(ts_ns, header, stored.base, stored.epoch, stored.value))
         ops: list[Op] = [] if row is None else [Delete(Table.TIMES, row, row + b"\x00")]
         ops.append(Delete(Table.BATCHES, batch_key(self.pid, stored.base), batch_key(self.pid, stored.end)))
         ops.append(Put(Table.BATCHES, batch_key(self.pid, stored.base), stored.value))
@@ -589,8 +598,3 @@ class PartitionLog(LaterReads):
 
         self._disk.submit(ops, on_durable)
         return True
-
-
-def delete_partition(pid: PartitionId) -> list[Op]:
-    """Deletes everything of the partition."""
-    return [Delete(table, pid, partition_stop(pid)) for table in (Table.BATCHES, Table.TIMES, Table.CHECKPOINTS)]

@@ -13,6 +13,8 @@ from typing import Final
 
 from smq.raft_state.ids import Offset, PartitionId, TsNs
 from smq.raft_state.topic_config import Retention
+from smq.replication.api import Aborted
+from smq.replication.log.aborted import AbortedTransactions
 from smq.replication.log.codec import (
     INT64_MAX,
     TIME_APPEND,
@@ -57,6 +59,7 @@ class LogReader:
         self._base = base  # the state before the first batch; see `state`
         self._first = first  # base offset of the first batch; log_start if there is none
         self._compacted_end = Offset(0)  # below it, only the borders of segments are surely batch borders
+        self.aborted = AbortedTransactions([])  # of the appended log
         self._tail: deque[StoredValue] = deque()  # contiguous up to appended_end; holds every batch not yet durable
 
     @property
@@ -112,6 +115,13 @@ class LogReader:
         state.forget_before(self._first)
         return state
 
+    def _fold_aborted(self) -> list[Aborted]:
+        """The aborted transactions whose markers this log holds, from the log itself."""
+        state = self._base.copy()
+        found = state.found = []
+        self._state_up_to(self._state.end, state)
+        return found
+
     def _fold_rows(self, state: LogState, end: Offset) -> None:
         """Adds the batches that the index rows describe, up to the first row that is damaged or missing."""
         for info in self._infos(state.last_ts_ns, end):
@@ -132,7 +142,7 @@ class LogReader:
             return False
         for stored in found[:1]:
             ts_ns, header = parse_header_of(stored.value, verify=None)
-            state.add(info_of(ts_ns, header, stored.base, stored.epoch))
+            state.add(info_of(ts_ns, header, stored.base, stored.epoch, stored.value))
         return bool(found)
 
     def _checkpoint_at_or_below(self, end: Offset) -> LogState:
@@ -164,7 +174,7 @@ class LogReader:
         for stored in self._tail:
             if stored.ts_ns > after_ts_ns and seen < stored.end <= end:
                 ts_ns, header = parse_header_of(stored.value, verify=None)
-                yield info_of(ts_ns, header, stored.base, stored.epoch)
+                yield info_of(ts_ns, header, stored.base, stored.epoch, stored.value)
 
     def _live_infos(self, after_ts_ns: int) -> Iterator[BatchInfo]:
         """The batches above log_start that were appended after that time."""
@@ -175,7 +185,7 @@ class LogReader:
         for stored in self._tail:
             if stored.end > max(self.durable_end, self.log_start):
                 ts_ns, header = parse_header_of(stored.value, verify=None)
-                yield info_of(ts_ns, header, stored.base, stored.epoch)
+                yield info_of(ts_ns, header, stored.base, stored.epoch, stored.value)
 
     def _durable_infos(self, after_ts_ns: int, at_least: Offset | None = None) -> Iterator[BatchInfo]:
         """The index rows on disk, in order, of batches above log_start; `at_least` in its place includes batches that
@@ -392,7 +402,7 @@ class LogReader:
             raise BatchDamaged(self.pid, base, "it is missing")
         stored = parse_stored(self.pid, key, value)
         ts_ns, header = parse_header_of(value, verify=None)
-        return info_of(ts_ns, header, stored.base, stored.epoch)
+        return info_of(ts_ns, header, stored.base, stored.epoch, stored.value)
 
     def _walk_to_timestamp(self, create_ms: int, after_ts_ns: int) -> BatchInfo | None:
         return next((info for info in self._live_infos(after_ts_ns) if info.max_timestamp_ms >= create_ms), None)

@@ -74,3 +74,8 @@ class Reaper:
             return [batches, Delete(Table.TIMES, start, last + b"\x00")]
         keys = self._disk.scan_keys(Table.BATCHES, pid, partition_stop(pid), limit=BLIND_BATCHES)
         return [Delete(Table.BATCHES, pid, keys[-1] + b"\x00")] if keys else []
+
+
+def delete_partition(pid: PartitionId) -> list[Op]:
+    """Deletes everything of the partition."""
+    return [Delete(table, pid, partition_stop(pid)) for table in (Table.BATCHES, Table.TIMES, Table.CHECKPOINTS)]

@@ -188,7 +188,7 @@ def replacing_ops(pid: PartitionId, start: Offset, end: Offset, values: list[Sto
     for stored in values:
         ts_ns, header = parse_header_of(stored.value, verify=None)
         ops.append(Put(Table.BATCHES, batch_key(pid, stored.base), stored.value))
-        ops.append(Put(Table.TIMES, *index_row(pid, info_of(ts_ns, header, stored.base, stored.epoch))))
+        ops.append(Put(Table.TIMES, *index_row(pid, info_of(ts_ns, header, stored.base, stored.epoch, stored.value))))
     bases = [stored.base for stored in values]
     for create_ms, base in old.create_rows:
         key = create_time_key(pid, create_ms, base)

@@ -23,7 +23,8 @@ from crc32c import crc32c
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, Sequence, TsNs
 from smq.records import INT32_MAX
-from smq.replication.log.codec import BatchInfo
+from smq.replication.api import Aborted
+from smq.replication.log.codec import BatchInfo, BatchKind
 from smq.replication.log.lineage import EpochRun, extend_runs, runs_from
 from smq.replication.log.producers import CachedBatch, ProducerTable
 from smq.replication.ports import DataDamaged
@@ -36,8 +37,9 @@ CHAIN_ROWS_MAX: Final = 1024  # checkpoints with changes after a full one: 10 ms
 
 NO_CREATE_TIME: Final = -(1 << 63)
 _NOWHERE: Final = Offset(-1)
-# version, end, last ts_ns, largest create time, bytes so far, end of the checkpoint before (-1: this is full), runs
-_STATE: Final = struct.Struct(">BqqqqqI")
+# version, end, last ts_ns, largest create time, bytes so far, aborted transactions so far, end of the checkpoint before
+# (-1: this is full), runs
+_STATE: Final = struct.Struct(">BqqqqqqI")
 _RUN: Final = struct.Struct(">iqq")
 _PARTITION: Final = struct.Struct(">Bqq?")  # version, log_start, end of the base, whether the producers are complete
 _CRC_BYTES: Final = 4
@@ -56,32 +58,48 @@ NOT_SAVED: Final = Saved(_NOWHERE, _NOWHERE, 0, 0)
 
 
 class LogState:
-    """Mutable: `add` is the only change. `bytes_total` counts from the partition's creation on this node."""
+    """Mutable: `add` is the only change. `bytes_total` and `aborted` count from the partition's creation on this node.
+    `found`, if there is one, collects the aborted transactions."""
 
-    __slots__ = ("bytes_total", "create_ms_max", "end", "last_ts_ns", "producers", "runs", "saved")
+    __slots__ = ("aborted", "bytes_total", "create_ms_max", "end", "found", "last_ts_ns", "producers", "runs", "saved")
 
     def __init__(self, end: Offset) -> None:
         self.end = end
         self.last_ts_ns = TsNs(0)
         self.create_ms_max = NO_CREATE_TIME
         self.bytes_total = 0
+        self.aborted = 0
+        self.found: list[Aborted] | None = None
         self.runs: list[EpochRun] = []
         self.producers = ProducerTable()
         self.saved = NOT_SAVED
 
-    def add(self, info: BatchInfo) -> None:
-        """Folds in the next batch."""
-        base, end, epoch, ts_ns, max_timestamp_ms, size, producer_id, producer_epoch, sequence = info
+    def add(self, info: BatchInfo) -> Aborted | None:
+        """Folds in the next batch. Returns the transaction that it aborts."""
+        base, end, epoch, ts_ns, max_timestamp_ms, size, producer_id, producer_epoch, sequence, kind = info
         self.end = end
         self.last_ts_ns = TsNs(ts_ns + end - base - 1)
         self.bytes_total += size
         if max_timestamp_ms > self.create_ms_max:
             self.create_ms_max = max_timestamp_ms
         extend_runs(self.runs, epoch, base, end)
+        if kind >= BatchKind.COMMIT:
+            return self._end_transaction(info)
         if producer_id >= 0:
             last_sequence = Sequence((sequence + end - base - 1) & INT32_MAX)
             cached = CachedBatch(epoch, base, end, sequence, last_sequence, ts_ns)
-            self.producers.note(producer_id, producer_epoch, cached)
+            self.producers.note(producer_id, producer_epoch, cached, is_transactional=kind != BatchKind.PLAIN)
+        return None
+
+    def _end_transaction(self, marker: BatchInfo) -> Aborted | None:
+        first = self.producers.end_transaction(marker.producer_id, marker.producer_epoch, marker.base)
+        if first is None or marker.kind != BatchKind.ABORT:
+            return None
+        self.aborted += 1
+        aborted = Aborted(marker.base, first, marker.producer_id, self.producers.open_start(marker.end))
+        if self.found is not None:
+            self.found.append(aborted)
+        return aborted
 
     def forget_before(self, first: Offset) -> None:
         """The batches below `first` are gone, and with them their epochs. Everything else outlives them."""
@@ -90,6 +108,7 @@ class LogState:
     def copy(self) -> "LogState":
         state = LogState(self.end)
         state.last_ts_ns, state.create_ms_max, state.bytes_total = self.last_ts_ns, self.create_ms_max, self.bytes_total
+        state.aborted = self.aborted
         state.runs, state.producers, state.saved = self.runs.copy(), self.producers.copy(), self.saved
         return state
 
@@ -151,6 +170,7 @@ def _encode_checkpoint(state: LogState, before: Offset, producers: bytes) -> byt
             state.last_ts_ns,
             state.create_ms_max,
             state.bytes_total,
+            state.aborted,
             before,
             len(state.runs),
         )
@@ -164,11 +184,12 @@ def decode_checkpoint(value: bytes) -> Checkpoint:
     """A single row. Raises DataDamaged."""
     body = unsealed(value, "a checkpoint")
     try:
-        version, end, last_ts_ns, create_ms_max, bytes_total, before, run_count = _STATE.unpack_from(body)
+        version, end, last_ts_ns, create_ms_max, bytes_total, aborted, before, run_count = _STATE.unpack_from(body)
         if version != CHECKPOINT_VERSION:
             raise DataDamaged(f"checkpoint version {version} is unknown")
         state = LogState(Offset(end))
         state.last_ts_ns, state.create_ms_max, state.bytes_total = TsNs(last_ts_ns), create_ms_max, bytes_total
+        state.aborted = aborted
         stop = _STATE.size + run_count * _RUN.size
         for epoch, start, run_end in _RUN.iter_unpack(body[_STATE.size : stop]):
             state.runs.append(EpochRun(Epoch(epoch), Offset(start), Offset(run_end)))

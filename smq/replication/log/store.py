@@ -27,9 +27,9 @@ from smq.replication.log.codec import (
     partition_stop,
     times_range,
 )
-from smq.replication.log.partition_log import PartitionLog, delete_partition
+from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.reader import INDEX_ROWS_PER_SCAN, parse_stored
-from smq.replication.log.reaper import Reaper
+from smq.replication.log.reaper import Reaper, delete_partition
 from smq.replication.log.segments import HeldSegments, segments_key
 from smq.replication.log.state import (
     LogState,
@@ -195,6 +195,7 @@ class LogStore:
         log = self._log(pid, log_start, base, state, first, tail_damage, recovery.damaged_batches)
         log.adopt_segments(segments)
         log.note_recovered(recovery.batches, state.bytes_total - size_before)
+        log.load_aborted()
         return log
 
     def _log(
@@ -240,7 +241,7 @@ class _Recovery:
             try:
                 stored = parse_stored(self._pid, key, value)
                 ts_ns, header = parse_header_of(value, verify=None)
-                self._add(info_of(ts_ns, header, stored.base, stored.epoch))
+                self._add(info_of(ts_ns, header, stored.base, stored.epoch, stored.value))
                 return
             except BatchDamaged as damage:
                 info = self._next_row(base, damage)

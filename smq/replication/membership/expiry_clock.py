@@ -1,4 +1,4 @@
-"""Proposes the steps of the replicated clock by which committed offsets, producers and records expire.
+"""Proposes the steps of the replicated clock by which offsets, producers, records and transactions expire.
 
 Owns when a step is due, and the measurement that goes with it: how long ago, by this node's monotonic clock, it has
 seen the replicated clock change. The state machine decides how far the clock moves. Only the node imports it.
@@ -10,7 +10,7 @@ from smq.raft_state.cluster_config import offsets_retention_ms, producer_expirat
 from smq.raft_state.commands import AdvanceClock
 from smq.raft_state.errors import SmqError
 from smq.raft_state.replies import Reply
-from smq.raft_state.state import ClusterState
+from smq.raft_state.state import ClusterState, TransactionPhase
 from smq.raft_state.topic_config import times_ms
 from smq.replication.host import Host
 
@@ -50,8 +50,14 @@ class ExpiryClock:
 
 
 def interval_ms(state: ClusterState) -> int:
-    """Between two steps: a part of the shortest time after which something expires."""
+    """Between two steps: a part of the shortest time after which something expires, or an open transaction ends."""
     expiration_ms = producer_expiration_ms(state.config)
+    of_transactions = (
+        transaction.timeout_ms
+        for transaction in (state.transactions.values() if state.transaction_items else ())
+        if transaction.phase is TransactionPhase.ONGOING
+    )
     of_topics = (ms for topic in state.topics.values() for ms in times_ms(topic.config))
-    shortest_ms = min(offsets_retention_ms(state.config) or expiration_ms, expiration_ms, *of_topics)
+    offsets_ms = offsets_retention_ms(state.config) or expiration_ms
+    shortest_ms = min(offsets_ms, expiration_ms, *of_topics, *of_transactions)
     return min(INTERVAL_MS_MAX, max(INTERVAL_MS_MIN, shortest_ms // STEPS_PER_RETENTION))

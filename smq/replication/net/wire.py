@@ -258,6 +258,7 @@ class End(NamedTuple):
     outcome: EndOutcome
     epoch: Epoch = Epoch(0)
     log_start: Offset = Offset(0)
+    lso: Offset = Offset(0)
     hwm: Offset = Offset(0)
     log_end: Offset = Offset(0)
 
@@ -319,7 +320,7 @@ _QUORUM: Final = struct.Struct(">BQiqqII")  # then the voters, then the observer
 _QUORUM_REPLICA: Final = struct.Struct(">i?16sqqq")
 _ENDS_QUERY: Final = struct.Struct(">BQqII")
 _PID: Final = struct.Struct(">20s")
-_END: Final = struct.Struct(">20sBiqqq")
+_END: Final = struct.Struct(">20sBiqqqq")
 _END_OUTCOMES: Final = frozenset(EndOutcome)
 _PING: Final = struct.Struct(">BQ?")
 _PROBE: Final = struct.Struct(">B20siI")
@@ -500,12 +501,10 @@ def _ends_report(payload: memoryview) -> Message:
     return EndsReport(request, Incarnation(incarnation), tuple(_end(*item) for item in ends))
 
 
-def _end(pid: bytes, outcome: int, epoch: int, log_start: int, hwm: int, log_end: int) -> End:
-    if outcome not in _END_OUTCOMES:
-        raise WireError(f"an unknown outcome {outcome} about a partition's end")
-    if not 0 <= log_start <= hwm <= log_end:
-        raise WireError(f"log start {log_start}, hwm {hwm} and log end {log_end} do not ascend")
-    return End(PartitionId(pid), EndOutcome(outcome), Epoch(epoch), Offset(log_start), Offset(hwm), Offset(log_end))
+def _end(pid: bytes, outcome: int, epoch: int, *offsets: int) -> End:
+    if outcome not in _END_OUTCOMES or offsets[0] < 0 or list(offsets) != sorted(offsets):
+        raise WireError(f"no partition ends with outcome {outcome} and offsets {offsets}")
+    return End(PartitionId(pid), EndOutcome(outcome), Epoch(epoch), *map(Offset, offsets))
 
 
 def _ping(payload: memoryview) -> Message:

@@ -15,6 +15,7 @@ from smq.replication.host import Host
 from smq.replication.log.decoding import plain_records
 from smq.replication.log.rewriting import spans
 from smq.replication.log.store import PartitionLog
+from smq.replication.partition.transactional import check_transaction
 from smq.replication.ports import Buffer
 
 KEYED_BYTES_MAX: Final = 16 << 20  # of a batch whose keys are checked: some 10 ms of the node's loop
@@ -62,7 +63,8 @@ def check_space(space: RecordSpace, me: NodeId, part: PartitionState, full: Sequ
 
 def check_producer(host: Host, held: int, log: PartitionLog, header: BatchHeader) -> None:
     """TOO_MANY_PRODUCERS if this would be one more than this node may remember: it remembers `held`. Followers take
-    what their leader has taken."""
+    what their leader has taken. The refusals of `check_transaction`."""
+    check_transaction(host.state, log.pid, log.producers, header)
     limit = host.config.producers_max
     if header.producer_id < 0 or held < limit or log.producers.knows(header.producer_id, Offset(-1)):
         return

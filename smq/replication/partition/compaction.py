@@ -84,7 +84,7 @@ class Compactor:
         if now_ns < replica.compaction_due_ns:
             return
         replica.compaction_due_ns = now_ns + self._host.config.compaction_check_ms * 1_000_000
-        if self._limits(replica) is not None and replica.part.lso > replica.part.log_start:
+        if self._limits(replica) is not None and replica.part.hwm > replica.part.log_start:
             self._due[replica] = None
             self._begin_next()
 
@@ -155,16 +155,14 @@ class Compactor:
         if lowest_behind(replica) is not None:
             yield from self._give_up_lost(current)
             return
-        start = part.compacted_end
+        start, stable = part.compacted_end, Offset(min(part.hwm, replica.stable_end))
         if not part.segments:
-            found = yield from self._read(current, lambda log: log.read(part.log_start, part.lso, 1))
+            found = yield from self._read(current, lambda log: log.read(part.log_start, stable, 1))
             if not found:
                 return
             start = found[0].base
         newest_ms_max = now_ms - limits.lag_ms if limits.lag_ms else NO_LIMIT_MS
-        dirt = yield from self._read(
-            current, partial(find_dirt, start=start, stop=part.lso, newest_ms_max=newest_ms_max)
-        )
+        dirt = yield from self._read(current, partial(find_dirt, start=start, stop=stable, newest_ms_max=newest_ms_max))
         is_expired = [_is_expired(segment, limits, now_ms) for segment in part.segments]
         dirty = [
             Stretch(segment.start, part.segment_end(n)) for n, segment in enumerate(part.segments) if segment.is_dirty

@@ -228,7 +228,7 @@ class ExactEnds:
     def _answer(self, end: wire.End, caller: _Caller, node: NodeId) -> PartitionEnd | SmqError | None:
         """None if the question must be repeated."""
         if end.outcome is wire.EndOutcome.KNOWN:
-            return PartitionEnd(end.epoch, node, end.log_start, end.hwm, end.log_end)
+            return PartitionEnd(end.epoch, node, end.log_start, end.lso, end.hwm, end.log_end)
         if node != self._host.node_id:
             return None  # another node's refusal says nothing of the state that this node has applied
         if end.outcome is wire.EndOutcome.NO_PARTITION:
@@ -248,7 +248,8 @@ class ExactEnds:
         if part is None:
             return wire.End(pid, wire.EndOutcome.NO_PARTITION)
         if part.is_external:
-            return wire.End(pid, wire.EndOutcome.KNOWN, part.epoch, part.log_start, part.hwm, part.next_offset)
+            hwm = part.hwm
+            return wire.End(pid, wire.EndOutcome.KNOWN, part.epoch, part.log_start, hwm, hwm, part.next_offset)
         replica = self._replica(pid)
         return end_at_leader(replica) if replica is not None else wire.End(pid, wire.EndOutcome.NOT_LEADER)
 
@@ -287,7 +288,7 @@ def end_at_leader(replica: Replica) -> wire.End:
     if known < part.history[-1].start:
         return wire.End(replica.pid, wire.EndOutcome.NOT_KNOWN)
     log_end = max(replica.log.appended_end, known)
-    return wire.End(replica.pid, wire.EndOutcome.KNOWN, part.epoch, part.log_start, known, log_end)
+    return wire.End(replica.pid, wire.EndOutcome.KNOWN, part.epoch, part.log_start, replica.stable_end, known, log_end)
 
 
 def _nothing() -> None:

@@ -12,7 +12,7 @@ import structlog
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset
-from smq.replication.api import Cancel, DoneFn, Fetched, PartitionEnd, StoredBatch
+from smq.replication.api import Aborted, Cancel, DoneFn, Fetched, PartitionEnd, StoredBatch
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.partition.ends import ExactEnds
@@ -38,6 +38,7 @@ class Poll:
     min_bytes: int
     deadline_ns: int
     done: DoneFn[Fetched]
+    is_committed: bool = False  # nothing from the last stable offset on
     repairs: int = 0  # those that it has waited for
     withdraw_question: Cancel | None = None  # for the exact end, while it is asked
     end_known: Offset = Offset(0)  # the log's end according to the leader: beyond it, it is asked again
@@ -46,6 +47,12 @@ class Poll:
     parked: bool = False
     finished: bool = False
     deadline: Deadline | None = None
+
+    @property
+    def end(self) -> Offset:
+        """Of what the replica can serve to it."""
+        replica = self.replica
+        return min(replica.readable_end, replica.stable_end) if self.is_committed else replica.readable_end
 
 
 def read_failure(error: Exception) -> SmqError:
@@ -95,9 +102,9 @@ class Reads:
             self._ask_end(poll)
             return
         if not poll.max_bytes:
-            self._conclude(poll, [], is_enough=poll.offset < replica.readable_end)
+            self._conclude(poll, [], is_enough=poll.offset < poll.end)
             return
-        end = replica.readable_end
+        end = poll.end
         found = replica.log.read_memory(poll.offset, end, poll.max_bytes) if poll.offset < end else []
         if found is None:
             self._read_later(poll, end)
@@ -111,7 +118,7 @@ class Reads:
 
     def _conclude(self, poll: Poll, batches: list[StoredBatch], *, is_enough: bool) -> None:
         if is_enough or self._host.clock.monotonic_ns() >= poll.deadline_ns:
-            self.finish(poll, self._fetched(poll.replica, batches))
+            self.finish(poll, self._fetched(poll, batches))
         else:
             self._park(poll)
 
@@ -139,7 +146,7 @@ class Reads:
                 raise found
             if found is not None:
                 self._take(poll, end, found)
-            if not poll.finished and (found is None or poll.replica.readable_end > end):
+            if not poll.finished and (found is None or poll.end > end):
                 self._try(poll)  # the log was cut meanwhile, or has grown beyond what was read and is not enough
         except Exception as e:  # noqa: BLE001  # as in `fetch`
             self._fail(poll, e)
@@ -169,10 +176,13 @@ class Reads:
         else:
             self.finish(poll, repair_error(damage, Outcome.INEFFECTIVE))
 
-    def _fetched(self, replica: Replica, batches: list[StoredBatch]) -> Fetched:
-        part = replica.part
-        known = replica.known_commit_point()
-        return Fetched(batches, part.log_start, known, known, replica.readable_end)
+    def _fetched(self, poll: Poll, batches: list[StoredBatch]) -> Fetched:
+        replica = poll.replica
+        known, stable = replica.known_commit_point(), replica.stable_end
+        aborted: list[Aborted] = []
+        if poll.is_committed and batches:
+            aborted = replica.log.aborted.within(poll.offset, Offset(batches[-1].last_offset + 1))
+        return Fetched(batches, replica.part.log_start, known, stable, replica.readable_end, aborted)
 
     def _ask_end(self, poll: Poll) -> None:
         self._note_away(poll)
@@ -228,8 +238,8 @@ class Reads:
         polls = self._parked.get(replica.pid)
         if not polls:
             return
-        end, start = replica.readable_end, replica.part.log_start
-        for poll in [p for p in polls if p.offset < end or p.offset < start]:
+        start = replica.part.log_start
+        for poll in [p for p in polls if p.offset < p.end or p.offset < start]:
             self.fetch(poll)
 
     def fail_all(self, pid: bytes, error: SmqError) -> None:

@@ -13,8 +13,8 @@ from smq.raft_state.cluster_config import is_two_round
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import PartitionState
-from smq.records import BatchHeader
-from smq.replication.api import Acks, DoneFn, Produced, ReplicaStatus
+from smq.records import BatchHeader, parse_header
+from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
 from smq.replication.log.codec import StoredValue, parse_value
 from smq.replication.log.lineage import verified_end
@@ -102,6 +102,11 @@ class Replica:
         """Rule 13: valid, and below the known commit point, so on the disks of a majority. This disk may not have
         written it yet: then it is read from memory."""
         return Offset(min(self._verified(self.log.appended_end), self.known_commit_point()))
+
+    @property
+    def stable_end(self) -> Offset:
+        """The last stable offset, as far as this process knows. Beyond the log, it knows of no transaction."""
+        return max(self.part.log_start, self.log.producers.stable_end(self.known_commit_point()))
 
     @property
     def log_end(self) -> Offset:
@@ -248,19 +253,28 @@ class Replica:
             owner, full = self._owner, [s.peer for s in self.streams.values() if s.is_full]
             check_space(owner.space, self._host.node_id, self.part, full, len(batch))
             check_producer(self._host, owner.producers_held, self.log, header)
-            ts_ns = TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
-            epoch = self.part.epoch
-            stored = self.log.append(batch, header, epoch=epoch, ts_ns=ts_ns, done=self.on_durable)
-            self._owner.intake.took(len(stored.value))
-            self._judged_end = self.log.appended_end
-            waiter = Waiter(epoch, stored.base, stored.end, ts_ns, acks, False, header, done)
-            self._owner.mark_unsent(self)
+            new = self._append(batch, header)
+            waiter = Waiter(new.epoch, new.base, new.end, new.ts_ns, acks, False, header, done)
         self._owner.send_order.came(self.pid, header)
         if acks is Acks.NONE:
             nothing = Produced(Offset(-1), Offset(-1), TsNs(-1), Epoch(-1), False)
             self._host.deliver(lambda: done(nothing))
             return
         self._waiters.add(waiter, timeout_ms)
+
+    def _append(self, batch: Buffer, header: BatchHeader) -> StoredValue:
+        ts_ns = TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
+        stored = self.log.append(batch, header, epoch=self.part.epoch, ts_ns=ts_ns, done=self.on_durable)
+        self._owner.intake.took(len(stored.value))
+        self._judged_end = self.log.appended_end
+        self._owner.mark_unsent(self)
+        return stored
+
+    def append_marker(self, batch: bytes) -> None:
+        """A control batch of `endings`, which tries again if nothing can be appended now."""
+        can_append = self._owner.intake.has_room and self._owner.space.admits(len(batch))
+        if can_append and not self._hand_over.is_under_way:
+            self._append(batch, parse_header(batch))
 
     def pump(self) -> None:
         """Sends the followers what they lack."""
@@ -568,16 +582,3 @@ class Replica:
         self._follow_log_start(self._epoch_seen)
         if self.part.leader != me:
             self._send_ack(resync=True)
-
-    def status(self) -> ReplicaStatus:
-        return ReplicaStatus(
-            pid=self.pid,
-            is_leader=self.leading is not None,
-            epoch=self.part.epoch,
-            log_start=self.log.log_start,
-            hwm=self.known_commit_point(),
-            appended_end=self.log.appended_end,
-            durable_end=self.log.durable_end,
-            verified_end=self.durable_verified_end,
-            size_bytes=self.log.size_bytes,
-        )

@@ -23,6 +23,7 @@ from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.commits import Commits
 from smq.replication.partition.compaction import Compactor
 from smq.replication.partition.due import caught_up, hidden_damage, hwm_advances, mode_changes
+from smq.replication.partition.endings import Endings
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.log_starts import LogStarts
@@ -95,6 +96,7 @@ class Replicas:
         self.mark_caught_up = Coalescer(clock, propose, complete, lambda i: CompleteReplicas(items=i)).mark_due
         self.mark_damaged = Coalescer(clock, propose, partial(hidden_damage, host), self._as_mark).mark_due
         self._commits = Commits(host.links, clock.call_soon)
+        self._endings = Endings(host, propose)
 
     # ---------------------------------------------------------------------------------------- the table
     def open_logs(self) -> Iterator[None]:
@@ -205,6 +207,7 @@ class Replicas:
             replica = self._by_pid[pid] = Replica(self._host, self, part, log)
         replica.part = part
         work = replica.on_applied()
+        self._endings.drive(replica)
         self.reads.wake(replica)
         return work + WORK_PER_LOG if is_new else work
 
@@ -234,6 +237,7 @@ class Replicas:
         """The commit point has moved by its leader's count: its readers and its followers learn of it now, and Raft a
         little later."""
         self.reads.wake(replica)
+        self._endings.drive(replica)
         self._commits.mark(replica)
         self._mark_hwm_behind(replica)
 
@@ -295,6 +299,7 @@ class Replicas:
         self.segments.visit(replica, now_ns)
         if replica.leading is not None:
             replica.on_tick(now_ns)
+            self._endings.drive(replica)
             self._retainer.visit(replica, now_ns)
             self.compactor.visit(replica, now_ns)
             if not has_majority(replica.part, self._host.node_id, reachable):

@@ -92,6 +92,19 @@ class Admin(AdminServicer):
         return self.node.cluster.once(request.request_id, "delete group", change)
 
     @answering
+    async def ListTransactions(self, _request: pb.ListTransactionsRequest) -> Message:
+        """There are none: the fake log takes no transactions."""
+        return pb.ListTransactionsResponse()
+
+    @answering
+    async def DescribeTransaction(self, request: pb.DescribeTransactionRequest) -> Message:
+        raise _no_transaction(request.transactional_id)
+
+    @answering
+    async def AbortTransaction(self, request: pb.AbortTransactionRequest) -> Message:
+        raise _no_transaction(request.transactional_id)
+
+    @answering
     async def DescribeClusterConfig(self, request: pb.DescribeClusterConfigRequest) -> Message:
         config = self.node.cluster.config.items()
         settings = [pb.ClusterSetting(key=key, value=value, is_set=True) for key, value in config]
@@ -153,3 +166,7 @@ class Admin(AdminServicer):
                 is_leader = log.leader == self.node.number
                 answer.replicas.add(topic=name, partition=index, is_leader=is_leader, hwm=log.hwm, verified_end=log.end)
         return answer
+
+
+def _no_transaction(name: str) -> SmqError:
+    return SmqError(ErrorCode.UNKNOWN_TRANSACTIONAL_ID, f"there is no transactional id {name!r}")

@@ -73,9 +73,8 @@ class Broker(BrokerServicer):
         for stored in log.batches(requested.offset, bytes_max):
             if taken >= left:
                 break
-            part.batches.add(
-                base_offset=stored.base_offset, last_offset=stored.end - 1, ts_ns=stored.ts_ns, data=stored.data
-            )
+            data = stored.data if stored.base_offset not in self.node.cluster.hidden else b""
+            part.batches.add(base_offset=stored.base_offset, last_offset=stored.end - 1, ts_ns=stored.ts_ns, data=data)
             taken += len(stored.data)
         return taken
 

@@ -9,7 +9,7 @@ Owns the protocol. A request is an object with `op` and the arguments of that op
 - `read` topic, count -> `records` from the beginning;
 - `group` topic, group, count -> the next `records` for the group, committed up to the last of them;
 - `time` topic, timestamp -> `records`: the first at or after that time, found by the client's own look-up;
-- `tools` topic, `transact`: see `Client`.
+- `tools` topic, `transact` topic: see `Client`.
 
 A record has `k`ey and `v`alue (base64 or null), `t`imestamp in milliseconds, `h`eaders (pairs of a name and base64),
 and, if it was read, its `o`ffset.
@@ -121,9 +121,9 @@ class Client:
         """What the client's administration tools show of the cluster and of the topic. Java only."""
         return self._ask("tools", topic=topic)
 
-    def transact(self) -> str:
-        """The error of a transactional producer. Java only."""
-        return str(self._ask("transact")["failure"])
+    def transact(self, topic: str) -> str:
+        """Commits "0" and "2" and aborts "1"; the error of its fenced producer. Java only."""
+        return str(self._ask("transact", topic=topic)["failure"])
 
     def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
         assert self._process.stdin is not None

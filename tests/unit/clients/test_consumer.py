@@ -192,6 +192,23 @@ def test_raw_batches_after_iteration_begin_at_the_position() -> None:
     run(scenario())
 
 
+def test_a_batch_without_data_is_passed_over() -> None:
+    """It was aborted, or says how a transaction ended."""
+
+    async def scenario() -> None:
+        async with cluster_of(2, t=1) as cluster, consumer_of(cluster) as consumer:
+            fill(cluster, 9)
+            cluster.hidden = {0, 6}
+            await consumer.assign([("t", 0)])
+            batch = await consumer.getbatch(1_000)
+            assert batch is not None
+            assert (batch.base_offset, len(batch.data) > 0) == (3, True)
+            assert await consumer.getbatch(300) is None
+            assert consumer.position("t", 0) == 9
+
+    run(scenario())
+
+
 def test_fetch_range_reads_without_an_assignment() -> None:
     async def scenario() -> None:
         async with cluster_of(2, t=1) as cluster, consumer_of(cluster) as consumer:

@@ -142,7 +142,15 @@ class LaggingNode:
         self._arrivals.with_partition(topic, partition, timeout_ms, done, use)
 
     def fetch(
-        self, topic: str, partition: int, _offset: int, *, max_bytes: int, max_wait_ms: int, done: DoneFn[Fetched]
+        self,
+        topic: str,
+        partition: int,
+        _offset: int,
+        *,
+        max_bytes: int,
+        max_wait_ms: int,
+        done: DoneFn[Fetched],
+        is_committed: bool = False,
     ) -> Cancel:
         def use(_part: PartitionState) -> None:
             done(Fetched([], ZERO, ZERO, ZERO, ZERO))
@@ -167,7 +175,7 @@ class LaggingNode:
         return SimpleNamespace(monotonic_ns=lambda: 0)
 
     def _ends(self, pids: Iterable[PartitionId], _ms: int, done: Callable[[Ends], None], *, at_leader: bool) -> None:
-        done({pid: PartitionEnd(Epoch(1), self.node_id, ZERO, ZERO, ZERO) for pid in pids})
+        done({pid: PartitionEnd(Epoch(1), self.node_id, ZERO, ZERO, ZERO, ZERO) for pid in pids})
 
     def offset_for_time(
         self, topic: str, partition: int, _kind: TimeKind, _value: int, timeout_ms: int, done: DoneFn[TimeOffset]

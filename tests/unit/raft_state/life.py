@@ -29,6 +29,7 @@ from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from tests.unit.raft_state.support import (
     CURRENT,
+    add,
     advance,
     advance_external,
     advances,
@@ -41,8 +42,10 @@ from tests.unit.raft_state.support import (
     delete_group,
     delete_offsets,
     elect,
+    end,
     external_topic,
     form,
+    init_transactions,
     marked,
     member,
     member_commit,
@@ -54,7 +57,10 @@ from tests.unit.raft_state.support import (
     replaced,
     rid,
     seal,
+    settings,
+    stage,
     topic,
+    written,
 )
 
 
@@ -72,6 +78,33 @@ def commands() -> list[Command]:
         aged(0, AllocateProducerId(request_id=rid(50))),
         AllocateProducerId(request_id=rid(51)),
         aged(0, AllocateProducerId(request_id=rid(50))),
+        *_transactions(),
+    ]
+
+
+def _transactions() -> list[Command]:
+    """One in each phase, and one that has come to its end. Their producers are 7 to 12."""
+    return [
+        init_transactions("forgotten"),
+        settings(transactional_id_expiration_ms=1),
+        AdvanceClock(seen_ms=500_000, elapsed_ms=10, now_ms=500_020),
+        settings("transactional.id.expiration.ms"),
+        *(init_transactions(name) for name in ("ended", "open", "committing", "aborting", "idle")),
+        init_transactions("idle", 12, 0),
+        init_transactions("idle", 12, 0),  # a repetition
+        init_transactions("idle", 12, 5),
+        init_transactions("long", timeout_ms=900_001),
+        *(add(name, 8 + n, 0, pid(2, 0)) for n, name in enumerate(("ended", "open", "committing", "aborting"))),
+        add("open", 9, 0, pid(2, 1), groups=("team", "staged")),
+        stage("open", 9, 0, "staged", (pid(2, 0), 7), (pid(2, 1), 8)),
+        add("ended", 8, 0, groups=("by-transaction",)),
+        stage("ended", 8, 0, "by-transaction", (pid(2, 0), 9)),
+        end("ended", 8, 0, commit=True),
+        add("ended", 8, 0, pid(2, 0)),
+        end("committing", 10, 0, commit=True),
+        end("aborting", 11, 0, commit=False, fencing=True),
+        written((pid(2, 0), 2, 8, 7), (pid(2, 0), 1, 10, 4)),
+        end("ended", 8, 0, commit=False),
     ]
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from smq.raft_state.codec import decode_command, encode_command
 from smq.raft_state.commands import (
     UNSEEN,
+    AddToTransaction,
     AdvanceClock,
     AdvanceExternalHwms,
     AdvanceHwms,
@@ -17,15 +18,18 @@ from smq.raft_state.commands import (
     CompactSegment,
     CompleteReplica,
     CompleteReplicas,
+    CompleteTransactions,
     Coordinated,
     CreateTopic,
     DeleteGroup,
     DeleteOffsets,
     ElectLeader,
+    EndTransaction,
     ExternalAdvance,
     FormGeneration,
     GroupMember,
     HwmAdvance,
+    InitTransactions,
     MarkIncomplete,
     OffsetCommit,
     RegisterNode,
@@ -34,10 +38,12 @@ from smq.raft_state.commands import (
     Request,
     Seal,
     SetMode,
+    StageOffsets,
+    WrittenMarker,
 )
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.handlers.fencing import changes_of
+from smq.raft_state.handlers.fencing import changes_before
 from smq.raft_state.ids import (
     DiskId,
     Epoch,
@@ -48,6 +54,8 @@ from smq.raft_state.ids import (
     Offset,
     PartitionId,
     PartitionIndex,
+    ProducerEpoch,
+    ProducerId,
     RequestId,
     TopicId,
     TsNs,
@@ -331,12 +339,85 @@ def member_commit(
     )
 
 
+# ------------------------------------------------------------------------------------------------ transactions
+def init_transactions(name: str, producer: int = -1, epoch: int = -1, timeout_ms: int = 60_000) -> InitTransactions:
+    return InitTransactions(
+        transactional_id=name,
+        coordinator_epoch=CURRENT,
+        timeout_ms=timeout_ms,
+        producer_id=ProducerId(producer),
+        producer_epoch=ProducerEpoch(epoch),
+    )
+
+
+def add(
+    name: str, producer: int, epoch: int, *partitions: PartitionId, groups: tuple[str, ...] = ()
+) -> AddToTransaction:
+    return AddToTransaction(
+        transactional_id=name,
+        coordinator_epoch=CURRENT,
+        producer_id=ProducerId(producer),
+        producer_epoch=ProducerEpoch(epoch),
+        partitions=partitions,
+        groups=groups,
+    )
+
+
+def end(name: str, producer: int, epoch: int, *, commit: bool, fencing: bool = False) -> EndTransaction:
+    return EndTransaction(
+        transactional_id=name,
+        coordinator_epoch=CURRENT,
+        producer_id=ProducerId(producer),
+        producer_epoch=ProducerEpoch(epoch),
+        is_commit=commit,
+        is_fencing=fencing,
+    )
+
+
+def stage(
+    name: str,
+    producer: int,
+    epoch: int,
+    group: str,
+    *items: tuple[PartitionId, int],
+    seen: int = UNSEEN,
+    generation: int = -1,
+    member_id: str = "",
+) -> StageOffsets:
+    return StageOffsets(
+        group=group,
+        coordinator_epoch=CURRENT,
+        transactional_id=name,
+        transaction_changes_seen=seen,
+        producer_id=ProducerId(producer),
+        producer_epoch=ProducerEpoch(epoch),
+        generation=Generation(generation),
+        member_id=member_id,
+        items=tuple(OffsetCommit(partition=p, offset=Offset(offset)) for p, offset in items),
+        committed_ms=5,
+    )
+
+
+def written(*items: tuple[PartitionId, int, int, int]) -> CompleteTransactions:
+    """(partition, epoch, producer, changes) each."""
+    return CompleteTransactions(
+        items=tuple(
+            WrittenMarker(partition=p, epoch=Epoch(epoch), producer_id=ProducerId(producer), changes=changes)
+            for p, epoch, producer, changes in items
+        )
+    )
+
+
 def proposed(state: ClusterState, command: Coordinated) -> Coordinated:
     """As the group's coordinator proposes it now; numbers that the test has chosen stay."""
     if command.coordinator_epoch == CURRENT:
-        command = replace(command, coordinator_epoch=coordinator_of(state, command.group).epoch)
+        command = replace(command, coordinator_epoch=coordinator_of(state, command.subject).epoch)
+    if isinstance(command, StageOffsets) and command.transaction_changes_seen == UNSEEN:
+        transaction = state.transactions.get(command.transactional_id)
+        if transaction is not None:
+            command = replace(command, transaction_changes_seen=transaction.changes)
     if command.changes_seen == UNSEEN:
-        command = replace(command, changes_seen=changes_of(state, command.group))
+        command = replace(command, changes_seen=changes_before(state, command))
     return command
 
 

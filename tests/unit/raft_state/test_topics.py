@@ -38,7 +38,7 @@ def test_created_topic_has_its_partitions_empty_in_epoch_0() -> None:
     assert applied.reply == TopicCreated(topic_id=tid(1))
     assert applied.touched == (pid(1, 0), pid(1, 1))
     p = driver.partition(pid(1, 1))
-    assert (p.epoch, p.log_start, p.lso, p.hwm, p.next_offset, p.ts_ns) == (0, 0, 0, 0, 0, 0)
+    assert (p.epoch, p.log_start, p.hwm, p.next_offset, p.ts_ns) == (0, 0, 0, 0, 0)
     assert p.leader == p.replicas[0]
     assert driver.machine.state.partition(pid(1, 2)) is None
 

@@ -53,7 +53,7 @@ WIRE: list[wire.Message] = [
         20,
         Incarnation(7),
         (
-            wire.End(PID, wire.EndOutcome.KNOWN, Epoch(1), Offset(22), Offset(23), Offset(24)),
+            wire.End(PID, wire.EndOutcome.KNOWN, Epoch(1), Offset(22), Offset(23), Offset(24), Offset(25)),
             wire.End(PID, wire.EndOutcome.NOT_KNOWN),
         ),
     ),

@@ -58,6 +58,13 @@ def test_complete_topic_arrives_in_order_and_once(cluster: FakeCluster) -> None:
     assert offsets_of(reader_of(cluster)) == list(range(1000))
 
 
+def test_batches_of_aborted_transactions_are_passed_over(cluster: FakeCluster) -> None:
+    """The node sends them without data. They are no gap of the log, at its beginning, inside and at its end."""
+    cluster.hidden = {0, 100, 150, 500, 950}
+    left_out = {offset for base in cluster.hidden for offset in range(base, base + 50)}
+    assert offsets_of(reader_of(cluster)) == [offset for offset in range(1000) if offset not in left_out]
+
+
 def test_range_inside_batches_is_cut_exactly(cluster: FakeCluster) -> None:
     reader = reader_of(cluster, startingoffsets='{"t":{"0":73}}', endingoffsets='{"t":{"0":811}}')
     assert offsets_of(reader) == list(range(73, 811))

@@ -71,7 +71,7 @@ public final class Driver {
             case "group" -> group(request);
             case "time" -> time(request);
             case "tools" -> tools(request);
-            case "transact" -> transact();
+            case "transact" -> transact(request.topic());
             default -> Map.of("error", "there is no operation " + request.op());
         };
     }
@@ -115,11 +115,28 @@ public final class Driver {
         }
     }
 
-    /** The error of a transactional producer. */
-    private Map<String, Object> transact() {
+    /** Commits "0" and "2", aborts "1", and is fenced by another producer of its id. */
+    private Map<String, Object> transact(String topic) {
         var serializer = new ByteArraySerializer();
-        try (var producer = new KafkaProducer<>(with("transactional.id", "tx"), serializer, serializer)) {
+        var settings = with("transactional.id", "tx-" + topic);
+        try (var producer = new KafkaProducer<>(settings, serializer, serializer);
+                var next = new KafkaProducer<>(settings, serializer, serializer)) {
             producer.initTransactions();
+            for (int n = 0; n < 3; n++) {
+                producer.beginTransaction();
+                producer.send(new ProducerRecord<>(topic, 0, null, String.valueOf(n).getBytes()));
+                producer.flush();
+                if (n == 1) {
+                    producer.abortTransaction();
+                } else {
+                    producer.commitTransaction();
+                }
+            }
+            producer.beginTransaction();
+            producer.send(new ProducerRecord<>(topic, 0, null, "zombie".getBytes()));
+            producer.flush();
+            next.initTransactions();
+            producer.commitTransaction();
             return Map.of("failure", "none");
         } catch (KafkaException e) {
             return Map.of("failure", e.getClass().getSimpleName());

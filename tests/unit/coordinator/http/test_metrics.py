@@ -78,6 +78,7 @@ class FakeNode:
                 epoch=Epoch(0),
                 log_start=Offset(0),
                 hwm=Offset(0),
+                lso=Offset(0),
                 appended_end=end,
                 durable_end=end,
                 verified_end=end,
@@ -140,8 +141,6 @@ def test_topics_of_external_storage_show_their_offsets_and_no_replicas() -> None
         ("smq_partition_log_start_offset", "1"): 0,
         ("smq_partition_high_water_mark", "0"): 1,
         ("smq_partition_high_water_mark", "1"): 2,
-        ("smq_partition_last_stable_offset", "0"): 1,
-        ("smq_partition_last_stable_offset", "1"): 2,
         ("smq_partition_next_offset", "0"): 3,
         ("smq_partition_next_offset", "1"): 4,
     }

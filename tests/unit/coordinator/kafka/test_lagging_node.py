@@ -128,7 +128,11 @@ def _offset_commit(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
 
 def _offset_fetch(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
     topics = [{"name": name, "topic_id": topic_id, "partition_indexes": [0]}]
-    return ApiKey.OFFSET_FETCH, 9 if name else 10, {"groups": [{"group_id": "g", "topics": topics}]}
+    return (
+        ApiKey.OFFSET_FETCH,
+        9 if name else 10,
+        {"groups": [{"group_id": "g", "topics": topics}], "require_stable": False},
+    )
 
 
 def _delete_topics(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:

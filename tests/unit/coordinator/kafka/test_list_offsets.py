@@ -73,7 +73,7 @@ class LateCalls(NodeCalls):
                 partition=found.index,
                 pid=found.pid,
                 log_start=found.log_start,
-                lso=found.lso,
+                lso=found.hwm,
                 hwm=found.hwm,
                 next_offset=found.next_offset,
                 leader=found.leader,

@@ -92,7 +92,7 @@ class Node:
 
     def hold(self, name: str, index: int, *, hwm: int, end: int, size: int) -> None:
         pid, at = self.part(name, index).pid, Offset(end)
-        self.held[pid] = ReplicaStatus(pid, False, Epoch(0), Offset(0), Offset(hwm), at, at, at, size)
+        self.held[pid] = ReplicaStatus(pid, False, Epoch(0), Offset(0), Offset(hwm), Offset(hwm), at, at, at, size)
 
     # ---- NodeApi
     def barrier(self, _timeout_ms: int, done: DoneFn[LogIndex]) -> None:

@@ -34,7 +34,15 @@ class Log:
             done(self._fetched(topic, []))
 
     def fetch(
-        self, topic: str, _partition: int, offset: int, *, max_bytes: int, max_wait_ms: int, done: Callable[[Any], None]
+        self,
+        topic: str,
+        _partition: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        max_wait_ms: int,
+        done: Callable[[Any], None],
+        is_committed: bool = False,
     ) -> Callable[[], None]:
         self.calls += 1
         if topic not in self.ends:

@@ -50,7 +50,7 @@ ENDS = st.builds(
     PIDS,
     st.sampled_from(wire.EndOutcome),
     EPOCHS,
-    st.lists(st.integers(0, 2**63 - 1).map(Offset), min_size=3, max_size=3),
+    st.lists(st.integers(0, 2**63 - 1).map(Offset), min_size=4, max_size=4),
 )
 
 MESSAGES = st.one_of(
@@ -119,8 +119,11 @@ def test_a_question_about_too_many_partitions_is_refused() -> None:
             wire.decode(memoryview(encoded(message)))
 
 
-@pytest.mark.parametrize(("outcome", "offsets"), [(9, (0, 0, 0)), (0, (-1, 0, 0)), (0, (0, 2, 1)), (0, (3, 2, 4))])
-def test_an_end_that_cannot_be_is_refused(outcome: int, offsets: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "offsets"),
+    [(9, (0, 0, 0, 0)), (0, (-1, 0, 0, 0)), (0, (0, 2, 1, 3)), (0, (3, 2, 4, 4)), (0, (0, 1, 3, 2))],
+)
+def test_an_end_that_cannot_be_is_refused(outcome: int, offsets: tuple[int, ...]) -> None:
     end = wire.End(PartitionId(b"p" * 20), outcome, Epoch(1), *map(Offset, offsets))  # type: ignore[arg-type]  # as a broken node would send it
     with pytest.raises(wire.WireError):
         wire.decode(memoryview(encoded(wire.EndsReport(1, Incarnation(2), (end,)))))

@@ -80,7 +80,7 @@ def world() -> World:
 
 
 def known(pid: PartitionId, hwm: int, epoch: int = 0) -> wire.End:
-    return wire.End(pid, wire.EndOutcome.KNOWN, Epoch(epoch), Offset(0), Offset(hwm), Offset(hwm))
+    return wire.End(pid, wire.EndOutcome.KNOWN, Epoch(epoch), Offset(0), Offset(hwm), Offset(hwm), Offset(hwm))
 
 
 def commit(host: Host, count: int) -> None:
@@ -100,7 +100,7 @@ def test_rule_25_the_leader_answers_only_after_a_read_index_that_began_after_the
     world.host.advance(5)  # what other nodes know by now
     world.barriers.release(PASSED)
     world.run()
-    assert world.answer()[world.pid] == PartitionEnd(Epoch(0), ME, Offset(0), Offset(5), Offset(5))
+    assert world.answer()[world.pid] == PartitionEnd(Epoch(0), ME, Offset(0), Offset(5), Offset(5), Offset(5))
 
 
 def test_the_log_end_counts_what_is_not_committed(world: World) -> None:
@@ -111,13 +111,13 @@ def test_the_log_end_counts_what_is_not_committed(world: World) -> None:
     world.run()
     world.barriers.release(PASSED)
     world.run()
-    assert world.answer()[world.pid] == PartitionEnd(Epoch(0), ME, Offset(2), Offset(3), Offset(7))
+    assert world.answer()[world.pid] == PartitionEnd(Epoch(0), ME, Offset(2), Offset(3), Offset(3), Offset(7))
 
 
 def test_the_end_of_an_empty_partition_is_its_start() -> None:
     host = Host()
     replica = host.create_partition(start=40)
-    assert end_at_leader(replica)[1:] == (wire.EndOutcome.KNOWN, 0, 40, 40, 40)
+    assert end_at_leader(replica)[1:] == (wire.EndOutcome.KNOWN, 0, 40, 40, 40, 40)
 
 
 def test_rule_25_a_new_leader_that_does_not_know_the_end_of_the_last_epoch_says_so(
@@ -207,7 +207,7 @@ def test_each_leader_is_asked_once_for_all_its_partitions(world: World) -> None:
     assert world.answers == [], "not before all are known"
     world.report(first, known(a, 7), known(c, 9))
     assert [list(ends) for ends in world.answers] == [[world.pid, b, a, c], [c]]
-    assert world.answers[1][c] == PartitionEnd(Epoch(0), PEER_A, Offset(0), Offset(9), Offset(9))
+    assert world.answers[1][c] == PartitionEnd(Epoch(0), PEER_A, Offset(0), Offset(9), Offset(9), Offset(9))
 
 
 def test_a_question_has_a_bounded_size(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

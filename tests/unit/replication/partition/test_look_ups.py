@@ -63,7 +63,9 @@ class World:
         """The leader answers the last question."""
         peer, asked = self.questions[-1]
         known = wire.EndOutcome.KNOWN
-        end = wire.End(self.host.part.pid, known, self.host.part.epoch, Offset(0), Offset(hwm), Offset(hwm))
+        end = wire.End(
+            self.host.part.pid, known, self.host.part.epoch, Offset(0), Offset(hwm), Offset(hwm), Offset(hwm)
+        )
         self.ends.on_report(peer, wire.EndsReport(asked.request, asked.incarnation, (end,)))
         self.run()
 

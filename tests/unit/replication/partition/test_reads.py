@@ -70,7 +70,7 @@ class Reader:
     def report(self, log_start: int, hwm: int, log_end: int) -> None:
         """The leader answers the last question."""
         peer, asked = self.questions[-1]
-        numbers = Epoch(1), Offset(log_start), Offset(hwm), Offset(log_end)
+        numbers = Epoch(1), Offset(log_start), Offset(hwm), Offset(hwm), Offset(log_end)
         end = wire.End(self.host.part.pid, wire.EndOutcome.KNOWN, *numbers)
         self.ends.on_report(peer, wire.EndsReport(asked.request, asked.incarnation, (end,)))
         self.host.settle(1)

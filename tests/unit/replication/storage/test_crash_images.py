@@ -2,6 +2,7 @@
 holds every acknowledged batch and entry. It does not with the bugs planted here."""
 
 import shutil
+import struct
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -62,7 +63,11 @@ def test_a_replay_of_frames_that_are_torn_or_stale_is_detected(
 ) -> None:
     monkeypatch.setattr(write_ahead, "_rows_at", rows_at)
     monkeypatch.setattr(write_ahead, "_check_first", lambda _data, _active: None)
-    assert failures(load(RECORDED), tmp_path, QUICK_IMAGES, enough=1) != []
+    try:
+        found = failures(load(RECORDED), tmp_path, QUICK_IMAGES, enough=1)
+    except struct.error as e:  # what was replayed does not even decode
+        found = [str(e)]
+    assert found != []
 
 
 def test_the_recorded_trace_is_rich_enough() -> None:

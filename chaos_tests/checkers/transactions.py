@@ -1,0 +1,104 @@
+"""Transactions: torn-transaction, lost-transaction, aborted-read, dirty-read, skipped-record, torn-offsets, lso-back.
+
+Owns the judgement of `txn`, `tpoll`, `tstable` and `toffset` operations. The final committed read of each partition is
+what is visible. A transaction is visible whole, in all of its partitions and in its group's offset, or not at all; what
+its producer learned of it holds; and no committed reader ever got anything else.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+
+from chaos_tests.checkers.base import Facts, Findings, Violation
+from chaos_tests.history import Op
+
+
+def check(facts: Facts) -> list[Violation]:
+    findings = Findings()
+    transactions = facts.history.of("txn")
+    polls = [op for op in facts.history.of("tpoll") if op.is_ok]
+    visible = _visible(polls, findings)
+    if visible:
+        shown = {value for records in visible.values() for value in records.values()}
+        seen = [(op, _is_visible(op, shown, findings)) for op in transactions]
+        _check_outcomes(seen, findings)
+        _check_offsets(facts, seen, findings)
+        _check_polls(polls, visible, findings)
+    _check_stable_ends(facts.history.of("tstable"), findings)
+    return findings.found
+
+
+def _visible(polls: list[Op], findings: Findings) -> dict[str, dict[int, int]]:
+    """offset -> value, per partition, of the final reads: those of all replicas must be equal."""
+    by_replica: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+    for op in polls:
+        if op.request["final"]:
+            by_replica[op.request["k"], op.request["n"]].update((offset, value) for offset, value in op.reply["r"])
+    visible: dict[str, dict[int, int]] = {}
+    for (key, node), records in by_replica.items():
+        first = visible.setdefault(key, records)
+        if records != first:
+            findings.add("torn-transaction", f"{key}: node {node} shows {len(records)} records, another {len(first)}")
+    return visible
+
+
+def _is_visible(op: Op, shown: set[int], findings: Findings) -> bool:
+    values = [value for of_partition in op.request["v"].values() for value in of_partition]
+    found = [value for value in values if value in shown]
+    if found and len(found) < len(values):
+        findings.add("torn-transaction", f"of {values} only {found} are visible", op)
+    return bool(found)
+
+
+def _check_outcomes(seen: list[tuple[Op, bool]], findings: Findings) -> None:
+    for op, is_visible in seen:
+        if op.is_ok and op.reply["out"] == "commit" and not is_visible:
+            findings.add("lost-transaction", "it was committed and is not visible", op)
+        never = op.kind == "fail" or (op.is_ok and op.reply["out"] == "abort")
+        if never and is_visible:
+            findings.add("aborted-read", "it was not committed and is visible", op)
+
+
+def _check_offsets(facts: Facts, seen: list[tuple[Op, bool]], findings: Findings) -> None:
+    """The group's offset is that of the last visible transaction with one. The visible transactions of an id follow one
+    another, because each new producer fences the one before, and later ones have larger offsets."""
+    for read in facts.history.of("toffset"):
+        if not read.is_ok:
+            continue
+        own = [op.request["off"] for op, is_visible in seen if is_visible and op.request["id"] == read.request["id"]]
+        last = max((offset for offset in own if offset is not None), default=None)
+        if read.reply["off"] != last:
+            findings.add("torn-offsets", f"{read.request['id']}: the offset is {read.reply['off']}, not {last}", read)
+
+
+def _check_polls(polls: list[Op], visible: dict[str, dict[int, int]], findings: Findings) -> None:
+    ordered = {key: sorted(records) for key, records in visible.items()}
+    for op in polls:
+        key, start, following = op.request["k"], op.request["o"], op.reply["next"]
+        final = visible.get(key)
+        if final is None:
+            continue
+        got = dict(op.reply["r"])
+        for offset, value in got.items():
+            if final.get(offset) != value:
+                findings.add("dirty-read", f"{key}@{offset}: {value} was read, and is not visible at the end", op)
+        offsets = ordered[key]
+        for offset in offsets[bisect_left(offsets, start) : bisect_left(offsets, following)]:
+            if offset not in got:
+                findings.add("skipped-record", f"{key}@{offset} was passed over and is visible at the end", op)
+
+
+def _check_stable_ends(ops: list[Op], findings: Findings) -> None:
+    """As the leaders report it, the last stable offset never falls."""
+    by_key: dict[str, list[Op]] = defaultdict(list)
+    for op in ops:
+        if op.is_ok:
+            by_key[op.request["k"]].append(op)
+    for key, reads in by_key.items():
+        ended = sorted(reads, key=lambda op: op.end_ns)
+        at, highest = 0, 0
+        for op in sorted(reads, key=lambda op: op.start_ns):
+            while at < len(ended) and ended[at].end_ns < op.start_ns:
+                highest = max(highest, ended[at].reply["lso"])
+                at += 1
+            if op.reply["lso"] < highest:
+                findings.add("lso-back", f"{key}: {op.reply['lso']} after {highest}", op)

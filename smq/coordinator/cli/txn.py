@@ -1,0 +1,94 @@
+"""`smq txn ...`: transactional ids, their transactions, and the abort of one that hangs.
+
+Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
+"""
+
+import json
+from dataclasses import asdict
+
+import click
+from rich.table import Table
+
+from smq.clients.types import TransactionDescription, TransactionSummary
+from smq.coordinator.cli.common import json_option, open_admin, print_table, run
+from smq.coordinator.cli.connect import bootstrap_option
+
+
+@click.group()
+def txn() -> None:
+    """Lists, describes and aborts transactions. Those of Kafka's clients keep their transactional ids here."""
+
+
+@txn.command("list")
+@json_option
+@bootstrap_option
+def txn_list(as_json: bool, bootstrap: str) -> None:
+    """Lists all transactional ids, with the transaction of each."""
+
+    async def work() -> None:
+        async with open_admin(bootstrap) as admin:
+            found = await admin.list_transactions()
+        if as_json:
+            click.echo(json.dumps([asdict(t) for t in found]))
+            return
+        table = Table("transactional id", "state", "producer", "epoch", "open for", "timeout")
+        for t in found:
+            table.add_row(
+                t.transactional_id, t.state, str(t.producer_id), str(t.producer_epoch), _open(t), _seconds(t.timeout_ms)
+            )
+        print_table(table) if found else click.echo("there are no transactional ids: the first producer makes one")
+
+    run(work(), bootstrap)
+
+
+@txn.command("describe")
+@click.argument("transactional_id")
+@json_option
+@bootstrap_option
+def txn_describe(transactional_id: str, as_json: bool, bootstrap: str) -> None:
+    """Shows the transaction of TRANSACTIONAL_ID: its partitions and groups."""
+
+    async def work() -> TransactionDescription:
+        async with open_admin(bootstrap) as admin:
+            return await admin.describe_transaction(transactional_id)
+
+    found = run(work(), bootstrap)
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+        return
+    summary = found.summary
+    coordinator = f", coordinated by node {found.coordinator}" if found.coordinator is not None else ""
+    click.echo(
+        f"{summary.transactional_id}: {summary.state}, producer {summary.producer_id} in epoch"
+        f" {summary.producer_epoch}{coordinator}; open for {_open(summary)}, aborted after"
+        f" {_seconds(summary.timeout_ms)}"
+    )
+    if found.partitions:
+        table = Table("topic", "partition")
+        for topic, partition in found.partitions:
+            table.add_row(topic, str(partition))
+        print_table(table)
+    for group in found.groups:
+        click.echo(f"offsets of group {group} are committed with it")
+
+
+@txn.command("abort")
+@click.argument("transactional_id")
+@bootstrap_option
+def txn_abort(transactional_id: str, bootstrap: str) -> None:
+    """Aborts the open transaction of TRANSACTIONAL_ID. Its producer can do nothing more, and has to start again."""
+
+    async def work() -> None:
+        async with open_admin(bootstrap) as admin:
+            await admin.abort_transaction(transactional_id)
+
+    run(work(), bootstrap)
+    click.echo(f"aborted the transaction of {transactional_id}")
+
+
+def _open(transaction: TransactionSummary) -> str:
+    return _seconds(transaction.open_ms) if transaction.open_ms is not None else "-"
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1000:,.0f} s"

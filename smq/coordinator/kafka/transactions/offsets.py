@@ -1,0 +1,107 @@
+"""TxnOffsetCommit: offsets that are committed with a transaction.
+
+Owns the way from the request to the command, at the group's coordinator, which knows the group's members. The group has
+been added to the transaction at the transactional id's coordinator, which may be another node: this one looks again
+after a barrier before it says that it has not.
+"""
+
+from smq.coordinator.groups.types import Identity
+from smq.coordinator.kafka.cluster import confirmation_failure, coordinator_refusal
+from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.errors import KafkaError, staging_code_of
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.group_names import PREFIX, is_group
+from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
+from smq.coordinator.service.requests import check_count
+from smq.raft_state.commands import UNSEEN, OffsetCommit, StageOffsets
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import Generation, Offset, ProducerEpoch, ProducerId
+from smq.raft_state.limits import METADATA_BYTES_MAX
+from smq.raft_state.state import ClusterState
+
+
+async def txn_offset_commit(gateway: Gateway, _version: int, request: Struct) -> Struct:
+    """Stages all partitions that exist by one command. Each of the others gets an error of its own."""
+    refusal = await _refusal(gateway, request)
+    items: list[OffsetCommit] = []
+    staged: list[Struct] = []  # the answers for `items`
+    topics = []
+    for topic in request["topics"]:
+        answers: list[Struct] = []
+        topics.append({"name": topic["name"], "partitions": answers})
+        for requested in topic["partitions"]:
+            part = gateway.state.partition_of(topic["name"], requested["partition_index"])
+            code = refusal
+            if len((requested["committed_metadata"] or "").encode()) > METADATA_BYTES_MAX:
+                code = code or KafkaError.OFFSET_METADATA_TOO_LARGE
+            if part is None:
+                code = code or KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+            answer: Struct = {"partition_index": requested["partition_index"], "error_code": code}
+            answers.append(answer)
+            if part is not None and code is KafkaError.NONE:
+                staged.append(answer)
+                items.append(
+                    OffsetCommit(
+                        partition=part.pid,
+                        offset=Offset(requested["committed_offset"]),
+                        metadata=requested["committed_metadata"] or "",
+                        leader_epoch=requested["committed_leader_epoch"],
+                    )
+                )
+    code = await _stage(gateway, request, items)
+    for answer in staged:
+        answer["error_code"] = code
+    return {"throttle_time_ms": 0, "topics": topics}
+
+
+async def _refusal(gateway: Gateway, request: Struct) -> KafkaError:
+    if not is_group(request["group_id"]):
+        return KafkaError.INVALID_GROUP_ID
+    code = coordinator_refusal(gateway, PREFIX + request["group_id"])
+    if code is not KafkaError.NONE:
+        return code
+
+    def is_known(state: ClusterState) -> bool:
+        transaction = state.transactions.get(request["transactional_id"])
+        return (
+            transaction is not None
+            and transaction.producer_epoch == request["producer_epoch"]
+            and PREFIX + request["group_id"] in transaction.offsets
+            and all(
+                state.partition_of(topic["name"], p["partition_index"]) is not None
+                for topic in request["topics"]
+                for p in topic["partitions"]
+            )
+        )
+
+    failure = await confirmation_failure(gateway, is_known)
+    return KafkaError.NONE if failure is None else staging_code_of(failure)
+
+
+async def _stage(gateway: Gateway, request: Struct, items: list[OffsetCommit]) -> KafkaError:
+    if not items:
+        return KafkaError.NONE
+    group, name = PREFIX + request["group_id"], request["transactional_id"]
+    transaction = gateway.state.transactions.get(name)
+    command = StageOffsets(
+        group=group,
+        coordinator_epoch=gateway.groups.epoch_of(group),
+        transactional_id=name,
+        transaction_changes_seen=transaction.changes if transaction is not None else UNSEEN,
+        producer_id=ProducerId(request["producer_id"]),
+        producer_epoch=ProducerEpoch(request["producer_epoch"]),
+        generation=Generation(request["generation_id"]),
+        member_id=request["member_id"],
+        instance_id=request["group_instance_id"] or "",
+        items=tuple(items),
+        committed_ms=gateway.groups.wall_ms(),
+    )
+    who = Identity(member_id=command.member_id, instance_id=command.instance_id)
+    try:
+        check_count("offsets", items, COMMIT_ITEMS_MAX)
+        await gateway.calls.change(
+            lambda done: gateway.groups.stage(command, who, TIMEOUT_MS_DEFAULT, done), TIMEOUT_MS_DEFAULT
+        )
+    except SmqError as e:
+        return staging_code_of(e)
+    return KafkaError.NONE

@@ -1,0 +1,39 @@
+"""Transactions as tools show them: the names of their states, and how long they have been open.
+
+Owns what the ports have in common. Pure. The Kafka port, the gRPC port and the metrics import it.
+"""
+
+from typing import Final
+
+from smq.raft_state.state import ClusterState, TransactionOutcome, TransactionPhase, TransactionState
+
+_PHASES: Final = {
+    TransactionPhase.ONGOING: "Ongoing",
+    TransactionPhase.COMMITTING: "PrepareCommit",
+    TransactionPhase.ABORTING: "PrepareAbort",
+}
+_OUTCOMES: Final = {
+    TransactionOutcome.NONE: "Empty",
+    TransactionOutcome.COMMITTED: "CompleteCommit",
+    TransactionOutcome.ABORTED: "CompleteAbort",
+}
+STATE_NAMES: Final = (*_PHASES.values(), *_OUTCOMES.values())
+
+
+def state_name(transaction: TransactionState) -> str:
+    """Kafka's name of the state."""
+    return _PHASES.get(transaction.phase, _OUTCOMES[transaction.outcome])
+
+
+def open_ms(state: ClusterState, transaction: TransactionState) -> int | None:
+    """How long it has been open, by the clock of expiry; None if it is not open."""
+    if transaction.phase is not TransactionPhase.ONGOING:
+        return None
+    return state.expiry_clock_ms - (transaction.started_ms or state.expiry_clock_ms)
+
+
+def oldest_open_ms(state: ClusterState) -> int:
+    """Of all open transactions; 0 if there is none."""
+    if not state.transaction_items:
+        return 0
+    return max((open_ms(state, transaction) or 0 for transaction in state.transactions.values()), default=0)

@@ -1,0 +1,45 @@
+"""Whether a producer's batch fits the transactions that the leader knows of.
+
+Owns the check of KIP-890: a batch is taken into a transaction only if the replicated state has that transaction open,
+with this partition. So no late batch opens one that never ends. The leader judges by the state that it has applied,
+which may be behind: that there is no transaction is certain only after a read barrier, for which the node's requests
+wait. That the state is past a transaction is certain. It must never append. `admission` uses it.
+"""
+
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import PartitionId, ProducerId
+from smq.raft_state.state import ClusterState, TransactionPhase
+from smq.records import BatchHeader
+from smq.replication.log.producers import ProducerTable
+
+UNCERTAIN = (ErrorCode.INVALID_TRANSACTION_STATE, ErrorCode.UNKNOWN_TRANSACTIONAL_ID)  # without a barrier
+
+
+def check_transaction(state: ClusterState, pid: PartitionId, table: ProducerTable, header: BatchHeader) -> None:
+    """INVALID_TRANSACTION_STATE, UNKNOWN_TRANSACTIONAL_ID, PRODUCER_FENCED."""
+    if header.producer_id < 0:
+        return
+    transaction = state.transaction_of(ProducerId(header.producer_id))
+    if not header.is_transactional:
+        if table.open_from(header.producer_id) is not None:
+            raise SmqError(
+                ErrorCode.INVALID_TRANSACTION_STATE,
+                f"producer {header.producer_id} has an open transaction here: the batch must be part of it",
+            )
+        return
+    if transaction is None:
+        raise SmqError(
+            ErrorCode.UNKNOWN_TRANSACTIONAL_ID, f"producer {header.producer_id} has no transactional id, or no longer"
+        )
+    if header.producer_epoch < transaction.producer_epoch:
+        raise SmqError(
+            ErrorCode.PRODUCER_FENCED,
+            f"producer {header.producer_id} is in epoch {transaction.producer_epoch}, the batch has the older"
+            f" {header.producer_epoch}",
+        )
+    is_open = transaction.phase is TransactionPhase.ONGOING and pid in transaction.partitions
+    if not is_open or header.producer_epoch != transaction.producer_epoch:
+        raise SmqError(
+            ErrorCode.INVALID_TRANSACTION_STATE,
+            f"producer {header.producer_id} has no open transaction that includes this partition",
+        )

@@ -1,0 +1,92 @@
+"""smq's own tools for transactions: `smq txn`, the admin client and the metrics, with a Kafka producer that hangs."""
+
+import json
+import subprocess
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import confluent_kafka
+import pytest
+
+from smq.clients import SyncAdmin
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.testing.cluster import Cluster
+from smq.testing.node_process import CLI, wait_for
+from tests.kafka.test_transactions import PATIENCE_S, await_read, fresh, transactional
+
+NewTopic = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def admin(cluster: Cluster) -> Iterator[SyncAdmin]:
+    with SyncAdmin([node.grpc for node in cluster.nodes.values()]) as admin:
+        yield admin
+
+
+def smq(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [*CLI, "txn", *words, "--bootstrap", cluster.nodes[1].grpc]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+def test_a_hanging_transaction_is_seen_and_aborted(
+    cluster: Cluster, admin: SyncAdmin, bootstrap: str, new_topic: NewTopic
+) -> None:
+    topic, name = new_topic(2), fresh("hangs")
+    producer = transactional(bootstrap, name)
+    producer.begin_transaction()
+    producer.produce(topic, b"never", partition=1)
+    assert producer.flush(PATIENCE_S) == 0
+    (seen,) = [t for t in json.loads(smq(cluster, "list", "--json").stdout) if t["transactional_id"] == name]
+    assert (seen["state"], seen["producer_epoch"], seen["timeout_ms"]) == ("Ongoing", 0, 60_000)
+    described = smq(cluster, "describe", name)
+    assert described.returncode == 0, described.stderr
+    assert f"{name}: Ongoing, producer {seen['producer_id']} in epoch 0, coordinated by node" in described.stdout
+    assert topic in described.stdout
+    found = admin.describe_transaction(name)
+    assert (found.partitions, found.groups) == (((topic, 1),), ())
+
+    aborted = smq(cluster, "abort", name)
+    assert (aborted.returncode, aborted.stdout) == (0, f"aborted the transaction of {name}\n"), aborted.stderr
+    admin.abort_transaction(name)  # a repetition
+    with pytest.raises(confluent_kafka.KafkaException):
+        producer.commit_transaction(PATIENCE_S)
+    await_read(bootstrap, topic, [], partitions=2)
+    wait_for(
+        "the marker is written",
+        lambda: admin.describe_transaction(name).summary.state == "CompleteAbort",
+        PATIENCE_S,
+    )
+
+
+def test_what_is_not_there_is_an_error_with_the_reason(cluster: Cluster, admin: SyncAdmin, bootstrap: str) -> None:
+    for failed in (smq(cluster, "describe", "none"), smq(cluster, "abort", "none")):
+        assert failed.returncode != 0
+        assert "UNKNOWN_TRANSACTIONAL_ID: there is no transactional id 'none'" in failed.stderr
+    name = fresh("idle")
+    transactional(bootstrap, name)
+    with pytest.raises(SmqError) as refused:
+        admin.abort_transaction(name)
+    assert refused.value.code is ErrorCode.INVALID_TRANSACTION_STATE
+    assert {t.transactional_id: t.state for t in admin.list_transactions()}[name] == "Empty"
+
+
+def test_the_metrics_show_the_transactions(cluster: Cluster, bootstrap: str, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    producer = transactional(bootstrap, fresh("slow"))
+    producer.begin_transaction()
+    producer.produce(topic, b"open", partition=0)
+    assert producer.flush(PATIENCE_S) == 0
+
+    def values() -> dict[str, float]:
+        url = f"http://{cluster.nodes[cluster.wait_leader(topic, 0)].http}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+    place = f'{{topic="{topic}",partition="0"}}'
+    wait_for("the record is committed", lambda: values()[f"smq_partition_high_water_mark{place}"] == 1, PATIENCE_S)
+    found = values()
+    assert found[f"smq_partition_last_stable_offset{place}"] == 0
+    assert found["smq_cluster_transactional_ids"] >= 1
+    producer.commit_transaction(PATIENCE_S)
+    wait_for("it is stable", lambda: values()[f"smq_partition_last_stable_offset{place}"] == 2, PATIENCE_S)

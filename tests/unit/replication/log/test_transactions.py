@@ -1,0 +1,270 @@
+"""Transactions in a log, compared with a list of its batches: what is open, what is stable, what is aborted."""
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.records import NewRecord, encode_batch, marker_batch, parse_header
+from smq.replication.api import Aborted
+from smq.replication.log import partition_log
+from smq.replication.log.aborted import AbortedTransactions, aborted_row, parse_aborted_row
+from smq.replication.log.codec import TIME_ABORTED, times_range
+from smq.replication.log.producers import ProducerTable
+from smq.replication.log.state import LogState
+from smq.replication.log.store import LogStore, PartitionLog
+from smq.replication.ports import DataDamaged, Delete, Put, Table
+from tests.unit.replication.storage.support import FakeHarness
+
+PID = PartitionId(b"a partition's 20 by.")
+
+
+class Row(NamedTuple):
+    base: int
+    end: int
+    producer: int
+    kind: str  # plain, data, commit, abort
+
+
+def batch(count: int, producer: int, epoch: int = 0, sequence: int = 0, *, is_transactional: bool = True) -> bytes:
+    return encode_batch(
+        [NewRecord(None, b"v", 1_000)] * count,
+        producer_id=producer,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        is_transactional=is_transactional,
+    )
+
+
+def marker(producer: int, *, is_commit: bool, epoch: int = 0) -> bytes:
+    return marker_batch(producer_id=producer, producer_epoch=epoch, is_commit=is_commit, timestamp_ms=5)
+
+
+def append(log: PartitionLog, data: bytes) -> tuple[int, int]:
+    stored = log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=TsNs(log.last_ts_ns + 1), done=lambda: None)
+    return stored.base, stored.end
+
+
+class TransactionsAgainstList(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(partition_log, "CHECKPOINT_BATCHES", 3)
+        self.patch.setattr(partition_log, "SLICE_BATCHES", 1)
+        self.harness = FakeHarness()
+        self.log = LogStore(self.harness.disk).create(PID, Offset(10))
+        self.rows: list[Row] = []
+        self.committed = 10
+
+    def teardown(self) -> None:
+        self.harness.close()
+        self.patch.undo()
+
+    # ------------------------------------------------------------------------------------------- the model
+    def ended(self) -> list[tuple[Row, int]]:
+        """Markers, each with the first offset of its transaction."""
+        first: dict[int, int] = {}
+        found = []
+        for row in self.rows:
+            if row.kind == "data":
+                first.setdefault(row.producer, row.base)
+            elif row.kind != "plain" and row.producer in first:
+                found.append((row, first.pop(row.producer)))
+        return found
+
+    def open(self) -> dict[int, int]:
+        first: dict[int, int] = {}
+        for row in self.rows:
+            if row.kind == "data":
+                first.setdefault(row.producer, row.base)
+            elif row.kind != "plain":
+                first.pop(row.producer, None)
+        return first
+
+    def add(self, data: bytes, producer: int, kind: str) -> None:
+        self.rows.append(Row(*append(self.log, data), producer, kind))
+
+    # ------------------------------------------------------------------------------------------- rules
+    @rule(count=st.integers(1, 3), producer=st.integers(1, 3))
+    def write(self, count: int, producer: int) -> None:
+        """The next transaction begins only once the marker of the last one is committed."""
+        markers = [row.base for row, _ in self.ended() if row.producer == producer]
+        if markers and markers[-1] >= self.committed:
+            self.committed = self.log.appended_end
+        self.add(batch(count, producer), producer, "data")
+
+    @rule(count=st.integers(1, 3))
+    def write_outside(self, count: int) -> None:
+        self.add(batch(count, -1, -1, -1, is_transactional=False), -1, "plain")
+
+    @rule(producer=st.integers(1, 3), is_commit=st.booleans())
+    def end(self, producer: int, is_commit: bool) -> None:
+        if producer in self.open():
+            self.add(marker(producer, is_commit=is_commit), producer, "commit" if is_commit else "abort")
+
+    @rule(back=st.integers(0, 4))
+    def commit(self, back: int) -> None:
+        ends = [row.end for row in self.rows if row.end > self.committed]
+        if len(ends) > back:
+            self.committed = ends[-1 - back]
+
+    @rule(back=st.integers(0, 6))
+    def truncate(self, back: int) -> None:
+        cut = max(self.log.appended_end - back, self.committed)
+        self.log.truncate(Offset(cut))
+        self.rows = [row for row in self.rows if row.end <= self.log.appended_end]
+
+    @rule(forward=st.integers(0, 8))
+    def advance_log_start(self, forward: int) -> None:
+        self.log.advance_log_start(Offset(min(self.log.log_start + forward, self.committed)))
+
+    @rule()
+    def settle(self) -> None:
+        self.harness.settle()
+
+    @rule()
+    def reopen(self) -> None:
+        self.harness.settle()
+        self.log = LogStore(self.harness.reopen()).open_all()[PID]
+
+    # ------------------------------------------------------------------------------------------- checks
+    @invariant()
+    def what_is_open_is_known(self) -> None:
+        assert {p: self.log.producers.open_from(p) for p in (1, 2, 3)} == {p: self.open().get(p) for p in (1, 2, 3)}
+
+    @invariant()
+    def the_stable_end_passes_a_transaction_with_its_marker(self) -> None:
+        unstable = list(self.open().values())
+        unstable += [first for row, first in self.ended() if row.base >= self.committed]
+        assert self.log.producers.stable_end(Offset(self.committed)) == min([self.committed, *unstable])
+
+    @invariant()
+    def aborted_transactions_are_found_by_range(self) -> None:
+        aborted = [(row.base, first, row.producer) for row, first in self.ended() if row.kind == "abort"]
+        start, stop = self.log.log_start, self.log.appended_end
+        for at in {start, (start + stop) // 2}:
+            for end in {at + 1, (at + stop) // 2, stop}:
+                found = self.log.aborted.within(Offset(at), Offset(end))
+                assert [tuple(a[:3]) for a in found] == [a for a in aborted if a[0] >= at and a[1] < end]
+
+
+TestTransactionsAgainstList = TransactionsAgainstList.TestCase
+TestTransactionsAgainstList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+# ----------------------------------------------------------------------------------------------- the index
+def aborted_log(harness: FakeHarness) -> PartitionLog:
+    """Three aborted transactions, and a committed one."""
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for producer in (1, 2, 3):
+        append(log, batch(2, producer))
+    append(log, batch(1, 4))
+    for producer in (3, 1, 2):
+        append(log, marker(producer, is_commit=False))
+    append(log, marker(4, is_commit=True))
+    harness.settle()
+    return log
+
+
+def test_a_damaged_or_missing_row_is_found_in_the_log_again() -> None:
+    harness = FakeHarness()
+    expected = list(aborted_log(harness).aborted)
+    assert [a[:3] for a in expected] == [(7, 4, 3), (8, 0, 1), (9, 2, 2)]
+    assert [a.stable for a in expected] == [0, 2, 6]
+    start, stop = times_range(PID, TIME_ABORTED)
+    rows = harness.disk.scan(Table.TIMES, start, stop)
+    assert len(rows) == 3
+    key, value = rows[1]
+    for op in (Put(Table.TIMES, key, value[:-1] + b"\x77"), Delete(Table.TIMES, key, key + b"\x00")):
+        harness.disk.submit([op])
+        harness.settle()
+        log = LogStore(harness.reopen()).open_all()[PID]
+        assert list(log.aborted) == expected
+        harness.settle()
+        assert harness.disk.scan(Table.TIMES, start, stop) == rows
+
+
+def test_rows_go_with_their_batches() -> None:
+    harness = FakeHarness()
+    log = aborted_log(harness)
+    start, stop = times_range(PID, TIME_ABORTED)
+    log.advance_log_start(Offset(8))
+    harness.settle()
+    assert [parse_aborted_row(k, v).marker for k, v in harness.disk.scan(Table.TIMES, start, stop)] == [8, 9]
+    log.truncate(Offset(9))
+    harness.settle()
+    assert [parse_aborted_row(k, v).marker for k, v in harness.disk.scan(Table.TIMES, start, stop)] == [8]
+    assert log.producers.open_from(2) == 2
+
+
+def test_a_look_up_stops_where_later_markers_belong_to_later_transactions() -> None:
+    entries = [Aborted(Offset(n * 10 + 5), Offset(n * 10), 1, Offset(n * 10 + 6)) for n in range(1_000)]  # type: ignore[arg-type] # a number
+    index = AbortedTransactions(entries)
+    assert [a.first for a in index.within(Offset(17), Offset(31))] == [20, 30]
+
+
+@pytest.mark.parametrize("size", [0, 5, 20, 21])
+def test_a_row_of_another_size_is_damage(size: int) -> None:
+    key, _ = aborted_row(PID, Aborted(Offset(5), Offset(1), 1, Offset(2)))  # type: ignore[arg-type] # a number
+    with pytest.raises(DataDamaged):
+        parse_aborted_row(key, b"x" * size)
+
+
+# ----------------------------------------------------------------------------------------------- the producers
+def fold(*batches: bytes) -> ProducerTable:
+    log = LogStore(FakeHarness().disk).create(PID, Offset(0))
+    for data in batches:
+        append(log, data)
+    return log.producers
+
+
+def test_a_marker_of_a_newer_epoch_fences_and_asks_for_sequence_0() -> None:
+    table = fold(batch(1, 1), marker(1, is_commit=False, epoch=1))
+    with pytest.raises(SmqError) as fenced:
+        table.check(parse_header(batch(1, 1, 0, 1)), Offset(0))
+    assert fenced.value.code is ErrorCode.PRODUCER_FENCED
+    with pytest.raises(SmqError) as gap:
+        table.check(parse_header(batch(1, 1, 1, 1)), Offset(0))
+    assert gap.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE
+    assert table.next_sequence(parse_header(batch(1, 1, 1, 0)), Offset(0)) == 0
+    assert table.check(parse_header(batch(1, 1, 1, 0)), Offset(0)) is None
+    assert [(p.producer_epoch, p.last_seq, p.open_from) for p in table.entries(Offset(0))] == [(1, -1, -1)]
+
+
+def test_a_marker_of_the_same_epoch_keeps_the_sequence_and_the_duplicates() -> None:
+    table = fold(batch(2, 1), marker(1, is_commit=True))
+    known = table.check(parse_header(batch(2, 1)), Offset(0))
+    assert known is not None
+    assert known.base_offset == 0
+    assert table.check(parse_header(batch(1, 1, 0, 2)), Offset(0)) is None
+
+
+def test_a_producer_with_an_open_transaction_is_never_forgotten() -> None:
+    table = fold(batch(1, 1), batch(1, 2), marker(2, is_commit=True), batch(1, 3, is_transactional=False))
+    table.forget_before(Offset(100))
+    assert [p.producer_id for p in table.entries(Offset(100))] == [1]
+    assert table.check(parse_header(batch(1, 1, 0, 1)), Offset(100)) is None
+    with pytest.raises(SmqError):
+        table.check(parse_header(batch(1, 1, 0, 2)), Offset(100))
+
+
+def test_a_snapshot_keeps_what_is_open_and_what_has_just_ended() -> None:
+    table = fold(batch(1, 1), batch(1, 2), batch(1, 3), marker(2, is_commit=True), marker(3, is_commit=False, epoch=1))
+    restored = ProducerTable.restore(table.snapshot())
+    assert restored == table
+    assert (restored.open_from(1), restored.open_from(2), restored.open_from(3)) == (0, None, None)
+    assert not restored.has_ended(1, Offset(9))
+    assert [restored.has_ended(p, Offset(4)) for p in (2, 3)] == [True, False]
+    for end in (3, 4, 5):
+        assert restored.stable_end(Offset(end)) == 0
+
+
+def test_a_marker_without_a_transaction_changes_nothing() -> None:
+    data = marker(1, is_commit=False)
+    log = LogStore(FakeHarness().disk).create(PID, Offset(0))
+    append(log, data)
+    assert (len(log.aborted), len(log.producers), LogState(Offset(0)).aborted) == (0, 0, 0)

@@ -7,7 +7,7 @@ another layer; every layer may import it. Layout: the Kafka protocol guide, "Rec
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
 
 from crc32c import crc32c
@@ -20,6 +20,13 @@ _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _PREFIX: Final = struct.Struct(">qii")  # base offset, length, leader epoch: the fields that patching rewrites
 HEADER_BYTES: Final = _HEADER.size  # 61
 CRC_START: Final = 21  # the CRC covers everything from the attributes on
+_LENGTH: Final = struct.Struct(">i")
+_LENGTH_FIELD: Final = 8
+_CRC: Final = struct.Struct(">I")
+_CRC_FIELD: Final = 17
+_ATTRIBUTES: Final = struct.Struct(">h")
+_MAX_TIMESTAMP: Final = struct.Struct(">q")
+_MAX_TIMESTAMP_START: Final = 35
 LENGTH_OVERHEAD: Final = 12  # base offset and length themselves are not counted by length
 MAGIC: Final = 2
 
@@ -146,6 +153,27 @@ def patched_prefix(base_offset: int, header: BatchHeader, epoch: int) -> bytes:
 PREFIX_BYTES: Final = _PREFIX.size
 
 
+def with_append_time(batch: Buffer, header: BatchHeader, time_ms: int) -> tuple[bytes, BatchHeader]:
+    """The batch and its header with one timestamp for all records, the log's own, and a new CRC."""
+    attributes = header.attributes | TIMESTAMP_TYPE_MASK
+    out = bytearray(batch)
+    _ATTRIBUTES.pack_into(out, CRC_START, attributes)
+    _MAX_TIMESTAMP.pack_into(out, _MAX_TIMESTAMP_START, time_ms)
+    crc = crc32c(memoryview(out)[CRC_START:])
+    _CRC.pack_into(out, _CRC_FIELD, crc)
+    return bytes(out), replace(header, attributes=attributes, max_timestamp=time_ms, crc=crc)
+
+
+def with_body(header: BatchHeader, batch: Buffer, codec: int, body: Buffer) -> bytes:
+    """The batch with other bytes in place of its records, of another codec, and a new CRC."""
+    out = bytearray(memoryview(batch)[:HEADER_BYTES])
+    out += body
+    _LENGTH.pack_into(out, _LENGTH_FIELD, len(out) - LENGTH_OVERHEAD)
+    _ATTRIBUTES.pack_into(out, CRC_START, (header.attributes & ~CODEC_MASK) | codec)
+    _CRC.pack_into(out, _CRC_FIELD, crc32c(memoryview(out)[CRC_START:]))
+    return bytes(out)
+
+
 def split_batches(data: Buffer) -> Iterator[memoryview]:
     """The consecutive batches in `data`. BatchCorrupt if the last is incomplete."""
     view = memoryview(data)
@@ -256,8 +284,6 @@ def open_batch(*, codec: str, bytes_max: int) -> OpenBatch:
 
 _PRODUCER: Final = struct.Struct(">qhi")  # producer id, producer epoch, base sequence
 _PRODUCER_START: Final = 43
-_CRC: Final = struct.Struct(">I")
-_CRC_FIELD: Final = 17
 
 
 def restamped(batch: Buffer, *, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:

@@ -1,7 +1,8 @@
-"""What an administrator changes stays as it was acknowledged: stale-setting, wrong-replicas.
+"""What an administrator changes stays as it was acknowledged: stale-setting, wrong-replicas, wrong-default.
 
-Owns the judgement of `set` and `setting`, `place` and `placed`. Each setting and each topic has one writer, which makes
-one change at a time. So a look shows the last change that was acknowledged before it began, or one that began later.
+Owns the judgement of `set` and `setting`, `place` and `placed`, `make` and `made`. Each setting and each topic has one
+writer, which makes one change at a time. So a look shows the last change that was acknowledged before it began, or one
+that began later.
 """
 
 from collections import defaultdict
@@ -16,7 +17,11 @@ def check(facts: Facts) -> list[Violation]:
     sets = _by_name(facts.history.of("set"))
     for look in facts.history.of("setting"):
         if look.is_ok:
-            _check_setting(sets.get(look.request["name"], []), look, findings)
+            _check_value(sets.get(look.request["name"], []), look, findings, "stale-setting")
+    makes = _by_name(facts.history.of("make"))
+    for look in facts.history.of("made"):
+        if look.is_ok:
+            _check_value(makes.get(look.request["name"], []), look, findings, "wrong-default")
     places = _by_name(facts.history.of("place"))
     for look in facts.history.of("placed"):
         if look.is_ok:
@@ -43,12 +48,12 @@ def _begun(changes: list[Op], look: Op) -> int:
     return sum(change.start_ns < look.end_ns for change in changes)
 
 
-def _check_setting(changes: list[Op], look: Op, findings: Findings) -> None:
+def _check_value(changes: list[Op], look: Op, findings: Findings, anomaly: str) -> None:
     acknowledged, begun = _acknowledged(changes, look), _begun(changes, look)
     values = ["", *(change.request["v"] for change in changes)]
     if look.reply["seen"] not in values[acknowledged : begun + 1]:
         detail = f"{look.request['name']} was {values[acknowledged]!r}, and {look.reply['seen']!r} was read"
-        findings.add("stale-setting", detail, *changes[acknowledged - 1 : acknowledged], look)
+        findings.add(anomaly, detail, *changes[acknowledged - 1 : acknowledged], look)
 
 
 def _check_replicas(changes: list[Op], look: Op, findings: Findings) -> None:

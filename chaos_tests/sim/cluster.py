@@ -18,8 +18,9 @@ from smq.replication.api import NodeApi
 from smq.replication.config import NodeConfig
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.reaper import Reaper
-from smq.replication.ports import Clock, Disk, Network, Rng
+from smq.replication.ports import Clock, Compute, Disk, Network, Rng
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.compute import SimCompute
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 from smq.testing.virtual.network import SimNetwork, SimPort
 from smq.testing.virtual.rng import Streams
@@ -43,6 +44,7 @@ class NodeFactory(Protocol):
         rng: Rng,
         network: Network,
         disk: Disk,
+        compute: Compute,
         on_fatal: Callable[[BaseException], None],
     ) -> SimulatedNode: ...
 
@@ -120,7 +122,13 @@ class Cluster:
             rng = self.streams.stream(f"node/{node}/{host.starts}")
             port = SimPort(self.network, node, process)
             host.api = self.factory(
-                self.configs[node], clock=clock, rng=rng, network=port, disk=disk, on_fatal=on_fatal
+                self.configs[node],
+                clock=clock,
+                rng=rng,
+                network=port,
+                disk=disk,
+                compute=SimCompute(clock, self.streams.stream(f"compute/{node}/{host.starts}")),
+                on_fatal=on_fatal,
             )
             host.api.start()
 

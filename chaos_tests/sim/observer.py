@@ -22,7 +22,7 @@ from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
 from smq.replication.log.store import PartitionLog
 from smq.replication.node import Node
-from smq.replication.ports import Channel, Clock, Disk, Network, Rng
+from smq.replication.ports import Channel, Clock, Compute, Disk, Network, Rng
 from smq.replication.proposer import _Pending
 
 DIGEST_EVERY = 40  # applied indexes between two digests of a node: a digest costs about as much as 20 applies
@@ -77,9 +77,19 @@ class Observer:
         rng: Rng,
         network: Network,
         disk: Disk,
+        compute: Compute,
         on_fatal: Callable[[BaseException], None],
     ) -> "WatchedNode":
-        return WatchedNode(config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal, observer=self)
+        return WatchedNode(
+            config,
+            clock=clock,
+            rng=rng,
+            network=network,
+            disk=disk,
+            compute=compute,
+            on_fatal=on_fatal,
+            observer=self,
+        )
 
     def on_applied(self, node: "WatchedNode", index: LogIndex, command: bytes, applied: Applied) -> None:
         checksum = crc32(command)
@@ -247,6 +257,7 @@ class WatchedNode(Node):
         rng: Rng,
         network: Network,
         disk: Disk,
+        compute: Compute,
         on_fatal: Callable[[BaseException], None],
         observer: Observer,
     ) -> None:
@@ -258,7 +269,14 @@ class WatchedNode(Node):
         if observer.commit_rounds:
             self.watched.state.config[COMMIT_ROUNDS] = str(observer.commit_rounds)
         super().__init__(
-            config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal, applied=self.watched
+            config,
+            clock=clock,
+            rng=rng,
+            network=network,
+            disk=disk,
+            on_fatal=on_fatal,
+            applied=self.watched,
+            compute=compute,
         )
         self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=lambda: GROUP_DELAY_MS)
         self._callers_until_ns: dict[RequestId, int] = {}  # of assignments that this node took

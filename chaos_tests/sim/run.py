@@ -19,7 +19,7 @@ import structlog
 from chaos_tests.checkers.base import Violation
 from chaos_tests.checkers.judge import judge
 from chaos_tests.history import Event, Recorder
-from chaos_tests.sim.clients.administrator import Placer, SettingOwner
+from chaos_tests.sim.clients.administrator import Defaulter, Placer, SettingOwner
 from chaos_tests.sim.clients.assigner import Assigner
 from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.connected import Connected
@@ -156,7 +156,8 @@ class Simulation:
             self.scheduler, self.streams, self.recorder, self.nodes, self._report_violation, self._spawn, pace
         )
         limits = {RETENTION_RECORDS: settings.retention_records, RETENTION_MS: settings.retention_ms}
-        self.world.topic_config = tuple((key, str(limit)) for key, limit in limits.items() if limit)
+        limited = {key: str(limit) for key, limit in limits.items() if limit}
+        self.world.topic_config = tuple((limited | settings.topic_config).items())
         self.arena = self._make_arena()
         self.storm = Storm(self.arena, scenario.faults, schedule)
 
@@ -310,6 +311,7 @@ class Simulation:
         made += [TopicOwner(world, f"extra-{i}", think_ms=1500).run() for i in range(mix.topic_owners)]
         made += [SettingOwner(world, i, think_ms=think).run() for i in range(mix.setting_owners)]
         made += [Placer(world, f"placed-{i}", think_ms=think).run() for i in range(mix.placers)]
+        made += [Defaulter(world, f"defaulter-{i}", think_ms=think).run() for i in range(mix.defaulters)]
         made += [Noter(world, f"noter-{i}", think_ms=think).run() for i in range(mix.noters)]
         made += [Streamer(world, f"streamer-{i}", think_ms=think).run() for i in range(mix.streamers)]
         made += [Remaker(world, f"again-{i}", think_ms=think).run() for i in range(mix.remakers)]

@@ -36,6 +36,7 @@ class ClusterProfile:
     commit_rounds: int = 0  # of the replicated state: after how many a record is committed; 0: its default
     retention_records: int = 0  # of every topic with records; 0: without a limit
     retention_ms: int = 0
+    topic_config: dict[str, str] = field(default_factory=dict)  # further settings of every topic with records
     node: dict[str, Any] = field(default_factory=dict)  # settings of NodeConfig, by name
 
 
@@ -58,6 +59,7 @@ class ClientMix:
     topic_owners: int = 0
     setting_owners: int = 0  # each changes a setting of the cluster
     placers: int = 0  # each makes topics and assigns their replicas
+    defaulters: int = 0  # one at most: it changes a default of new topics, and makes topics
     noters: int = 0  # each proposes a command of level 2
     streamers: int = 0  # each makes topics, and immediately sends them batches without sequences
     remakers: int = 0  # each makes and deletes topics of one name

@@ -178,7 +178,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
         if key not in CLUSTER_CONFIG:
             raise ConfigError(f"unknown setting {key!r}: known are {', '.join(IN_NODE_TOML)}")
         if not CLUSTER_CONFIG[key].accepts(value):
-            raise ConfigError(f"{key} is {value!r}: it must be {CLUSTER_CONFIG[key].values}")
+            raise ConfigError(CLUSTER_CONFIG[key].refusal(key, repr(value)))
 
 
 def _refuse_unprotected(key: str, address: Address, tls: TlsConfig | None) -> None:

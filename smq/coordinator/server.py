@@ -47,7 +47,7 @@ from smq.replication.net.tcp import TcpNetwork
 from smq.replication.node import Node
 from smq.replication.ports import DataDamaged
 from smq.replication.raft.view import EngineTiming
-from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng
+from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng, ThreadCompute
 from smq.replication.storage.directory import DiskOpenError, is_used
 from smq.replication.storage.disk_lmdb import SWITCH_INTERVAL_S, LmdbDisk
 from smq.replication.storage.hang import DiskHung
@@ -133,6 +133,7 @@ class Server:
     async def _start(self, clock: AsyncioClock, disk: LmdbDisk, ports: "_Ports") -> None:
         config, caps, kafka_listener = self._config, ports.caps, ports.kafka
         self._disk = disk
+        self._compute = ThreadCompute(clock)
         network = TcpNetwork(
             loop=asyncio.get_running_loop(),
             node_id=config.node_id,
@@ -150,6 +151,7 @@ class Server:
             disk=disk,
             on_fatal=die,
             on_waiting=self._on_waiting,
+            compute=self._compute,
         )
         self._groups = self._group_coordinator(clock)
         self._add_services()
@@ -287,6 +289,7 @@ class Server:
         await self._http.stop()
         if self._tls is not None:
             self._tls.stop()
+        self._compute.close()
         self._disk.close()
         log.info("stopped")
 

@@ -94,6 +94,13 @@ class ErrorCode(enum.Enum):
     WRONG_STORAGE = _Traits(
         59, True, False, "publish to and read from topics of storage=log; assign offsets in those of storage=external"
     )
+    INVALID_TIMESTAMP = _Traits(
+        60,
+        True,
+        False,
+        "correct the clock or the timestamps of the producer, or raise message.timestamp.before.max.ms or"
+        " message.timestamp.after.max.ms of the topic",
+    )
 
     INVALID_REPLICA_ASSIGNMENT = _Traits(
         70,

@@ -17,6 +17,7 @@ from chaos_tests.sim.planted.overload import OVERLOAD_BUGS
 from chaos_tests.sim.planted.producers import PRODUCER_BUGS
 from chaos_tests.sim.planted.replication import REPLICATION_BUGS
 from chaos_tests.sim.planted.retention import RETENTION_BUGS
+from chaos_tests.sim.planted.topic_settings import TOPIC_SETTING_BUGS
 
 BUGS: tuple[PlantedBug, ...] = (
     *REPLICATION_BUGS,
@@ -27,6 +28,7 @@ BUGS: tuple[PlantedBug, ...] = (
     *OVERLOAD_BUGS,
     *DISK_BUGS,
     *RETENTION_BUGS,
+    *TOPIC_SETTING_BUGS,
     *AGREEMENT_BUGS,
     *GROUP_BUGS,
     *ADMINISTRATION_BUGS,

@@ -21,7 +21,7 @@ from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ProducerEpoch, ProducerId
 from smq.raft_state.replies import ProducerIdAllocated
-from smq.raft_state.topic_config import max_message_bytes
+from smq.raft_state.topic_config import batch_rules
 from smq.replication.api import NodeApi
 
 
@@ -53,7 +53,7 @@ class AgentService(smq_pb2_grpc.AgentServicer):
             producer_epoch=session.producer_epoch,
             topic_id=topic.topic_id,
             partition_count=len(topic.partitions),
-            batch_bytes_max=max_message_bytes(topic.config),
+            batch_bytes_max=batch_rules(topic.config).bytes_max,
         )
 
     async def _open(self, request: pb.StartPublishSessionRequest, timeout_ms: int) -> PublishSession:

@@ -35,6 +35,7 @@ class KafkaError(enum.IntEnum):
     UNKNOWN_MEMBER_ID = 25
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27
+    INVALID_TIMESTAMP = 32
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -97,6 +98,7 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.BATCH_TOO_LARGE: KafkaError.MESSAGE_TOO_LARGE,
     ErrorCode.CORRUPT_BATCH: KafkaError.CORRUPT_MESSAGE,
     ErrorCode.INVALID_BATCH: KafkaError.INVALID_RECORD,
+    ErrorCode.INVALID_TIMESTAMP: KafkaError.INVALID_TIMESTAMP,
     ErrorCode.OUT_OF_ORDER_SEQUENCE: KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ErrorCode.PRODUCER_FENCED: KafkaError.INVALID_PRODUCER_EPOCH,
     # Both mean "perhaps": clients send the batch again under its sequence.

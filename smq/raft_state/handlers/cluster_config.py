@@ -21,7 +21,7 @@ def alter_cluster_config(state: ClusterState, command: AlterClusterConfig) -> Ap
         if key in changes:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is given twice")
         if not CLUSTER_CONFIG[key].accepts(value):
-            raise Refused(ErrorCode.INVALID_CONFIG, f"{key} must be {CLUSTER_CONFIG[key].values}, not {quoted(value)}")
+            raise Refused(ErrorCode.INVALID_CONFIG, CLUSTER_CONFIG[key].refusal(key, quoted(value)))
         changes[key] = value
     for key in command.unset:
         _check_key(key, state.feature_level)

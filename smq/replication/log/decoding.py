@@ -1,7 +1,8 @@
-"""Decodes the records of a stored batch under a size cap: a decompression bomb is refused before it fills memory.
+"""Decodes the records of a batch under a size cap: a decompression bomb is refused before it fills memory.
 
-Owns the bounded decompression in front of smq.records.decode_batch. In the server, only this module calls the codecs'
-libraries. Only code that must see records imports it: look-ups by time, and services.
+Owns the bounded decompression in front of smq.records.decode_batch, and the conversion of a batch to another codec. In
+the server, only this module calls the codecs' libraries. Only code that must see records imports it: look-ups by time,
+the conversion of produced batches, and services.
 """
 
 import struct
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import cramjam
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import (
@@ -19,9 +21,11 @@ from smq.records import (
     LENGTH_OVERHEAD,
     BatchCorrupt,
     BatchHeader,
+    Buffer,
     Record,
     decode_batch,
     parse_header,
+    with_body,
 )
 
 # The largest batch (100 MiB) uncompressed, or a default batch of 1 MiB compressed 128-fold. A batch that expands
@@ -47,6 +51,29 @@ def decode_bounded(batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) 
     struct.pack_into(">i", head, _LENGTH_AT, HEADER_BYTES + len(plain) - LENGTH_OVERHEAD)
     struct.pack_into(">h", head, _ATTRIBUTES_AT, header.attributes & ~CODEC_MASK)
     return decode_batch(bytes(head) + plain)
+
+
+def converted(batch: Buffer, header: BatchHeader, codec: int, level: int | None) -> bytes:
+    """The same records in another codec. BatchCorrupt if they do not decompress; LIMIT_EXCEEDED as `decode_bounded`."""
+    body: Buffer = memoryview(batch)[HEADER_BYTES:]
+    if header.codec != CODECS["none"]:
+        body = _decompress(header, memoryview(body), DECODED_BATCH_BYTES_MAX)
+    return with_body(header, batch, codec, _compress(body, codec, level))
+
+
+def _compress(body: Buffer, codec: int, level: int | None) -> Buffer:
+    """As Kafka's clients expect it: snappy in Java's framing, lz4 in blocks that are not linked."""
+    if codec == CODECS["gzip"]:
+        made = gzip_encode(body, level if level is not None else zlib.Z_DEFAULT_COMPRESSION)
+    elif codec == CODECS["snappy"]:
+        made = snappy_encode(body)
+    elif codec == CODECS["lz4"]:
+        made = lz4_encode(bytes(body), **({} if level is None else {"level": level}))
+    elif codec == CODECS["zstd"]:
+        made = zstd_encode(body, level)
+    else:
+        return body
+    return bytes(made)
 
 
 def _decompress(header: BatchHeader, body: memoryview, bytes_max: int) -> bytes:

@@ -70,6 +70,15 @@ _BROKER_NAMES: Final = {
 }
 
 
+# Keys of topics of which Kafka's brokers have no default.
+TOPIC_ONLY: Final = (
+    "follower.replication.throttled.replicas",
+    "leader.replication.throttled.replicas",
+    "remote.log.copy.disable",
+    "remote.log.delete.on.disable",
+)
+
+
 def broker_name(topic_key: str) -> str:
     """What Kafka's brokers call their default of a topic's key."""
     return _BROKER_NAMES.get(topic_key, topic_key)

@@ -12,7 +12,7 @@ from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.configs.admin import BROKER, GROUP, TOPIC
 from smq.coordinator.kafka.errors import KafkaError
-from smq.raft_state.cluster_config import CLUSTER_CONFIG, TOPIC_DEFAULTS, broker_name
+from smq.raft_state.cluster_config import CLUSTER_CONFIG, TOPIC_DEFAULTS, TOPIC_ONLY, broker_name
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
@@ -213,6 +213,7 @@ FIXED_OF_NODE_2 = {
     "broker.rack": None,
     "connections.max.idle.ms": "600000",
     "delete.topic.enable": "true",
+    "fetch.max.bytes": "8388608",
     "group.max.session.timeout.ms": "1800000",
     "group.max.size": "1000",
     "group.min.session.timeout.ms": "1000",
@@ -227,7 +228,7 @@ FIXED_OF_NODE_2 = {
 } | {
     broker_name(key): row.default
     for key, row in TOPIC_CONFIG.items()
-    if row.is_fixed and key not in ("min.insync.replicas", "unclean.leader.election.enable")
+    if row.is_fixed and key not in (*TOPIC_ONLY, "min.insync.replicas", "unclean.leader.election.enable")
 }
 
 
@@ -243,7 +244,8 @@ def test_a_node_describes_what_tools_ask_for(cluster: Cluster) -> None:
     assert defaults.items() <= values.items()
     assert (values["log.retention.ms"], values["message.max.bytes"]) == ("-1", "1048588")
     found = {config["name"]: config for config in answer["configs"]}
-    assert {key: values[key] for key in found if found[key]["read_only"]} == FIXED_OF_NODE_2
+    of_node = {"log.dir": str(cluster.nodes[2].data_dir), "log.dirs": str(cluster.nodes[2].data_dir)}
+    assert {key: values[key] for key in found if found[key]["read_only"]} == FIXED_OF_NODE_2 | of_node
     assert (found["num.partitions"]["read_only"], found["num.partitions"]["config_source"]) == (False, 5)
     assert found["auto.create.topics.enable"]["config_source"] == 4
 

@@ -18,7 +18,7 @@ from smq.coordinator.limits import (
     KAFKA_IDLE_S_MAX,
 )
 from smq.coordinator.service.settings import Source, replicas_meant
-from smq.raft_state.cluster_config import CLUSTER_CONFIG, REPLICATION_FACTOR, broker_name
+from smq.raft_state.cluster_config import CLUSTER_CONFIG, REPLICATION_FACTOR, TOPIC_ONLY, broker_name
 from smq.raft_state.config_keys import ConfigKey, ConfigType, known_at
 from smq.raft_state.limits import GROUP_MEMBERS_MAX, METADATA_BYTES_MAX
 from smq.raft_state.topic_config import TOPIC_CONFIG, shown_value
@@ -49,7 +49,12 @@ _NODE_KEYS: Final[dict[str, _NodeKey]] = {
     "connections.max.idle.ms": _NodeKey(
         ConfigType.LONG, lambda _: KAFKA_IDLE_S_MAX * 1_000, "a connection without requests ends after this time"
     ),
+    "log.dir": _NodeKey(ConfigType.STRING, lambda gateway: gateway.data_dir, "the node's data directory"),
+    "log.dirs": _NodeKey(ConfigType.STRING, lambda gateway: gateway.data_dir, "the node's data directory"),
     "delete.topic.enable": _NodeKey(ConfigType.BOOLEAN, lambda _: "true", "topics can be deleted"),
+    "fetch.max.bytes": _NodeKey(
+        ConfigType.INT, lambda gateway: gateway.response_bytes_max, "the records of a response"
+    ),
     "group.max.session.timeout.ms": _NodeKey(
         ConfigType.INT, lambda _: GROUP_SESSION_MS_MAX, "the longest session of a group's member"
     ),
@@ -121,7 +126,7 @@ def node_entries(gateway: Gateway) -> list[Struct]:
         entries.append(_entry(key, values, row.type, row.documentation, read_only=False))
     replicas = gateway.settings.replication_factor(state)
     for key, row in known_at(TOPIC_CONFIG, state.feature_level).items():
-        if row.is_fixed:
+        if row.is_fixed and key not in TOPIC_ONLY:
             name = broker_name(key)
             values = [(name, shown_value({}, key, replicas), int(Source.DEFAULT))]
             entries.append(_entry(name, values, row.type, f"of topics: {row.documentation}", read_only=True))

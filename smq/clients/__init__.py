@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from smq.clients.producer import Producer as Producer
     from smq.clients.producer import ProducerStats as ProducerStats
     from smq.clients.producer import RecordMetadata as RecordMetadata
+    from smq.clients.search import RecordFilter as RecordFilter
+    from smq.clients.search import SearchPage as SearchPage
     from smq.clients.sync import SyncAdmin as SyncAdmin
     from smq.clients.sync import SyncConsumer as SyncConsumer
     from smq.clients.sync import SyncOffsetAssigner as SyncOffsetAssigner
@@ -38,7 +40,9 @@ _MODULES: Final = {
     "Producer": "smq.clients.producer",
     "ProducerStats": "smq.clients.producer",
     "RawBatch": "smq.clients.types",
+    "RecordFilter": "smq.clients.search",
     "RecordMetadata": "smq.clients.producer",
+    "SearchPage": "smq.clients.search",
     "SmqError": "smq.raft_state.errors",
     "StartAt": "smq.clients.positions",
     "SyncAdmin": "smq.clients.sync",

@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from typing import Literal, TypeAlias
 
 from smq.clients.admin import commit_offsets, fetch_offsets
 from smq.clients.channels import NodeStubs
@@ -16,14 +17,16 @@ from smq.clients.errors import build, error_from_detail
 from smq.clients.fetch_planner import FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
 from smq.clients.lifecycle import Lifecycle
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.positions import Start, StartAt, parse_start, resolve_starts
+from smq.clients.positions import Start, StartAt, check_end_name, checked_ends, parse_start, resolve_starts
 from smq.clients.retry import RandomFn
+from smq.clients.search import RecordFilter, SearchPage, search_page
 from smq.clients.tls import Tls
 from smq.clients.types import CommittedOffset, ConsumerRecord, FetchedRange, RawBatch, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import decode_batch
 
 Assignment = Iterable[TopicPartition] | Mapping[TopicPartition, Start]
+End: TypeAlias = int | Literal["latest"] | Mapping[TopicPartition, int]
 
 
 class Consumer(Lifecycle):
@@ -99,9 +102,21 @@ class Consumer(Lifecycle):
 
     # -- assignment and positions
 
-    async def assign(self, partitions: Assignment, start: Start | None = None) -> dict[TopicPartition, int]:
+    async def assign(
+        self,
+        partitions: Assignment,
+        start: Start | None = None,
+        *,
+        end_offset: End | None = None,
+        until_ms: int | None = None,
+    ) -> dict[TopicPartition, int]:
         """Replaces the assignment: [(topic, partition), ...] that all begin at `start`, or a mapping of starts.
-        Returns the positions. UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE; the old assignment then stays."""
+        Returns the positions. UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE; the old assignment then stays.
+
+        Reading ends before `end_offset`: an offset for all partitions, "latest" for the present ends, or a mapping (a
+        partition that is missing has no end). With `until_ms` it ends before the first record whose timestamp_ms is at
+        or after it, or at the present end if there is none yet. With both, whichever comes first. When all partitions
+        have ended, iteration stops, and `getmany` returns immediately."""
         default: Start = "RESUME_OR_EARLIEST" if self._group else "RESET_TO_EARLIEST"
         default = default if start is None else start
         if isinstance(partitions, Mapping):
@@ -109,12 +124,35 @@ class Consumer(Lifecycle):
         else:
             wanted = {tp: parse_start(default, group=self._group) for tp in partitions}
         found = await self._resolve(wanted)
+        ends = await self._ends(list(wanted), end_offset, until_ms)
         self._decoded.clear()
         for old in self._planner.assigned.values():
             old.move(old.position)  # outstanding answers are discarded
-        self._planner.assigned = {tp: PartitionFetch(tp[0], tp[1], found[tp]) for tp in wanted}
+        self._planner.assigned = {tp: PartitionFetch(tp[0], tp[1], found[tp], ends.get(tp)) for tp in wanted}
         self._pump()
         return found
+
+    async def _ends(
+        self, partitions: list[TopicPartition], end_offset: End | None, until_ms: int | None
+    ) -> dict[TopicPartition, int]:
+        """The ends of those that have one."""
+        ends: dict[TopicPartition, int] = {}
+        if isinstance(end_offset, str):
+            check_end_name(end_offset)
+            ends = await self._resolve(dict.fromkeys(partitions, StartAt(type="RESET_TO_LATEST")))
+        elif end_offset is not None:
+            given = end_offset if isinstance(end_offset, Mapping) else dict.fromkeys(partitions, end_offset)
+            ends = checked_ends(given, partitions)
+        if until_ms is not None:
+            timed = await self._resolve(dict.fromkeys(partitions, StartAt(timestamp_ms=until_ms)))
+            ends = {tp: min(found, ends.get(tp, found)) for tp, found in timed.items()}
+        return ends
+
+    @property
+    def is_finished(self) -> bool:
+        """Every assigned partition has an end, and everything before it has been returned."""
+        assigned = self._planner.assigned.values()
+        return not self._decoded and bool(assigned) and all(fetch.is_over for fetch in assigned)
 
     async def _resolve(self, wanted: Mapping[TopicPartition, StartAt]) -> dict[TopicPartition, int]:
         reset = self._planner.settings.reset
@@ -191,15 +229,18 @@ class Consumer(Lifecycle):
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        """Waits without a limit. SmqError if a partition cannot be read; StopAsyncIteration after close()."""
+        """Waits without a limit. SmqError if a partition cannot be read; StopAsyncIteration after close(), and once
+        all partitions have ended."""
         while not self._decoded:
             if self._is_closed:
                 raise StopAsyncIteration
             batch = self._next_batch()
-            if batch is None:
-                await self._wait_for_update(None)
-            else:
+            if batch is not None:
                 self._decode(batch)
+            elif self.is_finished:
+                raise StopAsyncIteration
+            else:
+                await self._wait_for_update(None)
         return self._pop_decoded()
 
     def _decode(self, batch: RawBatch) -> None:
@@ -210,7 +251,7 @@ class Consumer(Lifecycle):
 
     def _pop_decoded(self) -> ConsumerRecord:
         record = self._decoded.popleft()
-        self._planner.assigned[(record.topic, record.partition)].position = record.offset + 1
+        self._planner.assigned[(record.topic, record.partition)].advance(record.offset + 1)
         if not self._decoded and self._decoding is not None:
             self._advance(self._decoding)  # past trailing offsets without a record
         return record
@@ -234,7 +275,7 @@ class Consumer(Lifecycle):
 
     async def getbatch(self, timeout_ms: float = 0.0) -> RawBatch | None:
         """The next RecordBatch exactly as it is in the log; the position moves past it. None if none arrives in time.
-        The caller must skip records below the position before the call."""
+        The caller must skip records below the position before the call, and those at or beyond an end."""
         self._discard_decoded()
         batch = await self._batch_within(timeout_ms)
         if batch is not None:
@@ -271,18 +312,68 @@ class Consumer(Lifecycle):
         batches = tuple(RawBatch(topic, partition, b.base_offset, b.last_offset, b.ts_ns, b.data) for b in part.batches)
         return FetchedRange(log_start=part.log_start, hwm=part.hwm, lso=part.lso, batches=batches)
 
+    # -- searches
+
+    async def search_page(
+        self,
+        topic: str,
+        partition: int,
+        wanted: RecordFilter,
+        *,
+        start: Start = "RESET_TO_EARLIEST",
+        end_offset: int | None = None,
+        cursor: bytes | None = None,
+        max_records: int = 0,
+    ) -> SearchPage:
+        """One page of the records that pass a filter, which a node finds; without an assignment. The first page begins
+        at `start`, and the search covers what is there now, at most up to `end_offset`. A further page needs the cursor
+        of the page before and the same filter. `max_records`: 0 is the node's default, 500."""
+        offset = None
+        if cursor is None:
+            parsed = parse_start(start, group=self._group)
+            offset = (await self._resolve({(topic, partition): parsed}))[(topic, partition)]
+        return await search_page(
+            self._cluster,
+            topic,
+            partition,
+            wanted,
+            offset=offset,
+            end_offset=end_offset,
+            cursor=cursor,
+            max_records=max_records,
+            only_node=self._planner.settings.only_node,
+            timeout_ms=self._timeout_ms,
+        )
+
+    async def search(
+        self,
+        topic: str,
+        partition: int,
+        wanted: RecordFilter,
+        *,
+        start: Start = "RESET_TO_EARLIEST",
+        end_offset: int | None = None,
+    ) -> AsyncIterator[ConsumerRecord]:
+        """All records of a partition that pass a filter, page by page, as `search_page`."""
+        page = await self.search_page(topic, partition, wanted, start=start, end_offset=end_offset)
+        while True:
+            for record in page.records:
+                yield record
+            if page.cursor is None:
+                return
+            page = await self.search_page(topic, partition, wanted, cursor=page.cursor)
+
     def _records_of(self, batch: RawBatch) -> list[ConsumerRecord]:
-        position = self._planner.assigned[(batch.topic, batch.partition)].position
+        fetch = self._planner.assigned[(batch.topic, batch.partition)]
         topic, partition, ts_ns_of_0 = batch.topic, batch.partition, batch.ts_ns - batch.base_offset
         return [
             ConsumerRecord(topic, partition, r.offset, ts_ns_of_0 + r.offset, r.timestamp_ms, r.key, r.value, r.headers)
             for r in decode_batch(batch.data)
-            if r.offset >= position
+            if fetch.is_wanted(r.offset)
         ]
 
     def _advance(self, batch: RawBatch) -> None:
-        fetch = self._planner.assigned[(batch.topic, batch.partition)]
-        fetch.position = max(fetch.position, batch.last_offset + 1)
+        self._planner.assigned[(batch.topic, batch.partition)].advance(batch.last_offset + 1)
 
     def _discard_decoded(self) -> None:
         """Drops records that iteration has decoded ahead: they are fetched again from the position."""
@@ -322,7 +413,7 @@ class Consumer(Lifecycle):
         while not self._is_closed:
             batch = self._next_batch()
             left = deadline - now_ms()
-            if batch is not None or left <= 0:
+            if batch is not None or left <= 0 or self.is_finished:
                 return batch
             await self._wait_for_update(left)
         return None

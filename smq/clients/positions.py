@@ -63,6 +63,22 @@ def parse_start(start: Start, *, group: str | None) -> StartAt:
     return parsed
 
 
+def check_end_name(end: str) -> None:
+    """INVALID_REQUEST for a word that names no end."""
+    if end != "latest":
+        raise SmqError(ErrorCode.INVALID_REQUEST, f'end_offset must be an offset or "latest", not {end!r}')
+
+
+def checked_ends(ends: Mapping[TopicPartition, int], assigned: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    """INVALID_REQUEST for an end that is no offset, or of a partition that is not assigned."""
+    for tp, end in ends.items():
+        if tp not in assigned:
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"end_offset names {tp}, which is not among the partitions")
+        if isinstance(end, bool) or not isinstance(end, int) or end < 0:
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"end_offset of {tp} must be 0 or more, not {end!r}")
+    return dict(ends)
+
+
 async def resolve_starts(
     cluster: ClusterClient,
     starts: Mapping[TopicPartition, StartAt],

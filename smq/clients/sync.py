@@ -15,11 +15,12 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from smq.clients.admin import Admin
-from smq.clients.consumer import Assignment, Consumer
+from smq.clients.consumer import Assignment, Consumer, End
 from smq.clients.delivery import BatchMetadata
 from smq.clients.offset_assigner import OffsetAssigner
 from smq.clients.positions import Start
 from smq.clients.producer import Producer, ProducerStats, RecordMetadata
+from smq.clients.search import RecordFilter, SearchPage
 from smq.clients.types import (
     ClusterDescription,
     ClusterSetting,
@@ -188,9 +189,20 @@ class SyncConsumer(_BlockingClient):
     ) -> None:
         self.close()
 
-    def assign(self, partitions: Assignment, start: Start | None = None) -> dict[TopicPartition, int]:
+    def assign(
+        self,
+        partitions: Assignment,
+        start: Start | None = None,
+        *,
+        end_offset: End | None = None,
+        until_ms: int | None = None,
+    ) -> dict[TopicPartition, int]:
         self._ahead.clear()
-        return self._run(self._consumer.assign(partitions, start))
+        return self._run(self._consumer.assign(partitions, start, end_offset=end_offset, until_ms=until_ms))
+
+    @property
+    def is_finished(self) -> bool:
+        return not self._ahead and self._consumer.is_finished
 
     def assignment(self) -> list[TopicPartition]:
         return self._consumer.assignment()
@@ -232,13 +244,54 @@ class SyncConsumer(_BlockingClient):
             self._consumer.fetch_range(topic, partition, offset, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
         )
 
+    def search_page(
+        self,
+        topic: str,
+        partition: int,
+        wanted: RecordFilter,
+        *,
+        start: Start = "RESET_TO_EARLIEST",
+        end_offset: int | None = None,
+        cursor: bytes | None = None,
+        max_records: int = 0,
+    ) -> SearchPage:
+        return self._run(
+            self._consumer.search_page(
+                topic,
+                partition,
+                wanted,
+                start=start,
+                end_offset=end_offset,
+                cursor=cursor,
+                max_records=max_records,
+            )
+        )
+
+    def search(
+        self,
+        topic: str,
+        partition: int,
+        wanted: RecordFilter,
+        *,
+        start: Start = "RESET_TO_EARLIEST",
+        end_offset: int | None = None,
+    ) -> Iterator[ConsumerRecord]:
+        page = self.search_page(topic, partition, wanted, start=start, end_offset=end_offset)
+        while True:
+            yield from page.records
+            if page.cursor is None:
+                return
+            page = self.search_page(topic, partition, wanted, cursor=page.cursor)
+
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Record by record, for ever; the position follows the last record returned."""
+        """Record by record, for ever or to the ends; the position follows the last record returned."""
 
         while not self._is_closed:
             if not self._ahead:
                 found = self._run(self._consumer.getmany(1, ITERATION_WAIT_MS))
                 self._ahead.extend(record for records in found.values() for record in records)
+                if self.is_finished:
+                    return
             while self._ahead and not self._is_closed:
                 yield self._ahead.popleft()
 

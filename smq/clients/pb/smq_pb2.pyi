@@ -1055,6 +1055,180 @@ class FetchResponse(_message.Message):
 Global___FetchResponse: _TypeAlias = FetchResponse  # noqa: Y015
 
 @_typing.final
+class HeaderFilter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    value: _builtins.bytes
+    """absent: any value"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        value: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "key", b"key", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
+
+Global___HeaderFilter: _TypeAlias = HeaderFilter  # noqa: Y015
+
+@_typing.final
+class RecordFilter(_message.Message):
+    """Every condition that is given must hold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    KEY_PREFIX_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    key_prefix: _builtins.bytes
+    from_ms: _builtins.int
+    """the record's timestamp_ms is at or after this,"""
+    until_ms: _builtins.int
+    """and before this"""
+    @_builtins.property
+    def headers(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeaderFilter]: ...
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes | None = ...,
+        key_prefix: _builtins.bytes | None = ...,
+        headers: _abc.Iterable[Global___HeaderFilter] | None = ...,
+        from_ms: _builtins.int | None = ...,
+        until_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms", "_key", b"_key", "_key_prefix", b"_key_prefix", "_until_ms", b"_until_ms", "from_ms", b"from_ms", "key", b"key", "key_prefix", b"key_prefix", "until_ms", b"until_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms", "_key", b"_key", "_key_prefix", b"_key_prefix", "_until_ms", b"_until_ms", "from_ms", b"from_ms", "headers", b"headers", "key", b"key", "key_prefix", b"key_prefix", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__from_ms: _TypeAlias = _typing.Literal["from_ms"]  # noqa: Y015
+    _WhichOneofArgType__from_ms: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms"]  # noqa: Y015
+    _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
+    _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
+    _WhichOneofReturnType__key_prefix: _TypeAlias = _typing.Literal["key_prefix"]  # noqa: Y015
+    _WhichOneofArgType__key_prefix: _TypeAlias = _typing.Literal["_key_prefix", b"_key_prefix"]  # noqa: Y015
+    _WhichOneofReturnType__until_ms: _TypeAlias = _typing.Literal["until_ms"]  # noqa: Y015
+    _WhichOneofArgType__until_ms: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_ms) -> _WhichOneofReturnType__from_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__key) -> _WhichOneofReturnType__key | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__key_prefix) -> _WhichOneofReturnType__key_prefix | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__until_ms) -> _WhichOneofReturnType__until_ms | None: ...
+
+Global___RecordFilter: _TypeAlias = RecordFilter  # noqa: Y015
+
+@_typing.final
+class SearchRecordsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    MAX_RECORDS_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    """must be set"""
+    offset: _builtins.int
+    """The first page: from `offset` (within the log, or its end) up to `end_offset`, which is exclusive. Absent: the end of
+    the log as of this call, which also bounds it.
+    must be set, unless there is a cursor
+    """
+    end_offset: _builtins.int
+    cursor: _builtins.bytes
+    """a further page: of the answer before, with the same filter"""
+    max_records: _builtins.int
+    """of a page; 0 = 500"""
+    max_bytes: _builtins.int
+    """about; 0 = 1 MiB. A larger record comes alone"""
+    timeout_ms: _builtins.int
+    """0 = 30 s"""
+    @_builtins.property
+    def filter(self) -> Global___RecordFilter:
+        """absent: all records"""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int | None = ...,
+        filter: Global___RecordFilter | None = ...,
+        offset: _builtins.int | None = ...,
+        end_offset: _builtins.int | None = ...,
+        cursor: _builtins.bytes = ...,
+        max_records: _builtins.int = ...,
+        max_bytes: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_offset", b"_offset", "_partition", b"_partition", "end_offset", b"end_offset", "filter", b"filter", "offset", b"offset", "partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_offset", b"_offset", "_partition", b"_partition", "cursor", b"cursor", "end_offset", b"end_offset", "filter", b"filter", "max_bytes", b"max_bytes", "max_records", b"max_records", "offset", b"offset", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__end_offset: _TypeAlias = _typing.Literal["end_offset"]  # noqa: Y015
+    _WhichOneofArgType__end_offset: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset"]  # noqa: Y015
+    _WhichOneofReturnType__offset: _TypeAlias = _typing.Literal["offset"]  # noqa: Y015
+    _WhichOneofArgType__offset: _TypeAlias = _typing.Literal["_offset", b"_offset"]  # noqa: Y015
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_offset) -> _WhichOneofReturnType__end_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offset) -> _WhichOneofReturnType__offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
+
+Global___SearchRecordsRequest: _TypeAlias = SearchRecordsRequest  # noqa: Y015
+
+@_typing.final
+class SearchRecordsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    cursor: _builtins.bytes
+    """for the next page; empty: there is no further one"""
+    next_offset: _builtins.int
+    """everything below has been searched"""
+    end_offset: _builtins.int
+    """where the search ends"""
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]: ...
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[Global___Record] | None = ...,
+        cursor: _builtins.bytes = ...,
+        next_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "end_offset", b"end_offset", "next_offset", b"next_offset", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchRecordsResponse: _TypeAlias = SearchRecordsResponse  # noqa: Y015
+
+@_typing.final
 class ListOffsetsPartition(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

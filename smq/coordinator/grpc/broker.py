@@ -11,6 +11,7 @@ from smq.coordinator.groups.coordinator import NO_MEMBER, GroupCoordinator
 from smq.coordinator.grpc.answer_budget import AnswerBudget
 from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.offset_calls import Advances, Assignments, OffsetCalls
+from smq.coordinator.grpc.search import Searches
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import (
     COMMIT_ITEMS_MAX,
@@ -42,6 +43,7 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         self._groups = groups
         self._response_bytes_max = response_bytes_max
         self._answers = AnswerBudget()
+        self._searches = Searches(self._calls, self._answers)
         self._streams = StreamCounts("offset", OFFSET_STREAMS_PER_CONNECTION_MAX)
 
     # -------------------------------------------------------------------------------------------------- fetch
@@ -88,6 +90,10 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
             if state is not None:
                 out.log_start, out.hwm, out.lso = state.log_start, state.hwm, state.lso
         return out
+
+    @guarded
+    async def SearchRecords(self, request: pb.SearchRecordsRequest, context: Context) -> pb.SearchRecordsResponse:
+        return await self._searches.page(request, context)
 
     # ------------------------------------------------------------------------------------------------ offsets
     @guarded

@@ -10,11 +10,11 @@ The keys that Kafka's brokers have as defaults of topics are defaults of new top
 created, and keeps them when they change. So no change of a default deletes what an older topic keeps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
-from smq.raft_state.config_keys import ConfigKey, ConfigType, between, known_at, one_of
+from smq.raft_state.config_keys import ConfigKey, ConfigType, between, one_of
 from smq.raft_state.limits import (
     GROUP_INITIAL_DELAY_MS_DEFAULT,
     GROUP_INITIAL_DELAY_MS_MAX,
@@ -69,6 +69,9 @@ _BROKER_NAMES: Final = {
     "segment.ms": "log.roll.ms",
 }
 
+
+# Kafka's older keys of the same limit, in other units.
+_OTHER_UNITS: Final = dict.fromkeys(("log.retention.hours", "log.retention.minutes"), "log.retention.ms (milliseconds)")
 
 # Keys of topics of which Kafka's brokers have no default.
 TOPIC_ONLY: Final = (
@@ -172,6 +175,10 @@ def producer_expiration_ms(config: Mapping[str, str]) -> int:
     return int(cluster_value(config, PRODUCER_EXPIRATION_MS))
 
 
-def known_cluster_keys(level: int) -> str:
-    """All keys of a feature level, for a message."""
-    return ", ".join(known_at(CLUSTER_CONFIG, level))
+def unknown_key_hint(key: str, known: Collection[str]) -> str:
+    """What to use in place of a key that is not among the known ones of the cluster, for a message."""
+    if broker_name(key) in known:
+        return f"of new topics it is {broker_name(key)}"
+    if key in _OTHER_UNITS:
+        return f"use {_OTHER_UNITS[key]}"
+    return f"the settings are {', '.join(known)}"

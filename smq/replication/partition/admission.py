@@ -5,8 +5,7 @@ judge who leads: the replica does. The replica and the requests use it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId, Offset
@@ -40,8 +39,7 @@ class RecordSpace(Protocol):
     def refusal(self, node: int) -> SmqError: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """A producer's batch, and what its topic asks of it. If the topic has the records looked at, that is done before
     the replica has the offer: `data` may then be converted, `refusal` says why the batch cannot be taken, and `times`
     are the oldest and the newest timestamp of a record (None: no record has one)."""

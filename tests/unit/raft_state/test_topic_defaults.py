@@ -89,3 +89,19 @@ def test_the_defaults_show_before_the_topic_is_made(driver: Driver) -> None:
 def test_a_default_that_no_topic_can_have_is_refused(driver: Driver, command: object) -> None:
     driver.refused(command, ErrorCode.INVALID_CONFIG)  # type: ignore[arg-type]  # commands, by the parameters above
     assert driver.machine.state.config == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("retention.ms", "of new topics it is log.retention.ms"),
+        ("max.message.bytes", "of new topics it is message.max.bytes"),
+        ("log.retention.hours", "use log.retention.ms (milliseconds)"),
+        ("segment.bytes", "the settings are num.partitions"),
+        ("no.such.key", "the settings are num.partitions"),
+    ],
+)
+def test_a_key_that_the_cluster_does_not_have_is_refused_with_the_one_to_use(
+    driver: Driver, key: str, words: str
+) -> None:
+    assert words in driver.refused(settings(key), ErrorCode.INVALID_CONFIG).message

@@ -18,7 +18,7 @@ from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_topic
-from smq.raft_state.cluster_config import CLUSTER_CONFIG, cluster_value
+from smq.raft_state.cluster_config import CLUSTER_CONFIG, NUM_PARTITIONS, cluster_value, unknown_key_hint
 from smq.raft_state.commands import AlterClusterConfig, AlterTopicConfig
 from smq.raft_state.config_keys import ConfigKey, ConfigType, known_at
 from smq.raft_state.errors import SmqError
@@ -250,6 +250,8 @@ def _checked(config: Struct, table: _Table) -> str:
 
 def _row_of(key: str, table: _Table) -> ConfigKey:
     if key not in table:
-        message = f"there is no configuration {key[:80]!r} here: known are {', '.join(table)}"
+        is_of_cluster = NUM_PARTITIONS in table
+        hint = unknown_key_hint(key, table) if is_of_cluster else f"known are {', '.join(table)}"
+        message = f"there is no configuration {key[:80]!r} here: {hint}"
         raise KafkaRefusal(KafkaError.INVALID_CONFIG, message)
     return table[key]

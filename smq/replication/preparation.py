@@ -19,28 +19,33 @@ from smq.replication.log.decoding import converted, decode_bounded
 from smq.replication.partition.admission import Offer, validated
 from smq.replication.ports import Buffer, Compute
 
-BATCHES_MAX: Final = 1_000  # under way on this node: at 1 ms each, a second of one thread
-BYTES_MAX: Final = 64 << 20  # of them, as they were sent: as much as may wait for the disk
+BATCHES_MAX: Final = 1_000  # that wait on this node: at 1 ms each, a second of one thread
+BYTES_MAX: Final = 64 << 20  # of them as they were sent, and again of results: as much as may wait for the disk
+RUNNING_MAX: Final = 4  # jobs: twice the threads, so that none waits for the loop
 RETRY_MS: Final = 50
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
+    pid: PartitionId
     offer: Offer
     use: Callable[[Offer | SmqError], None]
     is_ready: bool
+    size: int  # as it was sent
+    held: int = 0  # of a result that waits for its turn
 
 
 class Preparation:
     def __init__(self, compute: Compute) -> None:
         self._compute = compute
-        self._waiting: dict[PartitionId, deque[_Entry]] = {}
-        self._count = self._bytes = 0
+        self._waiting: dict[PartitionId, deque[_Entry]] = {}  # in order of arrival; the first may be under way
+        self._jobs: deque[_Entry] = deque()  # not begun
+        self._running = self._count = self._bytes = self._held = 0
         self._closed: SmqError | None = None
 
     def concerns(self, pid: PartitionId, rules: BatchRules) -> bool:
         """False for a batch that can be offered to the replica as it is, now."""
-        return rules.codec is not None or rules.has_time_limits or pid in self._waiting
+        return _is_opened(rules) or pid in self._waiting
 
     def start(
         self, pid: PartitionId, batch: Buffer, rules: BatchRules, use: Callable[[Offer | SmqError], None]
@@ -50,36 +55,54 @@ class Preparation:
         if self._closed is not None:
             raise self._closed
         if self._count >= BATCHES_MAX or self._bytes >= BYTES_MAX:
-            raise SmqError(
-                ErrorCode.OVERLOADED, "too many batches wait to be converted", ErrorDetails(retry_after_ms=RETRY_MS)
-            )
-        entry = _Entry(Offer(batch, rules), use, is_ready=rules.codec is None and not rules.has_time_limits)
+            details = ErrorDetails(retry_after_ms=RETRY_MS)
+            raise SmqError(ErrorCode.OVERLOADED, "too many batches wait to be converted", details)
+        entry = _Entry(pid, Offer(batch, rules), use, is_ready=not _is_opened(rules), size=len(batch))
         self._waiting.setdefault(pid, deque()).append(entry)
         self._count += 1
-        self._bytes += len(batch)
+        self._bytes += entry.size
         if not entry.is_ready:
-            self._compute.run(partial(prepared, entry.offer), partial(self._on_prepared, pid, entry, len(batch)))
-        else:
-            self._bytes -= len(batch)
+            self._jobs.append(entry)
+            self._begin_jobs()
 
-    def _on_prepared(self, pid: PartitionId, entry: _Entry, size: int, offer: Offer) -> None:
-        self._bytes -= size
-        entry.offer, entry.is_ready = offer, True
-        entries = self._waiting.get(pid)
+    def _begin_jobs(self) -> None:
+        """Jobs begin in the order of arrival. So a result that waits for its turn waits for a job that has begun, and
+        too many results hold back only jobs that none of them waits for."""
+        while self._jobs and self._running < RUNNING_MAX and self._held < BYTES_MAX:
+            entry = self._jobs.popleft()
+            self._running += 1
+            self._compute.run(partial(prepared, entry.offer), partial(self._on_prepared, entry))
+
+    def _on_prepared(self, entry: _Entry, offer: Offer) -> None:
+        self._running -= 1
+        if self._closed is not None:
+            return
+        entry.offer, entry.is_ready, entry.held = offer, True, len(offer.data)
+        self._held += entry.held
+        entries = self._waiting.get(entry.pid)
         while entries and entries[0].is_ready:
             first = entries.popleft()
             self._count -= 1
+            self._bytes -= first.size
+            self._held -= first.held
             if not entries:
-                del self._waiting[pid]  # first: `use` may start another one
+                del self._waiting[entry.pid]  # before `use`, which may start another one
             first.use(first.offer)
+        self._begin_jobs()
 
     def close(self, error: SmqError) -> None:
         """None of them has been appended."""
         self._closed = error
+        self._jobs.clear()
         waiting, self._waiting = self._waiting, {}
         for entries in waiting.values():
             for entry in entries:
                 entry.use(error)
+
+
+def _is_opened(rules: BatchRules) -> bool:
+    """Whether the topic has its batches looked into."""
+    return rules.codec is not None or rules.has_time_limits
 
 
 def prepared(offer: Offer) -> Offer:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import cramjam
-from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+from aiokafka.codec import gzip_encode, snappy_encode, zstd_encode
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import (
@@ -35,6 +35,8 @@ _FIRST_GUESS_BYTES: Final = 64 << 10
 _GUESS_FACTOR: Final = 4  # how much larger the next attempt's buffer is
 _XERIAL_HEADER: Final = b"\x82SNAPPY\x00"  # Java's framing of snappy, which Kafka's clients use
 _XERIAL_HEADER_BYTES: Final = 16
+_LZ4_LEVEL: Final = 9  # Kafka's default
+_LZ4_BLOCK_BYTES: Final = 64 << 10  # of the frames that this compressor makes
 _LENGTH_AT: Final = 8
 _ATTRIBUTES_AT: Final = 21
 
@@ -68,12 +70,21 @@ def _compress(body: Buffer, codec: int, level: int | None) -> Buffer:
     elif codec == CODECS["snappy"]:
         made = snappy_encode(body)
     elif codec == CODECS["lz4"]:
-        made = lz4_encode(bytes(body), **({} if level is None else {"level": level}))
+        made = _lz4(body, level if level is not None else _LZ4_LEVEL)
     elif codec == CODECS["zstd"]:
         made = zstd_encode(body, level)
     else:
         return body
     return bytes(made)
+
+
+def _lz4(body: Buffer, level: int) -> Buffer:
+    """As aiokafka's, but block by block: this compressor keeps Python's lock, and the loop needs it meanwhile."""
+    compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
+    view = memoryview(body)
+    for at in range(0, len(view), _LZ4_BLOCK_BYTES):
+        compressor.compress(bytes(view[at : at + _LZ4_BLOCK_BYTES]))
+    return bytes(compressor.finish())
 
 
 def _decompress(header: BatchHeader, body: memoryview, bytes_max: int) -> bytes:

@@ -9,8 +9,9 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.topic_config import BatchRules, batch_rules
 from smq.records import CODECS, HEADER_BYTES, NewRecord, check_crc, decode_batch, encode_batch, parse_header, with_body
+from smq.replication import preparation as preparation_module
 from smq.replication.partition.admission import Offer, validated
-from smq.replication.preparation import BATCHES_MAX, Preparation, prepared
+from smq.replication.preparation import BATCHES_MAX, RUNNING_MAX, Preparation, prepared
 
 A, B = PartitionId(b"a" * 20), PartitionId(b"b" * 20)
 ZSTD = BatchRules(codec=CODECS["zstd"])
@@ -140,6 +141,37 @@ def test_too_many_batches_are_refused_until_some_have_ended(compute: LateCompute
     compute.end(0)
     preparation.start(B, b"", ZSTD, ended.append)
     assert len(ended) == 1
+
+
+def test_few_jobs_run_together_and_every_one_runs(compute: LateCompute) -> None:
+    preparation = Preparation(compute)
+    ended: list[Offer | SmqError] = []
+    for number in range(20):
+        preparation.start((A, B)[number % 2], encode_batch(RECORDS), ZSTD, ended.append)
+        assert len(compute.jobs) == min(number + 1, RUNNING_MAX)
+    while compute.jobs:
+        compute.end(len(compute.jobs) - 1)
+    assert len(ended) == 20
+
+
+def test_results_that_wait_for_their_turn_hold_back_further_jobs(
+    compute: LateCompute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = encode_batch([NewRecord(None, bytes(50_000), 0)], codec="gzip")
+    uncompressed = BatchRules(codec=CODECS["none"])
+    monkeypatch.setattr(preparation_module, "BYTES_MAX", 100_000)
+    preparation = Preparation(compute)
+    ended: list[Offer | SmqError] = []
+    for _ in range(12):
+        preparation.start(A, plain, uncompressed, ended.append)
+    for _ in range(2):
+        compute.end(1)
+    assert (len(compute.jobs), len(ended)) == (2 + 1, 0), "one result was below the bound, the second one was not"
+    compute.end(0)
+    assert len(ended) == 3
+    while compute.jobs:
+        compute.end(0)
+    assert len(ended) == 12
 
 
 def test_a_stopping_node_answers_every_batch_once(compute: LateCompute) -> None:

@@ -14,7 +14,7 @@ from smq.clients.admin import commit_offsets, fetch_offsets
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import DEADLINE_GRACE_MS, ClusterClient, now_ms
 from smq.clients.errors import build, error_from_detail
-from smq.clients.fetch_planner import FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
+from smq.clients.fetch_planner import NO_END, FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
 from smq.clients.lifecycle import Lifecycle
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, StartAt, check_end_name, checked_ends, parse_start, resolve_starts
@@ -251,7 +251,7 @@ class Consumer(Lifecycle):
 
     def _pop_decoded(self) -> ConsumerRecord:
         record = self._decoded.popleft()
-        self._planner.assigned[(record.topic, record.partition)].advance(record.offset + 1)
+        self._planner.assigned[(record.topic, record.partition)].position = record.offset + 1
         if not self._decoded and self._decoding is not None:
             self._advance(self._decoding)  # past trailing offsets without a record
         return record
@@ -365,11 +365,12 @@ class Consumer(Lifecycle):
 
     def _records_of(self, batch: RawBatch) -> list[ConsumerRecord]:
         fetch = self._planner.assigned[(batch.topic, batch.partition)]
+        lo, hi = fetch.position, fetch.end if fetch.end is not None else NO_END
         topic, partition, ts_ns_of_0 = batch.topic, batch.partition, batch.ts_ns - batch.base_offset
         return [
             ConsumerRecord(topic, partition, r.offset, ts_ns_of_0 + r.offset, r.timestamp_ms, r.key, r.value, r.headers)
             for r in decode_batch(batch.data)
-            if fetch.is_wanted(r.offset)
+            if lo <= r.offset < hi
         ]
 
     def _advance(self, batch: RawBatch) -> None:

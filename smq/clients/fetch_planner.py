@@ -24,6 +24,7 @@ ResetTo: TypeAlias = Literal["none", "earliest", "latest"]
 
 AVOID_REPLICA_MS: Final = 2_000.0  # a replica that could not serve a partition is asked again after this
 LAGGING_ANSWERS_MAX: Final = 5  # a lagging node may not know a new topic yet: its answer counts after this many
+NO_END: Final = 1 << 63
 PARTITIONS_PER_FETCH_MAX: Final = 200  # below the server's cap; more go into further calls
 _AVOID: Final = frozenset(
     {
@@ -98,10 +99,6 @@ class PartitionFetch:
     def is_fetched(self) -> bool:
         """There is nothing more to fetch before the end."""
         return self.end is not None and self.fetch_offset >= self.end
-
-    def is_wanted(self, offset: int) -> bool:
-        """Whether a record at this offset is to be returned."""
-        return offset >= self.position and (self.end is None or offset < self.end)
 
     def advance(self, position: int) -> None:
         """Past offsets that have been returned, or hold no record."""

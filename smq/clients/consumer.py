@@ -332,17 +332,8 @@ class Consumer(Lifecycle):
         if cursor is None:
             parsed = parse_start(start, group=self._group)
             offset = (await self._resolve({(topic, partition): parsed}))[(topic, partition)]
-        return await search_page(
-            self._cluster,
-            topic,
-            partition,
-            wanted,
-            offset=offset,
-            end_offset=end_offset,
-            cursor=cursor,
-            max_records=max_records,
-            only_node=self._planner.settings.only_node,
-            timeout_ms=self._timeout_ms,
+        return await self._search(
+            topic, partition, wanted, offset=offset, end_offset=end_offset, cursor=cursor, max_records=max_records
         )
 
     async def search(
@@ -353,15 +344,68 @@ class Consumer(Lifecycle):
         *,
         start: Start = "RESET_TO_EARLIEST",
         end_offset: int | None = None,
+        follow: bool = False,
     ) -> AsyncIterator[ConsumerRecord]:
-        """All records of a partition that pass a filter, page by page, as `search_page`."""
-        page = await self.search_page(topic, partition, wanted, start=start, end_offset=end_offset)
-        while True:
+        """All records of a partition that pass a filter, as `search_page` finds them. With `follow` it goes on with new
+        records, until `end_offset` or for ever."""
+        async for page in self.search_pages(
+            topic, partition, wanted, start=start, end_offset=end_offset, follow=follow
+        ):
             for record in page.records:
                 yield record
-            if page.cursor is None:
+
+    async def search_pages(
+        self,
+        topic: str,
+        partition: int,
+        wanted: RecordFilter,
+        *,
+        start: Start = "RESET_TO_EARLIEST",
+        end_offset: int | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[SearchPage]:
+        """As `search`, page by page; a page may be empty."""
+        page = await self.search_page(topic, partition, wanted, start=start, end_offset=end_offset)
+        while True:
+            yield page
+            offset = None if page.cursor is not None else page.next_offset
+            if offset is not None and (not follow or (end_offset is not None and offset >= end_offset)):
                 return
-            page = await self.search_page(topic, partition, wanted, cursor=page.cursor)
+            page = await self._search(
+                topic,
+                partition,
+                wanted,
+                offset=offset,
+                end_offset=end_offset if offset is not None else None,
+                cursor=page.cursor,
+                max_wait_ms=self._planner.settings.max_wait_ms if offset is not None else 0,
+            )
+
+    async def _search(
+        self,
+        topic: str,
+        partition: int,
+        wanted: RecordFilter,
+        *,
+        offset: int | None,
+        end_offset: int | None,
+        cursor: bytes | None,
+        max_records: int = 0,
+        max_wait_ms: int = 0,
+    ) -> SearchPage:
+        return await search_page(
+            self._cluster,
+            topic,
+            partition,
+            wanted,
+            offset=offset,
+            end_offset=end_offset,
+            cursor=cursor,
+            max_records=max_records,
+            max_wait_ms=max_wait_ms,
+            only_node=self._planner.settings.only_node,
+            timeout_ms=self._timeout_ms,
+        )
 
     def _records_of(self, batch: RawBatch) -> list[ConsumerRecord]:
         fetch = self._planner.assigned[(batch.topic, batch.partition)]

@@ -67,10 +67,12 @@ async def search_page(
     end_offset: int | None,
     cursor: bytes | None,
     max_records: int,
+    max_wait_ms: int,
     only_node: int | None,
     timeout_ms: float,
 ) -> SearchPage:
-    """The first page, from `offset` to `end_offset` (None: the present end), or the one that a cursor leads to.
+    """The first page, from `offset` to `end_offset` (None: the present end), or the one that a cursor leads to. If
+    `offset` is the end, the node waits `max_wait_ms` for a record there.
     OFFSET_OUT_OF_RANGE with what is there, also if records were deleted since the page before."""
     request = build(
         pb.SearchRecordsRequest,
@@ -81,6 +83,7 @@ async def search_page(
         end_offset=end_offset,
         cursor=cursor or b"",
         max_records=max_records,
+        max_wait_ms=max_wait_ms,
     )
     if cluster.metadata.partition(topic, partition) is None:
         await cluster.refresh((topic,), timeout_ms=timeout_ms)

@@ -9,7 +9,7 @@ import atexit
 import os
 import threading
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -99,6 +99,10 @@ class _BlockingClient:
         except KeyboardInterrupt:
             running.cancel()
             raise
+
+
+async def _next(pages: AsyncIterator[T]) -> T | None:
+    return await anext(pages, None)
 
 
 class SyncProducer(_BlockingClient):
@@ -275,13 +279,11 @@ class SyncConsumer(_BlockingClient):
         *,
         start: Start = "RESET_TO_EARLIEST",
         end_offset: int | None = None,
+        follow: bool = False,
     ) -> Iterator[ConsumerRecord]:
-        page = self.search_page(topic, partition, wanted, start=start, end_offset=end_offset)
-        while True:
+        pages = self._consumer.search_pages(topic, partition, wanted, start=start, end_offset=end_offset, follow=follow)
+        while (page := self._run(_next(pages))) is not None:
             yield from page.records
-            if page.cursor is None:
-                return
-            page = self.search_page(topic, partition, wanted, cursor=page.cursor)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Record by record, for ever or to the ends; the position follows the last record returned."""

@@ -51,3 +51,16 @@ def test_iteration_stops_at_the_present_end_although_a_leader_dies(fault_cluster
         fault_cluster.kill(fault_cluster.wait_leader(topic, 0))
         found += [record.offset for record in records]
     assert found == list(range(COUNT))
+
+
+def test_a_search_follows_what_is_written(cluster: Cluster) -> None:
+    topic = _fill(cluster)
+    servers = _servers(cluster)
+    with SyncConsumer(servers, request_timeout_ms=2_000) as consumer, SyncProducer(servers) as producer:
+        following = consumer.search(
+            topic, 0, RecordFilter(key=b"new"), start=COUNT - 1, end_offset=COUNT + 2, follow=True
+        )
+        for number in range(2):
+            producer.send(topic, b"v", b"new", partition=0).result()
+            assert next(following).offset == COUNT + number
+        assert list(following) == []

@@ -1143,6 +1143,7 @@ class SearchRecordsRequest(_message.Message):
     MAX_RECORDS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     """must be set"""
@@ -1160,6 +1161,8 @@ class SearchRecordsRequest(_message.Message):
     """about; 0 = 1 MiB. A larger record comes alone"""
     timeout_ms: _builtins.int
     """0 = 30 s"""
+    max_wait_ms: _builtins.int
+    """of a first page: if `offset` is the end, waits so long for a record there"""
     @_builtins.property
     def filter(self) -> Global___RecordFilter:
         """absent: all records"""
@@ -1176,10 +1179,11 @@ class SearchRecordsRequest(_message.Message):
         max_records: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
         timeout_ms: _builtins.int = ...,
+        max_wait_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_offset", b"_offset", "_partition", b"_partition", "end_offset", b"end_offset", "filter", b"filter", "offset", b"offset", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_offset", b"_offset", "_partition", b"_partition", "cursor", b"cursor", "end_offset", b"end_offset", "filter", b"filter", "max_bytes", b"max_bytes", "max_records", b"max_records", "offset", b"offset", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_offset", b"_offset", "_partition", b"_partition", "cursor", b"cursor", "end_offset", b"end_offset", "filter", b"filter", "max_bytes", b"max_bytes", "max_records", b"max_records", "max_wait_ms", b"max_wait_ms", "offset", b"offset", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__end_offset: _TypeAlias = _typing.Literal["end_offset"]  # noqa: Y015
     _WhichOneofArgType__end_offset: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset"]  # noqa: Y015

@@ -22,6 +22,7 @@ from smq.coordinator.grpc.service import Context, deadline_ms
 from smq.coordinator.limits import (
     DECODE_CHUNK_RECORDS,
     FETCH_BARRIER_MS,
+    FETCH_WAIT_MS_MAX,
     FILTER_HEADERS_MAX,
     SEARCH_BYTES_DEFAULT,
     SEARCH_BYTES_MAX,
@@ -91,14 +92,16 @@ class Searches:
         wanted = filter_of(request.filter)
         _check(request)
         timeout_ms = deadline_ms(request.timeout_ms, context)
-        until_s = time.monotonic() + min(SEARCH_SCAN_S_MAX, timeout_ms / 2000)
         bytes_max = request.max_bytes or SEARCH_BYTES_DEFAULT
+        partition = await find_partition(self._calls, request.topic, request.partition, timeout_ms)
+        if request.max_wait_ms and not request.cursor:
+            await self._wait(request, timeout_ms)
         with self._one_more():
-            partition = await find_partition(self._calls, request.topic, request.partition, timeout_ms)
             if request.cursor:
                 position, end = _resumed(request, partition.pid)
             else:
                 position, end = await self._first(request, wanted, timeout_ms)
+            until_s = time.monotonic() + min(SEARCH_SCAN_S_MAX, timeout_ms / 2000)
             page = _Page(position, end, request.max_records or SEARCH_RECORDS_DEFAULT, bytes_max, until_s)
             peer = context.peer()
             async with self._answers.reserved(peer, SEARCH_READ_BYTES + bytes_max, timeout_ms):
@@ -109,6 +112,18 @@ class Searches:
             cursor=_cursor(request, partition.pid, page) if page.position < page.end else b"",
             next_offset=page.position,
             end_offset=page.end,
+        )
+
+    async def _wait(self, request: pb.SearchRecordsRequest, timeout_ms: int) -> None:
+        """For a record at the offset, before the search counts as one that runs; at most for half of the call."""
+        wait_ms = min(request.max_wait_ms, FETCH_WAIT_MS_MAX, timeout_ms // 2)
+        await self._calls.fetch(
+            request.topic,
+            request.partition,
+            request.offset,
+            max_bytes=0,
+            max_wait_ms=wait_ms,
+            answer_ms=min(wait_ms + FETCH_BARRIER_MS, timeout_ms),
         )
 
     @contextmanager
@@ -189,6 +204,8 @@ def _check(request: pb.SearchRecordsRequest) -> None:
         message = f"end_offset is {request.end_offset}: it must be 0 or more"
     elif not 0 <= request.max_records <= SEARCH_RECORDS_MAX:
         message = f"max_records is {request.max_records}: it must be 0 to {SEARCH_RECORDS_MAX}"
+    elif request.max_wait_ms < 0:
+        message = f"max_wait_ms is {request.max_wait_ms}: it must be 0 or more"
     elif not 0 <= request.max_bytes <= SEARCH_BYTES_MAX:
         message = f"max_bytes is {request.max_bytes}: it must be 0 to {SEARCH_BYTES_MAX}"
     if message is not None:

@@ -5,6 +5,7 @@ Owns which batches and offsets an answer holds. `runner` registers it.
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from google.protobuf.message import Message
 
@@ -91,6 +92,10 @@ class Broker(BrokerServicer):
             position, end = map(int, request.cursor.split())
         else:
             position = request.offset
+            if request.max_wait_ms and position == log.hwm:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(request.max_wait_ms / 1000):
+                        await log.changed.wait()
             end = min(request.end_offset, log.hwm) if request.HasField("end_offset") else log.hwm
         if position < log.log_start:
             details = ErrorDetails(lo=Offset(log.log_start), hi=Offset(log.hwm))

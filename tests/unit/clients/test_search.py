@@ -87,6 +87,21 @@ def test_a_search_begins_and_ends_where_it_is_asked_to(given: dict[str, Any], of
     run(scenario())
 
 
+def test_a_search_follows_new_records_to_its_end() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster, max_wait_ms=10_000) as consumer:
+            fill(cluster)
+            following = consumer.search("t", 0, RecordFilter(key=b"a"), start=6, end_offset=20, follow=True)
+            assert [(await anext(following)).offset for _ in range(2)] == [6, 9]
+            waiting = asyncio.ensure_future(anext(following))
+            await asyncio.sleep(0)
+            fill(cluster)
+            assert (await waiting).offset == 12
+            assert [record.offset async for record in following] == [15, 18]
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     "wanted",
     [

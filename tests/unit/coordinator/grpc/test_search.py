@@ -186,6 +186,20 @@ def test_records_that_are_gone_between_two_pages_are_named(tmp_path: Path) -> No
     serving(tmp_path, body)
 
 
+def test_a_first_page_at_the_end_waits_for_a_record(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await fill(served)
+        assert await pages(served, offset=7, max_wait_ms=1) == [[]]
+        assert await pages(served, offset=5, max_wait_ms=30_000) == [[5, 6]]
+        waiting = asyncio.create_task(page(served, offset=7, max_wait_ms=30_000, filter=wanted(key=b"late")))
+        await served.publish(pb.PublishRecordRequest(topic="t", batch=encode_batch([NewRecord(b"late", b"v", 0)])))
+        assert [r.offset for r in (await waiting).records] == [7]
+        assert (await fails(page(served, offset=9, max_wait_ms=1))).code == ErrorCode.OFFSET_OUT_OF_RANGE.number
+        assert (await fails(page(served, max_wait_ms=-1))).code == ErrorCode.INVALID_REQUEST.number
+
+    serving(tmp_path, body)
+
+
 def _other_filter(fields: dict[str, Any]) -> None:
     fields["filter"] = wanted(key=b"x")
 

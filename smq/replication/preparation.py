@@ -15,7 +15,7 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.topic_config import BatchRules
 from smq.records import BatchHeader
-from smq.replication.log.decoding import converted, decode_bounded
+from smq.replication.log.decoding import DECODED_BATCH_BYTES_MAX, converted, decode_bounded
 from smq.replication.partition.admission import Offer, validated
 from smq.replication.ports import Buffer, Compute
 
@@ -123,11 +123,19 @@ def prepared(offer: Offer) -> Offer:
                     f"the batch has {len(batch)} bytes in the topic's compression.type, the limit is {rules.bytes_max}",
                 )
     except SmqError as e:
-        return Offer(offer.data, rules, refusal=e)
+        return Offer(offer.data, rules, refusal=_for_producers(e))
     except Exception as e:  # noqa: BLE001 - the bytes are a producer's: whatever a codec raises, the batch is to blame
         message = f"the records of the batch do not decode: {e}"
         return Offer(offer.data, rules, refusal=SmqError(ErrorCode.INVALID_BATCH, message))
     return Offer(batch, rules, times=times)
+
+
+def _for_producers(error: SmqError) -> SmqError:
+    """The bound on decompression speaks to readers."""
+    if error.code is not ErrorCode.LIMIT_EXCEEDED:
+        return error
+    message = f"the batch takes more than {DECODED_BATCH_BYTES_MAX} bytes uncompressed: send smaller ones"
+    return SmqError(ErrorCode.BATCH_TOO_LARGE, message)
 
 
 def _times(batch: Buffer, header: BatchHeader) -> tuple[int, int] | None:

@@ -4,12 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.topic_config import BatchRules, batch_rules
 from smq.records import CODECS, HEADER_BYTES, NewRecord, check_crc, decode_batch, encode_batch, parse_header, with_body
 from smq.replication import preparation as preparation_module
+from smq.replication.log import decoding
 from smq.replication.partition.admission import Offer, validated
 from smq.replication.preparation import BATCHES_MAX, RUNNING_MAX, Preparation, prepared
 
@@ -90,6 +93,14 @@ def test_a_batch_that_is_too_large_in_the_codec_of_its_topic_is_refused() -> Non
     assert offer.refusal is not None
     assert offer.refusal.code is ErrorCode.BATCH_TOO_LARGE
     assert str(limit) in offer.refusal.message
+
+
+def test_a_bomb_is_refused_before_it_fills_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "DECODED_BATCH_BYTES_MAX", 50_000)
+    refusal = prepared(Offer(encode_batch([NewRecord(None, bytes(100_000), 0)], codec="lz4"), ZSTD)).refusal
+    assert refusal is not None
+    assert refusal.code is ErrorCode.BATCH_TOO_LARGE
+    assert "uncompressed" in refusal.message
 
 
 def test_the_times_of_a_batch_are_those_of_its_records_and_of_its_header() -> None:
@@ -189,3 +200,27 @@ def test_a_stopping_node_answers_every_batch_once(compute: LateCompute) -> None:
 def test_a_converted_batch_has_a_right_checksum() -> None:
     offer = prepared(Offer(encode_batch(RECORDS), ZSTD))
     check_crc(offer.data, parse_header(offer.data))
+
+
+@given(
+    source=st.sampled_from(list(CODECS)),
+    target=st.sampled_from(list(CODECS)),
+    cut=st.integers(0, 2_000),
+    noise=st.binary(max_size=40),
+    is_limited=st.booleans(),
+)
+def test_whatever_a_producer_sends_is_converted_or_refused(
+    source: str, target: str, cut: int, noise: bytes, is_limited: bool
+) -> None:
+    """Its checksum is right, and its records are not. Nothing may end the node."""
+    sent = encode_batch(RECORDS, codec=source)
+    body = sent[HEADER_BYTES:]
+    at = cut % len(body)
+    hostile = with_body(parse_header(sent), sent, CODECS[source], body[:at] + noise + body[at + len(noise) :])
+    wanted = BatchRules(codec=CODECS[target], before_ms=1 if is_limited else BatchRules().before_ms)
+    offer = prepared(Offer(hostile, wanted))
+    if offer.refusal is None and offer.data is not hostile:
+        header = validated(offer)
+        assert (header.codec, header.count) == (CODECS[target], len(RECORDS))
+    elif offer.refusal is not None:
+        assert offer.refusal.code in (ErrorCode.INVALID_BATCH, ErrorCode.BATCH_TOO_LARGE)

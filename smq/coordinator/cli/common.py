@@ -48,7 +48,7 @@ def run(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
     try:
         return asyncio.run(work)
     except SmqError as e:
-        if e.code is ErrorCode.TIMED_OUT and "no node answers" in e.message:
+        if e.code is ErrorCode.UNREACHABLE:
             raise UserError(_no_answer(bootstrap, e)) from e
         raise
     except BrokenPipeError:

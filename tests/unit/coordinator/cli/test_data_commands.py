@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,25 +13,13 @@ from click.testing import CliRunner, Result
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE
-from smq.coordinator.cli.main import cli
+from smq.coordinator.cli.root import cli
 from smq.coordinator.tls.certificates import make_authority, make_client
 from smq.records import NewRecord, encode_batch
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.runner import cluster_in_thread
 
 Smq = Callable[..., Result]
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with cluster_in_thread(1, t=3) as found:
-        yield found
-
-
-@pytest.fixture
-def smq(cluster: FakeCluster) -> Smq:
-    environment = {"SMQ_BOOTSTRAP": cluster.nodes[1].address}
-    return lambda *arguments: CliRunner(env=environment).invoke(cli, [str(a) for a in arguments])
 
 
 def lines(result: Result) -> list[str]:
@@ -63,7 +51,7 @@ def test_groups_are_listed_described_with_lag_and_deleted_without_members(cluste
     assert [g["name"] for g in json.loads(smq("group", "list", "--json").stdout)] == ["g"]
     printed = lines(smq("group", "describe", "g"))
     assert printed[0] == "g: Stable, generation 3, assignor range, coordinated by node 2; lag 2,500"
-    assert any(line.split() == ["│", "t", "│", "1", "│", "-", "│", "7", "│", "-", "│", "-", "│"] for line in printed)
+    assert any(line.split() == ["t", "1", "-", "7", "-", "-"] for line in printed)
     assert json.loads(smq("group", "describe", "g", "--json").stdout)["lag"] == 2_500
     assert "GROUP_NOT_EMPTY" in smq("group", "delete", "g").stderr
     del found.members[:]

@@ -169,12 +169,16 @@ if TYPE_CHECKING:
     from smq.clients.admin import Admin as Admin
     from smq.clients.consumer import Consumer as Consumer
     from smq.clients.delivery import BatchMetadata as BatchMetadata
+    from smq.clients.delivery import Delivery as Delivery
     from smq.clients.offset_assigner import OffsetAssigner as OffsetAssigner
     from smq.clients.positions import OFFSET_TYPES as OFFSET_TYPES
     from smq.clients.positions import StartAt as StartAt
     from smq.clients.producer import Producer as Producer
     from smq.clients.producer import ProducerStats as ProducerStats
     from smq.clients.producer import RecordMetadata as RecordMetadata
+    from smq.clients.serde import JSON as JSON
+    from smq.clients.serde import STRING as STRING
+    from smq.clients.serde import Serde as Serde
     from smq.clients.sync import SyncAdmin as SyncAdmin
     from smq.clients.sync import SyncConsumer as SyncConsumer
     from smq.clients.sync import SyncOffsetAssigner as SyncOffsetAssigner
@@ -188,6 +192,10 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _MODULES: Final = {
     "Admin": "smq.clients.admin",
+    "JSON": "smq.clients.serde",
+    "STRING": "smq.clients.serde",
+    "Serde": "smq.clients.serde",
+    "Delivery": "smq.clients.delivery",
     "BatchMetadata": "smq.clients.delivery",
     "Consumer": "smq.clients.consumer",
     "ConsumerRecord": "smq.clients.types",

@@ -72,9 +72,11 @@ class Admin(Lifecycle):
         self._timeout_ms = milliseconds("timeout_ms", timeout_ms)
 
     async def start(self) -> None:
+        """Finds the cluster, within `connect_timeout_ms`. UNREACHABLE. `async with` calls it."""
         await self._cluster.start()
 
     async def close(self) -> None:
+        """Closes the connections. Every later call raises CLIENT_CLOSED."""
         await self._cluster.close()
 
     async def _call(self, run: CallFn[T]) -> T:
@@ -91,7 +93,9 @@ class Admin(Lifecycle):
         config: Mapping[str, str] | None = None,
         start_offset: int = 0,
     ) -> bytes:
-        """The new topic's id. TOPIC_EXISTS, INVALID_*."""
+        """Creates a topic and returns its id (16 bytes). `replication_factor` 0: 3, or the number of nodes if there are
+        fewer. `config` has Kafka's keys, with their values as text. All partitions begin at `start_offset`.
+        TOPIC_EXISTS, INVALID_TOPIC_NAME, INVALID_PARTITION_COUNT, INVALID_REPLICATION_FACTOR, INVALID_CONFIG."""
         request_id, wanted = _new_request_id(), settings("config", config)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> bytes:
@@ -110,6 +114,7 @@ class Admin(Lifecycle):
         return await self._call(run)
 
     async def delete_topic(self, name: str) -> None:
+        """Deletes the topic with all its records and the groups' offsets in it. UNKNOWN_TOPIC."""
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
@@ -120,7 +125,8 @@ class Admin(Lifecycle):
         self._cluster.metadata.forget_topic(name)
 
     async def add_partitions(self, name: str, partition_count: int) -> None:
-        """`partition_count` is the new total. A new count moves keys between partitions."""
+        """`partition_count` is the new total. A new count moves keys between partitions. UNKNOWN_TOPIC,
+        INVALID_PARTITION_COUNT."""
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
@@ -136,6 +142,7 @@ class Admin(Lifecycle):
         await self._call(run)
 
     async def alter_topic(self, name: str, *, set: Mapping[str, str] | None = None, unset: Iterable[str] = ()) -> None:
+        """Sets and resets settings of the topic: all or none. UNKNOWN_TOPIC, INVALID_CONFIG."""
         request_id, wanted, gone = _new_request_id(), settings("set", set), names("unset", unset)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
@@ -152,7 +159,8 @@ class Admin(Lifecycle):
         await self._call(run)
 
     async def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
-        """Deletes everything below `before_offset` (-1: the high water mark). Returns the new log start."""
+        """Deletes everything below `before_offset` (-1: the high water mark). Returns the new log start.
+        UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE."""
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> int:
@@ -195,6 +203,7 @@ class Admin(Lifecycle):
         return cluster_from_message(await self._call(run))
 
     async def list_topics(self) -> list[TopicDescription]:
+        """All topics, in order of name, with their partitions' leaders and offsets as of the call."""
         return sorted((await self.describe_cluster()).topics, key=lambda t: t.name)
 
     async def describe_topic(self, name: str) -> TopicDescription:
@@ -225,6 +234,8 @@ class Admin(Lifecycle):
         return address
 
     async def partition_range(self, topic: str, partition: int) -> PartitionRange:
+        """Where the partition begins and ends, as of the call, from its leader. UNKNOWN_TOPIC, UNKNOWN_PARTITION."""
+
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.GetPartitionRangeInfoResponse:
             request = build(pb.GetPartitionRangeInfoRequest, topic=topic, partition=partition, timeout_ms=node_ms)
             return await node.broker.GetPartitionRangeInfo(request, timeout=call_s)
@@ -299,6 +310,8 @@ class Admin(Lifecycle):
     # -- groups' offsets
 
     async def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
+        """Commits the group's next offsets: all or none; linearizable once it returns. UNKNOWN_TOPIC,
+        UNKNOWN_PARTITION, INVALID_OFFSET; UNKNOWN_MEMBER while the group has members."""
         await commit_offsets(self._cluster, group, offsets, self._timeout_ms)
 
     async def fetch_offsets(

@@ -113,6 +113,7 @@ class Consumer(Lifecycle):
     # -- life
 
     async def start(self) -> None:
+        """Finds the cluster, within `connect_timeout_ms`. UNREACHABLE. `async with` calls it."""
         await self._cluster.start()
         node = self._planner.settings.only_node
         if node is not None and self._cluster.metadata.address(node) is None:
@@ -120,6 +121,7 @@ class Consumer(Lifecycle):
             raise SmqError(ErrorCode.INVALID_REQUEST, message)
 
     async def close(self) -> None:
+        """Ends all reading, without a commit. Every later call raises CLIENT_CLOSED."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -190,6 +192,7 @@ class Consumer(Lifecycle):
         return {tp: position.offset for tp, position in listed.items()}
 
     def assignment(self) -> list[TopicPartition]:
+        """The assigned partitions."""
         return list(self._planner.assigned)
 
     async def seek(self, topic: str, partition: int, start: Start) -> int:
@@ -228,7 +231,8 @@ class Consumer(Lifecycle):
     # -- group offsets
 
     async def commit(self, offsets: Mapping[TopicPartition, int | CommittedOffset] | None = None) -> None:
-        """Commits the group's next offsets: the positions of all assigned partitions, or the given ones."""
+        """Commits the group's next offsets: the positions of all assigned partitions, or the given ones.
+        INVALID_REQUEST without a group."""
         group = self._named_group()
         if offsets is None:
             offsets = {tp: f.position for tp, f in self._planner.assigned.items()}

@@ -70,6 +70,7 @@ class Delivery:
         self._callbacks: list[Callable[[Delivery], object]] | None = None
 
     def done(self) -> bool:
+        """Whether the record is acknowledged or has failed."""
         return self._outcome is not None
 
     def result(self, timeout: float | timedelta | None = None) -> RecordMetadata:
@@ -118,9 +119,11 @@ class Delivery:
             self._call_back()
 
     def wake(self) -> None:
+        """Wakes the threads that wait."""
         self._settled.wake()
 
     def fail(self, error: SmqError) -> None:
+        """Settles it with an error, and wakes."""
         self.settle(error)
         self.wake()
 

@@ -47,9 +47,11 @@ class OffsetAssigner(Lifecycle):
         self._advance_streams: dict[str, AdvanceStream] = {}
 
     async def start(self) -> None:
+        """Finds the cluster, within `connect_timeout_ms`. UNREACHABLE. `async with` calls it."""
         await self._cluster.start()
 
     async def close(self) -> None:
+        """Closes the connections. Every later call raises CLIENT_CLOSED."""
         await self._cluster.close()
         closing = [stream.close() for stream in self._assign_streams.values()]
         closing += [stream.close() for stream in self._advance_streams.values()]

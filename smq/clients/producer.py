@@ -161,6 +161,7 @@ class Producer:
 
     @property
     def stats(self) -> ProducerStats:
+        """Counters since the start."""
         return self._publisher.stats
 
     @property
@@ -170,6 +171,7 @@ class Producer:
 
     @property
     def is_full(self) -> bool:
+        """Whether `send` would raise OVERLOADED now."""
         return self._accumulator.is_full
 
     # -- records

@@ -47,7 +47,9 @@ def test_unknown_topic_is_named_in_every_call(cluster: Cluster) -> None:
         lambda: node.call(
             node.admin.AddPartitions, pb.AddPartitionsRequest(name="no-such", partition_count=2, timeout_ms=5_000)
         ),
-        lambda: node.call(node.admin.AlterTopic, pb.AlterTopicRequest(name="no-such", timeout_ms=5_000)),
+        lambda: node.call(
+            node.admin.AlterTopic, pb.AlterTopicRequest(name="no-such", unset=["retention.ms"], timeout_ms=5_000)
+        ),
     ]
     for call in calls:
         error = raises(ErrorCode.UNKNOWN_TOPIC, call)

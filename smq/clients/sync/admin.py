@@ -8,7 +8,7 @@ from typing import Unpack
 
 from smq.clients.admin import Admin, AdminOptions
 from smq.clients.positions import Start
-from smq.clients.sync.loop import BlockingClient
+from smq.clients.sync.loop import BlockingClient, documented_as
 from smq.clients.types import (
     ClusterDescription,
     ClusterSetting,
@@ -23,6 +23,7 @@ from smq.clients.types import (
 )
 
 
+@documented_as(Admin)
 class SyncAdmin(BlockingClient):
     """`with SyncAdmin("host:port") as a: a.create_topic("t", 6)`. Options as Admin's."""
 

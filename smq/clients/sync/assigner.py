@@ -8,9 +8,10 @@ from typing import Unpack
 
 from smq.clients.admin import AdminOptions
 from smq.clients.offset_assigner import OffsetAssigner
-from smq.clients.sync.loop import BlockingClient
+from smq.clients.sync.loop import BlockingClient, documented_as
 
 
+@documented_as(OffsetAssigner)
 class SyncOffsetAssigner(BlockingClient):
     """`with SyncOffsetAssigner("host:port") as a: base, last = a.assign("t", 0, 5)`. Options as OffsetAssigner's."""
 

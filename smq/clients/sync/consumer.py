@@ -11,13 +11,14 @@ from smq.clients.arguments import Duration
 from smq.clients.consumer import Assignment, Consumer, ConsumerOptions
 from smq.clients.forked import check_owner
 from smq.clients.positions import Start
-from smq.clients.sync.loop import BlockingClient
+from smq.clients.sync.loop import BlockingClient, documented_as
 from smq.clients.types import CommittedOffset, ConsumerRecord, FetchedRange, RawBatch, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
 
 ITERATION_WAIT_MS: Final = 1_000.0  # how long iteration waits before it checks for close()
 
 
+@documented_as(Consumer)
 class SyncConsumer(BlockingClient):
     """`with SyncConsumer("host:port") as c: c.assign([("t", 0)]); for r in c: ...`. Options as Consumer's."""
 

@@ -9,7 +9,7 @@ import atexit
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -20,6 +20,18 @@ T = TypeVar("T")
 C = TypeVar("C", bound="BlockingClient")
 
 STOP_TIMEOUT_S: Final = 5.0  # of the loop's thread at exit: it has nothing left to wait for
+
+
+def documented_as(original: type) -> Callable[[type[C]], type[C]]:
+    """Gives methods without a docstring that of the asyncio client's method of the same name: one text for both."""
+
+    def decorate(blocking: type[C]) -> type[C]:
+        for name, method in vars(blocking).items():
+            if callable(method) and not name.startswith("_") and method.__doc__ is None:
+                method.__doc__ = getattr(original, name).__doc__
+        return blocking
+
+    return decorate
 
 
 class LoopThread:

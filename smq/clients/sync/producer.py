@@ -12,7 +12,7 @@ from typing import Final, Unpack
 from smq.clients.arguments import Instant
 from smq.clients.delivery import BatchMetadata, Delivery, Settled
 from smq.clients.producer import Producer, ProducerOptions, ProducerStats, checked_record
-from smq.clients.sync.loop import BlockingClient
+from smq.clients.sync.loop import BlockingClient, documented_as
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import Headers
 
@@ -23,6 +23,7 @@ TAKEN_AT_ONCE: Final = 500  # then the loop turns to answers: about 2 ms
 _Record = tuple[str, bytes | None, bytes | None, Headers, int | None, int, Delivery]
 
 
+@documented_as(Producer)
 class SyncProducer(BlockingClient):
     """`with SyncProducer("host:port") as p: p.send("t", b"v").result()`. Options as Producer's."""
 
@@ -44,6 +45,7 @@ class SyncProducer(BlockingClient):
 
     @property
     def stats(self) -> ProducerStats:
+        """Counters since the start."""
         return self._producer.stats
 
     def send(

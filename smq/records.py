@@ -6,9 +6,10 @@ another layer; every layer may import it. Layout: the Kafka protocol guide, "Rec
 """
 
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from crc32c import crc32c
 
@@ -212,6 +213,22 @@ class NewRecord:
     headers: Headers = ()
 
 
+_import_lock: Final = threading.Lock()
+_default_records: Any = None  # aiokafka's module with the compiled codec
+
+
+def _compiled() -> Any:
+    """Imported on first use, by one thread: aiokafka's modules import each other, and of two threads that begin at
+    different ones, one would see a module that is not complete."""
+    global _default_records
+    if _default_records is None:
+        with _import_lock:
+            from aiokafka.record import default_records
+
+            _default_records = default_records
+    return _default_records
+
+
 def encode_batch(
     records: Iterable[NewRecord],
     *,
@@ -221,11 +238,9 @@ def encode_batch(
     base_sequence: int = -1,
 ) -> bytes:
     """One v2 batch with base offset 0. ValueError for no records or an unknown codec."""
-    from aiokafka.record.default_records import DefaultRecordBatchBuilder
-
     if codec not in CODECS:
         raise ValueError(f"unknown codec {codec!r}: one of {', '.join(CODECS)}")
-    builder = DefaultRecordBatchBuilder(
+    builder = _compiled().DefaultRecordBatchBuilder(
         magic=MAGIC,
         compression_type=CODECS[codec],
         is_transactional=False,
@@ -266,11 +281,9 @@ class OpenBatch(Protocol):
 
 def open_batch(*, codec: str, bytes_max: int) -> OpenBatch:
     """An empty v2 batch without a producer id. ValueError for an unknown codec."""
-    from aiokafka.record.default_records import DefaultRecordBatchBuilder
-
     if codec not in CODECS:
         raise ValueError(f"unknown codec {codec!r}: one of {', '.join(CODECS)}")
-    builder: OpenBatch = DefaultRecordBatchBuilder(
+    builder: OpenBatch = _compiled().DefaultRecordBatchBuilder(
         magic=MAGIC,
         compression_type=CODECS[codec],
         is_transactional=False,
@@ -298,15 +311,15 @@ def decode_batch(batch: Buffer) -> Iterator[Record]:
     """The records of one batch, in order, decompressed. BatchCorrupt if they do not decode."""
     import zlib
 
+    default_records = _compiled()
     from aiokafka.errors import CorruptRecordException
-    from aiokafka.record.default_records import DefaultRecordBatch
     from cramjam import DecompressionError
 
     # The CRC proves only that the bytes are the producer's. Whether they decompress is up to the codec, and each codec
     # raises its own errors (gzip: EOFError, zlib.error, OSError; snappy's framing: struct.error).
     refusals = (CorruptRecordException, DecompressionError, zlib.error, struct.error, EOFError, OSError)
     try:
-        for r in DefaultRecordBatch(batch):
+        for r in default_records.DefaultRecordBatch(batch):
             yield Record(r.offset, r.timestamp, r.key, r.value, r.headers)
     except (*refusals, ValueError, OverflowError) as e:
         raise BatchCorrupt(f"the records do not decode: {e}") from e

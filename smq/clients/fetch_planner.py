@@ -34,6 +34,7 @@ _AVOID: Final = frozenset(
         ErrorCode.SHUTTING_DOWN,
         ErrorCode.UPGRADE_NEEDED,
         ErrorCode.TIMED_OUT,
+        ErrorCode.UNREACHABLE,
     }
 )
 

@@ -91,9 +91,11 @@ _TLS_KEYS: Final = tuple(f.name for f in dataclasses.fields(TlsConfig))
 def load_config(path: Path, *, insecure: bool = False) -> ServerConfig:
     """ConfigError for a file that is missing or invalid. `insecure` is the command line's option."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror or e}; name a node.toml with --config") from e
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path} is not UTF-8: {e.reason} at byte {e.start}; save it as UTF-8") from e
     try:
         return parse_config(text, base_dir=path.parent, insecure=insecure)
     except ConfigError as e:

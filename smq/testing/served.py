@@ -76,7 +76,7 @@ class Served:
 
     async def subscribe(self, **init: Any) -> list[pb.SubscribeRecordResponse]:
         """All responses of a subscription to topic "t" that ends by itself."""
-        fields = {"subscription_id": secrets.token_hex(4), "topic": "t", **init}
+        fields = {"subscription_id": secrets.token_hex(4), "topic": "t", "partition": 0, **init}
         request = pb.SubscribeRecordRequest(init=pb.SubscribeInit(**fields))
 
         async def send() -> AsyncIterator[pb.SubscribeRecordRequest]:
@@ -89,7 +89,7 @@ class Served:
 def publish_request(values: Iterable[bytes], **fields: Any) -> pb.PublishRecordRequest:
     """A request to publish one encoded batch of these values, to topic "t" unless `fields` name another."""
     batch = encode_batch(NewRecord(key=b"k", value=v, timestamp_ms=1_000 + i) for i, v in enumerate(values))
-    return pb.PublishRecordRequest(**{"topic": "t", **fields}, batch=batch)
+    return pb.PublishRecordRequest(**{"partition": 0, "topic": "t", **fields}, batch=batch)
 
 
 async def fails(call: Awaitable[Any]) -> pb.ErrorDetail:

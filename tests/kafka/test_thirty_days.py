@@ -219,7 +219,7 @@ def test_a_consumer_that_was_away_for_30_days_reads_on_or_learns_what_is_gone(
             await faces.served.wait_leaders()
             await faces.pass_days(calendar, 15)
             await come_back(faces)
-            await faces.served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=KEPT))
+            await faces.served.admin.DeleteRecords(pb.DeleteRecordsRequest(partition=0, topic="t", before_offset=KEPT))
             await come_back_too_late_by_grpc(faces)
             await come_back_too_late_by_kafka(faces)
 

@@ -7,6 +7,9 @@ Streams carry batches: a Python gRPC message costs about 100 microseconds, whate
 Errors: unary calls and SubscribeRecord fail with a gRPC status and an ErrorDetail in the trailing metadata
 `smq-error-bin`. PublishRecord answers each request with its own `error`, so that one bad batch does not affect the
 others.
+
+A number or flag that is `optional` in a request, and whose comment names no default, must be set: 0 would mean
+something there. Without it the request is refused (INVALID_REQUEST); zero itself is sent explicitly.
 """
 
 from collections import abc as _abc

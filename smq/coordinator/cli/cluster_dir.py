@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from smq.coordinator.cli.default_ports import GRPC_PORT_DEFAULT, HTTP_PORT_DEFAULT, KAFKA_PORT_DEFAULT
 from smq.coordinator.config import (
     Address,
     ServerConfig,
@@ -31,9 +32,6 @@ from smq.coordinator.user_errors import ConfigError, UserError
 from smq.raft_state.cluster_config import AUTO_CREATE, GROUP_INITIAL_DELAY_MS
 from smq.raft_state.ids import NodeId
 
-GRPC_PORT_DEFAULT: Final = 7401
-HTTP_PORT_DEFAULT: Final = 7402
-KAFKA_PORT_DEFAULT: Final = 9092  # where Kafka clients look first
 PORT_STEP: Final = 10  # between two nodes of one machine
 NODES_MAX: Final = 9  # processes on one machine; a larger cluster belongs on more machines
 _HOST: Final = "127.0.0.1"
@@ -110,8 +108,13 @@ def hold_directory(directory: Path) -> Iterator[None]:
     The lock ends with the process, whatever ends it. Single nodes are protected by the lock on their own data. After a
     UserError, a directory that was made here and has got no cluster is gone again."""
     made = [path for path in (directory, *directory.parents) if not path.exists()]
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (directory / _LOCK_FILE).open("a+") as lock:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock_file = (directory / _LOCK_FILE).open("a+")
+    except OSError as e:
+        reason = f"{e.strerror or e} ({e.filename})"
+        raise ConfigError(f"{directory} cannot be used as a data directory: {reason}; choose another one") from e
+    with lock_file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -98,6 +98,7 @@ class AdminService(GroupAdmin):
 
     @guarded
     async def AlterTopic(self, request: pb.AlterTopicRequest, context: Context) -> pb.AlterTopicResponse:
+        _check_change(request)
         command = AlterTopicConfig(
             request_id=request_id_of(request.request_id),
             name=request.name,
@@ -150,6 +151,7 @@ class AdminService(GroupAdmin):
     async def AlterClusterConfig(
         self, request: pb.AlterClusterConfigRequest, context: Context
     ) -> pb.AlterClusterConfigResponse:
+        _check_change(request)
         command = AlterClusterConfig(
             request_id=request_id_of(request.request_id),
             set_=_sorted_items(request.set),
@@ -220,6 +222,11 @@ class AdminService(GroupAdmin):
                 )
             )
         return out
+
+
+def _check_change(request: pb.AlterTopicRequest | pb.AlterClusterConfigRequest) -> None:
+    if not request.set and not request.unset:
+        raise SmqError(ErrorCode.INVALID_REQUEST, "set and unset are empty: name at least one setting")
 
 
 def _sorted_items(config: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.grpc.publish import PublishStream
+from smq.coordinator.grpc.required import check_fields
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.grpc.subscribe import SubscribeStream
 from smq.coordinator.limits import PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX, PUBLISH_STREAMS_PER_CONNECTION_MAX
@@ -58,6 +59,8 @@ class AgentService(smq_pb2_grpc.AgentServicer):
 
     async def _open(self, request: pb.StartPublishSessionRequest, timeout_ms: int) -> PublishSession:
         request_id = request_id_of(request.request_id)
+        if request.resume:
+            check_fields(request, ("producer_id", "producer_epoch"))
         command = (
             AllocateProducerId(
                 request_id=request_id,

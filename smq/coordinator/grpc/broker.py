@@ -11,6 +11,7 @@ from smq.coordinator.groups.coordinator import NO_MEMBER, GroupCoordinator
 from smq.coordinator.grpc.answer_budget import AnswerBudget
 from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.offset_calls import Advances, Assignments, OffsetCalls
+from smq.coordinator.grpc.required import check_fields, check_offset_value
 from smq.coordinator.grpc.search import Searches
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import (
@@ -119,6 +120,7 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
     async def _list_end(self, requested: pb.ListOffsetsPartition, timeout_ms: int) -> pb.ListedOffset:
         if requested.max_bytes < 1:
             raise SmqError(ErrorCode.INVALID_REQUEST, f"max_bytes is {requested.max_bytes}: it must be 1 or more")
+        check_fields(requested, ("offset_value",))
         state = await find_partition(self._calls, requested.topic, requested.partition, timeout_ms)
         run = await self._calls.sized_run(
             requested.topic, requested.partition, requested.offset_value, requested.max_bytes, timeout_ms
@@ -214,10 +216,13 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
 
 def _start_ask(requested: pb.ListOffsetsPartition) -> StartAsk:
     is_by_time = requested.HasField("timestamp_ms")
+    kind = OffsetType.EXACT_TS_NS if is_by_time else parse_offset_type(requested.offset_type)
+    if not is_by_time:
+        check_offset_value(requested, kind)
     return StartAsk(
         topic=requested.topic,
         partition=requested.partition,
-        type=OffsetType.EXACT_TS_NS if is_by_time else parse_offset_type(requested.offset_type),
+        type=kind,
         value=requested.offset_value,
         group=requested.group,
         reset_if_gone=requested.reset_if_gone,

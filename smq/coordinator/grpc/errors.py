@@ -67,6 +67,10 @@ _STATUS: Final[dict[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.UPGRADE_NEEDED: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.DATA_DAMAGED: grpc.StatusCode.DATA_LOSS,
     ErrorCode.INTERNAL: grpc.StatusCode.INTERNAL,
+    # Of clients alone: no node raises them.
+    ErrorCode.UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.CLIENT_CLOSED: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.FORKED: grpc.StatusCode.INVALID_ARGUMENT,
 }
 
 

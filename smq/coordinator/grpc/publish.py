@@ -15,6 +15,7 @@ import grpc
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.grpc.errors import to_detail
+from smq.coordinator.grpc.required import check_fields, check_required
 from smq.coordinator.limits import (
     PUBLISH_DISK_POLL_MS,
     PUBLISH_DISK_QUEUE_BYTES_MAX,
@@ -77,6 +78,7 @@ class PublishStream:
 
     async def _take(self, request: pb.PublishRecordRequest) -> None:
         try:
+            check_required(request)
             self._check_size(request)
             topic, session = self._target(request)
             timeout_ms = timeout_of(request.timeout_ms)
@@ -147,6 +149,7 @@ class PublishStream:
             raise SmqError(ErrorCode.INVALID_REQUEST, "the request has neither batch nor records")
         if session is None:
             raise SmqError(ErrorCode.INVALID_REQUEST, "records need a session_id; without one send a batch")
+        check_fields(request, ("base_sequence",))
         if not 0 <= request.base_sequence <= INT32_MAX:
             raise SmqError(ErrorCode.INVALID_REQUEST, f"base_sequence is {request.base_sequence}: it must be >= 0")
         if not request.records.records:

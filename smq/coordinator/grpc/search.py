@@ -194,9 +194,7 @@ async def _search(batch: StoredBatch, page: _Page, wanted: RecordFilter) -> None
 # ---------------------------------------------------------------------------------------------------- requests
 def _check(request: pb.SearchRecordsRequest) -> None:
     message: str | None = None
-    if not request.HasField("partition"):
-        message = "partition must be set: 0 is a partition, too"
-    elif request.cursor and (request.HasField("offset") or request.HasField("end_offset")):
+    if request.cursor and (request.HasField("offset") or request.HasField("end_offset")):
         message = "offset and end_offset are for the first page: a cursor has its own"
     elif not request.cursor and not request.HasField("offset"):
         message = "offset must be set, or the cursor of the page before"

@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from smq.coordinator.grpc.errors import abort
+from smq.coordinator.grpc.required import check_required
 from smq.coordinator.limits import DEADLINE_SLACK_MS
 from smq.coordinator.service.internal_errors import internal
 from smq.coordinator.service.requests import timeout_of
@@ -33,6 +35,8 @@ def guarded(
     @functools.wraps(handler)
     async def wrapper(self: S, request: Q, context: Context) -> R:
         try:
+            if isinstance(request, Message):
+                check_required(request)
             return await handler(self, request, context)
         except SmqError as e:
             await abort(context, e)

@@ -8,10 +8,12 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
 from prometheus_client import CollectorRegistry
 
 from smq.coordinator.http.metrics import pieces
@@ -19,6 +21,21 @@ from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
 from smq.replication.api import NodeApi, NodeStatus
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
 
+HTTP_FIRST_REQUEST_S_MAX: Final = 10.0  # a browser or a scraper sends its few hundred bytes within milliseconds
+_FRONT: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>smq node {node}</title></head><body>
+<h1>smq, node {node}</h1>
+<p>This is the node's HTTP port, for people and monitoring. Records travel over gRPC and Kafka's protocol.</p>
+<ul>
+<li><a href="/readyz">/readyz</a>: whether the node serves requests, and why not</li>
+<li><a href="/healthz">/healthz</a>: whether its process runs</li>
+<li><a href="/metrics">/metrics</a>: measurements, for Prometheus</li>
+</ul>
+<p>In a terminal: <code>smq status</code> shows the cluster and all its ports, <code>smq topic list</code> its topics,
+<code>echo hello | smq produce TOPIC</code> sends a record, <code>smq consume TOPIC</code> reads.
+<code>smq --help</code> has the rest.</p>
+</body></html>
+"""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -48,7 +65,9 @@ class HttpServer:
         self._node = node
         self._is_stopping = is_stopping
         self._registry = registry
-        app = web.Application(client_max_size=HTTP_REQUEST_BYTES_MAX)
+        self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # bounded by the acceptor's connections
+        app = web.Application(client_max_size=HTTP_REQUEST_BYTES_MAX, middlewares=[self._heard])
+        app.router.add_get("/", self._front)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
@@ -73,7 +92,33 @@ class HttpServer:
     def _make_protocol(self, ticket: Ticket) -> asyncio.BaseProtocol:
         server = self._runner.server
         assert server is not None  # set up before the first connection
-        return _Counted(server(), ticket)
+        inner = server()
+        timer = asyncio.get_running_loop().call_later(HTTP_FIRST_REQUEST_S_MAX, self._give_up, inner)
+        self._silent[inner] = timer
+        return _Counted(inner, ticket, lambda: self._forget(inner))
+
+    # A connection whose first request is not complete in time is closed; aiohttp itself waits for ever.
+    def _give_up(self, inner: RequestHandler) -> None:
+        self._silent.pop(inner, None)
+        inner.force_close()
+        if inner.transport is not None:
+            inner.transport.abort()
+
+    def _forget(self, inner: asyncio.BaseProtocol) -> None:
+        timer = self._silent.pop(inner, None)
+        if timer is not None:
+            timer.cancel()
+
+    @web.middleware
+    async def _heard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        self._forget(request.protocol)
+        return await handler(request)
+
+    async def _front(self, _request: web.Request) -> web.Response:
+        """For a person who has found the port: what is here, and what to do next."""
+        return web.Response(text=_FRONT.format(node=self._node.node_id), content_type="text/html", charset="utf-8")
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         """The process runs and its loop turns: an answer can prove no more."""
@@ -117,8 +162,9 @@ class HttpServer:
 class _Counted(asyncio.Protocol):
     """aiohttp's protocol, which also reports the end of its connection to the acceptor."""
 
-    def __init__(self, inner: asyncio.Protocol, ticket: Ticket) -> None:
+    def __init__(self, inner: asyncio.Protocol, ticket: Ticket, on_lost: Callable[[], None]) -> None:
         self._ticket = ticket
+        self._on_lost = on_lost
         self._lost = inner.connection_lost
         self.connection_made = inner.connection_made  # type: ignore[method-assign] # no call in between
         self.data_received = inner.data_received  # type: ignore[method-assign] # no call in between
@@ -128,4 +174,5 @@ class _Counted(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ticket.close()
+        self._on_lost()
         self._lost(exc)

@@ -130,6 +130,10 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.ALREADY_INITIALIZED: KafkaError.UNKNOWN_SERVER_ERROR,
     ErrorCode.FEATURE_NOT_ENABLED: KafkaError.UNSUPPORTED_VERSION,
     ErrorCode.INTERNAL: KafkaError.UNKNOWN_SERVER_ERROR,
+    # Of clients of smq alone: no node raises them.
+    ErrorCode.UNREACHABLE: KafkaError.UNKNOWN_SERVER_ERROR,
+    ErrorCode.CLIENT_CLOSED: KafkaError.UNKNOWN_SERVER_ERROR,
+    ErrorCode.FORKED: KafkaError.UNKNOWN_SERVER_ERROR,
 }
 
 # A consumer does not know "not enough replicas". After "wrong node" it looks up the leader again and comes back.

@@ -76,7 +76,7 @@ def test_on_the_kafka_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def requests(sequences: range) -> list[pb.PublishRecordRequest]:
-    return [pb.PublishRecordRequest(topic="t", correlation_id=n, batch=sent(n)) for n in sequences]
+    return [pb.PublishRecordRequest(partition=0, topic="t", correlation_id=n, batch=sent(n)) for n in sequences]
 
 
 @pytest.mark.parametrize("where", ["the node", "the stream"])

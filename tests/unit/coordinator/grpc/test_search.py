@@ -29,7 +29,7 @@ async def fill(served: Served, batches: Iterable[Batch] = LOG, **create: Any) ->
     for number, records in enumerate(batches):
         new = [NewRecord(k, b"%d" % i, i * 100, h) for i, (k, h) in enumerate(records, offset)]
         batch = encode_batch(new, codec="zstd")
-        requests.append(pb.PublishRecordRequest(topic="t", correlation_id=number, batch=batch))
+        requests.append(pb.PublishRecordRequest(topic="t", partition=0, correlation_id=number, batch=batch))
         offset += len(records)
     for answer in await served.publish(*requests):
         assert not answer.HasField("error"), answer
@@ -128,7 +128,7 @@ def test_a_search_covers_what_was_there_when_it_began(tmp_path: Path) -> None:
         first = await page(served, max_records=5)
         assert (first.next_offset, first.end_offset) == (5, 7)
         (answer,) = await served.publish(
-            pb.PublishRecordRequest(topic="t", batch=encode_batch([NewRecord(b"late", b"v", 0)]))
+            pb.PublishRecordRequest(topic="t", partition=0, batch=encode_batch([NewRecord(b"late", b"v", 0)]))
         )
         assert answer.base_offset == 7
         last = await page(served, cursor=first.cursor)
@@ -166,7 +166,7 @@ def test_batches_that_are_too_old_are_not_decoded(tmp_path: Path) -> None:
         broken = with_body(parse_header(sent), sent, CODECS["zstd"], b"not zstd" * 10)
         young = encode_batch([NewRecord(b"young", b"v", 9_000)])
         for batch in (broken, young):
-            await served.publish(pb.PublishRecordRequest(topic="t", batch=batch))
+            await served.publish(pb.PublishRecordRequest(topic="t", partition=0, batch=batch))
         assert await pages(served, offset=7, filter=wanted(from_ms=701)) == [[8]]
         refused = await fails(page(served, filter=wanted(key=b"young")))
         assert refused.code == ErrorCode.INVALID_BATCH.number
@@ -192,7 +192,9 @@ def test_a_first_page_at_the_end_waits_for_a_record(tmp_path: Path) -> None:
         assert await pages(served, offset=7, max_wait_ms=1) == [[]]
         assert await pages(served, offset=5, max_wait_ms=30_000) == [[5, 6]]
         waiting = asyncio.create_task(page(served, offset=7, max_wait_ms=30_000, filter=wanted(key=b"late")))
-        await served.publish(pb.PublishRecordRequest(topic="t", batch=encode_batch([NewRecord(b"late", b"v", 0)])))
+        await served.publish(
+            pb.PublishRecordRequest(topic="t", partition=0, batch=encode_batch([NewRecord(b"late", b"v", 0)]))
+        )
         assert [r.offset for r in (await waiting).records] == [7]
         assert (await fails(page(served, offset=9, max_wait_ms=1))).code == ErrorCode.OFFSET_OUT_OF_RANGE.number
         assert (await fails(page(served, max_wait_ms=-1))).code == ErrorCode.INVALID_REQUEST.number
@@ -241,7 +243,7 @@ def test_a_cursor_of_a_deleted_topic_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "code", "words"),
     [
-        ({"partition": None}, ErrorCode.INVALID_REQUEST, "partition must be set"),
+        ({"partition": None}, ErrorCode.INVALID_REQUEST, "has no partition"),
         ({"offset": None}, ErrorCode.INVALID_REQUEST, "offset must be set"),
         ({"end_offset": -1}, ErrorCode.INVALID_REQUEST, "end_offset is -1"),
         ({"max_records": 10_001}, ErrorCode.INVALID_REQUEST, "max_records is 10001"),

@@ -47,7 +47,7 @@ class Secured:
             async with Admin(self.grpc, tls=tls, connect_timeout_ms=within_ms) as admin:
                 await admin.list_topics()
         except SmqError as e:
-            if e.code is not ErrorCode.TIMED_OUT:
+            if e.code is not ErrorCode.UNREACHABLE:
                 raise
             return False
         return True

@@ -40,7 +40,7 @@ from smq.clients.positions import (
     resolve_starts,
 )
 from smq.clients.retry import RandomFn
-from smq.clients.search import RecordFilter, SearchPage, search_page
+from smq.clients.search import Searching
 from smq.clients.tls import Tls
 from smq.clients.types import CommittedOffset, ConsumerRecord, FetchedRange, RawBatch, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -67,7 +67,7 @@ class ConsumerOptions(TypedDict, total=False):
     random_source: RandomFn
 
 
-class Consumer(Lifecycle):
+class Consumer(Searching, Lifecycle):
     """`async with Consumer("host:port") as c: await c.assign("topic"); async for record in c: ...`
 
     A start position is an offset, "earliest", "latest", the name of another offset type, (type, value), a datetime, a
@@ -392,101 +392,6 @@ class Consumer(Lifecycle):
         part = await self._cluster.call(run, timeout_ms=self._timeout_ms, candidates=candidates, topics=(topic,))
         batches = tuple(RawBatch(topic, partition, b.base_offset, b.last_offset, b.ts_ns, b.data) for b in part.batches)
         return FetchedRange(log_start=part.log_start, hwm=part.hwm, lso=part.lso, batches=batches)
-
-    # -- searches
-
-    async def search_page(
-        self,
-        topic: str,
-        partition: int,
-        wanted: RecordFilter,
-        *,
-        start: Start = "RESET_TO_EARLIEST",
-        end_offset: int | None = None,
-        cursor: bytes | None = None,
-        max_records: int = 0,
-    ) -> SearchPage:
-        """One page of the records that pass a filter, which a node finds; without an assignment. The first page begins
-        at `start`, and the search covers what is there now, at most up to `end_offset`. A further page needs the cursor
-        of the page before and the same filter. `max_records`: 0 is the node's default, 500."""
-        offset = None
-        if cursor is None:
-            parsed = parse_start(start, group=self._group)
-            offset = (await self._resolve({(topic, partition): parsed}))[(topic, partition)]
-        return await self._search(
-            topic, partition, wanted, offset=offset, end_offset=end_offset, cursor=cursor, max_records=max_records
-        )
-
-    async def search(
-        self,
-        topic: str,
-        partition: int,
-        wanted: RecordFilter,
-        *,
-        start: Start = "RESET_TO_EARLIEST",
-        end_offset: int | None = None,
-        follow: bool = False,
-    ) -> AsyncIterator[ConsumerRecord]:
-        """All records of a partition that pass a filter, as `search_page` finds them. With `follow` it goes on with new
-        records, until `end_offset` or for ever."""
-        async for page in self.search_pages(
-            topic, partition, wanted, start=start, end_offset=end_offset, follow=follow
-        ):
-            for record in page.records:
-                yield record
-
-    async def search_pages(
-        self,
-        topic: str,
-        partition: int,
-        wanted: RecordFilter,
-        *,
-        start: Start = "RESET_TO_EARLIEST",
-        end_offset: int | None = None,
-        follow: bool = False,
-    ) -> AsyncIterator[SearchPage]:
-        """As `search`, page by page; a page may be empty."""
-        page = await self.search_page(topic, partition, wanted, start=start, end_offset=end_offset)
-        while True:
-            yield page
-            offset = None if page.cursor is not None else page.next_offset
-            if offset is not None and (not follow or (end_offset is not None and offset >= end_offset)):
-                return
-            page = await self._search(
-                topic,
-                partition,
-                wanted,
-                offset=offset,
-                end_offset=end_offset if offset is not None else None,
-                cursor=page.cursor,
-                max_wait_ms=self._planner.settings.max_wait_ms if offset is not None else 0,
-            )
-
-    async def _search(
-        self,
-        topic: str,
-        partition: int,
-        wanted: RecordFilter,
-        *,
-        offset: int | None,
-        end_offset: int | None,
-        cursor: bytes | None,
-        max_records: int = 0,
-        max_wait_ms: int = 0,
-    ) -> SearchPage:
-        return await search_page(
-            self._cluster,
-            topic,
-            partition,
-            wanted,
-            offset=offset,
-            end_offset=end_offset,
-            cursor=cursor,
-            max_records=max_records,
-            max_wait_ms=max_wait_ms,
-            only_node=self._planner.settings.only_node,
-            timeout_ms=self._timeout_ms,
-        )
 
     def _records_of(self, batch: RawBatch) -> list[ConsumerRecord]:
         fetch = self._planner.assigned[(batch.topic, batch.partition)]

@@ -1,17 +1,19 @@
 """Searches: records of a partition that pass a filter, found by the nodes and returned in pages.
 
 Owns the filter, the page, and the calls behind them. A page is one call, to any replica; its cursor leads to the next
-one, at whatever node and after whatever pause. The consumer offers them as its own methods.
+one, at whatever node and after whatever pause. `Searching` has the consumer's methods for them. Consumers import it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.errors import build
+from smq.clients.fetch_planner import FetchPlanner
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.types import ConsumerRecord
+from smq.clients.positions import Start, Wanted, parse_start
+from smq.clients.types import ConsumerRecord, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
 
 
@@ -57,7 +59,112 @@ class SearchPage:
     end_offset: int
 
 
-async def search_page(
+class Searching:
+    """A consumer's searches. They need no assignment."""
+
+    _cluster: ClusterClient
+    _group: str | None
+    _planner: FetchPlanner
+    _timeout_ms: float
+
+    async def _resolve(self, wanted: Mapping[TopicPartition, Wanted]) -> dict[TopicPartition, int]:
+        raise NotImplementedError  # by the consumer
+
+    async def search_page(
+        self,
+        topic: str,
+        partition: int,
+        wanted: RecordFilter,
+        *,
+        start: Start = "RESET_TO_EARLIEST",
+        end_offset: int | None = None,
+        cursor: bytes | None = None,
+        max_records: int = 0,
+    ) -> SearchPage:
+        """One page of the records that pass a filter, which a node finds; without an assignment. The first page begins
+        at `start`, and the search covers what is there now, at most up to `end_offset`. A further page needs the cursor
+        of the page before and the same filter. `max_records`: 0 is the node's default, 500."""
+        offset = None
+        if cursor is None:
+            parsed = parse_start(start, group=self._group)
+            offset = (await self._resolve({(topic, partition): parsed}))[(topic, partition)]
+        return await self._search(
+            topic, partition, wanted, offset=offset, end_offset=end_offset, cursor=cursor, max_records=max_records
+        )
+
+    async def search(
+        self,
+        topic: str,
+        partition: int,
+        wanted: RecordFilter,
+        *,
+        start: Start = "RESET_TO_EARLIEST",
+        end_offset: int | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[ConsumerRecord]:
+        """All records of a partition that pass a filter, as `search_page` finds them. With `follow` it goes on with new
+        records, until `end_offset` or for ever."""
+        async for page in self.search_pages(
+            topic, partition, wanted, start=start, end_offset=end_offset, follow=follow
+        ):
+            for record in page.records:
+                yield record
+
+    async def search_pages(
+        self,
+        topic: str,
+        partition: int,
+        wanted: RecordFilter,
+        *,
+        start: Start = "RESET_TO_EARLIEST",
+        end_offset: int | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[SearchPage]:
+        """As `search`, page by page; a page may be empty."""
+        page = await self.search_page(topic, partition, wanted, start=start, end_offset=end_offset)
+        while True:
+            yield page
+            offset = None if page.cursor is not None else page.next_offset
+            if offset is not None and (not follow or (end_offset is not None and offset >= end_offset)):
+                return
+            page = await self._search(
+                topic,
+                partition,
+                wanted,
+                offset=offset,
+                end_offset=end_offset if offset is not None else None,
+                cursor=page.cursor,
+                max_wait_ms=self._planner.settings.max_wait_ms if offset is not None else 0,
+            )
+
+    async def _search(
+        self,
+        topic: str,
+        partition: int,
+        wanted: RecordFilter,
+        *,
+        offset: int | None,
+        end_offset: int | None,
+        cursor: bytes | None,
+        max_records: int = 0,
+        max_wait_ms: int = 0,
+    ) -> SearchPage:
+        return await _fetch_page(
+            self._cluster,
+            topic,
+            partition,
+            wanted,
+            offset=offset,
+            end_offset=end_offset,
+            cursor=cursor,
+            max_records=max_records,
+            max_wait_ms=max_wait_ms,
+            only_node=self._planner.settings.only_node,
+            timeout_ms=self._timeout_ms,
+        )
+
+
+async def _fetch_page(
     cluster: ClusterClient,
     topic: str,
     partition: int,

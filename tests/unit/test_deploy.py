@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smq.coordinator.config import ServerConfig, TlsConfig, load_config, parse_config
+from smq.coordinator.config import ServerConfig, TlsConfig, known_keys, load_config, parse_config
 from smq.replication.config import NodeConfig
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -25,7 +25,9 @@ def test_sample_configuration_is_accepted_by_the_server() -> None:
 def test_sample_configuration_shows_every_key_and_its_real_default() -> None:
     text = (DEPLOY / "node.toml").read_text()
     for field in dataclasses.fields(ServerConfig):
-        assert re.search(rf"^(# )?{field.name} =|^(# )?\[{field.name}\]", text, re.MULTILINE), field.name
+        assert re.search(rf"^(# )?{field.name} =|^(# )?\[{field.name}[].]", text, re.MULTILINE), field.name
+    keys = {key[-1] for key in known_keys() if key[0] in ("listeners", "http", "tls") and key[-1] != "*"}
+    assert {key for key in keys if not re.search(rf"^(# )?{key} = ", text, re.MULTILINE)} == set()
     uncommented = re.sub(r"^# (\w+ = |\[)", r"\1", text, flags=re.MULTILINE)
     config = parse_config(uncommented, base_dir=DEPLOY)
     defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}

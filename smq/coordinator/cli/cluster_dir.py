@@ -15,16 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from smq.coordinator.config import (
-    Address,
-    ServerConfig,
-    TlsConfig,
-    check_rack,
-    check_settings,
-    format_address,
-    load_config,
-    write_config,
-)
+from smq.coordinator.addresses import Address, format_address
+from smq.coordinator.config import ServerConfig, TlsConfig, check_rack, check_settings, load_config, write_config
 from smq.coordinator.listeners import check_free
 from smq.coordinator.tls.layout import Identity, client_identity, tls_dir
 from smq.coordinator.user_errors import ConfigError, UserError

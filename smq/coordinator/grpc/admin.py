@@ -13,6 +13,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.groups import GroupAdmin
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
+from smq.coordinator.service.audience import told_of
 from smq.coordinator.service.lookup import find_partition, find_topic, known_ranges
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.turns import Turns
@@ -178,7 +179,7 @@ class AdminService(GroupAdmin):
             cluster_id=self._state.cluster_id,
             feature_level=self._state.feature_level,
             raft_leader=self._calls.node.status().raft_leader,
-            nodes=[_node_info(n) for _, n in sorted(self._state.nodes.items())],
+            nodes=[_node_info(n, self.audience.listener) for _, n in sorted(self._state.nodes.items())],
             topics=[await _topic_info(t, self._state, ends, turns) for t in topics],
         )
 
@@ -226,12 +227,13 @@ def _sorted_items(config: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(config.items()))
 
 
-def _node_info(node: NodeState) -> pb.NodeInfo:
+def _node_info(node: NodeState, listener: str) -> pb.NodeInfo:
+    told = told_of(node, listener)
     return pb.NodeInfo(
         node=node.node,
-        grpc_address=node.grpc_address,
+        grpc_address=told.grpc_address,
         http_address=node.http_address,
-        kafka_address=node.kafka_address,
+        kafka_address=told.kafka_address,
         fenced=node.fenced,
         incarnation=node.incarnation,
         drained=node.drained,

@@ -1,6 +1,7 @@
 """The HTTP listener of a node: /healthz, /readyz and /metrics.
 
-Owns status codes and bodies. It never changes anything. Only the composition root imports it.
+Owns status codes and bodies; `http.access` judges who gets them. It never changes anything. Only the composition root
+imports it.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 
+from smq.coordinator.http.access import HttpAccess
 from smq.coordinator.http.metrics import pieces
 from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
 from smq.replication.api import NodeApi, NodeStatus
@@ -41,6 +43,7 @@ class HttpServer:
         listener: socket.socket,
         is_stopping: Callable[[], bool],
         registry: CollectorRegistry,
+        access: HttpAccess,
         *,
         limits: AcceptLimits,
         tls: Callable[[], ssl.SSLContext] | None = None,
@@ -48,6 +51,7 @@ class HttpServer:
         self._node = node
         self._is_stopping = is_stopping
         self._registry = registry
+        self._access = access
         app = web.Application(client_max_size=HTTP_REQUEST_BYTES_MAX)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
@@ -75,13 +79,18 @@ class HttpServer:
         assert server is not None  # set up before the first connection
         return _Counted(server(), ticket)
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
+    async def _healthz(self, request: web.Request) -> web.Response:
         """The process runs and its loop turns: an answer can prove no more."""
-        return web.json_response({"status": "ok", "node": self._node.node_id})
+        self._access.refuse_probe(request)
+        details = {"node": self._node.node_id} if self._access.may_see_details(request) else {}
+        return web.json_response({"status": "ok"} | details)
 
-    async def _readyz(self, _request: web.Request) -> web.Response:
+    async def _readyz(self, request: web.Request) -> web.Response:
+        self._access.refuse_probe(request)
         status = self._node.status()
         ready = status.is_ready and not self._is_stopping()
+        if not self._access.may_see_details(request):
+            return web.json_response({"ready": ready}, status=200 if ready else 503)
         body = {
             "ready": ready,
             "node": status.node,
@@ -104,6 +113,7 @@ class HttpServer:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         """In pieces, and no faster than the client reads: 7 MB at 10,000 partitions."""
+        await self._access.refuse_metrics(request)
         response = web.StreamResponse(headers={"Content-Type": _METRICS_TYPE})
         await response.prepare(request)
         for piece in pieces(self._node, self._registry):

@@ -7,6 +7,7 @@ Only the composition root makes one.
 
 import asyncio
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +38,7 @@ class _Loaded:
 
     nodes_listening: ssl.SSLContext
     nodes_dialling: ssl.SSLContext
-    clients: ssl.SSLContext
+    clients: Mapping[ssl.VerifyMode, ssl.SSLContext]
     grpc: grpc.ServerCertificateConfiguration
     ends_s: float  # Unix time; of the node's certificate
     ca_ends_s: float  # of the authority that signed it if that is trusted, otherwise of the last trusted one
@@ -63,11 +64,11 @@ class NodeTls:
     def dialling(self) -> ssl.SSLContext:
         return self._now.nodes_dialling
 
-    def clients(self) -> ssl.SSLContext:
-        """For the client ports, except gRPC's."""
-        return self._now.clients
+    def clients(self, need: ssl.VerifyMode) -> ssl.SSLContext:
+        """For the client ports, except gRPC's. With CERT_OPTIONAL a client may show a certificate, and need not."""
+        return self._now.clients[need]
 
-    def grpc_credentials(self) -> grpc.ServerCredentials:
+    def grpc_credentials(self, *, client_certificates: bool) -> grpc.ServerCredentials:
         """Credentials that ask for the certificates at every handshake, on a thread of gRPC's own."""
         served = self._now.grpc
 
@@ -81,7 +82,7 @@ class NodeTls:
         credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
             self._now.grpc,
             fetch,  # type: ignore[arg-type] # None means unchanged, which the stubs do not know
-            require_client_authentication=self._config.client_certificates,
+            require_client_authentication=client_certificates,
         )
         return credentials
 
@@ -141,7 +142,7 @@ class NodeTls:
         return _Loaded(
             nodes_listening=_context(config, ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED),
             nodes_dialling=_context(config, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED),
-            clients=_client_context(config),
+            clients={need: _client_context(config, need) for need in ssl.VerifyMode},
             grpc=grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca),
             ends_s=own[0].not_valid_after_utc.timestamp(),
             ca_ends_s=_end_of_issuer(own[0], _parse(config.ca, ca)),
@@ -184,8 +185,12 @@ def client_context(config: TlsConfig) -> ssl.SSLContext:
     return _context(config, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED, is_host_checked=True)
 
 
-def _client_context(config: TlsConfig) -> ssl.SSLContext:
-    need = ssl.CERT_REQUIRED if config.client_certificates else ssl.CERT_NONE
+def verify_mode(config: TlsConfig) -> ssl.VerifyMode:
+    """What a listener with these settings asks of its clients."""
+    return ssl.CERT_REQUIRED if config.client_certificates else ssl.CERT_NONE
+
+
+def _client_context(config: TlsConfig, need: ssl.VerifyMode) -> ssl.SSLContext:
     context = _context(config, ssl.PROTOCOL_TLS_SERVER, need)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # not all clients are ours
     return context

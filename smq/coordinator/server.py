@@ -38,6 +38,7 @@ from smq.coordinator.kafka.listener import KafkaPort, KafkaServer
 from smq.coordinator.listener_config import told
 from smq.coordinator.listeners import listener
 from smq.coordinator.process_log import configure_logs
+from smq.coordinator.self_check import Reach, SelfCheck
 from smq.coordinator.service.audience import OWN
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.tls.contexts import load_tls, verify_mode
@@ -94,6 +95,50 @@ class Server:
                 disk.close()
             raise
 
+    async def _refuse_second_process(self, network: TcpNetwork) -> None:
+        """StartError if the peers' address of this node leads to another process of it. A lone node has no peers."""
+        config = self._config
+        if len(config.peers) == 1:
+            return
+        address = config.peers[config.node_id]
+        found = await network.ask_own_address(address)
+        shown = format_address(address)
+        if found.process and not network.is_me(found.process):
+            network.close()
+            raise StartError(
+                f"another process runs as node {config.node_id} of this cluster, at {shown}: stop it, or give this one "
+                "its own node_id and peers entry"
+            )
+        if not found.process:
+            log.warning(
+                "own_address_unreachable",
+                key=f"peers.{config.node_id}",
+                address=shown,
+                reason=found.reason,
+                advice="if the other nodes cannot reach it either, correct the address, the name or the firewall",
+            )
+
+    def _reach(self, ports: "_Ports") -> Reach:
+        """The advertised addresses that differ from those listened to: only they may lead elsewhere."""
+        config = self._config
+        reach: dict[str, tuple[Address, ssl.SSLContext | None]] = {}
+        http = self.http_address, config.http_advertised, config.http_tls
+        found = [("http_advertised", *http)]
+        sockets = {port.listener: port.socket for port in ports.kafka}
+        for way in config.ways_in:
+            kafka = _bound(way.kafka_address, sockets.get(way.name))
+            for kind, bound, advertised in (
+                ("grpc", self._grpc.bound.get(way.name), way.grpc_advertised),
+                ("kafka", kafka, way.kafka_advertised),
+            ):
+                if bound is not None:
+                    found.append((way.key(f"{kind}_advertised"), bound, advertised, config.tls_of(way)))
+        for key, bound, advertised, tls in found:
+            if advertised is not None:
+                context = self._tls.dialling if self._tls is not None and tls is not None else None
+                reach[key] = told(bound, advertised), context
+        return reach
+
     def _open_disk(self, clock: AsyncioClock) -> LmdbDisk:
         try:
             return LmdbDisk(self._config.data_dir, call_soon_threadsafe=clock.call_soon_threadsafe, on_fatal=die)
@@ -138,6 +183,7 @@ class Server:
             tls=self._tls,
             on_error=die,
         )
+        await self._refuse_second_process(network)
         self.node = Node(
             ports.node_config,
             clock=clock,
@@ -148,6 +194,7 @@ class Server:
             on_waiting=self._on_waiting,
         )
         self._groups = self._group_coordinator(clock)
+        self._self_check = SelfCheck(self.node, self._reach(ports), lambda twin: die(StartRefused(twin)))
         self._add_services()
         self._kafka = self._kafka_server(ports.kafka, caps.kafka_limits(len(ports.kafka)))
         connections: dict[str, PortConnections] = {"nodes": network.acceptor, "grpc": self._grpc.connections}
@@ -173,6 +220,7 @@ class Server:
         if self._kafka is not None:
             await self._kafka.start()
         self._is_serving = True
+        self._self_check.start()
         if self.node.waiting:
             await self._stop_kafka()
         if self._tls is not None:
@@ -228,7 +276,7 @@ class Server:
             self.node,
             AgentService(self.node, request_bytes_max=bytes_max),
             BrokerService(self.node, self._groups, response_bytes_max=bytes_max),
-            AdminService(self.node, self._groups, self._settings, self._tls),
+            AdminService(self.node, self._groups, self._settings, self._tls, self._self_check.warnings),
         )
 
     def _group_coordinator(self, clock: AsyncioClock) -> GroupCoordinator:
@@ -284,6 +332,7 @@ class Server:
                 await drained.wait()
         except TimeoutError:
             log.warning("drain_timed_out")
+        self._self_check.stop()
         self._groups.stop()
         self.node.stop()
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)

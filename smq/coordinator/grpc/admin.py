@@ -6,7 +6,7 @@ root imports it.
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from smq.clients.pb import smq_pb2 as pb
@@ -41,10 +41,18 @@ Ends: TypeAlias = Mapping[tuple[str, int], PartitionRange]
 
 
 class AdminService(GroupAdmin):
-    def __init__(self, node: NodeApi, groups: GroupCoordinator, settings: Settings, tls: NodeTls | None) -> None:
+    def __init__(
+        self,
+        node: NodeApi,
+        groups: GroupCoordinator,
+        settings: Settings,
+        tls: NodeTls | None,
+        own_warnings: Callable[[], list[str]],
+    ) -> None:
         super().__init__(node, groups)
         self._settings = settings
         self._tls = tls
+        self._own_warnings = own_warnings
 
     @property
     def _state(self) -> ClusterState:
@@ -201,7 +209,7 @@ class AdminService(GroupAdmin):
             applied_index=status.applied_index if digest is None else digest[0],
             commit_index=status.commit_index,
             digest="" if digest is None else digest[1],
-            warnings=status.warnings,
+            warnings=(*status.warnings, *self._own_warnings()),
             certificate_ends_ms=int(self._tls.ends_s * 1000) if self._tls is not None else None,
         )
         async for r in Turns().over(self._calls.node.replica_statuses()):

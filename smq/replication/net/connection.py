@@ -168,6 +168,12 @@ class Connection(asyncio.Protocol):
         tls = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
         return uris_of(tls.getpeercert()) if tls is not None else ()
 
+    def finish(self) -> None:
+        """Sends what is queued, and then ends the connection."""
+        self.is_alive = False
+        if self._transport is not None:
+            self._transport.close()
+
     def abort(self) -> None:
         """Drops the connection and its unsent bytes; `on_lost` follows in a callback of its own."""
         self.is_alive = False

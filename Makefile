@@ -11,7 +11,7 @@ SEEDS ?= 1000
 MINUTES ?= 480
 PYTEST := $(PY) -m pytest
 # Cheapest failures first. One pytest call, so there is one closing line and one exit code.
-SUITES := tests/unit tests/sim tests/cluster tests/kafka tests/spark tests/chaos
+SUITES := tests/unit tests/sim tests/cluster tests/kafka tests/spark tests/deploy tests/chaos
 STUBS := smq_pb2.py smq_pb2.pyi smq_pb2_grpc.py smq_pb2_grpc.pyi
 
 .PHONY: help setup demo pipeline test test-full check lint types imports proto proto-check docs sim chaos bench lock clean

@@ -14,6 +14,7 @@ from typing import Final, Protocol, cast
 from smq.raft_state.ids import NodeId
 from smq.replication.net.acceptor import Ticket
 from smq.replication.net.frames import FrameError, FrameKind, FrameReader, frame_header
+from smq.replication.net.listening import plain_host
 from smq.replication.net.tls import uris_of
 from smq.replication.ports import Buffer, Channel
 
@@ -160,7 +161,7 @@ class Connection(asyncio.Protocol):
     @property
     def remote(self) -> str:
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return f"{peer[0]}:{peer[1]}" if peer else "unknown"
+        return f"{plain_host(peer[0])}:{peer[1]}" if peer else "unknown"
 
     @property
     def uris(self) -> tuple[str, ...]:

@@ -1,12 +1,18 @@
 """Listening sockets.
 
-Owns how one is bound. It must import nothing but the standard library: commands that need no server check ports, too.
+Owns how one is bound, and how the address of a client is written. It must import nothing but the standard library:
+commands that need no server check ports, too.
 """
 
 import socket
 from typing import Final
 
 _BACKLOG: Final = 128  # connections the kernel holds for us: a few per peer would do
+
+
+def plain_host(host: str) -> str:
+    """An IPv4 address as such: a socket that listens for both kinds shows it as ::ffff:10.0.0.1."""
+    return host.removeprefix("::ffff:")
 
 
 def bind_listener(host: str, port: int) -> socket.socket:

@@ -8,11 +8,11 @@ added command whose function takes `bootstrap` gets the options by which every c
 import importlib
 import inspect
 import os
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
-from smq import extra_advice
+from smq import __version__, extra_advice
 
 try:
     import click
@@ -27,6 +27,7 @@ from smq.raft_state.errors import SmqError
 _MODULES: Final = {
     "cert": "smq.coordinator.cli.cert",
     "cluster": "smq.coordinator.cli.cluster",
+    "completion": "smq.coordinator.cli.completion",
     "config": "smq.coordinator.cli.config",
     "consume": "smq.coordinator.cli.consume",
     "dev": "smq.coordinator.cli.cluster",
@@ -96,7 +97,7 @@ def _end(ctx: click.Context, message: str, code: int) -> NoReturn:
 
 
 @click.group(cls=SmqGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("smq"), prog_name="smq")
+@click.version_option(__version__, prog_name="smq")
 def cli() -> None:
     """A replicated, partitioned log whose offsets are exact.
 

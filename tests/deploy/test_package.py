@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -30,11 +29,6 @@ def build(source: Path, kind: str, target: Path) -> Path:
     subprocess.run(command, cwd=source, check=True, capture_output=True)
     (built,) = target.iterdir()
     return built
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(ROOT, "wheel", tmp_path_factory.mktemp("dist"))
 
 
 def metadata_of(wheel: Path) -> tuple[dict[str, list[str]], list[str]]:
@@ -84,18 +78,6 @@ def test_a_build_elsewhere_and_later_has_the_same_bytes(wheel: Path, tmp_path: P
         os.utime(path, (1_700_000_000, 1_700_000_000))
     again = build(copy, "wheel", tmp_path / "again")
     assert hashlib.sha256(again.read_bytes()).digest() == hashlib.sha256(wheel.read_bytes()).digest()
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the commands of an environment that has the wheel and, by path, this one's libraries."""
-    home = tmp_path_factory.mktemp("installed")
-    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-    pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run(pip, check=True)
-    (site,) = home.glob("lib/python*/site-packages")
-    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return home / "bin"
 
 
 def run(installed: Path, *arguments: str, text: str = "") -> str:

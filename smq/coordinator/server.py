@@ -22,6 +22,7 @@ import uvloop
 
 from smq.coordinator import limits
 from smq.coordinator.addresses import Address, format_address
+from smq.coordinator.clock_check import ClockCheck
 from smq.coordinator.config import ServerConfig, TlsConfig
 from smq.coordinator.file_descriptors import ConnectionCaps, take_descriptors
 from smq.coordinator.garbage_collection import HeapKeeper
@@ -174,6 +175,7 @@ class Server:
     async def _start(self, clock: AsyncioClock, disk: LmdbDisk, ports: "_Ports") -> None:
         config, caps = self._config, ports.caps
         self._disk = disk
+        self._clock_check = ClockCheck(len(config.peers), lambda why: die(StartRefused(why)))
         network = TcpNetwork(
             loop=asyncio.get_running_loop(),
             node_id=config.node_id,
@@ -182,6 +184,7 @@ class Server:
             listener=ports.peers,
             tls=self._tls,
             on_error=die,
+            on_clock=self._clock_check.note,
         )
         await self._refuse_second_process(network)
         self.node = Node(
@@ -276,8 +279,11 @@ class Server:
             self.node,
             AgentService(self.node, request_bytes_max=bytes_max),
             BrokerService(self.node, self._groups, response_bytes_max=bytes_max),
-            AdminService(self.node, self._groups, self._settings, self._tls, self._self_check.warnings),
+            AdminService(self.node, self._groups, self._settings, self._tls, self._warnings),
         )
+
+    def _warnings(self) -> list[str]:
+        return [*self._self_check.warnings(), *self._clock_check.warnings()]
 
     def _group_coordinator(self, clock: AsyncioClock) -> GroupCoordinator:
         def delay_ms() -> int:

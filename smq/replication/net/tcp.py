@@ -10,6 +10,7 @@ import asyncio
 import random
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,9 +66,10 @@ class TcpNetwork:
         settings: TcpSettings | None = None,
         tls: PeerContexts | None = None,
         on_error: Callable[[BaseException], None] | None = None,
+        on_clock: Callable[[NodeId, int], None] | None = None,
     ) -> None:
         """Without a `listener`, binds this node's address in `peers`. `on_error` receives every exception of the
-        handler: the node's state is then unknown."""
+        handler: the node's state is then unknown. `on_clock` gets how many milliseconds a peer's clock is ahead."""
         self._loop = loop
         self._node_id = node_id
         self._cluster_id = cluster_id
@@ -76,6 +78,8 @@ class TcpNetwork:
         self._settings = settings or TcpSettings()
         self._tls = tls
         self._on_error = on_error
+        self._on_clock = on_clock
+        self._wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self._process = secrets.token_bytes(16)
         self._serial = 0
         self._handler: NetworkHandler | None = None
@@ -112,6 +116,7 @@ class TcpNetwork:
             channel=Channel.CONTROL,
             process=self._process,
             serial=0,
+            wall_ms=self._wall_ms(),
             cluster_id=self._cluster_id,
         )
         timeout_ms = self._settings.connect_timeout_ms if self._tls is None else self._settings.tls_connect_timeout_ms
@@ -265,6 +270,7 @@ class TcpNetwork:
             channel=channel,
             process=self._process,
             serial=serial,
+            wall_ms=self._wall_ms(),
             cluster_id=self._cluster_id,
         )
         connection.write(FrameKind.HELLO, (encode_hello(hello),))
@@ -284,6 +290,8 @@ class TcpNetwork:
             self._retire(older)
             older.abort()
         self._pending.pop(connection, None)
+        if self._on_clock is not None:
+            self._on_clock(hello.sender, hello.wall_ms - self._wall_ms())
         if connection.dialled is None:
             self._send_hello(connection, hello.sender, hello.channel, hello.serial)
         connection.process, connection.serial, connection.key = hello.process, hello.serial, key

@@ -1,5 +1,6 @@
 """Settings from environment variables: the rule, who wins, and typing errors."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from smq.coordinator.environment import variable_of
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.ids import NodeId
 
+ROOT = Path(__file__).resolve().parents[3]
 FILE = """
 node_id = 1
 cluster_id = "c"
@@ -132,3 +134,13 @@ def test_variables_of_smq_as_a_client_are_left_alone() -> None:
 def test_no_two_keys_have_the_same_variable() -> None:
     variables = [variable_of(key) for key in known_keys()]
     assert len(set(variables)) == len(variables)
+
+
+def test_the_project_itself_gives_its_nodes_no_variable_that_they_refuse() -> None:
+    """Harnesses and benchmarks start nodes with the environment that they have themselves."""
+    found = set()
+    for folder in ("chaos_tests", "benchmarks", "examples", "smq/testing"):
+        for path in (ROOT / folder).rglob("*.*"):
+            if path.suffix in (".py", ".c", ".sh"):
+                found |= set(re.findall(r"\bSMQ_[A-Z0-9_]+", path.read_text()))
+    parse(**dict.fromkeys(found, ""))

@@ -127,3 +127,25 @@ def test_the_answer_to_a_second_process_is_the_end_of_its_connection() -> None:
         me.close()
 
     run(test)
+
+
+def test_both_sides_of_a_session_learn_how_far_the_other_clock_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        clocks = {ONE: iter(range(1_000_000, 2_000_000)), TWO: iter(range(9_000_000, 10_000_000))}
+        seen: dict[NodeId, int] = {}
+        two = network(TWO)
+        one = network(ONE)
+        one._peers[TWO] = address_of(two)
+        for node, known in ((ONE, one), (TWO, two)):
+            known._on_clock = seen.__setitem__
+            monkeypatch.setattr(known, "_wall_ms", clocks[node].__next__)
+            known.start(Recorder())
+        async with asyncio.timeout(20):
+            while len(seen) < 2:  # noqa: ASYNC110 - a state of the networks, not an event
+                await asyncio.sleep(0.001)
+        assert 7_900_000 < seen[TWO] < 8_100_000
+        assert -8_100_000 < seen[ONE] < -7_900_000
+        one.close()
+        two.close()
+
+    run(test)

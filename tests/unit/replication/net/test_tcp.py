@@ -285,6 +285,7 @@ def hello_payload(**changes: object) -> bytes:
         "channel": CONTROL,
         "process": b"p" * 16,
         "serial": 1,
+        "wall_ms": 0,
         "cluster_id": "c",
     }
     return encode_hello(Hello(**{**fields, **changes}))  # type: ignore[arg-type] # the cases name the fields

@@ -110,9 +110,9 @@ class ServerConfig:
         """The security of one way in: what it says itself, and [tls] for the rest."""
         if self.tls is None or listener.tls is False:
             return None
-        if listener.client_certificates is None:
-            return self.tls
-        return dataclasses.replace(self.tls, client_certificates=listener.client_certificates)
+        names = ("ca", "certificate", "key", "client_certificates")
+        own: dict[str, Any] = {name: getattr(listener, name) for name in names if getattr(listener, name) is not None}
+        return dataclasses.replace(self.tls, **own)
 
     @property
     def http_tls(self) -> TlsConfig | None:
@@ -212,7 +212,7 @@ def parse_config(
         http_advertised=read_advertised("", "http", raw, node_id),
         kafka_address=parse_address("kafka_address", raw["kafka_address"]) if "kafka_address" in raw else None,
         kafka_advertised=read_advertised("", "kafka", raw, node_id),
-        listeners=read_listeners(raw, node_id),
+        listeners=read_listeners(raw, node_id, base_dir),
         http=read_http(raw, base_dir),
         rack=string("rack", raw.get("rack", "")),
         insecure=boolean("insecure", raw.get("insecure", False)) or insecure,
@@ -275,7 +275,7 @@ def _check_protection(config: ServerConfig) -> None:
     own = "nodes_address" if config.nodes_address is not None else f"peers.{config.node_id}"
     listens = [(own, config.nodes_listen, config.tls)]
     for listener in config.ways_in:
-        if config.tls is None and (listener.tls or listener.client_certificates):
+        if config.tls is None and (listener.tls or listener.client_certificates or listener.certificate):
             raise ConfigError(f"[listeners.{listener.name}] asks for TLS: name the node's certificates under [tls]")
         listens += [(key, address, config.tls_of(listener)) for key, address, _ in listener.ports]
     if config.tls is None and config.http.tls:

@@ -20,7 +20,11 @@ from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import LISTENERS_MAX
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")  # without hyphens: it is part of the names of variables
-_KEYS: Final = ("grpc_address", "grpc_advertised", "kafka_address", "kafka_advertised", "tls", "client_certificates")
+_FILES: Final = ("ca", "certificate", "key")
+_KEYS: Final = (
+    *("grpc_address", "grpc_advertised", "kafka_address", "kafka_advertised"),
+    *("tls", "client_certificates", *_FILES),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +39,11 @@ class ListenerConfig:
     kafka_advertised: Address | None = None
     tls: bool | None = None
     client_certificates: bool | None = None
+    ca: Path | None = None  # these three: of a certificate of its own, such as one that browsers trust
+    certificate: Path | None = None
+    key: Path | None = None
 
-    def key(self, name: str) -> str:
+    def setting(self, name: str) -> str:
         """The setting as the file names it."""
         return f"listeners.{self.name}.{name}" if self.name else name
 
@@ -48,7 +55,7 @@ class ListenerConfig:
             ("kafka", self.kafka_address, self.kafka_advertised),
         ):
             if address is not None:
-                yield self.key(f"{kind}_address"), address, advertised
+                yield self.setting(f"{kind}_address"), address, advertised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +82,7 @@ def told(listened: Address, advertised: Address | None) -> Address:
 
 
 # ---------------------------------------------------------------------------------------------------- reading
-def read_listeners(raw: Mapping[str, Any], node_id: NodeId) -> dict[str, ListenerConfig]:
+def read_listeners(raw: Mapping[str, Any], node_id: NodeId, base_dir: Path) -> dict[str, ListenerConfig]:
     """[listeners.NAME], by name. ConfigError for anything that is not such a table."""
     found = table(raw, "listeners")
     for name, value in found.items():
@@ -90,10 +97,10 @@ def read_listeners(raw: Mapping[str, Any], node_id: NodeId) -> dict[str, Listene
             )
     if len(found) > LISTENERS_MAX:
         raise ConfigError(f"[listeners] has {len(found)} entries: a node may have {LISTENERS_MAX}")
-    return {name: _listener(name, found[name], node_id) for name in sorted(found)}
+    return {name: _listener(name, found[name], node_id, base_dir) for name in sorted(found)}
 
 
-def _listener(name: str, raw: Mapping[str, Any], node_id: NodeId) -> ListenerConfig:
+def _listener(name: str, raw: Mapping[str, Any], node_id: NodeId, base_dir: Path) -> ListenerConfig:
     refuse_unknown(f"settings under [listeners.{name}]", raw, _KEYS)
     prefix = f"listeners.{name}."
     made = ListenerConfig(
@@ -108,7 +115,10 @@ def _listener(name: str, raw: Mapping[str, Any], node_id: NodeId) -> ListenerCon
             if "client_certificates" in raw
             else None
         ),
+        **{key: base_dir / string(f"{prefix}{key}", raw[key]) for key in _FILES if key in raw},
     )
+    if (made.certificate is None) != (made.key is None) or (made.ca is not None and made.certificate is None):
+        raise ConfigError(f"[listeners.{name}] needs a certificate and its key together; ca is for these alone")
     if made.grpc_address is None and made.kafka_address is None:
         raise ConfigError(f"[listeners.{name}] opens no port: give it a grpc_address or a kafka_address, or remove it")
     return made
@@ -199,6 +209,8 @@ def dump_listener(listener: ListenerConfig) -> list[str]:
         value = getattr(listener, name)
         if isinstance(value, bool):
             lines.append(f"{name} = {str(value).lower()}")
+        elif isinstance(value, Path):
+            lines.append(f"{name} = {quoted(str(value))}")
         elif value is not None:
             lines.append(f"{name} = {quoted(format_address(value))}")
     return lines

@@ -14,7 +14,6 @@ import ssl
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NoReturn
 
 import structlog
@@ -23,7 +22,7 @@ import uvloop
 from smq.coordinator import limits
 from smq.coordinator.addresses import Address, format_address
 from smq.coordinator.clock_check import ClockCheck
-from smq.coordinator.config import ServerConfig, TlsConfig
+from smq.coordinator.config import ServerConfig
 from smq.coordinator.file_descriptors import ConnectionCaps, take_descriptors
 from smq.coordinator.garbage_collection import HeapKeeper
 from smq.coordinator.groups.coordinator import GroupCoordinator
@@ -42,7 +41,7 @@ from smq.coordinator.process_log import configure_logs
 from smq.coordinator.self_check import Reach, SelfCheck
 from smq.coordinator.service.audience import OWN
 from smq.coordinator.service.settings import Settings
-from smq.coordinator.tls.contexts import load_tls, verify_mode
+from smq.coordinator.tls.ports import PortTls
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, StartError
 from smq.raft_state.commands import Listener
 from smq.replication.config import NodeConfig
@@ -133,10 +132,10 @@ class Server:
                 ("kafka", kafka, way.kafka_advertised),
             ):
                 if bound is not None:
-                    found.append((way.key(f"{kind}_advertised"), bound, advertised, config.tls_of(way)))
+                    found.append((way.setting(f"{kind}_advertised"), bound, advertised, config.tls_of(way)))
         for key, bound, advertised, tls in found:
             if advertised is not None:
-                context = self._tls.dialling if self._tls is not None and tls is not None else None
+                context = self._tls.node.dialling if self._tls.node is not None and tls is not None else None
                 reach[key] = told(bound, advertised), context
         return reach
 
@@ -150,7 +149,7 @@ class Server:
         """Checks what can be checked without the directory, and binds all ports, without serving them yet."""
         config = self._config
         caps = take_descriptors()
-        self._tls = load_tls(config.tls, cluster_id=config.cluster_id, node_id=config.node_id)
+        self._tls = PortTls(config)
         peers = listener("other nodes", config.nodes_listen)
         http_access = HttpAccess(config)
         http = listener("HTTP", config.http_address)
@@ -182,7 +181,7 @@ class Server:
             cluster_id=config.cluster_id,
             peers=config.peers,
             listener=ports.peers,
-            tls=self._tls,
+            tls=self._tls.node,
             on_error=die,
             on_clock=self._clock_check.note,
         )
@@ -210,7 +209,7 @@ class Server:
             make_registry(self.node, ConnectionCollector(connections, network.damaged_frames, self._tls)),
             ports.http_access,
             limits=caps.http_limits,
-            tls=self._context_of(config.http_tls, ports.http_access.verify_mode),
+            tls=self._tls.http(ports.http_access.verify_mode),
         )
         connections["http"] = self._http.acceptor
         try:
@@ -226,15 +225,14 @@ class Server:
         self._self_check.start()
         if self.node.waiting:
             await self._stop_kafka()
-        if self._tls is not None:
-            self._tls.start()
+        self._tls.start()
         log.info(
             "serving",
             grpc=format_address(self.grpc_address),
             http=format_address(self.http_address),
             kafka=format_address(self.kafka_address) if self.kafka_address is not None else "",
             listeners=list(config.listeners),
-            tls=self._tls is not None,
+            tls=self._tls.node is not None,
             data_dir=str(config.data_dir),
             pid=os.getpid(),
         )
@@ -242,24 +240,14 @@ class Server:
     def _grpc_ports(self) -> Iterator[GrpcPort]:
         for way in self._config.ways_in:
             if way.grpc_address is not None:
-                tls = self._config.tls_of(way)
-                credentials = None
-                if self._tls is not None and tls is not None:
-                    credentials = self._tls.grpc_credentials(client_certificates=tls.client_certificates)
+                credentials = self._tls.credentials(way)
                 yield GrpcPort(listener=way.name, address=way.grpc_address, credentials=credentials)
 
     def _kafka_ports(self) -> Iterator[KafkaPort]:
         for way in self._config.ways_in:
             if way.kafka_address is not None:
                 bound = listener("Kafka", way.kafka_address)
-                yield KafkaPort(listener=way.name, socket=bound, tls=self._context_of(self._config.tls_of(way)))
-
-    def _context_of(
-        self, config: TlsConfig | None, need: ssl.VerifyMode | None = None
-    ) -> Callable[[], ssl.SSLContext] | None:
-        if self._tls is None or config is None:
-            return None
-        return partial(self._tls.clients, verify_mode(config) if need is None else need)
+                yield KafkaPort(listener=way.name, socket=bound, tls=self._tls.contexts(way))
 
     def _listeners(self, kafka: Sequence[KafkaPort]) -> tuple[Listener, ...]:
         """What the named listeners advertise, with the ports that were bound."""
@@ -279,7 +267,7 @@ class Server:
             self.node,
             AgentService(self.node, request_bytes_max=bytes_max),
             BrokerService(self.node, self._groups, response_bytes_max=bytes_max),
-            AdminService(self.node, self._groups, self._settings, self._tls, self._warnings),
+            AdminService(self.node, self._groups, self._settings, self._tls.node, self._warnings),
         )
 
     def _warnings(self) -> list[str]:
@@ -318,12 +306,11 @@ class Server:
     @property
     def tls_ends_s(self) -> float | None:
         """Unix time at which the node's certificate expires; None without TLS."""
-        return self._tls.ends_s if self._tls is not None else None
+        return self._tls.node.ends_s if self._tls.node is not None else None
 
     def reload(self) -> None:
         """Reads the certificates again now, without waiting for the watch to see a change."""
-        if self._tls is not None:
-            self._tls.reload()
+        self._tls.reload()
 
     async def stop(self) -> None:
         """Hands leaderships over, ends the streams with typed errors, then closes everything. Runs once."""
@@ -344,8 +331,7 @@ class Server:
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
         await self._stop_kafka()
         await self._http.stop()
-        if self._tls is not None:
-            self._tls.stop()
+        self._tls.stop()
         self._disk.close()
         log.info("stopped")
 

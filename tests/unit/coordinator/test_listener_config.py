@@ -78,6 +78,15 @@ def test_what_is_written_is_read_back() -> None:
         assert parse(dump_config(config)) == config
 
 
+def test_a_listener_may_have_a_certificate_of_its_own() -> None:
+    own = 'certificate = "out.crt"\nkey = "/k/out.key"\n'
+    config = parse(GOOD + PEERS + OUTSIDE + own + TLS)
+    tls = config.tls_of(config.listeners["outside"])
+    assert tls is not None
+    assert (tls.ca, tls.certificate, tls.key) == (Path("/d/ca"), Path("/d/out.crt"), Path("/k/out.key"))
+    assert parse(dump_config(config)) == config
+
+
 OPEN = OUTSIDE.replace("127.0.0.1:9094", "0.0.0.0:9094")
 
 
@@ -111,6 +120,15 @@ OPEN = OUTSIDE.replace("127.0.0.1:9094", "0.0.0.0:9094")
         ),
         (GOOD + PEERS + OUTSIDE + 'tls = "no"\n', "listeners.outside.tls is 'no': it must be true or false"),
         (GOOD + PEERS + OUTSIDE + "tls = true\n", r"\[listeners.outside\] asks for TLS: name"),
+        (
+            GOOD + PEERS + OUTSIDE + 'key = "k"\n' + TLS,
+            r"needs a certificate and its key together",
+        ),
+        (
+            GOOD + PEERS + OUTSIDE + 'ca = "k"\n' + TLS,
+            r"needs a certificate and its key together",
+        ),
+        (GOOD + PEERS + OUTSIDE + 'certificate = "c"\nkey = "k"\n', r"\[listeners.outside\] asks for TLS"),
         (GOOD + PEERS + OPEN, "listeners.outside.kafka_address is 0.0.0.0:9094.*without TLS any client"),
         (GOOD + PEERS + OPEN + "tls = false\n" + TLS, "listeners.outside.kafka_address .*without TLS any client"),
         (GOOD + PEERS + OPEN + "client_certificates = false\n" + TLS, "listeners.outside.kafka_address .*admits any"),

@@ -33,6 +33,7 @@ _MODULES: Final = {
     "dev": "smq.coordinator.cli.cluster",
     "disk": "smq.coordinator.cli.disk",
     "group": "smq.coordinator.cli.group",
+    "man": "smq.coordinator.cli.man",
     "node": "smq.coordinator.cli.node",
     "offsets": "smq.coordinator.cli.offsets",
     "produce": "smq.coordinator.cli.produce",

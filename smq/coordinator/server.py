@@ -88,8 +88,10 @@ class Server:
         disk = self._open_disk(clock) if is_used(self._config.data_dir) else None
         try:
             ports = self._open_ports()
+            network = self._network(ports)
+            await self._refuse_second_process(network)
             disk = disk or self._open_disk(clock)
-            await self._start(clock, disk, ports)
+            await self._start(clock, disk, ports, network)
         except StartError:
             if disk is not None:
                 disk.close()
@@ -171,11 +173,10 @@ class Server:
             raise StartError(f"the settings under [tuning] contradict each other: {e}") from e
         return _Ports(caps=caps, peers=peers, http=http, http_access=http_access, kafka=kafka, node_config=node_config)
 
-    async def _start(self, clock: AsyncioClock, disk: LmdbDisk, ports: "_Ports") -> None:
-        config, caps = self._config, ports.caps
-        self._disk = disk
+    def _network(self, ports: "_Ports") -> TcpNetwork:
+        config = self._config
         self._clock_check = ClockCheck(len(config.peers), lambda why: die(StartRefused(why)))
-        network = TcpNetwork(
+        return TcpNetwork(
             loop=asyncio.get_running_loop(),
             node_id=config.node_id,
             cluster_id=config.cluster_id,
@@ -185,7 +186,10 @@ class Server:
             on_error=die,
             on_clock=self._clock_check.note,
         )
-        await self._refuse_second_process(network)
+
+    async def _start(self, clock: AsyncioClock, disk: LmdbDisk, ports: "_Ports", network: TcpNetwork) -> None:
+        config, caps = self._config, ports.caps
+        self._disk = disk
         self.node = Node(
             ports.node_config,
             clock=clock,

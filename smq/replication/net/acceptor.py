@@ -105,6 +105,10 @@ class Acceptor:
     def start(self) -> None:
         self._loop.add_reader(self._listener.fileno(), self._on_readable)
 
+    def pause(self) -> None:
+        """New connections wait in the kernel until `start`."""
+        self._loop.remove_reader(self._listener.fileno())
+
     def close(self) -> None:
         """Accepts no more connections and ends unfinished handshakes. Open connections stay with their owners."""
         if self._is_closed:

@@ -120,13 +120,16 @@ class TcpNetwork:
             cluster_id=self._cluster_id,
         )
         timeout_ms = self._settings.connect_timeout_ms if self._tls is None else self._settings.tls_connect_timeout_ms
-        return await ask_own_address(
-            address,
-            hello,
-            tls=self._tls.dialling if self._tls is not None else None,
-            name=node_uri(self._cluster_id, self._node_id),
-            timeout_ms=timeout_ms,
-        )
+        try:
+            return await ask_own_address(
+                address,
+                hello,
+                tls=self._tls.dialling if self._tls is not None else None,
+                name=node_uri(self._cluster_id, self._node_id),
+                timeout_ms=timeout_ms,
+            )
+        finally:
+            self.acceptor.pause()  # peers that dial now wait for the start, instead of being refused
 
     def is_me(self, process: bytes) -> bool:
         return process == self._process

@@ -146,6 +146,7 @@ def test_a_second_process_of_a_node_is_refused_at_its_start(tmp_path: Path) -> N
         twin = Server(node_config(tmp_path / "second", peers=peers, nodes_address=("127.0.0.1", second)))
         with pytest.raises(StartError, match=r"another process runs as node 1 of this cluster, at 127\.0\.0\.1"):
             await twin.start()
+        assert not (tmp_path / "second").exists()  # a refused start leaves nothing behind
         await server.stop()
 
     asyncio.run(run())

@@ -43,15 +43,16 @@ def test_a_node_finds_itself_at_its_own_address() -> None:
     run(test)
 
 
-def test_another_process_of_the_node_is_found_whether_it_serves_or_is_starting() -> None:
+def test_another_process_of_the_node_is_found_whether_it_serves_or_is_about_to() -> None:
     async def test() -> None:
         first, second = network(TWO), network(TWO)
-        await first.ask_own_address(address_of(first))  # it listens
-        for _ in range(2):
-            found = await second.ask_own_address(address_of(first))
+        await first.ask_own_address(address_of(first))  # a process that is still opening its disk
+        asked = asyncio.create_task(second.ask_own_address(address_of(first)))
+        await asyncio.sleep(0)
+        first.start(Recorder())
+        for found in (await asked, await second.ask_own_address(address_of(first))):
             assert found.process
             assert not second.is_me(found.process)
-            first.start(Recorder())
         first.close()
         second.close()
 

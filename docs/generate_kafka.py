@@ -30,8 +30,9 @@ mapping and no translation. gRPC and Spark read byte for byte what a Kafka clien
     smq cluster --nodes 3 --data-dir D --kafka-port 0   # free ports; the ready file and the output name them
 
 In `node.toml`, `kafka_address` opens the listener; without it, `smq serve` has none. `smq dev` and `smq cluster` open
-one. `rack` is the node's location (`smq cluster --racks a,b,c`); it can change when the node restarts.
-`request_bytes_max` bounds a request and the records of a response.
+one. There may be more, such as one for clients outside: [docs/addresses.md](addresses.md#named-listeners). `rack` is
+the node's location (`smq cluster --racks a,b,c`); it can change when the node restarts. `request_bytes_max`
+bounds a request and the records of a response.
 
 ```python
 from confluent_kafka import Producer

@@ -1,8 +1,8 @@
-"""What an administrator changes stays as it was acknowledged: stale-setting, wrong-replicas, wrong-default.
+"""What an administrator changes stays as it was acknowledged.
 
-Owns the judgement of `set` and `setting`, `place` and `placed`, `make` and `made`. Each setting and each topic has one
-writer, which makes one change at a time. So a look shows the last change that was acknowledged before it began, or one
-that began later.
+Its violations: stale-setting, wrong-replicas, wrong-default, wrong-address. Owns the judgement of `set` and `setting`,
+`place` and `placed`, `make` and `made`, `advertise` and `told`. Each setting and each topic has one writer, which makes
+one change at a time. So a look shows the last change that was acknowledged before it began, or one that began later.
 """
 
 from collections import defaultdict
@@ -26,7 +26,17 @@ def check(facts: Facts) -> list[Violation]:
     for look in facts.history.of("placed"):
         if look.is_ok:
             _check_replicas(places.get(look.request["name"], []), look, findings)
+    _check_addresses(facts, findings)
     return findings.found
+
+
+def _check_addresses(facts: Facts, findings: Findings) -> None:
+    """After the nodes have settled, all of them know what each one's last process advertised."""
+    advertised = {event["n"]: event["address"] for event in facts.history.noted("advertise")}
+    for event in facts.history.noted("told"):
+        if event["seen"] != [advertised.get(event["of"])]:
+            detail = f"node {event['of']} advertises {advertised.get(event['of'])}, and {event['seen']} is known of it"
+            findings.add("wrong-address", detail, event)
 
 
 def _by_name(ops: list[Op]) -> dict[str, list[Op]]:

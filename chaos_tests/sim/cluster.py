@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from chaos_tests.history import Recorder
+from smq.raft_state.commands import Listener
 from smq.raft_state.ids import NodeId
 from smq.replication.api import NodeApi
 from smq.replication.config import NodeConfig
@@ -122,7 +123,7 @@ class Cluster:
             rng = self.streams.stream(f"node/{node}/{host.starts}")
             port = SimPort(self.network, node, process)
             host.api = self.factory(
-                self.configs[node],
+                self._advertise(node, host.starts),
                 clock=clock,
                 rng=rng,
                 network=port,
@@ -133,6 +134,13 @@ class Cluster:
             host.api.start()
 
         self.scheduler.at(self.scheduler.now_ns, boot, process)
+
+    def _advertise(self, node: NodeId, start: int) -> NodeConfig:
+        """Each process has another address for the outside, like a machine that comes back elsewhere."""
+        address = f"{node}.{start}.example.org:9092"
+        self.recorder.note("advertise", n=node, address=address)
+        outside = Listener(name="outside", grpc_address="", kafka_address=address)
+        return replace(self.configs[node], listeners=(outside,))
 
     def start_later(self, node: NodeId, delay_ms: float) -> None:
         host = self.hosts[node]

@@ -122,6 +122,11 @@ class Observer:
     def note_digest(self, node: "WatchedNode", index: LogIndex) -> None:
         self.recorder.note("digest", n=node.node_id, i=index, d=node.watched.digest())
 
+    def note_addresses(self, node: "WatchedNode") -> None:
+        """What clients of the outside get from this node."""
+        for number, known in sorted(node.state.nodes.items()):
+            self.recorder.note("told", n=node.node_id, of=number, seen=[x.kafka_address for x in known.listeners])
+
     # ------------------------------------------------------------------------------------------ samples
     def sample(self) -> None:
         """Notes the leaders and marks of all running nodes as they are now."""

@@ -391,6 +391,7 @@ class Simulation:
             self._run_script(self._read_all(), "the final read")
             for host in self.cluster.up():
                 self.observer.note_digest(host.api, host.api.applied.index)
+                self.observer.note_addresses(host.api)
 
     def _run_script(self, script: Script, what: str) -> bool:
         ended: list[bool] = []

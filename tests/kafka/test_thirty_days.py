@@ -17,8 +17,8 @@ from aiokafka.errors import OffsetOutOfRangeError
 
 from smq.clients.admin import Admin
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.addresses import Address, format_address
 from smq.coordinator.cli.cluster_dir import free_ports
-from smq.coordinator.config import Address, format_address
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.server import Server

@@ -1,6 +1,6 @@
 """`smq cert`: a certificate authority, certificates for nodes and clients, and when certificates expire.
 
-Owns what these commands print. The work is done in `tls.certificates`. `cli.main` loads it when it is used.
+Owns what these commands print. The work is done in `tls.certificates`. `cli.root` loads it when it is used.
 """
 
 import shlex

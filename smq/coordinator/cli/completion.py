@@ -3,14 +3,16 @@
 Owns the command; click has the scripts. `cli.root` loads it when it is used.
 """
 
+from typing import Final
+
 import click
 from click.shell_completion import get_completion_class
 
-_SHELLS = ("bash", "zsh", "fish")
+SHELLS: Final = ("bash", "zsh", "fish")
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(_SHELLS))
+@click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Prints a script that lets SHELL complete commands, options, topics and groups.

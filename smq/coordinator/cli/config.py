@@ -1,6 +1,6 @@
 """`smq config ...`: the settings of the whole cluster.
 
-Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
+Owns what these commands print. Everything they do goes through smq.clients. `cli.root` loads it when it is used.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The options by which a command reaches a cluster: addresses, a directory of this machine, TLS files.
 
 Owns no command, and needs nothing of the server's extra: commands of other layers get the same options from
-`cli.main`.
+`cli.root`.
 """
 
 import copy

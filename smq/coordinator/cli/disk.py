@@ -1,7 +1,7 @@
 """`smq disk`: records facts about a stopped node's data directory that only its operator can know.
 
 Owns what these commands print. Each changes one row, through the disk that a node would use: its lock protects the
-directory of a running node. `cli.main` loads it when it is used.
+directory of a running node. `cli.root` loads it when it is used.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """`smq group ...`: consumer groups, their members and their lag.
 
-Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
+Owns what these commands print. Everything they do goes through smq.clients. `cli.root` loads it when it is used.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`smq node ...`: lists nodes, and drains one before maintenance.
 
-Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
+Owns what these commands print. Everything they do goes through smq.clients. `cli.root` loads it when it is used.
 """
 
 import asyncio

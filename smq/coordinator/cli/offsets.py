@@ -1,6 +1,6 @@
 """`smq offsets ...`: assigns and advances offsets of topics with storage=external.
 
-Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
+Owns what these commands print. Everything they do goes through smq.clients. `cli.root` loads it when it is used.
 """
 
 import click

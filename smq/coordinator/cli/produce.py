@@ -1,6 +1,6 @@
 """`smq produce`: sends records from a file or standard input to a topic, with a progress bar.
 
-Owns the command and its reading thread. `cli.input` owns the formats. `cli.main` loads it when it is used.
+Owns the command and its reading thread. `cli.input` owns the formats. `cli.root` loads it when it is used.
 """
 
 import asyncio

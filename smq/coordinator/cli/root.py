@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final
 
-from smq import extra_advice
+from smq import __version__, extra_advice
 
 try:
     import click
@@ -35,6 +35,7 @@ _MODULES: Final = {
     "dev": "smq.coordinator.cli.cluster",
     "disk": "smq.coordinator.cli.disk",
     "group": "smq.coordinator.cli.group",
+    "man": "smq.coordinator.cli.man",
     "node": "smq.coordinator.cli.node",
     "offsets": "smq.coordinator.cli.offsets",
     "produce": "smq.coordinator.cli.produce",
@@ -52,6 +53,7 @@ SUMMARIES: Final = {
     "dev": "Runs one node in the foreground, for development.",
     "disk": "Works on the data DIRECTORY of a stopped node, after it was restored from a copy.",
     "group": "Lists, describes and deletes consumer groups.",
+    "man": "Writes the man pages smq.1, smq-topic.1 and so on into DIRECTORY, such as ~/.local/share/man/man1.",
     "node": "Lists nodes; drains a node before maintenance, and undrains it.",
     "offsets": "Assigns offsets in topics with storage=external, whose records are stored elsewhere.",
     "produce": "Sends the records of FILE (default: standard input) to TOPIC.",
@@ -158,7 +160,7 @@ def _load(module: str) -> ModuleType:
 
 
 @click.group(cls=SmqGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="smq", prog_name="smq")
+@click.version_option(__version__, prog_name="smq")
 def cli() -> None:
     """A replicated, partitioned log whose offsets are exact.
 

@@ -1,6 +1,6 @@
 """`smq status`: the nodes, the leaders, the partitions without one, and when certificates expire.
 
-Owns what the command prints. Everything it does goes through smq.clients. `cli.main` loads it when it is used.
+Owns what the command prints. Everything it does goes through smq.clients. `cli.root` loads it when it is used.
 """
 
 import asyncio

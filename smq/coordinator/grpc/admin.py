@@ -6,13 +6,14 @@ root imports it.
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.groups import GroupAdmin
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
+from smq.coordinator.service.audience import told_of
 from smq.coordinator.service.lookup import find_partition, find_topic, known_ranges
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.turns import Turns
@@ -40,10 +41,18 @@ Ends: TypeAlias = Mapping[tuple[str, int], PartitionRange]
 
 
 class AdminService(GroupAdmin):
-    def __init__(self, node: NodeApi, groups: GroupCoordinator, settings: Settings, tls: NodeTls | None) -> None:
+    def __init__(
+        self,
+        node: NodeApi,
+        groups: GroupCoordinator,
+        settings: Settings,
+        tls: NodeTls | None,
+        own_warnings: Callable[[], list[str]],
+    ) -> None:
         super().__init__(node, groups)
         self._settings = settings
         self._tls = tls
+        self._own_warnings = own_warnings
 
     @property
     def _state(self) -> ClusterState:
@@ -180,7 +189,7 @@ class AdminService(GroupAdmin):
             cluster_id=self._state.cluster_id,
             feature_level=self._state.feature_level,
             raft_leader=self._calls.node.status().raft_leader,
-            nodes=[_node_info(n) for _, n in sorted(self._state.nodes.items())],
+            nodes=[_node_info(n, self.audience.listener) for _, n in sorted(self._state.nodes.items())],
             topics=[await _topic_info(t, self._state, ends, turns) for t in topics],
         )
 
@@ -202,7 +211,7 @@ class AdminService(GroupAdmin):
             applied_index=status.applied_index if digest is None else digest[0],
             commit_index=status.commit_index,
             digest="" if digest is None else digest[1],
-            warnings=status.warnings,
+            warnings=(*status.warnings, *self._own_warnings()),
             certificate_ends_ms=int(self._tls.ends_s * 1000) if self._tls is not None else None,
         )
         async for r in Turns().over(self._calls.node.replica_statuses()):
@@ -233,12 +242,13 @@ def _sorted_items(config: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(config.items()))
 
 
-def _node_info(node: NodeState) -> pb.NodeInfo:
+def _node_info(node: NodeState, listener: str) -> pb.NodeInfo:
+    told = told_of(node, listener)
     return pb.NodeInfo(
         node=node.node,
-        grpc_address=node.grpc_address,
+        grpc_address=told.grpc_address,
         http_address=node.http_address,
-        kafka_address=node.kafka_address,
+        kafka_address=told.kafka_address,
         fenced=node.fenced,
         incarnation=node.incarnation,
         drained=node.drained,

@@ -11,9 +11,10 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.grpc.publish import PublishStream
 from smq.coordinator.grpc.required import check_fields
-from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
+from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
 from smq.coordinator.grpc.subscribe import SubscribeStream
 from smq.coordinator.limits import PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX, PUBLISH_STREAMS_PER_CONNECTION_MAX
+from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.byte_budget import ByteBudget
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import find_topic
@@ -26,8 +27,9 @@ from smq.raft_state.topic_config import batch_rules
 from smq.replication.api import NodeApi
 
 
-class AgentService(smq_pb2_grpc.AgentServicer):
+class AgentService(Service, smq_pb2_grpc.AgentServicer):
     def __init__(self, node: NodeApi, *, request_bytes_max: int) -> None:
+        self.audience = Audience(node=node)
         self._request_bytes_max = request_bytes_max
         self._streams = StreamCounts("publishing", PUBLISH_STREAMS_PER_CONNECTION_MAX)
         self._calls = NodeCalls(node)
@@ -93,7 +95,13 @@ class AgentService(smq_pb2_grpc.AgentServicer):
         self, request: AsyncIterable[pb.PublishRecordRequest], context: Context
     ) -> None:
         stream = PublishStream(
-            self._calls, self._sessions, self._budget, _wall_ms, context, request_bytes_max=self._request_bytes_max
+            self._calls,
+            self._sessions,
+            self._budget,
+            _wall_ms,
+            context,
+            request_bytes_max=self._request_bytes_max,
+            audience=self.audience,
         )
         with self._streams.one_more(context.peer()):
             await stream.run(request)

@@ -13,7 +13,7 @@ from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.offset_calls import Advances, Assignments, OffsetCalls
 from smq.coordinator.grpc.required import check_fields, check_offset_value
 from smq.coordinator.grpc.search import Searches
-from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
+from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import (
     COMMIT_ITEMS_MAX,
     DEADLINE_SLACK_MS,
@@ -24,6 +24,7 @@ from smq.coordinator.limits import (
     LIST_OFFSETS_MAX,
     OFFSET_STREAMS_PER_CONNECTION_MAX,
 )
+from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
 from smq.coordinator.service.lookup import Start, StartAsk, find_partition, start_positions
@@ -38,8 +39,9 @@ from smq.raft_state.state import CommittedOffset
 from smq.replication.api import Cancel, DoneFn, Fetched, NodeApi, StoredBatch
 
 
-class BrokerService(smq_pb2_grpc.BrokerServicer):
+class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
     def __init__(self, node: NodeApi, groups: GroupCoordinator, *, response_bytes_max: int) -> None:
+        self.audience = Audience(node=node)
         self._calls = NodeCalls(node)
         self._groups = groups
         self._response_bytes_max = response_bytes_max
@@ -81,7 +83,7 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
     def _fetched(self, fetch: PartitionFetch, outcome: Outcome) -> pb.FetchedPartition:
         out = pb.FetchedPartition(topic=fetch.topic, partition=fetch.partition)
         if isinstance(outcome, SmqError):
-            out.error.CopyFrom(to_detail(outcome))
+            out.error.CopyFrom(to_detail(self.audience.told(outcome)))
         elif isinstance(outcome, Fetched):
             out.log_start, out.hwm, out.lso = outcome.log_start, outcome.hwm, outcome.lso
             out.batches.extend(_to_pb(batch) for batch in outcome.batches)
@@ -110,11 +112,14 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
                 else:
                     asks[place] = _start_ask(requested)
             except SmqError as e:
-                listed[place] = _failed(requested, e)
+                listed[place] = _failed(requested, self.audience.told(e))
         starts = await start_positions(self._calls, list(asks.values()), timeout_ms)
         for place, start in zip(asks, starts, strict=True):
             requested = request.partitions[place]
-            listed[place] = _failed(requested, start) if isinstance(start, SmqError) else _started(requested, start)
+            if isinstance(start, SmqError):
+                listed[place] = _failed(requested, self.audience.told(start))
+            else:
+                listed[place] = _started(requested, start)
         return pb.ListOffsetsResponse(offsets=[listed[place] for place in range(len(listed))])
 
     async def _list_end(self, requested: pb.ListOffsetsPartition, timeout_ms: int) -> pb.ListedOffset:
@@ -162,14 +167,14 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         self, request: AsyncIterable[pb.AssignOffsetsRequest], context: Context
     ) -> None:
         with self._streams.one_more(context.peer()):
-            await OffsetCalls(self._calls.node, Assignments(), context).run(request)
+            await OffsetCalls(self.audience, Assignments(), context).run(request)
 
     @guarded
     async def AdvanceHighWaterMark(  # type: ignore[override] # as above
         self, request: AsyncIterable[pb.AdvanceHighWaterMarkRequest], context: Context
     ) -> None:
         with self._streams.one_more(context.peer()):
-            await OffsetCalls(self._calls.node, Advances(), context).run(request)
+            await OffsetCalls(self.audience, Advances(), context).run(request)
 
     # ------------------------------------------------------------------------------------------------- groups
     @guarded

@@ -16,6 +16,7 @@ from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.required import check_required
 from smq.coordinator.grpc.service import Context, remaining_ms, request_id_of
 from smq.coordinator.limits import OFFSET_REQUESTS_PER_MESSAGE_MAX, OFFSET_REQUESTS_PER_STREAM_MAX
+from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.requests import check_count, timeout_of
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset
@@ -89,8 +90,9 @@ class Advances(Kind[pb.AdvanceHighWaterMarkRequest, pb.Advance, Offset, pb.Advan
 class OffsetCalls(Generic[M, R, T, A]):
     """`run` returns when the client has sent its last message and every request is answered."""
 
-    def __init__(self, node: NodeApi, kind: Kind[M, R, T, A], context: Context) -> None:
-        self._node = node
+    def __init__(self, audience: Audience, kind: Kind[M, R, T, A], context: Context) -> None:
+        self._audience = audience
+        self._node = audience.node
         self._kind: Final[Kind[M, R, T, A]] = kind
         self._context = context
         self._answers: list[A] = []  # bounded by the unanswered requests, which these still are
@@ -127,6 +129,8 @@ class OffsetCalls(Generic[M, R, T, A]):
                 done(e.with_traceback(None))
 
     def _on_done(self, correlation_id: int, result: T | SmqError) -> None:
+        if isinstance(result, SmqError):
+            result = self._audience.told(result)
         self._answers.append(self._kind.answer(correlation_id, result))
         self._wake.set()
 

@@ -22,6 +22,7 @@ from smq.coordinator.limits import (
     PUBLISH_INFLIGHT_BYTES_PER_STREAM_MAX,
     PUBLISH_INFLIGHT_PER_STREAM_MAX,
 )
+from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.byte_budget import ByteBudget, acquire_all, overloaded, release_all, try_acquire_all
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import find_partition
@@ -48,7 +49,9 @@ class PublishStream:
         context: Context,
         *,
         request_bytes_max: int,
+        audience: Audience,
     ) -> None:
+        self._audience = audience
         self._request_bytes_max = request_bytes_max
         self._calls = calls
         self._sessions = sessions
@@ -190,7 +193,7 @@ class PublishStream:
                 base_offset=-1,
                 last_offset=-1,
                 ts_ns=-1,
-                error=to_detail(error),
+                error=to_detail(self._audience.told(error)),
             )
         )
 

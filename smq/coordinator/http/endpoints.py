@@ -1,6 +1,7 @@
 """The HTTP listener of a node: /healthz, /readyz and /metrics.
 
-Owns status codes and bodies. It never changes anything. Only the composition root imports it.
+Owns status codes and bodies; `http.access` judges who gets them. It never changes anything. Only the composition root
+imports it.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 from prometheus_client import CollectorRegistry
 
+from smq.coordinator.http.access import HttpAccess
 from smq.coordinator.http.metrics import pieces
 from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
 from smq.replication.api import NodeApi, NodeStatus
@@ -23,8 +25,8 @@ from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
 
 HTTP_FIRST_REQUEST_S_MAX: Final = 10.0  # a browser or a scraper sends its few hundred bytes within milliseconds
 _FRONT: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>smq node {node}</title></head><body>
-<h1>smq, node {node}</h1>
+<html lang="en"><head><meta charset="utf-8"><title>{name}</title></head><body>
+<h1>{name}</h1>
 <p>This is the node's HTTP port, for people and monitoring. Records travel over gRPC and Kafka's protocol.</p>
 <ul>
 <li><a href="/readyz">/readyz</a>: whether the node serves requests, and why not</li>
@@ -58,6 +60,7 @@ class HttpServer:
         listener: socket.socket,
         is_stopping: Callable[[], bool],
         registry: CollectorRegistry,
+        access: HttpAccess,
         *,
         limits: AcceptLimits,
         tls: Callable[[], ssl.SSLContext] | None = None,
@@ -65,6 +68,7 @@ class HttpServer:
         self._node = node
         self._is_stopping = is_stopping
         self._registry = registry
+        self._access = access
         self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # bounded by the acceptor's connections
         app = web.Application(client_max_size=HTTP_REQUEST_BYTES_MAX, middlewares=[self._heard])
         app.router.add_get("/", self._front)
@@ -116,17 +120,24 @@ class HttpServer:
         self._forget(request.protocol)
         return await handler(request)
 
-    async def _front(self, _request: web.Request) -> web.Response:
+    async def _front(self, request: web.Request) -> web.Response:
         """For a person who has found the port: what is here, and what to do next."""
-        return web.Response(text=_FRONT.format(node=self._node.node_id), content_type="text/html", charset="utf-8")
+        self._access.refuse_probe(request)
+        name = f"smq, node {self._node.node_id}" if self._access.may_see_details(request) else "smq"
+        return web.Response(text=_FRONT.format(name=name), content_type="text/html", charset="utf-8")
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
+    async def _healthz(self, request: web.Request) -> web.Response:
         """The process runs and its loop turns: an answer can prove no more."""
-        return web.json_response({"status": "ok", "node": self._node.node_id})
+        self._access.refuse_probe(request)
+        details = {"node": self._node.node_id} if self._access.may_see_details(request) else {}
+        return web.json_response({"status": "ok"} | details)
 
-    async def _readyz(self, _request: web.Request) -> web.Response:
+    async def _readyz(self, request: web.Request) -> web.Response:
+        self._access.refuse_probe(request)
         status = self._node.status()
         ready = status.is_ready and not self._is_stopping()
+        if not self._access.may_see_details(request):
+            return web.json_response({"ready": ready}, status=200 if ready else 503)
         body = {
             "ready": ready,
             "node": status.node,
@@ -149,6 +160,7 @@ class HttpServer:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         """In pieces, and no faster than the client reads: 7 MB at 10,000 partitions."""
+        await self._access.refuse_metrics(request)
         response = web.StreamResponse(headers={"Content-Type": _METRICS_TYPE})
         await response.prepare(request)
         for piece in pieces(self._node, self._registry):

@@ -39,7 +39,7 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
     if None in names:
         code_of_unknown = await _confirm_unknown(gateway, request)
         names = _names_known_here(gateway, version, request)
-    hints = LeaderHints(gateway.state, gateway.calls.node.node_id)
+    hints = LeaderHints(gateway)
     for topic, name in zip(request["topics"], names, strict=True):
         partitions: list[Struct] = []
         answers.append({"topic": topic["topic"], "topic_id": topic["topic_id"], "partitions": partitions})
@@ -127,7 +127,9 @@ def _nearer(gateway: Gateway, name: str, requested: Struct, rack: str) -> NodeId
     if known is None or known.leader != gateway.calls.node.node_id:
         return None
     ends = gateway.calls.node.follower_ends(known.pid)
-    return preferred_replica(gateway.state, known, ends, rack=rack, offset=requested["fetch_offset"])
+    return preferred_replica(
+        gateway.state, known, ends, rack=rack, offset=requested["fetch_offset"], listener=gateway.listener
+    )
 
 
 def _send_back(gateway: Gateway, want: PartitionFetch, answer: Struct, found: Fetched) -> None:

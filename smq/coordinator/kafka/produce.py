@@ -35,7 +35,7 @@ class ProduceCall:
         self._by_id = version >= BY_ID_VERSION
         self._respond = respond
         self._fail = fail
-        self._hints = LeaderHints(gateway.state, gateway.calls.node.node_id)
+        self._hints = LeaderHints(gateway)
         self._answers: list[Struct] = []
         self._left = 1  # for this call itself, until the node has all partitions
         self._acks: Acks | None = None

@@ -25,6 +25,7 @@ from smq.raft_state.commands import (
     FormGeneration,
     GroupMember,
     HwmAdvance,
+    Listener,
     MarkIncomplete,
     OffsetCommit,
     RegisterNode,
@@ -84,6 +85,7 @@ def register(
     kafka: str = "",
     rack: str = "",
     level: int = 1,
+    listeners: tuple[Listener, ...] = (),
 ) -> RegisterNode:
     """On the disk with the node's number, unless another is named."""
     return RegisterNode(
@@ -95,7 +97,12 @@ def register(
         kafka_address=kafka,
         rack=rack,
         feature_level=level,
+        listeners=listeners,
     )
+
+
+def listener(name: str) -> Listener:
+    return Listener(name=name, grpc_address=f"{name}:1", kafka_address=f"{name}:2")
 
 
 def topic(n: int, name: str = "", partitions: int = 1, replicas: int = 3, start: int = 0) -> CreateTopic:

@@ -366,6 +366,6 @@ def register(node: NodeId, incarnation: int = INCARNATION, level: int = 1) -> Re
         disk=DiskId(bytes([node]) * 16),
         grpc_address=f"n{node}:1",
         http_address="",
-        kafka_address="",
+        kafka_address=f"n{node}:2",
         feature_level=level,
     )

@@ -11,10 +11,10 @@ SEEDS ?= 1000
 MINUTES ?= 480
 PYTEST := $(PY) -m pytest
 # Cheapest failures first. One pytest call, so there is one closing line and one exit code.
-SUITES := tests/unit tests/sim tests/cluster tests/kafka tests/spark tests/chaos
+SUITES := tests/unit tests/sim tests/cluster tests/kafka tests/spark tests/deploy tests/chaos
 STUBS := smq_pb2.py smq_pb2.pyi smq_pb2_grpc.py smq_pb2_grpc.pyi
 
-.PHONY: help setup demo pipeline test test-full check lint types imports proto proto-check docs sim chaos bench lock clean
+.PHONY: help setup package demo pipeline test test-full check lint types imports proto proto-check docs sim chaos bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -34,6 +34,9 @@ $(STAMP): pyproject.toml requirements.lock
 		$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . ; \
 	fi
 	@touch $@
+
+package: $(STAMP) ## Build the wheel and the source archive into dist
+	$(PY) -m hatchling build -d dist
 
 demo: $(STAMP) ## Publish real flights to three nodes, kill a leader midway, read everything back with Spark
 	$(PY) -m chaos_tests.demo

@@ -40,7 +40,7 @@ class Publisher:
     """One PublishRecord stream that stays open, as in a client."""
 
     def __init__(self, node: RawNode, topic: str) -> None:
-        self._request = pb.PublishRecordRequest(topic=topic, batch=batch_of([VALUE]), timeout_ms=10_000)
+        self._request = pb.PublishRecordRequest(partition=0, topic=topic, batch=batch_of([VALUE]), timeout_ms=10_000)
         self._requests: queue.SimpleQueue[pb.PublishRecordRequest | None] = queue.SimpleQueue()
         self._answers: Any = node.agent.PublishRecord(iter(self._requests.get, None))
 

@@ -9,11 +9,11 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from smq.clients import sync
+from smq.clients.sync.loop import loop_thread
 
 T = TypeVar("T")
 
 
 def start(work: Coroutine[Any, Any, T]) -> "Future[T]":
     """Starts `work` in that loop; does not wait for it."""
-    return asyncio.run_coroutine_threadsafe(work, sync._loop_thread().loop)
+    return asyncio.run_coroutine_threadsafe(work, loop_thread().loop)

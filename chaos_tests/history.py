@@ -35,7 +35,8 @@ A `fail` carries `err`, and `lo`/`hi` if the error does. Observations (p -1, ty 
 `lead` (n, term), `digest` (n, i, d), `entry` (n, i, d: CRC of a Raft command), `local` (n, inc, i, k, lo, hwm,
 epoch), `died` (n, err), `late-proposal` (n), `heal`, `settled` (ok, why, took_ms), `progress` (ok, why: demanded
 while a fault lasts), `topic` (k: known partition), `gdrained` (g, ends: {k: offset}: the group has read everything
-below), `found` (why: an anomaly that an observer saw itself).
+below), `found` (why: an anomaly that an observer saw itself), `advertise` (n, address: of its
+new process), `told` (n, of, seen: the addresses that n knows of another node, at the end).
 """
 
 import json

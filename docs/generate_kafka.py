@@ -30,8 +30,9 @@ mapping and no translation. gRPC and Spark read byte for byte what a Kafka clien
     smq cluster --nodes 3 --data-dir D --kafka-port 0   # free ports; the ready file and the output name them
 
 In `node.toml`, `kafka_address` opens the listener; without it, `smq serve` has none. `smq dev` and `smq cluster` open
-one. `rack` is the node's location (`smq cluster --racks a,b,c`); it can change when the node restarts.
-`request_bytes_max` bounds a request and the records of a response.
+one. There may be more, such as one for clients outside: [docs/addresses.md](addresses.md#named-listeners). `rack` is
+the node's location (`smq cluster --racks a,b,c`); it can change when the node restarts. `request_bytes_max`
+bounds a request and the records of a response.
 
 ```python
 from confluent_kafka import Producer
@@ -108,11 +109,23 @@ connection.
 
 ## Configuration
 
-CreateTopics, AlterConfigs and IncrementalAlterConfigs set a topic's configuration. Keys below that are marked "fixed"
-say what smq does for every topic. They are accepted with the values named, so that tools can set them; nothing is
-stored, and DescribeConfigs shows them as read-only. Every other key or value is refused with INVALID_CONFIG. The value
-of `min.insync.replicas` is the majority of the topic's replicas. `storage` is a key of smq's own: Kafka clients see
-only topics with `storage=log`.
+CreateTopics, AlterConfigs and IncrementalAlterConfigs set a topic's configuration. Every key of Kafka 4.3 is known. A
+key that is marked "fixed" has no effect here: it takes any valid value, nothing is stored, and DescribeConfigs shows it
+as read-only and says why. A value is refused with INVALID_CONFIG only if it is invalid, or if a promise depends on it:
+`unclean.leader.election.enable=true`, `min.insync.replicas` above the majority of the replicas, and
+`remote.storage.enable=true`. The value shown for `min.insync.replicas` is the majority of the topic's replicas.
+`storage` and `retention.records` are keys of smq's own: Kafka clients see only topics with `storage=log`.
+
+By default everything is kept (`retention.ms=-1`, where Kafka deletes after a week), and no timestamp is refused
+(`message.timestamp.after.max.ms`, an hour in Kafka).
+
+- `compression.type`: the leader converts a batch that comes in another codec, on a thread of its own. Batches keep
+  their order meanwhile. One that does not decompress is refused with INVALID_RECORD, one that is larger than
+  `max.message.bytes` before or after with MESSAGE_TOO_LARGE.
+- `message.timestamp.type=LogAppendTime`: all records of a batch have the leader's time when it was appended.
+- `message.timestamp.before.max.ms` and `.after.max.ms`: a batch with one record beyond the limit is refused whole, with
+  INVALID_TIMESTAMP. The leader's clock is the measure, and so the records are read. A batch that the log already holds
+  is answered like its first attempt, however late it comes again.
 
 ### Topics
 
@@ -135,8 +148,12 @@ Kafka's names, in three places. The first that has a value wins:
 
 A key that is the same on all nodes cannot be in a `node.toml`, because it changes what commands do. DescribeConfigs of
 a node shows all of these with their sources, and read-only what else Kafka's tools ask for: `broker.rack`,
-`log.retention.ms`, `message.max.bytes`, `group.max.session.timeout.ms` and others. A group has no configuration: each
-member brings its `session.timeout.ms`. `smq topic create` and gRPC name the number of partitions themselves.
+`log.segment.bytes`, `group.max.session.timeout.ms` and others. A group has no configuration: each member brings its
+`session.timeout.ms`. `smq topic create` and gRPC name the number of partitions themselves.
+
+The keys "of new topics" are defaults: a topic takes them when it is created, unless its creator names the key, and a
+key of a topic that is deleted goes back to the default of that moment. Unlike in Kafka, topics that exist keep what
+they have when a default changes: a smaller `log.retention.ms` deletes nothing of theirs.
 
 | key | default | |
 |---|---|---|
@@ -194,7 +211,7 @@ def render() -> str:
 
 
 def _key(key: str, row: ConfigKey, remark: str) -> str:
-    return f"| `{key}` | {row.default} | {remark}{row.meaning}: {row.values} |\n"
+    return f"| `{key}` | {row.default} | {remark}{row.documentation} |\n"
 
 
 def _client(name: str, row: dict[str, Any], names: list[str]) -> str:

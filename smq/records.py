@@ -6,9 +6,10 @@ another layer; every layer may import it. Layout: the Kafka protocol guide, "Rec
 """
 
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, TypeAlias
 
 from crc32c import crc32c
 
@@ -22,6 +23,11 @@ HEADER_BYTES: Final = _HEADER.size  # 61
 _CRC: Final = struct.Struct(">I")
 _CRC_FIELD: Final = 17
 CRC_START: Final = 21  # the CRC covers everything from the attributes on
+_LENGTH: Final = struct.Struct(">i")
+_LENGTH_FIELD: Final = 8
+_ATTRIBUTES: Final = struct.Struct(">h")
+_MAX_TIMESTAMP: Final = struct.Struct(">q")
+_MAX_TIMESTAMP_START: Final = 35
 LENGTH_OVERHEAD: Final = 12  # base offset and length themselves are not counted by length
 MAGIC: Final = 2
 
@@ -219,6 +225,27 @@ def build_batch(header: BatchHeader, body: Buffer) -> bytes:
     return bytes(out)
 
 
+def with_append_time(batch: Buffer, header: BatchHeader, time_ms: int) -> tuple[bytes, BatchHeader]:
+    """The batch and its header with one timestamp for all records, the log's own, and a new CRC."""
+    attributes = header.attributes | TIMESTAMP_TYPE_MASK
+    out = bytearray(batch)
+    _ATTRIBUTES.pack_into(out, CRC_START, attributes)
+    _MAX_TIMESTAMP.pack_into(out, _MAX_TIMESTAMP_START, time_ms)
+    crc = crc32c(memoryview(out)[CRC_START:])
+    _CRC.pack_into(out, _CRC_FIELD, crc)
+    return bytes(out), replace(header, attributes=attributes, max_timestamp=time_ms, crc=crc)
+
+
+def with_body(header: BatchHeader, batch: Buffer, codec: int, body: Buffer) -> bytes:
+    """The batch with other bytes in place of its records, of another codec, and a new CRC."""
+    out = bytearray(memoryview(batch)[:HEADER_BYTES])
+    out += body
+    _LENGTH.pack_into(out, _LENGTH_FIELD, len(out) - LENGTH_OVERHEAD)
+    _ATTRIBUTES.pack_into(out, CRC_START, (header.attributes & ~CODEC_MASK) | codec)
+    _CRC.pack_into(out, _CRC_FIELD, crc32c(memoryview(out)[CRC_START:]))
+    return bytes(out)
+
+
 def split_batches(data: Buffer) -> Iterator[memoryview]:
     """The consecutive batches in `data`. BatchCorrupt if the last is incomplete."""
     view = memoryview(data)
@@ -257,6 +284,22 @@ class NewRecord:
     headers: Headers = ()
 
 
+_import_lock: Final = threading.Lock()
+_default_records: Any = None  # aiokafka's module with the compiled codec
+
+
+def _compiled() -> Any:
+    """Imported on first use, by one thread: aiokafka's modules import each other, and of two threads that begin at
+    different ones, one would see a module that is not complete."""
+    global _default_records
+    if _default_records is None:
+        with _import_lock:
+            from aiokafka.record import default_records
+
+            _default_records = default_records
+    return _default_records
+
+
 def encode_batch(
     records: Iterable[NewRecord],
     *,
@@ -267,11 +310,9 @@ def encode_batch(
     is_transactional: bool = False,
 ) -> bytes:
     """One v2 batch with base offset 0. ValueError for no records or an unknown codec."""
-    from aiokafka.record.default_records import DefaultRecordBatchBuilder
-
     if codec not in CODECS:
         raise ValueError(f"unknown codec {codec!r}: one of {', '.join(CODECS)}")
-    builder = DefaultRecordBatchBuilder(
+    builder = _compiled().DefaultRecordBatchBuilder(
         magic=MAGIC,
         compression_type=CODECS[codec],
         is_transactional=is_transactional,
@@ -312,11 +353,9 @@ class OpenBatch(Protocol):
 
 def open_batch(*, codec: str, bytes_max: int) -> OpenBatch:
     """An empty v2 batch without a producer id. ValueError for an unknown codec."""
-    from aiokafka.record.default_records import DefaultRecordBatchBuilder
-
     if codec not in CODECS:
         raise ValueError(f"unknown codec {codec!r}: one of {', '.join(CODECS)}")
-    builder: OpenBatch = DefaultRecordBatchBuilder(
+    builder: OpenBatch = _compiled().DefaultRecordBatchBuilder(
         magic=MAGIC,
         compression_type=CODECS[codec],
         is_transactional=False,
@@ -340,34 +379,19 @@ def restamped(batch: Buffer, *, producer_id: int, producer_epoch: int, base_sequ
     return bytes(out)
 
 
-def compressed(codec: str, records: bytes) -> bytes:
-    """The records of a batch under this codec, as Kafka's clients write them."""
-    from aiokafka import codec as encoders
-
-    if codec == "none":
-        return records
-    encode = {
-        "gzip": encoders.gzip_encode,
-        "snappy": encoders.snappy_encode,
-        "lz4": encoders.lz4_encode,
-        "zstd": encoders.zstd_encode,
-    }[codec]
-    return bytes(encode(records))
-
-
 def decode_batch(batch: Buffer) -> Iterator[Record]:
     """The records of one batch, in order, decompressed. BatchCorrupt if they do not decode."""
     import zlib
 
+    default_records = _compiled()
     from aiokafka.errors import CorruptRecordException
-    from aiokafka.record.default_records import DefaultRecordBatch
     from cramjam import DecompressionError
 
     # The CRC proves only that the bytes are the producer's. Whether they decompress is up to the codec, and each codec
     # raises its own errors (gzip: EOFError, zlib.error, OSError; snappy's framing: struct.error).
     refusals = (CorruptRecordException, DecompressionError, zlib.error, struct.error, EOFError, OSError)
     try:
-        for r in DefaultRecordBatch(batch):
+        for r in default_records.DefaultRecordBatch(batch):
             yield Record(r.offset, r.timestamp, r.key, r.value, r.headers)
     except (*refusals, ValueError, OverflowError) as e:
         raise BatchCorrupt(f"the records do not decode: {e}") from e

@@ -1,6 +1,7 @@
-"""What an administrator changes stays as it was acknowledged: stale-setting, wrong-replicas.
+"""What an administrator changes stays as it was acknowledged.
 
-Owns the judgement of `set` and `setting`, `place` and `placed`. Each setting and each topic has one writer, which makes
+Its violations: stale-setting, wrong-replicas, wrong-default, wrong-address. Owns the judgement of `set` and `setting`,
+`place` and `placed`, `make` and `made`, `advertise` and `told`. Each setting and each topic has one writer, which makes
 one change at a time. So a look shows the last change that was acknowledged before it began, or one that began later.
 """
 
@@ -16,12 +17,26 @@ def check(facts: Facts) -> list[Violation]:
     sets = _by_name(facts.history.of("set"))
     for look in facts.history.of("setting"):
         if look.is_ok:
-            _check_setting(sets.get(look.request["name"], []), look, findings)
+            _check_value(sets.get(look.request["name"], []), look, findings, "stale-setting")
+    makes = _by_name(facts.history.of("make"))
+    for look in facts.history.of("made"):
+        if look.is_ok:
+            _check_value(makes.get(look.request["name"], []), look, findings, "wrong-default")
     places = _by_name(facts.history.of("place"))
     for look in facts.history.of("placed"):
         if look.is_ok:
             _check_replicas(places.get(look.request["name"], []), look, findings)
+    _check_addresses(facts, findings)
     return findings.found
+
+
+def _check_addresses(facts: Facts, findings: Findings) -> None:
+    """After the nodes have settled, all of them know what each one's last process advertised."""
+    advertised = {event["n"]: event["address"] for event in facts.history.noted("advertise")}
+    for event in facts.history.noted("told"):
+        if event["seen"] != [advertised.get(event["of"])]:
+            detail = f"node {event['of']} advertises {advertised.get(event['of'])}, and {event['seen']} is known of it"
+            findings.add("wrong-address", detail, event)
 
 
 def _by_name(ops: list[Op]) -> dict[str, list[Op]]:
@@ -43,12 +58,12 @@ def _begun(changes: list[Op], look: Op) -> int:
     return sum(change.start_ns < look.end_ns for change in changes)
 
 
-def _check_setting(changes: list[Op], look: Op, findings: Findings) -> None:
+def _check_value(changes: list[Op], look: Op, findings: Findings, anomaly: str) -> None:
     acknowledged, begun = _acknowledged(changes, look), _begun(changes, look)
     values = ["", *(change.request["v"] for change in changes)]
     if look.reply["seen"] not in values[acknowledged : begun + 1]:
         detail = f"{look.request['name']} was {values[acknowledged]!r}, and {look.reply['seen']!r} was read"
-        findings.add("stale-setting", detail, *changes[acknowledged - 1 : acknowledged], look)
+        findings.add(anomaly, detail, *changes[acknowledged - 1 : acknowledged], look)
 
 
 def _check_replicas(changes: list[Op], look: Op, findings: Findings) -> None:

@@ -1,11 +1,18 @@
-"""The offsets of sends: nonmonotonic-send, and stale-hwm if a mark was known before a record below it was sent.
+"""The answers to sends: nonmonotonic-send, stale-hwm if a mark was known before a record below it was sent, and
+repeat-refused.
 
 Owns the comparison of the order of offsets with the real-time order of sends and high water marks. `marks` judges that
-marks only grow.
+marks only grow. Owns also that a stored batch is never refused for its age when it comes again.
 """
+
+from typing import Final
 
 from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation
 from chaos_tests.history import Op
+
+TOO_OLD: Final = "INVALID_TIMESTAMP"
+CLOCKS_APART_NS: Final = 600_000_000  # of a node and of the history, without jumps
+EPOCH_NS: Final = 1_700_000_000_000_000_000  # at which a history begins
 
 
 def check(facts: Facts) -> list[Violation]:
@@ -14,6 +21,7 @@ def check(facts: Facts) -> list[Violation]:
         _check_acknowledged(partition, findings)
         if len(partition.acked) < len(partition.sends):
             _check_others(partition, findings)
+            _check_repeats(partition, findings)
     return findings.found
 
 
@@ -37,6 +45,17 @@ def _check_others(partition: PartitionFacts, findings: Findings) -> None:
         op = others.get(value)
         if op is not None and offset < partition.mark_before(op.start_ns)[1]:
             _add(partition, op, offset, findings)
+
+
+def _check_repeats(partition: PartitionFacts, findings: Findings) -> None:
+    """A batch of an idempotent producer that was in the log is not refused for its age."""
+    refused = {op.request["v"][0]: op for op in partition.sends if op.reply.get("err") == TOO_OLD}
+    if not refused:
+        return
+    for base, ts_ns, values, *_ in partition.final.values():
+        op = refused.get(values[0])
+        if op is not None and op.request["idem"] and ts_ns - EPOCH_NS + CLOCKS_APART_NS < op.reply["t"]:
+            findings.add("repeat-refused", f"{partition.key}@{base}: it was stored, and refused later", op)
 
 
 def _add(partition: PartitionFacts, op: Op, offset: int, findings: Findings) -> None:

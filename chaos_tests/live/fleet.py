@@ -11,8 +11,9 @@ from chaos_tests.live.environment.clocks import Clocks
 from chaos_tests.live.environment.disks import Disks
 from chaos_tests.live.environment.links import Links, Network
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.addresses import format_address
 from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
-from smq.coordinator.config import format_address, load_config
+from smq.coordinator.config import load_config
 from smq.raft_state.errors import SmqError
 from smq.testing.node_client import Unanswered
 from smq.testing.node_process import ASK_S, Node, Nodes

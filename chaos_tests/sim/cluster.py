@@ -13,13 +13,15 @@ from types import FrameType
 from typing import Any, Protocol
 
 from chaos_tests.history import Recorder
+from smq.raft_state.commands import Listener
 from smq.raft_state.ids import NodeId
 from smq.replication.api import NodeApi
 from smq.replication.config import NodeConfig
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.reaper import Reaper
-from smq.replication.ports import Clock, Disk, Network, Rng
+from smq.replication.ports import Clock, Compute, Disk, Network, Rng
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.compute import SimCompute
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 from smq.testing.virtual.network import SimNetwork, SimPort
 from smq.testing.virtual.rng import Streams
@@ -43,6 +45,7 @@ class NodeFactory(Protocol):
         rng: Rng,
         network: Network,
         disk: Disk,
+        compute: Compute,
         on_fatal: Callable[[BaseException], None],
     ) -> SimulatedNode: ...
 
@@ -120,11 +123,24 @@ class Cluster:
             rng = self.streams.stream(f"node/{node}/{host.starts}")
             port = SimPort(self.network, node, process)
             host.api = self.factory(
-                self.configs[node], clock=clock, rng=rng, network=port, disk=disk, on_fatal=on_fatal
+                self._advertise(node, host.starts),
+                clock=clock,
+                rng=rng,
+                network=port,
+                disk=disk,
+                compute=SimCompute(clock, self.streams.stream(f"compute/{node}/{host.starts}")),
+                on_fatal=on_fatal,
             )
             host.api.start()
 
         self.scheduler.at(self.scheduler.now_ns, boot, process)
+
+    def _advertise(self, node: NodeId, start: int) -> NodeConfig:
+        """Each process has another address for the outside, like a machine that comes back elsewhere."""
+        address = f"{node}.{start}.example.org:9092"
+        self.recorder.note("advertise", n=node, address=address)
+        outside = Listener(name="outside", grpc_address="", kafka_address=address)
+        return replace(self.configs[node], listeners=(outside,))
 
     def start_later(self, node: NodeId, delay_ms: float) -> None:
         host = self.hosts[node]

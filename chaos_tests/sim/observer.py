@@ -24,7 +24,7 @@ from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
 from smq.replication.log.store import PartitionLog
 from smq.replication.node import Node
-from smq.replication.ports import Channel, Clock, Disk, Network, Rng
+from smq.replication.ports import Channel, Clock, Compute, Disk, Network, Rng
 from smq.replication.proposer import _Pending
 
 DIGEST_EVERY = 40  # applied indexes between two digests of a node: a digest costs about as much as 20 applies
@@ -85,9 +85,19 @@ class Observer:
         rng: Rng,
         network: Network,
         disk: Disk,
+        compute: Compute,
         on_fatal: Callable[[BaseException], None],
     ) -> "WatchedNode":
-        return WatchedNode(config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal, observer=self)
+        return WatchedNode(
+            config,
+            clock=clock,
+            rng=rng,
+            network=network,
+            disk=disk,
+            compute=compute,
+            on_fatal=on_fatal,
+            observer=self,
+        )
 
     def on_applied(self, node: "WatchedNode", index: LogIndex, command: bytes, applied: Applied) -> None:
         checksum = crc32(command)
@@ -142,6 +152,11 @@ class Observer:
             left = part.hwm - max(part.compacted_end, part.log_start)
             self.recorder.note("compacted", n=host.node, k=key, twice=records - len(newest), left=left)
             self.counts["records_compacted_away"] += max(0, part.compacted_end - part.log_start) - records
+
+    def note_addresses(self, node: "WatchedNode") -> None:
+        """What clients of the outside get from this node."""
+        for number, known in sorted(node.state.nodes.items()):
+            self.recorder.note("told", n=node.node_id, of=number, seen=[x.kafka_address for x in known.listeners])
 
     # ------------------------------------------------------------------------------------------ samples
     def sample(self) -> None:
@@ -279,6 +294,7 @@ class WatchedNode(Node):
         rng: Rng,
         network: Network,
         disk: Disk,
+        compute: Compute,
         on_fatal: Callable[[BaseException], None],
         observer: Observer,
     ) -> None:
@@ -290,7 +306,14 @@ class WatchedNode(Node):
         if observer.commit_rounds:
             self.watched.state.config[COMMIT_ROUNDS] = str(observer.commit_rounds)
         super().__init__(
-            config, clock=clock, rng=rng, network=network, disk=disk, on_fatal=on_fatal, applied=self.watched
+            config,
+            clock=clock,
+            rng=rng,
+            network=network,
+            disk=disk,
+            on_fatal=on_fatal,
+            applied=self.watched,
+            compute=compute,
         )
         self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=lambda: GROUP_DELAY_MS)
         self._callers_until_ns: dict[RequestId, int] = {}  # of assignments that this node took

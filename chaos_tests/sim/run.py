@@ -19,7 +19,7 @@ import structlog
 from chaos_tests.checkers.base import Violation
 from chaos_tests.checkers.judge import judge
 from chaos_tests.history import Event, Recorder
-from chaos_tests.sim.clients.administrator import Placer, SettingOwner
+from chaos_tests.sim.clients.administrator import Defaulter, Placer, SettingOwner
 from chaos_tests.sim.clients.assigner import Assigner
 from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.connected import Connected
@@ -166,10 +166,11 @@ class Simulation:
             self.scheduler, self.streams, self.recorder, self.nodes, self._report_violation, self._spawn, pace
         )
         limits = {RETENTION_RECORDS: settings.retention_records, RETENTION_MS: settings.retention_ms}
-        self.world.topic_config = tuple((key, str(limit)) for key, limit in limits.items() if limit)
+        limited = {key: str(limit) for key, limit in limits.items() if limit}
+        self.world.topic_config = tuple((limited | settings.topic_config).items())
         self.world.keys = settings.compaction_keys
         if settings.compaction_keys:
-            policy = "compact,delete" if self.world.topic_config else "compact"
+            policy = "compact,delete" if limited else "compact"
             self.world.topic_config += (
                 (CLEANUP_POLICY, policy),
                 (MIN_CLEANABLE_DIRTY_RATIO, "0"),
@@ -335,6 +336,7 @@ class Simulation:
         made += [TopicOwner(world, f"extra-{i}", think_ms=1500).run() for i in range(mix.topic_owners)]
         made += [SettingOwner(world, i, think_ms=think).run() for i in range(mix.setting_owners)]
         made += [Placer(world, f"placed-{i}", think_ms=think).run() for i in range(mix.placers)]
+        made += [Defaulter(world, f"defaulter-{i}", think_ms=think).run() for i in range(mix.defaulters)]
         made += [Noter(world, f"noter-{i}", think_ms=think).run() for i in range(mix.noters)]
         made += [Streamer(world, f"streamer-{i}", think_ms=think).run() for i in range(mix.streamers)]
         made += [Remaker(world, f"again-{i}", think_ms=think).run() for i in range(mix.remakers)]
@@ -428,6 +430,7 @@ class Simulation:
                     self.observer.note_compacted(known.key, known.pid, self.world.keys)
             for host in self.cluster.up():
                 self.observer.note_digest(host.api, host.api.applied.index)
+                self.observer.note_addresses(host.api)
 
     def _run_script(self, script: Script, what: str) -> bool:
         ended: list[bool] = []

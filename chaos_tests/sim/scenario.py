@@ -48,6 +48,7 @@ class ClusterProfile:
     retention_ms: int = 0
     compaction_keys: int = 0  # different keys of the records, which are compacted; 0: no record has a key
     tombstone_ms: int = 0  # how long a compacted topic keeps tombstones
+    topic_config: dict[str, str] = field(default_factory=dict)  # further settings of every topic with records
     node: dict[str, Any] = field(default_factory=dict)  # settings of NodeConfig, by name
 
 
@@ -72,6 +73,7 @@ class ClientMix:
     topic_owners: int = 0
     setting_owners: int = 0  # each changes a setting of the cluster
     placers: int = 0  # each makes topics and assigns their replicas
+    defaulters: int = 0  # one at most: it changes a default of new topics, and makes topics
     noters: int = 0  # each proposes a command of level 2
     streamers: int = 0  # each makes topics, and immediately sends them batches without sequences
     remakers: int = 0  # each makes and deletes topics of one name

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from smq.clients.errors import check_text
+from smq.clients.arguments import check_name
 from smq.clients.partition_queue import (
     NO_SEQUENCE,
     NOT_IDEMPOTENT,
@@ -107,9 +107,9 @@ class Accumulator:
     def topic(self, name: str) -> TopicQueues:
         """INVALID_REQUEST for a name that cannot be sent. Without a look-up of its partitions, its records would wait
         until they expire, and so would those of the topics that are looked up with it."""
-        found = self._topics.get(name)
+        found = self._topics.get(name) if type(name) is str else None
         if found is None:
-            check_text(name)
+            check_name("topic", name)
             found = self._topics[name] = TopicQueues(name, self._random)
         return found
 
@@ -221,6 +221,8 @@ class Accumulator:
         now_ms: float,
     ) -> None:
         check_record(timestamp_ms, key, value, headers)  # now, and not when the partitions are known
+        # Copies: what the caller changes later belongs to its next record.
+        key, value = None if key is None else bytes(key), None if value is None else bytes(value)
         counted = len(key or b"") + len(value or b"") + WAITING_OVERHEAD_BYTES
         record = _Waiting(now_ms, counted, timestamp_ms, key, value, headers, partition, token)
         self._waiting.setdefault(topic.topic, deque()).append(record)

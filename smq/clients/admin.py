@@ -5,14 +5,26 @@ effect once. Users, `sync` and the command line import it.
 """
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import TypedDict
 
+from smq.clients.arguments import (
+    Duration,
+    check_name,
+    check_partition,
+    invalid,
+    milliseconds,
+    names,
+    partitions_of,
+    settings,
+    shown,
+)
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import CallFn, ClusterClient, T
 from smq.clients.errors import build
 from smq.clients.lifecycle import Lifecycle
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.positions import Start, parse_start, resolve_starts
+from smq.clients.positions import Start, parse_starts, resolve_starts
 from smq.clients.tls import Tls
 from smq.clients.types import (
     ClusterDescription,
@@ -40,6 +52,14 @@ from smq.raft_state.errors import ErrorCode, SmqError
 REPLICATION_DEFAULT = 0  # the server's choice: 3, or the number of nodes if there are fewer
 
 
+class AdminOptions(TypedDict, total=False):
+    """The options of Admin and of OffsetAssigner, for their blocking versions."""
+
+    timeout_ms: Duration
+    connect_timeout_ms: Duration
+    tls: Tls | None
+
+
 class Admin(Lifecycle):
     """`async with Admin("host:port") as a: await a.create_topic("t", 6)`. `timeout_ms` bounds each call, retries
     included."""
@@ -48,17 +68,19 @@ class Admin(Lifecycle):
         self,
         bootstrap: str | Iterable[str],
         *,
-        timeout_ms: float = 30_000.0,
-        connect_timeout_ms: float = 10_000.0,
+        timeout_ms: Duration = 30_000.0,
+        connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
     ) -> None:
         self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms, tls=tls)
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = milliseconds("timeout_ms", timeout_ms)
 
     async def start(self) -> None:
+        """Finds the cluster, within `connect_timeout_ms`. UNREACHABLE. `async with` calls it."""
         await self._cluster.start()
 
     async def close(self) -> None:
+        """Closes the connections. Every later call raises CLIENT_CLOSED."""
         await self._cluster.close()
 
     async def _call(self, run: CallFn[T]) -> T:
@@ -75,8 +97,10 @@ class Admin(Lifecycle):
         config: Mapping[str, str] | None = None,
         start_offset: int = 0,
     ) -> bytes:
-        """The new topic's id. TOPIC_EXISTS, INVALID_*."""
-        request_id = _new_request_id()
+        """Creates a topic and returns its id (16 bytes). `replication_factor` 0: 3, or the number of nodes if there are
+        fewer. `config` has Kafka's keys, with their values as text. All partitions begin at `start_offset`.
+        TOPIC_EXISTS, INVALID_TOPIC_NAME, INVALID_PARTITION_COUNT, INVALID_REPLICATION_FACTOR, INVALID_CONFIG."""
+        request_id, wanted = _new_request_id(), settings("config", config)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> bytes:
             request = build(
@@ -84,7 +108,7 @@ class Admin(Lifecycle):
                 name=name,
                 partition_count=partitions,
                 replication_factor=replication_factor,
-                config=dict(config or {}),
+                config=wanted,
                 start_offset=start_offset,
                 request_id=request_id,
                 timeout_ms=node_ms,
@@ -94,6 +118,7 @@ class Admin(Lifecycle):
         return await self._call(run)
 
     async def delete_topic(self, name: str) -> None:
+        """Deletes the topic with all its records and the groups' offsets in it. UNKNOWN_TOPIC."""
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
@@ -104,7 +129,8 @@ class Admin(Lifecycle):
         self._cluster.metadata.forget_topic(name)
 
     async def add_partitions(self, name: str, partition_count: int) -> None:
-        """`partition_count` is the new total. A new count moves keys between partitions."""
+        """`partition_count` is the new total. A new count moves keys between partitions. UNKNOWN_TOPIC,
+        INVALID_PARTITION_COUNT."""
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
@@ -120,13 +146,14 @@ class Admin(Lifecycle):
         await self._call(run)
 
     async def alter_topic(self, name: str, *, set: Mapping[str, str] | None = None, unset: Iterable[str] = ()) -> None:
-        request_id, gone = _new_request_id(), list(unset)
+        """Sets and resets settings of the topic: all or none. UNKNOWN_TOPIC, INVALID_CONFIG."""
+        request_id, wanted, gone = _new_request_id(), settings("set", set), names("unset", unset)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
             request = build(
                 pb.AlterTopicRequest,
                 name=name,
-                set=dict(set or {}),
+                set=wanted,
                 unset=gone,
                 request_id=request_id,
                 timeout_ms=node_ms,
@@ -136,7 +163,8 @@ class Admin(Lifecycle):
         await self._call(run)
 
     async def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
-        """Deletes everything below `before_offset` (-1: the high water mark). Returns the new log start."""
+        """Deletes everything below `before_offset` (-1: the high water mark). Returns the new log start.
+        UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE."""
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> int:
@@ -170,15 +198,16 @@ class Admin(Lifecycle):
 
     async def describe_cluster(self, topics: Iterable[str] = (), *, is_linearizable: bool = True) -> ClusterDescription:
         """Nodes and topics (all if none is named). Not linearizable: as any one node knows them, without a quorum."""
-        names = list(topics)
+        wanted = names("topics", topics)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeClusterResponse:
-            request = build(pb.DescribeClusterRequest, topics=names, linearizable=is_linearizable, timeout_ms=node_ms)
+            request = build(pb.DescribeClusterRequest, topics=wanted, linearizable=is_linearizable, timeout_ms=node_ms)
             return await node.admin.DescribeCluster(request, timeout=call_s)
 
         return cluster_from_message(await self._call(run))
 
     async def list_topics(self) -> list[TopicDescription]:
+        """All topics, in order of name, with their partitions' leaders and offsets as of the call."""
         return sorted((await self.describe_cluster()).topics, key=lambda t: t.name)
 
     async def describe_topic(self, name: str) -> TopicDescription:
@@ -209,6 +238,8 @@ class Admin(Lifecycle):
         return address
 
     async def partition_range(self, topic: str, partition: int) -> PartitionRange:
+        """Where the partition begins and ends, as of the call, from its leader. UNKNOWN_TOPIC, UNKNOWN_PARTITION."""
+
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.GetPartitionRangeInfoResponse:
             request = build(pb.GetPartitionRangeInfoRequest, topic=topic, partition=partition, timeout_ms=node_ms)
             return await node.broker.GetPartitionRangeInfo(request, timeout=call_s)
@@ -223,7 +254,7 @@ class Admin(Lifecycle):
         reset_if_gone: bool = False,
     ) -> dict[TopicPartition, ListedOffset]:
         """The position that each start means now. OFFSET_OUT_OF_RANGE (lo, hi) if one has no position."""
-        parsed = {tp: parse_start(start, group=group) for tp, start in starts.items()}
+        parsed = parse_starts(starts, group=group)
         return await resolve_starts(
             self._cluster, parsed, group=group, reset_if_gone=reset_if_gone, timeout_ms=self._timeout_ms
         )
@@ -239,13 +270,13 @@ class Admin(Lifecycle):
 
         return [ClusterSetting(s.key, s.value, s.is_set) for s in (await self._call(run)).settings]
 
-    async def alter_cluster_config(self, *, set: Mapping[str, str] | None = None, unset: Sequence[str] = ()) -> None:
+    async def alter_cluster_config(self, *, set: Mapping[str, str] | None = None, unset: Iterable[str] = ()) -> None:
         """Applies to the whole cluster. Keys in `unset` go back to their defaults. All or none; INVALID_CONFIG."""
-        request_id = _new_request_id()
+        request_id, wanted, gone = _new_request_id(), settings("set", set), names("unset", unset)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
             request = build(
-                pb.AlterClusterConfigRequest, set=set or {}, unset=unset, request_id=request_id, timeout_ms=node_ms
+                pb.AlterClusterConfigRequest, set=wanted, unset=gone, request_id=request_id, timeout_ms=node_ms
             )
             await node.admin.AlterClusterConfig(request, timeout=call_s)
 
@@ -312,6 +343,8 @@ class Admin(Lifecycle):
     # -- groups' offsets
 
     async def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
+        """Commits the group's next offsets: all or none; linearizable once it returns. UNKNOWN_TOPIC,
+        UNKNOWN_PARTITION, INVALID_OFFSET; UNKNOWN_MEMBER while the group has members."""
         await commit_offsets(self._cluster, group, offsets, self._timeout_ms)
 
     async def fetch_offsets(
@@ -325,8 +358,13 @@ async def commit_offsets(
     cluster: ClusterClient, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset], timeout_ms: float
 ) -> None:
     """Commits all or none; linearizable once it returns."""
+    check_name("group", group)
     request_id = _new_request_id()
     items = []
+    if not isinstance(offsets, Mapping):
+        raise invalid(f"offsets must be a mapping of (topic, partition) to offsets, not {shown(offsets)}")
+    for tp in offsets:
+        check_partition("offsets", tp)
     for (topic, partition), given in offsets.items():
         o = given if isinstance(given, CommittedOffset) else CommittedOffset(offset=given, metadata="")
         items.append(build(pb.PartitionOffset, topic=topic, partition=partition, offset=o.offset, metadata=o.metadata))
@@ -341,6 +379,9 @@ async def commit_offsets(
 async def fetch_offsets(
     cluster: ClusterClient, group: str, partitions: Iterable[TopicPartition] | None, timeout_ms: float
 ) -> dict[TopicPartition, CommittedOffset]:
+    check_name("group", group)
+    if partitions is not None:
+        partitions = partitions_of("partitions", partitions)
     requested = [build(pb.TopicPartition, topic=t, partition=p) for t, p in partitions or ()]
     if partitions is not None and not requested:
         return {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from grpc import aio
 
+from smq.clients.forked import channel_opened
 from smq.clients.pb.smq_pb2_grpc import AdminStub, AgentStub, BrokerStub
 from smq.clients.tls import Tls
 
@@ -47,6 +48,7 @@ class Channels:
     def node(self, address: str) -> NodeStubs:
         found = self._nodes.get(address)
         if found is None:
+            channel_opened()
             if self._credentials is not None:
                 channel = aio.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
             else:

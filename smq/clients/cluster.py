@@ -5,6 +5,7 @@ Owns the I/O around `metadata` and `retry`. It must never decide by itself wheth
 """
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -12,8 +13,10 @@ from typing import Final, TypeVar
 
 import grpc
 
+from smq.clients.arguments import Duration, check_kind, milliseconds
 from smq.clients.channels import Channels, NodeStubs
 from smq.clients.errors import build, error_from_rpc
+from smq.clients.forked import check_owner
 from smq.clients.metadata import Metadata, parse_bootstrap, view_from_message
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.retry import Backoff, RandomFn, Step, decide_call
@@ -25,6 +28,7 @@ T = TypeVar("T")
 ATTEMPT_TIMEOUT_MS: Final = 10_000.0  # one node's share of a call's time, so that a hanging node does not use it all
 VIEW_TIMEOUT_MS: Final = 2_000.0  # a cluster view comes from a node's memory
 CONNECT_TIMEOUT_MS: Final = 10_000.0
+CONNECT_GRACE_MS: Final = 1_000.0  # for the error of the last attempt, which names the reason
 DEADLINE_GRACE_MS: Final = 500.0  # so that the node's own typed answer at its deadline arrives before gRPC's
 
 # run(node, node_ms, call_s): one attempt; the node gives up after node_ms, the call itself a little later
@@ -42,22 +46,40 @@ class ClusterClient:
         self,
         bootstrap: str | Iterable[str],
         *,
-        connect_timeout_ms: float = CONNECT_TIMEOUT_MS,
+        connect_timeout_ms: Duration = CONNECT_TIMEOUT_MS,
         backoff: Backoff | None = None,
         random_source: RandomFn = random.random,
         tls: Tls | None = None,
     ) -> None:
+        self._connect_timeout_ms = milliseconds("connect_timeout_ms", connect_timeout_ms)
+        if tls is not None:
+            check_kind("tls", tls, Tls)
         self.metadata = Metadata(parse_bootstrap(bootstrap))
         self.channels = Channels(tls or tls_from_environment())
+        self._pid = os.getpid()
         self.backoff = backoff or Backoff()
         self.random = random_source
-        self._connect_timeout_ms = connect_timeout_ms
         self._is_closed = False
 
     async def start(self) -> None:
-        """Finds the cluster. TIMED_OUT if none of the addresses answers in time."""
-        self._is_closed = False
-        await self.refresh((), timeout_ms=self._connect_timeout_ms)
+        """Finds the cluster. UNREACHABLE if none of the addresses answers in time."""
+        self.check_usable()
+        timeout_ms = self._connect_timeout_ms
+        try:
+            async with asyncio.timeout((timeout_ms + CONNECT_GRACE_MS) / 1000.0):  # whatever gRPC does meanwhile
+                await self.refresh((), timeout_ms=timeout_ms)
+        except (TimeoutError, SmqError) as e:
+            if isinstance(e, SmqError) and e.code is not ErrorCode.TIMED_OUT:
+                raise
+            message = f"no node answered at {', '.join(self.any_node())} within {timeout_ms:.0f} ms"
+            reason = f" ({e.message})" if isinstance(e, SmqError) else ""
+            raise SmqError(ErrorCode.UNREACHABLE, message + reason) from e
+
+    def check_usable(self) -> None:
+        """CLIENT_CLOSED after close(), FORKED in another process than the one that made the client."""
+        check_owner(self._pid)
+        if self._is_closed:
+            raise SmqError(ErrorCode.CLIENT_CLOSED, "the client is closed")
 
     async def close(self) -> None:
         """Calls that wait end with the error of their last attempt."""
@@ -111,8 +133,7 @@ class ClusterClient:
         `candidates` lists addresses, best first (default: any node); it is called again for every attempt.
         `topics` are refreshed if an error says that our metadata is out of date.
         """
-        if self._is_closed:
-            raise SmqError(ErrorCode.INVALID_REQUEST, "the client is closed: make a new one")
+        self.check_usable()
         started, attempt, hint = now_ms(), 0, None
         while True:
             attempt += 1
@@ -147,6 +168,7 @@ class ClusterClient:
 
     async def attempt(self, run: CallFn[T], address: str, node_ms: float) -> tuple[T] | SmqError:
         """One attempt at one node: its answer, or the error (`run` may raise an SmqError from the answer)."""
+        self.check_usable()
         try:
             answer = await run(self.channels.node(address), int(node_ms), (node_ms + DEADLINE_GRACE_MS) / 1000.0)
         except (grpc.RpcError, SmqError) as e:

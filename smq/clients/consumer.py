@@ -8,31 +8,72 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from typing import Literal, TypeAlias, TypedDict
 
 from smq.clients.admin import commit_offsets, fetch_offsets
+from smq.clients.arguments import (
+    INT32_MAX,
+    Duration,
+    Instant,
+    check_choice,
+    check_int,
+    check_name,
+    check_partition,
+    instant_ms,
+    invalid,
+    milliseconds,
+    shown,
+)
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import DEADLINE_GRACE_MS, ClusterClient, now_ms
 from smq.clients.errors import build, error_from_detail
-from smq.clients.fetch_planner import FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
+from smq.clients.fetch_planner import NO_END, FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
 from smq.clients.lifecycle import Lifecycle
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.positions import Start, StartAt, parse_start, resolve_starts
+from smq.clients.positions import (
+    Start,
+    StartAt,
+    Wanted,
+    check_end_name,
+    checked_ends,
+    parse_start,
+    resolve_starts,
+)
 from smq.clients.retry import RandomFn
+from smq.clients.search import Searching
 from smq.clients.tls import Tls
 from smq.clients.types import CommittedOffset, ConsumerRecord, FetchedRange, RawBatch, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import decode_batch
 
-Assignment = Iterable[TopicPartition] | Mapping[TopicPartition, Start]
+Assigned: TypeAlias = str | TopicPartition  # a topic stands for all its partitions
+Assignment: TypeAlias = str | Iterable[Assigned] | Mapping[Assigned, Start] | Mapping[TopicPartition, Start]
+End: TypeAlias = int | Literal["latest"] | Mapping[TopicPartition, int]
 
 
-class Consumer(Lifecycle):
-    """`async with Consumer("host:port") as c: await c.assign([("t", 0)]); async for record in c: ...`
+class ConsumerOptions(TypedDict, total=False):
+    """The options of Consumer, for its blocking version."""
 
-    A start position is an offset, the name of an offset type, (type, value), or a StartAt; the default is
-    RESUME_OR_EARLIEST with a group and RESET_TO_EARLIEST without. `from_replica`: read from this node id only;
-    otherwise leaders first, and another replica if one fails. OFFSET_OUT_OF_RANGE (with lo and hi) is raised unless
-    `auto_offset_reset` is "earliest" or "latest".
+    group: str | None
+    fetch_max_bytes: int
+    partition_max_bytes: int
+    max_wait_ms: Duration
+    from_replica: int | None
+    auto_offset_reset: ResetTo
+    request_timeout_ms: Duration
+    stall_timeout_ms: Duration
+    connect_timeout_ms: Duration
+    tls: Tls | None
+    random_source: RandomFn
+
+
+class Consumer(Searching, Lifecycle):
+    """`async with Consumer("host:port") as c: await c.assign("topic"); async for record in c: ...`
+
+    A start position is an offset, "earliest", "latest", the name of another offset type, (type, value), a datetime, a
+    timedelta (so long ago), or a StartAt; the default is RESUME_OR_EARLIEST with a group and RESET_TO_EARLIEST without.
+    `from_replica`: read from this node id only; otherwise leaders first, and another replica if one fails.
+    OFFSET_OUT_OF_RANGE (with lo and hi) is raised unless `auto_offset_reset` is "earliest" or "latest".
     """
 
     def __init__(
@@ -42,29 +83,33 @@ class Consumer(Lifecycle):
         group: str | None = None,
         fetch_max_bytes: int = 8 << 20,
         partition_max_bytes: int = 1 << 20,
-        max_wait_ms: int = 500,
+        max_wait_ms: Duration = 500,
         from_replica: int | None = None,
         auto_offset_reset: ResetTo = "none",
-        request_timeout_ms: float = 30_000.0,
-        stall_timeout_ms: float = 60_000.0,
-        connect_timeout_ms: float = 10_000.0,
+        request_timeout_ms: Duration = 30_000.0,
+        stall_timeout_ms: Duration = 60_000.0,
+        connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
         random_source: RandomFn = random.random,
     ) -> None:
-        if auto_offset_reset not in ("none", "earliest", "latest"):
-            message = f"auto_offset_reset must be none, earliest or latest, not {auto_offset_reset!r}"
-            raise SmqError(ErrorCode.INVALID_REQUEST, message)
+        check_choice("auto_offset_reset", auto_offset_reset, ("none", "earliest", "latest"))
+        if group is not None:
+            check_name("group", group)
+        if from_replica is not None:
+            check_int("from_replica", from_replica, 1, INT32_MAX)
+        check_int("fetch_max_bytes", fetch_max_bytes, 1, INT32_MAX)
+        check_int("partition_max_bytes", partition_max_bytes, 1, INT32_MAX)
         self._group = group
-        self._timeout_ms = request_timeout_ms
+        self._timeout_ms = milliseconds("request_timeout_ms", request_timeout_ms)
         self._cluster = ClusterClient(
             bootstrap, connect_timeout_ms=connect_timeout_ms, random_source=random_source, tls=tls
         )
         settings = FetchSettings(
             partition_bytes_max=partition_max_bytes,
             response_bytes_max=fetch_max_bytes,
-            max_wait_ms=max_wait_ms,
+            max_wait_ms=int(milliseconds("max_wait_ms", max_wait_ms, lo=0)),
             reset=auto_offset_reset,
-            stall_timeout_ms=stall_timeout_ms,
+            stall_timeout_ms=milliseconds("stall_timeout_ms", stall_timeout_ms),
             only_node=from_replica,
         )
         self._planner = FetchPlanner(settings, self._cluster.metadata, random_source)
@@ -80,6 +125,7 @@ class Consumer(Lifecycle):
     # -- life
 
     async def start(self) -> None:
+        """Finds the cluster, within `connect_timeout_ms`. UNREACHABLE. `async with` calls it."""
         await self._cluster.start()
         node = self._planner.settings.only_node
         if node is not None and self._cluster.metadata.address(node) is None:
@@ -87,6 +133,7 @@ class Consumer(Lifecycle):
             raise SmqError(ErrorCode.INVALID_REQUEST, message)
 
     async def close(self) -> None:
+        """Ends all reading, without a commit. Every later call raises CLIENT_CLOSED."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -99,24 +146,89 @@ class Consumer(Lifecycle):
 
     # -- assignment and positions
 
-    async def assign(self, partitions: Assignment, start: Start | None = None) -> dict[TopicPartition, int]:
-        """Replaces the assignment: [(topic, partition), ...] that all begin at `start`, or a mapping of starts.
-        Returns the positions. UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE; the old assignment then stays."""
-        default: Start = "RESUME_OR_EARLIEST" if self._group else "RESET_TO_EARLIEST"
-        default = default if start is None else start
-        if isinstance(partitions, Mapping):
-            wanted = {tp: parse_start(s, group=self._group) for tp, s in partitions.items()}
-        else:
-            wanted = {tp: parse_start(default, group=self._group) for tp in partitions}
+    async def assign(
+        self,
+        partitions: Assignment,
+        start: Start | None = None,
+        *,
+        end_offset: End | None = None,
+        until_ms: Instant | None = None,
+    ) -> dict[TopicPartition, int]:
+        """Replaces the assignment: a topic (all its partitions, as of now), a list of topics and (topic, partition)
+        pairs that all begin at `start`, or a mapping of such to starts. Returns the positions. UNKNOWN_TOPIC,
+        UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE; the old assignment then stays.
+
+        Reading ends before `end_offset`: an offset for all partitions, "latest" for the present ends, or a mapping (a
+        partition that is missing has no end). With `until_ms` it ends before the first record whose timestamp_ms is at
+        or after it, or at the present end if there is none yet. With both, whichever comes first. When all partitions
+        have ended, iteration stops, and `getmany` returns immediately."""
+        self._check_usable()
+        wanted = await self._expanded(self._starts(partitions, start))
         found = await self._resolve(wanted)
+        ends = await self._ends(list(wanted), end_offset, until_ms)
         self._decoded.clear()
         for old in self._planner.assigned.values():
             old.move(old.position)  # outstanding answers are discarded
-        self._planner.assigned = {tp: PartitionFetch(tp[0], tp[1], found[tp]) for tp in wanted}
+        self._planner.assigned = {tp: PartitionFetch(tp[0], tp[1], found[tp], ends.get(tp)) for tp in wanted}
         self._pump()
         return found
 
-    async def _resolve(self, wanted: Mapping[TopicPartition, StartAt]) -> dict[TopicPartition, int]:
+    async def _ends(
+        self, partitions: list[TopicPartition], end_offset: End | None, until_ms: Instant | None
+    ) -> dict[TopicPartition, int]:
+        """The ends of those that have one."""
+        ends: dict[TopicPartition, int] = {}
+        if isinstance(end_offset, str):
+            check_end_name(end_offset)
+            ends = await self._resolve(dict.fromkeys(partitions, parse_start("RESET_TO_LATEST", group=None)))
+        elif end_offset is not None:
+            given = end_offset if isinstance(end_offset, Mapping) else dict.fromkeys(partitions, end_offset)
+            ends = checked_ends(given, partitions)
+        if until_ms is not None:
+            until = parse_start(StartAt(timestamp_ms=instant_ms("until_ms", until_ms)), group=None)
+            timed = await self._resolve(dict.fromkeys(partitions, until))
+            ends = {tp: min(found, ends.get(tp, found)) for tp, found in timed.items()}
+        return ends
+
+    @property
+    def is_finished(self) -> bool:
+        """Every assigned partition has an end, and everything before it has been returned."""
+        assigned = self._planner.assigned.values()
+        return not self._decoded and bool(assigned) and all(fetch.is_over for fetch in assigned)
+
+    def _starts(self, partitions: object, start: Start | None) -> dict[str | TopicPartition, Wanted]:
+        default: Start = "RESUME_OR_EARLIEST" if self._group else "RESET_TO_EARLIEST"
+        given = {partitions: start} if isinstance(partitions, str) else partitions
+        if isinstance(given, bytes) or not isinstance(given, Iterable):
+            raise invalid(f"partitions must be a topic or a list of (topic, partition), not {shown(given)}")
+        if isinstance(given, Mapping):
+            if start is not None and given is partitions:
+                raise invalid("start: the mapping has a start for each partition already")
+            pairs = list(given.items())
+        else:
+            pairs = [(each, start) for each in given]
+        for each, _ in pairs:
+            check_name("partitions", each) if isinstance(each, str) else check_partition("partitions", each)
+        return {each: parse_start(default if s is None else s, group=self._group) for each, s in pairs}
+
+    async def _expanded(self, starts: Mapping[str | TopicPartition, Wanted]) -> dict[TopicPartition, Wanted]:
+        """With the partitions of the topics that are named as a whole; a partition that is named itself wins."""
+        out: dict[TopicPartition, Wanted] = {}
+        for topic in starts:
+            if isinstance(topic, str):
+                if await self._cluster.refresh((topic,), timeout_ms=self._timeout_ms):
+                    raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}")
+                count = self._cluster.metadata.partition_count(topic) or 0
+                out |= {(topic, index): starts[topic] for index in range(count)}
+        return out | {each: start for each, start in starts.items() if not isinstance(each, str)}
+
+    def _check_usable(self) -> None:
+        """CLIENT_CLOSED, FORKED."""
+        if self._is_closed:
+            raise SmqError(ErrorCode.CLIENT_CLOSED, "the consumer is closed")
+        self._cluster.check_usable()
+
+    async def _resolve(self, wanted: Mapping[TopicPartition, Wanted]) -> dict[TopicPartition, int]:
         reset = self._planner.settings.reset
         listed = await resolve_starts(
             self._cluster,
@@ -128,11 +240,13 @@ class Consumer(Lifecycle):
         return {tp: position.offset for tp, position in listed.items()}
 
     def assignment(self) -> list[TopicPartition]:
+        """The assigned partitions."""
         return list(self._planner.assigned)
 
     async def seek(self, topic: str, partition: int, start: Start) -> int:
         """Moves to an offset within [lo, hi] (OFFSET_OUT_OF_RANGE otherwise), or to the position that `start` means
         now."""
+        self._check_usable()
         fetch = self._assigned(topic, partition)
         found = await self._resolve({(topic, partition): parse_start(start, group=self._group)})
         self._discard_decoded()
@@ -148,7 +262,7 @@ class Consumer(Lifecycle):
         """How many offsets lie between the position and the last known high water mark."""
         fetch = self._assigned(topic, partition)
         if fetch.hwm < 0:
-            latest = await self._resolve({(topic, partition): StartAt(type="RESET_TO_LATEST")})
+            latest = await self._resolve({(topic, partition): Wanted(type="RESET_TO_LATEST")})
             fetch.hwm = max(fetch.hwm, latest[(topic, partition)])
         return max(fetch.hwm - fetch.position, 0)
 
@@ -165,7 +279,8 @@ class Consumer(Lifecycle):
     # -- group offsets
 
     async def commit(self, offsets: Mapping[TopicPartition, int | CommittedOffset] | None = None) -> None:
-        """Commits the group's next offsets: the positions of all assigned partitions, or the given ones."""
+        """Commits the group's next offsets: the positions of all assigned partitions, or the given ones.
+        INVALID_REQUEST without a group."""
         group = self._named_group()
         if offsets is None:
             offsets = {tp: f.position for tp, f in self._planner.assigned.items()}
@@ -191,15 +306,18 @@ class Consumer(Lifecycle):
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        """Waits without a limit. SmqError if a partition cannot be read; StopAsyncIteration after close()."""
+        """Waits without a limit. SmqError if a partition cannot be read; CLIENT_CLOSED after close(), so that a loop
+        never ends as if the data did; StopAsyncIteration once all partitions have ended."""
+        self._check_usable()
         while not self._decoded:
-            if self._is_closed:
-                raise StopAsyncIteration
+            self._check_usable()
             batch = self._next_batch()
-            if batch is None:
-                await self._wait_for_update(None)
-            else:
+            if batch is not None:
                 self._decode(batch)
+            elif self.is_finished:
+                raise StopAsyncIteration
+            else:
+                await self._wait_for_update(None)
         return self._pop_decoded()
 
     def _decode(self, batch: RawBatch) -> None:
@@ -216,9 +334,12 @@ class Consumer(Lifecycle):
         return record
 
     async def getmany(
-        self, max_records: int = 10_000, timeout_ms: float = 0.0
+        self, max_records: int = 10_000, timeout_ms: Duration = 0.0
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         """Up to about `max_records` (a batch is never split) by partition; empty if nothing arrives in time."""
+        self._check_usable()
+        check_int("max_records", max_records, 1)
+        timeout_ms = milliseconds("timeout_ms", timeout_ms, lo=0)
         out: dict[TopicPartition, list[ConsumerRecord]] = {}
         count = 0
         while self._decoded:
@@ -232,11 +353,12 @@ class Consumer(Lifecycle):
             count += len(records)
         return {tp: records for tp, records in out.items() if records}
 
-    async def getbatch(self, timeout_ms: float = 0.0) -> RawBatch | None:
+    async def getbatch(self, timeout_ms: Duration = 0.0) -> RawBatch | None:
         """The next RecordBatch exactly as it is in the log; the position moves past it. None if none arrives in time.
-        The caller must skip records below the position before the call."""
+        The caller must skip records below the position before the call, and those at or beyond an end."""
+        self._check_usable()
         self._discard_decoded()
-        batch = await self._batch_within(timeout_ms)
+        batch = await self._batch_within(milliseconds("timeout_ms", timeout_ms, lo=0))
         if batch is not None:
             self._advance(batch)
         return batch
@@ -272,17 +394,17 @@ class Consumer(Lifecycle):
         return FetchedRange(log_start=part.log_start, hwm=part.hwm, lso=part.lso, batches=batches)
 
     def _records_of(self, batch: RawBatch) -> list[ConsumerRecord]:
-        position = self._planner.assigned[(batch.topic, batch.partition)].position
+        fetch = self._planner.assigned[(batch.topic, batch.partition)]
+        lo, hi = fetch.position, fetch.end if fetch.end is not None else NO_END
         topic, partition, ts_ns_of_0 = batch.topic, batch.partition, batch.ts_ns - batch.base_offset
         return [
             ConsumerRecord(topic, partition, r.offset, ts_ns_of_0 + r.offset, r.timestamp_ms, r.key, r.value, r.headers)
             for r in decode_batch(batch.data)
-            if r.offset >= position
+            if lo <= r.offset < hi
         ]
 
     def _advance(self, batch: RawBatch) -> None:
-        fetch = self._planner.assigned[(batch.topic, batch.partition)]
-        fetch.position = max(fetch.position, batch.last_offset + 1)
+        self._planner.assigned[(batch.topic, batch.partition)].advance(batch.last_offset + 1)
 
     def _discard_decoded(self) -> None:
         """Drops records that iteration has decoded ahead: they are fetched again from the position."""
@@ -325,13 +447,13 @@ class Consumer(Lifecycle):
 
     async def _batch_within(self, timeout_ms: float) -> RawBatch | None:
         deadline = now_ms() + timeout_ms
-        while not self._is_closed:
+        while True:
+            self._check_usable()
             batch = self._next_batch()
             left = deadline - now_ms()
-            if batch is not None or left <= 0:
+            if batch is not None or left <= 0 or self.is_finished:
                 return batch
             await self._wait_for_update(left)
-        return None
 
     async def _wait_for_update(self, timeout_ms: float | None) -> None:
         if not self._planner.assigned:
@@ -389,7 +511,7 @@ class Consumer(Lifecycle):
         generation = fetch.generation
         kind = "RESET_TO_EARLIEST" if to == "earliest" else "RESET_TO_LATEST"
         try:
-            found = await self._resolve({fetch.key: StartAt(type=kind)})
+            found = await self._resolve({fetch.key: Wanted(type=kind)})
         except SmqError:
             return  # the next fetch is out of range again, and resets again
         if fetch.generation == generation:

@@ -5,8 +5,14 @@ import its public names through `smq.clients`.
 """
 
 import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
 from typing import NamedTuple
 
+from smq.clients.forked import check_owner
 from smq.clients.partition_queue import Batch
 from smq.raft_state.errors import SmqError
 
@@ -29,6 +35,106 @@ class BatchMetadata(NamedTuple):
     base_offset: int
     last_offset: int
     ts_ns: int
+
+
+class Settled:
+    """Wakes the threads that wait for Deliveries of one producer. One for all: a lock per record would cost more than
+    the record."""
+
+    __slots__ = ("condition", "pid", "waiting")
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.waiting = 0
+        self.pid = os.getpid()
+
+    def check_owner(self) -> None:
+        """FORKED in a child process: nothing would ever wake it there."""
+        check_owner(self.pid)
+
+    def wake(self) -> None:
+        """Called after the outcome is set. A thread that begins to wait sees the outcome, or is counted by now."""
+        if self.waiting:
+            with self.condition:
+                self.condition.notify_all()
+
+
+class Delivery:
+    """The outcome of one record of the blocking producer, as a future of the standard library gives it."""
+
+    __slots__ = ("_callbacks", "_outcome", "_settled")
+
+    def __init__(self, settled: Settled) -> None:
+        self._settled = settled
+        self._outcome: RecordMetadata | SmqError | None = None
+        self._callbacks: list[Callable[[Delivery], object]] | None = None
+
+    def done(self) -> bool:
+        """Whether the record is acknowledged or has failed."""
+        return self._outcome is not None
+
+    def result(self, timeout: float | timedelta | None = None) -> RecordMetadata:
+        """Waits for the acknowledgement, at most `timeout` seconds. TimeoutError, or the SmqError that ended the
+        record; FORKED in a child process."""
+        outcome = self._wait(timeout)
+        if isinstance(outcome, SmqError):
+            raise SmqError(outcome.code, outcome.message, outcome.details)
+        return outcome
+
+    def exception(self, timeout: float | timedelta | None = None) -> SmqError | None:
+        """As `result`, but returns the error; None after a success."""
+        outcome = self._wait(timeout)
+        return outcome if isinstance(outcome, SmqError) else None
+
+    def add_done_callback(self, callback: "Callable[[Delivery], object]") -> None:
+        """Calls `callback(self)` once, when the record is settled: in the thread of the clients' event loop, which it
+        must not block; immediately if the record is settled."""
+        with self._settled.condition:
+            self._callbacks = [*(self._callbacks or ()), callback]
+        # The loop looks for callbacks after it has set the outcome: so it sees this callback, or we the outcome.
+        if self._outcome is not None:
+            self._call_back()
+
+    def _wait(self, timeout: float | timedelta | None) -> RecordMetadata | SmqError:
+        settled = self._settled
+        if self._outcome is None:
+            settled.check_owner()
+            timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+            with settled.condition:
+                settled.waiting += 1
+                try:
+                    settled.condition.wait_for(self.done, timeout_s)
+                finally:
+                    settled.waiting -= 1
+        if self._outcome is None:
+            raise TimeoutError(f"the record was not acknowledged within {timeout} s; it may still be")
+        return self._outcome
+
+    # -- on the loop
+
+    def settle(self, outcome: RecordMetadata | SmqError) -> None:
+        """`wake` must follow: once for all records of a batch."""
+        self._outcome = outcome
+        if self._callbacks is not None:
+            self._call_back()
+
+    def wake(self) -> None:
+        """Wakes the threads that wait."""
+        self._settled.wake()
+
+    def fail(self, error: SmqError) -> None:
+        """Settles it with an error, and wakes."""
+        self.settle(error)
+        self.wake()
+
+    def _call_back(self) -> None:
+        with self._settled.condition:
+            callbacks, self._callbacks = self._callbacks or [], None
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:
+                logging.getLogger(__name__).exception("a callback of a delivery failed")
 
 
 class BulkDelivery:
@@ -67,15 +173,21 @@ class BulkDelivery:
 
 def deliver(batch: Batch, base_offset: int, ts_ns: int) -> None:
     """`base_offset` and `ts_ns` are the first record's, -1 if they are not known."""
-    topic, partition, is_known = batch.topic, batch.partition, base_offset >= 0
+    topic, partition, is_known, waiting = batch.topic, batch.partition, base_offset >= 0, None
     for first, count, token in batch.tokens:
         if isinstance(token, BulkDelivery):
             start = base_offset + first if is_known else -1
             last = start + count - 1 if is_known else -1
             token.delivered(BatchMetadata(topic, partition, start, last, ts_ns + first if is_known else -1), count)
+        elif isinstance(token, Delivery):
+            place = (base_offset + first, ts_ns + first) if is_known else (-1, -1)
+            token.settle(RecordMetadata(topic, partition, *place))
+            waiting = token
         elif isinstance(token, asyncio.Future) and not token.done():
             place = (base_offset + first, ts_ns + first) if is_known else (-1, -1)
             token.set_result(RecordMetadata(topic, partition, *place))
+    if waiting is not None:
+        waiting.wake()
 
 
 def fail(batch: Batch, error: SmqError) -> None:
@@ -90,5 +202,7 @@ def fail(batch: Batch, error: SmqError) -> None:
 def fail_token(token: object, count: int, error: SmqError) -> None:
     if isinstance(token, BulkDelivery):
         token.failed(error, count)
+    elif isinstance(token, Delivery):
+        token.fail(error)
     elif isinstance(token, asyncio.Future) and not token.done():
         token.set_exception(SmqError(error.code, error.message, error.details))

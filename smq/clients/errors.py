@@ -6,12 +6,13 @@ about retries (`retry` does). The clients and the server's gRPC services may imp
 """
 
 from collections.abc import Callable, Iterable
-from typing import Final, ParamSpec, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from smq.clients.arguments import shown
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId, Offset
@@ -20,6 +21,29 @@ M = TypeVar("M", bound=Message)
 P = ParamSpec("P")
 
 ERROR_METADATA_KEY: Final = "smq-error-bin"  # trailing metadata of a failed call; the value is an ErrorDetail
+
+# gRPC's words for a call that waited for a connection, and got none.
+_NOT_CONNECTED: Final = (
+    "failed to connect to all addresses",
+    "connections to all backends failing",
+    "DNS resolution failed",
+    "Domain name not found",
+)
+_CONNECT_FAILURES: Final = (
+    ("WRONG_VERSION_NUMBER", "this client uses TLS, and that port does not"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not signed by this client's CA"),
+    ("Hostname Verification Check failed", "its certificate is for another host name"),
+    ("Peer name", "its certificate is for another host name"),
+    ("CERTIFICATE_REQUIRED", "it asks for a client's certificate"),
+    ("Connection refused", "connection refused"),
+    ("Domain name not found", "there is no such host"),
+    ("DNS resolution failed", "there is no such host"),
+    ("Network is unreachable", "the network is unreachable"),
+    ("No route to host", "no route to the host"),
+    # A node that asks for TLS, or for a client's certificate, closes a connection without it.
+    ("Socket closed", "it closed the connection; does it ask for TLS, or for a client's certificate?"),
+    ("Ssl handshake failed", "the TLS handshake failed"),
+)
 
 _STATUS: Final = {
     ErrorCode.UNKNOWN_TOPIC: grpc.StatusCode.NOT_FOUND,
@@ -43,47 +67,63 @@ _STATUS: Final = {
     ErrorCode.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.NODE_NOT_READY: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorCode.UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.APPEND_LOST: grpc.StatusCode.ABORTED,
     ErrorCode.DATA_DAMAGED: grpc.StatusCode.DATA_LOSS,
     ErrorCode.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 
-_BITS: Final = {FieldDescriptor.CPPTYPE_INT32: 32, FieldDescriptor.CPPTYPE_INT64: 64}  # the contract has no others
+_INTEGERS: Final = {FieldDescriptor.CPPTYPE_INT32: 32, FieldDescriptor.CPPTYPE_INT64: 64}  # there are no others
+_KINDS: Final[dict[int, tuple[type, str]]] = {
+    FieldDescriptor.CPPTYPE_STRING: (str, "a str"),
+    FieldDescriptor.CPPTYPE_BOOL: (bool, "True or False"),
+}
 
 
 def build(kind: Callable[P, M], /, *args: P.args, **fields: P.kwargs) -> M:
-    """Builds a message of this kind. INVALID_REQUEST, with the range, if a caller's value does not fit its field.
+    """Builds a message of this kind. INVALID_REQUEST, with the field's name, if a caller's value does not fit it.
 
-    Every request with a value from the caller is built here: protobuf's own ValueError names no field."""
+    Every request with a value from the caller is built here: protobuf's own errors name no field, and it takes True
+    for 1, and 1.0 for an offset."""
+    descriptor = cast("type[Message]", kind).DESCRIPTOR
+    for name, value in fields.items():
+        field = descriptor.fields_by_name[name]
+        if value is not None or not field.has_presence:
+            _check(field, value)
     try:
         return kind(*args, **fields)
-    except UnicodeError as e:
-        raise _no_text(getattr(e, "object", None)) from e
-    except ValueError as e:
-        raise SmqError(ErrorCode.INVALID_REQUEST, _misfit(cast("type[Message]", kind), fields) or str(e)) from e
+    except (UnicodeError, TypeError, ValueError) as e:
+        given = ", ".join(f"{name}={shown(value)}" for name, value in fields.items())
+        raise SmqError(ErrorCode.INVALID_REQUEST, f"{descriptor.name} cannot hold {given}: {e}") from e
 
 
-def check_text(name: object) -> None:
-    """INVALID_REQUEST for a name that no message can hold: for callers who would learn it from `build` too late."""
+def _check(field: Any, value: object) -> None:  # a FieldDescriptor, of either implementation
+    bits, name = _INTEGERS.get(field.cpp_type), field.name
+    if field.is_repeated:
+        if isinstance(value, str | bytes):
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"{name} must be a list, not {shown(value)}")
+    elif bits is not None:
+        lo, hi = -(1 << bits - 1), (1 << bits - 1) - 1
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"{name} must be a whole number, not {shown(value)}")
+        if not lo <= value <= hi:
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"{name} {value} is out of range: {lo} to {hi}")
+    elif field.type == FieldDescriptor.TYPE_BYTES:
+        if not isinstance(value, bytes):
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"{name} must be bytes, not {shown(value)}")
+    elif field.cpp_type in _KINDS:
+        expected, text = _KINDS[field.cpp_type]
+        if not isinstance(value, expected):
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"{name} must be {text}, not {shown(value)}")
+        if isinstance(value, str):
+            _check_text(name, value)
+
+
+def _check_text(name: str, value: str) -> None:
     try:
-        str.encode(name)  # type: ignore[arg-type]  # whatever the caller passed
-    except (UnicodeError, TypeError) as e:
-        raise _no_text(name) from e
-
-
-def _no_text(name: object) -> SmqError:
-    return SmqError(ErrorCode.INVALID_REQUEST, f"{name!r} is no text in UTF-8")
-
-
-def _misfit(kind: type[Message], fields: dict[str, object]) -> str | None:
-    """The first number that its field cannot hold."""
-    for name, value in fields.items():
-        bits = _BITS.get(kind.DESCRIPTOR.fields_by_name[name].cpp_type)
-        if bits is not None and isinstance(value, int):
-            lo, hi = -(1 << bits - 1), (1 << bits - 1) - 1
-            if not lo <= value <= hi:
-                return f"{name} {value} is out of range: {lo} to {hi}"
-    return None
+        value.encode()
+    except UnicodeError as e:
+        raise SmqError(ErrorCode.INVALID_REQUEST, f"{name} {value!r} is no text in UTF-8") from e
 
 
 def status_of(code: ErrorCode) -> grpc.StatusCode:
@@ -133,13 +173,16 @@ def trailing_metadata_of(error: SmqError) -> tuple[tuple[str, bytes], ...]:
 def error_from_rpc(failure: grpc.RpcError, address: str) -> SmqError:
     """The SmqError of a failed call: the server's own, or one made from gRPC's status and `address`.
 
-    A broken connection is indefinite (TIMED_OUT): the request may have arrived before it broke.
+    A broken connection is indefinite (TIMED_OUT): the request may have arrived before it broke. A connection that was
+    never made is definite (UNREACHABLE): nothing was sent.
     """
     found = _detail_in(getattr(failure, "trailing_metadata", lambda: None)())
     if found is not None:
         return error_from_detail(found)
     status = getattr(failure, "code", lambda: None)()
     text = getattr(failure, "details", lambda: None)() or ""
+    if status is grpc.StatusCode.UNAVAILABLE and any(sign in text for sign in _NOT_CONNECTED):
+        return SmqError(ErrorCode.UNREACHABLE, f"no node answers at {address}: {_connect_failure(text)}")
     if status is grpc.StatusCode.UNAVAILABLE:
         return SmqError(ErrorCode.TIMED_OUT, f"no node answers at {address} ({_first_line(text)})")
     if status in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN):
@@ -164,6 +207,14 @@ def _detail_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> pb.ErrorDe
             except DecodeError:
                 return None
     return None
+
+
+def _connect_failure(text: str) -> str:
+    """What gRPC says of a connection that was not made, in a few words. Its own text names functions of OpenSSL."""
+    for sign, meaning in _CONNECT_FAILURES:
+        if sign in text:
+            return meaning
+    return _first_line(text.rpartition("last error: ")[2])
 
 
 def _first_line(text: str) -> str:

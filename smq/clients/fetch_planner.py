@@ -24,6 +24,7 @@ ResetTo: TypeAlias = Literal["none", "earliest", "latest"]
 
 AVOID_REPLICA_MS: Final = 2_000.0  # a replica that could not serve a partition is asked again after this
 LAGGING_ANSWERS_MAX: Final = 5  # a lagging node may not know a new topic yet: its answer counts after this many
+NO_END: Final = 1 << 63
 PARTITIONS_PER_FETCH_MAX: Final = 200  # below the server's cap; more go into further calls
 _AVOID: Final = frozenset(
     {
@@ -33,6 +34,7 @@ _AVOID: Final = frozenset(
         ErrorCode.SHUTTING_DOWN,
         ErrorCode.UPGRADE_NEEDED,
         ErrorCode.TIMED_OUT,
+        ErrorCode.UNREACHABLE,
     }
 )
 
@@ -50,13 +52,15 @@ class FetchSettings:
 
 
 class PartitionFetch:
-    """One assigned partition. `position` is the next offset to return, `fetch_offset` the next to fetch."""
+    """One assigned partition. `position` is the next offset to return, `fetch_offset` the next to fetch. Nothing at or
+    beyond `end` is returned; None: there is no end."""
 
     __slots__ = (
         "attempts",
         "avoid",
         "batches",
         "buffered_bytes",
+        "end",
         "error",
         "fetch_offset",
         "generation",
@@ -71,9 +75,11 @@ class PartitionFetch:
         "topic",
     )
 
-    def __init__(self, topic: str, partition: int, position: int) -> None:
+    def __init__(self, topic: str, partition: int, position: int, end: int | None = None) -> None:
         self.topic = topic
         self.partition = partition
+        self.end = end
+        self.position = self.fetch_offset = position
         self.batches: deque[RawBatch] = deque()  # bounded by partition_bytes_max and one response
         self.generation = 0
         self.is_busy = False
@@ -84,6 +90,20 @@ class PartitionFetch:
     @property
     def key(self) -> TopicPartition:
         return self.topic, self.partition
+
+    @property
+    def is_over(self) -> bool:
+        """Everything before the end has been taken from here."""
+        return not self.batches and self.is_fetched
+
+    @property
+    def is_fetched(self) -> bool:
+        """There is nothing more to fetch before the end."""
+        return self.end is not None and self.fetch_offset >= self.end
+
+    def advance(self, position: int) -> None:
+        """Past offsets that have been returned, or hold no record."""
+        self.position = max(self.position, position if self.end is None else min(position, self.end))
 
     def move(self, position: int) -> None:
         """Seek: discards buffered batches and outstanding answers."""
@@ -163,7 +183,7 @@ class FetchPlanner:
         yield from fetches[: self._turn]
 
     def _is_ready(self, fetch: PartitionFetch, now_ms: float) -> bool:
-        if fetch.is_busy or fetch.error is not None or now_ms < fetch.retry_at_ms:
+        if fetch.is_busy or fetch.error is not None or fetch.is_fetched or now_ms < fetch.retry_at_ms:
             return False
         return fetch.buffered_bytes < self.settings.partition_bytes_max
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from smq.clients.arguments import check_kind, invalid, shown
 from smq.clients.pb import smq_pb2 as pb
-from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, NodeId
 
 FAILED_NODE_LAST_MS: Final = 10_000.0  # a node that did not answer is asked last for this long, or until it answers
@@ -63,15 +63,29 @@ def _topic_view(topic: pb.TopicInfo) -> TopicView:
 
 def parse_bootstrap(bootstrap: str | Iterable[str]) -> tuple[str, ...]:
     """`host:port[,host:port...]`, or several of them. INVALID_REQUEST for anything else."""
-    parts = bootstrap.split(",") if isinstance(bootstrap, str) else [p for item in bootstrap for p in item.split(",")]
-    addresses = tuple(dict.fromkeys(p.strip() for p in parts if p.strip()))
+    given: object = [bootstrap] if isinstance(bootstrap, str) else bootstrap
+    if not isinstance(given, Iterable) or isinstance(given, bytes):
+        raise invalid(f"bootstrap must be host:port or a list of such, not {shown(bootstrap)}")
+    items = list(given)
+    for item in items:
+        check_kind("bootstrap", item, str)
+    addresses = tuple(dict.fromkeys(p.strip() for item in items for p in item.split(",") if p.strip()))
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise SmqError(ErrorCode.INVALID_REQUEST, f"{address!r} is not a node's address: write host:port")
+        _check_address(address)
     if not addresses:
-        raise SmqError(ErrorCode.INVALID_REQUEST, "no node's address was given: write host:port[,host:port...]")
+        raise invalid("bootstrap names no node: write host:port[,host:port...]")
     return addresses
+
+
+def _check_address(address: str) -> None:
+    scheme, is_url, rest = address.partition("://")
+    if is_url:
+        bare = rest.partition("/")[0]
+        example = bare if ":" in bare else f"{bare or 'host'}:7401"
+        raise invalid(f"bootstrap {address!r} is a URL: write {example} (the gRPC port), without {scheme}://")
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
+        raise invalid(f"bootstrap {address!r} is not a node's address: write host:port")
 
 
 class Metadata:

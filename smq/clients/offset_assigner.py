@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from smq.clients.arguments import INT32_MAX, Duration, check_int, check_name, milliseconds
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient
 from smq.clients.errors import build
@@ -35,20 +36,22 @@ class OffsetAssigner(Lifecycle):
         self,
         bootstrap: str | Iterable[str],
         *,
-        timeout_ms: float = 30_000.0,
-        connect_timeout_ms: float = 10_000.0,
+        timeout_ms: Duration = 30_000.0,
+        connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
     ) -> None:
         self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms, tls=tls)
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = milliseconds("timeout_ms", timeout_ms)
         self._bounds: dict[tuple[str, int], int] = {}  # a past next_offset of each partition used
         self._assign_streams: dict[str, AssignStream] = {}  # by address: bounded by the cluster's nodes
         self._advance_streams: dict[str, AdvanceStream] = {}
 
     async def start(self) -> None:
+        """Finds the cluster, within `connect_timeout_ms`. UNREACHABLE. `async with` calls it."""
         await self._cluster.start()
 
     async def close(self) -> None:
+        """Closes the connections. Every later call raises CLIENT_CLOSED."""
         await self._cluster.close()
         closing = [stream.close() for stream in self._assign_streams.values()]
         closing += [stream.close() for stream in self._advance_streams.values()]
@@ -80,6 +83,9 @@ class OffsetAssigner(Lifecycle):
         A later call with the same `request_id` (16 bytes, chosen by the caller) returns the same offsets. With
         `not_before`, a next_offset from before the first such call, it is refused if the cluster has forgotten the
         request; without it, it would then get other offsets."""
+        check_name("topic", topic)
+        check_int("partition", partition, 0, INT32_MAX)
+        check_int("count", count, 1)
         key, request_id_used = (topic, partition), request_id or secrets.token_bytes(16)
         if key not in self._bounds:
             self._bounds[key] = await self._next_offset(topic, partition)

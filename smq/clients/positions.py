@@ -7,8 +7,10 @@ consumer, the admin client and the command line import it.
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
+from smq.clients.arguments import INT64_MAX, check_int, check_partition, instant_ms, instant_ns, invalid, shown
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.errors import build, error_from_detail
@@ -20,52 +22,116 @@ from smq.raft_state.ids import Offset
 OFFSET_TYPES: Final = tuple(name for name in pb.OffsetType.keys() if name != "OFFSET_TYPE_UNSPECIFIED")  # noqa: SIM118 an enum wrapper, no dict
 _NEEDS_VALUE: Final = frozenset({"EXACT_OFFSET", "RESET_TO_OFFSET", "EXACT_TS_NS"})
 _NEEDS_GROUP: Final = frozenset({"RESUME_OR_EARLIEST", "RESUME_OR_LATEST"})
+_SHORT: Final = {"earliest": "RESET_TO_EARLIEST", "latest": "RESET_TO_LATEST"}  # the words that Kafka's users know
 LIST_PARTITIONS_MAX: Final = 500  # of one ListOffsets request: below the server's cap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAt:
-    """`type` is the name of an OffsetType; `value` its offset, or nanoseconds for EXACT_TS_NS.
+    """`type` is the name of an OffsetType, or "earliest" or "latest"; `value` its offset, or the time of EXACT_TS_NS
+    (nanoseconds, or a datetime).
 
     `strict` (as for a plain integer): the offset must be within [lo, hi], as in a seek. `timestamp_ms` replaces the
     type: the first record whose create time is at or after it."""
 
     type: str = "RESET_TO_OFFSET"
+    value: int | datetime = 0
+    strict: bool = False
+    timestamp_ms: int | datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A checked start, as requests carry it."""
+
+    type: str
     value: int = 0
     strict: bool = False
     timestamp_ms: int | None = None
 
 
-Start: TypeAlias = int | str | tuple[str, int] | StartAt
+Start: TypeAlias = int | str | datetime | timedelta | tuple[str, int | datetime] | StartAt
 
 
-def parse_start(start: Start, *, group: str | None) -> StartAt:
-    """5, "RESET_TO_LATEST", ("EXACT_TS_NS", 1700000000000000000) or a StartAt. INVALID_REQUEST for anything else."""
+def offset_type(name: object) -> str:
+    """The OffsetType's name, of its name in any case, or of "earliest" or "latest": one spelling rule for the command
+    line and Python. INVALID_REQUEST."""
+    if isinstance(name, str):
+        found = _SHORT.get(name.lower(), name.upper())
+        if found in OFFSET_TYPES:
+            return found
+    known = ", ".join((*_SHORT, *OFFSET_TYPES))
+    raise invalid(f"{shown(name)} is no offset type: use one of {known}")
+
+
+def parse_start(start: Start, *, group: str | None) -> Wanted:
+    """5, "earliest", "RESET_TO_LATEST", ("EXACT_TS_NS", 1700000000000000000), a datetime or a timedelta (the first
+    record whose create time is at or after it, or so long ago), or a StartAt. INVALID_REQUEST for anything else."""
     if isinstance(start, StartAt):
         parsed = start
-    elif isinstance(start, bool):
-        raise SmqError(ErrorCode.INVALID_REQUEST, f"{start!r} is no start position: give an offset or an offset type")
-    elif isinstance(start, int):
+    elif isinstance(start, timedelta):
+        parsed = StartAt(timestamp_ms=datetime.now(UTC) - start)
+    elif isinstance(start, datetime):
+        parsed = StartAt(timestamp_ms=start)
+    elif isinstance(start, int) and not isinstance(start, bool):
         parsed = StartAt(value=start, strict=True)
     elif isinstance(start, str):
         parsed = StartAt(type=start)
-    else:
+    elif isinstance(start, tuple) and len(start) == 2:
         parsed = StartAt(type=start[0], value=start[1])
-    message = None
-    if parsed.type not in OFFSET_TYPES:
-        message = f"offset type {parsed.type!r} is unknown: one of {', '.join(OFFSET_TYPES)}"
-    elif isinstance(start, str) and parsed.type in _NEEDS_VALUE:
-        message = f"{parsed.type} needs a value: write ({parsed.type!r}, value)"
-    elif parsed.type in _NEEDS_GROUP and not group:
-        message = f"{parsed.type} resumes a group: name the group"
-    if message is not None:
-        raise SmqError(ErrorCode.INVALID_REQUEST, message)
-    return parsed
+    else:
+        raise invalid(f"{shown(start)} is no start position: give an offset, an offset type or a datetime")
+    kind = offset_type(parsed.type)
+    if isinstance(start, str) and kind in _NEEDS_VALUE:
+        raise invalid(f"{kind} needs a value: write ({kind!r}, value)")
+    if kind in _NEEDS_GROUP and not group:
+        raise invalid(f"{kind} resumes a group: name the group")
+    return Wanted(
+        type=kind,
+        value=_value(kind, parsed.value),
+        strict=parsed.strict,
+        timestamp_ms=None if parsed.timestamp_ms is None else instant_ms("timestamp_ms", parsed.timestamp_ms),
+    )
+
+
+def _value(kind: str, value: object) -> int:
+    if kind == "EXACT_TS_NS":
+        return instant_ns(f"the value of {kind}", value)
+    if kind not in _NEEDS_VALUE:
+        return 0
+    check_int(f"the value of {kind}", value, -INT64_MAX - 1)
+    assert isinstance(value, int)
+    return value
+
+
+def parse_starts(starts: object, *, group: str | None) -> dict[TopicPartition, Wanted]:
+    """A mapping of (topic, partition) to starts. INVALID_REQUEST for anything else."""
+    if not isinstance(starts, Mapping):
+        raise invalid(f"starts must be a mapping of (topic, partition) to a start, not {shown(starts)}")
+    for tp in starts:
+        check_partition("starts", tp)
+    return {tp: parse_start(start, group=group) for tp, start in starts.items()}
+
+
+def check_end_name(end: str) -> None:
+    """INVALID_REQUEST for a word that names no end."""
+    if end != "latest":
+        raise SmqError(ErrorCode.INVALID_REQUEST, f'end_offset must be an offset or "latest", not {end!r}')
+
+
+def checked_ends(ends: Mapping[TopicPartition, int], assigned: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    """INVALID_REQUEST for an end that is no offset, or of a partition that is not assigned."""
+    for tp, end in ends.items():
+        if tp not in assigned:
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"end_offset names {tp}, which is not among the partitions")
+        if isinstance(end, bool) or not isinstance(end, int) or end < 0:
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"end_offset of {tp} must be 0 or more, not {end!r}")
+    return dict(ends)
 
 
 async def resolve_starts(
     cluster: ClusterClient,
-    starts: Mapping[TopicPartition, StartAt],
+    starts: Mapping[TopicPartition, Wanted],
     *,
     group: str | None,
     reset_if_gone: bool,
@@ -87,7 +153,7 @@ async def resolve_starts(
     return found
 
 
-def _ask(tp: TopicPartition, start: StartAt, group: str | None, reset_if_gone: bool) -> pb.ListOffsetsPartition:
+def _ask(tp: TopicPartition, start: Wanted, group: str | None, reset_if_gone: bool) -> pb.ListOffsetsPartition:
     return build(
         pb.ListOffsetsPartition,
         topic=tp[0],
@@ -100,7 +166,7 @@ def _ask(tp: TopicPartition, start: StartAt, group: str | None, reset_if_gone: b
     )
 
 
-def _check_strict(tp: TopicPartition, start: StartAt, listed: ListedOffset) -> None:
+def _check_strict(tp: TopicPartition, start: Wanted, listed: ListedOffset) -> None:
     if start.strict and listed.clamped:
         message = f"offset {start.value} of {tp[0]}/{tp[1]} is outside the range {listed.lo} to {listed.hi}"
         details = ErrorDetails(lo=Offset(listed.lo), hi=Offset(listed.hi))

@@ -5,17 +5,32 @@ Owns the public interface and the way of records into the accumulator. `publishe
 """
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from smq.clients.accumulator import IN_FLIGHT_MAX, BatchingSettings
+from smq.clients.arguments import (
+    INT32_MAX,
+    Duration,
+    Instant,
+    check_choice,
+    check_flag,
+    check_int,
+    check_name,
+    instant_ms,
+    invalid,
+    milliseconds,
+    shown,
+)
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.delivery import BatchMetadata as BatchMetadata
-from smq.clients.delivery import BulkDelivery
+from smq.clients.delivery import BulkDelivery, Delivery
 from smq.clients.delivery import RecordMetadata as RecordMetadata
+from smq.clients.forked import check_owner
 from smq.clients.partition_queue import PartitionQueue
 from smq.clients.partitioner import TopicQueues
 from smq.clients.pb import smq_pb2 as pb
@@ -27,9 +42,27 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import CODECS, Headers
 
 AcksName: TypeAlias = Literal["all", "leader", "none"]
+_BYTES_LIKE: Final = frozenset({bytes, bytearray, memoryview, type(None)})
 _ACKS: Final = {"all": pb.ACKS_ALL, "leader": pb.ACKS_LEADER, "none": pb.ACKS_NONE}
 
 YIELD_EVERY_RECORDS: Final = 4096  # send_many lets the event loop run this often (about 1 ms)
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The options of Producer, for its blocking version."""
+
+    acks: AcksName
+    linger_ms: Duration
+    batch_bytes: int
+    compression: str
+    idempotent: bool
+    request_timeout_ms: Duration
+    delivery_timeout_ms: Duration
+    max_in_flight: int
+    buffer_bytes: int
+    connect_timeout_ms: Duration
+    tls: Tls | None
+    random_source: RandomFn
 
 
 class Producer:
@@ -48,45 +81,54 @@ class Producer:
         bootstrap: str | Iterable[str],
         *,
         acks: AcksName = "all",
-        linger_ms: float = 5.0,
+        linger_ms: Duration = 5.0,
         batch_bytes: int = 128 << 10,
         compression: str = "none",
         idempotent: bool = True,
-        request_timeout_ms: float = 30_000.0,
-        delivery_timeout_ms: float = 120_000.0,
+        request_timeout_ms: Duration = 30_000.0,
+        delivery_timeout_ms: Duration = 120_000.0,
         max_in_flight: int = IN_FLIGHT_MAX,
         buffer_bytes: int = 32 << 20,
-        connect_timeout_ms: float = 10_000.0,
+        connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
         random_source: RandomFn = random.random,
     ) -> None:
+        check_choice("acks", acks, _ACKS)
+        check_choice("compression", compression, CODECS)
+        check_flag("idempotent", idempotent)
+        check_int("batch_bytes", batch_bytes, 1, INT32_MAX)
+        check_int("buffer_bytes", buffer_bytes, 1)
+        check_int("max_in_flight", max_in_flight, 1, IN_FLIGHT_MAX)  # a leader remembers so many batches
+        linger, delivery = milliseconds("linger_ms", linger_ms, lo=0), _delivery_ms(delivery_timeout_ms, linger_ms)
         idempotent = idempotent and acks != "none"
-        _check(acks, compression, max_in_flight, linger_ms, delivery_timeout_ms)
         # Without sequences, a resent batch keeps its place only if one batch is in flight at a time.
         in_flight_max = max_in_flight if idempotent or acks == "none" else 1
-        self._request_timeout_ms = request_timeout_ms
+        self._request_timeout_ms = milliseconds("request_timeout_ms", request_timeout_ms)
         self._cluster = ClusterClient(
             bootstrap, connect_timeout_ms=connect_timeout_ms, random_source=random_source, tls=tls
         )
         settings = BatchingSettings(
             batch_bytes=batch_bytes,
-            linger_ms=linger_ms,
+            linger_ms=linger,
             compression=compression,
             buffer_bytes_max=buffer_bytes,
             in_flight_max=in_flight_max,
-            delivery_timeout_ms=delivery_timeout_ms,
+            delivery_timeout_ms=delivery,
             is_idempotent=idempotent,
             acks_all=acks == "all",
             backoff=PRODUCER_BACKOFF,
         )
-        self._publisher = Publisher(self._cluster, settings, acks=_ACKS[acks], request_timeout_ms=request_timeout_ms)
+        self._publisher = Publisher(
+            self._cluster, settings, acks=_ACKS[acks], request_timeout_ms=self._request_timeout_ms
+        )
         self._accumulator = self._publisher.accumulator
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = os.getpid()
 
     # -- life
 
     async def start(self) -> None:
-        """Finds the cluster. TIMED_OUT if none of the bootstrap addresses answers."""
+        """Finds the cluster. UNREACHABLE if none of the bootstrap addresses answers."""
         self._loop = asyncio.get_running_loop()
         self._publisher.start()
         await self._cluster.start()
@@ -119,6 +161,7 @@ class Producer:
 
     @property
     def stats(self) -> ProducerStats:
+        """Counters since the start."""
         return self._publisher.stats
 
     @property
@@ -128,6 +171,7 @@ class Producer:
 
     @property
     def is_full(self) -> bool:
+        """Whether `send` would raise OVERLOADED now."""
         return self._accumulator.is_full
 
     # -- records
@@ -139,20 +183,33 @@ class Producer:
         key: bytes | None = None,
         headers: Headers = (),
         partition: int | None = None,
-        timestamp_ms: int | None = None,
+        timestamp_ms: Instant | None = None,
     ) -> "asyncio.Future[RecordMetadata]":
         """Takes the record. The future gives its offset once it is acknowledged, or the SmqError that ended it.
 
         OVERLOADED (raised here) while the buffer is full: `await wait_room()` and send again.
         """
-        loop = self._usable()
-        token: asyncio.Future[RecordMetadata] = loop.create_future()
-        when = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+        when, headers, _ = checked_record(topic, value, key, headers, partition, timestamp_ms)
+        token: asyncio.Future[RecordMetadata] = self._usable().create_future()
+        self.take(topic, value, key, headers, partition, when, token)
+        return token
+
+    def take(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers,
+        partition: int | None,
+        timestamp_ms: int,
+        token: "asyncio.Future[RecordMetadata] | Delivery",
+    ) -> None:
+        """As send() of a `checked_record`, with the caller's own token. For the blocking producer."""
+        self._usable()
         accumulator = self._accumulator
-        accumulator.add(self._topic(topic), key, value, headers, partition, when, token, now_ms())
+        accumulator.add(self._topic(topic), key, value, headers, partition, timestamp_ms, token, now_ms())
         if accumulator.needs_poll:
             self._publisher.wake()
-        return token
 
     async def send_many(
         self,
@@ -161,14 +218,15 @@ class Producer:
         *,
         keys: Sequence[bytes | None] | None = None,
         partition: int | None = None,
-        timestamp_ms: int | Sequence[int] | None = None,
+        timestamp_ms: Instant | Sequence[Instant] | None = None,
     ) -> "asyncio.Future[list[BatchMetadata]]":
         """The bulk path. Returns once all records are buffered (waiting for space if necessary), with a future of
         their offsets: one BatchMetadata per run of adjacent records. Records of one partition keep their order. The
         future fails with the first error once all records are settled."""
         loop = self._usable()
-        _check_many(values, keys, timestamp_ms)
-        when = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+        when = _check_many(values, keys, timestamp_ms)
+        if partition is not None:
+            check_int("partition", partition, 0, INT32_MAX)
         queues = await self._known_topic(topic)
         bulk = BulkDelivery(loop.create_future(), len(values))
         try:
@@ -244,8 +302,8 @@ class Producer:
     async def flush(self) -> None:
         """Waits until every record sent before is acknowledged or failed. Errors are in the records' own futures."""
         loop = self._usable(even_if_fatal=True)
-        waiting = [t.future if isinstance(t, BulkDelivery) else t for t in self._accumulator.waiting_tokens()]
-        marks: list[asyncio.Future[RecordMetadata]] = [t for t in waiting if isinstance(t, asyncio.Future)]
+        waiting = [_future_of(token, loop) for token in self._accumulator.waiting_tokens()]
+        marks = [future for future in waiting if future is not None]
         for batch in self._accumulator.mark_due():
             mark: asyncio.Future[RecordMetadata] = loop.create_future()
             batch.tokens.append((0, 0, mark))
@@ -261,7 +319,8 @@ class Producer:
         if self._loop is None:
             raise SmqError(ErrorCode.INVALID_REQUEST, "the producer is not started: await start() first")
         if self._publisher.is_closing:
-            raise SmqError(ErrorCode.INVALID_REQUEST, "the producer is closed: make a new one")
+            raise SmqError(ErrorCode.CLIENT_CLOSED, "the producer is closed")
+        check_owner(self._pid)
         return self._loop
 
     def _topic(self, name: str) -> TopicQueues:
@@ -280,33 +339,84 @@ class Producer:
         return self._topic(name)
 
 
-def _check(acks: str, compression: str, max_in_flight: int, linger_ms: float, delivery_timeout_ms: float) -> None:
-    message = None
-    if acks not in _ACKS:
-        message = f"acks must be one of {', '.join(_ACKS)}, not {acks!r}"
-    elif compression not in CODECS:
-        message = f"compression must be one of {', '.join(CODECS)}, not {compression!r}"
-    elif not 1 <= max_in_flight <= IN_FLIGHT_MAX:
-        message = f"max_in_flight must be 1 to {IN_FLIGHT_MAX}: a leader remembers so many batches; got {max_in_flight}"
-    elif linger_ms < 0 or delivery_timeout_ms <= linger_ms:
-        message = "linger_ms must be >= 0 and below delivery_timeout_ms"
-    if message is not None:
-        raise SmqError(ErrorCode.INVALID_REQUEST, message)
+def _future_of(token: object, loop: asyncio.AbstractEventLoop) -> "asyncio.Future[Any] | None":
+    """A future that is done when the token's record is settled."""
+    if isinstance(token, BulkDelivery):
+        return token.future
+    if isinstance(token, Delivery):
+        settled: asyncio.Future[None] = loop.create_future()
+        token.add_done_callback(lambda _: loop.call_soon_threadsafe(_set_done, settled))
+        return settled
+    return token if isinstance(token, asyncio.Future) else None
+
+
+def _set_done(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def checked_record(
+    topic: object, value: object, key: object, headers: Headers, partition: object, timestamp_ms: object
+) -> tuple[int, list[tuple[str, bytes | None]], int]:
+    """(create time in ms, the headers as a list, size in bytes). INVALID_REQUEST names the argument."""
+    if type(topic) is not str or not topic or not topic.isascii():
+        check_name("topic", topic)
+    if type(value) not in _BYTES_LIKE:
+        raise invalid(f"value must be bytes or None, not {shown(value)}")
+    if type(key) not in _BYTES_LIKE:
+        raise invalid(f"key must be bytes or None, not {shown(key)}")
+    if partition is not None:
+        check_int("partition", partition, 0, INT32_MAX)
+    when = int(time.time() * 1000) if timestamp_ms is None else instant_ms("timestamp_ms", timestamp_ms)
+    size = len(value or b"") + len(key or b"")  # type: ignore[arg-type] # checked above
+    return when, _listed_headers(headers) if headers else [], size
+
+
+def _listed_headers(headers: object) -> list[tuple[str, bytes | None]]:
+    """A copy that can be read twice, unlike a generator."""
+    found: list[Any] = list(headers) if isinstance(headers, Iterable) else [headers]
+    for pair in found:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise invalid(f"headers must be a list of (str, bytes or None) pairs, not {shown(headers)}")
+        if type(pair[1]) not in _BYTES_LIKE:
+            raise invalid(f"headers: the value of {pair[0]!r} must be bytes or None, not {shown(pair[1])}")
+    return found
+
+
+def _delivery_ms(delivery_timeout_ms: Duration, linger_ms: Duration) -> float:
+    delivery = milliseconds("delivery_timeout_ms", delivery_timeout_ms)
+    if delivery <= milliseconds("linger_ms", linger_ms, lo=0):
+        raise invalid(
+            f"linger_ms must be below delivery_timeout_ms, and they are {linger_ms} and {delivery_timeout_ms}"
+        )
+    return delivery
 
 
 def _check_many(
-    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, times: int | Sequence[int] | None
-) -> None:
-    """All or nothing: finds a record that cannot be encoded before any is buffered."""
-    message = None
-    allowed = {bytes, bytearray, memoryview, type(None)}
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] | None,
+    times: Instant | Sequence[Instant] | None,
+) -> int | Sequence[int]:
+    """All or nothing: finds a record that cannot be encoded before any is buffered. Returns the times in ms."""
+    for name, given in (("values", values), ("keys", keys)):
+        if given is not None:
+            _check_column(name, given)
     if not values:
-        message = "send_many needs at least one record"
-    elif not set(map(type, values)) <= allowed or (keys is not None and not set(map(type, keys)) <= allowed):
-        message = "keys and values must be bytes or None"
-    elif keys is not None and len(keys) != len(values):
-        message = f"there are {len(values)} values and {len(keys)} keys"
-    elif times is not None and not isinstance(times, int) and len(times) != len(values):
-        message = f"there are {len(values)} values and {len(times)} timestamps"
-    if message is not None:
-        raise SmqError(ErrorCode.INVALID_REQUEST, message)
+        raise invalid("values is empty: send_many needs at least one record")
+    if keys is not None and len(keys) != len(values):
+        raise invalid(f"keys has {len(keys)} items, and values {len(values)}")
+    if times is None:
+        return int(time.time() * 1000)
+    if isinstance(times, str | bytes) or not isinstance(times, Sequence):
+        return instant_ms("timestamp_ms", times)
+    if len(times) != len(values):
+        raise invalid(f"timestamp_ms has {len(times)} items, and values {len(values)}")
+    return [instant_ms("timestamp_ms", each) for each in times]
+
+
+def _check_column(name: str, given: object) -> None:
+    if isinstance(given, str | bytes | bytearray | memoryview) or not isinstance(given, Sequence):
+        raise invalid(f"{name} must be a list of bytes or None, not {shown(given)}")
+    if not set(map(type, given)) <= _BYTES_LIKE:
+        wrong = next((i, item) for i, item in enumerate(given) if type(item) not in _BYTES_LIKE)
+        raise invalid(f"{name}[{wrong[0]}] must be bytes or None, not {shown(wrong[1])}")

@@ -123,5 +123,7 @@ def _assign_errors(batches: list[Batch], error: SmqError) -> list[tuple[Batch, S
     if error.code is not ErrorCode.LIMIT_EXCEEDED or not batches:
         return [(batch, error) for batch in batches]
     largest = max(batches, key=lambda b: len(b.data))
+    where, size = f"{largest.topic}/{largest.partition}", len(largest.data)
+    too_large = SmqError(ErrorCode.BATCH_TOO_LARGE, f"a batch of {size} bytes for {where} is more than a node takes")
     bystander = SmqError(ErrorCode.TIMED_OUT, f"another batch broke the stream: {error.message}")
-    return [(batch, error if batch is largest else bystander) for batch in batches]
+    return [(batch, too_large if batch is largest else bystander) for batch in batches]

@@ -24,6 +24,7 @@ _STALE_LEADER: Final = frozenset(
         ErrorCode.LEADER_UNAVAILABLE,
         ErrorCode.OFFSET_NOT_AVAILABLE,
         ErrorCode.TIMED_OUT,
+        ErrorCode.UNREACHABLE,
         ErrorCode.NO_QUORUM,
         ErrorCode.SHUTTING_DOWN,
         ErrorCode.NODE_NOT_READY,

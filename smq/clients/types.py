@@ -4,12 +4,15 @@ Owns the shapes, and how they are read from the wire. Plain data: it must never 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.records import Headers
+
+if TYPE_CHECKING:  # a command that reads no records need not load their codec
+    from smq.records import Headers
 
 TopicPartition: TypeAlias = tuple[str, int]
+KAFKA_GROUP_PREFIX: Final = "kafka-cg-"  # of groups of Kafka clients, whose group g is kafka-cg-g here
 
 
 class ConsumerRecord(NamedTuple):
@@ -23,7 +26,7 @@ class ConsumerRecord(NamedTuple):
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
-    headers: Headers
+    headers: "Headers"
 
 
 class RawBatch(NamedTuple):

@@ -6,30 +6,47 @@ a socket, a certificate or the data directory. The composition root and the CLI 
 """
 
 import dataclasses
-import ipaddress
-import json
+import re
+import socket
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from smq.coordinator.addresses import Address, format_address, is_loopback, is_wildcard, parse_address
+from smq.coordinator.environment import Key, overlay, variable_of
 from smq.coordinator.limits import (
     MIB,
     REQUEST_BYTES_DEFAULT,
     REQUEST_BYTES_MAX,
 )
+from smq.coordinator.listener_config import (
+    HttpConfig,
+    ListenerConfig,
+    check_http,
+    check_told,
+    dump_http,
+    dump_listener,
+    read_advertised,
+    read_http,
+    read_listeners,
+    told,
+)
 from smq.coordinator.user_errors import ConfigError
+from smq.coordinator.values import boolean, integer, quoted, refuse_unknown, string, table
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, IN_NODE_TOML
+from smq.raft_state.commands import Listener
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import RACK_BYTES_MAX
 from smq.replication.config import NodeConfig
 
-Address = tuple[str, int]
-
 _NODE_ID_MAX: Final = 2**31 - 1
+_NODE_ID_OF_HOST: Final = "hostname"
+_ORDINAL: Final = re.compile(r"-(\d{1,9})$")
 _NOT_TUNABLE: Final = {"node_id", "cluster_id", "peers", "grpc_address", "http_address", "kafka_address", "rack"} | {
-    "feature_level_known"  # a fact of this smq
+    "listeners",
+    "feature_level_known",  # a fact of this smq
 }
 _TUNABLE: Final = {f.name: f.type for f in dataclasses.fields(NodeConfig) if f.name not in _NOT_TUNABLE}
 
@@ -47,17 +64,24 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """`peers` names every node with its address for the other nodes; this node listens at its own entry. The ports of
-    `grpc_address`, `http_address` and `kafka_address` may be 0: the node then takes a free port and registers it with
-    the cluster. Without a `kafka_address` the node has no Kafka listener."""
+    """`peers` names every node with its address for the other nodes; this node listens at its own entry, or at
+    `nodes_address`. The ports of `grpc_address`, `http_address` and `kafka_address` may be 0: the node then takes a
+    free port. Without a `kafka_address` the node has no Kafka listener. Others get the `_advertised` address, or
+    the address itself without one."""
 
     node_id: NodeId
     cluster_id: str
     data_dir: Path
     peers: dict[NodeId, Address]
+    nodes_address: Address | None = None
     grpc_address: Address = ("127.0.0.1", 0)
+    grpc_advertised: Address | None = None
     http_address: Address = ("127.0.0.1", 0)
+    http_advertised: Address | None = None
     kafka_address: Address | None = None
+    kafka_advertised: Address | None = None
+    listeners: dict[str, ListenerConfig] = field(default_factory=dict)  # further ways in, by name
+    http: HttpConfig = field(default_factory=HttpConfig)
     rack: str = ""  # the node's location: a Kafka client of the same rack reads from it
     insecure: bool = False
     tls: TlsConfig | None = None
@@ -65,18 +89,53 @@ class ServerConfig:
     settings: dict[str, str] = field(default_factory=dict)  # own defaults of settings of the cluster, by Kafka's names
     tuning: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def nodes_listen(self) -> Address:
+        """Where this node listens for the others."""
+        return self.nodes_address or self.peers[self.node_id]
+
+    @property
+    def ways_in(self) -> list[ListenerConfig]:
+        """The node's own addresses for clients, as a listener without a name, and then the named ones."""
+        own = ListenerConfig(
+            name="",
+            grpc_address=self.grpc_address,
+            grpc_advertised=self.grpc_advertised,
+            kafka_address=self.kafka_address,
+            kafka_advertised=self.kafka_advertised,
+        )
+        return [own, *self.listeners.values()]
+
+    def tls_of(self, listener: ListenerConfig) -> TlsConfig | None:
+        """The security of one way in: what it says itself, and [tls] for the rest."""
+        if self.tls is None or listener.tls is False:
+            return None
+        names = ("ca", "certificate", "key", "client_certificates")
+        own: dict[str, Any] = {name: getattr(listener, name) for name in names if getattr(listener, name) is not None}
+        return dataclasses.replace(self.tls, **own)
+
+    @property
+    def http_tls(self) -> TlsConfig | None:
+        return None if self.http.tls is False else self.tls
+
     def node_config(
-        self, *, grpc_address: Address, http_address: Address, kafka_address: Address | None = None
+        self,
+        *,
+        grpc_address: Address,
+        http_address: Address,
+        kafka_address: Address | None = None,
+        listeners: tuple[Listener, ...] = (),
     ) -> NodeConfig:
-        """The settings of the node itself, with the ports that were actually bound."""
+        """The settings of the node itself, with the addresses that were actually bound."""
         config = NodeConfig(
             node_id=self.node_id,
             cluster_id=self.cluster_id,
             peers=dict(self.peers),
-            grpc_address=format_address(grpc_address),
-            http_address=format_address(http_address),
-            kafka_address=format_address(kafka_address) if kafka_address is not None else "",
+            grpc_address=format_address(told(grpc_address, self.grpc_advertised)),
+            http_address=format_address(told(http_address, self.http_advertised)),
+            kafka_address=format_address(told(kafka_address, self.kafka_advertised)) if kafka_address else "",
             rack=self.rack,
+            listeners=listeners,
         )
         # Any: `replace` cannot know that the tunable fields, checked by name above, are the integers.
         tuning: dict[str, Any] = dict(self.tuning)
@@ -87,45 +146,82 @@ _KEYS: Final = tuple(f.name for f in dataclasses.fields(ServerConfig))
 _TLS_KEYS: Final = tuple(f.name for f in dataclasses.fields(TlsConfig))
 
 
+def known_keys() -> Iterator[Key]:
+    """Every key of node.toml as its path of tables, with "*" for a node's id or a listener's name."""
+    tables = ("peers", "listeners", "http", "tls", "settings", "tuning")
+    yield from ((key,) for key in _KEYS if key not in tables)
+    yield from ((key, "*") for key in _KEYS if key.endswith("_advertised"))
+    yield ("peers", "*")
+    for f in dataclasses.fields(ListenerConfig):
+        if f.name != "name":
+            yield ("listeners", "*", f.name)
+        if f.name.endswith("_advertised"):
+            yield ("listeners", "*", f.name, "*")
+    yield from (("http", f.name) for f in dataclasses.fields(HttpConfig))
+    yield from (("tls", key) for key in _TLS_KEYS)
+    yield from (("settings", key) for key in IN_NODE_TOML)
+    yield from (("tuning", key) for key in _TUNABLE)
+
+
 # ---------------------------------------------------------------------------------------------------- reading
-def load_config(path: Path, *, insecure: bool = False) -> ServerConfig:
-    """ConfigError for a file that is missing or invalid. `insecure` is the command line's option."""
+def load_config(
+    path: Path | None, *, insecure: bool = False, environment: Mapping[str, str] | None = None
+) -> ServerConfig:
+    """ConfigError for a file that is missing or invalid, or for a variable of `environment` that is. Without a file
+    everything comes from there. `insecure` is the command line's option."""
+    if path is None:
+        try:
+            return parse_config("", base_dir=Path.cwd(), insecure=insecure, environment=environment)
+        except ConfigError as e:
+            raise ConfigError(f"without --config, all settings come from the environment: {e}") from e
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror or e}; name a node.toml with --config") from e
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path} is not UTF-8: {e.reason} at byte {e.start}; save it as UTF-8") from e
     try:
-        return parse_config(text, base_dir=path.parent, insecure=insecure)
+        return parse_config(text, base_dir=path.parent, insecure=insecure, environment=environment)
     except ConfigError as e:
         raise ConfigError(f"{path}: {e}") from e
 
 
-def parse_config(text: str, *, base_dir: Path, insecure: bool = False) -> ServerConfig:
+def parse_config(
+    text: str, *, base_dir: Path, insecure: bool = False, environment: Mapping[str, str] | None = None
+) -> ServerConfig:
     """`data_dir` may be relative to `base_dir`, the file's own directory."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise ConfigError(f"not valid TOML: {e}") from e
-    _refuse_unknown("settings", raw, _KEYS)
-    _refuse_unknown("settings under [tuning]", _table(raw, "tuning"), tuple(_TUNABLE))
+    refuse_unknown("settings", raw, _KEYS)
+    raw = overlay(raw, environment or {}, known_keys())
+    refuse_unknown("settings under [tuning]", table(raw, "tuning"), tuple(_TUNABLE))
     for key in ("node_id", "cluster_id", "data_dir", "peers"):
         if key not in raw:
-            raise ConfigError(f"{key} is missing")
+            raise ConfigError(f"{key} is missing: set it in node.toml, or as {variable_of((key,))}")
     defaults = {f.name: f.default for f in dataclasses.fields(ServerConfig)}
+    node_id = _node_id("node_id", raw["node_id"])
     config = ServerConfig(
-        node_id=_node_id("node_id", raw["node_id"]),
-        cluster_id=_string("cluster_id", raw["cluster_id"]),
-        data_dir=base_dir / _string("data_dir", raw["data_dir"]),
-        peers={_peer_id(k): parse_address(f"peers.{k}", v) for k, v in _table(raw, "peers").items()},
+        node_id=node_id,
+        cluster_id=string("cluster_id", raw["cluster_id"]),
+        data_dir=base_dir / string("data_dir", raw["data_dir"]),
+        peers={_peer_id(k): parse_address(f"peers.{k}", v) for k, v in table(raw, "peers").items()},
+        nodes_address=parse_address("nodes_address", raw["nodes_address"]) if "nodes_address" in raw else None,
         grpc_address=parse_address("grpc_address", raw.get("grpc_address", "127.0.0.1:0")),
+        grpc_advertised=read_advertised("", "grpc", raw, node_id),
         http_address=parse_address("http_address", raw.get("http_address", "127.0.0.1:0")),
+        http_advertised=read_advertised("", "http", raw, node_id),
         kafka_address=parse_address("kafka_address", raw["kafka_address"]) if "kafka_address" in raw else None,
-        rack=_string("rack", raw.get("rack", "")),
-        insecure=_bool("insecure", raw.get("insecure", False)) or insecure,
-        tls=_tls(_table(raw, "tls"), base_dir) if "tls" in raw else None,
-        request_bytes_max=_integer("request_bytes_max", raw.get("request_bytes_max", defaults["request_bytes_max"])),
-        settings=dict(_settings("", _table(raw, "settings"))),
-        tuning={k: _integer(f"tuning.{k}", v) for k, v in _table(raw, "tuning").items()},
+        kafka_advertised=read_advertised("", "kafka", raw, node_id),
+        listeners=read_listeners(raw, node_id, base_dir),
+        http=read_http(raw, base_dir),
+        rack=string("rack", raw.get("rack", "")),
+        insecure=boolean("insecure", raw.get("insecure", False)) or insecure,
+        tls=_tls(table(raw, "tls"), base_dir) if "tls" in raw else None,
+        request_bytes_max=integer("request_bytes_max", raw.get("request_bytes_max", defaults["request_bytes_max"])),
+        settings=dict(_settings("", table(raw, "settings"))),
+        tuning={k: integer(f"tuning.{k}", v) for k, v in table(raw, "tuning").items()},
     )
     check_config(config)
     return config
@@ -140,18 +236,60 @@ def check_config(config: ServerConfig) -> None:
     if not MIB <= config.request_bytes_max <= REQUEST_BYTES_MAX:
         raise ConfigError(f"request_bytes_max is {config.request_bytes_max}: it must be {MIB} to {REQUEST_BYTES_MAX}")
     check_settings(config.settings)
-    if config.peers[config.node_id][1] == 0:
+    _check_protection(config)
+    _check_addresses(config)
+
+
+def _check_addresses(config: ServerConfig) -> None:
+    """ConfigError for addresses that nothing could connect to, or that two things share."""
+    own = config.peers[config.node_id]
+    if own[1] == 0 or (config.nodes_address is not None and config.nodes_address[1] == 0):
         raise ConfigError(f"peers.{config.node_id} needs a fixed port: the other nodes must know it")
-    listens = {
-        f"peers.{config.node_id}": config.peers[config.node_id],
-        "grpc_address": config.grpc_address,
-        "http_address": config.http_address,
-    }
-    if config.kafka_address is not None:
-        listens["kafka_address"] = config.kafka_address
-    for key, address in listens.items():
-        if not config.insecure and not is_loopback(address[0]):
-            _refuse_unprotected(key, address, config.tls)
+    _refuse_same("peers", {f"peers.{node}": address for node, address in sorted(config.peers.items())})
+    for node, address in sorted(config.peers.items()):
+        if is_wildcard(address[0]):
+            raise ConfigError(
+                f"peers.{node} is {format_address(address)}, to which no node can connect: name a host there, and the "
+                "address to listen on as nodes_address"
+            )
+    listened, advertised = {"nodes_address": config.nodes_listen}, {f"peers.{config.node_id}": own}
+    ports = [port for listener in config.ways_in for port in listener.ports]
+    for key, address, others in (*ports, ("http_address", config.http_address, config.http_advertised)):
+        check_told(key, address, others)
+        listened[key] = address
+        advertised[key.removesuffix("address") + "advertised" if others is not None else key] = told(address, others)
+    _refuse_same("listened to", listened)
+    _refuse_same("advertised", advertised)
+
+
+def _refuse_same(what: str, addresses: Mapping[str, Address]) -> None:
+    seen: dict[Address, str] = {}
+    for key, address in addresses.items():
+        if address[1] and address in seen:
+            raise ConfigError(
+                f"{seen[address]} and {key} are both {format_address(address)} ({what}): one address leads to one port"
+            )
+        seen[address] = key
+
+
+def _check_protection(config: ServerConfig) -> None:
+    """ConfigError for an address that other machines reach if strangers could use what is there."""
+    own = "nodes_address" if config.nodes_address is not None else f"peers.{config.node_id}"
+    listens = [(own, config.nodes_listen, config.tls)]
+    for listener in config.ways_in:
+        if config.tls is None and (listener.tls or listener.client_certificates or listener.certificate):
+            raise ConfigError(f"[listeners.{listener.name}] asks for TLS: name the node's certificates under [tls]")
+        listens += [(key, address, config.tls_of(listener)) for key, address, _ in listener.ports]
+    if config.tls is None and config.http.tls:
+        raise ConfigError("http.tls is true: name the node's certificates under [tls]")
+    if config.http.metrics == "clients" or config.http.probes == "clients":
+        listens.append(("http_address", config.http_address, config.http_tls))
+    if config.insecure:
+        return
+    check_http(config.http, config.http_address, has_tls=config.http_tls is not None)
+    for key, address, tls in listens:
+        if not is_loopback(address[0]):
+            _refuse_unprotected(key, address, tls, is_of_nodes=key == own)
 
 
 def check_cluster_id(cluster_id: str) -> None:
@@ -178,10 +316,10 @@ def check_settings(settings: Mapping[str, str]) -> None:
         if key not in CLUSTER_CONFIG:
             raise ConfigError(f"unknown setting {key!r}: known are {', '.join(IN_NODE_TOML)}")
         if not CLUSTER_CONFIG[key].accepts(value):
-            raise ConfigError(f"{key} is {value!r}: it must be {CLUSTER_CONFIG[key].values}")
+            raise ConfigError(CLUSTER_CONFIG[key].refusal(key, repr(value)))
 
 
-def _refuse_unprotected(key: str, address: Address, tls: TlsConfig | None) -> None:
+def _refuse_unprotected(key: str, address: Address, tls: TlsConfig | None, *, is_of_nodes: bool) -> None:
     """ConfigError if other machines reach the address and nothing keeps strangers out. Between nodes TLS is always
     mutual; a client is identified by its certificate alone."""
     if tls is None:
@@ -189,7 +327,7 @@ def _refuse_unprotected(key: str, address: Address, tls: TlsConfig | None) -> No
             "without TLS any client that reaches that port could read and delete everything. Make certificates "
             "(`smq cert --help`) and name them under [tls]"
         )
-    elif not tls.client_certificates and not key.startswith("peers."):
+    elif not tls.client_certificates and not is_of_nodes:
         advice = (
             "TLS without client certificates admits any client that reaches that port. Set client_certificates = true"
         )
@@ -206,19 +344,19 @@ def dump_config(config: ServerConfig) -> str:
     """The text that `parse_config` reads back as the same settings."""
     lines = [
         f"node_id = {config.node_id}",
-        f"cluster_id = {_quoted(config.cluster_id)}",
-        f"data_dir = {_quoted(str(config.data_dir))}",
-        f"grpc_address = {_quoted(format_address(config.grpc_address))}",
-        f"http_address = {_quoted(format_address(config.http_address))}",
-        *([f"kafka_address = {_quoted(format_address(config.kafka_address))}"] if config.kafka_address else []),
-        *([f"rack = {_quoted(config.rack)}"] if config.rack else []),
+        f"cluster_id = {quoted(config.cluster_id)}",
+        f"data_dir = {quoted(str(config.data_dir))}",
+        *_address_lines(config),
+        *([f"rack = {quoted(config.rack)}"] if config.rack else []),
         f"insecure = {str(config.insecure).lower()}",
         f"request_bytes_max = {config.request_bytes_max}",
         "",
         "# Every node, this one included, and where the other nodes reach it.",
         "[peers]",
-        *(f"{peer} = {_quoted(format_address(address))}" for peer, address in sorted(config.peers.items())),
+        *(f"{peer} = {quoted(format_address(address))}" for peer, address in sorted(config.peers.items())),
     ]
+    lines += [line for listener in config.listeners.values() for line in dump_listener(listener)]
+    lines += dump_http(config.http)
     if config.tls is not None:
         lines += [
             "",
@@ -233,10 +371,16 @@ def dump_config(config: ServerConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _address_lines(config: ServerConfig) -> Iterator[str]:
+    for key in _KEYS:
+        if key.endswith(("_address", "_advertised")) and getattr(config, key) is not None:
+            yield f"{key} = {quoted(format_address(getattr(config, key)))}"
+
+
 def tls_table(ca: Path, certificate: Path, key: Path) -> list[str]:
     """The lines that name a node's files."""
     files = {"ca": ca, "certificate": certificate, "key": key}
-    return ["[tls]", *(f"{name} = {_quoted(str(path))}" for name, path in files.items())]
+    return ["[tls]", *(f"{name} = {quoted(str(path))}" for name, path in files.items())]
 
 
 def write_config(config: ServerConfig, path: Path) -> None:
@@ -246,54 +390,16 @@ def write_config(config: ServerConfig, path: Path) -> None:
     temporary.replace(path)
 
 
-# -------------------------------------------------------------------------------------------------- addresses
-def parse_address(key: str, value: object) -> Address:
-    """host:port, [v6]:port."""
-    host, colon, port = _string(key, value).rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{key} is {value!r}: it must be host:port, such as 127.0.0.1:9092")
-    return host, int(port)
-
-
-def format_address(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether no other machine can reach the host. Names other than localhost do not count as loopback."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 # ----------------------------------------------------------------------------------------------------- values
-def _refuse_unknown(what: str, table: Mapping[str, object], known: tuple[str, ...]) -> None:
-    unknown = sorted(set(table) - set(known))
-    if unknown:
-        raise ConfigError(f"unknown {what}: {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-
-
-def _table(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = raw.get(key, {})
-    if not isinstance(value, dict):
-        raise ConfigError(f"{key} must be a table: [{key}]")
-    return value
-
-
 def _tls(table: Mapping[str, Any], base_dir: Path) -> TlsConfig:
     """Its files may be relative to `base_dir`, like `data_dir`."""
-    _refuse_unknown("settings under [tls]", table, _TLS_KEYS)
+    refuse_unknown("settings under [tls]", table, _TLS_KEYS)
     for key in ("ca", "certificate", "key"):
         if key not in table:
             raise ConfigError(f"tls.{key} is missing: name a PEM file")
-    files = {key: base_dir / _string(f"tls.{key}", table[key]) for key in ("ca", "certificate", "key")}
+    files = {key: base_dir / string(f"tls.{key}", table[key]) for key in ("ca", "certificate", "key")}
     return TlsConfig(
-        **files, client_certificates=_bool("tls.client_certificates", table.get("client_certificates", True))
+        **files, client_certificates=boolean("tls.client_certificates", table.get("client_certificates", True))
     )
 
 
@@ -306,37 +412,27 @@ def _settings(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]
             yield prefix + key, str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _string(key: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{key} is {value!r}: it must be a string")
-    return value
-
-
-def _integer(key: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{key} is {value!r}: it must be a whole number, 0 or more")
-    return value
-
-
-def _bool(key: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{key} is {value!r}: it must be true or false")
-    return value
-
-
 def _node_id(key: str, value: object) -> NodeId:
-    number = _integer(key, value)
+    if value == _NODE_ID_OF_HOST:
+        return _ordinal(socket.gethostname())
+    number = integer(key, value)
     if not 1 <= number <= _NODE_ID_MAX:
         raise ConfigError(f"{key} is {number}: it must be 1 to {_NODE_ID_MAX}")
     return NodeId(number)
+
+
+def _ordinal(host: str) -> NodeId:
+    """A StatefulSet names its pods smq-0, smq-1 and so on; nodes are numbered from 1."""
+    found = _ORDINAL.search(host)
+    if found is None:
+        raise ConfigError(
+            f'node_id is "{_NODE_ID_OF_HOST}", and the host name {host!r} does not end in a hyphen and a number, as a '
+            "StatefulSet's smq-0: give the node's number instead"
+        )
+    return NodeId(int(found[1]) + 1)
 
 
 def _peer_id(key: str) -> NodeId:
     if not key.isascii() or not key.isdigit():
         raise ConfigError(f"[peers] has the key {key!r}: its keys are node ids")
     return _node_id(f"peers.{key}", int(key))
-
-
-def _quoted(text: str) -> str:
-    """A TOML basic string: JSON's escapes are a subset of TOML's."""
-    return json.dumps(text)

@@ -30,10 +30,11 @@ class ConnectionCaps:
     def grpc_per_address(self) -> int:
         return min(limits.GRPC_CONNECTIONS_PER_ADDRESS_MAX, self.grpc)
 
-    @property
-    def kafka_limits(self) -> AcceptLimits:
-        per_address = min(limits.KAFKA_CONNECTIONS_PER_ADDRESS_MAX, self.kafka)
-        return AcceptLimits(connections_max=self.kafka, per_address_max=per_address, descriptor_max=self.descriptor_max)
+    def kafka_limits(self, ports: int) -> AcceptLimits:
+        """Of each of several ports: an equal part."""
+        most = max(1, self.kafka // max(1, ports))
+        per_address = min(limits.KAFKA_CONNECTIONS_PER_ADDRESS_MAX, most)
+        return AcceptLimits(connections_max=most, per_address_max=per_address, descriptor_max=self.descriptor_max)
 
     @property
     def http_limits(self) -> AcceptLimits:

@@ -75,6 +75,16 @@ COMMIT_ITEMS_MAX: Final = 10_000  # one Raft entry; about 100 bytes per item
 SUBSCRIBE_BYTES_DEFAULT: Final = MIB
 SUBSCRIBE_BYTES_MAX: Final = 8 * MIB  # held by a stream whose client does not read; a single batch may be larger
 SUBSCRIBE_POLL_MS: Final = 30_000  # of one long poll of a subscription, which then polls again
+SEARCH_RECORDS_DEFAULT: Final = 500  # a page for a person or a script
+SEARCH_RECORDS_MAX: Final = 10_000
+SEARCH_BYTES_DEFAULT: Final = MIB
+SEARCH_BYTES_MAX: Final = 8 * MIB  # of a page, like a subscription's response; a single record may be larger
+SEARCH_READ_BYTES: Final = MIB  # read at a time; a single batch may be larger
+SEARCH_SCAN_BYTES_MAX: Final = 16 * MIB  # for one page, as stored: 116,000 records of 140 bytes took 0.5 s
+SEARCH_SCAN_S_MAX: Final = 1.0  # for one page: its client shows progress, and asks for the next one
+SEARCH_LAG_MS: Final = 500  # for records that this replica does not have yet
+SEARCHES_MAX: Final = 8  # on one node: each takes its turns of the loop
+FILTER_HEADERS_MAX: Final = 32  # each is compared with each header of a record
 DECODE_CHUNK_RECORDS: Final = 500  # decoded before other tasks get the loop: about a millisecond
 
 TIMEOUT_MS_DEFAULT: Final = 30_000

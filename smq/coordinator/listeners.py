@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterable
 from contextlib import ExitStack
 
-from smq.coordinator.config import Address, format_address
+from smq.coordinator.addresses import Address, format_address
 from smq.coordinator.user_errors import PortTaken
 from smq.replication.net.listening import bind_listener
 

@@ -12,34 +12,38 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import NoReturn
 
-import grpc
 import structlog
 import uvloop
 
-from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator import limits
-from smq.coordinator.config import Address, ServerConfig, format_address
+from smq.coordinator.addresses import Address, format_address
+from smq.coordinator.clock_check import ClockCheck
+from smq.coordinator.config import ServerConfig
 from smq.coordinator.file_descriptors import ConnectionCaps, take_descriptors
 from smq.coordinator.garbage_collection import HeapKeeper
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
-from smq.coordinator.grpc.connection_limit import ConnectionLimit
-from smq.coordinator.grpc.request_admission import RequestAdmission
+from smq.coordinator.grpc.listener import GrpcPort, GrpcServer
+from smq.coordinator.http.access import HttpAccess
 from smq.coordinator.http.connection_metrics import ConnectionCollector, PortConnections
 from smq.coordinator.http.endpoints import HttpServer
 from smq.coordinator.http.metrics import make_registry
-from smq.coordinator.kafka.listener import KafkaServer
-from smq.coordinator.listeners import listener, port_taken
+from smq.coordinator.kafka.listener import KafkaPort, KafkaServer
+from smq.coordinator.listener_config import told
+from smq.coordinator.listeners import listener
 from smq.coordinator.process_log import configure_logs
+from smq.coordinator.self_check import Reach, SelfCheck
+from smq.coordinator.service.audience import OWN
 from smq.coordinator.service.settings import Settings
-from smq.coordinator.tls.contexts import load_tls
+from smq.coordinator.tls.ports import PortTls
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, StartError
+from smq.raft_state.commands import Listener
 from smq.replication.config import NodeConfig
 from smq.replication.membership.identity import StartRefused
 from smq.replication.net.acceptor import AcceptLimits
@@ -47,26 +51,12 @@ from smq.replication.net.tcp import TcpNetwork
 from smq.replication.node import Node
 from smq.replication.ports import DataDamaged
 from smq.replication.raft.view import EngineTiming
-from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng
+from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng, ThreadCompute
 from smq.replication.storage.directory import DiskOpenError, is_used
 from smq.replication.storage.disk_lmdb import SWITCH_INTERVAL_S, LmdbDisk
 from smq.replication.storage.hang import DiskHung
 
 log = structlog.get_logger(__name__)
-
-_GRPC_OPTIONS: Final = (
-    ("grpc.max_send_message_length", limits.GRPC_SEND_BYTES_MAX),
-    ("grpc.max_concurrent_streams", limits.GRPC_STREAMS_PER_CONNECTION_MAX),
-    ("grpc.server_handshake_timeout_ms", limits.GRPC_HANDSHAKE_MS),
-    ("grpc.max_connection_idle_ms", limits.GRPC_IDLE_MS),
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", limits.GRPC_WINDOW_BYTES),
-    ("grpc.keepalive_time_ms", limits.GRPC_KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", limits.GRPC_KEEPALIVE_TIMEOUT_MS),
-    ("grpc.http2.min_ping_interval_without_data_ms", limits.GRPC_CLIENT_PING_INTERVAL_MS_MIN),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.so_reuseport", 0),  # two processes on one port must be an error, not a lottery
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +66,8 @@ class _Ports:
     caps: ConnectionCaps
     peers: socket.socket
     http: socket.socket
-    kafka: socket.socket | None
+    http_access: HttpAccess
+    kafka: Sequence[KafkaPort]
     node_config: NodeConfig
 
 
@@ -97,12 +88,58 @@ class Server:
         disk = self._open_disk(clock) if is_used(self._config.data_dir) else None
         try:
             ports = self._open_ports()
+            network = self._network(ports)
+            await self._refuse_second_process(network)
             disk = disk or self._open_disk(clock)
-            await self._start(clock, disk, ports)
+            await self._start(clock, disk, ports, network)
         except StartError:
             if disk is not None:
                 disk.close()
             raise
+
+    async def _refuse_second_process(self, network: TcpNetwork) -> None:
+        """StartError if the peers' address of this node leads to another process of it. A lone node has no peers."""
+        config = self._config
+        if len(config.peers) == 1:
+            return
+        address = config.peers[config.node_id]
+        found = await network.ask_own_address(address)
+        shown = format_address(address)
+        if found.process and not network.is_me(found.process):
+            network.close()
+            raise StartError(
+                f"another process runs as node {config.node_id} of this cluster, at {shown}: stop it, or give this one "
+                "its own node_id and peers entry"
+            )
+        if not found.process:
+            log.warning(
+                "own_address_unreachable",
+                key=f"peers.{config.node_id}",
+                address=shown,
+                reason=found.reason,
+                advice="if the other nodes cannot reach it either, correct the address, the name or the firewall",
+            )
+
+    def _reach(self, ports: "_Ports") -> Reach:
+        """The advertised addresses that differ from those listened to: only they may lead elsewhere."""
+        config = self._config
+        reach: dict[str, tuple[Address, ssl.SSLContext | None]] = {}
+        http = self.http_address, config.http_advertised, config.http_tls
+        found = [("http_advertised", *http)]
+        sockets = {port.listener: port.socket for port in ports.kafka}
+        for way in config.ways_in:
+            kafka = _bound(way.kafka_address, sockets.get(way.name))
+            for kind, bound, advertised in (
+                ("grpc", self._grpc.bound.get(way.name), way.grpc_advertised),
+                ("kafka", kafka, way.kafka_advertised),
+            ):
+                if bound is not None:
+                    found.append((way.setting(f"{kind}_advertised"), bound, advertised, config.tls_of(way)))
+        for key, bound, advertised, tls in found:
+            if advertised is not None:
+                context = self._tls.node.dialling if self._tls.node is not None and tls is not None else None
+                reach[key] = told(bound, advertised), context
+        return reach
 
     def _open_disk(self, clock: AsyncioClock) -> LmdbDisk:
         try:
@@ -114,34 +151,46 @@ class Server:
         """Checks what can be checked without the directory, and binds all ports, without serving them yet."""
         config = self._config
         caps = take_descriptors()
-        self._tls = load_tls(config.tls, cluster_id=config.cluster_id, node_id=config.node_id)
-        peers = listener("other nodes", config.peers[config.node_id])
+        self._tls = PortTls(config)
+        peers = listener("other nodes", config.nodes_listen)
+        http_access = HttpAccess(config)
         http = listener("HTTP", config.http_address)
         self.http_address: Address = (config.http_address[0], http.getsockname()[1])
-        kafka = listener("Kafka", config.kafka_address) if config.kafka_address is not None else None
-        self.kafka_address = _bound(config.kafka_address, kafka)
-        self.grpc_address = self._open_grpc(caps)
+        kafka = tuple(self._kafka_ports())
+        own = next((port.socket for port in kafka if port.listener == OWN), None)
+        self.kafka_address = _bound(config.kafka_address, own)
+        self._grpc = GrpcServer(tuple(self._grpc_ports()), caps, request_bytes_max=config.request_bytes_max)
+        self.grpc_address = self._grpc.bound[OWN]
         node_config = config.node_config(
-            grpc_address=self.grpc_address, http_address=self.http_address, kafka_address=self.kafka_address
+            grpc_address=self.grpc_address,
+            http_address=self.http_address,
+            kafka_address=self.kafka_address,
+            listeners=self._listeners(kafka),
         )
         try:
             EngineTiming.of(node_config)
         except ValueError as e:
             raise StartError(f"the settings under [tuning] contradict each other: {e}") from e
-        return _Ports(caps=caps, peers=peers, http=http, kafka=kafka, node_config=node_config)
+        return _Ports(caps=caps, peers=peers, http=http, http_access=http_access, kafka=kafka, node_config=node_config)
 
-    async def _start(self, clock: AsyncioClock, disk: LmdbDisk, ports: "_Ports") -> None:
-        config, caps, kafka_listener = self._config, ports.caps, ports.kafka
-        self._disk = disk
-        network = TcpNetwork(
+    def _network(self, ports: "_Ports") -> TcpNetwork:
+        config = self._config
+        self._clock_check = ClockCheck(len(config.peers), lambda why: die(StartRefused(why)))
+        return TcpNetwork(
             loop=asyncio.get_running_loop(),
             node_id=config.node_id,
             cluster_id=config.cluster_id,
             peers=config.peers,
             listener=ports.peers,
-            tls=self._tls,
+            tls=self._tls.node,
             on_error=die,
+            on_clock=self._clock_check.note,
         )
+
+    async def _start(self, clock: AsyncioClock, disk: LmdbDisk, ports: "_Ports", network: TcpNetwork) -> None:
+        config, caps = self._config, ports.caps
+        self._disk = disk
+        self._compute = ThreadCompute(clock)
         self.node = Node(
             ports.node_config,
             clock=clock,
@@ -150,21 +199,23 @@ class Server:
             disk=disk,
             on_fatal=die,
             on_waiting=self._on_waiting,
+            compute=self._compute,
         )
         self._groups = self._group_coordinator(clock)
+        self._self_check = SelfCheck(self.node, self._reach(ports), lambda twin: die(StartRefused(twin)))
         self._add_services()
-        context = self._tls.clients if self._tls is not None else None
-        self._kafka = self._kafka_server(kafka_listener, caps.kafka_limits, context)
-        connections: dict[str, PortConnections] = {"nodes": network.acceptor, "grpc": self._grpc_connections}
+        self._kafka = self._kafka_server(ports.kafka, caps.kafka_limits(len(ports.kafka)))
+        connections: dict[str, PortConnections] = {"nodes": network.acceptor, "grpc": self._grpc.connections}
         if self._kafka is not None:
-            connections["kafka"] = self._kafka.acceptor
+            connections |= {f"kafka {name}".rstrip(): a for name, a in self._kafka.acceptors.items()}
         self._http = HttpServer(
             self.node,
             ports.http,
             lambda: self._is_stopping,
             make_registry(self.node, ConnectionCollector(connections, network.damaged_frames, self._tls)),
+            ports.http_access,
             limits=caps.http_limits,
-            tls=context,
+            tls=self._tls.http(ports.http_access.verify_mode),
         )
         connections["http"] = self._http.acceptor
         try:
@@ -172,56 +223,61 @@ class Server:
         except (StartRefused, DataDamaged) as e:
             raise StartError(str(e)) from e
         await self._grpc.start()
-        self._grpc_connections.start()
         await self._http.start()
         self._groups.start()
         if self._kafka is not None:
             await self._kafka.start()
         self._is_serving = True
+        self._self_check.start()
         if self.node.waiting:
             await self._stop_kafka()
-        if self._tls is not None:
-            self._tls.start()
+        self._tls.start()
         log.info(
             "serving",
             grpc=format_address(self.grpc_address),
             http=format_address(self.http_address),
             kafka=format_address(self.kafka_address) if self.kafka_address is not None else "",
-            tls=self._tls is not None,
+            listeners=list(config.listeners),
+            tls=self._tls.node is not None,
             data_dir=str(config.data_dir),
             pid=os.getpid(),
         )
 
-    def _open_grpc(self, caps: ConnectionCaps) -> Address:
-        """Binds the port, without serving it yet."""
-        config = self._config
-        options = (
-            *_GRPC_OPTIONS,
-            ("grpc.max_receive_message_length", config.request_bytes_max + limits.GRPC_RECEIVE_SLACK_BYTES),
-            ("grpc.max_allowed_incoming_connections", caps.grpc),
-        )
-        self._grpc = grpc.aio.server(options=options, interceptors=[RequestAdmission()])
-        port = self._bind_grpc()
-        self._grpc_connections = ConnectionLimit(port, per_address_max=caps.grpc_per_address)
-        return config.grpc_address[0], port
+    def _grpc_ports(self) -> Iterator[GrpcPort]:
+        for way in self._config.ways_in:
+            if way.grpc_address is not None:
+                credentials = self._tls.credentials(way)
+                yield GrpcPort(listener=way.name, address=way.grpc_address, credentials=credentials)
 
-    def _bind_grpc(self) -> int:
-        address = format_address(self._config.grpc_address)
-        try:
-            if self._tls is not None:
-                return self._grpc.add_secure_port(address, self._tls.grpc_credentials())
-            return self._grpc.add_insecure_port(address)
-        except RuntimeError as e:
-            reason = "it is in use, or is not an address of this machine"
-            raise port_taken("gRPC", self._config.grpc_address, reason) from e
+    def _kafka_ports(self) -> Iterator[KafkaPort]:
+        for way in self._config.ways_in:
+            if way.kafka_address is not None:
+                bound = listener("Kafka", way.kafka_address)
+                yield KafkaPort(listener=way.name, socket=bound, tls=self._tls.contexts(way))
+
+    def _listeners(self, kafka: Sequence[KafkaPort]) -> tuple[Listener, ...]:
+        """What the named listeners advertise, with the ports that were bound."""
+        sockets = {port.listener: port.socket for port in kafka}
+        return tuple(
+            Listener(
+                name=way.name,
+                grpc_address=_told(self._grpc.bound.get(way.name), way.grpc_advertised),
+                kafka_address=_told(_bound(way.kafka_address, sockets.get(way.name)), way.kafka_advertised),
+            )
+            for way in self._config.listeners.values()
+        )
 
     def _add_services(self) -> None:
-        agent = AgentService(self.node, request_bytes_max=self._config.request_bytes_max)
-        broker = BrokerService(self.node, self._groups, response_bytes_max=self._config.request_bytes_max)
-        smq_pb2_grpc.add_AgentServicer_to_server(agent, self._grpc)
-        smq_pb2_grpc.add_BrokerServicer_to_server(broker, self._grpc)
-        admin = AdminService(self.node, self._groups, self._settings, self._tls)
-        smq_pb2_grpc.add_AdminServicer_to_server(admin, self._grpc)
+        bytes_max = self._config.request_bytes_max
+        self._grpc.add(
+            self.node,
+            AgentService(self.node, request_bytes_max=bytes_max),
+            BrokerService(self.node, self._groups, response_bytes_max=bytes_max),
+            AdminService(self.node, self._groups, self._settings, self._tls.node, self._warnings),
+        )
+
+    def _warnings(self) -> list[str]:
+        return [*self._self_check.warnings(), *self._clock_check.warnings()]
 
     def _group_coordinator(self, clock: AsyncioClock) -> GroupCoordinator:
         def delay_ms() -> int:
@@ -229,21 +285,18 @@ class Server:
 
         return GroupCoordinator(self.node, clock, SystemRng(), initial_delay_ms=delay_ms)
 
-    def _kafka_server(
-        self, listener: socket.socket | None, accept: AcceptLimits, tls: Callable[[], ssl.SSLContext] | None
-    ) -> KafkaServer | None:
-        if listener is None:
+    def _kafka_server(self, ports: Sequence[KafkaPort], accept: AcceptLimits) -> KafkaServer | None:
+        if not ports:
             return None
         return KafkaServer(
             self.node,
             self._groups,
-            listener,
+            ports,
             settings=self._settings,
             request_bytes_max=self._config.request_bytes_max,
             response_bytes_max=self._config.request_bytes_max,
             data_dir=str(self._config.data_dir.absolute()),
             limits=accept,
-            tls=tls,
         )
 
     def _on_waiting(self) -> None:
@@ -259,12 +312,11 @@ class Server:
     @property
     def tls_ends_s(self) -> float | None:
         """Unix time at which the node's certificate expires; None without TLS."""
-        return self._tls.ends_s if self._tls is not None else None
+        return self._tls.node.ends_s if self._tls.node is not None else None
 
     def reload(self) -> None:
         """Reads the certificates again now, without waiting for the watch to see a change."""
-        if self._tls is not None:
-            self._tls.reload()
+        self._tls.reload()
 
     async def stop(self) -> None:
         """Hands leaderships over, ends the streams with typed errors, then closes everything. Runs once."""
@@ -279,14 +331,14 @@ class Server:
                 await drained.wait()
         except TimeoutError:
             log.warning("drain_timed_out")
+        self._self_check.stop()
         self._groups.stop()
         self.node.stop()
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
-        self._grpc_connections.stop()
         await self._stop_kafka()
         await self._http.stop()
-        if self._tls is not None:
-            self._tls.stop()
+        self._tls.stop()
+        self._compute.close()
         self._disk.close()
         log.info("stopped")
 
@@ -352,6 +404,10 @@ async def _run(
         started.cancel()
     await server.stop()
     return 0
+
+
+def _told(bound: Address | None, advertised: Address | None) -> str:
+    return format_address(told(bound, advertised)) if bound is not None else ""
 
 
 def _bound(address: Address | None, listener: socket.socket | None) -> Address | None:

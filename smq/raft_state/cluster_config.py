@@ -5,12 +5,16 @@ new key is a new row of a new feature level. A key that changes the outcome of c
 every node. The keys of IN_NODE_TOML only fill in what a request leaves open, before it becomes a command. For them a
 node.toml can replace the default, as Kafka's server.properties does, and a value that is set for the cluster takes
 precedence over both. Any module may import it.
+
+The keys that Kafka's brokers have as defaults of topics are defaults of new topics here: a topic takes them when it is
+created, and keeps them when they change. So no change of a default deletes what an older topic keeps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Final
 
-from smq.raft_state.config_keys import ConfigKey, ConfigType, between, known_at, one_of
+from smq.raft_state.config_keys import ConfigKey, ConfigType, between, one_of
 from smq.raft_state.limits import (
     GROUP_INITIAL_DELAY_MS_DEFAULT,
     GROUP_INITIAL_DELAY_MS_MAX,
@@ -24,6 +28,7 @@ from smq.raft_state.limits import (
     TRANSACTION_TIMEOUT_MS_MAX_DEFAULT,
     TRANSACTIONAL_ID_EXPIRATION_MS_DEFAULT,
 )
+from smq.raft_state.topic_config import TOPIC_CONFIG, is_external
 
 NUM_PARTITIONS: Final = "num.partitions"
 REPLICATION_FACTOR: Final = "default.replication.factor"
@@ -40,6 +45,55 @@ COMMIT_ROUNDS: Final = "commit.rounds"
 INT32_MAX: Final = 2**31 - 1  # Kafka's type of these settings
 REPLICAS_BY_NODES: Final = "-1"
 REPLICAS_BY_NODES_MAX: Final = 3  # the loss of one node loses nothing, and each record is written three times at most
+
+# What Kafka calls a broker's default of a topic's key, where the names differ.
+_BROKER_NAMES: Final = {
+    "cleanup.policy": "log.cleanup.policy",
+    "delete.retention.ms": "log.cleaner.delete.retention.ms",
+    "file.delete.delay.ms": "log.segment.delete.delay.ms",
+    "flush.messages": "log.flush.interval.messages",
+    "flush.ms": "log.flush.interval.ms",
+    "index.interval.bytes": "log.index.interval.bytes",
+    "local.retention.bytes": "log.local.retention.bytes",
+    "local.retention.ms": "log.local.retention.ms",
+    "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
+    "max.message.bytes": "message.max.bytes",
+    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
+    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
+    "message.timestamp.type": "log.message.timestamp.type",
+    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+    "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+    "preallocate": "log.preallocate",
+    "remote.storage.enable": "remote.log.storage.system.enable",
+    "retention.bytes": "log.retention.bytes",
+    "retention.ms": "log.retention.ms",
+    "retention.records": "log.retention.records",
+    "segment.bytes": "log.segment.bytes",
+    "segment.index.bytes": "log.index.size.max.bytes",
+    "segment.jitter.ms": "log.roll.jitter.ms",
+    "segment.ms": "log.roll.ms",
+}
+
+
+# Kafka's older keys of the same limit, in other units.
+_OTHER_UNITS: Final = dict.fromkeys(("log.retention.hours", "log.retention.minutes"), "log.retention.ms (milliseconds)")
+
+# Keys of topics of which Kafka's brokers have no default.
+TOPIC_ONLY: Final = (
+    "follower.replication.throttled.replicas",
+    "leader.replication.throttled.replicas",
+    "remote.log.copy.disable",
+    "remote.log.delete.on.disable",
+)
+
+
+def broker_name(topic_key: str) -> str:
+    """What Kafka's brokers call their default of a topic's key."""
+    return _BROKER_NAMES.get(topic_key, topic_key)
+
+
+# The settings that are defaults of new topics, and the keys of topics that they stand for.
+TOPIC_DEFAULTS: Final = {broker_name(key): key for key, row in TOPIC_CONFIG.items() if not row.is_read_only}
 
 CLUSTER_CONFIG: Final[dict[str, ConfigKey]] = {
     NUM_PARTITIONS: ConfigKey(
@@ -106,12 +160,23 @@ CLUSTER_CONFIG: Final[dict[str, ConfigKey]] = {
         accepts=one_of("1", "2"),
         type=ConfigType.INT,
     ),
+    **{
+        name: replace(TOPIC_CONFIG[key], meaning=f"{key} of new topics, {TOPIC_CONFIG[key].meaning}")
+        for name, key in TOPIC_DEFAULTS.items()
+    },
 }
 
 
 def cluster_value(config: Mapping[str, str], key: str) -> str:
     """The cluster's value: the one that is set, otherwise the default."""
     return config.get(key, CLUSTER_CONFIG[key].default)
+
+
+def with_defaults(config: Mapping[str, str], asked: Mapping[str, str]) -> dict[str, str]:
+    """What a new topic has that asks for this, by the cluster's settings: all of it, defaults included."""
+    if is_external(asked):
+        return dict(asked)  # the defaults concern records
+    return {key: config[name] for name, key in TOPIC_DEFAULTS.items() if name in config} | dict(asked)
 
 
 def is_two_round(config: Mapping[str, str]) -> bool:
@@ -139,6 +204,10 @@ def transactional_id_expiration_ms(config: Mapping[str, str]) -> int:
     return int(cluster_value(config, TRANSACTIONAL_ID_EXPIRATION_MS))
 
 
-def known_cluster_keys(level: int) -> str:
-    """All keys of a feature level, for a message."""
-    return ", ".join(known_at(CLUSTER_CONFIG, level))
+def unknown_key_hint(key: str, known: Collection[str]) -> str:
+    """What to use in place of a key that is not among the known ones of the cluster, for a message."""
+    if broker_name(key) in known:
+        return f"of new topics it is {broker_name(key)}"
+    if key in _OTHER_UNITS:
+        return f"use {_OTHER_UNITS[key]}"
+    return f"the settings are {', '.join(known)}"

@@ -91,6 +91,15 @@ class InitCluster(Command):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """A further way in to a node: clients that come through it get the addresses of the listener of this name."""
+
+    name: str
+    grpc_address: str  # "" if it has none, as the next
+    kafka_address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterNode(Command):
     """A process of a node has started; a higher incarnation replaces and unfences the node."""
 
@@ -102,6 +111,7 @@ class RegisterNode(Command):
     kafka_address: str  # "" if there is no listener
     rack: str = ""  # the node's failure zone, by the name that Kafka clients use; "" if none is configured
     feature_level: int = 1  # the highest that this process knows
+    listeners: tuple[Listener, ...] = ()  # by name, beside the addresses above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

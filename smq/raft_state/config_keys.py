@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1  # Kafka's way to write "without a limit"
 # Not \d or int(): they accept other scripts' digits, signs, blanks and underscores. No key needs more than nineteen
 # digits.
@@ -39,13 +40,23 @@ class ConfigKey:
     meaning: str
     accepts: Callable[[str], bool]
     type: ConfigType
-    is_fixed: bool = False  # every accepted value asks for what smq does anyway
+    is_fixed: bool = False  # no accepted value changes anything, and none is stored
     is_fixed_at_creation: bool = False
+    why: str = ""  # of a fixed key: why it changes nothing
     since: int = 1  # the feature level that introduced the key; below it there is no such key
 
     @property
     def is_read_only(self) -> bool:
         return self.is_fixed or self.is_fixed_at_creation
+
+    @property
+    def documentation(self) -> str:
+        """What the key means, what it takes and, if it is fixed, why it changes nothing."""
+        return f"{self.meaning}: {self.values}{f'; without effect: {self.why}' if self.is_fixed else ''}"
+
+    def refusal(self, key: str, quoted_value: str) -> str:
+        """The message for a value that is not accepted."""
+        return f"{key} must be {self.values}, not {quoted_value}{f': {self.why}' if self.is_fixed else ''}"
 
 
 def known_at(table: Mapping[str, ConfigKey], level: int) -> dict[str, ConfigKey]:
@@ -64,6 +75,22 @@ def is_ratio(value: str) -> bool:
     return _RATIO.fullmatch(value) is not None
 
 
+def signed_between(lo: int, hi: int) -> Callable[[str], bool]:
+    """A whole number in this range, whose lower end may be negative."""
+    return lambda value: _DECIMAL.fullmatch(value.removeprefix("-")) is not None and lo <= int(value) <= hi
+
+
 def one_of(*values: str) -> Callable[[str], bool]:
     """One of these words."""
     return lambda value: value in values
+
+
+def either(*checks: Callable[[str], bool]) -> Callable[[str], bool]:
+    """What at least one of these checks accepts."""
+    return lambda value: any(check(value) for check in checks)
+
+
+def matching(pattern: str) -> Callable[[str], bool]:
+    """The whole of a value, of ASCII characters: other scripts' digits differ between versions of Python."""
+    compiled = re.compile(pattern, re.ASCII)
+    return lambda value: compiled.fullmatch(value) is not None

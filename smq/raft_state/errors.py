@@ -6,7 +6,7 @@ import another layer. "Definite" means that the operation did not and will not h
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from smq.raft_state.ids import NodeId, Offset
 
@@ -33,7 +33,7 @@ class ErrorCode(enum.Enum):
     INVALID_REPLICATION_FACTOR = _Traits(6, True, False, "request at least 1 replica and at most one per node")
     INVALID_CONFIG = _Traits(7, True, False, "use only the configuration keys and values that the message lists")
     LIMIT_EXCEEDED = _Traits(8, True, False, "free some, or raise the cluster's limit")
-    INVALID_REQUEST = _Traits(9, True, False, "correct the field that the message names")
+    INVALID_REQUEST = _Traits(9, True, False, "correct what the message names")
     NOT_LEADER = _Traits(10, True, True, "retry at the leader named in the details")
     NOT_REPLICA = _Traits(11, True, True, "read from one of the replicas named in the details")
     LEADER_UNAVAILABLE = _Traits(
@@ -106,6 +106,13 @@ class ErrorCode(enum.Enum):
     INVALID_TRANSACTION_TIMEOUT = _Traits(
         63, True, False, "choose a transaction timeout within what the message names (transaction.max.timeout.ms)"
     )
+    INVALID_TIMESTAMP = _Traits(
+        64,
+        True,
+        False,
+        "correct the clock or the timestamps of the producer, or raise message.timestamp.before.max.ms or"
+        " message.timestamp.after.max.ms of the topic",
+    )
 
     INVALID_REPLICA_ASSIGNMENT = _Traits(
         70,
@@ -117,6 +124,14 @@ class ErrorCode(enum.Enum):
         71, True, False, "run the new smq on every node first; `smq status` shows the level that each node knows"
     )
     UPGRADE_NEEDED = _Traits(72, True, True, "run a newer smq on this node; until then, use the other nodes")
+    # Clients alone raise these; no node sends them.
+    UNREACHABLE = _Traits(
+        90, True, True, "nothing was sent: start a node (`smq dev`), or correct the address, port or TLS settings"
+    )
+    CLIENT_CLOSED = _Traits(91, True, False, "make a new client")
+    FORKED = _Traits(
+        92, True, False, "start child processes by multiprocessing's spawn method, and make clients in the child"
+    )
 
     @property
     def number(self) -> int:
@@ -155,7 +170,12 @@ class ErrorDetails:
 
 
 class SmqError(Exception):
-    """The one exception of smq's interfaces."""
+    """The one exception of smq's interfaces. Made with a code, it is an instance of that code's subclass below, so
+    that `except UnknownTopic` and a look at `code` mean the same."""
+
+    def __new__(cls, code: ErrorCode, message: str, details: ErrorDetails | None = None) -> "SmqError":
+        kind = _BY_CODE.get(code, SmqError) if cls is SmqError else cls
+        return super().__new__(kind, code, message, details)
 
     def __init__(self, code: ErrorCode, message: str, details: ErrorDetails | None = None) -> None:
         super().__init__(message)
@@ -168,3 +188,207 @@ class SmqError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (SmqError, (self.code, self.message, self.details))
+
+
+class UnknownTopic(SmqError): ...
+
+
+class UnknownPartition(SmqError): ...
+
+
+class TopicExists(SmqError): ...
+
+
+class InvalidTopicName(SmqError): ...
+
+
+class InvalidPartitionCount(SmqError): ...
+
+
+class InvalidReplicationFactor(SmqError): ...
+
+
+class InvalidConfig(SmqError): ...
+
+
+class LimitExceeded(SmqError): ...
+
+
+class InvalidRequest(SmqError): ...
+
+
+class NotLeader(SmqError): ...
+
+
+class NotReplica(SmqError): ...
+
+
+class LeaderUnavailable(SmqError): ...
+
+
+class OffsetOutOfRange(SmqError): ...
+
+
+class BatchTooLarge(SmqError): ...
+
+
+class CorruptBatch(SmqError): ...
+
+
+class InvalidBatch(SmqError): ...
+
+
+class OutOfOrderSequence(SmqError): ...
+
+
+class ProducerFenced(SmqError): ...
+
+
+class NoQuorum(SmqError): ...
+
+
+class Timeout(SmqError): ...
+
+
+class AppendLost(SmqError): ...
+
+
+class Overloaded(SmqError): ...
+
+
+class ShuttingDown(SmqError): ...
+
+
+class StorageFull(SmqError): ...
+
+
+class DataDamaged(SmqError): ...
+
+
+class UnknownGroup(SmqError): ...
+
+
+class NoCommittedOffset(SmqError): ...
+
+
+class SessionExists(SmqError): ...
+
+
+class UnknownSession(SmqError): ...
+
+
+class UnknownNode(SmqError): ...
+
+
+class NodeNotReady(SmqError): ...
+
+
+class InternalError(SmqError): ...
+
+
+class InvalidOffset(SmqError): ...
+
+
+class TooManyProducers(SmqError): ...
+
+
+class OffsetNotAvailable(SmqError): ...
+
+
+class NotCoordinator(SmqError): ...
+
+
+class IllegalGeneration(SmqError): ...
+
+
+class UnknownMember(SmqError): ...
+
+
+class FencedInstance(SmqError): ...
+
+
+class RebalanceInProgress(SmqError): ...
+
+
+class GroupNotEmpty(SmqError): ...
+
+
+class GroupSubscribed(SmqError): ...
+
+
+class RequestExpired(SmqError): ...
+
+
+class WrongStorage(SmqError): ...
+
+
+class InvalidReplicaAssignment(SmqError): ...
+
+
+class FeatureNotEnabled(SmqError): ...
+
+
+class UpgradeNeeded(SmqError): ...
+
+
+class Unreachable(SmqError): ...
+
+
+class ClientClosed(SmqError): ...
+
+
+class Forked(SmqError): ...
+
+
+_BY_CODE: Final[dict[ErrorCode, type[SmqError]]] = {
+    ErrorCode.UNKNOWN_TOPIC: UnknownTopic,
+    ErrorCode.UNKNOWN_PARTITION: UnknownPartition,
+    ErrorCode.TOPIC_EXISTS: TopicExists,
+    ErrorCode.INVALID_TOPIC_NAME: InvalidTopicName,
+    ErrorCode.INVALID_PARTITION_COUNT: InvalidPartitionCount,
+    ErrorCode.INVALID_REPLICATION_FACTOR: InvalidReplicationFactor,
+    ErrorCode.INVALID_CONFIG: InvalidConfig,
+    ErrorCode.LIMIT_EXCEEDED: LimitExceeded,
+    ErrorCode.INVALID_REQUEST: InvalidRequest,
+    ErrorCode.NOT_LEADER: NotLeader,
+    ErrorCode.NOT_REPLICA: NotReplica,
+    ErrorCode.LEADER_UNAVAILABLE: LeaderUnavailable,
+    ErrorCode.OFFSET_OUT_OF_RANGE: OffsetOutOfRange,
+    ErrorCode.BATCH_TOO_LARGE: BatchTooLarge,
+    ErrorCode.CORRUPT_BATCH: CorruptBatch,
+    ErrorCode.INVALID_BATCH: InvalidBatch,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE: OutOfOrderSequence,
+    ErrorCode.PRODUCER_FENCED: ProducerFenced,
+    ErrorCode.NO_QUORUM: NoQuorum,
+    ErrorCode.TIMED_OUT: Timeout,
+    ErrorCode.APPEND_LOST: AppendLost,
+    ErrorCode.OVERLOADED: Overloaded,
+    ErrorCode.SHUTTING_DOWN: ShuttingDown,
+    ErrorCode.STORAGE_FULL: StorageFull,
+    ErrorCode.DATA_DAMAGED: DataDamaged,
+    ErrorCode.UNKNOWN_GROUP: UnknownGroup,
+    ErrorCode.NO_COMMITTED_OFFSET: NoCommittedOffset,
+    ErrorCode.SESSION_EXISTS: SessionExists,
+    ErrorCode.UNKNOWN_SESSION: UnknownSession,
+    ErrorCode.UNKNOWN_NODE: UnknownNode,
+    ErrorCode.NODE_NOT_READY: NodeNotReady,
+    ErrorCode.INTERNAL: InternalError,
+    ErrorCode.INVALID_OFFSET: InvalidOffset,
+    ErrorCode.TOO_MANY_PRODUCERS: TooManyProducers,
+    ErrorCode.OFFSET_NOT_AVAILABLE: OffsetNotAvailable,
+    ErrorCode.NOT_COORDINATOR: NotCoordinator,
+    ErrorCode.ILLEGAL_GENERATION: IllegalGeneration,
+    ErrorCode.UNKNOWN_MEMBER: UnknownMember,
+    ErrorCode.FENCED_INSTANCE: FencedInstance,
+    ErrorCode.REBALANCE_IN_PROGRESS: RebalanceInProgress,
+    ErrorCode.GROUP_NOT_EMPTY: GroupNotEmpty,
+    ErrorCode.GROUP_SUBSCRIBED: GroupSubscribed,
+    ErrorCode.REQUEST_EXPIRED: RequestExpired,
+    ErrorCode.WRONG_STORAGE: WrongStorage,
+    ErrorCode.INVALID_REPLICA_ASSIGNMENT: InvalidReplicaAssignment,
+    ErrorCode.FEATURE_NOT_ENABLED: FeatureNotEnabled,
+    ErrorCode.UPGRADE_NEEDED: UpgradeNeeded,
+    ErrorCode.UNREACHABLE: Unreachable,
+    ErrorCode.CLIENT_CLOSED: ClientClosed,
+    ErrorCode.FORKED: Forked,
+}

@@ -26,7 +26,7 @@ from smq.raft_state.binary import (
     read_count,
     write_count,
 )
-from smq.raft_state.fields import CONFIG, GROUP_MEMBER
+from smq.raft_state.fields import CONFIG, GROUP_MEMBER, LISTENERS
 from smq.raft_state.ids import PartitionId, PartitionIndex, RequestId, TopicId
 from smq.raft_state.limits import (
     DISK_ID_BYTES,
@@ -86,6 +86,7 @@ NODES: Final = Many(
             ("drained", FLAG),
             ("rack", TEXT),
             ("feature_level", INT32),
+            ("listeners", LISTENERS),
         ),
     )
 )

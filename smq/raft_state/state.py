@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from smq.raft_state.commands import NO_LEADER_EPOCH, GroupMember
+from smq.raft_state.commands import NO_LEADER_EPOCH, GroupMember, Listener
 from smq.raft_state.ids import (
     DiskId,
     Epoch,
@@ -42,6 +42,7 @@ class NodeState:
     drained: bool = False  # by an operator; a restart of the node keeps it
     rack: str = ""  # the failure zone, by the name that Kafka clients use; "" for none
     feature_level: int = 1  # the highest that its process knows
+    listeners: tuple[Listener, ...] = ()  # by name, beside the addresses above
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,36 @@
 
 Owns the table TOPIC_CONFIG, the source of validation, error messages and documentation. A new key is a new row of a new
 feature level. Its default must be the present behaviour of topics without the key, since only differences from the
-defaults are stored. A fixed key says what smq does for every topic: it takes only values that demand no more, and none
-of them is stored. Any module may import it.
+defaults are stored. A fixed key changes nothing. It takes every valid value that no promise depends on, stores none of
+them, and says why. Any module may import it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from smq.raft_state.config_keys import INT64_MAX, ConfigKey, ConfigType, between, is_ratio, known_at, one_of
+from smq.raft_state.config_keys import (
+    INT32_MAX,
+    INT64_MAX,
+    ConfigKey,
+    ConfigType,
+    between,
+    either,
+    is_ratio,
+    known_at,
+    matching,
+    one_of,
+    signed_between,
+)
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT
 from smq.raft_state.refusal import Refused, quoted
 
+AS_PRODUCED: Final = "producer"
 CLEANUP_POLICY: Final = "cleanup.policy"
 COMPACT: Final = "compact"
+COMPRESSION_TYPE: Final = "compression.type"
+CREATE_TIME: Final = "CreateTime"
+LOG_APPEND_TIME: Final = "LogAppendTime"
 DELETE: Final = "delete"
 DELETE_RETENTION_MS: Final = "delete.retention.ms"
 MAX_COMPACTION_LAG_MS: Final = "max.compaction.lag.ms"
@@ -28,13 +44,47 @@ RETENTION_BYTES: Final = "retention.bytes"
 RETENTION_MS: Final = "retention.ms"
 RETENTION_RECORDS: Final = "retention.records"
 STORAGE: Final = "storage"
+TIMESTAMP_AFTER_MAX_MS: Final = "message.timestamp.after.max.ms"
+TIMESTAMP_BEFORE_MAX_MS: Final = "message.timestamp.before.max.ms"
+TIMESTAMP_TYPE: Final = "message.timestamp.type"
 EXTERNAL: Final = "external"
 
 
 def _fixed(
-    default: str, type_: ConfigType, meaning: str, values: str, accepts: Callable[[str], bool] | None = None
+    default: str,
+    type_: ConfigType,
+    meaning: str,
+    values: str,
+    why: str,
+    accepts: Callable[[str], bool] | None = None,
 ) -> ConfigKey:
-    return ConfigKey(default, values, meaning, accepts or one_of(default), type_, is_fixed=True)
+    return ConfigKey(default, values, meaning, accepts or one_of(default), type_, is_fixed=True, why=why)
+
+
+def _number(default: int, least: int, meaning: str, unit: str, why: str, *, most: int = INT64_MAX) -> ConfigKey:
+    """A fixed key with a number that changes nothing. Numbers below `least` are negative ones with a meaning."""
+    type_ = ConfigType.LONG if most == INT64_MAX else ConfigType.INT
+    negative = [str(number) for number in range(least, 0)]
+    values = ", ".join(
+        [*negative, f"{'or ' if negative else ''}a whole number of {unit} from {max(least, 0)} to {most}"]
+    )
+    return _fixed(str(default), type_, meaning, values, why, either(one_of(*negative), between(max(least, 0), most)))
+
+
+def _flag(meaning: str, why: str) -> ConfigKey:
+    """A fixed key that is false, and may be set to true."""
+    return _fixed("false", ConfigType.BOOLEAN, meaning, "true or false", why, one_of(*_TRUE, *_FALSE))
+
+
+def _throttled(meaning: str) -> ConfigKey:
+    return _fixed(
+        "",
+        ConfigType.LIST,
+        meaning,
+        'pairs "partition:node" with commas between, "*" for all, or nothing',
+        "replication has no throttle, and tools remove this key when they are done",
+        matching(r"\*|([0-9]+:[0-9]+(,[0-9]+:[0-9]+)*)?"),
+    )
 
 
 def _time(default: str, meaning: str, least: int) -> ConfigKey:
@@ -47,11 +97,36 @@ def _limit(meaning: str, unit: str, least: int) -> ConfigKey:
         default=NO_LIMIT,
         values=f"-1 (without a limit) or a whole number of {unit} from {least} to {INT64_MAX}",
         meaning=meaning,
-        accepts=lambda value: value == NO_LIMIT or between(least, INT64_MAX)(value),
+        accepts=either(one_of(NO_LIMIT), between(least, INT64_MAX)),
         type=ConfigType.LONG,
     )
 
 
+def _level(codec: str, default: int, values: str, accepts: Callable[[str], bool]) -> ConfigKey:
+    meaning = f"how hard the leader compresses what it converts to {codec}"
+    return ConfigKey(str(default), values, meaning, accepts, ConfigType.INT)
+
+
+def _span(direction: str) -> ConfigKey:
+    return ConfigKey(
+        default=str(INT64_MAX),
+        values=f"a whole number of milliseconds from 0 to {INT64_MAX} (without a limit)",
+        meaning=f"how far {direction} the timestamp of a record may be, with CreateTime",
+        accepts=between(0, INT64_MAX),
+        type=ConfigType.LONG,
+    )
+
+
+# As Kafka reads a boolean; Python's tools write True.
+_TRUE: Final = ("true", "True", "TRUE")
+_FALSE: Final = ("false", "False", "FALSE")
+_CODECS: Final = ("uncompressed", "gzip", "snappy", "lz4", "zstd")  # Kafka's names; their place is Kafka's number
+_NO_SEGMENTS: Final = "records lie in one file for all partitions, without segments"
+_NO_INDEX_FILES: Final = "smq has an index entry for every batch, in the same file"
+_SYNCED: Final = "each batch is synced before it is acknowledged"
+_NO_TIERS: Final = "smq has no remote storage"
+
+# Every key of Kafka 4.3, and smq's own.
 TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
     MAX_MESSAGE_BYTES: ConfigKey(
         default=str(MESSAGE_BYTES_DEFAULT),
@@ -88,41 +163,59 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
         accepts=is_ratio,
         type=ConfigType.DOUBLE,
     ),
-    "compression.type": _fixed(
-        "producer", ConfigType.STRING, "how records are compressed", '"producer" (batches are stored as they were sent)'
+    COMPRESSION_TYPE: ConfigKey(
+        default=AS_PRODUCED,
+        values='"producer" (as they were sent), "uncompressed", "gzip", "snappy", "lz4" or "zstd" (batches that come'
+        " otherwise are converted by the leader)",
+        meaning="how records are compressed",
+        accepts=one_of(AS_PRODUCED, *_CODECS),
+        type=ConfigType.STRING,
     ),
-    "flush.messages": _fixed(
-        "1",
-        ConfigType.LONG,
-        "the records between two syncs to the disk",
-        f"a whole number from 1 to {INT64_MAX} (each batch is synced before it is acknowledged)",
-        between(1, INT64_MAX),
+    "compression.gzip.level": _level("gzip", -1, "-1 (zlib's own) or 1 to 9", either(one_of("-1"), between(1, 9))),
+    "compression.lz4.level": _level("lz4", 9, "1 to 17", between(1, 17)),
+    "compression.zstd.level": _level("zstd", 3, "-131072 to 22", signed_between(-131_072, 22)),
+    "file.delete.delay.ms": _number(
+        60_000, 0, "how long a file of deleted records stays", "milliseconds", _NO_SEGMENTS
     ),
-    "flush.ms": _fixed(
-        "0",
-        ConfigType.LONG,
-        "the time between two syncs to the disk",
-        f"a whole number of milliseconds from 0 to {INT64_MAX} (each batch is synced before it is acknowledged)",
-        between(0, INT64_MAX),
+    "flush.messages": _number(1, 1, "the records between two syncs to the disk", "records", _SYNCED),
+    "flush.ms": _number(0, 0, "the time between two syncs to the disk", "milliseconds", _SYNCED),
+    "follower.replication.throttled.replicas": _throttled("the replicas that are filled slowly"),
+    "index.interval.bytes": _number(
+        4_096, 0, "the bytes between two index entries", "bytes", _NO_INDEX_FILES, most=INT32_MAX
     ),
-    "message.timestamp.after.max.ms": _fixed(
-        str(INT64_MAX), ConfigType.LONG, "how far ahead of the clock a record may be", f"{INT64_MAX} (without a limit)"
+    "leader.replication.throttled.replicas": _throttled("the replicas that are read slowly by others"),
+    "local.retention.bytes": _number(
+        -2, -2, "the bytes that a partition keeps beside remote storage", "bytes", _NO_TIERS
     ),
-    "message.timestamp.before.max.ms": _fixed(
-        str(INT64_MAX), ConfigType.LONG, "how far behind the clock a record may be", f"{INT64_MAX} (without a limit)"
-    ),
-    "message.timestamp.type": _fixed(
-        "CreateTime", ConfigType.STRING, "which timestamp a record has", '"CreateTime" (the producer\'s)'
+    "local.retention.ms": _number(-2, -2, "how long records are kept beside remote storage", "milliseconds", _NO_TIERS),
+    TIMESTAMP_AFTER_MAX_MS: _span("ahead of the leader's clock"),
+    TIMESTAMP_BEFORE_MAX_MS: _span("behind the leader's clock"),
+    TIMESTAMP_TYPE: ConfigKey(
+        default=CREATE_TIME,
+        values='"CreateTime" (the producer\'s) or "LogAppendTime" (the leader\'s)',
+        meaning="which timestamp a record has",
+        accepts=one_of(CREATE_TIME, LOG_APPEND_TIME),
+        type=ConfigType.STRING,
     ),
     MIN_INSYNC_REPLICAS: _fixed(
         "1",
         ConfigType.INT,
         "how many replicas have a record on disk before acks=all is answered",
-        "a whole number from 1 to the majority of the replicas (which smq always waits for)",
+        "a whole number from 1 to the majority of the replicas",
+        "smq always waits for the majority",
         between(1, INT64_MAX),
     ),
-    "preallocate": _fixed("false", ConfigType.BOOLEAN, "whether files are allocated in advance", "false"),
-    "remote.storage.enable": _fixed("false", ConfigType.BOOLEAN, "whether old records move to other storage", "false"),
+    "preallocate": _flag("whether files are allocated in advance", _NO_SEGMENTS),
+    "remote.log.copy.disable": _flag("whether no more records are copied to remote storage", _NO_TIERS),
+    "remote.log.delete.on.disable": _flag("whether remote records go when remote storage is switched off", _NO_TIERS),
+    "remote.storage.enable": _fixed(
+        "false",
+        ConfigType.BOOLEAN,
+        "whether old records move to remote storage",
+        "false",
+        "smq has no remote storage: use retention.ms or retention.bytes to bound the disk",
+        one_of(*_FALSE),
+    ),
     RETENTION_BYTES: _limit("the bytes that each partition keeps: older batches are deleted", "bytes", 0),
     RETENTION_MS: _limit(
         "how long records are kept: batches whose newest record is older are deleted", "milliseconds", 0
@@ -130,8 +223,17 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
     RETENTION_RECORDS: _limit(
         "the records that each partition keeps: older batches are deleted (a key of smq's own)", "records", 1
     ),
+    "segment.bytes": _number(1 << 30, 1, "the size of a segment", "bytes", _NO_SEGMENTS, most=INT32_MAX),
+    "segment.index.bytes": _number(10 << 20, 4, "the size of an index file", "bytes", _NO_INDEX_FILES, most=INT32_MAX),
+    "segment.jitter.ms": _number(0, 0, "the spread of the times at which segments begin", "milliseconds", _NO_SEGMENTS),
+    "segment.ms": _number(604_800_000, 1, "how long records go to one segment", "milliseconds", _NO_SEGMENTS),
     "unclean.leader.election.enable": _fixed(
-        "false", ConfigType.BOOLEAN, "whether a replica that lacks committed records may lead", "false"
+        "false",
+        ConfigType.BOOLEAN,
+        "whether a replica that lacks committed records may lead",
+        "false",
+        "an acknowledged record is never given up",
+        one_of(*_FALSE),
     ),
 }
 
@@ -148,7 +250,7 @@ def check_value(key: str, value: str, level: int) -> None:
     """INVALID_CONFIG for a key that does not exist at a feature level, or for a value that no topic takes."""
     check_key(key, level)
     if not TOPIC_CONFIG[key].accepts(value):
-        raise Refused(ErrorCode.INVALID_CONFIG, f"{key} must be {TOPIC_CONFIG[key].values}, not {quoted(value)}")
+        raise Refused(ErrorCode.INVALID_CONFIG, TOPIC_CONFIG[key].refusal(key, quoted(value)))
 
 
 def checked_config(items: Iterable[tuple[str, str]], replicas: int, level: int) -> dict[str, str]:
@@ -207,9 +309,41 @@ def majority(replicas: int) -> int:
     return replicas // 2 + 1
 
 
-def max_message_bytes(config: Mapping[str, str]) -> int:
-    """The largest record batch that a topic accepts, in bytes."""
-    return int(config_value(config, MAX_MESSAGE_BYTES))
+class BatchRules(NamedTuple):
+    """What a topic asks of the batches that its producers send."""
+
+    bytes_max: int = MESSAGE_BYTES_DEFAULT
+    codec: int | None = None  # Kafka's number of the one in which batches are stored. None: as they were sent
+    level: int | None = None  # of the codec. None: its own default
+    is_append_time: bool = False  # records have the leader's time, not the producer's
+    before_ms: int = INT64_MAX  # how much older than the leader's clock a timestamp may be
+    after_ms: int = INT64_MAX  # how much later
+    needs_keys: bool = False  # every record has a key
+
+    @property
+    def has_time_limits(self) -> bool:
+        return min(self.before_ms, self.after_ms) < INT64_MAX and not self.is_append_time
+
+
+_PLAIN: Final = BatchRules()
+
+
+def batch_rules(config: Mapping[str, str]) -> BatchRules:
+    """For every batch that is produced, so the usual topic costs nothing."""
+    if not config:
+        return _PLAIN
+    codec_name = config_value(config, COMPRESSION_TYPE)
+    level_key = f"compression.{codec_name}.level"
+    level = config_value(config, level_key) if level_key in TOPIC_CONFIG else "-1"
+    return BatchRules(
+        bytes_max=int(config_value(config, MAX_MESSAGE_BYTES)),
+        codec=None if codec_name == AS_PRODUCED else _CODECS.index(codec_name),
+        level=None if level == "-1" and codec_name != "zstd" else int(level),
+        is_append_time=config_value(config, TIMESTAMP_TYPE) == LOG_APPEND_TIME,
+        before_ms=int(config_value(config, TIMESTAMP_BEFORE_MAX_MS)),
+        after_ms=int(config_value(config, TIMESTAMP_AFTER_MAX_MS)),
+        needs_keys=is_compacted(config),
+    )
 
 
 class Retention(NamedTuple):

@@ -6,6 +6,7 @@ request without running it. It must never change the state. Handlers and the ser
 
 from collections.abc import Sequence
 
+from smq.raft_state.cluster_config import with_defaults
 from smq.raft_state.commands import AddPartitions, CreateTopic
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import NodeId
@@ -23,7 +24,8 @@ def check_creation(state: ClusterState, command: CreateTopic) -> dict[str, str]:
         raise Refused(
             ErrorCode.INVALID_PARTITION_COUNT, f"partition_count must be at least 1, not {command.partition_count}"
         )
-    config = differing(checked_config(command.config, command.replication_factor, state.feature_level))
+    asked = checked_config(command.config, command.replication_factor, state.feature_level)
+    config = differing(with_defaults(state.config, asked))
     check_together(config)
     _check_assignments(state, command.assignments, command.partition_count, command.replication_factor)
     _check_replication_factor(state, command, config)

@@ -49,6 +49,7 @@ class Produced:
     ts_ns: TsNs  # of the first record; each further one's is one more
     epoch: Epoch
     duplicate: bool  # the batch was already there (idempotent retry)
+    is_append_time: bool = False  # the records' timestamp is the leader's, `ts_ns` in milliseconds
 
 
 class StoredBatch(NamedTuple):

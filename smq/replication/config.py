@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from smq.raft_state.codec import FEATURE_LEVEL
+from smq.raft_state.commands import Listener
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import REPLIES_MAX_DEFAULT
 
@@ -24,6 +25,7 @@ class NodeConfig:
     http_address: str = ""
     kafka_address: str = ""
     rack: str = ""
+    listeners: tuple[Listener, ...] = ()
 
     feature_level_known: int = FEATURE_LEVEL  # to this smq; the simulation runs older ones by it
     feature_level_max: int = 0  # an operator's: the cluster's level does not rise above it; 0: as far as all nodes know

@@ -32,13 +32,15 @@ from smq.replication.net.wire import DiskCondition
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.status import status_of
-from smq.replication.ports import Clock, DataDamaged, Disk, Engine, Network, Rng
+from smq.replication.ports import Clock, Compute, DataDamaged, Disk, Engine, Network, Rng
+from smq.replication.preparation import Preparation
 from smq.replication.proposer import Barriers, Proposer
 from smq.replication.raft.engine_pysyncobj import EngineTiming, PySyncObjEngine
 from smq.replication.raft.journal import RaftDamaged
 from smq.replication.requests import Requests
 from smq.replication.runtime.answers import Answers
 from smq.replication.runtime.deadlines import Deadlines
+from smq.replication.runtime.loop_compute import LoopCompute
 from smq.replication.runtime.slices import Slices
 from smq.replication.storage.hang import HangGuard
 from smq.replication.storage.maintenance import StorageMaintenance
@@ -63,9 +65,10 @@ class Node:
         on_fatal: Callable[[BaseException], None],
         on_waiting: Callable[[], None] = lambda: None,
         applied: AppliedState | None = None,
+        compute: Compute | None = None,
     ) -> None:
         """`on_waiting` is called when the node has stopped to wait for an upgrade. `applied` is the empty state to
-        begin with: the simulation gives one that it watches."""
+        begin with: the simulation gives one that it watches. Without `compute`, codecs run on the loop."""
         self.config = config
         self.clock = clock
         self.rng = rng
@@ -74,6 +77,7 @@ class Node:
         self._on_waiting = on_waiting
         self.waiting = ""  # why the node has stopped to wait for an upgrade; this process will never serve again
         self._slices = Slices(clock)
+        self._preparation = Preparation(compute if compute is not None else LoopCompute(clock))
         self._answers = Answers(clock)
         self._deadlines = Deadlines()
         self._links = Links(network, clock.call_soon)
@@ -158,7 +162,15 @@ class Node:
             replicas=self.replicas,
         )
         self._external = ExternalOffsets(host, self._proposer.propose, self._proposer.late)
-        requests = Requests(host, self.replicas, self.liveness, barriers, self._external, refusal=self._refusal)
+        requests = Requests(
+            host,
+            self.replicas,
+            self.liveness,
+            barriers,
+            self._external,
+            refusal=self._refusal,
+            preparation=self._preparation,
+        )
         self.propose, self.barrier, self.find = requests.propose, requests.barrier, requests.find
         self.produce, self.expect, self.fetch = requests.produce, requests.expect, requests.fetch
         self.partition_ranges, self.offset_for_time = requests.partition_ranges, requests.offset_for_time
@@ -269,6 +281,7 @@ class Node:
         self.is_running = False
         self.dispatcher.stop()
         self._registration.stop()
+        self._preparation.close(error)
         self.replicas.close(error)
         self._external.close(error)
         self._quorum.close(error)

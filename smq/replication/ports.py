@@ -1,4 +1,4 @@
-"""The four ports through which a node meets the world: Clock, Rng, Network, Disk, and the port of the engine.
+"""The ports through which a node meets the world: Clock, Rng, Compute, Network, Disk, and the port of the engine.
 
 Production gives the node the real ones, the simulation its own; the code between is the same. Everything runs on one
 thread, the node's loop: no port may call back from another thread, and no call here may block (`get` and the scans of
@@ -42,6 +42,12 @@ class Rng(Protocol):
         """Uniform in [0, 1)."""
 
     def randbytes(self, n: int) -> bytes: ...
+
+
+class Compute(Protocol):
+    def run(self, job: Callable[[], T], done: Callable[[T], None]) -> None:
+        """Runs a pure function, off the loop if it can, and then `done` with its result on the loop: never within this
+        call, and in any order with other jobs. Nothing may follow after the node has stopped. `job` must not raise."""
 
 
 # ------------------------------------------------------------------------------------------------------- network

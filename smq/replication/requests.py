@@ -7,6 +7,7 @@ The node offers these methods as its own (`NodeApi`, where they are described).
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 from smq.raft_state.commands import AdvanceLogStart, Assignment, Command, ExternalAdvance
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
@@ -14,7 +15,7 @@ from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, PartitionI
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import CommittedOffset, PartitionState
-from smq.raft_state.topic_config import is_compacted, max_message_bytes
+from smq.raft_state.topic_config import batch_rules
 from smq.replication.api import (
     Acks,
     Cancel,
@@ -32,7 +33,7 @@ from smq.replication.lookup import Lookup, clipped, partition_in, unknown_topic,
 from smq.replication.membership.balancer import request_transfer
 from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import REGISTER_MS_MAX
-from smq.replication.partition.admission import check_keys, leader_error
+from smq.replication.partition.admission import Offer, leader_error
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.reads import Poll
 from smq.replication.partition.replica import Replica
@@ -40,8 +41,11 @@ from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.send_order import comes_again
 from smq.replication.partition.transactional import UNCERTAIN
 from smq.replication.ports import Buffer
+from smq.replication.preparation import Preparation
 from smq.replication.proposer import Barriers
 from smq.replication.ranges import RangesRequest
+
+_JUDGED_BY_THE_LOG: Final = (ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.INVALID_TIMESTAMP)
 
 
 def check_has_records(part: PartitionState, topic: str) -> None:
@@ -62,6 +66,7 @@ class Requests:
         barriers: Barriers,
         external: ExternalOffsets,
         refusal: Callable[[], SmqError | None],
+        preparation: Preparation,
     ) -> None:
         self._host = host
         self._replicas = replicas
@@ -70,6 +75,7 @@ class Requests:
         self._external = external
         self._lookup = Lookup(host, barriers, refusal)
         self._arrivals = Arrivals(lambda: host.state, self._lookup)
+        self._preparation = preparation
         self.find = self._lookup.find
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
@@ -86,30 +92,44 @@ class Requests:
     ) -> None:
         order = self._replicas.send_order
 
-        def append(part: PartitionState) -> None:
+        def append(part: PartitionState, prepared: Offer | None = None) -> None:
             name = topic if isinstance(topic, str) else self._host.state.topic_names[part.topic_id]
             order.place(name, partition, part.pid)
             replica = self._replicas.get(part.pid)
             if replica is None:
                 check_has_records(part, name)
                 raise leader_error(self._host.node_id, self._host.state, part)
-            config = self._host.state.topics[name].config
-            limit = max_message_bytes(config)
-            if config and replica.leading is not None and is_compacted(config):
-                check_keys(batch, limit)
-            replica.produce(batch, acks, clipped(timeout_ms), limit, done)
+            if prepared is not None:
+                replica.produce(prepared, acks, clipped(timeout_ms), done)
+                return
+            rules = batch_rules(self._host.state.topics[name].config)
+            if not self._preparation.concerns(part.pid, rules):
+                replica.produce(Offer(batch, rules), acks, clipped(timeout_ms), done)
+            elif replica.leading is None:
+                raise replica.not_leader()
+            else:
+                self._preparation.start(part.pid, batch, rules, partial(on_prepared, part.pid))
 
-        def use(part: PartitionState) -> None:
+        def on_prepared(pid: PartitionId, prepared: Offer | SmqError) -> None:
+            now = self._host.state.partition(pid)
+            if isinstance(prepared, SmqError):
+                fail(prepared)
+            elif now is None:
+                fail(unknown_topic_id(topic) if isinstance(topic, bytes) else unknown_topic(topic))
+            else:
+                use(now, prepared)
+
+        def use(part: PartitionState, prepared: Offer | None = None) -> None:
             try:
-                append(part)
+                append(part, prepared)
             except SmqError as e:
                 # Without its traceback: that leads to this frame, and so to the request, which only the garbage
                 # collector would find again. It counts objects, and a request may have megabytes.
                 error = e.with_traceback(None)
-                if error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE:
-                    self._confirm_gap(part, topic, timeout_ms, error, fail)
+                if error.code in _JUDGED_BY_THE_LOG:
+                    self._confirm(part, topic, timeout_ms, error, fail)
                 elif error.code in UNCERTAIN:
-                    self._look_again(topic, partition, batch, timeout_ms, append, fail)
+                    self._look_again(topic, partition, batch, timeout_ms, lambda p: append(p, prepared), fail)
                 else:
                     fail(error)
 
@@ -148,16 +168,17 @@ class Requests:
 
         self._barriers.wait(clipped(timeout_ms), after_barrier)
 
-    def _confirm_gap(
+    def _confirm(
         self,
         part: PartitionState,
         topic: str | TopicId,
         timeout_ms: int,
-        gap: SmqError,
+        error: SmqError,
         fail: Callable[[SmqError], None],
     ) -> None:
-        """A leader that has been deposed without knowing it misses what its successor has stored. Its producers would
-        give their sessions up, so only a leader that leads after a barrier says that a batch is missing."""
+        """A leader that has been deposed without knowing it misses what its successor has stored: a batch before this
+        one, or this one itself. Its producers would give their sessions up, so only a leader that leads after a barrier
+        refuses a batch for what its log does not have."""
         epoch = part.epoch
 
         def after_barrier(result: LogIndex | SmqError) -> None:
@@ -168,7 +189,7 @@ class Requests:
             if now is None or replica is None:
                 fail(unknown_topic_id(topic) if isinstance(topic, bytes) else unknown_topic(topic))
             elif replica.leading == now.epoch == epoch:
-                fail(gap)
+                fail(error)
             else:
                 fail(replica.not_leader())
 

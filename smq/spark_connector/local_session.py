@@ -25,6 +25,7 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
+    "spark.python.daemon.module": "smq.spark_connector.daemon",
     # A task costs 109 ms over TCP and 50 ms over unix sockets (15 ms together with the reader's gc.freeze).
     "spark.python.unix.domain.socket.enabled": "true",
     # The default of 200 shuffle partitions suits clusters; a local job spends more time starting them than on its data.

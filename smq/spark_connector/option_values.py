@@ -124,6 +124,9 @@ def offsets(name: str, text: str, *, refused: int | None = None) -> OffsetSpec:
             raise OptionError(f"a batch read cannot have {name} = {text!r}: {advice}")
         return word
 
+    if not text.lstrip().startswith("{"):
+        raise OptionError(f"option {name!r} is {text[:200]!r}, which is no such word and no JSON: {advice}")
+
     def check(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not EARLIEST <= value <= INT64_MAX:
             raise OptionError(f"option {name!r}: {value!r} is not an offset; {advice}")
@@ -137,6 +140,8 @@ def offsets(name: str, text: str, *, refused: int | None = None) -> OffsetSpec:
 def times(name: str, text: str) -> TopicOffsets:
     """JSON {"topic": {"0": time}}."""
     advice = 'write JSON such as {"topic": {"0": 1700000000000}}, with a time for each partition'
+    if not text.lstrip().startswith("{"):
+        raise OptionError(f"option {name!r} is {text[:200]!r}, which is no JSON: {advice}")
 
     def check(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= INT64_MAX:

@@ -213,6 +213,7 @@ class RawNode:
     ) -> Generator[pb.SubscribeRecordResponse, None, None]:
         """A subscription with these fields of SubscribeInit; iterating raises typed errors."""
         init.setdefault("subscription_id", secrets.token_hex(8))
+        init.setdefault("partition", 0)
         yield from self._subscription([pb.SubscribeRecordRequest(init=pb.SubscribeInit(**init))], deadline_s)
 
     def subscribe_requests(self, requests: list[pb.SubscribeRecordRequest]) -> list[pb.SubscribeRecordResponse]:

@@ -18,8 +18,9 @@ import uvloop
 from smq.clients.errors import ERROR_METADATA_KEY
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
+from smq.coordinator.addresses import format_address
 from smq.coordinator.cli.cluster_dir import free_ports
-from smq.coordinator.config import ServerConfig, format_address
+from smq.coordinator.config import ServerConfig
 from smq.coordinator.server import Server
 from smq.raft_state.ids import NodeId
 from smq.records import NewRecord, encode_batch
@@ -76,7 +77,7 @@ class Served:
 
     async def subscribe(self, **init: Any) -> list[pb.SubscribeRecordResponse]:
         """All responses of a subscription to topic "t" that ends by itself."""
-        fields = {"subscription_id": secrets.token_hex(4), "topic": "t", **init}
+        fields = {"subscription_id": secrets.token_hex(4), "topic": "t", "partition": 0, **init}
         request = pb.SubscribeRecordRequest(init=pb.SubscribeInit(**fields))
 
         async def send() -> AsyncIterator[pb.SubscribeRecordRequest]:
@@ -89,7 +90,7 @@ class Served:
 def publish_request(values: Iterable[bytes], **fields: Any) -> pb.PublishRecordRequest:
     """A request to publish one encoded batch of these values, to topic "t" unless `fields` name another."""
     batch = encode_batch(NewRecord(key=b"k", value=v, timestamp_ms=1_000 + i) for i, v in enumerate(values))
-    return pb.PublishRecordRequest(**{"topic": "t", **fields}, batch=batch)
+    return pb.PublishRecordRequest(**{"partition": 0, "topic": "t", **fields}, batch=batch)
 
 
 async def fails(call: Awaitable[Any]) -> pb.ErrorDetail:

@@ -14,7 +14,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb.smq_pb2_grpc import AgentStub
 
 RESTART_S = 0.1
-WASTE = pb.PublishRecordRequest(topic="big", batch=os.urandom((8 << 20) - 1000))
+WASTE = pb.PublishRecordRequest(partition=0, topic="big", batch=os.urandom((8 << 20) - 1000))
 
 
 async def pour(channel: grpc.aio.Channel) -> None:

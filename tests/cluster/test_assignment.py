@@ -60,6 +60,7 @@ def test_ten_concurrent_publishers_of_100_get_exactly_0_to_999(new_topic: NewTop
         answers = leader.publish(
             [
                 pb.PublishRecordRequest(
+                    partition=0,
                     session_id=session(publisher),
                     correlation_id=number,
                     records=pb.NewRecords(records=[pb.NewRecord(value=b"%d-%d" % (publisher, number))]),
@@ -93,7 +94,7 @@ def test_batch_without_records_is_an_error_and_takes_no_offset(
     leader = leader_of(topic)
     session = f"{topic}-empty"
     leader.start_session(topic, session)
-    (answer,) = leader.publish([pb.PublishRecordRequest(session_id=session, correlation_id=1, **payload)])
+    (answer,) = leader.publish([pb.PublishRecordRequest(partition=0, session_id=session, correlation_id=1, **payload)])
     assert answer.error.name in ("INVALID_BATCH", "INVALID_REQUEST", "CORRUPT_BATCH")
     assert answer.base_offset == -1
     assert leader.range_info(topic, 0).next_offset == 0
@@ -138,7 +139,11 @@ def test_idempotent_retry_is_stored_once_and_answered_with_the_first_offset(
     session = f"{topic}-idem"
     leader.start_session(topic, session)
     request = pb.PublishRecordRequest(
-        session_id=session, correlation_id=1, records=pb.NewRecords(records=[pb.NewRecord(value=b"once")])
+        partition=0,
+        base_sequence=0,
+        session_id=session,
+        correlation_id=1,
+        records=pb.NewRecords(records=[pb.NewRecord(value=b"once")]),
     )
     (first,) = leader.publish([request])
     (again,) = leader.publish([request])
@@ -155,7 +160,9 @@ def test_sequence_gap_is_refused_and_stores_nothing(new_topic: NewTopic, leader_
 
     def request(sequence: int) -> pb.PublishRecordRequest:
         records = pb.NewRecords(records=[pb.NewRecord(value=b"x")])
-        return pb.PublishRecordRequest(session_id=session, correlation_id=1, records=records, base_sequence=sequence)
+        return pb.PublishRecordRequest(
+            partition=0, session_id=session, correlation_id=1, records=records, base_sequence=sequence
+        )
 
     (first,) = leader.publish([request(0)])
     assert not first.HasField("error")

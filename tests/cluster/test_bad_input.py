@@ -47,7 +47,9 @@ def test_unknown_topic_is_named_in_every_call(cluster: Cluster) -> None:
         lambda: node.call(
             node.admin.AddPartitions, pb.AddPartitionsRequest(name="no-such", partition_count=2, timeout_ms=5_000)
         ),
-        lambda: node.call(node.admin.AlterTopic, pb.AlterTopicRequest(name="no-such", timeout_ms=5_000)),
+        lambda: node.call(
+            node.admin.AlterTopic, pb.AlterTopicRequest(name="no-such", unset=["retention.ms"], timeout_ms=5_000)
+        ),
     ]
     for call in calls:
         error = raises(ErrorCode.UNKNOWN_TOPIC, call)
@@ -83,7 +85,7 @@ def test_batch_with_a_wrong_crc_is_refused_and_never_stored(topic: str, node: Ra
 @pytest.mark.parametrize("keep", [0, 1, 11, 12, 60, 61, -1])
 def test_cut_batch_is_refused(topic: str, node: RawNode, keep: int) -> None:
     batch = batch_of([b"a whole record"])
-    request = pb.PublishRecordRequest(topic=topic, correlation_id=1, batch=batch[:keep])
+    request = pb.PublishRecordRequest(partition=0, topic=topic, correlation_id=1, batch=batch[:keep])
     (answer,) = node.publish([request])
     assert answer.error.name in ("CORRUPT_BATCH", "INVALID_BATCH", "INVALID_REQUEST")
 
@@ -99,7 +101,10 @@ def test_one_bad_batch_in_a_stream_costs_the_others_nothing(new_topic: NewTopic,
     bad = bytearray(batch_of([b"bad"]))
     bad[-1] ^= 1
     batches = [batch_of([b"1"]), bytes(bad), batch_of([b"2"])]
-    requests = [pb.PublishRecordRequest(topic=topic, correlation_id=i, batch=batch) for i, batch in enumerate(batches)]
+    requests = [
+        pb.PublishRecordRequest(partition=0, topic=topic, correlation_id=i, batch=batch)
+        for i, batch in enumerate(batches)
+    ]
     answers = leader_of(topic).publish(requests)
     assert [answer.error.name for answer in answers] == ["", "CORRUPT_BATCH", ""]
     assert [answer.base_offset for answer in answers] == [0, -1, 1]
@@ -147,7 +152,9 @@ def test_request_to_a_node_that_does_not_lead_names_the_leader(cluster: Cluster,
 
 def test_session_that_was_never_started_is_unknown(topic: str, node: RawNode) -> None:
     records = pb.NewRecords(records=[pb.NewRecord(value=b"x")])
-    (answer,) = node.publish([pb.PublishRecordRequest(session_id="never", correlation_id=1, records=records)])
+    (answer,) = node.publish(
+        [pb.PublishRecordRequest(partition=0, session_id="never", correlation_id=1, records=records)]
+    )
     assert answer.error.name == "UNKNOWN_SESSION"
 
 

@@ -126,7 +126,7 @@ def test_a_subscriber_that_never_reads_holds_one_response(one: Cluster, before: 
         ask = threading.Event()
 
         def requests() -> Iterator[pb.SubscribeRecordRequest]:
-            init = pb.SubscribeInit(subscription_id="slow", topic="big", offset_type=pb.RESET_TO_EARLIEST)
+            init = pb.SubscribeInit(partition=0, subscription_id="slow", topic="big", offset_type=pb.RESET_TO_EARLIEST)
             init.max_bytes = 100 * MIB  # more than it gets
             yield pb.SubscribeRecordRequest(init=init)
             ask.wait(30)
@@ -205,7 +205,7 @@ def test_publishing_streams_of_one_connection_are_counted(one: Cluster) -> None:
     done = threading.Event()
 
     def wait() -> Iterator[pb.PublishRecordRequest]:
-        yield pb.PublishRecordRequest(topic="big", correlation_id=7)
+        yield pb.PublishRecordRequest(partition=0, topic="big", correlation_id=7)
         done.wait(60)
 
     with grpc.insecure_channel(one.nodes[1].grpc) as channel:

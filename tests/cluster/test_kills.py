@@ -11,6 +11,8 @@ from functools import partial
 import pytest
 
 from chaos_tests.live.load.traffic import Traffic
+from smq.clients import SyncConsumer
+from smq.records import CODECS, TIMESTAMP_TYPE_MASK, parse_header
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import wait_for
 
@@ -36,6 +38,25 @@ def test_kill_of_the_partition_leader_loses_nothing_and_moves_leadership(
     traffic.wait_acks(10)  # while the victim is down
     assert successor in traffic.outcomes[0].leaders
     fault_cluster.restart(victim)
+
+
+def test_batches_that_leaders_convert_survive_their_deaths(fault_cluster: Cluster) -> None:
+    """The leader's time and another codec are stored once, and every replica has the same bytes."""
+    topic = fault_cluster.make_topic(config={"compression.type": "zstd", "message.timestamp.type": "LogAppendTime"})
+    with Traffic(fault_cluster, topic) as traffic:
+        for _ in range(2):
+            traffic.wait_acks(20)
+            victim = fault_cluster.wait_leader(topic, 0)
+            fault_cluster.kill(victim)
+            fault_cluster.wait_leader(topic, 0, other_than=victim)
+            traffic.wait_acks(10)
+            fault_cluster.restart(victim)
+        traffic.wait_acks(5)
+    traffic.verify()
+    with SyncConsumer(fault_cluster.nodes[1].grpc, from_replica=1) as consumer:
+        headers = [parse_header(batch.data) for batch in consumer.fetch_range(topic, 0, 0).batches]
+    assert {header.codec for header in headers} == {CODECS["zstd"]}
+    assert all(header.attributes & TIMESTAMP_TYPE_MASK for header in headers)
 
 
 def test_kill_of_a_follower_delays_no_client(fault_cluster: Cluster) -> None:

@@ -135,7 +135,9 @@ def test_keys_values_headers_and_times_survive_null_and_empty(topic: str, node: 
         pb.NewRecord(key=b"", value=b"", timestamp_ms=2_000),
         pb.NewRecord(key=b"k", timestamp_ms=3_000, headers=[pb.Header(key="h", value=b"\x00\xff"), pb.Header(key="n")]),
     ]
-    request = pb.PublishRecordRequest(session_id=session, correlation_id=1, records=pb.NewRecords(records=sent))
+    request = pb.PublishRecordRequest(
+        partition=0, base_sequence=0, session_id=session, correlation_id=1, records=pb.NewRecords(records=sent)
+    )
     (answer,) = node.publish([request])
     assert not answer.HasField("error")
     stream = node.subscribe(topic=topic, partition=0, offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)

@@ -12,7 +12,7 @@ from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.configs.admin import BROKER, GROUP, TOPIC
 from smq.coordinator.kafka.errors import KafkaError
-from smq.raft_state.cluster_config import CLUSTER_CONFIG
+from smq.raft_state.cluster_config import CLUSTER_CONFIG, TOPIC_DEFAULTS, TOPIC_ONLY, broker_name
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
@@ -160,17 +160,18 @@ def test_resources_that_do_not_exist_are_refused(cluster: Cluster, leader: Leade
 @pytest.mark.parametrize(
     ("key", "value", "other"),
     [
-        ("cleanup.policy", "delete", "compact"),
-        ("compression.type", "producer", "lz4"),
         ("flush.messages", "1000", "0"),
         ("flush.ms", "1000", "-1"),
-        ("message.timestamp.type", "CreateTime", "LogAppendTime"),
+        ("leader.replication.throttled.replicas", "0:1,1:2", "0"),
         ("min.insync.replicas", "2", "3"),
-        ("preallocate", "false", "true"),
+        ("preallocate", "true", "perhaps"),
+        ("remote.storage.enable", "false", "true"),
+        ("segment.bytes", "52428800", "much"),
+        ("segment.ms", "600000", "0"),
         ("unclean.leader.election.enable", "false", "true"),
     ],
 )
-def test_a_setting_is_accepted_if_it_says_what_smq_does_anyway(
+def test_a_setting_that_changes_nothing_is_accepted_and_described_with_the_reason(
     cluster: Cluster, leader: Leader, new_topic: NewTopic, key: str, value: str, other: str
 ) -> None:
     topic = new_topic()
@@ -184,7 +185,17 @@ def test_a_setting_is_accepted_if_it_says_what_smq_does_anyway(
         assert answer["error_code"] == code, answer["error_message"]
     (found,) = [config for config in _described(raw, topic)["configs"] if config["name"] == key]
     assert (found["read_only"], found["config_source"]) == (True, 5)
+    assert f"without effect: {TOPIC_CONFIG[key].why}" in found["documentation"]
     assert cluster.nodes[1].raw.describe(topic, linearizable=True).topics[0].config == {}
+
+
+def test_lists_are_appended_to_and_subtracted_from(leader: Leader, new_topic: NewTopic) -> None:
+    topic, key = new_topic(), "follower.replication.throttled.replicas"
+    raw = leader(topic)
+    assert _altered(raw, topic, (key, APPEND, "0:1")) == KafkaError.NONE
+    assert _altered(raw, topic, (key, SUBTRACT, "0:1,0:2")) == KafkaError.NONE
+    assert _altered(raw, topic, (key, APPEND, "everything")) == KafkaError.INVALID_CONFIG
+    assert _altered(raw, topic, (key, APPEND, None)) == KafkaError.INVALID_REQUEST
 
 
 def test_the_key_of_smqs_own_says_so(leader: Leader, new_topic: NewTopic) -> None:
@@ -200,32 +211,24 @@ FIXED_OF_NODE_2 = {
     "auto.leader.rebalance.enable": "true",
     "broker.id": "2",
     "broker.rack": None,
-    "compression.type": "producer",
     "connections.max.idle.ms": "600000",
     "delete.topic.enable": "true",
+    "fetch.max.bytes": "8388608",
     "group.max.session.timeout.ms": "1800000",
     "group.max.size": "1000",
     "group.min.session.timeout.ms": "1000",
-    "log.cleanup.policy": "delete",
-    "log.flush.interval.messages": "1",
-    "log.flush.interval.ms": "0",
-    "log.message.timestamp.after.max.ms": str(2**63 - 1),
-    "log.message.timestamp.before.max.ms": str(2**63 - 1),
-    "log.message.timestamp.type": "CreateTime",
-    "log.preallocate": "false",
-    "log.retention.bytes": "-1",
-    "log.retention.ms": "-1",
-    "log.retention.records": "-1",
     "max.connections": "10000",
     "max.connections.per.ip": "2000",
-    "message.max.bytes": "1048588",
     "min.insync.replicas": "2",
     "node.id": "2",
     "offset.metadata.max.bytes": "4096",
     "process.roles": "broker,controller",
-    "remote.log.storage.system.enable": "false",
     "socket.request.max.bytes": "8388608",
     "unclean.leader.election.enable": "false",
+} | {
+    broker_name(key): row.default
+    for key, row in TOPIC_CONFIG.items()
+    if row.is_fixed and key not in (*TOPIC_ONLY, "min.insync.replicas", "unclean.leader.election.enable")
 }
 
 
@@ -237,8 +240,12 @@ def test_a_node_describes_what_tools_ask_for(cluster: Cluster) -> None:
     assert (values["auto.create.topics.enable"], values["group.initial.rebalance.delay.ms"]) == ("true", "0")
     assert (values["num.partitions"], values["default.replication.factor"]) == ("1", "3")
     assert values["offsets.retention.minutes"] == "129600"
+    defaults = {name: TOPIC_CONFIG[key].default for name, key in TOPIC_DEFAULTS.items()}
+    assert defaults.items() <= values.items()
+    assert (values["log.retention.ms"], values["message.max.bytes"]) == ("-1", "1048588")
     found = {config["name"]: config for config in answer["configs"]}
-    assert {key: values[key] for key in found if found[key]["read_only"]} == FIXED_OF_NODE_2
+    of_node = {"log.dir": str(cluster.nodes[2].data_dir), "log.dirs": str(cluster.nodes[2].data_dir)}
+    assert {key: values[key] for key in found if found[key]["read_only"]} == FIXED_OF_NODE_2 | of_node
     assert (found["num.partitions"]["read_only"], found["num.partitions"]["config_source"]) == (False, 5)
     assert found["auto.create.topics.enable"]["config_source"] == 4
 
@@ -306,6 +313,37 @@ def test_settings_of_the_cluster_take_effect_at_every_node(
     raw.close()
 
 
+def test_defaults_of_new_topics_are_described_with_their_source(
+    cluster: Cluster, settings: Callable[..., int], new_topic: NewTopic
+) -> None:
+    older = new_topic()
+    assert settings(("log.retention.ms", SET, "86400000"), ("compression.type", SET, "lz4")) == KafkaError.NONE
+    newer = new_topic(config={"compression.type": "zstd"})
+    raw = RawKafka(cluster.nodes[3].kafka)
+
+    def layers(topic: str, key: str) -> list[tuple[str, str, int]]:
+        (found,) = _described(raw, topic, configuration_keys=[key])["configs"]
+        return [(s["name"], s["value"], s["source"]) for s in found["synonyms"]]
+
+    default = ("log.retention.ms", "-1", 5)
+    assert layers(newer, "retention.ms") == [
+        ("retention.ms", "86400000", 1),
+        ("log.retention.ms", "86400000", 3),
+        default,
+    ]
+    assert layers(newer, "compression.type")[0] == ("compression.type", "zstd", 1)
+    assert layers(older, "retention.ms") == [default]
+    (found,) = _described(raw, "3", kind=BROKER, configuration_keys=["log.retention.ms"])["configs"]
+    assert (found["value"], found["config_source"], found["read_only"]) == ("86400000", 3, False)
+    for is_dry in (True, False):
+        requested = {"name": f"{newer}-made", "num_partitions": 1, "replication_factor": 3}
+        (made,) = raw.call(ApiKey.CREATE_TOPICS, 7, topics=[requested], timeout_ms=20_000, validate_only=is_dry)[
+            "topics"
+        ]
+        assert ("retention.ms", "86400000") in {(c["name"], c["value"]) for c in made["configs"]}
+    raw.close()
+
+
 def test_topics_are_created_by_naming_them_only_while_the_cluster_allows_it(
     cluster: Cluster, settings: Callable[..., int], new_topic: NewTopic
 ) -> None:
@@ -333,7 +371,8 @@ def _named(raw: RawKafka, topic: str) -> Struct:
         ([("num.partitions", SET, "0")], KafkaError.INVALID_CONFIG),
         ([("auto.create.topics.enable", SET, "maybe")], KafkaError.INVALID_CONFIG),
         ([("no.such.key", SET, "1")], KafkaError.INVALID_CONFIG),
-        ([("log.retention.ms", SET, "1")], KafkaError.INVALID_CONFIG),
+        ([("log.retention.ms", SET, "-2")], KafkaError.INVALID_CONFIG),
+        ([("log.segment.bytes", SET, "1048576")], KafkaError.INVALID_CONFIG),
         ([("num.partitions", APPEND, "1")], KafkaError.INVALID_CONFIG),
         ([("num.partitions", SET, "2"), ("num.partitions", SET, "3")], KafkaError.INVALID_REQUEST),
         ([("num.partitions", SET, "2"), ("no.such.key", SET, "1")], KafkaError.INVALID_CONFIG),

@@ -17,8 +17,8 @@ from aiokafka.errors import OffsetOutOfRangeError
 
 from smq.clients.admin import Admin
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.addresses import Address, format_address
 from smq.coordinator.cli.cluster_dir import free_ports
-from smq.coordinator.config import Address, format_address
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.server import Server
@@ -219,7 +219,7 @@ def test_a_consumer_that_was_away_for_30_days_reads_on_or_learns_what_is_gone(
             await faces.served.wait_leaders()
             await faces.pass_days(calendar, 15)
             await come_back(faces)
-            await faces.served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=KEPT))
+            await faces.served.admin.DeleteRecords(pb.DeleteRecordsRequest(partition=0, topic="t", before_offset=KEPT))
             await come_back_too_late_by_grpc(faces)
             await come_back_too_late_by_kafka(faces)
 

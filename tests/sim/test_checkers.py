@@ -340,6 +340,12 @@ def new_partition_elsewhere(s: Story) -> None:
     s.recorder.ok(s.begin("placed", name="p", n=1), "placed", seen=[[2, 1], [1, 2]])
 
 
+def address_of_an_earlier_process(s: Story) -> None:
+    s.recorder.note("advertise", n=1, address="a:1")
+    s.recorder.note("advertise", n=1, address="b:1")
+    s.recorder.note("told", n=2, of=1, seen=["a:1"])
+
+
 def fetch_flickers(s: Story) -> None:
     process = s.begin("commit", g="g", k="t/0", o=5, tag="c")
     s.commit("a", 1)
@@ -473,6 +479,7 @@ def died(s: Story) -> None:
         (setting_of_a_refused_change, "stale-setting"),
         (replicas_in_another_order, "wrong-replicas"),
         (new_partition_elsewhere, "wrong-replicas"),
+        (address_of_an_earlier_process, "wrong-address"),
         (stale_fetch, "stale-commit"),
         (fetch_flickers, "stale-commit"),
         (fetch_of_nothing_after_commit, "stale-commit"),

@@ -37,7 +37,10 @@ def test_partitions_of_a_topic(
     topic = new_topic(3)
     publish(topic, 0, [NewRecord(None, b"v" * 100, 1)] * 40, batch_records=10)
     leader = cluster.nodes[cluster.wait_leader(topic, 0)].raw
-    leader.call(leader.admin.DeleteRecords, pb.DeleteRecordsRequest(topic=topic, before_offset=10, timeout_ms=10_000))
+    leader.call(
+        leader.admin.DeleteRecords,
+        pb.DeleteRecordsRequest(partition=0, topic=topic, before_offset=10, timeout_ms=10_000),
+    )
     cluster.wait_converged(topic, 3)
     frame = spark.read.format("smq").options(servers=servers, metadata="partitions", subscribe=topic).load()
     rows = {row["partition"]: row for row in frame.collect()}

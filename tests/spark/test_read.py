@@ -220,7 +220,10 @@ def test_offsets_that_retention_has_passed_are_refused_with_the_range(
     topic = new_topic(1)
     publish(topic, 0, numbered(100), batch_records=10)
     leader = cluster.nodes[cluster.wait_leader(topic, 0)].raw
-    leader.call(leader.admin.DeleteRecords, pb.DeleteRecordsRequest(topic=topic, before_offset=50, timeout_ms=10_000))
+    leader.call(
+        leader.admin.DeleteRecords,
+        pb.DeleteRecordsRequest(partition=0, topic=topic, before_offset=50, timeout_ms=10_000),
+    )
     start = json.dumps({topic: {"0": 10}})
     fails(lambda: read(topic, startingOffsets=start), r"outside \[50, 100\]")
     assert offsets(read(topic, startingOffsets=start, failOnDataLoss="false")) == span(0, 50, 100)

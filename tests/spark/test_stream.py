@@ -84,7 +84,10 @@ def test_retention_passes_a_slow_query(
     stream.run()
     publish(topic, 0, numbered(200), batch_records=10)
     leader = cluster.nodes[cluster.wait_leader(topic, 0)].raw
-    leader.call(leader.admin.DeleteRecords, pb.DeleteRecordsRequest(topic=topic, before_offset=350, timeout_ms=10_000))
+    leader.call(
+        leader.admin.DeleteRecords,
+        pb.DeleteRecordsRequest(partition=0, topic=topic, before_offset=350, timeout_ms=10_000),
+    )
     if fail == "true":
         with pytest.raises(StreamingQueryException, match=r"\[200, 350\) of .* are gone.*failOnDataLoss"):
             stream.run()

@@ -33,7 +33,7 @@ def fresh_python(tmp_path: Path) -> Path:
     """An environment that has the wheel and, by path, this environment's libraries, but not its editable smq."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = (tmp_path / "dist").glob("smq-*.whl")
+    (wheel,) = (tmp_path / "dist").glob("smq_log-*.whl")
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]

@@ -5,11 +5,12 @@ import dataclasses
 import re
 import shutil
 import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
 
-from smq.coordinator.config import ServerConfig, TlsConfig, load_config, parse_config
+from smq.coordinator.config import ServerConfig, TlsConfig, known_keys, load_config, parse_config
 from smq.replication.config import NodeConfig
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -25,7 +26,9 @@ def test_sample_configuration_is_accepted_by_the_server() -> None:
 def test_sample_configuration_shows_every_key_and_its_real_default() -> None:
     text = (DEPLOY / "node.toml").read_text()
     for field in dataclasses.fields(ServerConfig):
-        assert re.search(rf"^(# )?{field.name} =|^(# )?\[{field.name}\]", text, re.MULTILINE), field.name
+        assert re.search(rf"^(# )?{field.name} =|^(# )?\[{field.name}[].]", text, re.MULTILINE), field.name
+    keys = {key[-1] for key in known_keys() if key[0] in ("listeners", "http", "tls") and key[-1] != "*"}
+    assert {key for key in keys if not re.search(rf"^(# )?{key} = ", text, re.MULTILINE)} == set()
     uncommented = re.sub(r"^# (\w+ = |\[)", r"\1", text, flags=re.MULTILINE)
     config = parse_config(uncommented, base_dir=DEPLOY)
     defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
@@ -62,3 +65,35 @@ def test_unit_is_valid_for_systemd(tmp_path: Path) -> None:
         pytest.skip(f"systemd-analyze does not work here: {result.stderr.strip()[:200]}")
     complaints = [line for line in result.stderr.splitlines() if "smq.service" in line and "does not exist" not in line]
     assert complaints == []
+
+
+def test_the_walk_through_of_three_machines_has_a_configuration_that_each_of_them_accepts() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    (block,) = re.findall(r"`/etc/smq/node.toml`:\n\n((?: {7}.*\n|\n)+)", text)
+    for node in (1, 2, 3):
+        config = parse_config(textwrap.dedent(block), base_dir=DEPLOY, environment={"SMQ_NODE_ID": str(node)})
+        assert config.kafka_advertised == (f"n{node}.example.org", 9092)
+        assert config.peers[config.node_id] == (f"n{node}.example.org", 7400)
+    assert "SMQ_NODE_ID=1` in `/etc/smq/environment`" in text
+    assert "EnvironmentFile=-/etc/smq/environment" in UNIT.read_text()
+
+
+@pytest.mark.parametrize(
+    ("tool", "file"), [("systemd-sysusers", "smq.sysusers.conf"), ("systemd-tmpfiles", "smq.tmpfiles.conf")]
+)
+def test_the_user_and_the_directories_are_valid_for_systemd(tool: str, file: str, tmp_path: Path) -> None:
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
+    (tmp_path / "etc/group").write_text("root:x:0:\nsmq:x:990:\n")
+    path = DEPLOY / "systemd" / file
+    command = [tool, f"--root={tmp_path}", *(["--create"] if tool == "systemd-tmpfiles" else []), str(path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if tool == "systemd-tmpfiles":
+        assert (tmp_path / "etc/smq/tls").is_dir()
+    else:
+        assert re.search(
+            r"^smq:.*:/var/lib/smq:/usr/sbin/nologin$", (tmp_path / "etc/passwd").read_text(), re.MULTILINE
+        )

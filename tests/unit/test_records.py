@@ -2,6 +2,8 @@
 
 import gzip
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -339,3 +341,32 @@ def test_damaged_compressed_records_decode_or_are_corrupt(codec: str, damage: li
 def test_the_best_that_a_codec_can_do_is_believed(codec: str) -> None:
     same = [NewRecord(key=None, value=b"", timestamp_ms=0)] * 200_000
     assert validate_produced(encode_batch(same, codec=codec)).count == len(same)
+
+
+_THREADS = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+from smq.records import decode_batch, encode_batch, NewRecord
+data = bytes.fromhex(sys.argv[1])
+begin, failures = threading.Barrier(8), []
+
+def work(number):
+    begin.wait()
+    try:
+        list(decode_batch(data)) if number % 2 else encode_batch([NewRecord(b"k", b"v", 1)])
+    except Exception as e:
+        failures.append(repr(e))
+
+threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+for t in threads: t.start()
+for t in threads: t.join()
+sys.exit(", ".join(failures) or 0)
+"""
+
+
+def test_threads_that_use_the_codec_first_at_the_same_time_all_get_it() -> None:
+    """A fresh node that looked up times in several partitions answered INTERNAL: a module was only half imported."""
+    data = encode_batch([NewRecord(b"k", b"v", 1)]).hex()
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", _THREADS, data], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -1,6 +1,6 @@
 /* Moves the wall clock of one process: cc -shared -fPIC -O2 -o clock_shim.so clock_shim.c, then LD_PRELOAD.
  *
- * SMQ_CLOCK_FILE names a file of three little-endian int64: offset in ns, drift in parts per million, and the
+ * CHAOS_CLOCK_FILE names a file of three little-endian int64: offset in ns, drift in parts per million, and the
  * CLOCK_MONOTONIC time in ns from which the drift counts. Another process may change it at any time. Only
  * CLOCK_REALTIME moves: monotonic time, and so every time-out, stays true, as it does when an operator or NTP sets
  * a clock. */
@@ -19,7 +19,7 @@ static int (*real_gettime)(clockid_t, struct timespec *);
 
 __attribute__((constructor)) static void start(void) {
   real_gettime = dlsym(RTLD_NEXT, "clock_gettime");
-  const char *path = getenv("SMQ_CLOCK_FILE");
+  const char *path = getenv("CHAOS_CLOCK_FILE");
   int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
   if (fd < 0) return;
   void *page = mmap(NULL, 3 * sizeof(int64_t), PROT_READ, MAP_SHARED, fd, 0);

@@ -39,7 +39,7 @@ class Clocks:
         """The environment variables for a node's process."""
         if not self._file(node).exists():
             self.move(node)
-        return {"LD_PRELOAD": str(self._shim), "SMQ_CLOCK_FILE": str(self._file(node))}
+        return {"LD_PRELOAD": str(self._shim), "CHAOS_CLOCK_FILE": str(self._file(node))}
 
     def move(self, node: int, *, offset_s: float = 0.0, drift_ppm: int = 0) -> None:
         """Sets the clock relative to the true time; without arguments it is correct again. A running clock jumps."""

@@ -18,7 +18,7 @@ from chaos_tests.live.environment.links import Links
 from smq.coordinator.config import load_config, write_config
 from smq.raft_state.ids import NodeId
 
-_ENTERED: Final = "SMQ_CHAOS_NAMESPACE"
+_ENTERED: Final = "CHAOS_NAMESPACE"
 _TOOLS: Final = ("unshare", "nsenter", "ip")
 # A process namespace, too, so that the end of the run, however it comes, ends its nodes and its namespaces.
 _UNSHARE: Final = (

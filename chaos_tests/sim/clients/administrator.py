@@ -1,4 +1,5 @@
-"""Administrators: one owns a setting of the cluster, another owns topics whose replicas it assigns itself.
+"""Administrators: one owns a setting of the cluster, another topics whose replicas it assigns itself, a third a default
+of new topics.
 
 Owns what they change and read back. No other client changes their setting or their topics. So every later look, at any
 node and after a barrier, must show what was acknowledged last. A change is repeated under its request id until its
@@ -10,16 +11,30 @@ from typing import Any, Final
 
 from chaos_tests.sim.clients.base import Client, World
 from chaos_tests.sim.rpc import Call, Lost, Script
-from smq.raft_state.cluster_config import GROUP_INITIAL_DELAY_MS, NUM_PARTITIONS, OFFSETS_RETENTION_MINUTES
-from smq.raft_state.commands import AddPartitions, AlterClusterConfig, Command, CreateTopic, DeleteTopic
+from smq.raft_state.cluster_config import (
+    GROUP_INITIAL_DELAY_MS,
+    NUM_PARTITIONS,
+    OFFSETS_RETENTION_MINUTES,
+    broker_name,
+)
+from smq.raft_state.commands import (
+    AddPartitions,
+    AlterClusterConfig,
+    AlterTopicConfig,
+    Command,
+    CreateTopic,
+    DeleteTopic,
+)
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId, RequestId, TopicId
 from smq.raft_state.state import ClusterState
+from smq.raft_state.topic_config import MAX_MESSAGE_BYTES
 from smq.replication.api import NodeApi
 
 ATTEMPT_MS: Final = 900
 DEADLINE_MS: Final = 3000.0
 LOOKS: Final = 2  # after each change
+NOT_A_LIMIT: Final = 50_000_000  # bytes of a message: no client sends as many
 SETTINGS: Final = (NUM_PARTITIONS, GROUP_INITIAL_DELAY_MS, OFFSETS_RETENTION_MINUTES)  # no client depends on them
 
 
@@ -84,6 +99,49 @@ class SettingOwner(Administrator):
             for _ in range(LOOKS):
                 yield self.think(self.think_ms)
                 yield from self.look("setting", lambda state: state.config.get(self.key, ""), name=self.key)
+
+
+class Defaulter(Administrator):
+    """Changes a default of new topics. A topic has the default of the moment in which it was made, until an alteration
+    asks for the present one."""
+
+    def run(self) -> Script:
+        count = 0
+        while not self.world.stopped:
+            yield self.think(self.think_ms)
+            count += 1
+            if not (yield from self._life(f"{self.name}-{count}", NOT_A_LIMIT + 2 * count)):
+                return
+
+    def _life(self, topic: str, first: int) -> Any:
+        """A Script that returns whether every change was made."""
+        create = CreateTopic(
+            request_id=self._id(),
+            name=topic,
+            topic_id=TopicId(self.rng.randbytes(16)),
+            partition_count=1,
+            replication_factor=1,
+            created_ms=int(self.world.now_ms()),
+        )
+        reset = AlterTopicConfig(request_id=self._id(), name=topic, unset=(MAX_MESSAGE_BYTES,))
+        for command, default in ((create, first), (reset, first + 1)):
+            for value in (default, default + 1):
+                set_ = ((broker_name(MAX_MESSAGE_BYTES), str(value)),)
+                if not (yield from self.change("default", AlterClusterConfig(request_id=self._id(), set_=set_))):
+                    return False
+                if value == default and not (yield from self.change("make", command, name=topic, v=str(value))):
+                    return False
+                yield self.think(self.think_ms)
+                yield from self.look("made", lambda state: _message_bytes(state, topic), name=topic)
+        return (yield from self.change("drop", DeleteTopic(request_id=self._id(), name=topic), name=topic))
+
+    def _id(self) -> RequestId:
+        return RequestId(self.rng.randbytes(16))
+
+
+def _message_bytes(state: ClusterState, topic: str) -> str:
+    found = state.topics.get(topic)
+    return found.config.get(MAX_MESSAGE_BYTES, "") if found is not None else ""
 
 
 class Placer(Administrator):

@@ -14,6 +14,7 @@ from chaos_tests.sim.clients.pace import Pace
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep, Wait
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, PartitionId
+from smq.raft_state.topic_config import BatchRules, batch_rules
 from smq.records import CRC_START, BatchCorrupt, BatchHeader, NewRecord, Record, check_crc, decode_batch, parse_header
 from smq.replication.api import NodeApi, PartitionRange, StoredBatch
 from smq.testing.virtual.clock import Scheduler
@@ -73,6 +74,10 @@ class World:
             return NewRecord(key, None, timestamp_ms, ((VALUE_HEADER, b"%d" % value),))
         return NewRecord(key, b"%d" % value, timestamp_ms)
 
+    @property
+    def rules(self) -> BatchRules:
+        return batch_rules(dict(self.topic_config))
+
     def values(self, count: int) -> list[int]:
         first = self._next_value
         self._next_value += count
@@ -97,7 +102,16 @@ class World:
                 self._decoded[content] = values
         if header.base_offset != batch.base_offset or header.last_offset != batch.last_offset:
             self.report_violation(node, f"a batch at {batch.base_offset} whose header says {header.base_offset}")
+        self._check_form(node, batch, header)
         return [batch.base_offset, batch.ts_ns, values, header.producer_id, header.base_sequence, header.producer_epoch]
+
+    def _check_form(self, node: NodeId, batch: StoredBatch, header: BatchHeader) -> None:
+        """Every batch is as the topics ask for: no setting changes during a run."""
+        rules = self.rules
+        if rules.codec is not None and header.codec != rules.codec:
+            self.report_violation(node, f"the batch at {batch.base_offset} has codec {header.codec}: {rules}")
+        if rules.is_append_time and header.max_timestamp != batch.ts_ns // 1_000_000:
+            self.report_violation(node, f"the batch at {batch.base_offset} has another time than its append: {rules}")
 
 
 def _value_of(record: Record) -> int:

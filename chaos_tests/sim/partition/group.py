@@ -31,9 +31,11 @@ from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.seals import commit_floor, seals_needed
 from smq.raft_state.state import PartitionState
+from smq.raft_state.topic_config import BatchRules
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Acks, PartitionEnd, Produced
 from smq.replication.membership.controller import RESIGNED_NS
+from smq.replication.partition.admission import Offer
 from smq.replication.ports import Channel, Table
 from smq.testing.virtual.clock import Scheduler
 
@@ -361,7 +363,7 @@ class Group:
         record = Record(len(self.records), replica.part.epoch, replica.log.appended_end, Offset(0))
         batch = encode_batch([NewRecord(None, record.text, 1_000)] * count)
         try:
-            replica.produce(batch, Acks.ALL, PRODUCE_MS, 1 << 20, partial(self._on_produced, record))
+            replica.produce(Offer(batch, BatchRules()), Acks.ALL, PRODUCE_MS, partial(self._on_produced, record))
         except SmqError:
             return None
         if replica.log.appended_end == record.base:

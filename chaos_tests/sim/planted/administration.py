@@ -45,6 +45,20 @@ ADMINISTRATION_BUGS: Final[tuple[PlantedBug, ...]] = (
         seeds=8,
     ),
     PlantedBug(
+        name="address-of-the-first-process-is-kept",
+        rule="clients get the addresses that a node's present process advertises",
+        mutations=(
+            Mutation(
+                "smq.raft_state.handlers.nodes:register_node",
+                "listeners=command.listeners",
+                "listeners=state.nodes.get(command.node, command).listeners",
+            ),
+        ),
+        scenario="crashes",
+        anomalies=frozenset({"wrong-address"}),
+        seeds=4,
+    ),
+    PlantedBug(
         name="deletion-crowded-out-of-memory",
         rule="a client's retry is recognised however many requests nodes have numbered meanwhile",
         mutations=(Mutation("smq.raft_state.remembered:kind_of", "if request.is_from_node:", "if True:"),),

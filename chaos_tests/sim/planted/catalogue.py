@@ -18,6 +18,7 @@ from chaos_tests.sim.planted.overload import OVERLOAD_BUGS
 from chaos_tests.sim.planted.producers import PRODUCER_BUGS
 from chaos_tests.sim.planted.replication import REPLICATION_BUGS
 from chaos_tests.sim.planted.retention import RETENTION_BUGS
+from chaos_tests.sim.planted.topic_settings import TOPIC_SETTING_BUGS
 from chaos_tests.sim.planted.transactions import TRANSACTION_BUGS
 
 BUGS: tuple[PlantedBug, ...] = (
@@ -31,6 +32,7 @@ BUGS: tuple[PlantedBug, ...] = (
     *RETENTION_BUGS,
     *COMPACTION_BUGS,
     *TRANSACTION_BUGS,
+    *TOPIC_SETTING_BUGS,
     *AGREEMENT_BUGS,
     *GROUP_BUGS,
     *ADMINISTRATION_BUGS,

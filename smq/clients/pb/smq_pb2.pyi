@@ -7,6 +7,9 @@ Streams carry batches: a Python gRPC message costs about 100 microseconds, whate
 Errors: unary calls and SubscribeRecord fail with a gRPC status and an ErrorDetail in the trailing metadata
 `smq-error-bin`. PublishRecord answers each request with its own `error`, so that one bad batch does not affect the
 others.
+
+A number or flag that is `optional` in a request, and whose comment names no default, must be set: 0 would mean
+something there. Without it the request is refused (INVALID_REQUEST); zero itself is sent explicitly.
 """
 
 from collections import abc as _abc
@@ -186,15 +189,22 @@ class StartPublishSessionRequest(_message.Message):
         session_id: _builtins.str = ...,
         topic: _builtins.str = ...,
         request_id: _builtins.bytes = ...,
-        producer_id: _builtins.int = ...,
-        producer_epoch: _builtins.int = ...,
+        producer_id: _builtins.int | None = ...,
+        producer_epoch: _builtins.int | None = ...,
         resume: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "request_id", b"request_id", "resume", b"resume", "session_id", b"session_id", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "request_id", b"request_id", "resume", b"resume", "session_id", b"session_id", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__producer_epoch: _TypeAlias = _typing.Literal["producer_epoch"]  # noqa: Y015
+    _WhichOneofArgType__producer_epoch: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch"]  # noqa: Y015
+    _WhichOneofReturnType__producer_id: _TypeAlias = _typing.Literal["producer_id"]  # noqa: Y015
+    _WhichOneofArgType__producer_id: _TypeAlias = _typing.Literal["_producer_id", b"_producer_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__producer_epoch) -> _WhichOneofReturnType__producer_epoch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__producer_id) -> _WhichOneofReturnType__producer_id | None: ...
 
 Global___StartPublishSessionRequest: _TypeAlias = StartPublishSessionRequest  # noqa: Y015
 
@@ -385,20 +395,29 @@ class PublishRecordRequest(_message.Message):
         *,
         session_id: _builtins.str = ...,
         correlation_id: _builtins.int = ...,
-        partition: _builtins.int = ...,
+        partition: _builtins.int | None = ...,
         acks: Global___Acks.ValueType = ...,
         timeout_ms: _builtins.int = ...,
         batch: _builtins.bytes = ...,
         records: Global___NewRecords | None = ...,
-        base_sequence: _builtins.int = ...,
+        base_sequence: _builtins.int | None = ...,
         topic: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "payload", b"payload", "records", b"records"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_sequence", b"_base_sequence", "_partition", b"_partition", "base_sequence", b"base_sequence", "batch", b"batch", "partition", b"partition", "payload", b"payload", "records", b"records"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "base_sequence", b"base_sequence", "batch", b"batch", "correlation_id", b"correlation_id", "partition", b"partition", "payload", b"payload", "records", b"records", "session_id", b"session_id", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_sequence", b"_base_sequence", "_partition", b"_partition", "acks", b"acks", "base_sequence", b"base_sequence", "batch", b"batch", "correlation_id", b"correlation_id", "partition", b"partition", "payload", b"payload", "records", b"records", "session_id", b"session_id", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__base_sequence: _TypeAlias = _typing.Literal["base_sequence"]  # noqa: Y015
+    _WhichOneofArgType__base_sequence: _TypeAlias = _typing.Literal["_base_sequence", b"_base_sequence"]  # noqa: Y015
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
     _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["batch", "records"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_sequence) -> _WhichOneofReturnType__base_sequence | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
 Global___PublishRecordRequest: _TypeAlias = PublishRecordRequest  # noqa: Y015
@@ -516,9 +535,9 @@ class SubscribeInit(_message.Message):
         *,
         subscription_id: _builtins.str = ...,
         topic: _builtins.str = ...,
-        partition: _builtins.int = ...,
+        partition: _builtins.int | None = ...,
         offset_type: Global___OffsetType.ValueType = ...,
-        offset_value: _builtins.int = ...,
+        offset_value: _builtins.int | None = ...,
         group: _builtins.str = ...,
         reset_if_gone: _builtins.bool = ...,
         stop_offset: _builtins.int = ...,
@@ -526,11 +545,18 @@ class SubscribeInit(_message.Message):
         max_bytes: _builtins.int = ...,
         window_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_offset_value", b"_offset_value", "_partition", b"_partition", "offset_value", b"offset_value", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "max_bytes", b"max_bytes", "offset_type", b"offset_type", "offset_value", b"offset_value", "partition", b"partition", "reset_if_gone", b"reset_if_gone", "stop_at_end", b"stop_at_end", "stop_offset", b"stop_offset", "subscription_id", b"subscription_id", "topic", b"topic", "window_bytes", b"window_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offset_value", b"_offset_value", "_partition", b"_partition", "group", b"group", "max_bytes", b"max_bytes", "offset_type", b"offset_type", "offset_value", b"offset_value", "partition", b"partition", "reset_if_gone", b"reset_if_gone", "stop_at_end", b"stop_at_end", "stop_offset", b"stop_offset", "subscription_id", b"subscription_id", "topic", b"topic", "window_bytes", b"window_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__offset_value: _TypeAlias = _typing.Literal["offset_value"]  # noqa: Y015
+    _WhichOneofArgType__offset_value: _TypeAlias = _typing.Literal["_offset_value", b"_offset_value"]  # noqa: Y015
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offset_value) -> _WhichOneofReturnType__offset_value | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
 
 Global___SubscribeInit: _TypeAlias = SubscribeInit  # noqa: Y015
 
@@ -543,13 +569,15 @@ class SubscribeSeek(_message.Message):
     def __init__(
         self,
         *,
-        offset: _builtins.int = ...,
+        offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "offset", b"offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__offset: _TypeAlias = _typing.Literal["offset"]  # noqa: Y015
+    _WhichOneofArgType__offset: _TypeAlias = _typing.Literal["_offset", b"_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offset) -> _WhichOneofReturnType__offset | None: ...
 
 Global___SubscribeSeek: _TypeAlias = SubscribeSeek  # noqa: Y015
 
@@ -562,13 +590,15 @@ class SubscribeAck(_message.Message):
     def __init__(
         self,
         *,
-        next_offset: _builtins.int = ...,
+        next_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "next_offset", b"next_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_offset", b"next_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "next_offset", b"next_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__next_offset: _TypeAlias = _typing.Literal["next_offset"]  # noqa: Y015
+    _WhichOneofArgType__next_offset: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_offset) -> _WhichOneofReturnType__next_offset | None: ...
 
 Global___SubscribeAck: _TypeAlias = SubscribeAck  # noqa: Y015
 
@@ -717,19 +747,24 @@ class Assignment(_message.Message):
         *,
         correlation_id: _builtins.int = ...,
         topic: _builtins.str = ...,
-        partition: _builtins.int = ...,
+        partition: _builtins.int | None = ...,
         count: _builtins.int = ...,
         request_id: _builtins.bytes = ...,
         not_before: _builtins.int | None = ...,
         timeout_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_not_before", b"_not_before", "not_before", b"not_before"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_not_before", b"_not_before", "_partition", b"_partition", "not_before", b"not_before", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_not_before", b"_not_before", "correlation_id", b"correlation_id", "count", b"count", "not_before", b"not_before", "partition", b"partition", "request_id", b"request_id", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_not_before", b"_not_before", "_partition", b"_partition", "correlation_id", b"correlation_id", "count", b"count", "not_before", b"not_before", "partition", b"partition", "request_id", b"request_id", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__not_before: _TypeAlias = _typing.Literal["not_before"]  # noqa: Y015
     _WhichOneofArgType__not_before: _TypeAlias = _typing.Literal["_not_before", b"_not_before"]  # noqa: Y015
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__not_before) -> _WhichOneofReturnType__not_before | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
 
@@ -826,15 +861,22 @@ class Advance(_message.Message):
         *,
         correlation_id: _builtins.int = ...,
         topic: _builtins.str = ...,
-        partition: _builtins.int = ...,
-        offset: _builtins.int = ...,
+        partition: _builtins.int | None = ...,
+        offset: _builtins.int | None = ...,
         timeout_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "_partition", b"_partition", "offset", b"offset", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["correlation_id", b"correlation_id", "offset", b"offset", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "_partition", b"_partition", "correlation_id", b"correlation_id", "offset", b"offset", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__offset: _TypeAlias = _typing.Literal["offset"]  # noqa: Y015
+    _WhichOneofArgType__offset: _TypeAlias = _typing.Literal["_offset", b"_offset"]  # noqa: Y015
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offset) -> _WhichOneofReturnType__offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
 
 Global___Advance: _TypeAlias = Advance  # noqa: Y015
 
@@ -924,15 +966,22 @@ class FetchPartition(_message.Message):
         self,
         *,
         topic: _builtins.str = ...,
-        partition: _builtins.int = ...,
-        offset: _builtins.int = ...,
+        partition: _builtins.int | None = ...,
+        offset: _builtins.int | None = ...,
         max_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "_partition", b"_partition", "offset", b"offset", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_bytes", b"max_bytes", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "_partition", b"_partition", "max_bytes", b"max_bytes", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__offset: _TypeAlias = _typing.Literal["offset"]  # noqa: Y015
+    _WhichOneofArgType__offset: _TypeAlias = _typing.Literal["_offset", b"_offset"]  # noqa: Y015
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offset) -> _WhichOneofReturnType__offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
 
 Global___FetchPartition: _TypeAlias = FetchPartition  # noqa: Y015
 
@@ -1057,6 +1106,184 @@ class FetchResponse(_message.Message):
 Global___FetchResponse: _TypeAlias = FetchResponse  # noqa: Y015
 
 @_typing.final
+class HeaderFilter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    value: _builtins.bytes
+    """absent: any value"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        value: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "key", b"key", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
+
+Global___HeaderFilter: _TypeAlias = HeaderFilter  # noqa: Y015
+
+@_typing.final
+class RecordFilter(_message.Message):
+    """Every condition that is given must hold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    KEY_PREFIX_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    key_prefix: _builtins.bytes
+    from_ms: _builtins.int
+    """the record's timestamp_ms is at or after this,"""
+    until_ms: _builtins.int
+    """and before this"""
+    @_builtins.property
+    def headers(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeaderFilter]: ...
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes | None = ...,
+        key_prefix: _builtins.bytes | None = ...,
+        headers: _abc.Iterable[Global___HeaderFilter] | None = ...,
+        from_ms: _builtins.int | None = ...,
+        until_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms", "_key", b"_key", "_key_prefix", b"_key_prefix", "_until_ms", b"_until_ms", "from_ms", b"from_ms", "key", b"key", "key_prefix", b"key_prefix", "until_ms", b"until_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms", "_key", b"_key", "_key_prefix", b"_key_prefix", "_until_ms", b"_until_ms", "from_ms", b"from_ms", "headers", b"headers", "key", b"key", "key_prefix", b"key_prefix", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__from_ms: _TypeAlias = _typing.Literal["from_ms"]  # noqa: Y015
+    _WhichOneofArgType__from_ms: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms"]  # noqa: Y015
+    _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
+    _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
+    _WhichOneofReturnType__key_prefix: _TypeAlias = _typing.Literal["key_prefix"]  # noqa: Y015
+    _WhichOneofArgType__key_prefix: _TypeAlias = _typing.Literal["_key_prefix", b"_key_prefix"]  # noqa: Y015
+    _WhichOneofReturnType__until_ms: _TypeAlias = _typing.Literal["until_ms"]  # noqa: Y015
+    _WhichOneofArgType__until_ms: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_ms) -> _WhichOneofReturnType__from_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__key) -> _WhichOneofReturnType__key | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__key_prefix) -> _WhichOneofReturnType__key_prefix | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__until_ms) -> _WhichOneofReturnType__until_ms | None: ...
+
+Global___RecordFilter: _TypeAlias = RecordFilter  # noqa: Y015
+
+@_typing.final
+class SearchRecordsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    MAX_RECORDS_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    """must be set"""
+    offset: _builtins.int
+    """The first page: from `offset` (within the log, or its end) up to `end_offset`, which is exclusive. Absent: the end of
+    the log as of this call, which also bounds it.
+    must be set, unless there is a cursor
+    """
+    end_offset: _builtins.int
+    cursor: _builtins.bytes
+    """a further page: of the answer before, with the same filter"""
+    max_records: _builtins.int
+    """of a page; 0 = 500"""
+    max_bytes: _builtins.int
+    """about; 0 = 1 MiB. A larger record comes alone"""
+    timeout_ms: _builtins.int
+    """0 = 30 s"""
+    max_wait_ms: _builtins.int
+    """of a first page: if `offset` is the end, waits so long for a record there"""
+    @_builtins.property
+    def filter(self) -> Global___RecordFilter:
+        """absent: all records"""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int | None = ...,
+        filter: Global___RecordFilter | None = ...,
+        offset: _builtins.int | None = ...,
+        end_offset: _builtins.int | None = ...,
+        cursor: _builtins.bytes = ...,
+        max_records: _builtins.int = ...,
+        max_bytes: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
+        max_wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_offset", b"_offset", "_partition", b"_partition", "end_offset", b"end_offset", "filter", b"filter", "offset", b"offset", "partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_offset", b"_offset", "_partition", b"_partition", "cursor", b"cursor", "end_offset", b"end_offset", "filter", b"filter", "max_bytes", b"max_bytes", "max_records", b"max_records", "max_wait_ms", b"max_wait_ms", "offset", b"offset", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__end_offset: _TypeAlias = _typing.Literal["end_offset"]  # noqa: Y015
+    _WhichOneofArgType__end_offset: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset"]  # noqa: Y015
+    _WhichOneofReturnType__offset: _TypeAlias = _typing.Literal["offset"]  # noqa: Y015
+    _WhichOneofArgType__offset: _TypeAlias = _typing.Literal["_offset", b"_offset"]  # noqa: Y015
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_offset) -> _WhichOneofReturnType__end_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offset) -> _WhichOneofReturnType__offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
+
+Global___SearchRecordsRequest: _TypeAlias = SearchRecordsRequest  # noqa: Y015
+
+@_typing.final
+class SearchRecordsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    cursor: _builtins.bytes
+    """for the next page; empty: there is no further one"""
+    next_offset: _builtins.int
+    """everything below has been searched"""
+    end_offset: _builtins.int
+    """where the search ends"""
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]: ...
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[Global___Record] | None = ...,
+        cursor: _builtins.bytes = ...,
+        next_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "end_offset", b"end_offset", "next_offset", b"next_offset", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchRecordsResponse: _TypeAlias = SearchRecordsResponse  # noqa: Y015
+
+@_typing.final
 class ListOffsetsPartition(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1084,24 +1311,32 @@ class ListOffsetsPartition(_message.Message):
         self,
         *,
         topic: _builtins.str = ...,
-        partition: _builtins.int = ...,
+        partition: _builtins.int | None = ...,
         offset_type: Global___OffsetType.ValueType = ...,
-        offset_value: _builtins.int = ...,
+        offset_value: _builtins.int | None = ...,
         group: _builtins.str = ...,
         reset_if_gone: _builtins.bool = ...,
         timestamp_ms: _builtins.int | None = ...,
         max_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_timestamp_ms", b"_timestamp_ms", "max_bytes", b"max_bytes", "timestamp_ms", b"timestamp_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_offset_value", b"_offset_value", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "max_bytes", b"max_bytes", "offset_value", b"offset_value", "partition", b"partition", "timestamp_ms", b"timestamp_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_timestamp_ms", b"_timestamp_ms", "group", b"group", "max_bytes", b"max_bytes", "offset_type", b"offset_type", "offset_value", b"offset_value", "partition", b"partition", "reset_if_gone", b"reset_if_gone", "timestamp_ms", b"timestamp_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_offset_value", b"_offset_value", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "group", b"group", "max_bytes", b"max_bytes", "offset_type", b"offset_type", "offset_value", b"offset_value", "partition", b"partition", "reset_if_gone", b"reset_if_gone", "timestamp_ms", b"timestamp_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_bytes: _TypeAlias = _typing.Literal["max_bytes"]  # noqa: Y015
     _WhichOneofArgType__max_bytes: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__offset_value: _TypeAlias = _typing.Literal["offset_value"]  # noqa: Y015
+    _WhichOneofArgType__offset_value: _TypeAlias = _typing.Literal["_offset_value", b"_offset_value"]  # noqa: Y015
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
     _WhichOneofReturnType__timestamp_ms: _TypeAlias = _typing.Literal["timestamp_ms"]  # noqa: Y015
     _WhichOneofArgType__timestamp_ms: _TypeAlias = _typing.Literal["_timestamp_ms", b"_timestamp_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_bytes) -> _WhichOneofReturnType__max_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offset_value) -> _WhichOneofReturnType__offset_value | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timestamp_ms) -> _WhichOneofReturnType__timestamp_ms | None: ...
 
@@ -1206,14 +1441,16 @@ class GetPartitionRangeInfoRequest(_message.Message):
         self,
         *,
         topic: _builtins.str = ...,
-        partition: _builtins.int = ...,
+        partition: _builtins.int | None = ...,
         timeout_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
 
 Global___GetPartitionRangeInfoRequest: _TypeAlias = GetPartitionRangeInfoRequest  # noqa: Y015
 
@@ -1289,15 +1526,22 @@ class PartitionOffset(_message.Message):
         self,
         *,
         topic: _builtins.str = ...,
-        partition: _builtins.int = ...,
-        offset: _builtins.int = ...,
+        partition: _builtins.int | None = ...,
+        offset: _builtins.int | None = ...,
         metadata: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "_partition", b"_partition", "offset", b"offset", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "_partition", b"_partition", "metadata", b"metadata", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__offset: _TypeAlias = _typing.Literal["offset"]  # noqa: Y015
+    _WhichOneofArgType__offset: _TypeAlias = _typing.Literal["_offset", b"_offset"]  # noqa: Y015
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offset) -> _WhichOneofReturnType__offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
 
 Global___PartitionOffset: _TypeAlias = PartitionOffset  # noqa: Y015
 
@@ -1358,13 +1602,15 @@ class TopicPartition(_message.Message):
         self,
         *,
         topic: _builtins.str = ...,
-        partition: _builtins.int = ...,
+        partition: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
 
 Global___TopicPartition: _TypeAlias = TopicPartition  # noqa: Y015
 
@@ -1431,16 +1677,23 @@ class SetNodeDrainedRequest(_message.Message):
     def __init__(
         self,
         *,
-        node: _builtins.int = ...,
-        drained: _builtins.bool = ...,
+        node: _builtins.int | None = ...,
+        drained: _builtins.bool | None = ...,
         request_id: _builtins.bytes = ...,
         timeout_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drained", b"_drained", "_node", b"_node", "drained", b"drained", "node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "node", b"node", "request_id", b"request_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drained", b"_drained", "_node", b"_node", "drained", b"drained", "node", b"node", "request_id", b"request_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__drained: _TypeAlias = _typing.Literal["drained"]  # noqa: Y015
+    _WhichOneofArgType__drained: _TypeAlias = _typing.Literal["_drained", b"_drained"]  # noqa: Y015
+    _WhichOneofReturnType__node: _TypeAlias = _typing.Literal["node"]  # noqa: Y015
+    _WhichOneofArgType__node: _TypeAlias = _typing.Literal["_node", b"_node"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drained) -> _WhichOneofReturnType__drained | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__node) -> _WhichOneofReturnType__node | None: ...
 
 Global___SetNodeDrainedRequest: _TypeAlias = SetNodeDrainedRequest  # noqa: Y015
 
@@ -2285,16 +2538,23 @@ class DeleteRecordsRequest(_message.Message):
         self,
         *,
         topic: _builtins.str = ...,
-        partition: _builtins.int = ...,
-        before_offset: _builtins.int = ...,
+        partition: _builtins.int | None = ...,
+        before_offset: _builtins.int | None = ...,
         request_id: _builtins.bytes = ...,
         timeout_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_before_offset", b"_before_offset", "_partition", b"_partition", "before_offset", b"before_offset", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_offset", b"before_offset", "partition", b"partition", "request_id", b"request_id", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_before_offset", b"_before_offset", "_partition", b"_partition", "before_offset", b"before_offset", "partition", b"partition", "request_id", b"request_id", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__before_offset: _TypeAlias = _typing.Literal["before_offset"]  # noqa: Y015
+    _WhichOneofArgType__before_offset: _TypeAlias = _typing.Literal["_before_offset", b"_before_offset"]  # noqa: Y015
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__before_offset) -> _WhichOneofReturnType__before_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
 
 Global___DeleteRecordsRequest: _TypeAlias = DeleteRecordsRequest  # noqa: Y015
 

@@ -251,6 +251,11 @@ class BrokerStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchResponse.FromString,
                 _registered_method=True)
+        self.SearchRecords = channel.unary_unary(
+                '/smq.v1.Broker/SearchRecords',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.SearchRecordsRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.SearchRecordsResponse.FromString,
+                _registered_method=True)
         self.ListOffsets = channel.unary_unary(
                 '/smq.v1.Broker/ListOffsets',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListOffsetsRequest.SerializeToString,
@@ -290,6 +295,14 @@ class BrokerServicer:
 
     def Fetch(self, request, context):
         """Raw committed batches of several partitions, from this node's replicas; long-polls.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SearchRecords(self, request, context):
+        """One page of the records that pass a filter, in offset order, from this node's replica. The node reads and filters;
+        how much it reads for one page is bounded, so a page may be empty and not the last.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -342,6 +355,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchResponse.SerializeToString,
+            ),
+            'SearchRecords': grpc.unary_unary_rpc_method_handler(
+                    servicer.SearchRecords,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.SearchRecordsRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.SearchRecordsResponse.SerializeToString,
             ),
             'ListOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.ListOffsets,
@@ -403,6 +421,33 @@ class Broker:
             '/smq.v1.Broker/Fetch',
             smq_dot_clients_dot_pb_dot_smq__pb2.FetchRequest.SerializeToString,
             smq_dot_clients_dot_pb_dot_smq__pb2.FetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SearchRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Broker/SearchRecords',
+            smq_dot_clients_dot_pb_dot_smq__pb2.SearchRecordsRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.SearchRecordsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,9 @@ Streams carry batches: a Python gRPC message costs about 100 microseconds, whate
 Errors: unary calls and SubscribeRecord fail with a gRPC status and an ErrorDetail in the trailing metadata
 `smq-error-bin`. PublishRecord answers each request with its own `error`, so that one bad batch does not affect the
 others.
+
+A number or flag that is `optional` in a request, and whose comment names no default, must be set: 0 would mean
+something there. Without it the request is refused (INVALID_REQUEST); zero itself is sent explicitly.
 """
 
 from collections import abc as _abc
@@ -105,6 +108,10 @@ class BrokerStub:
     def __new__(cls, channel: _aio.Channel) -> BrokerAsyncStub: ...
     Fetch: _grpc.UnaryUnaryMultiCallable[_smq_pb2.FetchRequest, _smq_pb2.FetchResponse]
     """Raw committed batches of several partitions, from this node's replicas; long-polls."""
+    SearchRecords: _grpc.UnaryUnaryMultiCallable[_smq_pb2.SearchRecordsRequest, _smq_pb2.SearchRecordsResponse]
+    """One page of the records that pass a filter, in offset order, from this node's replica. The node reads and filters;
+    how much it reads for one page is bounded, so a page may be empty and not the last.
+    """
     ListOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.ListOffsetsRequest, _smq_pb2.ListOffsetsResponse]
     GetPartitionRangeInfo: _grpc.UnaryUnaryMultiCallable[_smq_pb2.GetPartitionRangeInfoRequest, _smq_pb2.GetPartitionRangeInfoResponse]
     CommitOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.CommitOffsetsRequest, _smq_pb2.CommitOffsetsResponse]
@@ -124,6 +131,10 @@ class BrokerAsyncStub(BrokerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Fetch: _aio.UnaryUnaryMultiCallable[_smq_pb2.FetchRequest, _smq_pb2.FetchResponse]  # type: ignore[assignment]
     """Raw committed batches of several partitions, from this node's replicas; long-polls."""
+    SearchRecords: _aio.UnaryUnaryMultiCallable[_smq_pb2.SearchRecordsRequest, _smq_pb2.SearchRecordsResponse]  # type: ignore[assignment]
+    """One page of the records that pass a filter, in offset order, from this node's replica. The node reads and filters;
+    how much it reads for one page is bounded, so a page may be empty and not the last.
+    """
     ListOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.ListOffsetsRequest, _smq_pb2.ListOffsetsResponse]  # type: ignore[assignment]
     GetPartitionRangeInfo: _aio.UnaryUnaryMultiCallable[_smq_pb2.GetPartitionRangeInfoRequest, _smq_pb2.GetPartitionRangeInfoResponse]  # type: ignore[assignment]
     CommitOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.CommitOffsetsRequest, _smq_pb2.CommitOffsetsResponse]  # type: ignore[assignment]
@@ -146,6 +157,16 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.FetchResponse, _abc.Awaitable[_smq_pb2.FetchResponse]]:
         """Raw committed batches of several partitions, from this node's replicas; long-polls."""
+
+    @_abc_1.abstractmethod
+    def SearchRecords(
+        self,
+        request: _smq_pb2.SearchRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.SearchRecordsResponse, _abc.Awaitable[_smq_pb2.SearchRecordsResponse]]:
+        """One page of the records that pass a filter, in offset order, from this node's replica. The node reads and filters;
+        how much it reads for one page is bounded, so a page may be empty and not the last.
+        """
 
     @_abc_1.abstractmethod
     def ListOffsets(

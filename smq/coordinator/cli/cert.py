@@ -1,6 +1,6 @@
 """`smq cert`: a certificate authority, certificates for nodes and clients, and when certificates expire.
 
-Owns what these commands print. The work is done in `tls.certificates`. `cli.main` loads it when it is used.
+Owns what these commands print. The work is done in `tls.certificates`. `cli.root` loads it when it is used.
 """
 
 import shlex
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from smq.coordinator.cli.groups import CommandGroup
 from smq.coordinator.config import tls_table
 from smq.coordinator.tls.certificates import CA_DAYS, DAYS, make_authority, make_client, make_node, read_end
 from smq.coordinator.tls.layout import OPERATOR, Identity, authority
@@ -19,7 +20,7 @@ _directory = click.argument("directory", type=click.Path(file_okay=False, path_t
 _days = click.option("--days", type=click.IntRange(min=1), default=DAYS, show_default=True, help="Days it is valid.")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def cert() -> None:
     """Makes certificates for TLS, signed by an authority of its own.
 

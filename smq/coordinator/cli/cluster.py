@@ -17,10 +17,11 @@ from typing import Final
 
 import click
 
+from smq.coordinator.addresses import format_address
 from smq.coordinator.cli.cluster_dir import NODES_MAX, Ports, find_nodes, hold_directory, prepare_cluster
 from smq.coordinator.cli.common import counted, parse_settings
 from smq.coordinator.cli.supervisor import Supervisor, describe_node
-from smq.coordinator.config import ServerConfig, check_config, format_address, load_config
+from smq.coordinator.config import ServerConfig, check_config, load_config
 from smq.coordinator.server import Server, run_server
 from smq.coordinator.tls.certificates import secure_cluster
 from smq.coordinator.user_errors import PortTaken
@@ -207,15 +208,18 @@ async def _cluster(config_paths: list[Path], data_dir: Path, ready_file: Path | 
     "--config",
     "config_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    help="The node's node.toml.",
+    envvar="SMQ_CONFIG",
+    show_envvar=True,
+    help="The node's node.toml. Without one, all settings come from the environment.",
 )
 @click.option("--insecure", is_flag=True, help="Allow addresses that other machines can reach, without TLS.")
 @settings_option
 @click.option("--child", is_flag=True, hidden=True, help="Stop when stdin ends: the parent holds its other end.")
-def serve(config_path: Path, insecure: bool, settings: tuple[str, ...], child: bool) -> None:
-    """Runs one node in the foreground from its node.toml. What --set gives takes precedence over the file."""
-    config = load_config(config_path, insecure=insecure)
+def serve(config_path: Path | None, insecure: bool, settings: tuple[str, ...], child: bool) -> None:
+    """Runs one node in the foreground from its node.toml. What --set gives takes precedence over variables of the
+    environment (SMQ_NODE_ID and so on), and these over the file."""
+    # A child's file was written for it, and variables are for one node: those of the parent are not the child's.
+    config = load_config(config_path, insecure=insecure, environment={} if child else os.environ)
     config = replace(config, settings=config.settings | parse_settings(settings))
     check_config(config)
     raise SystemExit(run_server(config, is_child=child))

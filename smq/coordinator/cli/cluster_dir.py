@@ -13,27 +13,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
-from smq.coordinator.config import (
-    Address,
-    ServerConfig,
-    TlsConfig,
-    check_rack,
-    check_settings,
-    format_address,
-    load_config,
-    write_config,
-)
+from smq.coordinator.addresses import Address, format_address
+from smq.coordinator.cli.default_ports import GRPC_PORT_DEFAULT, HTTP_PORT_DEFAULT, KAFKA_PORT_DEFAULT
+from smq.coordinator.config import ServerConfig, TlsConfig, check_rack, check_settings, load_config, write_config
+from smq.coordinator.listener_config import HttpConfig, ListenerConfig
 from smq.coordinator.listeners import check_free
 from smq.coordinator.tls.layout import Identity, client_identity, tls_dir
 from smq.coordinator.user_errors import ConfigError, UserError
 from smq.raft_state.cluster_config import AUTO_CREATE, GROUP_INITIAL_DELAY_MS
 from smq.raft_state.ids import NodeId
 
-GRPC_PORT_DEFAULT: Final = 7401
-HTTP_PORT_DEFAULT: Final = 7402
-KAFKA_PORT_DEFAULT: Final = 9092  # where Kafka clients look first
 PORT_STEP: Final = 10  # between two nodes of one machine
 NODES_MAX: Final = 9  # processes on one machine; a larger cluster belongs on more machines
 _HOST: Final = "127.0.0.1"
@@ -43,6 +34,7 @@ _LOCK_CHARS_MAX: Final = 32  # a process id
 _FREE_PORTS: Final = range(10_000, 16_000)
 
 
+Owner = TypeVar("Owner", TlsConfig, HttpConfig, ListenerConfig)  # of paths
 Secure: TypeAlias = Callable[[Path, Sequence[ServerConfig]], list[ServerConfig]]
 
 
@@ -100,7 +92,7 @@ def prepare_cluster(
     paths = [_node_dir(directory, c.node_id) / "node.toml" for c in configs]
     for path, config in zip(paths, configs, strict=True):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_config(replace(config, data_dir=Path("data"), tls=_relative(config.tls, path.parent)), path)
+        write_config(_relative(config, path.parent), path)
     return paths
 
 
@@ -110,8 +102,13 @@ def hold_directory(directory: Path) -> Iterator[None]:
     The lock ends with the process, whatever ends it. Single nodes are protected by the lock on their own data. After a
     UserError, a directory that was made here and has got no cluster is gone again."""
     made = [path for path in (directory, *directory.parents) if not path.exists()]
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (directory / _LOCK_FILE).open("a+") as lock:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock_file = (directory / _LOCK_FILE).open("a+")
+    except OSError as e:
+        reason = f"{e.strerror or e} ({e.filename})"
+        raise ConfigError(f"{directory} cannot be used as a data directory: {reason}; choose another one") from e
+    with lock_file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -190,12 +187,24 @@ def _new_cluster(node_count: int) -> list[ServerConfig]:
     ]
 
 
-def _relative(tls: TlsConfig | None, home: Path) -> TlsConfig | None:
-    """Relative, like the data directory, so that the whole directory can be moved."""
-    if tls is None:
-        return None
-    ca, certificate, key = (Path(os.path.relpath(path, home)) for path in (tls.ca, tls.certificate, tls.key))
-    return replace(tls, ca=ca, certificate=certificate, key=key)
+def _relative(config: ServerConfig, home: Path) -> ServerConfig:
+    """With the paths of its files relative, like the data directory, so that the whole directory can be moved."""
+
+    def moved(path: Path | None) -> Path | None:
+        return Path(os.path.relpath(path, home)) if path is not None else None
+
+    def with_files(owner: Owner, *names: str) -> Owner:
+        files: dict[str, Any] = {name: moved(getattr(owner, name)) for name in names}
+        return replace(owner, **files)
+
+    files = ("ca", "certificate", "key")
+    return replace(
+        config,
+        data_dir=Path("data"),
+        tls=with_files(config.tls, *files) if config.tls is not None else None,
+        http=with_files(config.http, "token_file"),
+        listeners={name: with_files(listener, *files) for name, listener in config.listeners.items()},
+    )
 
 
 def _with_kafka(configs: Sequence[ServerConfig], *, is_free: bool) -> list[ServerConfig]:

@@ -4,27 +4,25 @@ Owns no command. The modules of commands import it.
 """
 
 import asyncio
-import os
+import json
 import socket
-import ssl
 import sys
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from smq import clients
 from smq.clients.metadata import parse_bootstrap
 from smq.clients.tls import tls_from_environment
-from smq.coordinator.user_errors import UserError
+from smq.coordinator.user_errors import NoAnswer
 from smq.raft_state.errors import ErrorCode, SmqError
 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_MS: Final = 3_000.0  # a person is waiting at a terminal
-CALL_TIMEOUT_MS: Final = 15_000.0  # an election, and some slack
+CALL_TIMEOUT_MS: Final = 8_000.0  # several elections; a cluster without a majority is named soon
+NOTICE_S: Final = 3.0  # of silence, before a person may think that the command hangs
 
 
 def open_admin(bootstrap: str, timeout_ms: float = CALL_TIMEOUT_MS) -> "clients.Admin":
@@ -32,29 +30,48 @@ def open_admin(bootstrap: str, timeout_ms: float = CALL_TIMEOUT_MS) -> "clients.
     return clients.Admin(bootstrap, timeout_ms=timeout_ms, connect_timeout_ms=CONNECT_TIMEOUT_MS)
 
 
-def print_table(table: Table) -> None:
-    """Not wrapped if the output is no terminal: scripts read whole lines."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
-    console.print(table)
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON, errors included (docs/cli.md).")
+yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask, even on a terminal.")
+_NO_MAJORITY: Final = frozenset({ErrorCode.NO_QUORUM, ErrorCode.LEADER_UNAVAILABLE, ErrorCode.NODE_NOT_READY})
 
 
 def run(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
-    """Runs a command's coroutine. UserError if no node answers; `main` reports any other SmqError."""
+    """Runs a command's coroutine. If no node answers, or there is no quorum, the error says what to look at next."""
     try:
-        return asyncio.run(work)
+        return asyncio.run(_with_notice(work))
     except SmqError as e:
-        if e.code is ErrorCode.TIMED_OUT and "no node answers" in e.message:
-            raise UserError(_no_answer(bootstrap, e)) from e
+        if e.code is ErrorCode.UNREACHABLE:
+            raise NoAnswer(_no_answer(bootstrap, e)) from e
+        if e.code in _NO_MAJORITY:
+            raise SmqError(e.code, f"{e.message} (`smq status` shows which nodes are up)", e.details) from e
         raise
-    except BrokenPipeError:
-        # The reader of our output has closed it. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
+
+
+async def _with_notice(work: Coroutine[Any, Any, T]) -> T:
+    """A person at the terminal learns after a while that the command waits for the cluster."""
+    if not sys.stderr.isatty():
+        return await work
+    notice = "waiting for an answer: the cluster may lack a leader, or a majority of its nodes (`smq status`)"
+    timer = asyncio.get_running_loop().call_later(NOTICE_S, lambda: click.echo(notice, err=True))
+    try:
+        return await work
+    finally:
+        timer.cancel()
+
+
+def done(text: str, *, as_json: bool, **fields: object) -> None:
+    """The last word of a command that has changed something: a sentence, or with --json the fields as one object."""
+    click.echo(json.dumps(fields, ensure_ascii=False) if as_json else text)
+
+
+def is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirm(question: str, *, is_sure: bool) -> None:
+    """Asks before a deletion, if a person is at the terminal. Anything but "y" ends the command."""
+    if not is_sure and is_terminal():
+        click.confirm(question, abort=True, err=True)
 
 
 def _no_answer(bootstrap: str, error: SmqError) -> str:
@@ -73,6 +90,8 @@ def _no_answer(bootstrap: str, error: SmqError) -> str:
 
 def _speaks_tls(address: str) -> bool:
     """Whether the listener there answers a TLS greeting. Its identity does not matter: we send it nothing."""
+    import ssl  # needed after a failure only
+
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

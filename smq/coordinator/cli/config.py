@@ -1,21 +1,22 @@
 """`smq config ...`: the settings of the whole cluster.
 
-Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
+Owns what these commands print. Everything they do goes through smq.clients. `cli.root` loads it when it is used.
 """
 
 import json
 from dataclasses import asdict
 
 import click
-from rich.table import Table
 
 from smq.clients.types import ClusterSetting
-from smq.coordinator.cli.common import json_option, open_admin, parse_settings, print_table, run
+from smq.coordinator.cli.common import done, json_option, open_admin, parse_settings, run
 from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.groups import CommandGroup
+from smq.coordinator.cli.tables import Table, print_table
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, IN_NODE_TOML
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Shows and changes the settings of the whole cluster, which have Kafka's names."""
 
@@ -24,7 +25,10 @@ def config() -> None:
 @json_option
 @bootstrap_option
 def config_list(as_json: bool, bootstrap: str) -> None:
-    """Lists all settings: their values, and where each comes from."""
+    """Lists all settings: their values, and where each comes from.
+
+    Example: smq config list
+    """
 
     async def work() -> list[ClusterSetting]:
         async with open_admin(bootstrap) as admin:
@@ -49,9 +53,13 @@ def _source(setting: ClusterSetting) -> str:
 
 @config.command("set")
 @click.argument("settings", metavar="KEY=VALUE...", nargs=-1, required=True)
+@json_option
 @bootstrap_option
-def config_set(settings: tuple[str, ...], bootstrap: str) -> None:
-    """Sets KEY to VALUE for the whole cluster, all pairs or none. It takes precedence over every node.toml."""
+def config_set(settings: tuple[str, ...], as_json: bool, bootstrap: str) -> None:
+    """Sets KEY to VALUE for the whole cluster, all pairs or none. It takes precedence over every node.toml.
+
+    Example: smq config set num.partitions=6
+    """
     changes = parse_settings(settings)
 
     async def work() -> None:
@@ -59,18 +67,22 @@ def config_set(settings: tuple[str, ...], bootstrap: str) -> None:
             await admin.alter_cluster_config(set=changes)
 
     run(work(), bootstrap)
-    click.echo(f"set {', '.join(changes)}")
+    done(f"set {', '.join(changes)}", as_json=as_json, set=changes)
 
 
 @config.command("unset")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@json_option
 @bootstrap_option
-def config_unset(keys: tuple[str, ...], bootstrap: str) -> None:
-    """Resets KEY to the value of each node's node.toml, or to the default."""
+def config_unset(keys: tuple[str, ...], as_json: bool, bootstrap: str) -> None:
+    """Resets KEY to the value of each node's node.toml, or to the default.
+
+    Example: smq config unset num.partitions
+    """
 
     async def work() -> None:
         async with open_admin(bootstrap) as admin:
             await admin.alter_cluster_config(unset=keys)
 
     run(work(), bootstrap)
-    click.echo(f"reset {', '.join(keys)}")
+    done(f"reset {', '.join(keys)}", as_json=as_json, unset=list(keys))

@@ -1,7 +1,7 @@
 """The options by which a command reaches a cluster: addresses, a directory of this machine, TLS files.
 
 Owns no command, and needs nothing of the server's extra: commands of other layers get the same options from
-`cli.main`.
+`cli.root`.
 """
 
 import copy
@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE
-from smq.coordinator.cli.cluster_dir import GRPC_PORT_DEFAULT, reach_of
+from smq.coordinator.cli.default_ports import GRPC_PORT_DEFAULT
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -26,6 +26,8 @@ def _use_cluster_dir(ctx: click.Context, param: click.Parameter, directory: Path
     """Fills in what was not given. On the command line it wins over the environment, as any option does."""
     if directory is None:
         return
+    from smq.coordinator.cli.cluster_dir import reach_of  # most commands need no directory, and it loads the server
+
     reach = reach_of(directory)
     found = {BOOTSTRAP_VARIABLE: reach.bootstrap}
     if reach.identity is not None:

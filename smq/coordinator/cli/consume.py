@@ -1,59 +1,96 @@
-"""`smq consume`: writes records of a topic to standard output, starting at any of the seven offset types.
+"""`smq consume`: writes records of a topic to standard output, starting at an offset, a time or any offset type.
 
-Owns the command, its output and its rule for commits: it commits what it has written, and nothing beyond. `cli.main`
-loads it when it is used.
+Owns the command, its output and its rule for commits: it commits what it has written or passed over, and nothing
+beyond, however it ends. `cli.root` loads it when it is used.
 """
 
+import asyncio
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from typing import BinaryIO, Final
 
 import click
 
-from smq.clients import OFFSET_TYPES, Consumer, ConsumerRecord, StartAt
+from smq.clients import OFFSET_TYPES, Admin, Consumer, ConsumerRecord, StartAt
 from smq.clients.types import TopicPartition
 from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, json_option, open_admin, run
+from smq.coordinator.cli.completions import GROUP, TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.record_json import record_line
+from smq.coordinator.cli.moments import MOMENT
+from smq.coordinator.cli.record_format import (
+    FORMAT_HELP,
+    Filter,
+    WriteFn,
+    format_line,
+    json_line,
+    parse_headers,
+    value_line,
+)
 
 POLL_MS: Final = 500.0  # how often a waiting command checks whether it is done or should commit
 COMMIT_INTERVAL_S: Final = 5.0  # while following
+_TYPES: Final = ("earliest", "latest", *OFFSET_TYPES)
 
 
 @click.command()
-@click.argument("topic")
-@click.option("--partition", "partitions", type=int, multiple=True, help="Only this one; may be repeated.")
+@click.argument("topic", type=TOPIC)
+@click.option("--partition", "-p", "partitions", type=int, multiple=True, help="Only this one; may be repeated.")
+@click.option(
+    "--offset", "-o", help="Where to start: earliest, latest, an offset, or -N for N before the end of each partition."
+)
+@click.option("--since", type=MOMENT, help="Start at the first record created at TIME or later (UTC), or 1h or 7d ago.")
+@click.option("--until", type=MOMENT, help="Stop before the first record created at TIME or later.")
 @click.option(
     "--offset-type",
-    type=click.Choice(OFFSET_TYPES, case_sensitive=False),
+    type=click.Choice(_TYPES, case_sensitive=False),
     help="Where to start. Default: RESUME_OR_EARLIEST with --group, otherwise RESET_TO_EARLIEST.",
 )
 @click.option("--offset-value", type=int, help="For EXACT_OFFSET, RESET_TO_OFFSET (an offset) and EXACT_TS_NS.")
-@click.option("--group", help="The group whose committed offsets RESUME_* starts from and --commit moves.")
+@click.option("--group", "-g", type=GROUP, help="The group whose committed offsets RESUME_* starts from.")
 @click.option("--commit", is_flag=True, help="Commit the offsets of what was written, for the group.")
-@click.option("--follow", is_flag=True, help="Wait for new records. Default: stop at the present end.")
-@click.option("--max-records", type=click.IntRange(min=1), help="Stop after this many records.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for new records. Default: stop at the present end.")
+@click.option("--max-records", "-n", type=click.IntRange(min=1), help="Stop after this many records.")
+@click.option("--key", help="Only records with this key.")
+@click.option("--header", "headers", metavar="NAME[=VALUE]", multiple=True, help="Only with this; may be repeated.")
+@click.option("--output", "format_text", metavar="FORMAT", help=FORMAT_HELP)
 @click.option("--from-replica", type=int, metavar="NODE", help="Read only from this node's copy.")
 @json_option
 @bootstrap_option
 def consume(
     topic: str,
     partitions: tuple[int, ...],
+    offset: str | None,
+    since: int | None,
+    until: int | None,
     offset_type: str | None,
     offset_value: int | None,
     group: str | None,
     commit: bool,
     follow: bool,
     max_records: int | None,
+    key: str | None,
+    headers: tuple[str, ...],
+    format_text: str | None,
     from_replica: int | None,
     as_json: bool,
     bootstrap: str,
 ) -> None:
-    """Writes the records of TOPIC, one per line: the value, or with --json all fields."""
-    start = _start(offset_type, offset_value, group)
-    if commit and not group:
-        raise click.UsageError("--commit needs --group: the group to commit for")
+    """Writes the records of TOPIC, one per line: the value, with --json all fields, or what --output says.
+
+    \b
+    Examples:
+      smq consume events --since 1h --json
+      smq consume events -f -g readers --commit
+      smq consume events -p 0 -o -10 --output '%o %k %v'
+      smq consume events --key user-7 --header type=login
+    """
+    _check(offset, since, until, offset_type, group, commit, follow, as_json, format_text)
+    start = StartAt(timestamp_ms=since) if since is not None else _start(offset_type, offset_value, group)
+    chosen = Filter(key=None if key is None else key.encode(errors="surrogateescape"), headers=parse_headers(headers))
+    write = _writer(as_json, format_text)
 
     async def work() -> None:
         async with Consumer(
@@ -63,20 +100,70 @@ def consume(
             connect_timeout_ms=CONNECT_TIMEOUT_MS,
             stall_timeout_ms=CALL_TIMEOUT_MS,
         ) as consumer:
-            assigned = [(topic, p) for p in partitions] or await _all_partitions(bootstrap, topic)
-            positions = await consumer.assign(assigned, start)
-            _report_moved(start, positions)
-            ends = None if follow else await _ends(bootstrap, assigned)
-            reading = _Reading(consumer, positions, ends, max_records, as_json, group if commit else None)
-            try:
-                await reading.run()
-            finally:
-                await reading.finish()
+            async with open_admin(bootstrap) as admin:
+                assigned = [(topic, p) for p in partitions] or await _all_partitions(admin, topic)
+                starts = dict.fromkeys(assigned, start) if offset is None else await _starts(admin, assigned, offset)
+                positions = await consumer.assign({tp: _or_default(s, group) for tp, s in starts.items()})
+                ends = None if follow else await _ends(admin, assigned, until)
+            for tp, position in positions.items():
+                _report_moved(tp, starts[tp], position)
+            reading = _Reading(
+                consumer, positions, ends, max_records, write=write, chosen=chosen, commits=commit and group is not None
+            )
+            await reading.to_the_end()
 
+    _run_until_ended(work(), bootstrap, is_end_normal=follow)
+
+
+def _run_until_ended(work: Coroutine[object, object, None], bootstrap: str, *, is_end_normal: bool) -> None:
+    """A signal is the normal end of --follow: what was written has been committed."""
     try:
-        run(work(), bootstrap)
-    except KeyboardInterrupt:
-        pass  # the normal end of --follow: what was written has been committed
+        run(work, bootstrap)
+    except (KeyboardInterrupt, asyncio.CancelledError) as e:
+        if not is_end_normal:
+            raise SystemExit(128 + (signal.SIGINT if isinstance(e, KeyboardInterrupt) else signal.SIGTERM)) from None
+
+
+def _check(
+    offset: str | None,
+    since: int | None,
+    until: int | None,
+    offset_type: str | None,
+    group: str | None,
+    commit: bool,
+    follow: bool,
+    as_json: bool,
+    format_text: str | None,
+) -> None:
+    """UsageError for options that contradict each other."""
+    if sum(given is not None for given in (offset, since, offset_type)) > 1:
+        raise click.UsageError("--offset, --since and --offset-type all say where to start: pass one of them")
+    if follow and until is not None:
+        raise click.UsageError("--follow never ends, and --until does: pass one of them")
+    if group is not None and not group:
+        raise click.UsageError("--group is empty: name a group, or leave it out")
+    if commit and not group:
+        raise click.UsageError("--commit needs --group: the group to commit for")
+    if as_json and format_text is not None:
+        raise click.UsageError("--json and --output both say how to write a record: pass one of them")
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does: in order, with a commit."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+def _writer(is_json: bool, format_text: str | None) -> WriteFn:
+    if format_text is not None:
+        return format_line(format_text)
+    return json_line if is_json else value_line
 
 
 def _start(offset_type: str | None, offset_value: int | None, group: str | None) -> StartAt | None:
@@ -92,23 +179,38 @@ def _start(offset_type: str | None, offset_value: int | None, group: str | None)
     return StartAt(type=offset_type, value=offset_value or 0)
 
 
-def _report_moved(start: StartAt | None, positions: Mapping[TopicPartition, int]) -> None:
+async def _starts(admin: Admin, partitions: list[TopicPartition], text: str) -> Mapping[TopicPartition, StartAt | None]:
+    """What --offset means for each partition."""
+    if text.lower() in ("earliest", "latest"):
+        return {tp: StartAt(type=text) for tp in partitions}
+    try:
+        number = int(text)
+    except ValueError:
+        message = f"--offset {text!r}: write earliest, latest, an offset, or -N for N before the end"
+        raise click.UsageError(message) from None
+    if number >= 0:
+        return {tp: StartAt(value=number) for tp in partitions}
+    listed = await admin.list_offsets(dict.fromkeys(partitions, StartAt(type="RESET_TO_LATEST")))
+    return {tp: StartAt(value=max(found.offset + number, found.lo)) for tp, found in listed.items()}
+
+
+def _or_default(start: StartAt | None, group: str | None) -> StartAt:
+    return start or StartAt(type="RESUME_OR_EARLIEST" if group else "RESET_TO_EARLIEST")
+
+
+def _report_moved(tp: TopicPartition, start: StartAt | None, position: int) -> None:
     """Says so if RESET_TO_OFFSET starts elsewhere: at the nearest valid offset."""
-    if start is None or start.type != "RESET_TO_OFFSET":
-        return
-    for (topic, partition), position in positions.items():
-        if position != start.value:
-            click.echo(f"{topic}/{partition}: offset {start.value} is out of range, reading from {position}", err=True)
+    if start is not None and start.type == "RESET_TO_OFFSET" and start.timestamp_ms is None and start.value != position:
+        click.echo(f"{tp[0]}/{tp[1]}: offset {start.value} is out of range, reading from {position}", err=True)
 
 
-async def _all_partitions(bootstrap: str, topic: str) -> list[TopicPartition]:
-    async with open_admin(bootstrap) as admin:
-        return [(topic, p.partition) for p in (await admin.describe_topic(topic)).partitions]
+async def _all_partitions(admin: Admin, topic: str) -> list[TopicPartition]:
+    return [(topic, p.partition) for p in (await admin.describe_topic(topic)).partitions]
 
 
-async def _ends(bootstrap: str, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-    async with open_admin(bootstrap) as admin:
-        listed = await admin.list_offsets(dict.fromkeys(partitions, "RESET_TO_LATEST"))
+async def _ends(admin: Admin, partitions: list[TopicPartition], until_ms: int | None) -> dict[TopicPartition, int]:
+    start = StartAt(type="RESET_TO_LATEST") if until_ms is None else StartAt(timestamp_ms=until_ms)
+    listed = await admin.list_offsets(dict.fromkeys(partitions, start))
     return {tp: found.offset for tp, found in listed.items()}
 
 
@@ -121,20 +223,31 @@ class _Reading:
         positions: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, int] | None,
         max_records: int | None,
-        as_json: bool,
-        commit_for: str | None,
+        *,
+        write: WriteFn,
+        chosen: Filter,
+        commits: bool,
     ) -> None:
         self._consumer = consumer
         self._ends = ends
         self._left = max_records
-        self._as_json = as_json
-        self._commits = commit_for is not None
-        self._next = dict(positions)  # to commit: the offset after the last record written
+        self._line = write
+        self._chosen = chosen
+        self._commits = commits
+        self._next = dict(positions)  # to commit: the offset after the last record written or passed over
         self._committed = dict(positions)
         self._committed_at = time.monotonic()
         self._out: BinaryIO = sys.stdout.buffer
 
-    async def run(self) -> None:
+    async def to_the_end(self) -> None:
+        """Until it is done, or a signal ends it. Then what was written is flushed and committed."""
+        try:
+            with _ended_by_sigterm():
+                await self._read()
+        finally:
+            await self._finish()
+
+    async def _read(self) -> None:
         while not self._is_done():
             found = await self._consumer.getmany(1, POLL_MS)
             for tp, records in found.items():
@@ -154,14 +267,13 @@ class _Reading:
         for record in records:
             if self._left == 0 or (end is not None and record.offset >= end):
                 return
-            self._out.write(
-                (record_line(record, offset_name="offset") if self._as_json else record.value or b"") + b"\n"
-            )
+            if self._chosen.admits(record):
+                self._out.write(self._line(record))
+                if self._left is not None:
+                    self._left -= 1
             self._next[tp] = record.offset + 1
-            if self._left is not None:
-                self._left -= 1
 
-    async def finish(self) -> None:
+    async def _finish(self) -> None:
         self._out.flush()
         if self._commits:
             await self._commit()

@@ -1,7 +1,7 @@
 """`smq disk`: records facts about a stopped node's data directory that only its operator can know.
 
 Owns what these commands print. Each changes one row, through the disk that a node would use: its lock protects the
-directory of a running node. `cli.main` loads it when it is used.
+directory of a running node. `cli.root` loads it when it is used.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from smq.coordinator.cli.groups import CommandGroup
 from smq.coordinator.user_errors import UserError
 from smq.replication.membership.identity import DISK_KEY, replace_disk_id
 from smq.replication.ports import DataDamaged, Table
@@ -25,7 +26,7 @@ from smq.replication.storage.environment_lmdb import DATA_FILE
 _directory = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def disk() -> None:
     """Works on the data DIRECTORY of a stopped node, after it was restored from a copy."""
 

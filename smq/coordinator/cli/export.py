@@ -5,21 +5,24 @@ bounded and the file's order is always the same. The range is fixed at the start
 all: if retention removes some of its records meanwhile, the command fails. `cli.topic` alone imports it.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from smq.clients import Consumer, StartAt
-from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, open_admin, run
+from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, json_option, open_admin, run
+from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.export_files import FORMATS, RecordFile, record_file
 from smq.coordinator.user_errors import UserError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 POLL_MS: Final = 1_000.0  # the consumer itself gives up after CALL_TIMEOUT_MS without progress
 CHUNK_RECORDS: Final = 10_000  # passed to the file in one call
@@ -36,7 +39,7 @@ class ExportRange:
 
 
 @click.command("export")
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.option(
     "--output",
     "path",
@@ -49,6 +52,7 @@ class ExportRange:
 @click.option("--from", "first", type=click.IntRange(min=0), help="First offset; needs a single partition.")
 @click.option("--to", "end", type=click.IntRange(min=0), help="Offset to stop before; needs a single partition.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@json_option
 @bootstrap_option
 def topic_export(
     topic: str,
@@ -58,9 +62,13 @@ def topic_export(
     first: int | None,
     end: int | None,
     force: bool,
+    as_json: bool,
     bootstrap: str,
 ) -> None:
-    """Writes the records of TOPIC that are committed now to a file, with offsets (_index), ts_ns and headers."""
+    """Writes the records of TOPIC that are committed now to a file, with offsets (_index), ts_ns and headers.
+
+    Example: smq topic export events --output events.parquet
+    """
     chosen = format_name or _SUFFIXES.get(path.suffix.lower())
     if chosen is None:
         raise click.UsageError(f"{path.name} has no suffix of a known format: pass --format {' or '.join(FORMATS)}")
@@ -75,6 +83,11 @@ def topic_export(
 
     ranges = run(work(), bootstrap)
     records = sum(r.hi - r.lo for r in ranges)
+    if as_json:
+        rows = [{"partition": r.partition, "lo": r.lo, "hi": r.hi} for r in ranges]
+        size = path.stat().st_size
+        click.echo(json.dumps({"topic": topic, "path": str(path), "bytes": size, "partitions": rows}))
+        return
     parts = ", ".join(f"{topic}/{r.partition} [{r.lo}, {r.hi})" for r in ranges)
     click.echo(f"wrote {counted(records, 'offset')} to {path} ({path.stat().st_size:,} bytes): {parts}", err=True)
 
@@ -121,7 +134,7 @@ async def _copy(bootstrap: str, topic: str, ranges: list[ExportRange], file: Rec
 class _Advance:
     """Advances the progress bar, if there is one."""
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
+    def __init__(self, progress: "Progress | None", total: int) -> None:
         self._progress = progress
         self._task = progress.add_task("export", total=total) if progress is not None else None
 
@@ -133,6 +146,9 @@ class _Advance:
 @contextmanager
 def _progress(total: int) -> Iterator[_Advance]:
     """A bar on standard error, if that is a terminal."""
+    from rich.console import Console  # slow to import, and `smq topic list` needs none of it
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Advance(None, total)

@@ -1,20 +1,25 @@
 """`smq group ...`: consumer groups, their members and their lag.
 
-Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
+Owns what these commands print. Everything they do goes through smq.clients. `cli.root` loads it when it is used.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import click
-from rich.table import Table
 
-from smq.clients.types import GroupDescription, GroupMember
-from smq.coordinator.cli.common import end_text, json_option, open_admin, print_table, run
+from smq.clients.types import KAFKA_GROUP_PREFIX, GroupDescription, GroupMember, GroupPosition
+from smq.coordinator.cli.common import confirm, done, end_text, json_option, open_admin, run, yes_option
+from smq.coordinator.cli.completions import GROUP
 from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.groups import CommandGroup
+from smq.coordinator.cli.tables import Table, print_table
+from smq.raft_state.errors import ErrorCode, SmqError
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def group() -> None:
     """Lists, describes and deletes consumer groups. A Kafka client's group g is kafka-cg-g here."""
 
@@ -23,7 +28,10 @@ def group() -> None:
 @json_option
 @bootstrap_option
 def group_list(as_json: bool, bootstrap: str) -> None:
-    """Lists all groups."""
+    """Lists all groups.
+
+    Example: smq group list --json | jq -r '.[].name'
+    """
 
     async def work() -> None:
         async with open_admin(bootstrap) as admin:
@@ -40,15 +48,21 @@ def group_list(as_json: bool, bootstrap: str) -> None:
 
 
 @group.command("describe")
-@click.argument("name")
+@click.argument("name", type=GROUP)
 @json_option
 @bootstrap_option
 def group_describe(name: str, as_json: bool, bootstrap: str) -> None:
-    """Shows the members of the group NAME, and its lag in each partition."""
+    """Shows the members of the group NAME, and its lag in each partition.
+
+    A Kafka client's group g is kafka-cg-g here. A lag of "beyond the end" is a commit that no record has reached yet.
+
+    Example: smq group describe readers
+    """
 
     async def work() -> GroupDescription:
         async with open_admin(bootstrap) as admin:
-            return await admin.describe_group(name)
+            with _named_as_kafka_does(name):
+                return await admin.describe_group(name)
 
     found = run(work(), bootstrap)
     if as_json:
@@ -74,7 +88,7 @@ def group_describe(name: str, as_json: bool, bootstrap: str) -> None:
             str(p.partition),
             _number(p.offset),
             end_text(p.hwm, is_known=p.is_end_known),
-            _number(p.lag),
+            _lag(p),
             owner,
         )
     print_table(offsets) if found.positions else click.echo("nothing is committed yet")
@@ -92,14 +106,39 @@ def _number(value: int | None) -> str:
 
 
 @group.command("delete")
-@click.argument("name")
+@click.argument("name", type=GROUP)
+@yes_option
+@json_option
 @bootstrap_option
-def group_delete(name: str, bootstrap: str) -> None:
-    """Deletes the group NAME and all its committed offsets. Refused while it has members."""
+def group_delete(name: str, is_sure: bool, as_json: bool, bootstrap: str) -> None:
+    """Deletes the group NAME and all its committed offsets. Refused while it has members. Asks first, on a terminal.
+
+    Example: smq group delete readers --yes
+    """
+    confirm(f"Delete the group {name} with its committed offsets?", is_sure=is_sure)
 
     async def work() -> None:
         async with open_admin(bootstrap) as admin:
-            await admin.delete_group(name)
+            with _named_as_kafka_does(name):
+                await admin.delete_group(name)
 
     run(work(), bootstrap)
-    click.echo(f"deleted group {name}")
+    done(f"deleted group {name}", as_json=as_json, group=name, deleted=True)
+
+
+@contextmanager
+def _named_as_kafka_does(name: str) -> Iterator[None]:
+    """A user who knows the group from a Kafka client misses the prefix: the error names it."""
+    try:
+        yield
+    except SmqError as e:
+        if e.code is not ErrorCode.UNKNOWN_GROUP or name.startswith(KAFKA_GROUP_PREFIX):
+            raise
+        hint = f"a Kafka client's group {name!r} is {KAFKA_GROUP_PREFIX + name!r} here"
+        raise SmqError(e.code, f"{e.message} ({hint})", e.details) from e
+
+
+def _lag(p: GroupPosition) -> str:
+    if p.offset is not None and p.is_end_known and p.offset > p.hwm:
+        return f"{p.offset - p.hwm:,} beyond the end"
+    return _number(p.lag)

@@ -9,7 +9,7 @@ import binascii
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -75,14 +75,47 @@ class LineSource:
         return InputError(f"{self.name}, line {self.number + ahead}: {reason}")
 
 
-def read_records(source: LineSource, format_name: str, key_column: str | None) -> Iterator[list[InputRecord]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the input looks like, and what every record gets."""
+
+    format_name: str
+    key_column: str | None = None
+    key: bytes | None = None
+    key_separator: bytes | None = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+
+    def check(self) -> None:
+        """InputError for options that contradict each other."""
+        if self.key_column is not None and self.format_name not in ("jsonl", "csv"):
+            raise InputError(f"--key-column needs --format jsonl or csv: {self.format_name} has no columns")
+        if self.key_separator is not None and self.format_name != "lines":
+            raise InputError(f"--key-separator needs --format lines: {self.format_name} has no separator")
+        if self.key_separator == b"":
+            raise InputError("--key-separator is empty: write the text between key and value, such as ':'")
+        if sum(given is not None for given in (self.key, self.key_column, self.key_separator)) > 1:
+            raise InputError("--key, --key-column and --key-separator all say what the key is: pass one of them")
+
+    def applied(self, source: "LineSource", record: "InputRecord") -> "InputRecord":
+        if self.key_separator is not None:
+            key, separator, value = (record.value or b"").partition(self.key_separator)
+            if not separator:
+                shown = self.key_separator.decode(errors="replace")
+                raise source.error(f"there is no {shown!r} between key and value")
+            record.key, record.value = key, value
+        elif self.key is not None:
+            record.key = self.key
+        record.headers += self.headers
+        return record
+
+
+def read_records(source: LineSource, shape: Shape) -> Iterator[list[InputRecord]]:
     """Chunks of the records that are there, at most CHUNK_RECORDS_MAX each. InputError names the line."""
-    if key_column is not None and format_name not in ("jsonl", "csv"):
-        raise InputError(f"--key-column needs --format jsonl or csv: {format_name} has no columns")
+    shape.check()
     chunk: list[InputRecord] = []
     try:
-        for record in _PARSERS[format_name](source, key_column):
-            chunk.append(record)
+        for record in _PARSERS[shape.format_name](source, shape.key_column):
+            chunk.append(shape.applied(source, record))
             if source.is_at_edge or len(chunk) >= CHUNK_RECORDS_MAX:
                 yield chunk
                 chunk = []

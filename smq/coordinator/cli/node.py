@@ -1,6 +1,6 @@
 """`smq node ...`: lists nodes, and drains one before maintenance.
 
-Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
+Owns what these commands print. Everything they do goes through smq.clients. `cli.root` loads it when it is used.
 """
 
 import asyncio
@@ -9,20 +9,20 @@ import time
 from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from smq.clients import Admin
 from smq.clients.types import ClusterDescription
-from smq.coordinator.cli.common import counted, json_option, open_admin, run
+from smq.coordinator.cli.common import counted, done, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.groups import CommandGroup
+from smq.coordinator.cli.tables import Table, print_table
 from smq.raft_state.errors import ErrorCode, SmqError
 
 _POLL_S: Final = 0.2
 _DRAIN_TIMEOUT_S: Final = 60.0  # thousands of leaderships, at some hundreds per second
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def node() -> None:
     """Lists nodes; drains a node before maintenance, and undrains it."""
 
@@ -31,7 +31,10 @@ def node() -> None:
 @json_option
 @bootstrap_option
 def node_list(as_json: bool, bootstrap: str) -> None:
-    """Lists all nodes: whether they are drained, their racks, and how many partitions they lead."""
+    """Lists all nodes: whether they are drained, their racks, and how many partitions they lead.
+
+    Example: smq node list
+    """
 
     async def work() -> ClusterDescription:
         async with open_admin(bootstrap) as admin:
@@ -46,7 +49,7 @@ def node_list(as_json: bool, bootstrap: str) -> None:
         states = [word for word in ("fenced", "drained") if row[word]] or ["in service"]
         state, rack = ", ".join(states), row["rack"] or "-"
         table.add_row(*map(str, (row["node"], state, rack, row["leads"], row["replicas"], row["grpc_address"])))
-    Console().print(table)
+    print_table(table)
 
 
 def _rows(cluster: ClusterDescription) -> list[dict[str, Any]]:
@@ -68,11 +71,15 @@ def _rows(cluster: ClusterDescription) -> list[dict[str, Any]]:
 @node.command("drain")
 @click.argument("number", type=int)
 @click.option("--no-wait", is_flag=True, help="Return immediately, while the leaderships still move.")
+@json_option
 @bootstrap_option
-def node_drain(number: int, no_wait: bool, bootstrap: str) -> None:
+def node_drain(number: int, no_wait: bool, as_json: bool, bootstrap: str) -> None:
     """Moves all leaderships off node NUMBER. It gets no new ones, even after a restart, until it is undrained.
 
-    The node goes on storing its replicas. Waits until it leads nothing that another replica could lead."""
+    The node goes on storing its replicas. Waits until it leads nothing that another replica could lead.
+
+    Example: smq node drain 2
+    """
 
     async def work() -> str:
         async with open_admin(bootstrap) as admin:
@@ -81,7 +88,7 @@ def node_drain(number: int, no_wait: bool, bootstrap: str) -> None:
                 return f"node {number} is being drained: `smq node list` shows what it still leads"
             return await _wait_drained(admin, number)
 
-    click.echo(run(work(), bootstrap))
+    done(run(work(), bootstrap), as_json=as_json, node=number, drained=True, waited=not no_wait)
 
 
 async def _wait_drained(admin: Admin, number: int) -> str:
@@ -103,13 +110,17 @@ async def _wait_drained(admin: Admin, number: int) -> str:
 
 @node.command("undrain")
 @click.argument("number", type=int)
+@json_option
 @bootstrap_option
-def node_undrain(number: int, bootstrap: str) -> None:
-    """Lets node NUMBER lead again. It gets its leaderships back within seconds."""
+def node_undrain(number: int, as_json: bool, bootstrap: str) -> None:
+    """Lets node NUMBER lead again. It gets its leaderships back within seconds.
+
+    Example: smq node undrain 2
+    """
 
     async def work() -> None:
         async with open_admin(bootstrap) as admin:
             await admin.set_node_drained(number, False)
 
     run(work(), bootstrap)
-    click.echo(f"node {number} is in service")
+    done(f"node {number} is in service", as_json=as_json, node=number, drained=False)

@@ -1,39 +1,45 @@
 """`smq produce`: sends records from a file or standard input to a topic, with a progress bar.
 
-Owns the command and its reading thread. `cli.input` owns the formats. `cli.main` loads it when it is used.
+Owns the command and its reading thread. `cli.input` owns the formats. `cli.root` loads it when it is used.
 """
 
 import asyncio
+import json
 import os
 import stat
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import CancelledError as FutureCancelled
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from smq.clients import BatchMetadata, Producer, RecordMetadata
-from smq.coordinator.cli.common import CONNECT_TIMEOUT_MS, counted, open_admin, run
+from smq.coordinator.cli.common import CONNECT_TIMEOUT_MS, counted, json_option, open_admin, run
+from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.input import FORMATS, InputError, InputRecord, LineSource, format_of, read_records
+from smq.coordinator.cli.input import FORMATS, InputError, InputRecord, LineSource, Shape, format_of, read_records
+from smq.coordinator.cli.record_format import parse_headers
 from smq.coordinator.cli.waiting import Waiting
+from smq.coordinator.user_errors import Interrupted
 from smq.records import CODECS
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 CHUNKS_AHEAD: Final = 4  # read and not sent yet: bounds memory, and keeps the reader busy
 PROGRESS_INTERVAL_S: Final = 0.1
 DELIVERIES_MAX: Final = 64  # chunks sent and not yet acknowledged; beyond, wait for the oldest
 
+_Item = tuple[list[InputRecord], int] | Exception | None
 Delivery = asyncio.Future[list[BatchMetadata]] | asyncio.Future[RecordMetadata]
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.argument("file", default="-", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option(
     "--format",
@@ -43,43 +49,73 @@ Delivery = asyncio.Future[list[BatchMetadata]] | asyncio.Future[RecordMetadata]
     "records: as `smq consume --json` writes them. Default: by the file's suffix, otherwise lines.",
 )
 @click.option("--key-column", metavar="NAME", help="The CSV column or JSON field with the record's key.")
-@click.option("--partition", type=int, help="Send all records there. Default: by key, or spread evenly.")
+@click.option("--key", "-k", help="The key of every record.")
+@click.option("--key-separator", metavar="TEXT", help="Lines are key, TEXT, value: a:1 with ':' has the key a.")
+@click.option(
+    "--header", "-H", "headers", metavar="NAME=VALUE", multiple=True, help="On every record; may be repeated."
+)
+@click.option("--partition", "-p", type=int, help="Send all records there. Default: by key, or spread evenly.")
 @click.option("--compression", type=click.Choice(sorted(CODECS)), default="lz4", show_default=True)
 @click.option("--acks", type=click.Choice(["all", "leader", "none"]), default="all", show_default=True)
+@json_option
 @bootstrap_option
 def produce(
     topic: str,
     file: str,
     format_name: str | None,
     key_column: str | None,
+    key: str | None,
+    key_separator: str | None,
+    headers: tuple[str, ...],
     partition: int | None,
     compression: str,
     acks: Literal["all", "leader", "none"],
+    as_json: bool,
     bootstrap: str,
 ) -> None:
     """Sends the records of FILE (default: standard input) to TOPIC.
 
-    Every record is stored once, and in order per partition, whatever fails on the way.
+    Every record is stored once, and in order per partition, whatever fails on the way. Ctrl-C says how far it got.
+
+    \b
+    Examples:
+      echo hello | smq produce greetings
+      smq produce users --key-separator : < users.txt
+      smq produce events events.csv --key-column user --header source=import
     """
+    shape = Shape(
+        format_name=format_of(file, format_name),
+        key_column=key_column,
+        key=None if key is None else key.encode(errors="surrogateescape"),
+        key_separator=None if key_separator is None else key_separator.encode(errors="surrogateescape"),
+        headers=parse_headers(headers),
+    )
     fd = sys.stdin.fileno() if file == "-" else os.open(file, os.O_RDONLY)
     source = LineSource(fd, "standard input" if file == "-" else file)
-    chunks = _ChunkReader(source, format_of(file, format_name), key_column)
+    chunks = _ChunkReader(source, shape)
+    sending: list[_Sending] = []
 
     async def work() -> int:
         producer = Producer(bootstrap, acks=acks, compression=compression, connect_timeout_ms=CONNECT_TIMEOUT_MS)
         with _progress(fd, source, producer):
             async with producer:
-                await _send_all(producer, topic, chunks, partition)
+                sending.append(_Sending(producer, topic, chunks, partition))
+                await sending[0].run()
         if not producer.stats.records_acked:
             await _check_topic(bootstrap, topic)  # no record was sent, so nothing has checked the topic yet
         return producer.stats.records_acked
 
     try:
         count = run(work(), bootstrap)
+    except KeyboardInterrupt:
+        raise Interrupted(sending[0].progress() if sending else "interrupted before anything was sent") from None
     finally:
         if file != "-":
             os.close(fd)
-    click.echo(f"stored {counted(count, 'record')} in {topic}", err=True)
+    if as_json:
+        click.echo(json.dumps({"topic": topic, "stored": count}))
+    else:
+        click.echo(f"stored {counted(count, 'record')} in {topic}", err=True)
 
 
 async def _check_topic(bootstrap: str, topic: str) -> None:
@@ -87,72 +123,112 @@ async def _check_topic(bootstrap: str, topic: str) -> None:
         await admin.describe_topic(topic)
 
 
-async def _send_all(producer: Producer, topic: str, chunks: "_ChunkReader", partition: int | None) -> None:
-    deliveries: list[Delivery] = []
-    try:
-        async for chunk in chunks.read():
-            deliveries += await _send_chunk(producer, topic, chunk, partition)
-            while len(deliveries) > DELIVERIES_MAX:
-                await deliveries.pop(0)
-        await _settle(producer, deliveries)
-    except InputError as e:
-        await _settle(producer, deliveries)
-        stored = counted(producer.stats.records_acked, "record")
-        raise InputError(f"{e}; stored {stored} before it: correct it and send the rest") from e
-    finally:
-        for delivery in deliveries:
-            delivery.cancel()  # one has failed and is being reported; the others have the same error
+class _Sending:
+    """One run of the command: what was sent, and how far it is stored."""
 
+    def __init__(self, producer: Producer, topic: str, chunks: "_ChunkReader", partition: int | None) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._chunks = chunks
+        self._partition = partition
+        self._deliveries: deque[tuple[Delivery, int]] = deque()  # with the last line of each; bounded by DELIVERIES_MAX
+        self._stored_line = 0  # every record up to this line is stored
 
-async def _settle(producer: Producer, deliveries: list[Delivery]) -> None:
-    await producer.flush()
-    while deliveries:
-        await deliveries.pop(0)
+    async def run(self) -> None:
+        try:
+            async for chunk, line in self._chunks.read():
+                self._deliveries += [(delivery, line) for delivery in await self._send(chunk)]
+                while len(self._deliveries) > DELIVERIES_MAX:
+                    await self._settle_one()
+            await self._settle_all()
+        except InputError as e:
+            await self._settle_all()
+            stored = counted(self._producer.stats.records_acked, "record")
+            raise InputError(f"{e}; stored {stored} before it: correct it and send the rest") from e
+        except asyncio.CancelledError:
+            self._note_stored()
+            raise
+        finally:
+            for delivery, _ in self._deliveries:
+                delivery.cancel()  # one has failed and is being reported; the others have the same error
 
+    async def _send(self, chunk: list[InputRecord]) -> list[Delivery]:
+        producer, topic, partition = self._producer, self._topic, self._partition
+        if any(r.headers or r.timestamp_ms is not None for r in chunk):
+            sent: list[Delivery] = []
+            for r in chunk:
+                await producer.wait_room()
+                sent.append(producer.send(topic, r.value, r.key, r.headers, partition, r.timestamp_ms))
+            return sent
+        keys = [r.key for r in chunk] if any(r.key is not None for r in chunk) else None
+        return [await producer.send_many(topic, [r.value for r in chunk], keys=keys, partition=partition)]
 
-async def _send_chunk(
-    producer: Producer, topic: str, chunk: list[InputRecord], partition: int | None
-) -> list[Delivery]:
-    if any(r.headers or r.timestamp_ms is not None for r in chunk):
-        sent: list[Delivery] = []
-        for r in chunk:
-            await producer.wait_room()
-            sent.append(producer.send(topic, r.value, r.key, r.headers, partition, r.timestamp_ms))
-        return sent
-    keys = [r.key for r in chunk] if any(r.key is not None for r in chunk) else None
-    return [await producer.send_many(topic, [r.value for r in chunk], keys=keys, partition=partition)]
+    async def _settle_all(self) -> None:
+        await self._producer.flush()
+        while self._deliveries:
+            await self._settle_one()
+
+    async def _settle_one(self) -> None:
+        await self._deliveries[0][0]
+        self._stored_line = self._line_before(1)
+        self._deliveries.popleft()
+
+    def _note_stored(self) -> None:
+        """Counts what was acknowledged while nothing waited for it."""
+        done = 0
+        for delivery, _ in self._deliveries:
+            if not delivery.done() or delivery.cancelled() or delivery.exception() is not None:
+                break
+            done += 1
+        self._stored_line = self._line_before(done)
+
+    def _line_before(self, done: int) -> int:
+        """The last line of which everything is stored once the first `done` deliveries are: a chunk's line counts with
+        its last delivery."""
+        lines = [line for _, line in self._deliveries]
+        complete = [line for i, line in enumerate(lines[:done]) if i + 1 == len(lines) or lines[i + 1] != line]
+        return complete[-1] if complete else self._stored_line
+
+    def progress(self) -> str:
+        """For a person who has interrupted it."""
+        stored = counted(self._producer.stats.records_acked, "record")
+        where = f", up to line {self._stored_line:,}" if self._stored_line else ""
+        return f"interrupted: stored {stored} in {self._topic}{where}; records of later lines may be stored, too"
 
 
 class _ChunkReader:
     """Reads and parses in its own thread, so that neither a slow pipe nor a large file blocks the event loop."""
 
-    def __init__(self, source: LineSource, format_name: str, key_column: str | None) -> None:
+    def __init__(self, source: LineSource, shape: Shape) -> None:
         self._source = source
-        self._format_name = format_name
-        self._key_column = key_column
+        self._shape = shape
 
-    async def read(self) -> AsyncIterator[list[InputRecord]]:
-        queue: asyncio.Queue[list[InputRecord] | Exception | None] = asyncio.Queue(CHUNKS_AHEAD)
+    async def read(self) -> AsyncIterator[tuple[list[InputRecord], int]]:
+        """Chunks, each with the number of its last line."""
+        queue: asyncio.Queue[_Item] = asyncio.Queue()
+        room = threading.Semaphore(CHUNKS_AHEAD)  # bounds the queue
         loop = asyncio.get_running_loop()
 
-        def put(item: list[InputRecord] | Exception | None) -> None:
-            asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
+        def put(item: _Item) -> None:
+            room.acquire()
+            loop.call_soon_threadsafe(queue.put_nowait, item)
 
         def work() -> None:
             try:
                 try:
-                    for chunk in read_records(self._source, self._format_name, self._key_column):
-                        put(chunk)
+                    for chunk in read_records(self._source, self._shape):
+                        put((chunk, self._source.number))
                     put(None)
                 except (InputError, OSError) as e:
                     put(e)
-            except (RuntimeError, FutureCancelled):
+            except RuntimeError:
                 pass  # the command ended before its input did
 
         # A daemon thread: a read from a terminal cannot be interrupted, and must not keep the process alive.
         threading.Thread(target=work, name="smq-produce-input", daemon=True).start()
         while True:
             item = await queue.get()
+            room.release()
             if item is None:
                 return
             if isinstance(item, Exception):
@@ -185,8 +261,11 @@ def _progress(fd: int, source: LineSource, producer: Producer) -> Iterator[None]
 
 
 @contextmanager
-def _bar(fd: int) -> Iterator[tuple[Progress, TaskID]]:
+def _bar(fd: int) -> Iterator[tuple["Progress", "TaskID"]]:
     """Hidden if standard error is no terminal, or if the user types the records."""
+    from rich.console import Console  # slow to import, and `smq --help` needs none of it
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
     is_hidden = not console.is_terminal or (fd == sys.stdin.fileno() and sys.stdin.isatty())
     about = os.fstat(fd)

@@ -1,6 +1,6 @@
 """`smq status`: the nodes, the leaders, the partitions without one, and when certificates expire.
 
-Owns what the command prints. Everything it does goes through smq.clients. `cli.main` loads it when it is used.
+Owns what the command prints. Everything it does goes through smq.clients. `cli.root` loads it when it is used.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from typing import Final
 
 import click
-from rich.table import Table
 
 from smq.clients import Admin
 from smq.clients.types import ClusterDescription, NodeDescription, NodeStatus
-from smq.coordinator.cli.common import counted, json_option, open_admin, print_table, run
+from smq.coordinator.cli.common import counted, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.tables import Table, print_table
 from smq.coordinator.user_errors import EXIT_FAILED
 from smq.raft_state.errors import SmqError
 
@@ -27,7 +27,10 @@ _CERTIFICATE_DAYS_FEW: Final = 14
 @json_option
 @bootstrap_option
 def status(as_json: bool, bootstrap: str) -> None:
-    """Shows the nodes, the Raft leader, and the partitions without a leader. Exit code 1 if something is wrong."""
+    """Shows the nodes, the Raft leader, and the partitions without a leader. Exit code 1 if something is wrong.
+
+    Example: smq status --json | jq .is_well
+    """
 
     async def work() -> tuple[ClusterDescription, list[NodeStatus | SmqError]]:
         async with open_admin(bootstrap, _STATUS_TIMEOUT_MS) as admin:
@@ -38,7 +41,7 @@ def status(as_json: bool, bootstrap: str) -> None:
     # Without replicas (storage=external) a partition needs no leader.
     led = [(t, p) for t in cluster.topics for p in t.partitions if p.replicas]
     leaderless = [f"{t.name}/{p.partition}" for t, p in led if not p.leader_available]
-    is_healthy = not leaderless and all(isinstance(n, NodeStatus) and n.is_ready for n in nodes)
+    is_healthy = not leaderless and all(isinstance(n, NodeStatus) and n.is_ready and not n.warnings for n in nodes)
     if as_json:
         _status_json(cluster, nodes, leaderless, is_healthy)
     else:
@@ -64,7 +67,7 @@ async def _node_status(admin: Admin, node: NodeDescription) -> NodeStatus | SmqE
 
 def _status_table(cluster: ClusterDescription, nodes: list[NodeStatus | SmqError]) -> None:
     click.echo(f"cluster {cluster.cluster_id}, feature level {cluster.feature_level}")
-    table = Table("node", "state", "gRPC", "HTTP", "Raft", "term", "applied", "leads", "lag", "level")
+    table = Table("node", "state", "gRPC", "HTTP", "Kafka", "Raft", "term", "applied", "leads", "lag", "level")
     for described, found in zip(cluster.nodes, nodes, strict=True):
         cells = ["-"] * 5
         if isinstance(found, SmqError):
@@ -79,7 +82,7 @@ def _status_table(cluster: ClusterDescription, nodes: list[NodeStatus | SmqError
             state += ", fenced"
         if described.drained:
             state += ", drained"
-        addresses = described.grpc_address, described.http_address
+        addresses = described.grpc_address, described.http_address, described.kafka_address or "off"
         table.add_row(str(described.node), state, *addresses, *cells, str(described.feature_level))
     print_table(table)
     for node in nodes:

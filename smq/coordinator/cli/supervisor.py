@@ -15,7 +15,8 @@ from typing import IO, Final
 
 import aiohttp
 
-from smq.coordinator.config import ServerConfig, format_address, load_config
+from smq.coordinator.addresses import format_address
+from smq.coordinator.config import ServerConfig, load_config
 from smq.coordinator.tls.contexts import client_context
 from smq.coordinator.user_errors import EXIT_PORT_TAKEN, PortTaken, StartError
 
@@ -174,7 +175,7 @@ def _start_failure(child: Child) -> StartError:
 
 async def _is_ready(session: aiohttp.ClientSession, child: Child) -> bool:
     """Whether this very process is ready: another may hold its port, and this one is about to find out."""
-    tls = child.config.tls
+    tls = child.config.http_tls
     url = f"{'http' if tls is None else 'https'}://{format_address(child.config.http_address)}/readyz"
     try:
         context = client_context(tls) if tls is not None else True

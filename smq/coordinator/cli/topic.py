@@ -1,25 +1,42 @@
 """`smq topic ...`: creates, lists, describes, changes, exports, trims and deletes topics.
 
-Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
+Owns what these commands print. Everything they do goes through smq.clients. `cli.root` loads it when it is used.
 """
 
 import json
 from dataclasses import asdict
+from typing import Final
 
 import click
-from rich.table import Table
 
 from smq.clients.admin import REPLICATION_DEFAULT
 from smq.clients.types import TopicDescription
-from smq.coordinator.cli.common import counted, end_text, json_option, open_admin, parse_settings, print_table, run
+from smq.coordinator.cli.common import (
+    confirm,
+    counted,
+    done,
+    end_text,
+    json_option,
+    open_admin,
+    parse_settings,
+    run,
+    yes_option,
+)
+from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.export import topic_export
-from smq.coordinator.cli.trim import topic_trim
+from smq.coordinator.cli.groups import CommandGroup
+from smq.coordinator.cli.tables import Table, print_table
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import PartitionIndex, ring_range
 
+# Their modules load the codec of records, which `smq topic list` need not wait for.
+_LAZY: Final = {
+    "export": "smq.coordinator.cli.export:topic_export",
+    "trim": "smq.coordinator.cli.trim:topic_trim",
+}
 
-@click.group()
+
+@click.group(cls=CommandGroup, lazy=_LAZY)
 def topic() -> None:
     """Creates, lists, describes, changes, exports, trims and deletes topics."""
 
@@ -40,6 +57,7 @@ def topic() -> None:
 )
 @click.option("--start-offset", type=int, default=0, help="First offset of every partition.")
 @click.option("--if-not-exists", is_flag=True, help="Succeed if the topic already exists.")
+@json_option
 @bootstrap_option
 def topic_create(
     name: str,
@@ -49,12 +67,16 @@ def topic_create(
     storage: str | None,
     start_offset: int,
     if_not_exists: bool,
+    as_json: bool,
     bootstrap: str,
 ) -> None:
-    """Creates the topic NAME."""
+    """Creates the topic NAME.
+
+    Example: smq topic create events --partitions 6 --config retention.ms=604800000
+    """
     config = parse_settings(settings) | ({"storage": storage} if storage is not None else {})
 
-    async def work() -> str:
+    async def work() -> bool:
         async with open_admin(bootstrap) as admin:
             try:
                 await admin.create_topic(
@@ -66,18 +88,23 @@ def topic_create(
                 )
             except SmqError as e:
                 if e.code is ErrorCode.TOPIC_EXISTS and if_not_exists:
-                    return f"topic {name} already exists"
+                    return False
                 raise
-            return f"created topic {name} with {counted(partitions, 'partition')}"
+            return True
 
-    click.echo(run(work(), bootstrap))
+    is_new = run(work(), bootstrap)
+    text = f"created topic {name} with {counted(partitions, 'partition')}" if is_new else f"topic {name} already exists"
+    done(text, as_json=as_json, topic=name, created=is_new)
 
 
 @topic.command("list")
 @json_option
 @bootstrap_option
 def topic_list(as_json: bool, bootstrap: str) -> None:
-    """Lists all topics."""
+    """Lists all topics.
+
+    Example: smq topic list --json | jq -r '.[].name'
+    """
 
     async def work() -> list[TopicDescription]:
         async with open_admin(bootstrap) as admin:
@@ -95,11 +122,17 @@ def topic_list(as_json: bool, bootstrap: str) -> None:
 
 
 @topic.command("describe")
-@click.argument("name")
+@click.argument("name", type=TOPIC)
 @json_option
 @bootstrap_option
 def topic_describe(name: str, as_json: bool, bootstrap: str) -> None:
-    """Shows the partitions of the topic NAME: leaders, replicas, offsets, ring slots."""
+    """Shows the partitions of the topic NAME: leaders, replicas, offsets, ring slots.
+
+    Ring slots: the part of a ring of 16,384 places that belongs to the partition, for callers who place keys by a hash
+    of their own. Producers and Kafka's clients do not use them.
+
+    Example: smq topic describe events
+    """
 
     async def work() -> TopicDescription:
         async with open_admin(bootstrap) as admin:
@@ -129,29 +162,39 @@ def topic_describe(name: str, as_json: bool, bootstrap: str) -> None:
 
 
 @topic.command("delete")
-@click.argument("name")
+@click.argument("name", type=TOPIC)
+@yes_option
+@json_option
 @bootstrap_option
-def topic_delete(name: str, bootstrap: str) -> None:
-    """Deletes the topic NAME with all its records and the groups' offsets in it."""
+def topic_delete(name: str, is_sure: bool, as_json: bool, bootstrap: str) -> None:
+    """Deletes the topic NAME with all its records and the groups' offsets in it. Asks first, on a terminal.
+
+    Example: smq topic delete events --yes
+    """
+    confirm(f"Delete the topic {name} with all its records?", is_sure=is_sure)
 
     async def work() -> None:
         async with open_admin(bootstrap) as admin:
             await admin.delete_topic(name)
 
     run(work(), bootstrap)
-    click.echo(f"deleted topic {name}")
+    done(f"deleted topic {name}", as_json=as_json, topic=name, deleted=True)
 
 
 @topic.command("alter")
-@click.argument("name")
+@click.argument("name", type=TOPIC)
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="A setting to change; may be repeated.")
 @click.option("--unset", metavar="KEY", multiple=True, help="A setting to reset to its default; may be repeated.")
 @click.option("--partitions", type=int, help="The new number of partitions; it can only grow.")
+@json_option
 @bootstrap_option
 def topic_alter(
-    name: str, settings: tuple[str, ...], unset: tuple[str, ...], partitions: int | None, bootstrap: str
+    name: str, settings: tuple[str, ...], unset: tuple[str, ...], partitions: int | None, as_json: bool, bootstrap: str
 ) -> None:
-    """Changes settings of the topic NAME, or adds partitions."""
+    """Changes settings of the topic NAME, or adds partitions.
+
+    Example: smq topic alter events --set retention.ms=86400000
+    """
     config = parse_settings(settings)
     if not config and not unset and partitions is None:
         raise click.UsageError("nothing to change: pass --set, --unset or --partitions")
@@ -164,11 +207,7 @@ def topic_alter(
                 await admin.add_partitions(name, partitions)
 
     run(work(), bootstrap)
-    click.echo(f"changed topic {name}")
-
-
-topic.add_command(topic_export)
-topic.add_command(topic_trim)
+    done(f"changed topic {name}", as_json=as_json, topic=name, set=config, unset=list(unset), partitions=partitions)
 
 
 # ------------------------------------------------------------------------------------------------------ output

@@ -1,48 +1,29 @@
 """`smq topic trim`: deletes the oldest records of a topic, before an offset or a time, or shows what it would delete.
 
-Owns the command and how a time is written. Each partition's new log start is looked up first, so that a dry run shows
+Owns the command. Each partition's new log start is looked up first, so that a dry run shows
 exactly what would go. `cli.topic` alone imports it.
 """
 
-import re
-from datetime import UTC, datetime, timedelta
-from typing import Final
+import json
 
 import click
-from rich.table import Table
 
 from smq.clients import Admin, StartAt
-from smq.coordinator.cli.common import counted, open_admin, print_table, run
+from smq.coordinator.cli.common import confirm, counted, json_option, open_admin, run, yes_option
+from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.moments import MOMENT
+from smq.coordinator.cli.tables import Table, print_table
 from smq.coordinator.user_errors import UserError
-
-_AGE: Final = re.compile(r"([0-9]{1,9})([smhd])")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-
-
-def _milliseconds(_ctx: click.Context, _option: click.Parameter, text: str | None) -> int | None:
-    """Since 1970, of "7d" (ago) or "2026-01-31T12:00Z"."""
-    if text is None:
-        return None
-    try:
-        if (age := _AGE.fullmatch(text)) is not None:
-            moment = datetime.now(UTC) - timedelta(seconds=int(age[1]) * _SECONDS[age[2]])
-        else:
-            moment = datetime.fromisoformat(text)
-    except (ValueError, OverflowError):
-        raise click.BadParameter(f"{text!r} is no time: write an age (30m, 12h, 7d) or 2026-01-31T12:00Z") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1_000)
 
 
 @click.command("trim")
-@click.argument("name")
+@click.argument("name", type=TOPIC)
 @click.option(
     "--before",
     "before_ms",
     metavar="TIME",
-    callback=_milliseconds,
+    type=MOMENT,
     help="Delete what was created before TIME (UTC, or 12h or 7d ago).",
 )
 @click.option(
@@ -52,9 +33,18 @@ def _milliseconds(_ctx: click.Context, _option: click.Parameter, text: str | Non
     "--partition", "partitions", type=int, multiple=True, help="Only this one; may be repeated. Default: all."
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@yes_option
+@json_option
 @bootstrap_option
 def topic_trim(
-    name: str, before_ms: int | None, offset: int | None, partitions: tuple[int, ...], dry_run: bool, bootstrap: str
+    name: str,
+    before_ms: int | None,
+    offset: int | None,
+    partitions: tuple[int, ...],
+    dry_run: bool,
+    is_sure: bool,
+    as_json: bool,
+    bootstrap: str,
 ) -> None:
     """Deletes the oldest records of the topic NAME: those before the first one created at --before or later, or those
     below --offset. Deleted records do not come back.
@@ -63,6 +53,8 @@ def topic_trim(
     """
     if (before_ms is None) == (offset is None):
         raise click.UsageError("pass either --before or --offset")
+    if not dry_run:
+        confirm(f"Delete the oldest records of {name}? (--dry-run shows which)", is_sure=is_sure)
 
     async def work() -> list[tuple[int, int, int]]:
         async with open_admin(bootstrap) as admin:
@@ -75,6 +67,10 @@ def topic_trim(
             return found
 
     found = run(work(), bootstrap)
+    if as_json:
+        rows = [{"partition": p, "log_start_before": lo, "log_start": start} for p, lo, start in found]
+        click.echo(json.dumps({"topic": name, "dry_run": dry_run, "partitions": rows}))
+        return
     table = Table("partition", "began at", "would begin at" if dry_run else "begins at", "records")
     for partition, lo, start in found:
         table.add_row(str(partition), str(lo), str(start), f"{start - lo:,}")

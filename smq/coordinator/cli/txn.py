@@ -7,11 +7,11 @@ import json
 from dataclasses import asdict
 
 import click
-from rich.table import Table
 
 from smq.clients.types import TransactionDescription, TransactionSummary
-from smq.coordinator.cli.common import json_option, open_admin, print_table, run
+from smq.coordinator.cli.common import json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.tables import Table, print_table
 
 
 @click.group()

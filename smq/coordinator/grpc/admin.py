@@ -6,7 +6,7 @@ root imports it.
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from smq.clients.pb import smq_pb2 as pb
@@ -14,6 +14,7 @@ from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.groups import GroupAdmin
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.grpc.transactions import TransactionAdmin
+from smq.coordinator.service.audience import told_of
 from smq.coordinator.service.lookup import find_partition, find_topic, known_ranges
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.turns import Turns
@@ -41,10 +42,18 @@ Ends: TypeAlias = Mapping[tuple[str, int], PartitionRange]
 
 
 class AdminService(GroupAdmin, TransactionAdmin):
-    def __init__(self, node: NodeApi, groups: GroupCoordinator, settings: Settings, tls: NodeTls | None) -> None:
+    def __init__(
+        self,
+        node: NodeApi,
+        groups: GroupCoordinator,
+        settings: Settings,
+        tls: NodeTls | None,
+        own_warnings: Callable[[], list[str]],
+    ) -> None:
         super().__init__(node, groups)
         self._settings = settings
         self._tls = tls
+        self._own_warnings = own_warnings
 
     @property
     def _state(self) -> ClusterState:
@@ -99,6 +108,7 @@ class AdminService(GroupAdmin, TransactionAdmin):
 
     @guarded
     async def AlterTopic(self, request: pb.AlterTopicRequest, context: Context) -> pb.AlterTopicResponse:
+        _check_change(request)
         command = AlterTopicConfig(
             request_id=request_id_of(request.request_id),
             name=request.name,
@@ -151,6 +161,7 @@ class AdminService(GroupAdmin, TransactionAdmin):
     async def AlterClusterConfig(
         self, request: pb.AlterClusterConfigRequest, context: Context
     ) -> pb.AlterClusterConfigResponse:
+        _check_change(request)
         command = AlterClusterConfig(
             request_id=request_id_of(request.request_id),
             set_=_sorted_items(request.set),
@@ -179,7 +190,7 @@ class AdminService(GroupAdmin, TransactionAdmin):
             cluster_id=self._state.cluster_id,
             feature_level=self._state.feature_level,
             raft_leader=self._calls.node.status().raft_leader,
-            nodes=[_node_info(n) for _, n in sorted(self._state.nodes.items())],
+            nodes=[_node_info(n, self.audience.listener) for _, n in sorted(self._state.nodes.items())],
             topics=[await _topic_info(t, self._calls.node, ends, turns) for t in topics],
         )
 
@@ -201,7 +212,7 @@ class AdminService(GroupAdmin, TransactionAdmin):
             applied_index=status.applied_index if digest is None else digest[0],
             commit_index=status.commit_index,
             digest="" if digest is None else digest[1],
-            warnings=status.warnings,
+            warnings=(*status.warnings, *self._own_warnings()),
             certificate_ends_ms=int(self._tls.ends_s * 1000) if self._tls is not None else None,
         )
         async for r in Turns().over(self._calls.node.replica_statuses()):
@@ -223,16 +234,22 @@ class AdminService(GroupAdmin, TransactionAdmin):
         return out
 
 
+def _check_change(request: pb.AlterTopicRequest | pb.AlterClusterConfigRequest) -> None:
+    if not request.set and not request.unset:
+        raise SmqError(ErrorCode.INVALID_REQUEST, "set and unset are empty: name at least one setting")
+
+
 def _sorted_items(config: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(config.items()))
 
 
-def _node_info(node: NodeState) -> pb.NodeInfo:
+def _node_info(node: NodeState, listener: str) -> pb.NodeInfo:
+    told = told_of(node, listener)
     return pb.NodeInfo(
         node=node.node,
-        grpc_address=node.grpc_address,
+        grpc_address=told.grpc_address,
         http_address=node.http_address,
-        kafka_address=node.kafka_address,
+        kafka_address=told.kafka_address,
         fenced=node.fenced,
         incarnation=node.incarnation,
         drained=node.drained,

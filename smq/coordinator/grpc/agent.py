@@ -10,9 +10,11 @@ from collections.abc import AsyncIterable
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.grpc.publish import PublishStream
-from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
+from smq.coordinator.grpc.required import check_fields
+from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
 from smq.coordinator.grpc.subscribe import SubscribeStream
 from smq.coordinator.limits import PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX, PUBLISH_STREAMS_PER_CONNECTION_MAX
+from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.byte_budget import ByteBudget
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import find_topic
@@ -21,12 +23,13 @@ from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ProducerEpoch, ProducerId
 from smq.raft_state.replies import ProducerIdAllocated
-from smq.raft_state.topic_config import max_message_bytes
+from smq.raft_state.topic_config import batch_rules
 from smq.replication.api import NodeApi
 
 
-class AgentService(smq_pb2_grpc.AgentServicer):
+class AgentService(Service, smq_pb2_grpc.AgentServicer):
     def __init__(self, node: NodeApi, *, request_bytes_max: int) -> None:
+        self.audience = Audience(node=node)
         self._request_bytes_max = request_bytes_max
         self._streams = StreamCounts("publishing", PUBLISH_STREAMS_PER_CONNECTION_MAX)
         self._calls = NodeCalls(node)
@@ -53,11 +56,13 @@ class AgentService(smq_pb2_grpc.AgentServicer):
             producer_epoch=session.producer_epoch,
             topic_id=topic.topic_id,
             partition_count=len(topic.partitions),
-            batch_bytes_max=max_message_bytes(topic.config),
+            batch_bytes_max=batch_rules(topic.config).bytes_max,
         )
 
     async def _open(self, request: pb.StartPublishSessionRequest, timeout_ms: int) -> PublishSession:
         request_id = request_id_of(request.request_id)
+        if request.resume:
+            check_fields(request, ("producer_id", "producer_epoch"))
         command = (
             AllocateProducerId(
                 request_id=request_id,
@@ -90,7 +95,13 @@ class AgentService(smq_pb2_grpc.AgentServicer):
         self, request: AsyncIterable[pb.PublishRecordRequest], context: Context
     ) -> None:
         stream = PublishStream(
-            self._calls, self._sessions, self._budget, _wall_ms, context, request_bytes_max=self._request_bytes_max
+            self._calls,
+            self._sessions,
+            self._budget,
+            _wall_ms,
+            context,
+            request_bytes_max=self._request_bytes_max,
+            audience=self.audience,
         )
         with self._streams.one_more(context.peer()):
             await stream.run(request)

@@ -2,7 +2,7 @@
 
 Owns which budgets an answer counts against, and when it is given back: once gRPC has taken the whole answer from us.
 A client that asks and does not read waits behind its own answers, until the keepalive ends its connection.
-`grpc.broker` alone imports it.
+`grpc.broker` and `grpc.search` import it.
 """
 
 import asyncio

@@ -11,7 +11,9 @@ from smq.coordinator.groups.coordinator import NO_MEMBER, GroupCoordinator
 from smq.coordinator.grpc.answer_budget import AnswerBudget
 from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.offset_calls import Advances, Assignments, OffsetCalls
-from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
+from smq.coordinator.grpc.required import check_fields, check_offset_value
+from smq.coordinator.grpc.search import Searches
+from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import (
     COMMIT_ITEMS_MAX,
     DEADLINE_SLACK_MS,
@@ -22,6 +24,7 @@ from smq.coordinator.limits import (
     LIST_OFFSETS_MAX,
     OFFSET_STREAMS_PER_CONNECTION_MAX,
 )
+from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
 from smq.coordinator.service.lookup import Start, StartAsk, find_partition, start_positions
@@ -37,12 +40,14 @@ from smq.raft_state.state import CommittedOffset
 from smq.replication.api import Cancel, DoneFn, Fetched, NodeApi, StoredBatch
 
 
-class BrokerService(smq_pb2_grpc.BrokerServicer):
+class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
     def __init__(self, node: NodeApi, groups: GroupCoordinator, *, response_bytes_max: int) -> None:
+        self.audience = Audience(node=node)
         self._calls = NodeCalls(node)
         self._groups = groups
         self._response_bytes_max = response_bytes_max
         self._answers = AnswerBudget()
+        self._searches = Searches(self._calls, self._answers)
         self._streams = StreamCounts("offset", OFFSET_STREAMS_PER_CONNECTION_MAX)
 
     # -------------------------------------------------------------------------------------------------- fetch
@@ -80,7 +85,7 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
     def _fetched(self, fetch: PartitionFetch, outcome: Outcome) -> pb.FetchedPartition:
         out = pb.FetchedPartition(topic=fetch.topic, partition=fetch.partition)
         if isinstance(outcome, SmqError):
-            out.error.CopyFrom(to_detail(outcome))
+            out.error.CopyFrom(to_detail(self.audience.told(outcome)))
         elif isinstance(outcome, Fetched):
             out.log_start, out.hwm, out.lso = outcome.log_start, outcome.hwm, outcome.lso
             out.batches.extend(_to_pb(batch, is_visible(outcome, batch)) for batch in outcome.batches)
@@ -91,6 +96,10 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
                 out.log_start, out.hwm = state.log_start, self._calls.node.known_hwm(state)
                 out.lso = out.hwm
         return out
+
+    @guarded
+    async def SearchRecords(self, request: pb.SearchRecordsRequest, context: Context) -> pb.SearchRecordsResponse:
+        return await self._searches.page(request, context)
 
     # ------------------------------------------------------------------------------------------------ offsets
     @guarded
@@ -106,16 +115,20 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
                 else:
                     asks[place] = _start_ask(requested)
             except SmqError as e:
-                listed[place] = _failed(requested, e)
+                listed[place] = _failed(requested, self.audience.told(e))
         starts = await start_positions(self._calls, list(asks.values()), timeout_ms)
         for place, start in zip(asks, starts, strict=True):
             requested = request.partitions[place]
-            listed[place] = _failed(requested, start) if isinstance(start, SmqError) else _started(requested, start)
+            if isinstance(start, SmqError):
+                listed[place] = _failed(requested, self.audience.told(start))
+            else:
+                listed[place] = _started(requested, start)
         return pb.ListOffsetsResponse(offsets=[listed[place] for place in range(len(listed))])
 
     async def _list_end(self, requested: pb.ListOffsetsPartition, timeout_ms: int) -> pb.ListedOffset:
         if requested.max_bytes < 1:
             raise SmqError(ErrorCode.INVALID_REQUEST, f"max_bytes is {requested.max_bytes}: it must be 1 or more")
+        check_fields(requested, ("offset_value",))
         state = await find_partition(self._calls, requested.topic, requested.partition, timeout_ms)
         run = await self._calls.sized_run(
             requested.topic, requested.partition, requested.offset_value, requested.max_bytes, timeout_ms
@@ -157,14 +170,14 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
         self, request: AsyncIterable[pb.AssignOffsetsRequest], context: Context
     ) -> None:
         with self._streams.one_more(context.peer()):
-            await OffsetCalls(self._calls.node, Assignments(), context).run(request)
+            await OffsetCalls(self.audience, Assignments(), context).run(request)
 
     @guarded
     async def AdvanceHighWaterMark(  # type: ignore[override] # as above
         self, request: AsyncIterable[pb.AdvanceHighWaterMarkRequest], context: Context
     ) -> None:
         with self._streams.one_more(context.peer()):
-            await OffsetCalls(self._calls.node, Advances(), context).run(request)
+            await OffsetCalls(self.audience, Advances(), context).run(request)
 
     # ------------------------------------------------------------------------------------------------- groups
     @guarded
@@ -211,10 +224,13 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
 
 def _start_ask(requested: pb.ListOffsetsPartition) -> StartAsk:
     is_by_time = requested.HasField("timestamp_ms")
+    kind = OffsetType.EXACT_TS_NS if is_by_time else parse_offset_type(requested.offset_type)
+    if not is_by_time:
+        check_offset_value(requested, kind)
     return StartAsk(
         topic=requested.topic,
         partition=requested.partition,
-        type=OffsetType.EXACT_TS_NS if is_by_time else parse_offset_type(requested.offset_type),
+        type=kind,
         value=requested.offset_value,
         group=requested.group,
         reset_if_gone=requested.reset_if_gone,

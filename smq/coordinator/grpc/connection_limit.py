@@ -1,10 +1,10 @@
-"""How many connections one address may have to the gRPC port.
+"""How many connections one address may have to the gRPC ports.
 
-Owns the count of that port's connections per address, and the end of those beyond the limit, newest first. gRPC accepts
-connections itself, in C++, and does not expose their sockets before a first call. So this file scans the process's own
-descriptors from time to time and shuts down the excess connections; to gRPC it looks as if the client went away. It
-must never close or duplicate a descriptor: a close gives up every lock that the process has on the same file. It reads
-no byte and knows nothing of HTTP/2. gRPC itself limits the total. Only the composition root makes one.
+Owns the count of those ports' connections per address, and the end of those beyond the limit, newest first. gRPC
+accepts connections itself, in C++, and does not expose their sockets before a first call. So this file scans the
+process's own descriptors from time to time and shuts down the excess connections; to gRPC it looks as if the client
+went away. It must never close or duplicate a descriptor: a close gives up every lock that the process has on the same
+file. It reads no byte and knows nothing of HTTP/2. gRPC itself limits the total. Only the composition root makes one.
 """
 
 import asyncio
@@ -30,8 +30,10 @@ Peer = tuple[str, int]  # address and port
 class ConnectionLimit:
     """Call `start` on the loop; the scans run in another thread. `open` is the result of the last scan."""
 
-    def __init__(self, port: int, *, per_address_max: int, scan_interval_s: float = _SCAN_INTERVAL_S) -> None:
-        self._port: Final = port
+    def __init__(
+        self, ports: frozenset[int], *, per_address_max: int, scan_interval_s: float = _SCAN_INTERVAL_S
+    ) -> None:
+        self._ports: Final = ports
         self._max: Final = per_address_max
         self._scan_interval_s: Final = scan_interval_s
         self._peers: dict[Peer, None] = {}  # in the order in which they were first seen
@@ -85,7 +87,7 @@ class ConnectionLimit:
         return refused
 
     def _connections(self) -> dict[Peer, int]:
-        """The connections of our port, each with its descriptor."""
+        """The connections of our ports, each with its descriptor."""
         found = {}
         for name in os.listdir(_DESCRIPTORS):
             peer = self._peer(int(name))
@@ -94,13 +96,13 @@ class ConnectionLimit:
         return found
 
     def _peer(self, descriptor: int) -> Peer | None:
-        """None for a descriptor that is not a connection to our port, or that is gone by now."""
+        """None for a descriptor that is not a connection to our ports, or that is gone by now."""
         try:
             sock = socket.socket(fileno=descriptor)
         except OSError:
             return None
         try:
-            if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.getsockname()[1] != self._port:
+            if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.getsockname()[1] not in self._ports:
                 return None
             address, port = sock.getpeername()[:2]
         except OSError:

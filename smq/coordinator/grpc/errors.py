@@ -37,6 +37,7 @@ _STATUS: Final[dict[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.INVALID_REPLICA_ASSIGNMENT: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.INVALID_BATCH: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.INVALID_TIMESTAMP: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.INVALID_OFFSET: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.BATCH_TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.CORRUPT_BATCH: grpc.StatusCode.INVALID_ARGUMENT,
@@ -70,6 +71,10 @@ _STATUS: Final[dict[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.UPGRADE_NEEDED: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.DATA_DAMAGED: grpc.StatusCode.DATA_LOSS,
     ErrorCode.INTERNAL: grpc.StatusCode.INTERNAL,
+    # Of clients alone: no node raises them.
+    ErrorCode.UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.CLIENT_CLOSED: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.FORKED: grpc.StatusCode.INVALID_ARGUMENT,
 }
 
 

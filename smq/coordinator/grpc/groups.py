@@ -7,7 +7,8 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.groups.view import PHASES, assigned_partitions, positions
-from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
+from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
+from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import find_group, known_ranges
 from smq.coordinator.service.turns import Turns
@@ -16,8 +17,9 @@ from smq.raft_state.state import GroupState
 from smq.replication.api import NodeApi
 
 
-class GroupAdmin(smq_pb2_grpc.AdminServicer):
+class GroupAdmin(Service, smq_pb2_grpc.AdminServicer):
     def __init__(self, node: NodeApi, groups: GroupCoordinator) -> None:
+        self.audience = Audience(node=node)
         self._calls = NodeCalls(node)
         self._groups = groups
 

@@ -9,31 +9,22 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Sequence
 from functools import partial
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.grpc.errors import to_detail
+from smq.coordinator.grpc.required import check_required
 from smq.coordinator.grpc.service import Context, remaining_ms, request_id_of
 from smq.coordinator.limits import OFFSET_REQUESTS_PER_MESSAGE_MAX, OFFSET_REQUESTS_PER_STREAM_MAX
+from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.requests import check_count, timeout_of
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset
 from smq.raft_state.replies import OffsetsAssigned
 from smq.replication.api import DoneFn, NodeApi
 
-
-class Request(Protocol):
-    """What requests of both kinds have."""
-
-    @property
-    def correlation_id(self) -> int: ...
-
-    @property
-    def timeout_ms(self) -> int: ...
-
-
 M = TypeVar("M")  # a message with requests
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", pb.Assignment, pb.Advance)
 T = TypeVar("T")  # the node's result
 A = TypeVar("A")  # an answer to one request
 
@@ -99,9 +90,10 @@ class Advances(Kind[pb.AdvanceHighWaterMarkRequest, pb.Advance, Offset, pb.Advan
 class OffsetCalls(Generic[M, R, T, A]):
     """`run` returns when the client has sent its last message and every request is answered."""
 
-    def __init__(self, node: NodeApi, kind: Kind[M, R, T, A], context: Context) -> None:
-        self._node = node
-        self._kind: Final = kind
+    def __init__(self, audience: Audience, kind: Kind[M, R, T, A], context: Context) -> None:
+        self._audience = audience
+        self._node = audience.node
+        self._kind: Final[Kind[M, R, T, A]] = kind
         self._context = context
         self._answers: list[A] = []  # bounded by the unanswered requests, which these still are
         self._unanswered = 0
@@ -131,11 +123,14 @@ class OffsetCalls(Generic[M, R, T, A]):
         for request in requests:
             done = partial(self._on_done, request.correlation_id)
             try:
+                check_required(request)
                 self._kind.begin(self._node, request, timeout_of(request.timeout_ms, remaining), done)
             except SmqError as e:
                 done(e.with_traceback(None))
 
     def _on_done(self, correlation_id: int, result: T | SmqError) -> None:
+        if isinstance(result, SmqError):
+            result = self._audience.told(result)
         self._answers.append(self._kind.answer(correlation_id, result))
         self._wake.set()
 

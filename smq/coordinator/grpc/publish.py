@@ -15,12 +15,14 @@ import grpc
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.grpc.errors import to_detail
+from smq.coordinator.grpc.required import check_fields, check_required
 from smq.coordinator.limits import (
     PUBLISH_DISK_POLL_MS,
     PUBLISH_DISK_QUEUE_BYTES_MAX,
     PUBLISH_INFLIGHT_BYTES_PER_STREAM_MAX,
     PUBLISH_INFLIGHT_PER_STREAM_MAX,
 )
+from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.byte_budget import ByteBudget, acquire_all, overloaded, release_all, try_acquire_all
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import find_partition
@@ -47,7 +49,9 @@ class PublishStream:
         context: Context,
         *,
         request_bytes_max: int,
+        audience: Audience,
     ) -> None:
+        self._audience = audience
         self._request_bytes_max = request_bytes_max
         self._calls = calls
         self._sessions = sessions
@@ -77,6 +81,7 @@ class PublishStream:
 
     async def _take(self, request: pb.PublishRecordRequest) -> None:
         try:
+            check_required(request)
             self._check_size(request)
             topic, session = self._target(request)
             timeout_ms = timeout_of(request.timeout_ms)
@@ -147,6 +152,7 @@ class PublishStream:
             raise SmqError(ErrorCode.INVALID_REQUEST, "the request has neither batch nor records")
         if session is None:
             raise SmqError(ErrorCode.INVALID_REQUEST, "records need a session_id; without one send a batch")
+        check_fields(request, ("base_sequence",))
         if not 0 <= request.base_sequence <= INT32_MAX:
             raise SmqError(ErrorCode.INVALID_REQUEST, f"base_sequence is {request.base_sequence}: it must be >= 0")
         if not request.records.records:
@@ -187,7 +193,7 @@ class PublishStream:
                 base_offset=-1,
                 last_offset=-1,
                 ts_ns=-1,
-                error=to_detail(error),
+                error=to_detail(self._audience.told(error)),
             )
         )
 

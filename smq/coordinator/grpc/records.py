@@ -1,6 +1,6 @@
 """Stored batches as streamed records: decoding, cutting to the reader's position, grouping into responses.
 
-Pure, apart from decompression: no node, no stream. `grpc.subscribe` imports it.
+Pure, apart from decompression: no node, no stream. `grpc.subscribe` and `grpc.search` import it.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def chunks(fetched: Fetched, position: Offset, stop: Offset, bytes_max: int) -> 
             if record.offset >= stop:
                 break
             records.append(to_pb(record, batch.ts_ns + record.offset - batch.base_offset))
-            size += _record_bytes(record)
+            size += record_bytes(record)
             position = Offset(record.offset + 1)
             if size >= bytes_max:
                 yield Chunk(records, position, size)
@@ -79,7 +79,8 @@ def to_pb(record: Record, ts_ns: int) -> pb.Record:
     return out
 
 
-def _record_bytes(record: Record) -> int:
+def record_bytes(record: Record) -> int:
+    """About what a record costs on the wire."""
     size = len(record.key or b"") + len(record.value or b"") + _RECORD_OVERHEAD_BYTES
     for key, value in record.headers:
         size += len(key) + len(value or b"") + _RECORD_OVERHEAD_BYTES

@@ -9,6 +9,7 @@ may be open long before their first message, and are only counted until then. On
 """
 
 import asyncio
+import copy
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -65,6 +66,13 @@ class RequestAdmission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         self._handlers: dict[str, Handler] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
+
+    def for_one_server(self) -> "RequestAdmission":
+        """For a further server of the same node: places, budgets and counts are the node's, and the handlers are that
+        server's."""
+        other = copy.copy(self)
+        other._handlers = {}
+        return other
 
     async def intercept_service(
         self,

@@ -14,6 +14,7 @@ import grpc
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.grpc.records import chunks
+from smq.coordinator.grpc.required import check_offset_value, check_required
 from smq.coordinator.limits import (
     SUBSCRIBE_BYTES_DEFAULT,
     SUBSCRIBE_BYTES_MAX,
@@ -175,6 +176,12 @@ class SubscribeStream:
     async def _read_control(self, requests: AsyncIterable[pb.SubscribeRecordRequest]) -> None:
         async for request in requests:
             kind = request.WhichOneof("kind")
+            try:
+                check_required(request.ack if kind == "ack" else request.seek if kind == "seek" else request)
+            except SmqError as e:
+                self._control_error = e
+                self._interrupt()
+                return
             if kind == "ack":
                 self._window.acknowledged(request.ack.next_offset)
             elif kind == "seek":
@@ -197,4 +204,5 @@ def check_init(init: pb.SubscribeInit) -> None:
     """INVALID_REQUEST for what can be refused without a lookup."""
     if init.stop_offset < 0 or init.max_bytes < 0 or init.window_bytes < 0:
         raise SmqError(ErrorCode.INVALID_REQUEST, "stop_offset, max_bytes and window_bytes must be 0 or more")
-    parse_offset_type(init.offset_type)
+    check_required(init)
+    check_offset_value(init, parse_offset_type(init.offset_type))

@@ -7,7 +7,7 @@ Owns no state: each answer is read from the replicated state after a barrier, an
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.grpc.service import Context, deadline_ms, guarded
+from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.transactions import open_ms, state_name
 from smq.coordinator.service.turns import Turns
@@ -18,7 +18,7 @@ from smq.raft_state.ids import split_partition_id
 from smq.raft_state.state import ClusterState, TransactionOutcome, TransactionPhase, TransactionState
 
 
-class TransactionAdmin(smq_pb2_grpc.AdminServicer):
+class TransactionAdmin(Service, smq_pb2_grpc.AdminServicer):
     _calls: NodeCalls
     _groups: GroupCoordinator
 

@@ -9,7 +9,8 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from smq.coordinator.tls.contexts import NodeTls
+from smq.coordinator.tls.contexts import ClientTls, NodeTls
+from smq.coordinator.tls.ports import PortTls
 from smq.raft_state.ids import NodeId
 from smq.replication.net.acceptor import AcceptCounts
 
@@ -28,7 +29,7 @@ class ConnectionCollector(Collector):
     CRC."""
 
     def __init__(
-        self, ports: Mapping[str, PortConnections], damaged_frames: Mapping[NodeId, int], tls: NodeTls | None
+        self, ports: Mapping[str, PortConnections], damaged_frames: Mapping[NodeId, int], tls: PortTls | None
     ) -> None:
         self._ports = ports
         self._damaged_frames = damaged_frames
@@ -54,19 +55,21 @@ class ConnectionCollector(Collector):
         for peer, count in self._damaged_frames.items():
             damaged.add_metric((str(peer),), count)
         yield from (opened, refused, failed, damaged)
-        if self._tls is not None:
-            yield from _tls_metrics(self._tls)
+        if self._tls is not None and self._tls.node is not None:
+            yield from _tls_metrics(self._tls.node, self._tls.listeners)
 
 
-def _tls_metrics(tls: NodeTls) -> Iterator[Metric]:
+def _tls_metrics(tls: NodeTls, listeners: Mapping[str, ClientTls]) -> Iterator[Metric]:
     ends = GaugeMetricFamily(
         "smq_tls_certificate_end_timestamp_seconds", "When the certificate in use expires (Unix time).", labels=("of",)
     )
     ends.add_metric(("node",), tls.ends_s)
     ends.add_metric(("ca",), tls.ca_ends_s)
+    for name, served in listeners.items():
+        ends.add_metric((f"listener {name}",), served.ends_s)
     yield ends
     yield GaugeMetricFamily(
         "smq_tls_reload_failing",
         "1 if the files have changed to something unusable: the old ones stay in force.",
-        value=int(tls.is_reload_failing),
+        value=int(any(served.is_reload_failing for served in (tls, *listeners.values()))),
     )

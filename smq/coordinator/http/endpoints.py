@@ -1,6 +1,7 @@
 """The HTTP listener of a node: /healthz, /readyz and /metrics.
 
-Owns status codes and bodies. It never changes anything. Only the composition root imports it.
+Owns status codes and bodies; `http.access` judges who gets them. It never changes anything. Only the composition root
+imports it.
 """
 
 import asyncio
@@ -8,17 +9,35 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
 from prometheus_client import CollectorRegistry
 
+from smq.coordinator.http.access import HttpAccess
 from smq.coordinator.http.metrics import pieces
 from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
 from smq.replication.api import NodeApi, NodeStatus
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
 
+HTTP_FIRST_REQUEST_S_MAX: Final = 10.0  # a browser or a scraper sends its few hundred bytes within milliseconds
+_FRONT: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{name}</title></head><body>
+<h1>{name}</h1>
+<p>This is the node's HTTP port, for people and monitoring. Records travel over gRPC and Kafka's protocol.</p>
+<ul>
+<li><a href="/readyz">/readyz</a>: whether the node serves requests, and why not</li>
+<li><a href="/healthz">/healthz</a>: whether its process runs</li>
+<li><a href="/metrics">/metrics</a>: measurements, for Prometheus</li>
+</ul>
+<p>In a terminal: <code>smq status</code> shows the cluster and all its ports, <code>smq topic list</code> its topics,
+<code>echo hello | smq produce TOPIC</code> sends a record, <code>smq consume TOPIC</code> reads.
+<code>smq --help</code> has the rest.</p>
+</body></html>
+"""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -41,6 +60,7 @@ class HttpServer:
         listener: socket.socket,
         is_stopping: Callable[[], bool],
         registry: CollectorRegistry,
+        access: HttpAccess,
         *,
         limits: AcceptLimits,
         tls: Callable[[], ssl.SSLContext] | None = None,
@@ -48,7 +68,10 @@ class HttpServer:
         self._node = node
         self._is_stopping = is_stopping
         self._registry = registry
-        app = web.Application(client_max_size=HTTP_REQUEST_BYTES_MAX)
+        self._access = access
+        self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # bounded by the acceptor's connections
+        app = web.Application(client_max_size=HTTP_REQUEST_BYTES_MAX, middlewares=[self._heard])
+        app.router.add_get("/", self._front)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
@@ -73,15 +96,48 @@ class HttpServer:
     def _make_protocol(self, ticket: Ticket) -> asyncio.BaseProtocol:
         server = self._runner.server
         assert server is not None  # set up before the first connection
-        return _Counted(server(), ticket)
+        inner = server()
+        timer = asyncio.get_running_loop().call_later(HTTP_FIRST_REQUEST_S_MAX, self._give_up, inner)
+        self._silent[inner] = timer
+        return _Counted(inner, ticket, lambda: self._forget(inner))
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
+    # A connection whose first request is not complete in time is closed; aiohttp itself waits for ever.
+    def _give_up(self, inner: RequestHandler) -> None:
+        self._silent.pop(inner, None)
+        inner.force_close()
+        if inner.transport is not None:
+            inner.transport.abort()
+
+    def _forget(self, inner: asyncio.BaseProtocol) -> None:
+        timer = self._silent.pop(inner, None)
+        if timer is not None:
+            timer.cancel()
+
+    @web.middleware
+    async def _heard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        self._forget(request.protocol)
+        return await handler(request)
+
+    async def _front(self, request: web.Request) -> web.Response:
+        """For a person who has found the port: what is here, and what to do next."""
+        self._access.refuse_probe(request)
+        name = f"smq, node {self._node.node_id}" if self._access.may_see_details(request) else "smq"
+        return web.Response(text=_FRONT.format(name=name), content_type="text/html", charset="utf-8")
+
+    async def _healthz(self, request: web.Request) -> web.Response:
         """The process runs and its loop turns: an answer can prove no more."""
-        return web.json_response({"status": "ok", "node": self._node.node_id})
+        self._access.refuse_probe(request)
+        details = {"node": self._node.node_id} if self._access.may_see_details(request) else {}
+        return web.json_response({"status": "ok"} | details)
 
-    async def _readyz(self, _request: web.Request) -> web.Response:
+    async def _readyz(self, request: web.Request) -> web.Response:
+        self._access.refuse_probe(request)
         status = self._node.status()
         ready = status.is_ready and not self._is_stopping()
+        if not self._access.may_see_details(request):
+            return web.json_response({"ready": ready}, status=200 if ready else 503)
         body = {
             "ready": ready,
             "node": status.node,
@@ -104,6 +160,7 @@ class HttpServer:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         """In pieces, and no faster than the client reads: 7 MB at 10,000 partitions."""
+        await self._access.refuse_metrics(request)
         response = web.StreamResponse(headers={"Content-Type": _METRICS_TYPE})
         await response.prepare(request)
         for piece in pieces(self._node, self._registry):
@@ -117,8 +174,9 @@ class HttpServer:
 class _Counted(asyncio.Protocol):
     """aiohttp's protocol, which also reports the end of its connection to the acceptor."""
 
-    def __init__(self, inner: asyncio.Protocol, ticket: Ticket) -> None:
+    def __init__(self, inner: asyncio.Protocol, ticket: Ticket, on_lost: Callable[[], None]) -> None:
         self._ticket = ticket
+        self._on_lost = on_lost
         self._lost = inner.connection_lost
         self.connection_made = inner.connection_made  # type: ignore[method-assign] # no call in between
         self.data_received = inner.data_received  # type: ignore[method-assign] # no call in between
@@ -128,4 +186,5 @@ class _Counted(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ticket.close()
+        self._on_lost()
         self._lost(exc)

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from smq.coordinator.config import parse_address
+from smq.coordinator.addresses import parse_address
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
+from smq.coordinator.service.audience import told_of
 from smq.coordinator.service.lookup import confirm_unknown
 from smq.raft_state.commands import CreateTopic
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -86,16 +87,17 @@ async def create_on_use(gateway: Gateway, name: str, timeout_ms: int) -> None:
             raise
 
 
-def endpoint(node: NodeState) -> tuple[str, int] | None:
-    """None if the node has no Kafka listener."""
-    return parse_address("kafka_address", node.kafka_address) if node.kafka_address else None
+def endpoint(node: NodeState, listener: str) -> tuple[str, int] | None:
+    """For clients of that listener; None if the node does not have it for Kafka."""
+    address = told_of(node, listener).kafka_address
+    return parse_address("kafka_address", address) if address else None
 
 
-def brokers(state: ClusterState, *, with_fenced: bool = False) -> list[Struct]:
+def brokers(gateway: Gateway, *, with_fenced: bool = False) -> list[Struct]:
     """The nodes that a client may connect to, as `{node_id, host, port, rack}`."""
     out: list[Struct] = []
-    for number, node in sorted(state.nodes.items()):
-        address = endpoint(node)
+    for number, node in sorted(gateway.state.nodes.items()):
+        address = endpoint(node, gateway.listener)
         if address is not None and (with_fenced or not node.fenced):
             out.append({"node_id": number, "host": address[0], "port": address[1], "rack": node.rack or None})
     return out
@@ -105,9 +107,9 @@ def controller(gateway: Gateway) -> int:
     """Any node serves the requests of Kafka's controller. Clients get Raft's leader, which need not forward them."""
     leader = gateway.calls.node.status().raft_leader
     node = gateway.state.nodes.get(leader) if leader is not None else None
-    if node is not None and not node.fenced and node.kafka_address:
+    if node is not None and not node.fenced and endpoint(node, gateway.listener) is not None:
         return node.node
-    found = brokers(gateway.state)
+    found = brokers(gateway)
     return int(found[0]["node_id"]) if found else -1
 
 
@@ -118,9 +120,12 @@ def live_leader(state: ClusterState, partition: PartitionState) -> NodeState | N
     return node
 
 
-def describe_partition(state: ClusterState, partition: PartitionState) -> Struct:
-    """What Metadata and DescribeTopicPartitions say of it."""
+def describe_partition(gateway: Gateway, partition: PartitionState) -> Struct:
+    """What Metadata and DescribeTopicPartitions say of it. A leader that the client cannot reach is none."""
+    state = gateway.state
     leader = live_leader(state, partition)
+    if leader is not None and endpoint(leader, gateway.listener) is None:
+        leader = None
     live = [n for n in partition.replicas if n in state.nodes and not state.nodes[n].fenced]
     return {
         "error_code": KafkaError.NONE if leader is not None else KafkaError.LEADER_NOT_AVAILABLE,
@@ -192,9 +197,10 @@ class LeaderHints:
 
     _CODES: Final = (KafkaError.NOT_LEADER_OR_FOLLOWER, KafkaError.FENCED_LEADER_EPOCH)
 
-    def __init__(self, state: ClusterState, me: int) -> None:
-        self._state = state
-        self._me = me
+    def __init__(self, gateway: Gateway) -> None:
+        self._state = gateway.state
+        self._me = gateway.calls.node.node_id
+        self._listener = gateway.listener
         self._named: dict[int, Struct] = {}
 
     def add(self, answer: Struct, code: KafkaError, topic: str, index: int) -> None:
@@ -203,7 +209,7 @@ class LeaderHints:
             return
         partition = self._state.partition_of(topic, index)
         leader = live_leader(self._state, partition) if partition is not None else None
-        address = endpoint(leader) if leader is not None else None
+        address = endpoint(leader, self._listener) if leader is not None else None
         if partition is None or leader is None or address is None or leader.node == self._me:
             return
         answer["current_leader"] = {"leader_id": leader.node, "leader_epoch": partition.epoch}

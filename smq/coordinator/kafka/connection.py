@@ -30,6 +30,7 @@ from smq.coordinator.limits import (
     KAFKA_STUCK_FULL_S_MAX,
     KAFKA_STUCK_S_MAX,
 )
+from smq.replication.net.listening import plain_host
 
 log = structlog.get_logger(__name__)
 
@@ -88,7 +89,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, but not the base
         peer = self._transport.get_extra_info("peername")
-        self._peer = f"{peer[0]}:{peer[1]}" if peer else "?"
+        self._peer = f"{plain_host(peer[0])}:{peer[1]}" if peer else "?"
         self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -36,6 +36,7 @@ class KafkaError(enum.IntEnum):
     UNKNOWN_MEMBER_ID = 25
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27
+    INVALID_TIMESTAMP = 32
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -99,6 +100,7 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.BATCH_TOO_LARGE: KafkaError.MESSAGE_TOO_LARGE,
     ErrorCode.CORRUPT_BATCH: KafkaError.CORRUPT_MESSAGE,
     ErrorCode.INVALID_BATCH: KafkaError.INVALID_RECORD,
+    ErrorCode.INVALID_TIMESTAMP: KafkaError.INVALID_TIMESTAMP,
     ErrorCode.OUT_OF_ORDER_SEQUENCE: KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ErrorCode.PRODUCER_FENCED: KafkaError.INVALID_PRODUCER_EPOCH,
     ErrorCode.UNKNOWN_TRANSACTIONAL_ID: KafkaError.INVALID_PRODUCER_ID_MAPPING,
@@ -134,6 +136,10 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.ALREADY_INITIALIZED: KafkaError.UNKNOWN_SERVER_ERROR,
     ErrorCode.FEATURE_NOT_ENABLED: KafkaError.UNSUPPORTED_VERSION,
     ErrorCode.INTERNAL: KafkaError.UNKNOWN_SERVER_ERROR,
+    # Of clients of smq alone: no node raises them.
+    ErrorCode.UNREACHABLE: KafkaError.UNKNOWN_SERVER_ERROR,
+    ErrorCode.CLIENT_CLOSED: KafkaError.UNKNOWN_SERVER_ERROR,
+    ErrorCode.FORKED: KafkaError.UNKNOWN_SERVER_ERROR,
 }
 
 # A consumer does not know "not enough replicas". After "wrong node" it looks up the leader again and comes back.

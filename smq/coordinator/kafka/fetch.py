@@ -41,7 +41,7 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
     if None in names:
         code_of_unknown = await _confirm_unknown(gateway, request)
         names = _names_known_here(gateway, version, request)
-    hints = LeaderHints(gateway.state, gateway.calls.node.node_id)
+    hints = LeaderHints(gateway)
     for topic, name in zip(request["topics"], names, strict=True):
         partitions: list[Struct] = []
         answers.append({"topic": topic["topic"], "topic_id": topic["topic_id"], "partitions": partitions})
@@ -131,7 +131,8 @@ def _nearer(gateway: Gateway, name: str, requested: Struct, rack: str) -> NodeId
         return None
     node = gateway.calls.node
     ends, hwm = node.follower_ends(known.pid), node.known_hwm(known)
-    return preferred_replica(gateway.state, known, ends, hwm=hwm, rack=rack, offset=requested["fetch_offset"])
+    offset, listener = requested["fetch_offset"], gateway.listener
+    return preferred_replica(gateway.state, known, ends, hwm=hwm, rack=rack, offset=offset, listener=listener)
 
 
 def _send_back(gateway: Gateway, want: PartitionFetch, answer: Struct, found: Fetched) -> None:

@@ -34,7 +34,7 @@ def _coordinator(gateway: Gateway, key: str, key_type: int) -> Struct:
         return answer | no_node | {"error_code": KafkaError.INVALID_GROUP_ID}
     slot = coordinator_of(gateway.state, PREFIX + key if key_type == _KEY_OF_GROUP else key)
     node = gateway.state.nodes.get(slot.node)
-    address = endpoint(node) if node is not None and not node.fenced else None
+    address = endpoint(node, gateway.listener) if node is not None and not node.fenced else None
     if address is None:
         return answer | no_node | {"error_code": KafkaError.COORDINATOR_NOT_AVAILABLE}
     return answer | {"node_id": slot.node, "host": address[0], "port": address[1]}

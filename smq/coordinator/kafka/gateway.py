@@ -1,12 +1,13 @@
 """What every handler of a Kafka request gets: the node, the groups, and the settings of the listener.
 
-Owns no behaviour. The listener makes one per node.
+Owns no behaviour. `kafka.listener` makes one per way in.
 """
 
 from dataclasses import dataclass
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.service.audience import OWN
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.raft_state.state import ClusterState
@@ -21,6 +22,7 @@ class Gateway:
     response_bytes_max: int
     data_dir: str  # absolute
     inflight: InflightBytes
+    listener: str = OWN  # that its clients came through
 
     @property
     def state(self) -> ClusterState:

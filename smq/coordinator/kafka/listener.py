@@ -1,4 +1,4 @@
-"""The Kafka port of a node: makes a connection of each socket that the acceptor admits, and sweeps the dead ones.
+"""The Kafka ports of a node: makes a connection of each socket that the acceptor admits, and sweeps the dead ones.
 
 Owns the set of connections. Only the composition root imports it.
 """
@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
@@ -22,24 +24,33 @@ from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
 _SWEEP_S: Final = 1.0  # how late a dead connection may be noticed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaPort:
+    """A bound socket for one listener's clients; without `tls` it speaks plain text."""
+
+    listener: str
+    socket: socket.socket
+    tls: Callable[[], ssl.SSLContext] | None = None
+
+
 class KafkaServer:
-    """`start` once the node runs; `stop` before it ends."""
+    """`start` once the node runs; `stop` before it ends. `limits` are each port's own: strangers at the port for the
+    outside take no slots of the inside. The bytes in flight are the node's."""
 
     def __init__(
         self,
         node: NodeApi,
         groups: GroupCoordinator,
-        listener: socket.socket,
+        ports: Sequence[KafkaPort],
         *,
         settings: Settings,
         request_bytes_max: int,
         response_bytes_max: int,
         data_dir: str,
         limits: AcceptLimits,
-        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._inflight = InflightBytes()
-        self._gateway = Gateway(
+        gateway = Gateway(
             calls=NodeCalls(node),
             groups=groups,
             settings=settings,
@@ -50,18 +61,22 @@ class KafkaServer:
         )
         self._request_bytes_max = request_bytes_max
         self._connections: set[Connection] = set()
-        self.acceptor = Acceptor(
-            listener,
-            self._new_connection,
-            loop=asyncio.get_running_loop(),
-            purpose="Kafka",
-            limits=limits,
-            tls=tls,
-        )
+        self.acceptors = {
+            port.listener: Acceptor(
+                port.socket,
+                partial(self._new_connection, replace(gateway, listener=port.listener)),
+                loop=asyncio.get_running_loop(),
+                purpose=f"Kafka {port.listener}".rstrip(),
+                limits=limits,
+                tls=port.tls,
+            )
+            for port in ports
+        }
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self.acceptor.start()
+        for acceptor in self.acceptors.values():
+            acceptor.start()
         self._sweeper = asyncio.create_task(self._sweep_forever())
 
     async def stop(self) -> None:
@@ -69,17 +84,18 @@ class KafkaServer:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeper
-        self.acceptor.close()
+        for acceptor in self.acceptors.values():
+            acceptor.close()
         for connection in list(self._connections):
             connection.close()
 
-    def _new_connection(self, ticket: Ticket) -> Connection:
+    def _new_connection(self, gateway: Gateway, ticket: Ticket) -> Connection:
         def on_close(connection: Connection) -> None:
             self._connections.discard(connection)
             ticket.close()
 
         return Connection(
-            self._gateway,
+            gateway,
             inflight=self._inflight,
             request_bytes_max=self._request_bytes_max,
             on_open=self._connections.add,  # after the TLS handshake, not before

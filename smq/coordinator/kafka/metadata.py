@@ -53,7 +53,7 @@ async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:
     if is_all:
         known, turns = gateway.state.topics, Turns()
         named = [known[name] for name in sorted(known) if not is_external(known[name].config)]
-        topics = [await _topic(gateway.state, topic, turns) for topic in named]
+        topics = [await _topic(gateway, topic, turns) for topic in named]
     else:
         is_asked = version < _AUTO_CREATE_VERSION or request["allow_auto_topic_creation"]
         may_create = is_asked and gateway.settings.auto_create(gateway.state)
@@ -61,14 +61,14 @@ async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:
         topics = (
             [await _named_topic(gateway, topic, may_create=may_create) for topic in requested]
             if failure is None
-            else [await _unconfirmed_topic(gateway.state, topic) for topic in requested]
+            else [await _unconfirmed_topic(gateway, topic) for topic in requested]
         )
     for topic in topics:
         is_asked = request["include_topic_authorized_operations"] and topic["error_code"] is KafkaError.NONE
         topic["topic_authorized_operations"] = on_topic(is_asked=is_asked)
     return {
         "throttle_time_ms": 0,
-        "brokers": brokers(gateway.state),
+        "brokers": brokers(gateway),
         "cluster_id": gateway.state.cluster_id,
         "controller_id": controller(gateway),
         "topics": topics,
@@ -98,20 +98,20 @@ async def _named_topic(gateway: Gateway, requested: Struct, *, may_create: bool)
     if found is not None and is_external(found.config):
         return _unknown(name, found.topic_id, CODES[ErrorCode.WRONG_STORAGE])
     return (
-        await _topic(state, found, Turns())
+        await _topic(gateway, found, Turns())
         if found is not None
         else _unknown(name, NO_TOPIC_ID, code_of_unknown_topic(name))
     )
 
 
-async def _unconfirmed_topic(state: ClusterState, requested: Struct) -> Struct:
+async def _unconfirmed_topic(gateway: Gateway, requested: Struct) -> Struct:
     """As far as this node knows it: without a quorum it knows of no topic that it does not exist. All clients ask again
     after LEADER_NOT_AVAILABLE; librdkafka gives up the records of a topic that stays unknown for 30 seconds."""
-    name, topic_id = requested["name"], requested["topic_id"]
+    state, name, topic_id = gateway.state, requested["name"], requested["topic_id"]
     known = name if name else state.topic_names.get(TopicId(topic_id))
     found = state.topics.get(known) if known is not None else None
     if found is not None and not is_external(found.config):
-        return await _topic(state, found, Turns())
+        return await _topic(gateway, found, Turns())
     if found is not None:
         return _unknown(known, found.topic_id, CODES[ErrorCode.WRONG_STORAGE])
     is_possible = not name or is_topic_name(name)
@@ -130,13 +130,13 @@ def _unknown(name: str | None, topic_id: bytes, code: KafkaError) -> Struct:
     }
 
 
-async def _topic(state: ClusterState, topic: TopicState, turns: Turns) -> Struct:
+async def _topic(gateway: Gateway, topic: TopicState, turns: Turns) -> Struct:
     return {
         "error_code": KafkaError.NONE,
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": topic.name in INTERNAL_TOPICS,
-        "partitions": [describe_partition(state, partition) async for partition in turns.over(topic.partitions)],
+        "partitions": [describe_partition(gateway, partition) async for partition in turns.over(topic.partitions)],
     }
 
 
@@ -154,7 +154,7 @@ async def describe_cluster(gateway: Gateway, _version: int, request: Struct) -> 
         out["error_code"] = KafkaError.UNSUPPORTED_ENDPOINT_TYPE
         out["error_message"] = "this cluster has brokers only: ask for endpoint type 1"
         return out
-    for broker in brokers(gateway.state, with_fenced=request["include_fenced_brokers"]):
+    for broker in brokers(gateway, with_fenced=request["include_fenced_brokers"]):
         is_fenced = gateway.state.nodes[broker["node_id"]].fenced
         out["brokers"].append(
             {

@@ -35,7 +35,7 @@ class ProduceCall:
         self._by_id = version >= BY_ID_VERSION
         self._respond = respond
         self._fail = fail
-        self._hints = LeaderHints(gateway.state, gateway.calls.node.node_id)
+        self._hints = LeaderHints(gateway)
         self._answers: list[Struct] = []
         self._left = 1  # for this call itself, until the node has all partitions
         self._acks: Acks | None = None
@@ -92,6 +92,8 @@ class ProduceCall:
             self._refuse(answer, self._code_of(result), str(result), name)
             return
         answer["base_offset"] = result.base_offset
+        if result.is_append_time:
+            answer["log_append_time_ms"] = result.ts_ns // 1_000_000
         part = self._gateway.state.partition_of(name, answer["index"])
         answer["log_start_offset"] = part.log_start if part is not None else -1
         self._count_down()

@@ -6,6 +6,7 @@ Owns the two rules, as pure functions of the replicated state. Neither concerns 
 
 from collections.abc import Mapping
 
+from smq.coordinator.service.audience import told_of
 from smq.raft_state.ids import NodeId, Offset
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import Fetched
@@ -19,6 +20,7 @@ def preferred_replica(
     hwm: Offset,
     rack: str,
     offset: int,
+    listener: str,
 ) -> NodeId | None:
     """Of the followers in the client's rack that hold `offset`, the one that holds most, as Kafka's
     RackAwareReplicaSelector. None if the leader is as near, or if only the leader can answer (out of range). `ends` are
@@ -27,13 +29,13 @@ def preferred_replica(
     leader = state.nodes.get(partition.leader)
     if not rack or leader is None or leader.rack == rack or not partition.log_start <= offset <= hwm:
         return None
-    near = [n for n in partition.replicas if ends.get(n, -1) >= offset and _is_reachable(state, n, rack)]
+    near = [n for n in partition.replicas if ends.get(n, -1) >= offset and _is_reachable(state, n, rack, listener)]
     return max(near, key=lambda n: ends[n], default=None)
 
 
-def _is_reachable(state: ClusterState, number: NodeId, rack: str) -> bool:
+def _is_reachable(state: ClusterState, number: NodeId, rack: str, listener: str) -> bool:
     node = state.nodes.get(number)
-    return node is not None and not node.fenced and bool(node.kafka_address) and node.rack == rack
+    return node is not None and not node.fenced and node.rack == rack and bool(told_of(node, listener).kafka_address)
 
 
 def is_behind(found: Fetched, *, offset: int, is_ready: bool) -> bool:

@@ -18,7 +18,6 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, NodeId, TopicId
 from smq.raft_state.limits import NODES_MAX, TOPIC_PARTITIONS_MAX
 from smq.raft_state.replies import TopicCreated
-from smq.raft_state.topic_config import differing
 from smq.raft_state.topic_rules import check_creation, check_growth
 
 
@@ -45,18 +44,18 @@ async def _create(gateway: Gateway, requested: Struct, request: Struct, *, is_tw
         if request["validate_only"]:
             await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
             with refusals_as_errors():
-                check_creation(gateway.state, command)
+                config = check_creation(gateway.state, command)
         else:
             reply = await gateway.calls.propose(command, max(request["timeout_ms"], 1))
             answer["topic_id"] = reply.topic_id if isinstance(reply, TopicCreated) else NO_TOPIC_ID
+            made = gateway.state.topics.get(command.name)  # None if it has been deleted in this moment
+            config = made.config if made is not None else {}
     except (SmqError, KafkaRefusal) as e:
         return answer | error_fields(e)
     return answer | {
         "num_partitions": command.partition_count,
         "replication_factor": command.replication_factor,
-        "configs": topic_entries(
-            differing(dict(command.config)), command.replication_factor, gateway.state.feature_level
-        ),
+        "configs": topic_entries(config, command.replication_factor, gateway.state.config, gateway.state.feature_level),
     }
 
 

@@ -2,12 +2,13 @@
 
 Owns the contexts of every TLS listener and of the connections to other nodes. A change takes effect for the next
 connection. If new files are unusable, the old ones stay in force, and an error is logged. It must never write a file.
-Only the composition root makes one.
+`tls.ports` makes them.
 """
 
 import asyncio
 import ssl
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -32,42 +33,40 @@ class TlsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Nodes:
+    """The contexts of both sides of a connection between nodes."""
+
+    listening: ssl.SSLContext
+    dialling: ssl.SSLContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
     """One consistent reading of the files."""
 
-    nodes_listening: ssl.SSLContext
-    nodes_dialling: ssl.SSLContext
-    clients: ssl.SSLContext
+    clients: Mapping[ssl.VerifyMode, ssl.SSLContext]
     grpc: grpc.ServerCertificateConfiguration
-    ends_s: float  # Unix time; of the node's certificate
+    ends_s: float  # Unix time; of the certificate
     ca_ends_s: float  # of the authority that signed it if that is trusted, otherwise of the last trusted one
+    nodes: _Nodes | None = None
 
 
-class NodeTls:
-    """Implements smq.replication.net.tls.PeerContexts. TlsError if the files are unusable at the start."""
+class ClientTls:
+    """The certificate that ports for clients show. TlsError if the files are unusable at the start."""
 
-    def __init__(self, config: TlsConfig, *, cluster_id: str, node_id: NodeId) -> None:
+    def __init__(self, config: TlsConfig) -> None:
         self._config = config
-        self._name = node_uri(cluster_id, node_id)
         self._seen = self._stamps()
         self._now = self._load()
         self._failure = ""
         self._watch: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------------------------ contexts
-    @property
-    def listening(self) -> ssl.SSLContext:
-        return self._now.nodes_listening
+    def clients(self, need: ssl.VerifyMode) -> ssl.SSLContext:
+        """For the client ports, except gRPC's. With CERT_OPTIONAL a client may show a certificate, and need not."""
+        return self._now.clients[need]
 
-    @property
-    def dialling(self) -> ssl.SSLContext:
-        return self._now.nodes_dialling
-
-    def clients(self) -> ssl.SSLContext:
-        """For the client ports, except gRPC's."""
-        return self._now.clients
-
-    def grpc_credentials(self) -> grpc.ServerCredentials:
+    def grpc_credentials(self, *, client_certificates: bool) -> grpc.ServerCredentials:
         """Credentials that ask for the certificates at every handshake, on a thread of gRPC's own."""
         served = self._now.grpc
 
@@ -81,14 +80,14 @@ class NodeTls:
         credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
             self._now.grpc,
             fetch,  # type: ignore[arg-type] # None means unchanged, which the stubs do not know
-            require_client_authentication=self._config.client_certificates,
+            require_client_authentication=client_certificates,
         )
         return credentials
 
     # ------------------------------------------------------------------------------------------------- status
     @property
     def ends_s(self) -> float:
-        """Unix time at which the node's certificate expires."""
+        """Unix time at which the certificate expires."""
         return self._now.ends_s
 
     @property
@@ -139,27 +138,15 @@ class NodeTls:
         own = _parse(config.certificate, certificate)
         self._check_own(own[0])
         return _Loaded(
-            nodes_listening=_context(config, ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED),
-            nodes_dialling=_context(config, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED),
-            clients=_client_context(config),
+            clients={need: _client_context(config, need) for need in ssl.VerifyMode},
             grpc=grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca),
             ends_s=own[0].not_valid_after_utc.timestamp(),
             ca_ends_s=_end_of_issuer(own[0], _parse(config.ca, ca)),
         )
 
     def _check_own(self, own: x509.Certificate) -> None:
-        """TlsError for a certificate with which no peer would admit this node."""
+        """TlsError for a certificate that is not valid now."""
         path = self._config.certificate
-        try:
-            names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-        except (x509.ExtensionNotFound, ValueError):
-            uris = []
-        if self._name not in uris:
-            raise TlsError(
-                f"{path} names {', '.join(uris) or 'no node'}, and this is {self._name}: make one that names it, with "
-                "`smq cert node` or with this URI among its subject alternative names"
-            )
         now = datetime.now(UTC)
         if now > own.not_valid_after_utc:
             raise TlsError(f"{path} expired on {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC: renew it")
@@ -167,6 +154,49 @@ class NodeTls:
             raise TlsError(f"{path} is not valid before {own.not_valid_before_utc:%Y-%m-%d %H:%M} UTC: check the clock")
         if own.not_valid_after_utc.timestamp() - now.timestamp() < _SOON_S:
             log.warning("tls_certificate_expires_soon", certificate=str(path), ends=own.not_valid_after_utc.isoformat())
+
+
+class NodeTls(ClientTls):
+    """The node's own, which names it to the other nodes. Implements smq.replication.net.tls.PeerContexts."""
+
+    def __init__(self, config: TlsConfig, *, cluster_id: str, node_id: NodeId) -> None:
+        self._name = node_uri(cluster_id, node_id)
+        super().__init__(config)
+
+    @property
+    def listening(self) -> ssl.SSLContext:
+        return self._nodes.listening
+
+    @property
+    def dialling(self) -> ssl.SSLContext:
+        return self._nodes.dialling
+
+    @property
+    def _nodes(self) -> _Nodes:
+        assert self._now.nodes is not None  # loaded below
+        return self._now.nodes
+
+    def _load(self) -> _Loaded:
+        loaded = super()._load()
+        nodes = _Nodes(
+            listening=_context(self._config, ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED),
+            dialling=_context(self._config, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED),
+        )
+        return replace(loaded, nodes=nodes)
+
+    def _check_own(self, own: x509.Certificate) -> None:
+        """TlsError also for a certificate with which no peer would admit this node."""
+        try:
+            names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        except (x509.ExtensionNotFound, ValueError):
+            uris = []
+        if self._name not in uris:
+            raise TlsError(
+                f"{self._config.certificate} names {', '.join(uris) or 'no node'}, and this is {self._name}: make one "
+                "that names it, with `smq cert node` or with this URI among its subject alternative names"
+            )
+        super()._check_own(own)
 
 
 def load_tls(config: TlsConfig | None, *, cluster_id: str, node_id: NodeId) -> NodeTls | None:
@@ -184,8 +214,12 @@ def client_context(config: TlsConfig) -> ssl.SSLContext:
     return _context(config, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED, is_host_checked=True)
 
 
-def _client_context(config: TlsConfig) -> ssl.SSLContext:
-    need = ssl.CERT_REQUIRED if config.client_certificates else ssl.CERT_NONE
+def verify_mode(config: TlsConfig) -> ssl.VerifyMode:
+    """What a listener with these settings asks of its clients."""
+    return ssl.CERT_REQUIRED if config.client_certificates else ssl.CERT_NONE
+
+
+def _client_context(config: TlsConfig, need: ssl.VerifyMode) -> ssl.SSLContext:
     context = _context(config, ssl.PROTOCOL_TLS_SERVER, need)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # not all clients are ours
     return context

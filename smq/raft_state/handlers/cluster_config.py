@@ -4,7 +4,7 @@ Owns what a valid change of the cluster's settings is; `cluster_config` has the 
 the handlers and services that a setting concerns read it. Only `command_table` imports it.
 """
 
-from smq.raft_state.cluster_config import CLUSTER_CONFIG, known_cluster_keys
+from smq.raft_state.cluster_config import CLUSTER_CONFIG, unknown_key_hint
 from smq.raft_state.commands import AlterClusterConfig
 from smq.raft_state.config_keys import known_at
 from smq.raft_state.errors import ErrorCode
@@ -21,7 +21,7 @@ def alter_cluster_config(state: ClusterState, command: AlterClusterConfig) -> Ap
         if key in changes:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is given twice")
         if not CLUSTER_CONFIG[key].accepts(value):
-            raise Refused(ErrorCode.INVALID_CONFIG, f"{key} must be {CLUSTER_CONFIG[key].values}, not {quoted(value)}")
+            raise Refused(ErrorCode.INVALID_CONFIG, CLUSTER_CONFIG[key].refusal(key, quoted(value)))
         changes[key] = value
     for key in command.unset:
         _check_key(key, state.feature_level)
@@ -32,8 +32,7 @@ def alter_cluster_config(state: ClusterState, command: AlterClusterConfig) -> Ap
 
 
 def _check_key(key: str, level: int) -> None:
-    if key not in known_at(CLUSTER_CONFIG, level):
-        raise Refused(
-            ErrorCode.INVALID_CONFIG,
-            f"the cluster has no setting {quoted(key)}: the settings are {known_cluster_keys(level)}",
-        )
+    known = known_at(CLUSTER_CONFIG, level)
+    if key not in known:
+        hint = unknown_key_hint(key, known)
+        raise Refused(ErrorCode.INVALID_CONFIG, f"the cluster has no setting {quoted(key)}: {hint}")

@@ -10,6 +10,7 @@ from smq.raft_state.commands import (
     Barrier,
     FenceNode,
     InitCluster,
+    Listener,
     RaiseFeatureLevel,
     RegisterNode,
     SetNodeDrained,
@@ -23,6 +24,8 @@ from smq.raft_state.limits import (
     CLUSTER_ID_BYTES_MAX,
     DISK_ID_BYTES,
     LIMIT_CAP,
+    LISTENER_NAME_BYTES_MAX,
+    LISTENERS_MAX,
     NODES_MAX,
     RACK_BYTES_MAX,
     REPLIES_CAP,
@@ -71,6 +74,7 @@ def register_node(state: ClusterState, command: RegisterNode) -> Applied:
         fenced=False,
         rack=command.rack,
         feature_level=command.feature_level,
+        listeners=command.listeners,
     )
     old = state.nodes.get(command.node)
     new.drained = old is not None and old.drained
@@ -145,6 +149,25 @@ def _check_registration(command: RegisterNode) -> None:
             raise Refused(ErrorCode.INVALID_REQUEST, f"{name} must have at most {ADDRESS_BYTES_MAX} bytes")
     if len(command.rack.encode()) > RACK_BYTES_MAX:
         raise Refused(ErrorCode.INVALID_REQUEST, f"rack must have at most {RACK_BYTES_MAX} bytes")
+    _check_listeners(command.listeners)
+
+
+def _check_listeners(listeners: tuple[Listener, ...]) -> None:
+    if len(listeners) > LISTENERS_MAX:
+        raise Refused(
+            ErrorCode.INVALID_REQUEST, f"a node may have {LISTENERS_MAX} named listeners, not {len(listeners)}"
+        )
+    names = [listener.name for listener in listeners]
+    if names != sorted(set(names)):
+        raise Refused(ErrorCode.INVALID_REQUEST, "listeners must have different names, in order")
+    for listener in listeners:
+        if not 1 <= len(listener.name.encode()) <= LISTENER_NAME_BYTES_MAX:
+            raise Refused(
+                ErrorCode.INVALID_REQUEST, f"a listener's name must have 1 to {LISTENER_NAME_BYTES_MAX} bytes"
+            )
+        if max(len(listener.grpc_address.encode()), len(listener.kafka_address.encode())) > ADDRESS_BYTES_MAX:
+            reason = f"the addresses of a listener must have at most {ADDRESS_BYTES_MAX} bytes"
+            raise Refused(ErrorCode.INVALID_REQUEST, reason)
 
 
 def _is_retry(old: NodeState, new: NodeState) -> bool:
@@ -153,4 +176,4 @@ def _is_retry(old: NodeState, new: NodeState) -> bool:
 
 def _registration(node: NodeState) -> tuple[object, ...]:
     addresses = node.grpc_address, node.http_address, node.kafka_address
-    return node.incarnation, node.disk, addresses, node.rack, node.feature_level
+    return node.incarnation, node.disk, addresses, node.rack, node.feature_level, node.listeners

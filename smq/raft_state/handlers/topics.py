@@ -4,6 +4,7 @@ Owns the life of topics. Leaves what a valid topic is to `topic_rules`, placemen
 to `groups`. Only `command_table` imports it.
 """
 
+from smq.raft_state.cluster_config import with_defaults
 from smq.raft_state.commands import AddPartitions, AlterTopicConfig, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers.groups import forget_topic
@@ -58,7 +59,7 @@ def add_partitions(state: ClusterState, command: AddPartitions) -> Applied:
 
 
 def alter_topic_config(state: ClusterState, command: AlterTopicConfig) -> Applied:
-    """Sets some keys and resets others to their defaults, all or none."""
+    """Sets some keys and resets others to the defaults of new topics, all or none."""
     topic = find_topic(state, command.name)
     changes = checked_config(command.set_, topic.replication_factor, state.feature_level)
     for key in command.unset:
@@ -66,7 +67,9 @@ def alter_topic_config(state: ClusterState, command: AlterTopicConfig) -> Applie
         if key in changes:
             raise Refused(ErrorCode.INVALID_CONFIG, f"{key} is both set and unset")
     kept = {key: value for key, value in topic.config.items() if key not in command.unset}
-    config = differing({**kept, **changes})
+    fresh = with_defaults(state.config, {key: value for key, value in kept.items() if key == STORAGE})
+    reset = {key: fresh[key] for key in command.unset if key in fresh}
+    config = differing({**kept, **reset, **changes})
     check_together(config)
     if is_external(config) != is_external(topic.config):
         raise Refused(ErrorCode.INVALID_CONFIG, f"{STORAGE} cannot be changed after a topic is created")

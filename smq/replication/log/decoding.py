@@ -1,7 +1,8 @@
-"""Decodes the records of a stored batch under a size cap: a decompression bomb is refused before it fills memory.
+"""Decodes the records of a batch under a size cap: a decompression bomb is refused before it fills memory.
 
-Owns the bounded decompression in front of smq.records.decode_batch. In the server, only this module calls the codecs'
-libraries. Only code that must see records imports it: look-ups by time, and services.
+Owns the bounded decompression in front of smq.records.decode_batch, and the conversion of a batch to another codec. In
+the server, only this module calls the codecs' libraries. Only code that must see records imports it: look-ups by time,
+the conversion of produced batches, and services.
 """
 
 import struct
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import cramjam
+from aiokafka.codec import gzip_encode, snappy_encode, zstd_encode
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import (
@@ -19,9 +21,11 @@ from smq.records import (
     LENGTH_OVERHEAD,
     BatchCorrupt,
     BatchHeader,
+    Buffer,
     Record,
     decode_batch,
     parse_header,
+    with_body,
 )
 
 # The largest batch (100 MiB) uncompressed, or a default batch of 1 MiB compressed 128-fold. A batch that expands
@@ -31,6 +35,8 @@ _FIRST_GUESS_BYTES: Final = 64 << 10
 _GUESS_FACTOR: Final = 4  # how much larger the next attempt's buffer is
 _XERIAL_HEADER: Final = b"\x82SNAPPY\x00"  # Java's framing of snappy, which Kafka's clients use
 _XERIAL_HEADER_BYTES: Final = 16
+_LZ4_LEVEL: Final = 9  # Kafka's default
+_LZ4_BLOCK_BYTES: Final = 64 << 10  # of the frames that this compressor makes
 _LENGTH_AT: Final = 8
 _ATTRIBUTES_AT: Final = 21
 
@@ -47,6 +53,36 @@ def decode_bounded(batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) 
     struct.pack_into(">i", head, _LENGTH_AT, HEADER_BYTES + len(plain) - LENGTH_OVERHEAD)
     struct.pack_into(">h", head, _ATTRIBUTES_AT, header.attributes & ~CODEC_MASK)
     return decode_batch(bytes(head) + plain)
+
+
+def converted(batch: Buffer, header: BatchHeader, codec: int, level: int | None) -> bytes:
+    """The same records in another codec. BatchCorrupt if they do not decompress; LIMIT_EXCEEDED as `decode_bounded`."""
+    body = plain_records(header, memoryview(batch))
+    return with_body(header, batch, codec, compress(body, codec, level))
+
+
+def compress(body: Buffer, codec: int, level: int | None = None) -> Buffer:
+    """As Kafka's clients expect it: snappy in Java's framing, lz4 in blocks that are not linked."""
+    if codec == CODECS["gzip"]:
+        made = gzip_encode(body, level if level is not None else zlib.Z_DEFAULT_COMPRESSION)
+    elif codec == CODECS["snappy"]:
+        made = snappy_encode(body)
+    elif codec == CODECS["lz4"]:
+        made = _lz4(body, level if level is not None else _LZ4_LEVEL)
+    elif codec == CODECS["zstd"]:
+        made = zstd_encode(body, level)
+    else:
+        return body
+    return bytes(made)
+
+
+def _lz4(body: Buffer, level: int) -> Buffer:
+    """As aiokafka's, but block by block: this compressor keeps Python's lock, and the loop needs it meanwhile."""
+    compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
+    view = memoryview(body)
+    for at in range(0, len(view), _LZ4_BLOCK_BYTES):
+        compressor.compress(bytes(view[at : at + _LZ4_BLOCK_BYTES]))
+    return bytes(compressor.finish())
 
 
 def plain_records(header: BatchHeader, batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) -> bytes:

@@ -17,18 +17,16 @@ from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
 from smq.records import (
     CODEC_MASK,
-    CODEC_NAMES,
     HEADER_BYTES,
     INT32_MAX,
     TIMESTAMP_TYPE_MASK,
     BatchCorrupt,
     BatchHeader,
     build_batch,
-    compressed,
     parse_header,
 )
 from smq.replication.log.codec import StoredValue, build_value, parse_header_of, parse_value
-from smq.replication.log.decoding import plain_records
+from smq.replication.log.decoding import compress, plain_records
 
 NO_TIMESTAMP: Final = -1
 _NO_PRODUCER: Final = -1
@@ -214,4 +212,4 @@ def _without_others(header: BatchHeader, body: bytes, kept: list[RecordSpan]) ->
         max_timestamp = header.base_timestamp + max(span.timestamp_delta for span in kept)
     records = b"".join([body[span.start : span.stop] for span in kept])
     new = replace(header, count=len(kept), max_timestamp=max_timestamp)
-    return new, compressed(CODEC_NAMES[header.codec], records)
+    return new, bytes(compress(records, header.codec))

@@ -121,6 +121,7 @@ class Registration:
             kafka_address=config.kafka_address,
             rack=config.rack,
             feature_level=config.feature_level,
+            listeners=config.listeners,
         )
         self._host.propose(command, REGISTER_MS_MAX, lambda reply: self._on_registered(disk, reply))
 

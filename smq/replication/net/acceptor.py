@@ -16,6 +16,8 @@ from typing import Final
 
 import structlog
 
+from smq.replication.net.listening import plain_host
+
 log = structlog.get_logger(__name__)
 
 _ACCEPTS_PER_WAKE: Final = 64  # then the loop's other work gets its turn
@@ -103,6 +105,10 @@ class Acceptor:
     def start(self) -> None:
         self._loop.add_reader(self._listener.fileno(), self._on_readable)
 
+    def pause(self) -> None:
+        """New connections wait in the kernel until `start`."""
+        self._loop.remove_reader(self._listener.fileno())
+
     def close(self) -> None:
         """Accepts no more connections and ends unfinished handshakes. Open connections stay with their owners."""
         if self._is_closed:
@@ -132,7 +138,7 @@ class Acceptor:
                 log.error("accept_failed", purpose=self._purpose, error=str(e), connections=self.open)
                 self._pause_accepting()
                 return
-            self._admit(sock, str(address[0]))
+            self._admit(sock, plain_host(str(address[0])))
 
     def _pause_accepting(self) -> None:
         """A waiting connection keeps the listener readable: without a pause the loop would spin."""

@@ -14,6 +14,7 @@ from typing import Final, Protocol, cast
 from smq.raft_state.ids import NodeId
 from smq.replication.net.acceptor import Ticket
 from smq.replication.net.frames import FrameError, FrameKind, FrameReader, frame_header
+from smq.replication.net.listening import plain_host
 from smq.replication.net.tls import uris_of
 from smq.replication.ports import Buffer, Channel
 
@@ -160,13 +161,19 @@ class Connection(asyncio.Protocol):
     @property
     def remote(self) -> str:
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return f"{peer[0]}:{peer[1]}" if peer else "unknown"
+        return f"{plain_host(peer[0])}:{peer[1]}" if peer else "unknown"
 
     @property
     def uris(self) -> tuple[str, ...]:
         """The URIs in the peer's certificate; none without TLS."""
         tls = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
         return uris_of(tls.getpeercert()) if tls is not None else ()
+
+    def finish(self) -> None:
+        """Sends what is queued, and then ends the connection."""
+        self.is_alive = False
+        if self._transport is not None:
+            self._transport.close()
 
     def abort(self) -> None:
         """Drops the connection and its unsent bytes; `on_lost` follows in a callback of its own."""

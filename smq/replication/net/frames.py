@@ -25,7 +25,7 @@ _CRC: Final = struct.Struct(">I")  # of those
 PROTOCOL_VERSION: Final = 1
 HELLO_BYTES_MAX: Final = 512  # the most that an unknown peer can make us hold
 _MAGIC: Final = b"SMQP"
-_HELLO: Final = struct.Struct(">4sHiiB16sQ")
+_HELLO: Final = struct.Struct(">4sHiiB16sQq")
 
 
 class FrameKind(enum.IntEnum):
@@ -61,13 +61,21 @@ class Hello:
     channel: Channel
     process: bytes
     serial: int
+    wall_ms: int  # the sender's clock, for a comparison alone
     cluster_id: str
 
 
 def encode_hello(hello: Hello) -> bytes:
     """The payload of a HELLO frame."""
     fixed = _HELLO.pack(
-        _MAGIC, PROTOCOL_VERSION, hello.sender, hello.receiver, hello.channel, hello.process, hello.serial
+        _MAGIC,
+        PROTOCOL_VERSION,
+        hello.sender,
+        hello.receiver,
+        hello.channel,
+        hello.process,
+        hello.serial,
+        hello.wall_ms,
     )
     return fixed + hello.cluster_id.encode()
 
@@ -76,7 +84,7 @@ def decode_hello(payload: memoryview) -> Hello:
     """Inverse of `encode_hello`; FrameError says what is wrong."""
     if len(payload) < _HELLO.size:
         raise FrameError(f"a hello of {len(payload)} bytes is too short: is this port meant for something else?")
-    magic, version, sender, receiver, channel, process, serial = _HELLO.unpack_from(payload)
+    magic, version, sender, receiver, channel, process, serial, wall_ms = _HELLO.unpack_from(payload)
     if magic != _MAGIC:
         raise FrameError("the hello does not begin with smq's magic: is this port meant for something else?")
     if version != PROTOCOL_VERSION:
@@ -94,6 +102,7 @@ def decode_hello(payload: memoryview) -> Hello:
         channel=purpose,
         process=process,
         serial=serial,
+        wall_ms=wall_ms,
         cluster_id=cluster_id,
     )
 

@@ -10,6 +10,7 @@ import asyncio
 import random
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from smq.replication.net.acceptor import AcceptLimits, Acceptor
 from smq.replication.net.connection import Connection, Turn
 from smq.replication.net.frames import FrameDamaged, FrameError, FrameKind, Hello, decode_hello, encode_hello
 from smq.replication.net.listening import bind_listener
+from smq.replication.net.own_address import OwnAddress, ask_own_address
 from smq.replication.net.tls import PeerContexts, node_uri
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 
@@ -64,9 +66,10 @@ class TcpNetwork:
         settings: TcpSettings | None = None,
         tls: PeerContexts | None = None,
         on_error: Callable[[BaseException], None] | None = None,
+        on_clock: Callable[[NodeId, int], None] | None = None,
     ) -> None:
         """Without a `listener`, binds this node's address in `peers`. `on_error` receives every exception of the
-        handler: the node's state is then unknown."""
+        handler: the node's state is then unknown. `on_clock` gets how many milliseconds a peer's clock is ahead."""
         self._loop = loop
         self._node_id = node_id
         self._cluster_id = cluster_id
@@ -75,9 +78,12 @@ class TcpNetwork:
         self._settings = settings or TcpSettings()
         self._tls = tls
         self._on_error = on_error
+        self._on_clock = on_clock
+        self._wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self._process = secrets.token_bytes(16)
         self._serial = 0
         self._handler: NetworkHandler | None = None
+        self._is_asking = False  # before the start: other nodes are refused, and dial again
         self._sessions: dict[Key, Connection] = {}
         self._pending: dict[Connection, None] = {}  # connected, before the hello; oldest first
         self._tasks: list[asyncio.Task[None]] = []
@@ -98,6 +104,35 @@ class TcpNetwork:
     def port(self) -> int:
         """The port of the listener."""
         return int(self._listener.getsockname()[1])
+
+    async def ask_own_address(self, address: tuple[str, int]) -> OwnAddress:
+        """Before `start`: the process that answers at the address that the peers have of this node. `is_me` says
+        whether it is this one."""
+        self._is_asking = True
+        self.acceptor.start()
+        hello = Hello(
+            sender=self._node_id,
+            receiver=self._node_id,
+            channel=Channel.CONTROL,
+            process=self._process,
+            serial=0,
+            wall_ms=self._wall_ms(),
+            cluster_id=self._cluster_id,
+        )
+        timeout_ms = self._settings.connect_timeout_ms if self._tls is None else self._settings.tls_connect_timeout_ms
+        try:
+            return await ask_own_address(
+                address,
+                hello,
+                tls=self._tls.dialling if self._tls is not None else None,
+                name=node_uri(self._cluster_id, self._node_id),
+                timeout_ms=timeout_ms,
+            )
+        finally:
+            self.acceptor.pause()  # peers that dial now wait for the start, instead of being refused
+
+    def is_me(self, process: bytes) -> bool:
+        return process == self._process
 
     # -------------------------------------------------------------------------------------------------- port
     def start(self, handler: NetworkHandler) -> None:
@@ -131,7 +166,7 @@ class TcpNetwork:
 
     def close(self) -> None:
         """Ends all sessions; the handler is not called any more."""
-        self._handler = None
+        self._handler, self._is_asking = None, False
         for task in self._tasks:
             task.cancel()
         if self._sweeper is not None:
@@ -189,7 +224,7 @@ class TcpNetwork:
 
     # ------------------------------------------------------------------------------------- owner of connections
     def on_connected(self, connection: Connection) -> None:
-        if self._handler is None:
+        if self._handler is None and not self._is_asking:
             connection.abort()
             return
         if connection.dialled is None:
@@ -238,12 +273,16 @@ class TcpNetwork:
             channel=channel,
             process=self._process,
             serial=serial,
+            wall_ms=self._wall_ms(),
             cluster_id=self._cluster_id,
         )
         connection.write(FrameKind.HELLO, (encode_hello(hello),))
 
     def _admit(self, connection: Connection, hello: Hello) -> None:
         """Opens the session that the hello asks for; FrameError if that is not allowed."""
+        if hello.sender == hello.receiver == self._node_id and connection.dialled is None:
+            self._answer_own(connection, hello)
+            return
         self._check(connection, hello)
         key = (hello.sender, hello.channel)
         older = self._sessions.get(key)
@@ -254,6 +293,8 @@ class TcpNetwork:
             self._retire(older)
             older.abort()
         self._pending.pop(connection, None)
+        if self._on_clock is not None:
+            self._on_clock(hello.sender, hello.wall_ms - self._wall_ms())
         if connection.dialled is None:
             self._send_hello(connection, hello.sender, hello.channel, hello.serial)
         connection.process, connection.serial, connection.key = hello.process, hello.serial, key
@@ -264,7 +305,19 @@ class TcpNetwork:
         if self._handler is not None:
             self._guard(partial(self._handler.on_session_open, *key))
 
+    def _answer_own(self, connection: Connection, hello: Hello) -> None:
+        """A starting process of this node asks which one is here: see `own_address`."""
+        if hello.cluster_id != self._cluster_id:
+            raise FrameError("the peer belongs to another cluster")
+        self._check_name(connection, self._node_id)
+        if hello.process != self._process:
+            log.warning("second_process_of_this_node", remote=connection.remote, node=self._node_id)
+        self._send_hello(connection, self._node_id, hello.channel, hello.serial)
+        connection.finish()
+
     def _check(self, connection: Connection, hello: Hello) -> None:
+        if self._handler is None:
+            raise FrameError("this node is still starting")
         if hello.cluster_id != self._cluster_id:
             raise FrameError("the peer belongs to another cluster")
         if hello.receiver != self._node_id:

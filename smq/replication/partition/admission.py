@@ -1,24 +1,29 @@
-"""Whether a producer's batch may be appended, and the errors that say why not.
+"""Whether a producer's batch may be appended, in which form, and the errors that say why not.
 
-Owns the checks of the batch itself, of space and of the number of producers. It must never append, or judge who leads:
-the replica does. The replica and the requests use it.
+Owns the checks of the batch itself, of its times, of space and of the number of producers. It must never append, or
+judge who leads: the replica does. The replica and the requests use it.
 """
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId, Offset
 from smq.raft_state.state import ClusterState, PartitionState
-from smq.records import BatchCorrupt, BatchError, BatchHeader, validate_produced
+from smq.raft_state.topic_config import TIMESTAMP_AFTER_MAX_MS, TIMESTAMP_BEFORE_MAX_MS, BatchRules
+from smq.records import (
+    TIMESTAMP_TYPE_MASK,
+    BatchCorrupt,
+    BatchError,
+    BatchHeader,
+    validate_produced,
+    with_append_time,
+)
 from smq.replication.host import Host
-from smq.replication.log.decoding import plain_records
-from smq.replication.log.rewriting import spans
 from smq.replication.log.store import PartitionLog
 from smq.replication.partition.transactional import check_transaction
 from smq.replication.ports import Buffer
 
-KEYED_BYTES_MAX: Final = 16 << 20  # of a batch whose keys are checked: some 10 ms of the node's loop
 NEW_PRODUCER_RETRY_MS: Final = 1_000  # producers expire in steps of a second and more
 
 
@@ -33,6 +38,64 @@ class RecordSpace(Protocol):
         """Whether this many bytes of records may be appended."""
 
     def refusal(self, node: int) -> SmqError: ...
+
+
+class Offer(NamedTuple):
+    """A producer's batch, and what its topic asks of it. If the topic has the records looked at, that is done before
+    the replica has the offer: `data` may then be converted, `refusal` says why the batch cannot be taken, and `times`
+    are the oldest and the newest timestamp of a record (None: no record has one)."""
+
+    data: Buffer
+    rules: BatchRules
+    refusal: SmqError | None = None
+    times: tuple[int, int] | None = None
+
+
+class Room(Protocol):
+    """What the node has for more records. Its replicas say it."""
+
+    @property
+    def space(self) -> RecordSpace: ...
+
+    @property
+    def producers_held(self) -> int: ...
+
+
+def admitted(
+    host: Host,
+    room: Room,
+    part: PartitionState,
+    log: PartitionLog,
+    full: Sequence[NodeId],
+    offer: Offer,
+    header: BatchHeader,
+    ts_ns: int,
+) -> tuple[Buffer, BatchHeader]:
+    """The bytes to append at a time of the leader's, and their header; or the error that says why not. `full` are the
+    followers whose disks take no records. A batch that the log already holds is not judged again: its first attempt was
+    taken, whatever the clock says now."""
+    check_space(room.space, host.node_id, part, full, len(offer.data))
+    check_producer(host, room.producers_held, log, header)
+    if offer.refusal is not None:
+        raise offer.refusal
+    if offer.rules.is_append_time:
+        return with_append_time(offer.data, header, ts_ns // 1_000_000)
+    if header.attributes & TIMESTAMP_TYPE_MASK:
+        raise SmqError(ErrorCode.INVALID_TIMESTAMP, "the batch says LogAppendTime, and the topic has CreateTime")
+    if offer.times is not None:
+        _check_times(*offer.times, ts_ns // 1_000_000, offer.rules)
+    return offer.data, header
+
+
+def _check_times(oldest_ms: int, newest_ms: int, now_ms: int, rules: BatchRules) -> None:
+    if now_ms - oldest_ms > rules.before_ms:
+        timestamp, direction, limit = oldest_ms, "behind", f"{TIMESTAMP_BEFORE_MAX_MS}={rules.before_ms}"
+    elif newest_ms - now_ms > rules.after_ms:
+        timestamp, direction, limit = newest_ms, "ahead of", f"{TIMESTAMP_AFTER_MAX_MS}={rules.after_ms}"
+    else:
+        return
+    message = f"timestamp {timestamp} is {abs(now_ms - timestamp)} ms {direction} the leader's clock: {limit}"
+    raise SmqError(ErrorCode.INVALID_TIMESTAMP, message)
 
 
 def leader_error(asked_node: NodeId, state: ClusterState, part: PartitionState) -> SmqError:
@@ -76,24 +139,9 @@ def check_producer(host: Host, held: int, log: PartitionLog, header: BatchHeader
     )
 
 
-def check_keys(batch: Buffer, limit: int) -> None:
-    """INVALID_BATCH unless every record has a key: a compacted topic keeps the last record of each."""
-    header = validated(batch, limit)
-    try:
-        records = plain_records(header, memoryview(batch), KEYED_BYTES_MAX)
-        first = next((span.offset_delta for span in spans(records, header.count) if span.key is None), None)
-    except BatchCorrupt as e:
-        raise SmqError(ErrorCode.INVALID_BATCH, f"the keys cannot be read: {e}") from e
-    except SmqError as e:
-        message = f"a batch of a compacted topic has at most {KEYED_BYTES_MAX} bytes uncompressed: send smaller ones"
-        raise SmqError(ErrorCode.BATCH_TOO_LARGE, message) from e
-    if first is not None:
-        message = f"record {first} of the batch has no key: a compacted topic keeps the last record of each key"
-        raise SmqError(ErrorCode.INVALID_BATCH, message)
-
-
-def validated(batch: Buffer, limit: int) -> BatchHeader:
-    """The header of a batch that is right in itself, and not larger than `limit`."""
+def validated(offer: Offer) -> BatchHeader:
+    """The header of a batch that is right in itself, and not larger than its topic allows."""
+    batch, limit = offer.data, offer.rules.bytes_max
     if len(batch) > limit:
         raise SmqError(ErrorCode.BATCH_TOO_LARGE, f"the batch has {len(batch)} bytes, the limit is {limit}")
     try:

@@ -24,6 +24,7 @@ from smq.raft_state.state import PartitionState
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
 from smq.replication.log.store import PartitionLog
+from smq.replication.partition.admission import Offer
 from smq.replication.partition.streams import FollowerStream
 from smq.replication.ports import Buffer
 
@@ -47,7 +48,7 @@ class Leading(Protocol):
 
     def resign(self) -> None: ...
 
-    def produce(self, batch: Buffer, acks: Acks, timeout_ms: int, limit: int, done: DoneFn[Produced]) -> None: ...
+    def produce(self, offer: Offer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]) -> None: ...
 
     def not_leader(self) -> SmqError: ...
 
@@ -56,10 +57,9 @@ class Leading(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Parked:
-    batch: Buffer
+    offer: Offer
     acks: Acks
     timeout_ms: int
-    limit: int
     done: DoneFn[Produced]
 
 
@@ -156,16 +156,17 @@ class HandOver:
         self._target = None
         for parked in self._drain_parked():
             try:
-                self._replica.produce(parked.batch, parked.acks, parked.timeout_ms, parked.limit, parked.done)
+                self._replica.produce(parked.offer, parked.acks, parked.timeout_ms, parked.done)
             except SmqError as e:
                 self._refuse(parked, e)
 
-    def park(self, batch: Buffer, acks: Acks, timeout_ms: int, limit: int, done: DoneFn[Produced]) -> bool:
+    def park(self, offer: Offer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]) -> bool:
         """Keeps a producer waiting. False if the bounds are reached."""
-        if len(self._parked) >= PARKED_MAX or self._parked_bytes + len(batch) > PARKED_BYTES_MAX:
+        size = len(offer.data)
+        if len(self._parked) >= PARKED_MAX or self._parked_bytes + size > PARKED_BYTES_MAX:
             return False
-        self._parked.append(_Parked(batch, acks, timeout_ms, limit, done))
-        self._parked_bytes += len(batch)
+        self._parked.append(_Parked(offer, acks, timeout_ms, done))
+        self._parked_bytes += size
         return True
 
     def end(self, error: Callable[[], SmqError] | None = None) -> None:
@@ -184,5 +185,5 @@ class HandOver:
 
     def _refuse(self, parked: _Parked, error: SmqError) -> None:
         if parked.acks is not Acks.NONE:
-            self._replica.expect(parked.batch)
+            self._replica.expect(parked.offer.data)
         self._host.deliver(lambda: parked.done(error))

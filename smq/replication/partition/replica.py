@@ -7,6 +7,7 @@ reads for consumers are in `reads`.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from smq.raft_state.cluster_config import is_two_round
@@ -21,7 +22,7 @@ from smq.replication.log.lineage import verified_end
 from smq.replication.log.segments import Replaced
 from smq.replication.log.store import PartitionLog
 from smq.replication.net import wire
-from smq.replication.partition.admission import check_producer, check_space, leader_error, validated
+from smq.replication.partition.admission import Offer, admitted, leader_error, validated
 from smq.replication.partition.handover import HandOver
 from smq.replication.partition.owner import ReplicaOwner
 from smq.replication.partition.step_aside import step_aside
@@ -230,31 +231,26 @@ class Replica:
         self._waiters.close(error)
 
     # -------------------------------------------------------------------------------------- producing
-    def produce(self, batch: Buffer, acks: Acks, timeout_ms: int, limit: int, done: DoneFn[Produced]) -> None:
+    def produce(self, offer: Offer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]) -> None:
         """Raises SmqError if refused immediately; otherwise `done` is called by rule 10."""
         self._check_leads()
         if self._hand_over.is_under_way:
-            if self._hand_over.park(batch, acks, timeout_ms, limit, done):
+            if self._hand_over.park(offer, acks, timeout_ms, done):
                 return
             details = ErrorDetails(retry_after_ms=50)
             raise SmqError(ErrorCode.LEADER_UNAVAILABLE, "leadership is being handed over", details)
         self._check_has_space()
-        header = validated(batch, limit)
-        log = self.log
+        header, log = validated(offer), self.log
         cached = self._owner.send_order.check(self.pid, header, log.producers, self.part.producers_start)
-        if cached is not None and cached.end <= self.known_commit_point() and acks is not Acks.NONE:
-            # This whole log is valid, so a batch that it remembers below that is committed, however old its epoch.
-            found = Produced(cached.base_offset, Offset(cached.end - 1), cached.ts_ns, cached.epoch, True)
-            self._host.deliver(lambda: done(found))
-            return
         if cached is not None:
-            waiter = Waiter(cached.epoch, cached.base_offset, cached.end, cached.ts_ns, acks, True, header, done)
+            base, ts_ns = cached.base_offset, cached.ts_ns
+            waiter = Waiter(cached.epoch, base, cached.end, ts_ns, acks, True, header, done, offer.rules)
+            # This whole log is valid: a batch that it remembers below that is committed, however old its epoch.
+            if cached.end <= self.known_commit_point() and acks is not Acks.NONE:
+                self._host.deliver(partial(done, waiter.success))
+                return
         else:
-            owner, full = self._owner, [s.peer for s in self.streams.values() if s.is_full]
-            check_space(owner.space, self._host.node_id, self.part, full, len(batch))
-            check_producer(self._host, owner.producers_held, self.log, header)
-            new = self._append(batch, header)
-            waiter = Waiter(new.epoch, new.base, new.end, new.ts_ns, acks, False, header, done)
+            waiter = self._append(offer, header, acks, done)
         self._owner.send_order.came(self.pid, header)
         if acks is Acks.NONE:
             nothing = Produced(Offset(-1), Offset(-1), TsNs(-1), Epoch(-1), False)
@@ -262,8 +258,17 @@ class Replica:
             return
         self._waiters.add(waiter, timeout_ms)
 
-    def _append(self, batch: Buffer, header: BatchHeader) -> StoredValue:
-        ts_ns = TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
+    def _append(self, offer: Offer, header: BatchHeader, acks: Acks, done: DoneFn[Produced]) -> Waiter:
+        owner, full = self._owner, [s.peer for s in self.streams.values() if s.is_full]
+        ts_ns = self._next_ts_ns()
+        batch, header = admitted(self._host, owner, self.part, self.log, full, offer, header, ts_ns)
+        stored = self._append_at(ts_ns, batch, header)
+        return Waiter(stored.epoch, stored.base, stored.end, ts_ns, acks, False, header, done, offer.rules)
+
+    def _next_ts_ns(self) -> TsNs:
+        return TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
+
+    def _append_at(self, ts_ns: TsNs, batch: Buffer, header: BatchHeader) -> StoredValue:
         stored = self.log.append(batch, header, epoch=self.part.epoch, ts_ns=ts_ns, done=self.on_durable)
         self._owner.intake.took(len(stored.value))
         self._judged_end = self.log.appended_end
@@ -274,7 +279,7 @@ class Replica:
         """A control batch of `endings`, which tries again if nothing can be appended now."""
         can_append = self._owner.intake.has_room and self._owner.space.admits(len(batch))
         if can_append and not self._hand_over.is_under_way:
-            self._append(batch, parse_header(batch))
+            self._append_at(self._next_ts_ns(), batch, parse_header(batch))
 
     def pump(self) -> None:
         """Sends the followers what they lack."""

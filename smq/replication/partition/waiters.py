@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Offset, TsNs
 from smq.raft_state.state import PartitionState
+from smq.raft_state.topic_config import BatchRules
 from smq.records import BatchHeader
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
@@ -33,8 +34,14 @@ class Waiter:
     duplicate: bool
     header: BatchHeader
     done: DoneFn[Produced]
+    rules: BatchRules
     deadline: Deadline | None = None
     answered: bool = False
+
+    @property
+    def success(self) -> Produced:
+        last = Offset(self.end - 1)
+        return Produced(self.base, last, self.ts_ns, self.epoch, self.duplicate, self.rules.is_append_time)
 
 
 class WaitedFor(Protocol):
@@ -132,8 +139,7 @@ class Waiters:
         may_precede_mark = waiter.acks is Acks.LEADER and len(part.replicas) > 1
         is_acked = may_precede_mark and waiter.end <= self._replica.durable_verified_end
         if is_acked or waiter.end <= self._replica.known_commit_point():
-            last = Offset(waiter.end - 1)
-            return Produced(waiter.base, last, waiter.ts_ns, waiter.epoch, waiter.duplicate)
+            return waiter.success
         return None
 
     def _expire(self, waiter: Waiter) -> None:

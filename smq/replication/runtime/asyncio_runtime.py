@@ -1,15 +1,21 @@
-"""The production Clock and Rng: asyncio's loop and the operating system.
+"""The production Clock, Rng and Compute: asyncio's loop, the operating system, and threads.
 
 Owns the translation and nothing else; it holds no state that a decision could depend on. Only the composition root
 imports it.
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Final
 
-from smq.replication.ports import Timer
+from smq.replication.ports import T, Timer
+
+COMPUTE_THREADS: Final = 2  # codecs run without Python's lock; more would take the cores that other nodes' work needs
 
 
 class AsyncioClock:
@@ -59,3 +65,24 @@ class SystemRng:
 
     def randbytes(self, n: int) -> bytes:
         return secrets.token_bytes(n)
+
+
+class ThreadCompute:
+    """Threads start with the first job. A job that raises ends in the clock's `on_error`."""
+
+    def __init__(self, clock: AsyncioClock) -> None:
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="smq-compute")
+
+    def run(self, job: Callable[[], T], done: Callable[[T], None]) -> None:
+        self._threads.submit(job).add_done_callback(partial(self._on_done, done))
+
+    def _on_done(self, done: Callable[[T], None], future: "Future[T]") -> None:
+        if future.cancelled():
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the node
+            self._clock.call_soon_threadsafe(lambda: done(future.result()))
+
+    def close(self) -> None:
+        """Jobs under way end; those that have not begun never do."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

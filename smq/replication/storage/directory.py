@@ -33,7 +33,10 @@ class FormatUnsupported(DiskOpenError):
 
 def is_used(path: Path) -> bool:
     """Whether a process has ever opened the directory, so that one may have it open now."""
-    return (path / LOCK_FILE).exists()
+    try:
+        return (path / LOCK_FILE).exists()
+    except PermissionError:
+        return False  # `make_directory` says why
 
 
 def make_directory(path: Path) -> None:
@@ -46,9 +49,23 @@ def make_directory(path: Path) -> None:
         for directory in created:
             sync_directory(directory.parent)
     except OSError as e:
-        raise DiskOpenError(
-            f"data directory {path} cannot be used: {e.strerror}; choose a directory that this user owns"
-        ) from e
+        raise DiskOpenError(f"data directory {path} cannot be used: {e.strerror}{_advice(path)}") from e
+
+
+def _advice(path: Path) -> str:
+    """Whose directory it is, and what to do: typically a volume that was mounted for another user."""
+    for found in (path, *path.parents):
+        try:
+            owner = found.stat().st_uid
+        except OSError:
+            continue  # it does not exist, or may not be seen
+        if owner != os.geteuid():
+            return (
+                f". {found} belongs to user {owner}, and this process is user {os.geteuid()}: give it to that user "
+                "(chown), or name a directory in it that this user may make (data_dir)"
+            )
+        break
+    return "; choose a directory that this user owns, and correct the modes of its files"
 
 
 def sync_directory(path: Path) -> None:
@@ -65,7 +82,7 @@ def lock_directory(path: Path) -> int:
     try:
         fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as e:
-        raise DiskOpenError(f"{path / LOCK_FILE} cannot be opened: {e.strerror}; correct its owner or mode") from e
+        raise DiskOpenError(f"{path / LOCK_FILE} cannot be opened: {e.strerror}{_advice(path)}") from e
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:

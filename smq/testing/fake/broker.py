@@ -5,14 +5,18 @@ Owns which batches and offsets an answer holds. `runner` registers it.
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from google.protobuf.message import Message
 
 from smq.clients.errors import detail_from_error
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb.smq_pb2_grpc import BrokerServicer
+from smq.coordinator.grpc.records import to_pb
+from smq.coordinator.grpc.search import filter_of
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset, PartitionIndex, ring_range
+from smq.records import decode_batch
 from smq.testing.fake.cluster import BATCH_BYTES_MAX, Context, FakeNode, answering, finished
 from smq.testing.fake.log import FakePartition
 
@@ -77,6 +81,35 @@ class Broker(BrokerServicer):
             part.batches.add(base_offset=stored.base_offset, last_offset=stored.end - 1, ts_ns=stored.ts_ns, data=data)
             taken += len(stored.data)
         return taken
+
+    @answering
+    async def SearchRecords(self, request: pb.SearchRecordsRequest) -> Message:
+        """A cursor is the next offset, and the end."""
+        log = self.node.cluster.partition(request.topic, request.partition)
+        wanted = filter_of(request.filter)
+        if request.cursor:
+            position, end = map(int, request.cursor.split())
+        else:
+            position = request.offset
+            if request.max_wait_ms and position == log.hwm:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(request.max_wait_ms / 1000):
+                        await log.changed.wait()
+            end = min(request.end_offset, log.hwm) if request.HasField("end_offset") else log.hwm
+        if position < log.log_start:
+            details = ErrorDetails(lo=Offset(log.log_start), hi=Offset(log.hwm))
+            raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"no offset {position}", details)
+        answer = pb.SearchRecordsResponse(end_offset=end)
+        for stored in list(log.batches(position, BATCH_BYTES_MAX)):
+            for record in decode_batch(stored.data):
+                is_full = len(answer.records) >= (request.max_records or BATCH_BYTES_MAX)
+                if position <= record.offset < end and not is_full:
+                    position = record.offset + 1
+                    if wanted.passes(record):
+                        answer.records.append(to_pb(record, stored.ts_ns + record.offset - stored.base_offset))
+        answer.next_offset = position
+        answer.cursor = b"%d %d" % (position, end) if position < end else b""
+        return answer
 
     @answering
     async def ListOffsets(self, request: pb.ListOffsetsRequest) -> Message:

@@ -20,7 +20,8 @@ class Missing(Exception):
     """This client cannot run here."""
 
 
-def _run(directory: Path, *command: str) -> None:
+def run(directory: Path, *command: str) -> None:
+    """A step of a build; `Missing` if it fails."""
     if shutil.which(command[0]) is None:
         raise Missing(f"there is no {command[0]} on this machine")
     try:
@@ -31,7 +32,8 @@ def _run(directory: Path, *command: str) -> None:
         raise Missing(f"{' '.join(command)} took more than {BUILD_S} s") from e
 
 
-def _copied(name: str, build: Path) -> Path:
+def copied(name: str, build: Path) -> Path:
+    """The sources of this name, in the test's directory."""
     return Path(shutil.copytree(HERE / name, build / name))
 
 
@@ -49,21 +51,21 @@ def _kcat(_build: Path) -> list[str]:
 
 
 def _kafkajs(build: Path) -> list[str]:
-    directory = _copied("kafkajs", build)
-    _run(directory, "npm", "ci", "--no-audit", "--no-fund")
+    directory = copied("kafkajs", build)
+    run(directory, "npm", "ci", "--no-audit", "--no-fund")
     return ["node", str(directory / "driver.js")]
 
 
 def _java(build: Path) -> list[str]:
-    directory = _copied("java", build)
-    _run(directory, "mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars")
-    _run(directory, "javac", "-d", "classes", "-cp", "jars/*", "Driver.java")
+    directory = copied("java", build)
+    run(directory, "mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars")
+    run(directory, "javac", "-d", "classes", "-cp", "jars/*", "Driver.java")
     return ["java", "-Xmx256m", "-cp", f"{directory}/classes:{directory}/jars/*", "Driver"]
 
 
 def _franz(build: Path) -> list[str]:
-    directory = _copied("franz", build)
-    _run(directory, "go", "build", "-o", "driver", ".")
+    directory = copied("franz", build)
+    run(directory, "go", "build", "-o", "driver", ".")
     return [str(directory / "driver")]
 
 

@@ -113,7 +113,7 @@ def test_unknown_topic_fails_the_record_definitely() -> None:
 def test_a_name_that_is_no_text_fails_at_once_and_delays_no_other_record() -> None:
     async def scenario() -> None:
         async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:
-            with pytest.raises(SmqError, match=r"INVALID_REQUEST: '\\udcff' is no text in UTF-8"):
+            with pytest.raises(SmqError, match=r"INVALID_REQUEST: topic '\\udcff' is no text in UTF-8"):
                 producer.send("\udcff", b"v")
             with pytest.raises(SmqError, match="is no text in UTF-8"):
                 await producer.send_many("\udcff", [b"v"])
@@ -129,7 +129,7 @@ def test_a_record_that_cannot_be_encoded_fails_at_once_although_its_topic_is_not
             cluster.create("late", 1)
             wrong: Any = ["\udcff", "text"]
             for key in wrong:
-                with pytest.raises(SmqError, match=r"INVALID_REQUEST: .*its key must be bytes or None, not str"):
+                with pytest.raises(SmqError, match=r"INVALID_REQUEST: .*key must be bytes or None"):
                     producer.send("late", b"v", key)
             with pytest.raises(SmqError, match=r"INVALID_REQUEST: .*headers are .*surrogates not allowed"):
                 producer.send("late", b"v", headers=[("\udcff", b"")])

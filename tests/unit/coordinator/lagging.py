@@ -57,7 +57,7 @@ def state_with(*topics: tuple[str, TopicId]) -> ClusterState:
         disk=DiskId(bytes(16)),
         grpc_address="",
         http_address="",
-        kafka_address="",
+        kafka_address="h:3",
         fenced=False,
     )
     for name, topic_id in topics:

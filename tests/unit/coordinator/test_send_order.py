@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.config import format_address
+from smq.coordinator.addresses import format_address
 from smq.coordinator.grpc.publish import PublishStream
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
@@ -76,7 +76,7 @@ def test_on_the_kafka_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def requests(sequences: range) -> list[pb.PublishRecordRequest]:
-    return [pb.PublishRecordRequest(topic="t", correlation_id=n, batch=sent(n)) for n in sequences]
+    return [pb.PublishRecordRequest(partition=0, topic="t", correlation_id=n, batch=sent(n)) for n in sequences]
 
 
 @pytest.mark.parametrize("where", ["the node", "the stream"])

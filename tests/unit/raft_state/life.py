@@ -46,6 +46,7 @@ from tests.unit.raft_state.support import (
     external_topic,
     form,
     init_transactions,
+    listener,
     marked,
     member,
     member_commit,
@@ -72,7 +73,7 @@ def commands() -> list[Command]:
         register(3, incarnation=2),
         *_external_offsets(),
         *_groups_with_members(),
-        register(3, incarnation=3, rack="süd"),
+        register(3, incarnation=3, rack="süd", listeners=(listener("inside"), listener("outside"))),
         form("again", CURRENT, 0, member("g")),  # counts on from the group that is gone
         assign_members("again", CURRENT, 3, g=b"x"),
         aged(0, AllocateProducerId(request_id=rid(50))),

@@ -30,6 +30,7 @@ from smq.raft_state.commands import (
     GroupMember,
     HwmAdvance,
     InitTransactions,
+    Listener,
     MarkIncomplete,
     OffsetCommit,
     RegisterNode,
@@ -93,6 +94,7 @@ def register(
     kafka: str = "",
     rack: str = "",
     level: int = 1,
+    listeners: tuple[Listener, ...] = (),
 ) -> RegisterNode:
     """On the disk with the node's number, unless another is named."""
     return RegisterNode(
@@ -104,7 +106,12 @@ def register(
         kafka_address=kafka,
         rack=rack,
         feature_level=level,
+        listeners=listeners,
     )
+
+
+def listener(name: str) -> Listener:
+    return Listener(name=name, grpc_address=f"{name}:1", kafka_address=f"{name}:2")
 
 
 def topic(n: int, name: str = "", partitions: int = 1, replicas: int = 3, start: int = 0) -> CreateTopic:

@@ -12,6 +12,7 @@ from smq.raft_state.commands import (
     Command,
     DeleteTopic,
     FenceNode,
+    Listener,
     UnfenceNode,
 )
 from smq.raft_state.errors import ErrorCode
@@ -26,6 +27,7 @@ from tests.unit.raft_state.support import (
     commit,
     did,
     elect,
+    listener,
     pid,
     register,
     rid,
@@ -188,3 +190,33 @@ def test_rack_of_more_bytes_than_the_bound_is_an_invalid_request() -> None:
     driver.ok(register(1, rack="x" * RACK_BYTES_MAX))
     reply = driver.refused(register(2, rack="ü" * (RACK_BYTES_MAX // 2 + 1)), ErrorCode.INVALID_REQUEST)
     assert "rack" in reply.message
+
+
+def test_registration_keeps_the_named_listeners() -> None:
+    driver = cluster()
+    driver.ok(register(2, incarnation=9, listeners=(listener("inside"), listener("outside"))))
+    assert driver.machine.state.nodes[NodeId(2)].listeners == (listener("inside"), listener("outside"))
+    driver.ok(register(2, incarnation=10))
+    assert driver.machine.state.nodes[NodeId(2)].listeners == ()
+
+
+@pytest.mark.parametrize(
+    ("listeners", "reason"),
+    [
+        ((listener("b"), listener("a")), "different names, in order"),
+        ((listener("a"), listener("a")), "different names, in order"),
+        ((listener(""),), "1 to 32 bytes"),
+        ((listener("ü" * 17),), "1 to 32 bytes"),
+        ((replace(listener("a"), kafka_address="h" * 301),), "at most 300 bytes"),
+        ((replace(listener("a"), grpc_address="h" * 301),), "at most 300 bytes"),
+        (tuple(listener(f"l{n}") for n in range(9)), "8 named listeners"),
+    ],
+)
+def test_registration_with_impossible_listeners_is_refused(listeners: tuple[Listener, ...], reason: str) -> None:
+    reply = cluster().refused(register(2, incarnation=9, listeners=listeners), ErrorCode.INVALID_REQUEST)
+    assert reason in reply.message
+
+
+def test_same_incarnation_with_other_listeners_is_no_retry() -> None:
+    driver = cluster()
+    driver.refused(register(2, listeners=(listener("a"),)), ErrorCode.STALE_INCARNATION)

@@ -12,7 +12,7 @@ from smq.raft_state.ids import Incarnation, NodeId, Offset, TopicId
 from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT, START_OFFSET_MAX, default_init
 from smq.raft_state.replies import Done, TopicCreated
 from smq.raft_state.state import EpochStart
-from smq.raft_state.topic_config import TOPIC_CONFIG, config_value, max_message_bytes, shown_value
+from smq.raft_state.topic_config import TOPIC_CONFIG, batch_rules, config_value, shown_value
 from tests.unit.raft_state.support import Driver, advance, advances, cluster, commit, pid, register, tid, topic
 
 
@@ -254,13 +254,13 @@ def test_only_values_that_differ_from_the_default_are_stored() -> None:
     driver = cluster()
     driver.ok(with_config(("max.message.bytes", str(MESSAGE_BYTES_DEFAULT)), ("storage", "log")))
     assert config_of(driver) == {}
-    assert max_message_bytes(config_of(driver)) == MESSAGE_BYTES_DEFAULT
+    assert batch_rules(config_of(driver)).bytes_max == MESSAGE_BYTES_DEFAULT
     assert config_value(config_of(driver), "storage") == "log"
 
 
 def test_unknown_key_is_refused_and_the_known_ones_are_named() -> None:
-    reply = cluster().refused(with_config(("segment.ms", "1")), ErrorCode.INVALID_CONFIG)
-    assert "segment.ms" in reply.message
+    reply = cluster().refused(with_config(("segment.mb", "1")), ErrorCode.INVALID_CONFIG)
+    assert "segment.mb" in reply.message
     assert all(key in reply.message for key in TOPIC_CONFIG)
 
 
@@ -273,7 +273,7 @@ def test_impossible_message_size_is_an_invalid_config(value: str) -> None:
 def test_possible_message_size_is_accepted(value: str) -> None:
     driver = cluster()
     driver.ok(with_config(("max.message.bytes", value)))
-    assert max_message_bytes(config_of(driver)) == int(value)
+    assert batch_rules(config_of(driver)).bytes_max == int(value)
 
 
 def test_storage_that_is_neither_log_nor_external_is_refused_naming_them() -> None:
@@ -319,9 +319,10 @@ def test_alteration_with_one_bad_key_changes_nothing(change: dict[str, Any]) -> 
 def test_every_row_accepts_its_default_and_says_what_it_takes() -> None:
     for key, row in TOPIC_CONFIG.items():
         assert row.accepts(row.default), key
-        assert not row.accepts(""), key
+        assert row.accepts("") == (row.default == ""), key
         assert row.meaning, key
         assert row.values, key
+        assert bool(row.why) == row.is_fixed, key
 
 
 FIXED = tuple((key, row.default) for key, row in TOPIC_CONFIG.items() if row.is_fixed)

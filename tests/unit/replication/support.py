@@ -21,6 +21,7 @@ from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
+from smq.raft_state.topic_config import BatchRules
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Acks, DoneFn, Produced, TimeKind, TimeOffset
 from smq.replication.config import NodeConfig
@@ -30,6 +31,7 @@ from smq.replication.log.store import BatchDamaged, LogStore
 from smq.replication.net import several, wire
 from smq.replication.net.links import Links
 from smq.replication.partition import due
+from smq.replication.partition.admission import Offer
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.look_ups import LookUps
@@ -310,7 +312,7 @@ class Host:
 
     def produce(self, data: bytes | None = None, acks: Acks = Acks.ALL, timeout_ms: int = 30_000) -> "Answer":
         answer = Answer()
-        self.live.produce(data if data is not None else batch(), acks, timeout_ms, 1 << 20, answer)
+        self.live.produce(Offer(data if data is not None else batch(), BatchRules()), acks, timeout_ms, answer)
         return answer
 
     def ack(self, peer: NodeId, end: int, *, epoch: int | None = None, incarnation: int = INCARNATION) -> None:
@@ -366,6 +368,6 @@ def register(node: NodeId, incarnation: int = INCARNATION, level: int = 1) -> Re
         disk=DiskId(bytes([node]) * 16),
         grpc_address=f"n{node}:1",
         http_address="",
-        kafka_address="",
+        kafka_address=f"n{node}:2",
         feature_level=level,
     )

@@ -90,7 +90,13 @@ RAFT: list[raft.Message] = [
 
 def wire_lines() -> Iterator[str]:
     hello = Hello(
-        sender=NodeId(1), receiver=NodeId(2), channel=Channel.CONTROL, process=b"p" * 16, serial=3, cluster_id="c"
+        sender=NodeId(1),
+        receiver=NodeId(2),
+        channel=Channel.CONTROL,
+        process=b"p" * 16,
+        serial=3,
+        wall_ms=7,
+        cluster_id="c",
     )
     yield f"Hello {encode_hello(hello).hex()}"
     yield f"Frame {frame_header(FrameKind.MESSAGE, (b'pay', b'load')).hex()}{b'payload'.hex()}"

@@ -17,8 +17,10 @@ from smq.replication.net.wire import DiskCondition
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Engine
+from smq.replication.preparation import Preparation
 from smq.replication.proposer import Barriers
 from smq.replication.requests import Requests
+from smq.replication.runtime.loop_compute import LoopCompute
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, immediate_links, register
@@ -47,6 +49,7 @@ class World:
             cast(Barriers, None),
             cast(ExternalOffsets, None),
             refusal=lambda: None,
+            preparation=Preparation(LoopCompute(self.clock)),
         )
         self.apply(default_init("c"))
         for node in (ME, PEER_A, PEER_B):

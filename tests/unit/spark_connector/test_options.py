@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from smq.clients.tls import Tls
 from smq.spark_connector.errors import OptionError
+from smq.spark_connector.option_values import offsets
 from smq.spark_connector.options import (
     EARLIEST,
     LATEST,
@@ -116,6 +117,14 @@ def test_assign_is_sorted_and_without_repeats() -> None:
 def test_assign_that_is_not_a_map_of_partitions_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="assign"):
         read_options({"servers": "h:1", "assign": text})
+
+
+@pytest.mark.parametrize("wrong", ["erliest", "5", "now", ""])
+def test_a_misspelled_word_is_answered_by_the_words_there_are(wrong: str) -> None:
+    with pytest.raises(OptionError, match=r"no such word and no JSON: write 'earliest', or JSON such as"):
+        offsets("startingOffsets", wrong)
+    with pytest.raises(OptionError, match="write 'latest'"):
+        offsets("endingOffsets", wrong, refused=EARLIEST)
 
 
 @pytest.mark.parametrize(("word", "expected"), [("earliest", EARLIEST), ("EARLIEST", EARLIEST)])

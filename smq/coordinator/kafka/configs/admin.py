@@ -8,6 +8,7 @@ them.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, TypeAlias
 
 from smq.coordinator.kafka.cluster import refusals_as_errors
@@ -17,7 +18,7 @@ from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_topic
-from smq.raft_state.cluster_config import CLUSTER_CONFIG
+from smq.raft_state.cluster_config import CLUSTER_CONFIG, NUM_PARTITIONS, cluster_value, unknown_key_hint
 from smq.raft_state.commands import AlterClusterConfig, AlterTopicConfig
 from smq.raft_state.config_keys import ConfigKey, ConfigType, known_at
 from smq.raft_state.errors import SmqError
@@ -25,7 +26,7 @@ from smq.raft_state.ids import NO_REQUEST
 from smq.raft_state.levels import check_keys
 from smq.raft_state.names import is_topic_name
 from smq.raft_state.state import TopicState
-from smq.raft_state.topic_config import TOPIC_CONFIG, check_together, checked_config
+from smq.raft_state.topic_config import TOPIC_CONFIG, check_together, checked_config, config_value
 
 TOPIC: Final = 2
 BROKER: Final = 4
@@ -34,7 +35,8 @@ _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
 _Table: TypeAlias = Mapping[str, ConfigKey]
 _Changes: TypeAlias = tuple[dict[str, str], list[str]]  # the keys to set, and those that go back to their defaults
-_ChangesOf: TypeAlias = Callable[[Iterable[Struct], _Table], _Changes]
+_Current: TypeAlias = Callable[[str], str]  # the value of a key now
+_ChangesOf: TypeAlias = Callable[[Iterable[Struct], _Table, _Current], _Changes]
 
 
 # -------------------------------------------------------------------------------------------- DescribeConfigs
@@ -84,7 +86,8 @@ async def _entries(gateway: Gateway, kind: int, name: str) -> list[Struct]:
     await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
     if kind == TOPIC:
         topic = await find_topic(gateway.calls, name, TIMEOUT_MS_DEFAULT)
-        return topic_entries(topic.config, topic.replication_factor, gateway.state.feature_level)
+        state = gateway.state
+        return topic_entries(topic.config, topic.replication_factor, state.config, state.feature_level)
     return node_entries(gateway) if name else cluster_entries(gateway)
 
 
@@ -151,9 +154,11 @@ async def _alter(gateway: Gateway, requested: Struct, changes_of: _ChangesOf, *,
         _check_topic_name(name)
         topic = await find_topic(gateway.calls, name, TIMEOUT_MS_DEFAULT)  # if unknown, that is the reason, as in Kafka
         keys = _keys(gateway, requested, TOPIC_CONFIG)
-        await _alter_topic(gateway, topic, changes_of(requested["configs"], keys), is_dry=is_dry)
+        changes = changes_of(requested["configs"], keys, partial(config_value, topic.config))
+        await _alter_topic(gateway, topic, changes, is_dry=is_dry)
     elif kind == BROKER and not name:
-        set_, unset = changes_of(requested["configs"], _keys(gateway, requested, CLUSTER_CONFIG))
+        keys = _keys(gateway, requested, CLUSTER_CONFIG)
+        set_, unset = changes_of(requested["configs"], keys, partial(cluster_value, gateway.state.config))
         if not is_dry:
             command = AlterClusterConfig(set_=_sorted(set_), unset=tuple(sorted(unset)))
             await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
@@ -195,12 +200,12 @@ def _sorted(changes: dict[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(changes.items()))
 
 
-def _replacement(configs: Iterable[Struct], table: _Table) -> _Changes:
+def _replacement(configs: Iterable[Struct], table: _Table, _current: _Current) -> _Changes:
     set_ = {config["name"]: _checked(config, table) for config in configs}
     return set_, [key for key, row in table.items() if key not in set_ and not row.is_read_only]
 
 
-def _increment(configs: Iterable[Struct], table: _Table) -> _Changes:
+def _increment(configs: Iterable[Struct], table: _Table, current: _Current) -> _Changes:
     set_: dict[str, str] = {}
     unset = []
     for config in configs:
@@ -211,12 +216,24 @@ def _increment(configs: Iterable[Struct], table: _Table) -> _Changes:
             _row_of(key, table)
             unset.append(key)
         elif operation in (_APPEND, _SUBTRACT):
-            if _row_of(key, table).type is not ConfigType.LIST:
-                raise KafkaRefusal(KafkaError.INVALID_CONFIG, f"{key} is not a list: it can only be set or deleted")
-            raise KafkaRefusal(KafkaError.INVALID_CONFIG, f"{key} must be {table[key].values}: nothing can be added")
+            set_[key] = _checked({"name": key, "value": _changed_list(config, table, current)}, table)
         else:
-            raise KafkaRefusal(KafkaError.INVALID_REQUEST, f"unknown operation {operation}: 0 sets, 1 deletes")
+            message = f"unknown operation {operation}: 0 sets, 1 deletes, 2 appends to a list and 3 subtracts from it"
+            raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
     return set_, unset
+
+
+def _changed_list(config: Struct, table: _Table, current: _Current) -> str | None:
+    """As in Kafka: what a list has is not appended again, and what it lacks need not be subtracted."""
+    key, value = config["name"], config["value"]
+    if _row_of(key, table).type is not ConfigType.LIST:
+        raise KafkaRefusal(KafkaError.INVALID_CONFIG, f"{key} is not a list: it can only be set or deleted")
+    if value is None:
+        return None
+    before, given = ([item for item in text.split(",") if item] for text in (current(key), value))
+    if config["config_operation"] == _APPEND:
+        return ",".join(dict.fromkeys((*before, *given)))
+    return ",".join(item for item in before if item not in given)
 
 
 def _checked(config: Struct, table: _Table) -> str:
@@ -227,13 +244,15 @@ def _checked(config: Struct, table: _Table) -> str:
         raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
     row = _row_of(key, table)
     if not row.accepts(value):
-        raise KafkaRefusal(KafkaError.INVALID_CONFIG, f"{key} must be {row.values}, not {value[:80]!r}")
+        raise KafkaRefusal(KafkaError.INVALID_CONFIG, row.refusal(key, repr(value[:80])))
     text: str = value
     return text
 
 
 def _row_of(key: str, table: _Table) -> ConfigKey:
     if key not in table:
-        message = f"there is no configuration {key[:80]!r} here: known are {', '.join(table)}"
+        is_of_cluster = NUM_PARTITIONS in table
+        hint = unknown_key_hint(key, table) if is_of_cluster else f"known are {', '.join(table)}"
+        message = f"there is no configuration {key[:80]!r} here: {hint}"
         raise KafkaRefusal(KafkaError.INVALID_CONFIG, message)
     return table[key]

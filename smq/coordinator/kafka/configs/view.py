@@ -18,28 +18,12 @@ from smq.coordinator.limits import (
     KAFKA_IDLE_S_MAX,
 )
 from smq.coordinator.service.settings import Source, replicas_meant
-from smq.raft_state.cluster_config import CLUSTER_CONFIG, REPLICATION_FACTOR
+from smq.raft_state.cluster_config import CLUSTER_CONFIG, REPLICATION_FACTOR, TOPIC_ONLY, broker_name
 from smq.raft_state.config_keys import ConfigKey, ConfigType, known_at
 from smq.raft_state.limits import GROUP_MEMBERS_MAX, METADATA_BYTES_MAX
-from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG, shown_value
+from smq.raft_state.topic_config import TOPIC_CONFIG, shown_value
 
 _SOURCE_TOPIC: Final = 1
-
-# What Kafka calls a broker's default of a topic's key, if smq has the key. Where the names agree, it is missing here.
-_BROKER_KEYS: Final = {
-    "cleanup.policy": "log.cleanup.policy",
-    "flush.messages": "log.flush.interval.messages",
-    "flush.ms": "log.flush.interval.ms",
-    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
-    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
-    "message.timestamp.type": "log.message.timestamp.type",
-    "preallocate": "log.preallocate",
-    "remote.storage.enable": "remote.log.storage.system.enable",
-    "retention.bytes": "log.retention.bytes",
-    "retention.ms": "log.retention.ms",
-    "retention.records": "log.retention.records",
-    MAX_MESSAGE_BYTES: "message.max.bytes",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +49,12 @@ _NODE_KEYS: Final[dict[str, _NodeKey]] = {
     "connections.max.idle.ms": _NodeKey(
         ConfigType.LONG, lambda _: KAFKA_IDLE_S_MAX * 1_000, "a connection without requests ends after this time"
     ),
+    "log.dir": _NodeKey(ConfigType.STRING, lambda gateway: gateway.data_dir, "the node's data directory"),
+    "log.dirs": _NodeKey(ConfigType.STRING, lambda gateway: gateway.data_dir, "the node's data directory"),
     "delete.topic.enable": _NodeKey(ConfigType.BOOLEAN, lambda _: "true", "topics can be deleted"),
+    "fetch.max.bytes": _NodeKey(
+        ConfigType.INT, lambda gateway: gateway.response_bytes_max, "the records of a response"
+    ),
     "group.max.session.timeout.ms": _NodeKey(
         ConfigType.INT, lambda _: GROUP_SESSION_MS_MAX, "the longest session of a group's member"
     ),
@@ -105,19 +94,25 @@ def _entry(
 
 
 # ------------------------------------------------------------------------------------------------------ topics
-def topic_entries(config: Mapping[str, str], replicas: int, level: int) -> list[Struct]:
-    """All keys of a topic with so many replicas at a feature level, for DescribeConfigs and CreateTopics."""
-    return [_topic_entry(key, row, config, replicas) for key, row in known_at(TOPIC_CONFIG, level).items()]
+def topic_entries(topic: Mapping[str, str], replicas: int, cluster: Mapping[str, str], level: int) -> list[Struct]:
+    """All keys of a topic with this configuration and so many replicas at a feature level, for DescribeConfigs and
+    CreateTopics. `cluster` are the settings of the cluster."""
+    return [_topic_entry(key, row, topic, replicas, cluster) for key, row in known_at(TOPIC_CONFIG, level).items()]
 
 
-def _topic_entry(key: str, row: ConfigKey, config: Mapping[str, str], replicas: int) -> Struct:
-    values: list[tuple[str, str | None, int]] = [(key, config[key], _SOURCE_TOPIC)] if key in config else []
-    values.append((_BROKER_KEYS.get(key, key), shown_value({}, key, replicas), Source.DEFAULT))
-    return _entry(key, values, row.type, _documentation(row), read_only=row.is_read_only)
-
-
-def _documentation(row: ConfigKey) -> str:
-    return f"{row.meaning}: {row.values}"
+def _topic_entry(
+    key: str, row: ConfigKey, topic: Mapping[str, str], replicas: int, cluster: Mapping[str, str]
+) -> Struct:
+    """A default of the cluster stands below a value of the topic, which may come from it. It concerns no other topic
+    that exists."""
+    name = broker_name(key)
+    values: list[tuple[str, str | None, int]] = []
+    if key in topic:
+        values.append((key, topic[key], _SOURCE_TOPIC))
+        if name in cluster:
+            values.append((name, cluster[name], Source.CLUSTER))
+    values.append((name, shown_value({}, key, replicas), Source.DEFAULT))
+    return _entry(key, values, row.type, row.documentation, read_only=row.is_read_only)
 
 
 # ----------------------------------------------------------------------------------------- nodes, cluster
@@ -128,13 +123,13 @@ def node_entries(gateway: Gateway) -> list[Struct]:
     for key, row in known_at(CLUSTER_CONFIG, state.feature_level).items():
         layers = gateway.settings.layers(state, key)
         values = [(key, _meant(gateway, key, value), int(source)) for value, source in layers]
-        entries.append(_entry(key, values, row.type, _documentation(row), read_only=False))
+        entries.append(_entry(key, values, row.type, row.documentation, read_only=False))
     replicas = gateway.settings.replication_factor(state)
     for key, row in known_at(TOPIC_CONFIG, state.feature_level).items():
-        if not row.is_fixed_at_creation:
-            name = _BROKER_KEYS.get(key, key)
+        if row.is_fixed and key not in TOPIC_ONLY:
+            name = broker_name(key)
             values = [(name, shown_value({}, key, replicas), int(Source.DEFAULT))]
-            entries.append(_entry(name, values, row.type, f"of topics: {row.meaning}", read_only=True))
+            entries.append(_entry(name, values, row.type, f"of topics: {row.documentation}", read_only=True))
     for key, node_key in _NODE_KEYS.items():
         found = node_key.value(gateway)
         value = (key, None if found is None else str(found), int(Source.NODE_TOML))
@@ -149,7 +144,7 @@ def cluster_entries(gateway: Gateway) -> list[Struct]:
             key,
             [(key, _meant(gateway, key, value), int(Source.CLUSTER))],
             CLUSTER_CONFIG[key].type,
-            _documentation(CLUSTER_CONFIG[key]),
+            CLUSTER_CONFIG[key].documentation,
             read_only=False,
         )
         for key, value in sorted(gateway.state.config.items())

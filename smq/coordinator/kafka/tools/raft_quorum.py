@@ -73,7 +73,7 @@ def _nodes(gateway: Gateway, quorum: Quorum) -> list[Struct]:
     out = []
     for number in sorted({replica.node for replica in (*quorum.voters, *quorum.observers)}):
         node = gateway.state.nodes.get(number)
-        address = endpoint(node) if node is not None else None
+        address = endpoint(node, gateway.listener) if node is not None else None
         listeners = [{"name": _LISTENER, "host": address[0], "port": address[1]}] if address is not None else []
         out.append({"node_id": number, "listeners": listeners})
     return out

@@ -37,7 +37,7 @@ async def describe_topic_partitions(gateway: Gateway, _version: int, request: St
     failure = await confirmation_failure(gateway, _are_known(named)) if named else None
     limit = max(1, min(request["response_partition_limit"], KAFKA_DESCRIBED_PARTITIONS_MAX))
     names = _names_from(gateway.state, named, cursor)
-    return await _page(gateway.state, names, cursor, limit, is_all=not named, is_confirmed=failure is None)
+    return await _page(gateway, names, cursor, limit, is_all=not named, is_confirmed=failure is None)
 
 
 def _are_known(names: set[str]) -> Callable[[ClusterState], bool]:
@@ -56,9 +56,9 @@ def _names_from(state: ClusterState, named: set[str], cursor: Struct | None) -> 
 
 
 async def _page(
-    state: ClusterState, names: Iterator[str], cursor: Struct | None, limit: int, *, is_all: bool, is_confirmed: bool
+    gateway: Gateway, names: Iterator[str], cursor: Struct | None, limit: int, *, is_all: bool, is_confirmed: bool
 ) -> Struct:
-    topics: list[Struct] = []
+    state, topics = gateway.state, list[Struct]()
     turns, left = Turns(), limit
     next_cursor = None
     for name in names:
@@ -73,7 +73,7 @@ async def _page(
             continue
         first = cursor["partition_index"] if cursor is not None and cursor["topic_name"] == name else 0
         shown = topic.partitions[first : first + left]
-        partitions = [describe_partition(state, partition) | _NO_ELR async for partition in turns.over(shown)]
+        partitions = [describe_partition(gateway, partition) | _NO_ELR async for partition in turns.over(shown)]
         # The request cannot ask for the operations: each topic has them, and the client takes what it wants.
         whole: Struct = {"partitions": partitions, "topic_authorized_operations": on_topic(is_asked=True)}
         topics.append(_without_partitions(name, topic.topic_id, KafkaError.NONE) | whole)

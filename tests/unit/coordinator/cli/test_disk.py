@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from click.testing import CliRunner, Result
 
-from smq.coordinator.cli.main import cli
+from smq.coordinator.cli.root import cli
 from smq.raft_state.ids import NodeId
 from smq.replication.config import NodeConfig
 from smq.replication.membership.identity import DISK_KEY, claim_identity, replacement

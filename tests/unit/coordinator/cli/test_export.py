@@ -18,9 +18,7 @@ from smq.coordinator.cli.export_files import record_file
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.fake.cluster import FakeCluster
-from tests.unit.coordinator.cli.test_data_commands import Smq, cluster, numbered, smq
-
-__all__ = ["cluster", "smq"]  # fixtures
+from tests.unit.coordinator.cli.test_data_commands import Smq, numbered
 
 RECORDS: list[dict[str, object]] = [
     {"value_base64": "/wA=", "key": None, "headers": [{"key": "h", "value_base64": "/w=="}], "timestamp_ms": 77},

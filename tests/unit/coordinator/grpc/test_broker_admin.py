@@ -15,7 +15,7 @@ from smq.testing.served import PATIENCE_S, Served, fails, publish_request, servi
 
 
 def part(offset: int = 0, **fields: Any) -> pb.FetchPartition:
-    return pb.FetchPartition(**{"topic": "t", "offset": offset, **fields})
+    return pb.FetchPartition(**{"partition": 0, "topic": "t", "offset": offset, **fields})
 
 
 async def fetch(served: Served, *partitions: pb.FetchPartition, **fields: Any) -> list[pb.FetchedPartition]:
@@ -162,7 +162,7 @@ def test_list_offsets_follows_the_table_of_positions(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()
         await served.fill([5, 5])
-        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=5))
+        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(partition=0, topic="t", before_offset=5))
         requested = [
             (pb.EXACT_OFFSET, 7, (7, False, "")),
             (pb.EXACT_OFFSET, 10, (-1, False, "OFFSET_OUT_OF_RANGE")),
@@ -178,7 +178,8 @@ def test_list_offsets_follows_the_table_of_positions(tmp_path: Path) -> None:
         ]
         request = pb.ListOffsetsRequest(
             partitions=[
-                pb.ListOffsetsPartition(topic="t", offset_type=t, offset_value=v, group="g") for t, v, _ in requested
+                pb.ListOffsetsPartition(partition=0, topic="t", offset_type=t, offset_value=v, group="g")
+                for t, v, _ in requested
             ]
         )
         listed = (await served.broker.ListOffsets(request)).offsets
@@ -194,7 +195,7 @@ def test_list_offsets_by_create_time_is_exact_to_the_record(tmp_path: Path) -> N
         await served.create()
         await served.fill([5])  # created at 1000 .. 1004
         for timestamp, expected in [(0, 0), (1000, 0), (1003, 3), (1004, 4), (1005, 5)]:
-            requested = pb.ListOffsetsPartition(topic="t", timestamp_ms=timestamp)
+            requested = pb.ListOffsetsPartition(partition=0, topic="t", timestamp_ms=timestamp)
             listed = await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[requested]))
             assert listed.offsets[0].offset == expected
 
@@ -207,17 +208,17 @@ def test_list_offsets_by_size_ends_between_batches_and_after_one_at_least(tmp_pa
         await served.fill([2, 2, 2])
         listed = []
         for start, size in [(0, 1), (0, 1 << 20), (3, 1), (6, 1)]:
-            requested = pb.ListOffsetsPartition(topic="t", offset_value=start, max_bytes=size)
+            requested = pb.ListOffsetsPartition(partition=0, topic="t", offset_value=start, max_bytes=size)
             listed.append((await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[requested]))).offsets[0])
         assert [o.offset for o in listed] == [2, 6, 4, 6]
         assert {(o.lo, o.hi) for o in listed} == {(0, 6)}
         one, whole, _, none = [o.size_bytes for o in listed]
         assert (whole, none) == (3 * one, 0)
-        requested = pb.ListOffsetsPartition(topic="t", offset_value=0, max_bytes=2 * one)
+        requested = pb.ListOffsetsPartition(partition=0, topic="t", offset_value=0, max_bytes=2 * one)
         exact = (await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[requested]))).offsets[0]
         assert (exact.offset, exact.size_bytes) == (4, 2 * one)
         for start, size, error in [(0, 0, "INVALID_REQUEST"), (-1, 1, "OFFSET_OUT_OF_RANGE")]:
-            requested = pb.ListOffsetsPartition(topic="t", offset_value=start, max_bytes=size)
+            requested = pb.ListOffsetsPartition(partition=0, topic="t", offset_value=start, max_bytes=size)
             bad = (await served.broker.ListOffsets(pb.ListOffsetsRequest(partitions=[requested]))).offsets[0]
             assert bad.error.name == error
 
@@ -239,7 +240,7 @@ def test_a_partition_owns_its_32_slots_of_the_ring(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------- groups
 async def commit(served: Served, offset: int, **fields: Any) -> None:
-    partition = pb.PartitionOffset(**{"topic": "t", "offset": offset, **fields})
+    partition = pb.PartitionOffset(**{"partition": 0, "topic": "t", "offset": offset, **fields})
     await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group="g", offsets=[partition]))
 
 
@@ -272,16 +273,25 @@ def test_a_commit_is_read_back_overwritten_and_survives_a_restart(tmp_path: Path
     ("request_", "name"),
     [
         (pb.CommitOffsetsRequest(group="g"), "INVALID_REQUEST"),
-        (pb.CommitOffsetsRequest(offsets=[pb.PartitionOffset(topic="t")]), "INVALID_REQUEST"),
-        (pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t", offset=-1)]), "INVALID_OFFSET"),
-        (pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="absent")]), "UNKNOWN_TOPIC"),
-        (pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t", partition=9)]), "UNKNOWN_PARTITION"),
+        (pb.CommitOffsetsRequest(offsets=[pb.PartitionOffset(partition=0, topic="t")]), "INVALID_REQUEST"),
         (
-            pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t")], request_id=b"x"),
+            pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(partition=0, topic="t", offset=-1)]),
+            "INVALID_OFFSET",
+        ),
+        (
+            pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(partition=0, offset=1, topic="absent")]),
+            "UNKNOWN_TOPIC",
+        ),
+        (
+            pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t", partition=9, offset=1)]),
+            "UNKNOWN_PARTITION",
+        ),
+        (
+            pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(partition=0, topic="t")], request_id=b"x"),
             "INVALID_REQUEST",
         ),
         (
-            pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t")], timeout_ms=-1),
+            pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(partition=0, topic="t")], timeout_ms=-1),
             "INVALID_REQUEST",
         ),
     ],
@@ -383,11 +393,11 @@ def test_a_view_says_which_ends_are_not_known_and_asks_only_if_it_must(tmp_path:
         ("AddPartitions", pb.AddPartitionsRequest(name="t", partition_count=0), "INVALID_PARTITION_COUNT"),
         ("AddPartitions", pb.AddPartitionsRequest(name="absent", partition_count=3), "UNKNOWN_TOPIC"),
         ("AlterTopic", pb.AlterTopicRequest(name="t", set={"colour": "1"}), "INVALID_CONFIG"),
-        ("AlterTopic", pb.AlterTopicRequest(name="absent"), "UNKNOWN_TOPIC"),
-        ("DeleteRecords", pb.DeleteRecordsRequest(topic="t", before_offset=-2), "INVALID_OFFSET"),
-        ("DeleteRecords", pb.DeleteRecordsRequest(topic="t", before_offset=6), "OFFSET_OUT_OF_RANGE"),
-        ("DeleteRecords", pb.DeleteRecordsRequest(topic="t", partition=1), "UNKNOWN_PARTITION"),
-        ("DeleteRecords", pb.DeleteRecordsRequest(topic="absent"), "UNKNOWN_TOPIC"),
+        ("AlterTopic", pb.AlterTopicRequest(name="absent", unset=["retention.ms"]), "UNKNOWN_TOPIC"),
+        ("DeleteRecords", pb.DeleteRecordsRequest(partition=0, topic="t", before_offset=-2), "INVALID_OFFSET"),
+        ("DeleteRecords", pb.DeleteRecordsRequest(partition=0, topic="t", before_offset=6), "OFFSET_OUT_OF_RANGE"),
+        ("DeleteRecords", pb.DeleteRecordsRequest(topic="t", partition=1, before_offset=1), "UNKNOWN_PARTITION"),
+        ("DeleteRecords", pb.DeleteRecordsRequest(partition=0, topic="absent", before_offset=1), "UNKNOWN_TOPIC"),
     ],
 )
 def test_an_administration_that_makes_no_sense_is_a_typed_error(
@@ -407,11 +417,13 @@ def test_delete_records_moves_log_start_and_minus_one_means_all(tmp_path: Path) 
     async def body(served: Served) -> None:
         await served.create()
         await served.fill([5, 5])
-        moved = await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=7))
+        moved = await served.admin.DeleteRecords(pb.DeleteRecordsRequest(partition=0, topic="t", before_offset=7))
         assert moved.log_start == 7
         (partition,) = await fetch(served, part(6))
         assert (partition.error.name, partition.error.lo, partition.error.hi) == ("OFFSET_OUT_OF_RANGE", 7, 10)
-        assert (await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=-1))).log_start == 10
+        assert (
+            await served.admin.DeleteRecords(pb.DeleteRecordsRequest(partition=0, topic="t", before_offset=-1))
+        ).log_start == 10
         (answer,) = await served.publish(publish_request([b"x"]))
         assert answer.base_offset == 10
 
@@ -449,7 +461,7 @@ def test_a_deadline_that_is_too_short_is_a_typed_or_plain_timeout_not_a_hang(tmp
     async def body(served: Served) -> None:
         await served.create()
         served.server.node.stop()  # nothing answers any more
-        request = pb.GetPartitionRangeInfoRequest(topic="t", timeout_ms=100)
+        request = pb.GetPartitionRangeInfoRequest(partition=0, topic="t", timeout_ms=100)
         detail = await fails(served.broker.GetPartitionRangeInfo(request))
         assert detail.retriable
 

@@ -55,7 +55,7 @@ def with_limit(per_address_max: int, body: Callable[[World], Awaitable[None]]) -
         server = grpc.aio.server()
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        limit = ConnectionLimit(port, per_address_max=per_address_max, scan_interval_s=0.005)
+        limit = ConnectionLimit(frozenset({port}), per_address_max=per_address_max, scan_interval_s=0.005)
         limit.start()
         world = World(port, limit)
         try:

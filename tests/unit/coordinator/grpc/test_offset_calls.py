@@ -28,7 +28,7 @@ async def create(served: Served) -> None:
 
 
 def one(correlation_id: int, count: int = 1, **fields: Any) -> pb.Assignment:
-    return pb.Assignment(**{"correlation_id": correlation_id, "topic": "t", "count": count, **fields})
+    return pb.Assignment(**{"partition": 0, "correlation_id": correlation_id, "topic": "t", "count": count, **fields})
 
 
 async def assign(served: Served, *messages: list[pb.Assignment]) -> dict[int, tuple[int, int] | str]:
@@ -123,7 +123,9 @@ def test_marks_advance_and_a_refused_one_has_its_own_error(tmp_path: Path) -> No
 
         async def send() -> AsyncIterator[pb.AdvanceHighWaterMarkRequest]:
             offsets = [3, 6, 5, 1]
-            advances = [pb.Advance(correlation_id=i, topic="t", offset=offset) for i, offset in enumerate(offsets)]
+            advances = [
+                pb.Advance(partition=0, correlation_id=i, topic="t", offset=offset) for i, offset in enumerate(offsets)
+            ]
             yield pb.AdvanceHighWaterMarkRequest(advances=advances)
 
         answers = [a async for response in served.broker.AdvanceHighWaterMark(send()) for a in response.advanced]

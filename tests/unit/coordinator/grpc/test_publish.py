@@ -22,7 +22,7 @@ def codes(answers: list[pb.PublishRecordResponse]) -> list[str]:
 
 def records(*values: bytes, **fields: object) -> pb.PublishRecordRequest:
     new = pb.NewRecords(records=[pb.NewRecord(value=v) for v in values])
-    return pb.PublishRecordRequest(records=new, **fields)  # type: ignore[arg-type] # the tests name the fields
+    return pb.PublishRecordRequest(records=new, **{"partition": 0, "base_sequence": 0, **fields})  # type: ignore[arg-type] # the tests name the fields
 
 
 async def start_session(served: Served, session_id: str = "s", **fields: object) -> pb.StartPublishSessionResponse:
@@ -39,7 +39,7 @@ def test_batches_of_5_then_3_get_0_to_4_and_5_to_7_and_hwm_8(tmp_path: Path) -> 
         )
         assert offsets(answers) == [(0, 4), (5, 7)]
         assert answers[0].ts_ns < answers[1].ts_ns
-        info = await served.broker.GetPartitionRangeInfo(pb.GetPartitionRangeInfoRequest(topic="t"))
+        info = await served.broker.GetPartitionRangeInfo(pb.GetPartitionRangeInfoRequest(partition=0, topic="t"))
         assert (info.log_start, info.hwm, info.next_offset) == (0, 8, 8)
 
     serving(tmp_path, body)
@@ -84,10 +84,16 @@ def test_records_are_encoded_with_the_sessions_producer(tmp_path: Path) -> None:
             key=b"", value=b"v", timestamp_ms=123, headers=[pb.Header(key="h", value=b"1"), pb.Header(key="n")]
         )
         request = pb.PublishRecordRequest(
-            session_id="s", correlation_id=1, records=pb.NewRecords(records=[record, pb.NewRecord(timestamp_ms=124)])
+            partition=0,
+            session_id="s",
+            correlation_id=1,
+            base_sequence=0,
+            records=pb.NewRecords(records=[record, pb.NewRecord(timestamp_ms=124)]),
         )
         assert offsets(await served.publish(request)) == [(0, 1)]
-        fetched = await served.broker.Fetch(pb.FetchRequest(partitions=[pb.FetchPartition(topic="t")], max_wait_ms=9))
+        fetched = await served.broker.Fetch(
+            pb.FetchRequest(partitions=[pb.FetchPartition(partition=0, topic="t", offset=0)], max_wait_ms=9)
+        )
         (batch,) = fetched.partitions[0].batches
         first, second = decode_batch(batch.data)
         assert (first.key, first.value, first.timestamp_ms) == (b"", b"v", 123)
@@ -133,9 +139,9 @@ def test_a_batch_of_a_transaction_or_of_the_log_itself_is_refused(tmp_path: Path
 
     async def body(served: Served) -> None:
         await served.create()
-        answers = await served.publish(pb.PublishRecordRequest(topic="t", batch=flagged))
+        answers = await served.publish(pb.PublishRecordRequest(partition=0, topic="t", batch=flagged))
         assert codes(answers) == ["INVALID_BATCH"]
-        info = await served.broker.GetPartitionRangeInfo(pb.GetPartitionRangeInfoRequest(topic="t"))
+        info = await served.broker.GetPartitionRangeInfo(pb.GetPartitionRangeInfoRequest(partition=0, topic="t"))
         assert info.next_offset == 0
 
     serving(tmp_path, body)
@@ -145,18 +151,18 @@ def test_a_bad_request_gets_its_own_error_and_harms_no_other(tmp_path: Path) -> 
     good = encode_batch([NewRecord(key=None, value=b"v", timestamp_ms=1)])
     damaged = good[:-1] + bytes([good[-1] ^ 1])
     bad = [
-        pb.PublishRecordRequest(topic="t", batch=damaged),
-        pb.PublishRecordRequest(topic="t", batch=b""),
-        pb.PublishRecordRequest(topic="t", batch=good + b"x"),
-        pb.PublishRecordRequest(topic="t"),
+        pb.PublishRecordRequest(partition=0, topic="t", batch=damaged),
+        pb.PublishRecordRequest(partition=0, topic="t", batch=b""),
+        pb.PublishRecordRequest(partition=0, topic="t", batch=good + b"x"),
+        pb.PublishRecordRequest(partition=0, topic="t"),
         pb.PublishRecordRequest(topic="t", batch=good, partition=1),
         pb.PublishRecordRequest(topic="t", batch=good, partition=-1),
-        pb.PublishRecordRequest(topic="absent", batch=good),
-        pb.PublishRecordRequest(session_id="absent", batch=good),
-        pb.PublishRecordRequest(topic="t", batch=good, timeout_ms=-1),
-        pb.PublishRecordRequest(topic="t", batch=good, acks=7),  # type: ignore[arg-type] # an enum of the future
-        pb.PublishRecordRequest(topic="t", records=pb.NewRecords(records=[pb.NewRecord(value=b"v")])),
-        pb.PublishRecordRequest(topic="t", batch=b"x" * (2 << 20)),
+        pb.PublishRecordRequest(partition=0, topic="absent", batch=good),
+        pb.PublishRecordRequest(partition=0, session_id="absent", batch=good),
+        pb.PublishRecordRequest(partition=0, topic="t", batch=good, timeout_ms=-1),
+        pb.PublishRecordRequest(partition=0, topic="t", batch=good, acks=7),  # type: ignore[arg-type] # an enum of the future
+        pb.PublishRecordRequest(partition=0, topic="t", records=pb.NewRecords(records=[pb.NewRecord(value=b"v")])),
+        pb.PublishRecordRequest(partition=0, topic="t", batch=b"x" * (2 << 20)),
     ]
     expected = [
         "CORRUPT_BATCH",
@@ -201,7 +207,7 @@ def test_an_empty_record_list_is_an_error(tmp_path: Path) -> None:
 def test_a_stream_that_names_nothing_gets_an_error_that_says_what_to_name(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()
-        (answer,) = await served.publish(pb.PublishRecordRequest(batch=b"x"))
+        (answer,) = await served.publish(pb.PublishRecordRequest(partition=0, batch=b"x"))
         assert answer.error.name == "INVALID_REQUEST"
         assert "session_id" in answer.error.message
 

@@ -36,8 +36,8 @@ def test_a_batch_up_to_the_limit_is_stored_and_one_byte_more_is_refused(tmp_path
         batch = batch_of_size(MESSAGE_BYTES_DEFAULT + excess)
         small = encode_batch([NewRecord(key=None, value=b"x", timestamp_ms=1)])
         first, second = await served.publish(
-            pb.PublishRecordRequest(topic="t", batch=batch, correlation_id=1),
-            pb.PublishRecordRequest(topic="t", batch=small, correlation_id=2),
+            pb.PublishRecordRequest(partition=0, topic="t", batch=batch, correlation_id=1),
+            pb.PublishRecordRequest(partition=0, topic="t", batch=small, correlation_id=2),
         )
         assert first.error.name == ("BATCH_TOO_LARGE" if excess > 0 else "")
         assert not second.HasField("error"), "the stream goes on"
@@ -51,7 +51,7 @@ def test_a_grpc_request_up_to_the_limit_is_taken_and_one_byte_more_is_refused(tm
 
     async def body(served: Served) -> None:
         await served.create(config={"max.message.bytes": str(100 * MIB)})
-        request = pb.PublishRecordRequest(topic="t", correlation_id=1, batch=bytes(2 * MIB - 100))
+        request = pb.PublishRecordRequest(partition=0, topic="t", correlation_id=1, batch=bytes(2 * MIB - 100))
         around = request.ByteSize() - len(request.batch)
         request.batch = batch_of_size(2 * MIB + excess - around)
         assert request.ByteSize() == 2 * MIB + excess
@@ -64,7 +64,7 @@ def test_a_grpc_request_up_to_the_limit_is_taken_and_one_byte_more_is_refused(tm
 def test_a_grpc_message_far_above_the_limit_costs_its_own_stream_alone(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()
-        waste = pb.PublishRecordRequest(topic="t", batch=bytes(3 * MIB + limits.GRPC_RECEIVE_SLACK_BYTES))
+        waste = pb.PublishRecordRequest(partition=0, topic="t", batch=bytes(3 * MIB + limits.GRPC_RECEIVE_SLACK_BYTES))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await served.publish(waste)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

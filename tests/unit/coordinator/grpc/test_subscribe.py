@@ -21,7 +21,13 @@ class Reader:
 
     def __init__(self, served: Served, **init: Any) -> None:
         self._call = served.agent.SubscribeRecord()
-        self._init = {"subscription_id": "sub", "topic": "t", "offset_type": pb.RESET_TO_EARLIEST, **init}
+        self._init = {
+            "subscription_id": "sub",
+            "topic": "t",
+            "partition": 0,
+            "offset_type": pb.RESET_TO_EARLIEST,
+            **init,
+        }
 
     async def __aenter__(self) -> "Reader":
         await self._call.write(pb.SubscribeRecordRequest(init=pb.SubscribeInit(**self._init)))
@@ -105,7 +111,7 @@ def test_records_carry_keys_values_headers_and_both_times(tmp_path: Path) -> Non
     async def body(served: Served) -> None:
         await served.create()
         for codec in CODECS:
-            request = pb.PublishRecordRequest(topic="t", batch=encode_batch(new, codec=codec))
+            request = pb.PublishRecordRequest(partition=0, topic="t", batch=encode_batch(new, codec=codec))
             (answer,) = await served.publish(request)
             responses = await served.subscribe(
                 offset_type=pb.EXACT_OFFSET, offset_value=answer.base_offset, stop_at_end=True
@@ -186,7 +192,7 @@ def test_resume_starts_at_exactly_the_next_offset_of_the_group(tmp_path: Path) -
         for type_, expected in ((pb.RESUME_OR_EARLIEST, 0), (pb.RESUME_OR_LATEST, 12)):
             async with Reader(served, offset_type=type_, group="g") as reader:
                 assert (await reader.read()).started.offset == expected
-        commit = pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t", offset=7)])
+        commit = pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(partition=0, topic="t", offset=7)])
         await served.broker.CommitOffsets(commit)
         for type_ in (pb.RESUME_OR_EARLIEST, pb.RESUME_OR_LATEST):
             async with Reader(served, offset_type=type_, group="g") as reader:
@@ -197,9 +203,9 @@ def test_resume_starts_at_exactly_the_next_offset_of_the_group(tmp_path: Path) -
 
 def test_resume_below_log_start_is_an_error_unless_it_asked_to_reset(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
-        commit = pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(topic="t", offset=2)])
+        commit = pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(partition=0, topic="t", offset=2)])
         await served.broker.CommitOffsets(commit)
-        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=5))
+        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(partition=0, topic="t", before_offset=5))
         async with Reader(served, offset_type=pb.RESUME_OR_EARLIEST, group="g") as reader:
             error = await reader.error()
         assert (error.name, error.lo, error.hi) == ("OFFSET_OUT_OF_RANGE", 5, 12)
@@ -246,7 +252,7 @@ def test_seeks_backward_forward_and_to_the_end_are_followed(tmp_path: Path) -> N
 @pytest.mark.parametrize("target", [-1, 4, 13])
 def test_a_seek_outside_the_range_ends_the_stream_with_the_range(tmp_path: Path, target: int) -> None:
     async def body(served: Served) -> None:
-        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=5))
+        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(partition=0, topic="t", before_offset=5))
         async with Reader(served) as reader:
             await reader.read()
             await reader.seek(target)
@@ -402,7 +408,9 @@ def test_a_stream_that_does_not_begin_with_init_or_has_two_is_refused(tmp_path: 
         await call.write(pb.SubscribeRecordRequest(ack=pb.SubscribeAck(next_offset=1)))
         assert (await fails(call.read())).name == "INVALID_REQUEST"
         async with Reader(served) as reader:
-            await reader.send(pb.SubscribeRecordRequest(init=pb.SubscribeInit(subscription_id="x", topic="t")))
+            await reader.send(
+                pb.SubscribeRecordRequest(init=pb.SubscribeInit(partition=0, subscription_id="x", topic="t"))
+            )
             assert (await reader.error()).name == "INVALID_REQUEST"
 
     with_records(tmp_path, [1], body)
@@ -414,7 +422,7 @@ def test_records_that_do_not_decode_end_the_stream_and_name_the_next_offset(tmp_
 
     async def body(served: Served) -> None:
         await served.publish(
-            pb.PublishRecordRequest(topic="t", batch=broken, correlation_id=1), publish_request([b"after"])
+            pb.PublishRecordRequest(partition=0, topic="t", batch=broken, correlation_id=1), publish_request([b"after"])
         )
         async with Reader(served) as reader:
             error = await reader.error()

@@ -1,6 +1,7 @@
 """/healthz, /readyz and /metrics of a real node."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,44 @@ def test_a_serving_node_is_healthy_and_ready(tmp_path: Path) -> None:
         status, text = await get(served, "/readyz")
         assert (status, '"ready": true' in text) == (200, True)
         assert (await get(served, "/absent"))[0] == 404
+
+    serving(tmp_path, body)
+
+
+def test_the_front_page_leads_on(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        status, text = await get(served, "/")
+        assert status == 200
+        for page in re.findall('href="(.*?)"', text):
+            assert (await get(served, page))[0] == 200
+        assert "smq status" in text
+
+    serving(tmp_path, body)
+
+
+def test_a_connection_that_sends_half_a_request_is_closed_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smq.coordinator.http.endpoints.HTTP_FIRST_REQUEST_S_MAX", 0.2)
+
+    async def body(served: Served) -> None:
+        port = served.server.http_address[1]
+        halves = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for (_, writer), sent in zip(halves, (b"GET /readyz HT", b"", b"POST / HTTP/1.1\r\nHost: x"), strict=True):
+            writer.write(sent)
+        kept_reader, kept = await asyncio.open_connection("127.0.0.1", port)
+        kept.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in await kept_reader.readuntil(b"}")
+        for reader, writer in halves:
+            try:
+                async with asyncio.timeout(20):
+                    assert b"200" not in await reader.read()
+            except ConnectionResetError:
+                pass  # closed, too
+            writer.close()
+        kept.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in await kept_reader.readuntil(b"}")
+        kept.close()
 
     serving(tmp_path, body)
 

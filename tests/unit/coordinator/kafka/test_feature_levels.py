@@ -58,4 +58,4 @@ def test_a_replacement_of_all_keys_names_those_of_the_level_only(kind: int, name
 
 def test_a_setting_is_described_from_its_level_on() -> None:
     for level in (1, LEVEL_TWO):
-        assert (SETTING in {entry["name"] for entry in topic_entries({}, 1, level)}) == (level == LEVEL_TWO)
+        assert (SETTING in {entry["name"] for entry in topic_entries({}, 1, {}, level)}) == (level == LEVEL_TWO)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from smq.coordinator.kafka.racks import is_behind, preferred_replica
+from smq.raft_state.commands import Listener
 from smq.raft_state.ids import NodeId, Offset
 from smq.raft_state.state import ClusterState
 from smq.replication.api import Fetched
@@ -27,13 +28,13 @@ def _state(racks: dict[int, str] = RACKS, replicas: int = 5) -> ClusterState:
 
 
 def _preferred(
-    state: ClusterState, *, rack: str = "b", offset: int = HWM, ends: dict[int, int] = ENDS
+    state: ClusterState, *, rack: str = "b", offset: int = HWM, ends: dict[int, int] = ENDS, listener: str = ""
 ) -> NodeId | None:
     part = state.partition(pid(1))
     assert part is not None
     assert part.leader == 1
     reported = {NodeId(n): Offset(end) for n, end in ends.items()}
-    return preferred_replica(state, part, reported, hwm=part.hwm, rack=rack, offset=offset)
+    return preferred_replica(state, part, reported, hwm=part.hwm, rack=rack, offset=offset, listener=listener)
 
 
 def test_of_the_followers_in_the_rack_the_one_that_holds_most_is_preferred() -> None:
@@ -111,3 +112,11 @@ def test_a_follower_sends_consumers_that_it_cannot_serve_back_to_the_leader(
     hwm = Offset(max(readable, HWM))
     found = Fetched([], Offset(3), hwm, hwm, Offset(readable))
     assert is_behind(found, offset=HWM if readable >= HWM else readable, is_ready=is_ready) is expected
+
+
+def test_a_replica_that_the_clients_listener_does_not_reach_is_not_preferred() -> None:
+    state = _state()
+    assert _preferred(state, listener="outside") is None
+    outside = Listener(name="outside", grpc_address="", kafka_address="b:1")
+    state.nodes[NodeId(2)] = replace(state.nodes[NodeId(2)], listeners=(outside,))
+    assert _preferred(state, listener="outside") == 2

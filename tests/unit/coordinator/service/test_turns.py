@@ -10,6 +10,7 @@ import pytest
 
 from smq.coordinator.grpc import admin as grpc_admin
 from smq.coordinator.kafka import metadata
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.service import turns
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.commands import CreateTopic, RegisterNode
@@ -65,11 +66,12 @@ def most_in_a_turn(
 
 def test_kafkas_metadata_of_all_topics_is_made_some_partitions_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     known = state()
+    gateway = cast(Gateway, SimpleNamespace(state=known, listener=""))
 
     async def answer() -> None:
         together = Turns()
         for topic in known.topics.values():
-            made = await metadata._topic(known, topic, together)
+            made = await metadata._topic(gateway, topic, together)
             assert [p["partition_index"] for p in made["partitions"]] == list(range(PARTITIONS))
 
     most, count = most_in_a_turn(monkeypatch, metadata, "describe_partition", answer)

@@ -15,7 +15,7 @@ import pytest
 from smq.clients import Admin, Consumer, ErrorCode, Producer, SmqError, Tls
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb.smq_pb2_grpc import AdminStub
-from smq.coordinator.config import format_address
+from smq.coordinator.addresses import format_address
 from smq.coordinator.server import Server
 from smq.coordinator.tls.contexts import client_context
 from smq.coordinator.tls.layout import Identity
@@ -47,7 +47,7 @@ class Secured:
             async with Admin(self.grpc, tls=tls, connect_timeout_ms=within_ms) as admin:
                 await admin.list_topics()
         except SmqError as e:
-            if e.code is not ErrorCode.TIMED_OUT:
+            if e.code is not ErrorCode.UNREACHABLE:
                 raise
             return False
         return True

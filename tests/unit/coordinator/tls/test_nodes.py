@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from structlog.testing import capture_logs
 
-from smq.coordinator.cli.main import cli
+from smq.coordinator.cli.root import cli
 from smq.coordinator.config import parse_config
 from smq.coordinator.tls.contexts import NodeTls, TlsError
 from smq.coordinator.tls.layout import Identity, client_identity, node_identity

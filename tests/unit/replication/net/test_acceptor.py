@@ -177,7 +177,9 @@ def test_clients_never_get_the_descriptors_of_the_disk_and_the_peers(descriptors
     assert found.grpc + found.kafka + found.http <= descriptors - limits.DESCRIPTORS_RESERVED
     assert min(found.grpc, found.kafka, found.http) >= 1
     assert found.descriptor_max == descriptors - limits.DESCRIPTORS_RESERVED
-    assert found.kafka_limits.per_address_max <= found.kafka
+    for ports in (1, 2, 9):
+        limits_of_one = found.kafka_limits(ports)
+        assert limits_of_one.per_address_max <= limits_of_one.connections_max <= max(1, found.kafka // ports)
 
 
 def test_too_few_descriptors_are_refused_with_the_limit_to_raise() -> None:

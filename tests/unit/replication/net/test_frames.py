@@ -72,14 +72,22 @@ def test_any_hello_decodes_or_is_a_frame_error(payload: bytes) -> None:
 
 def test_a_hello_round_trips() -> None:
     hello = Hello(
-        sender=ONE, receiver=TWO, channel=DATA, process=bytes(range(16)), serial=2**64 - 1, cluster_id="smq-é"
+        sender=ONE,
+        receiver=TWO,
+        channel=DATA,
+        process=bytes(range(16)),
+        serial=2**64 - 1,
+        wall_ms=-1,
+        cluster_id="smq-é",
     )
     assert decode_hello(memoryview(encode_hello(hello))) == hello
 
 
 def test_any_truncated_hello_is_an_error() -> None:
-    whole = encode_hello(Hello(sender=ONE, receiver=TWO, channel=DATA, process=b"p" * 16, serial=1, cluster_id=""))
+    whole = encode_hello(
+        Hello(sender=ONE, receiver=TWO, channel=DATA, process=b"p" * 16, serial=1, wall_ms=7, cluster_id="")
+    )
     for end in range(len(whole)):
         with pytest.raises(FrameError):
             decode_hello(memoryview(whole[:end]))
-    assert struct.calcsize(">4sHiiB16sQ") == len(whole)
+    assert struct.calcsize(">4sHiiB16sQq") == len(whole)

@@ -285,6 +285,7 @@ def hello_payload(**changes: object) -> bytes:
         "channel": CONTROL,
         "process": b"p" * 16,
         "serial": 1,
+        "wall_ms": 0,
         "cluster_id": "c",
     }
     return encode_hello(Hello(**{**fields, **changes}))  # type: ignore[arg-type] # the cases name the fields
@@ -310,7 +311,6 @@ STRANGERS = {
     "another cluster": hello_frame(cluster_id="other"),
     "another receiver": hello_frame(receiver=NodeId(3)),
     "an unknown sender": hello_frame(sender=NodeId(3)),
-    "itself": hello_frame(sender=TWO),
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "a pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
     "a message before hello": frame(b"x"),

@@ -1,0 +1,123 @@
+"""The blocking admin client.
+
+Owns no rule: every method is that of `Admin`, which says what it does. Users import it through `smq.clients`.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Unpack
+
+from smq.clients.admin import Admin, AdminOptions
+from smq.clients.positions import Start
+from smq.clients.sync.loop import BlockingClient, documented_as
+from smq.clients.types import (
+    ClusterDescription,
+    ClusterSetting,
+    CommittedOffset,
+    GroupDescription,
+    GroupSummary,
+    ListedOffset,
+    NodeStatus,
+    PartitionRange,
+    TopicDescription,
+    TopicPartition,
+    TransactionDescription,
+    TransactionSummary,
+)
+
+
+@documented_as(Admin)
+class SyncAdmin(BlockingClient):
+    """`with SyncAdmin("host:port") as a: a.create_topic("t", 6)`. Options as Admin's."""
+
+    def __init__(self, bootstrap: str | Iterable[str], **options: Unpack[AdminOptions]) -> None:
+        super().__init__()
+        self._run(self._make(bootstrap, options))
+
+    async def _make(self, bootstrap: str | Iterable[str], options: AdminOptions) -> None:
+        self._admin = Admin(bootstrap, **options)
+        await self._admin.__aenter__()
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        replication_factor: int = 0,
+        config: Mapping[str, str] | None = None,
+        start_offset: int = 0,
+    ) -> bytes:
+        return self._run(
+            self._admin.create_topic(
+                name, partitions, replication_factor=replication_factor, config=config, start_offset=start_offset
+            )
+        )
+
+    def delete_topic(self, name: str) -> None:
+        self._run(self._admin.delete_topic(name))
+
+    def add_partitions(self, name: str, partition_count: int) -> None:
+        self._run(self._admin.add_partitions(name, partition_count))
+
+    def alter_topic(self, name: str, *, set: Mapping[str, str] | None = None, unset: Iterable[str] = ()) -> None:
+        self._run(self._admin.alter_topic(name, set=set, unset=unset))
+
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
+        return self._run(self._admin.delete_records(topic, partition, before_offset))
+
+    def set_node_drained(self, node: int, drained: bool) -> None:
+        self._run(self._admin.set_node_drained(node, drained))
+
+    def describe_cluster(self, topics: Iterable[str] = (), *, is_linearizable: bool = True) -> ClusterDescription:
+        return self._run(self._admin.describe_cluster(topics, is_linearizable=is_linearizable))
+
+    def list_topics(self) -> list[TopicDescription]:
+        return self._run(self._admin.list_topics())
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        return self._run(self._admin.describe_topic(name))
+
+    def node_status(self, node: int | str, *, with_digest: bool = False) -> NodeStatus:
+        return self._run(self._admin.node_status(node, with_digest=with_digest))
+
+    def partition_range(self, topic: str, partition: int) -> PartitionRange:
+        return self._run(self._admin.partition_range(topic, partition))
+
+    def list_offsets(
+        self, starts: Mapping[TopicPartition, Start], *, group: str | None = None, reset_if_gone: bool = False
+    ) -> dict[TopicPartition, ListedOffset]:
+        return self._run(self._admin.list_offsets(starts, group=group, reset_if_gone=reset_if_gone))
+
+    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
+        self._run(self._admin.commit_offsets(group, offsets))
+
+    def fetch_offsets(
+        self, group: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, CommittedOffset]:
+        return self._run(self._admin.fetch_offsets(group, partitions))
+
+    def list_groups(self) -> list[GroupSummary]:
+        return self._run(self._admin.list_groups())
+
+    def list_transactions(self) -> list[TransactionSummary]:
+        return self._run(self._admin.list_transactions())
+
+    def describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        return self._run(self._admin.describe_transaction(transactional_id))
+
+    def abort_transaction(self, transactional_id: str) -> None:
+        self._run(self._admin.abort_transaction(transactional_id))
+
+    def describe_group(self, name: str) -> GroupDescription:
+        return self._run(self._admin.describe_group(name))
+
+    def delete_group(self, name: str) -> None:
+        self._run(self._admin.delete_group(name))
+
+    def cluster_config(self) -> list[ClusterSetting]:
+        return self._run(self._admin.cluster_config())
+
+    def alter_cluster_config(self, *, set: Mapping[str, str] | None = None, unset: Iterable[str] = ()) -> None:
+        self._run(self._admin.alter_cluster_config(set=set, unset=unset))
+
+    def close(self) -> None:
+        self._run(self._admin.close())

@@ -1,0 +1,169 @@
+"""The blocking consumer.
+
+Owns what iteration has read ahead. Users import it through `smq.clients`.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import Final, TypeVar, Unpack
+
+from smq.clients.arguments import Duration, Instant
+from smq.clients.consumer import Assignment, Consumer, ConsumerOptions, End
+from smq.clients.forked import check_owner
+from smq.clients.positions import Start
+from smq.clients.search import RecordFilter, SearchPage
+from smq.clients.sync.loop import BlockingClient, documented_as
+from smq.clients.types import CommittedOffset, ConsumerRecord, FetchedRange, RawBatch, TopicPartition
+from smq.raft_state.errors import ErrorCode, SmqError
+
+T = TypeVar("T")
+
+ITERATION_WAIT_MS: Final = 1_000.0  # how long iteration waits before it checks for close()
+
+
+@documented_as(Consumer)
+class SyncConsumer(BlockingClient):
+    """`with SyncConsumer("host:port") as c: c.assign([("t", 0)]); for r in c: ...`. Options as Consumer's."""
+
+    def __init__(self, bootstrap: str | Iterable[str], **options: Unpack[ConsumerOptions]) -> None:
+        super().__init__()
+        self._ahead: deque[ConsumerRecord] = deque()  # one batch, for iteration: one call per record would be too slow
+        self._is_closed = False
+        self._run(self._make(bootstrap, options))
+
+    async def _make(self, bootstrap: str | Iterable[str], options: ConsumerOptions) -> None:
+        self._consumer = Consumer(bootstrap, **options)
+        await self._consumer.__aenter__()
+
+    def assign(
+        self,
+        partitions: Assignment,
+        start: Start | None = None,
+        *,
+        end_offset: End | None = None,
+        until_ms: Instant | None = None,
+    ) -> dict[TopicPartition, int]:
+        self._ahead.clear()
+        return self._run(self._consumer.assign(partitions, start, end_offset=end_offset, until_ms=until_ms))
+
+    @property
+    def is_finished(self) -> bool:
+        """Every assigned partition has an end, and everything before it has been returned."""
+        return not self._ahead and self._consumer.is_finished
+
+    def assignment(self) -> list[TopicPartition]:
+        self._check_usable()
+        return self._consumer.assignment()
+
+    def seek(self, topic: str, partition: int, start: Start) -> int:
+        self._discard_ahead()
+        return self._run(self._consumer.seek(topic, partition, start))
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset after the last record that was returned."""
+        self._check_usable()
+        ahead = (r.offset for r in self._ahead if (r.topic, r.partition) == (topic, partition))
+        return next(ahead, self._consumer.position(topic, partition))
+
+    def lag(self, topic: str, partition: int) -> int:
+        ahead = self._consumer.position(topic, partition) - self.position(topic, partition)
+        return self._run(self._consumer.lag(topic, partition)) + ahead
+
+    def commit(self, offsets: Mapping[TopicPartition, int | CommittedOffset] | None = None) -> None:
+        """Commits the positions of all assigned partitions, or the given offsets."""
+        if offsets is None:
+            offsets = {tp: self.position(*tp) for tp in self.assignment()}
+        self._run(self._consumer.commit(offsets))
+
+    def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, CommittedOffset]:
+        return self._run(self._consumer.committed(partitions))
+
+    def getmany(
+        self, max_records: int = 10_000, timeout_ms: Duration = 0.0
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        self._discard_ahead()
+        return self._run(self._consumer.getmany(max_records, timeout_ms))
+
+    def getbatch(self, timeout_ms: Duration = 0.0) -> RawBatch | None:
+        self._discard_ahead()
+        return self._run(self._consumer.getbatch(timeout_ms))
+
+    def fetch_range(
+        self, topic: str, partition: int, offset: int, *, max_bytes: int = 0, max_wait_ms: int = 0
+    ) -> FetchedRange:
+        return self._run(
+            self._consumer.fetch_range(topic, partition, offset, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
+        )
+
+    def search_page(
+        self,
+        topic: str,
+        partition: int,
+        wanted: RecordFilter,
+        *,
+        start: Start = "RESET_TO_EARLIEST",
+        end_offset: int | None = None,
+        cursor: bytes | None = None,
+        max_records: int = 0,
+    ) -> SearchPage:
+        return self._run(
+            self._consumer.search_page(
+                topic,
+                partition,
+                wanted,
+                start=start,
+                end_offset=end_offset,
+                cursor=cursor,
+                max_records=max_records,
+            )
+        )
+
+    def search(
+        self,
+        topic: str,
+        partition: int,
+        wanted: RecordFilter,
+        *,
+        start: Start = "RESET_TO_EARLIEST",
+        end_offset: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[ConsumerRecord]:
+        pages = self._consumer.search_pages(topic, partition, wanted, start=start, end_offset=end_offset, follow=follow)
+        while (page := self._run(_next(pages))) is not None:
+            yield from page.records
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        """Record by record, for ever or to the ends; the position follows the last record returned. CLIENT_CLOSED after
+        close()."""
+        while True:
+            self._check_usable()
+            if self._ahead:
+                yield self._ahead.popleft()
+            elif self.is_finished:
+                return
+            else:
+                found = self._run(self._consumer.getmany(1, ITERATION_WAIT_MS))
+                self._ahead.extend(record for records in found.values() for record in records)
+
+    def _check_usable(self) -> None:
+        """CLIENT_CLOSED, FORKED."""
+        check_owner(self._runner.pid)
+        if self._is_closed:
+            raise SmqError(ErrorCode.CLIENT_CLOSED, "the consumer is closed")
+
+    def _discard_ahead(self) -> None:
+        """Moves the position back before the records that iteration has read ahead: the next call reads them again."""
+        first: dict[TopicPartition, int] = {}
+        for record in self._ahead:
+            first.setdefault((record.topic, record.partition), record.offset)
+        self._ahead.clear()
+        for (topic, partition), offset in first.items():
+            self._run(self._consumer.seek(topic, partition, offset))
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._run(self._consumer.close())
+
+
+async def _next(pages: AsyncIterator[T]) -> T | None:
+    return await anext(pages, None)

@@ -1,0 +1,147 @@
+"""The blocking producer: records are handed to the event loop in batches, and each send() gives a handle.
+
+Owns the hand-over between the caller's thread and the loop, and its bound. A send() costs no future and no wake-up of
+the loop while records are already waiting. Users import it through `smq.clients`.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Final, Unpack
+
+from smq.clients.arguments import Instant
+from smq.clients.delivery import BatchMetadata, Delivery, Settled
+from smq.clients.producer import Producer, ProducerOptions, ProducerStats, checked_record
+from smq.clients.sync.loop import BlockingClient, documented_as
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.records import Headers
+
+HANDED_RECORDS_MAX: Final = 5_000  # handed over and not taken by the loop: about 20 ms of its work
+HANDED_BYTES_MAX: Final = 4 << 20  # beside the producer's own buffer
+TAKEN_AT_ONCE: Final = 500  # then the loop turns to answers: about 2 ms
+
+_Record = tuple[str, bytes | None, bytes | None, Headers, int | None, int, Delivery]
+
+
+@documented_as(Producer)
+class SyncProducer(BlockingClient):
+    """`with SyncProducer("host:port") as p: p.send("t", b"v").result()`. Options as Producer's."""
+
+    def __init__(self, bootstrap: str | Iterable[str], **options: Unpack[ProducerOptions]) -> None:
+        super().__init__()
+        self._settled = Settled()
+        self._lock = threading.Lock()
+        self._has_room = threading.Condition(self._lock)
+        self._handed: list[_Record] = []  # bounded by HANDED_RECORDS_MAX and HANDED_BYTES_MAX
+        self._handed_bytes = 0
+        self._is_closed = False
+        self._run(self._make(bootstrap, options))
+
+    async def _make(self, bootstrap: str | Iterable[str], options: ProducerOptions) -> None:
+        self._taking = asyncio.Lock()  # so that records keep their order
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._producer = Producer(bootstrap, **options)
+        await self._producer.__aenter__()
+
+    @property
+    def stats(self) -> ProducerStats:
+        """Counters since the start."""
+        return self._producer.stats
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: Instant | None = None,
+    ) -> Delivery:
+        """Takes the record and returns immediately; waits only while the producer's buffer is full. INVALID_REQUEST.
+
+        The Delivery's `result()` waits for the acknowledgement and gives its RecordMetadata, or raises the SmqError
+        that ended it. A record whose Delivery is dropped is delivered all the same: flush() or close() waits for it,
+        and `stats.records_failed` counts failures."""
+        when, headers, size = checked_record(topic, value, key, headers, partition, timestamp_ms)
+        delivery = Delivery(self._settled)
+        self._settled.check_owner()
+        with self._lock:
+            while len(self._handed) >= HANDED_RECORDS_MAX or self._handed_bytes >= HANDED_BYTES_MAX:
+                self._has_room.wait()
+            if self._is_closed:
+                raise SmqError(ErrorCode.CLIENT_CLOSED, "the producer is closed")
+            self._handed.append((topic, value, key, headers, partition, when, delivery))
+            self._handed_bytes += size
+            is_first = len(self._handed) == 1
+        if is_first:
+            self._runner.loop.call_soon_threadsafe(self._begin_taking)
+        return delivery
+
+    def send_many(
+        self,
+        topic: str,
+        values: Sequence[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        partition: int | None = None,
+        timestamp_ms: Instant | Sequence[Instant] | None = None,
+    ) -> list[BatchMetadata]:
+        """Sends all and waits until all are acknowledged. Returns where they are, one BatchMetadata per run. Raises the
+        first error after all are settled."""
+
+        async def work() -> list[BatchMetadata]:
+            await self._take_all()
+            delivery = await self._producer.send_many(
+                topic, values, keys=keys, partition=partition, timestamp_ms=timestamp_ms
+            )
+            return await delivery
+
+        return self._run(work())
+
+    def flush(self) -> None:
+        """Waits until every record sent before is acknowledged or failed. Errors are in the records' Deliveries."""
+
+        async def work() -> None:
+            await self._take_all()
+            await self._producer.flush()
+
+        self._run(work())
+
+    def close(self) -> None:
+        """Delivers everything sent so far, within the delivery timeout. Then every call raises CLIENT_CLOSED."""
+
+        async def work() -> None:
+            await self._take_all()
+            await self._producer.close()
+
+        with self._lock:
+            self._is_closed = True
+        self._run(work())
+
+    # -- on the loop
+
+    def _begin_taking(self) -> None:
+        task = asyncio.create_task(self._take_all())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _take_all(self) -> None:
+        """Moves everything that was handed over into the producer's buffer, waiting while that is full."""
+        async with self._taking:
+            while self._handed:
+                with self._lock:
+                    records, self._handed, self._handed_bytes = self._handed, [], 0
+                    self._has_room.notify_all()
+                for start in range(0, len(records), TAKEN_AT_ONCE):
+                    await self._take(records[start : start + TAKEN_AT_ONCE])
+                    await asyncio.sleep(0)
+
+    async def _take(self, records: Sequence[_Record]) -> None:
+        producer = self._producer
+        for topic, value, key, headers, partition, when, delivery in records:
+            if producer.is_full:
+                await producer.wait_room()
+            try:
+                producer.take(topic, value, key, headers, partition, when, delivery)
+            except SmqError as e:
+                delivery.fail(e)

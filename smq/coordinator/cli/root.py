@@ -1,0 +1,176 @@
+"""The `smq` command: its groups of commands, and how errors end it.
+
+Owns the table of commands and the one place where an error becomes a sentence and an exit code. Other layers add
+commands by entry points of the group `smq.cli`, each under the entry point's name and loaded without the others. An
+added command whose function takes `bootstrap` gets the options by which every command reaches a cluster.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Final
+
+from smq import __version__, extra_advice
+
+try:
+    import click
+except ImportError as e:  # smq without extras installs the script, but not what it needs
+    raise SystemExit(f"smq: the command line needs the extra server (or spark): {extra_advice('server')}") from e
+
+from smq.coordinator.cli.failures import report_failure
+from smq.coordinator.cli.groups import SUMMARY_CHARS_MAX
+from smq.coordinator.user_errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
+from smq.raft_state.errors import SmqError
+
+# Command -> the module that defines it, under the command's own name. Each is imported when it is used: a server's
+# imports would make every `smq produce` wait.
+_MODULES: Final = {
+    "cert": "smq.coordinator.cli.cert",
+    "cluster": "smq.coordinator.cli.cluster",
+    "completion": "smq.coordinator.cli.completion",
+    "config": "smq.coordinator.cli.config",
+    "consume": "smq.coordinator.cli.consume",
+    "dev": "smq.coordinator.cli.cluster",
+    "disk": "smq.coordinator.cli.disk",
+    "group": "smq.coordinator.cli.group",
+    "man": "smq.coordinator.cli.man",
+    "node": "smq.coordinator.cli.node",
+    "offsets": "smq.coordinator.cli.offsets",
+    "produce": "smq.coordinator.cli.produce",
+    "serve": "smq.coordinator.cli.cluster",
+    "status": "smq.coordinator.cli.status",
+    "topic": "smq.coordinator.cli.topic",
+    "txn": "smq.coordinator.cli.txn",
+}
+# The first sentence of each command's help (a test compares).
+SUMMARIES: Final = {
+    "cert": "Makes certificates for TLS, signed by an authority of its own.",
+    "cluster": "Runs a cluster of several node processes on this machine, in the foreground.",
+    "completion": "Prints a script that lets SHELL complete commands, options, topics and groups.",
+    "config": "Shows and changes the settings of the whole cluster, which have Kafka's names.",
+    "consume": "Writes the records of TOPIC, one per line: the value, with --json all fields, or what --output says.",
+    "dev": "Runs one node in the foreground, for development.",
+    "disk": "Works on the data DIRECTORY of a stopped node, after it was restored from a copy.",
+    "group": "Lists, describes and deletes consumer groups.",
+    "man": "Writes the man pages smq.1, smq-topic.1 and so on into DIRECTORY, such as ~/.local/share/man/man1.",
+    "node": "Lists nodes; drains a node before maintenance, and undrains it.",
+    "offsets": "Assigns offsets in topics with storage=external, whose records are stored elsewhere.",
+    "produce": "Sends the records of FILE (default: standard input) to TOPIC.",
+    "serve": "Runs one node in the foreground from its node.toml.",
+    "status": "Shows the nodes, the Raft leader, and the partitions without a leader.",
+    "topic": "Creates, lists, describes, changes, exports, trims and deletes topics.",
+    "txn": "Lists, describes and aborts transactions.",
+}
+_PLUGIN_GROUP: Final = "smq.cli"
+
+# gRPC logs a line for every handshake that fails, so strangers could fill a node's disk. It reads this variable when it
+# is imported, which no command has done yet. The processes that `smq cluster` starts inherit it.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+class SmqGroup(click.Group):
+    """Loads commands when they are used, and reports every user error in one sentence, or as JSON with --json."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*_MODULES, *_added_names()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _MODULES:
+            command: click.Command = getattr(_load(_MODULES[cmd_name]), cmd_name)
+            return command
+        if cmd_name in _added_names():
+            from importlib.metadata import entry_points
+
+            (entry,) = entry_points(group=_PLUGIN_GROUP, name=cmd_name)
+            return _added(entry.load())
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """By the table: `smq --help` imports none of smq's own commands, which would take a second."""
+        rows = [(name, SUMMARIES.get(name) or self._summary(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def _summary(self, ctx: click.Context, name: str) -> str:
+        command = self.get_command(ctx, name)
+        return command.get_short_help_str(SUMMARY_CHARS_MAX) if command is not None else ""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """In place of click's, which prints errors in two styles, ends with 1 after Ctrl-C or a closed pipe, and knows
+        no JSON."""
+        words = list(sys.argv[1:] if args is None else args)
+        is_json = "--json" in words
+        name = prog_name or "smq"
+        self._main_shell_completion(extra, name, complete_var)
+        try:
+            with self.make_context(name, words, **extra) as ctx:
+                self.invoke(ctx)
+                code = 0
+        except click.exceptions.Exit as e:
+            code = e.exit_code
+        except BrokenPipeError:
+            raise  # `main` ends quietly
+        except (UserError, SmqError, ConnectionError, click.ClickException) as e:
+            code = report_failure(e, as_json=is_json)
+        except OSError as e:  # of a file that no command looked after
+            if e.filename is None:
+                raise  # the output's: `main` reports it
+            code = report_failure(UserError(f"{os.fsdecode(e.filename)}: {e.strerror}"), as_json=is_json)
+        except click.Abort as e:  # "no" to a question, the end of its input, or Ctrl-C there
+            click.echo("smq: nothing was done", err=True)
+            code = EXIT_INTERRUPTED if isinstance(e.__context__, KeyboardInterrupt) else EXIT_FAILED
+        except KeyboardInterrupt:
+            code = EXIT_INTERRUPTED
+        sys.exit(code)
+
+
+def _added_names() -> list[str]:
+    from importlib.metadata import entry_points  # reading the installed packages takes a while
+
+    return [entry.name for entry in entry_points(group=_PLUGIN_GROUP)]
+
+
+def _added(command: click.Command) -> click.Command:
+    """The command of another layer, with the options that its parameters ask for."""
+    import inspect  # slow to import, and only this needs it
+
+    if command.callback is None or "bootstrap" not in inspect.signature(command.callback).parameters:
+        return command
+    from smq.coordinator.cli.connect import with_bootstrap_option
+
+    return with_bootstrap_option(command)
+
+
+def _load(module: str) -> ModuleType:
+    """The module. A one-sentence error if it needs an extra that is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        package = (e.name or "").partition(".")[0]
+        if package == "smq":
+            raise
+        raise click.ClickException(f"this needs the package {package}: {extra_advice('server')}") from e
+
+
+@click.group(cls=SmqGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="smq")
+def cli() -> None:
+    """A replicated, partitioned log whose offsets are exact.
+
+    Start with `smq dev`, or with `smq cluster --data-dir D`. Then, for example:
+
+    \b
+      smq topic create greetings --partitions 3
+      echo hello | smq produce greetings
+      smq consume greetings --since 1h --json
+      smq status
+    """

@@ -1,0 +1,92 @@
+"""Settings from environment variables, by one rule.
+
+A key of node.toml has the variable SMQ_ and the key in upper case. Two underscores stand between a table and its key;
+in the names of settings, one stands for a dot: SMQ_NODE_ID, SMQ_PEERS__2, SMQ_LISTENERS__OUTSIDE__KAFKA_ADDRESS,
+SMQ_SETTINGS__NUM_PARTITIONS. A variable wins over the file. A variable that begins with SMQ_ and is no key is refused,
+because a mistyped setting must not go unnoticed; the few that `smq` uses as a client are left alone.
+
+Owns that rule. It reads no file and knows no meaning of a key: `config` checks what results. Only `config` imports it.
+"""
+
+import copy
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from smq.coordinator.user_errors import ConfigError
+
+Key = tuple[str, ...]
+
+_PREFIX: Final = "SMQ_"
+# Of `smq` as a client (smq.clients.tls, cli.connect), and of `smq serve` itself.
+_OTHERS: Final = frozenset(
+    {"SMQ_BOOTSTRAP", "SMQ_CLUSTER_DIR", "SMQ_CONFIG", "SMQ_TLS_CA", "SMQ_TLS_CERTIFICATE", "SMQ_TLS_KEY"}
+)
+_NUMBERS: Final = re.compile(r"request_bytes_max|tuning\..*")
+_TRUTHS: Final = re.compile(r"insecure|http\.tls|tls\.client_certificates|listeners\.[^.]*\.(tls|client_certificates)")
+# Kubernetes sets these in a pod for every Service, and for one that is named smq, or smq-..., they look like ours.
+_SERVICE_LINK: Final = re.compile(r"SMQ_(.*_)?(SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP|SCTP).*)?)")
+
+
+def overlay(raw: Mapping[str, Any], environment: Mapping[str, str], known: Iterable[Key]) -> dict[str, Any]:
+    """A copy of the file's content with the variables' values in it. `known` has every key as its path of tables, in
+    which "*" stands for what an operator names: a node id, a listener."""
+    keys = list(known)
+    merged = copy.deepcopy(dict(raw))
+    for variable in sorted(environment):
+        if variable.startswith(_PREFIX) and variable not in _OTHERS:
+            path = _path(variable, keys)
+            _put(merged, path, _value(variable, ".".join(path), environment[variable]))
+    return merged
+
+
+def variable_of(key: Key) -> str:
+    """The variable of a key."""
+    return _PREFIX + "__".join(_word(part) for part in key)
+
+
+def _word(part: str) -> str:
+    return part.upper().replace(".", "_")
+
+
+def _path(variable: str, keys: list[Key]) -> Key:
+    words = variable.removeprefix(_PREFIX).split("__")
+    for key in keys:
+        if len(key) == len(words) and all((k == "*" and w) or _word(k) == w for k, w in zip(key, words, strict=True)):
+            return tuple(w.lower() if k == "*" else k for k, w in zip(key, words, strict=True))
+    raise ConfigError(_unknown(variable, keys))
+
+
+def _value(variable: str, key: str, text: str) -> object:
+    """The text as the type that TOML would give it. Everything else is a text."""
+    if _TRUTHS.fullmatch(key):
+        if text not in ("true", "false"):
+            raise ConfigError(f"{variable} is {text!r}: it must be true or false")
+        return text == "true"
+    if _NUMBERS.fullmatch(key) or (key == "node_id" and text != "hostname"):
+        if not text.isascii() or not text.isdigit():
+            raise ConfigError(f"{variable} is {text!r}: it must be a whole number, 0 or more")
+        return int(text)
+    return text
+
+
+def _put(merged: dict[str, Any], path: Key, value: object) -> None:
+    """A table takes the place of what was no table: addresses by node, of one address for all."""
+    *tables, last = path
+    found = merged
+    for name in tables:
+        inner = found.get(name)
+        found[name] = found = inner if isinstance(inner, dict) else {}
+    found[last] = value
+
+
+def _unknown(variable: str, keys: list[Key]) -> str:
+    if _SERVICE_LINK.fullmatch(variable):
+        return (
+            f"{variable} is no setting. It looks like one that Kubernetes sets for a Service: set enableServiceLinks: "
+            "false in the pod's spec"
+        )
+    close = difflib.get_close_matches(variable, [variable_of(key) for key in keys], n=1)
+    hint = f"did you mean {close[0]}?" if close else "docs/addresses.md has the rule"
+    return f"{variable} is no setting of smq, and every variable that begins with {_PREFIX} must be one: {hint}"

@@ -1,0 +1,98 @@
+"""Which callers get an answer on the HTTP port, by the rule under [http].
+
+Owns the judgement of a request, and the token of /metrics. The token's file is read again for each request that shows
+one, so that a new token needs no restart. It never logs a token. `http.endpoints` asks it; the composition root makes
+one.
+"""
+
+import asyncio
+import hmac
+import ssl
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from smq.coordinator.addresses import is_loopback
+from smq.coordinator.config import ServerConfig
+from smq.coordinator.listener_config import HttpConfig
+from smq.coordinator.user_errors import StartError
+
+_TOKEN_BYTES_MIN: Final = 16  # a shorter one could be guessed
+_TOKEN_BYTES_MAX: Final = 4096
+_SCHEME: Final = "Bearer "
+_BY_TOKEN = "show the token, as `Authorization: Bearer TOKEN`, or a client's certificate"
+_BY_CERTIFICATE = "show a client's certificate"
+
+
+class HttpAccess:
+    """StartError if the token's file is unusable."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._rule: Final[HttpConfig] = config.http
+        tls = config.http_tls
+        self._is_plain: Final = tls is None
+        self._asks_certificates: Final = tls is not None and tls.client_certificates
+        if self._rule.token_file is not None:
+            try:
+                read_token(self._rule.token_file)
+            except (OSError, ValueError) as e:
+                raise StartError(f"http.token_file {self._rule.token_file}: {e}") from e
+
+    @property
+    def verify_mode(self) -> ssl.VerifyMode:
+        """What the TLS handshake asks of a client. If some may come without a certificate, paths are judged later."""
+        if not self._asks_certificates:
+            return ssl.CERT_NONE
+        is_open = self._rule.probes == "anyone" or self._rule.metrics != "clients"
+        return ssl.CERT_OPTIONAL if is_open else ssl.CERT_REQUIRED
+
+    def refuse_probe(self, request: web.Request) -> None:
+        """Raises the refusal, if there is one."""
+        if self._rule.probes == "clients" and not self._is_client(request):
+            raise web.HTTPForbidden(text=f'{_BY_CERTIFICATE}, or set probes = "anyone" under [http]\n')
+
+    def may_see_details(self, request: web.Request) -> bool:
+        """Whether a probe's answer may say more than yes or no."""
+        if self._rule.probes == "clients" or _has_certificate(request):
+            return True
+        return self._is_plain and is_loopback(request.remote or "")
+
+    async def refuse_metrics(self, request: web.Request) -> None:
+        """Raises the refusal, if there is one."""
+        rule = self._rule
+        if rule.metrics == "clients" and not self._is_client(request):
+            raise web.HTTPForbidden(text=f"{_BY_CERTIFICATE}\n")
+        if rule.metrics == "token" and not _has_certificate(request) and not await self._has_token(request):
+            raise web.HTTPUnauthorized(text=f"{_BY_TOKEN}\n", headers={"WWW-Authenticate": "Bearer"})
+
+    def _is_client(self, request: web.Request) -> bool:
+        return not self._asks_certificates or _has_certificate(request)
+
+    async def _has_token(self, request: web.Request) -> bool:
+        shown = request.headers.get("Authorization", "")
+        if self._rule.token_file is None or not shown.startswith(_SCHEME):
+            return False
+        try:
+            expected = await asyncio.to_thread(read_token, self._rule.token_file)
+        except (OSError, ValueError):
+            return False  # the file is being replaced, or has been damaged: no token is accepted
+        return hmac.compare_digest(shown.removeprefix(_SCHEME).encode("utf-8", "surrogateescape"), expected)
+
+
+def read_token(path: Path) -> bytes:
+    """OSError, or ValueError for a content that is no token."""
+    with path.open("rb") as file:
+        token = file.read(_TOKEN_BYTES_MAX + 1).strip()
+    if not _TOKEN_BYTES_MIN <= len(token) <= _TOKEN_BYTES_MAX:
+        raise ValueError(
+            f"the token has {len(token)} bytes: it must have {_TOKEN_BYTES_MIN} to {_TOKEN_BYTES_MAX}. Make one, for "
+            "example with `openssl rand -hex 32`"
+        )
+    return token
+
+
+def _has_certificate(request: web.Request) -> bool:
+    """Whether the client showed a certificate, which the handshake has then verified."""
+    transport = request.transport
+    return transport is not None and bool(transport.get_extra_info("peercert"))

@@ -1,0 +1,124 @@
+"""After a start: do the advertised addresses of this node lead anywhere, and does another node advertise them, too?
+
+Owns the attempts to connect, the warnings that come of them, and the end of a process whose address another node has.
+An address that this node cannot reach is a warning and no refusal: not every network lets a machine reach itself by its
+outer address, and a name may lead to a pod only once it is ready. It sends no byte of a protocol. Only the composition
+root makes one.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import structlog
+
+from smq.coordinator.addresses import Address, format_address
+from smq.coordinator.service.audience import OWN, told_of
+from smq.raft_state.state import NodeState
+from smq.replication.api import NodeApi
+
+log = structlog.get_logger(__name__)
+
+_CONNECT_S: Final = 2.0
+_AGAIN_S: Final = 10.0  # a load balancer takes some time to find a new node
+_LOOK_S: Final = 0.5
+_LOOKS: Final = 20  # in a row: a node that is gone is fenced long before, and its address is free then
+
+Reach = Mapping[str, tuple[Address, ssl.SSLContext | None]]  # by key: the advertised address, and how to greet it
+
+
+class SelfCheck:
+    """`on_taken` ends the process. `warnings` are for an operator to act on."""
+
+    def __init__(self, node: NodeApi, reach: Reach, on_taken: Callable[[str], None]) -> None:
+        self._node = node
+        self._reach = reach
+        self._on_taken = on_taken
+        self._failures: dict[str, str] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._try_all()), asyncio.create_task(self._look_for_twins())]
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def warnings(self) -> list[str]:
+        return [
+            f"this node cannot connect to {format_address(self._reach[key][0])}, which it advertises as {key} "
+            f"({reason}): if clients cannot either, correct the address, the name or the firewall"
+            for key, reason in sorted(self._failures.items())
+        ]
+
+    # --------------------------------------------------------------------------------------------- connecting
+    async def _try_all(self) -> None:
+        """Until each was reached once: later failures are those of a network, not of a setting."""
+        left = dict(self._reach)
+        while left:
+            for key, (address, tls) in list(left.items()):
+                reason = await _try(address, tls)
+                if not reason:
+                    del left[key]
+                    if self._failures.pop(key, None) is not None:
+                        log.info("advertised_address_reached", key=key, address=format_address(address))
+                elif key not in self._failures:
+                    log.warning(
+                        "advertised_address_unreachable", key=key, address=format_address(address), reason=reason
+                    )
+                    self._failures[key] = reason
+            if left:
+                await asyncio.sleep(_AGAIN_S)
+
+    # -------------------------------------------------------------------------------------------------- twins
+    async def _look_for_twins(self) -> None:
+        """The process that started later gives way. The earlier one serves clients by that address already."""
+        while not self._node.status().is_ready:  # noqa: ASYNC110 - readiness is a state of the node, not an event
+            await asyncio.sleep(_LOOK_S)
+        for _ in range(_LOOKS):
+            if self._twin() is None:
+                return
+            await asyncio.sleep(_LOOK_S)
+        if (twin := self._twin()) is not None:
+            self._on_taken(twin)
+
+    def _twin(self) -> str | None:
+        nodes = self._node.state.nodes
+        me = nodes.get(self._node.node_id)
+        if me is None:
+            return None
+        mine = dict(_advertised(me))
+        for other in nodes.values():
+            if other.node == me.node or other.fenced or other.incarnation > me.incarnation:
+                continue
+            for key, address in _advertised(other):
+                if address in mine.values():
+                    return (
+                        f"node {other.node} advertises {address} ({key}), and so does this node {me.node}: give each "
+                        "node addresses of its own"
+                    )
+        return None
+
+
+def _advertised(node: NodeState) -> Iterator[tuple[str, str]]:
+    for name in (OWN, *(listener.name for listener in node.listeners)):
+        told = told_of(node, name)
+        for kind, address in (("gRPC", told.grpc_address), ("Kafka", told.kafka_address)):
+            if address:
+                yield f"{kind} {name}".rstrip(), address
+    if node.http_address:
+        yield "HTTP", node.http_address
+
+
+async def _try(address: Address, tls: ssl.SSLContext | None) -> str:
+    """Why no connection came about; empty if one did."""
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            _, writer = await asyncio.open_connection(*address, ssl=tls)
+        writer.close()
+    except ssl.SSLError:
+        pass  # something answers; what it shows is for its clients to judge
+    except (OSError, TimeoutError) as e:
+        return str(e) or "timed out"
+    return ""

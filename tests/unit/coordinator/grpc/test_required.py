@@ -1,0 +1,109 @@
+"""Fields that a request must set, because 0 would mean something."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.grpc.required import REQUIRED, check_required
+from smq.raft_state.errors import SmqError
+from smq.testing.served import Served, fails, serving
+
+# The other numbers and flags of requests: what an absent one means, and why that is harmless.
+DEFAULTS = {
+    "timeout_ms": "30 s",
+    "max_wait_ms": "no wait",
+    "max_bytes": "the node's limit",
+    "window_bytes": "no acknowledgements",
+    "stop_offset": "never",
+    "stop_at_end": "never",
+    "correlation_id": "the caller's own mark: a single request needs none",
+    "acks": "all, the safest",
+    "resume": "a new producer id",
+    "linearizable": "a view, and no change",
+    "with_digest": "no digest",
+    "reset_if_gone": "an error, the safest",
+    "offset_type": "refused: it has no type 0",
+    "partition_count": "refused: at least 1",
+    "replication_factor": "the cluster's default",
+    "start_offset": "a new topic begins at 0",
+    "count": "refused: at least 1",
+    "timestamp_ms": "optional: the node's clock, or no look-up by time",
+    "not_before": "optional: no bound",
+    "end_offset": "optional: the present end",
+    "max_records": "500",
+    "from_ms": "optional: no bound",
+    "until_ms": "optional: no bound",
+}
+# Required in some cases only, which the services check: with `resume`, with `records`, with a type that has a value,
+# without a cursor.
+SOMETIMES = {"producer_id", "producer_epoch", "base_sequence", "offset_value", "SearchRecordsRequest.offset"}
+
+
+def _requests() -> Iterator[Descriptor]:
+    """Every message that a client sends, and what such messages consist of."""
+    seen: dict[str, Descriptor] = {}
+    waiting = [m.input_type for s in pb.DESCRIPTOR.services_by_name.values() for m in s.methods]
+    while waiting:
+        kind = waiting.pop()
+        if kind.name not in seen:
+            seen[kind.name] = kind
+            waiting += [f.message_type for f in kind.fields if f.message_type is not None]
+    yield from (kind for name, kind in seen.items() if not name.endswith("Entry"))
+
+
+def test_every_number_and_flag_of_every_request_is_required_or_has_a_harmless_default() -> None:
+    for kind in _requests():
+        required = REQUIRED.get(kind.name, ())
+        for field in kind.fields:
+            is_number = field.cpp_type not in (field.CPPTYPE_STRING, field.CPPTYPE_MESSAGE)
+            names = {field.name, f"{kind.name}.{field.name}"}
+            if is_number and field.name not in required and not names & SOMETIMES:
+                assert field.name in DEFAULTS, f"{kind.name}.{field.name}: what does an absent one mean?"
+        for name in required:
+            assert kind.fields_by_name[name].has_presence, f"{kind.name}.{name} must be optional in the .proto file"
+
+
+@pytest.mark.parametrize(("kind", "name"), [(k, n) for k, names in REQUIRED.items() for n in names])
+def test_a_message_without_a_required_field_is_refused_and_zero_is_not_absent(kind: str, name: str) -> None:
+    made: Any = getattr(pb, kind)(**dict.fromkeys(REQUIRED[kind], 0))
+    check_required(made)
+    made.ClearField(name)
+    with pytest.raises(SmqError, match=f"{kind} has no {name}"):
+        check_required(made)
+
+
+def test_nothing_changes_by_requests_that_forget_a_field(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create("t", partitions=1)
+        await served.fill([5])
+        admin, broker, agent = served.admin, served.broker, served.agent
+        forgotten = pb.PartitionOffset(topic="t", offset=3)
+        calls = [
+            (admin.SetNodeDrained(pb.SetNodeDrainedRequest(node=1)), "drained"),
+            (admin.SetNodeDrained(pb.SetNodeDrainedRequest(drained=True)), "node"),
+            (admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=-1)), "partition"),
+            (admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", partition=0)), "before_offset"),
+            (admin.AlterTopic(pb.AlterTopicRequest(name="t")), "set and unset"),
+            (admin.AlterClusterConfig(pb.AlterClusterConfigRequest()), "set and unset"),
+            (broker.CommitOffsets(pb.CommitOffsetsRequest(group="g", offsets=[forgotten])), "partition"),
+            (broker.GetPartitionRangeInfo(pb.GetPartitionRangeInfoRequest(topic="t")), "partition"),
+            (broker.Fetch(pb.FetchRequest(partitions=[pb.FetchPartition(topic="t", partition=0)])), "offset"),
+        ]
+        for call, name in calls:
+            detail = await fails(call)
+            assert (detail.name, name in detail.message) == ("INVALID_REQUEST", True), detail
+        session = pb.StartPublishSessionRequest(session_id="s", topic="t", resume=True)
+        assert "producer_id" in (await fails(agent.StartPublishSession(session))).message
+        asked = pb.ListOffsetsPartition(topic="t", partition=0, offset_type=pb.EXACT_OFFSET)
+        listed = (await broker.ListOffsets(pb.ListOffsetsRequest(partitions=[asked]))).offsets[0]
+        assert "offset_value" in listed.error.message
+        (answer,) = await served.publish(pb.PublishRecordRequest(topic="t", batch=b"x"))
+        assert "partition" in answer.error.message
+        found = await broker.GetPartitionRangeInfo(pb.GetPartitionRangeInfoRequest(topic="t", partition=0))
+        assert (found.log_start, found.hwm) == (0, 5)
+
+    serving(tmp_path, body)

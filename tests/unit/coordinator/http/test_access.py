@@ -1,0 +1,129 @@
+"""Which callers get an answer on the HTTP port: probes without a certificate, /metrics by certificate or token."""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from smq.coordinator.addresses import format_address
+from smq.coordinator.http.access import read_token
+from smq.coordinator.listener_config import HttpConfig
+from smq.coordinator.server import Server
+from smq.coordinator.user_errors import StartError
+from smq.testing.served import Served, node_config, serving
+from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of, dialling
+
+__all__ = ("authorities",)  # a fixture
+TOKEN = "t" * 32
+Ask = Callable[..., Awaitable[tuple[int, str]]]
+
+
+def asking(tmp_path: Path, rule: HttpConfig, body: Callable[[Ask], Awaitable[None]], tls: Any = None) -> None:
+    async def run(served: Served) -> None:
+        scheme = "http" if tls is None else "https"
+        address = format_address(served.server.http_address)
+
+        async def ask(path: str, context: ssl.SSLContext | None = None, token: str | None = None) -> tuple[int, str]:
+            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+            async with (
+                aiohttp.ClientSession(headers=headers) as session,
+                session.get(f"{scheme}://{address}{path}", ssl=context or False) as response,
+            ):
+                return response.status, await response.text()
+
+        await body(ask)
+
+    serving(tmp_path, run, tls=tls, http=rule)
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    return path
+
+
+def test_probes_for_anyone_tell_strangers_nothing_and_clients_everything(
+    authorities: Authorities, tmp_path: Path
+) -> None:
+    async def body(ask: Ask) -> None:
+        stranger, client = dialling(None), dialling(authorities.client())
+        assert await ask("/healthz", stranger) == (200, '{"status": "ok"}')
+        assert await ask("/readyz", stranger) == (200, '{"ready": true}')
+        assert '"raft_term"' in (await ask("/readyz", client))[1]
+        assert '"node": 1' in (await ask("/healthz", client))[1]
+        status, text = await ask("/metrics", stranger)
+        assert (status, "show a client's certificate" in text) == (403, True)
+        assert (await ask("/metrics", client))[0] == 200
+
+    asking(tmp_path, HttpConfig(probes="anyone"), body, config_of(authorities.node(1)))
+
+
+def test_a_certificate_of_a_strange_authority_is_refused_even_if_none_is_needed(
+    authorities: Authorities, tmp_path: Path
+) -> None:
+    async def body(ask: Ask) -> None:
+        with pytest.raises(aiohttp.ClientError):
+            await ask("/healthz", dialling(authorities.stranger()))
+
+    asking(tmp_path, HttpConfig(probes="anyone"), body, config_of(authorities.node(1)))
+
+
+def test_metrics_open_to_the_token_and_to_clients(authorities: Authorities, tmp_path: Path, token_file: Path) -> None:
+    async def body(ask: Ask) -> None:
+        stranger, client = dialling(None), dialling(authorities.client())
+        assert (await ask("/metrics", stranger, token=TOKEN))[0] == 200
+        assert (await ask("/metrics", client))[0] == 200
+        for wrong in (None, "", TOKEN[:-1], TOKEN + "t", "ü" * 32):
+            status, text = await ask("/metrics", stranger, token=wrong)
+            assert (status, "show the token" in text) == (401, True)
+        assert (await ask("/readyz", stranger, token=TOKEN))[0] == 403  # the token is for /metrics alone
+        renew("n" * 32)
+        assert (await ask("/metrics", stranger, token=TOKEN))[0] == 401
+        assert (await ask("/metrics", stranger, token="n" * 32))[0] == 200
+        remove()
+        assert (await ask("/metrics", stranger, token="n" * 32))[0] == 401
+
+    renew, remove = token_file.write_text, token_file.unlink
+    rule = HttpConfig(metrics="token", token_file=token_file)
+    asking(tmp_path, rule, body, config_of(authorities.node(1)))
+
+
+def test_without_tls_the_token_is_asked_for_too(tmp_path: Path, token_file: Path) -> None:
+    async def body(ask: Ask) -> None:
+        assert (await ask("/metrics"))[0] == 401
+        assert (await ask("/metrics", token=TOKEN))[0] == 200
+        assert '"pid"' in (await ask("/readyz"))[1]  # from this machine
+
+    asking(tmp_path, HttpConfig(probes="anyone", metrics="token", token_file=token_file), body)
+
+
+def test_http_may_be_plain_beside_ports_with_tls(authorities: Authorities, tmp_path: Path) -> None:
+    async def run(served: Served) -> None:
+        url = f"http://{format_address(served.server.http_address)}/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            assert response.status == 200
+
+    serving(tmp_path, run, tls=config_of(authorities.node(1)), http=HttpConfig(tls=False, metrics="anyone"))
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"x" * 5000])
+def test_a_token_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="openssl rand -hex 32"):
+        read_token(path)
+
+
+async def _start(tmp_path: Path) -> None:
+    rule = HttpConfig(metrics="token", token_file=tmp_path / "absent")
+    await Server(node_config(tmp_path, http=rule)).start()
+
+
+def test_a_node_without_its_token_file_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"http\.token_file .*absent"):
+        asyncio.run(_start(tmp_path))

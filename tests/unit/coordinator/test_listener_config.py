@@ -1,0 +1,183 @@
+"""Listened-to and advertised addresses, named listeners, the rule of HTTP: what is read, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from smq.coordinator.config import ServerConfig, dump_config, parse_config
+from smq.coordinator.listener_config import HttpConfig, told
+from smq.coordinator.user_errors import ConfigError
+
+GOOD = """
+node_id = 1
+cluster_id = "c"
+data_dir = "data"
+"""
+PEERS = '[peers]\n1 = "127.0.0.1:9001"\n2 = "127.0.0.1:9002"\n'
+TLS = '[tls]\nca = "ca"\ncertificate = "crt"\nkey = "key"\n'
+WILD = """
+insecure = true
+nodes_address = "[::]:7400"
+grpc_address = "0.0.0.0:7401"
+grpc_advertised = "a.example.org:17401"
+http_address = "[::]:7402"
+http_advertised = "a.example.org:7402"
+kafka_address = "[::]:9092"
+kafka_advertised = "a.example.org:0"
+"""
+OUTSIDE = """
+[listeners.outside]
+grpc_address = "127.0.0.1:7501"
+grpc_advertised = "203.0.113.1:1"
+kafka_address = "127.0.0.1:9094"
+kafka_advertised = { 1 = "203.0.113.1:9094", 2 = "203.0.113.1:9095" }
+"""
+
+
+def parse(text: str) -> ServerConfig:
+    return parse_config(text, base_dir=Path("/d"))
+
+
+def test_what_is_advertised_differs_from_what_is_listened_to() -> None:
+    config = parse(GOOD + WILD + PEERS)
+    assert config.nodes_listen == ("::", 7400)
+    node = config.node_config(grpc_address=("0.0.0.0", 7401), http_address=("::", 7402), kafka_address=("::", 9092))
+    assert node.grpc_address == "a.example.org:17401"
+    assert node.http_address == "a.example.org:7402"
+    assert node.kafka_address == "a.example.org:9092"  # port 0 stands for the port that was bound
+
+
+def test_without_an_advertised_address_the_bound_one_is_told() -> None:
+    assert told(("127.0.0.1", 4711), None) == ("127.0.0.1", 4711)
+
+
+def test_a_named_listener_has_addresses_by_node() -> None:
+    first, second = (parse(GOOD.replace("= 1", f"= {n}") + PEERS + OUTSIDE).listeners["outside"] for n in (1, 2))
+    assert first.kafka_advertised == ("203.0.113.1", 9094)
+    assert second.kafka_advertised == ("203.0.113.1", 9095)
+    assert [way.name for way in parse(GOOD + PEERS + OUTSIDE).ways_in] == ["", "outside"]
+
+
+def test_a_listener_has_the_security_of_the_node_unless_it_says_otherwise() -> None:
+    config = parse(GOOD + PEERS + OUTSIDE + "client_certificates = false\n" + TLS)
+    own, outside = config.ways_in
+    tls = config.tls_of(own)
+    assert tls is not None
+    assert tls.client_certificates
+    tls = config.tls_of(outside)
+    assert tls is not None
+    assert not tls.client_certificates
+    plain = parse(GOOD + PEERS + OUTSIDE + "tls = false\n" + TLS)
+    assert plain.tls_of(plain.listeners["outside"]) is None
+
+
+def test_what_is_written_is_read_back() -> None:
+    rule = '[http]\ntls = true\nprobes = "anyone"\nmetrics = "token"\ntoken_file = "/d/token"\n'
+    for text in (GOOD + WILD + PEERS + OUTSIDE, GOOD + PEERS + OUTSIDE + "tls = false\n" + TLS + rule):
+        config = parse(text)
+        assert parse(dump_config(config)) == config
+
+
+def test_a_listener_may_have_a_certificate_of_its_own() -> None:
+    own = 'certificate = "out.crt"\nkey = "/k/out.key"\n'
+    config = parse(GOOD + PEERS + OUTSIDE + own + TLS)
+    tls = config.tls_of(config.listeners["outside"])
+    assert tls is not None
+    assert (tls.ca, tls.certificate, tls.key) == (Path("/d/ca"), Path("/d/out.crt"), Path("/k/out.key"))
+    assert parse(dump_config(config)) == config
+
+
+OPEN = OUTSIDE.replace("127.0.0.1:9094", "0.0.0.0:9094")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("insecure = true\n" + GOOD + 'grpc_address = "[::]:1"\n' + PEERS, "grpc_address is .*Set grpc_advertised to"),
+        ("insecure = true\n" + GOOD + 'http_address = "0.0.0.0:1"\n' + PEERS, "Set http_advertised to"),
+        (
+            GOOD + 'grpc_advertised = "0.0.0.0:1"\n' + PEERS,
+            "grpc_advertised is 0.0.0.0:1, to which no client can",
+        ),
+        (GOOD + 'kafka_advertised = "a:1"\n' + PEERS, "kafka_advertised is set, but kafka_address is not"),
+        (GOOD + PEERS.replace("127.0.0.1:9001", "0.0.0.0:9001"), "peers.1 is 0.0.0.0:9001"),
+        ("insecure = true\n" + GOOD + PEERS.replace("127.0.0.1:9002", "[::]:9002"), "peers.2 .*no node can connect"),
+        (GOOD + PEERS.replace(":9002", ":9001"), "peers.1 and peers.2 are both 127.0.0.1:9001"),
+        (GOOD + 'nodes_address = "127.0.0.1:0"\n' + PEERS, "needs a fixed port"),
+        (GOOD + 'grpc_address = "127.0.0.1:9001"\n' + PEERS, "nodes_address and grpc_address are both"),
+        (
+            GOOD + 'grpc_advertised = "a:1"\nhttp_advertised = "a:1"\n' + PEERS,
+            r"grpc_advertised and http_advertised are both a:1 \(advertised\)",
+        ),
+        (GOOD + PEERS + '[listeners]\nkafka_address = "127.0.0.1:1"\n', r"a listener needs a name.*\[listeners.NAME\]"),
+        (GOOD + PEERS + '[[listeners]]\nkafka_address = "127.0.0.1:1"\n', r"must be a table"),
+        (GOOD + PEERS + OUTSIDE.replace("outside", "Outside"), "'Outside' cannot name a listener"),
+        (GOOD + PEERS + OUTSIDE.replace("outside", "out-side"), "'out-side' cannot name a listener"),
+        (GOOD + PEERS + "[listeners.outside]\n", "opens no port: give it a grpc_address or a kafka_address"),
+        (
+            GOOD + PEERS + OUTSIDE + 'http_address = "a:1"\n',
+            r"under \[listeners.outside\]: http_address",
+        ),
+        (GOOD + PEERS + OUTSIDE + 'tls = "no"\n', "listeners.outside.tls is 'no': it must be true or false"),
+        (GOOD + PEERS + OUTSIDE + "tls = true\n", r"\[listeners.outside\] asks for TLS: name"),
+        (
+            GOOD + PEERS + OUTSIDE + 'key = "k"\n' + TLS,
+            r"needs a certificate and its key together",
+        ),
+        (
+            GOOD + PEERS + OUTSIDE + 'ca = "k"\n' + TLS,
+            r"needs a certificate and its key together",
+        ),
+        (GOOD + PEERS + OUTSIDE + 'certificate = "c"\nkey = "k"\n', r"\[listeners.outside\] asks for TLS"),
+        (GOOD + PEERS + OPEN, "listeners.outside.kafka_address is 0.0.0.0:9094.*without TLS any client"),
+        (GOOD + PEERS + OPEN + "tls = false\n" + TLS, "listeners.outside.kafka_address .*without TLS any client"),
+        (GOOD + PEERS + OPEN + "client_certificates = false\n" + TLS, "listeners.outside.kafka_address .*admits any"),
+        (GOOD.replace("= 1", "= 3") + PEERS + '3 = "127.0.0.1:9003"\n' + OUTSIDE, "no address for node 3: add 3 ="),
+        (GOOD + PEERS + OUTSIDE.replace(":9095", ":9094"), "gives nodes 1 and 2 the same address '203.0.113.1:9094'"),
+        (GOOD + PEERS + OUTSIDE.replace("2 =", "two ="), "has the key 'two': its keys are node ids"),
+        (GOOD + PEERS + "".join(OUTSIDE.replace("outside", f"l{n}") for n in range(9)), "a node may have 8"),
+    ],
+)
+def test_addresses_that_cannot_work_are_refused_and_named(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(text)
+
+
+def test_the_rule_of_http_is_read() -> None:
+    http = parse(GOOD + PEERS + '[http]\nprobes = "anyone"\nmetrics = "token"\ntoken_file = "t"\n').http
+    assert http == HttpConfig(probes="anyone", metrics="token", token_file=Path("/d/t"))
+    assert parse(GOOD + PEERS).http == HttpConfig()
+
+
+PUBLIC = GOOD + 'http_address = "[::]:7402"\nhttp_advertised = "a:7402"\n' + PEERS
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (GOOD + PEERS + '[http]\nprobes = "all"\n', "http.probes is 'all': it must be 'clients' or 'anyone'"),
+        (GOOD + PEERS + '[http]\nmetrics = "token"\n', "name the file with the token as http.token_file"),
+        (GOOD + PEERS + '[http]\ntoken_file = "t"\n', 'set metrics = "token"'),
+        (GOOD + PEERS + "[http]\ntls = true\n", r"http.tls is true: name the node's certificates under \[tls\]"),
+        (GOOD + PEERS + '[http]\nuser = "a"\n', r"unknown settings under \[http\]: user"),
+        (PUBLIC + '[http]\nprobes = "anyone"\nmetrics = "anyone"\n', "may be public: listen on a private address"),
+        (PUBLIC + '[http]\nprobes = "anyone"\nmetrics = "token"\ntoken_file = "t"\n', "turn on http.tls"),
+        (PUBLIC + '[http]\nprobes = "anyone"\n', "http_address is .*not a loopback"),
+        (PUBLIC + TLS + "[http]\ntls = false\n", "http_address is .*without TLS any client"),
+    ],
+)
+def test_a_rule_of_http_that_lets_strangers_in_is_refused_and_named(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PUBLIC + TLS + '[http]\nprobes = "anyone"\nmetrics = "token"\ntoken_file = "t"\n',
+        PUBLIC + TLS,
+        PUBLIC.replace("[::]", "10.0.0.5") + '[http]\nprobes = "anyone"\nmetrics = "anyone"\n',
+    ],
+)
+def test_a_rule_of_http_that_keeps_strangers_out_is_accepted(text: str) -> None:
+    parse(text)

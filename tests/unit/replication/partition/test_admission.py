@@ -1,0 +1,119 @@
+"""What a topic's settings make of a batch when its leader appends it: times that are refused, or replaced."""
+
+import pytest
+
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Offset
+from smq.raft_state.topic_config import BatchRules, batch_rules
+from smq.records import NewRecord, decode_batch, encode_batch, parse_header, with_append_time
+from smq.replication.api import Acks, Produced, TimeKind
+from smq.replication.partition.admission import Offer
+from smq.replication.preparation import prepared
+from tests.unit.replication.support import Answer, Host
+
+APPENDED = batch_rules({"message.timestamp.type": "LogAppendTime", "message.timestamp.before.max.ms": "0"})
+AN_HOUR = 3_600_000
+LIMITED = BatchRules(before_ms=AN_HOUR, after_ms=AN_HOUR)
+
+
+@pytest.fixture
+def host() -> Host:
+    """It leads an empty partition of one replica."""
+    made = Host()
+    made.create_partition(replication=1)
+    return made
+
+
+def produce(host: Host, data: bytes, rules: BatchRules) -> Produced:
+    answer = Answer()
+    host.live.produce(prepared(Offer(data, rules)), Acks.LEADER, 30_000, answer)
+    host.settle()
+    host.advance(host.live.log.appended_end)
+    host.settle()
+    assert isinstance(answer.result, Produced), answer.result
+    return answer.result
+
+
+def refusal(host: Host, data: bytes, rules: BatchRules) -> SmqError:
+    before = host.live.log.appended_end
+    with pytest.raises(SmqError) as e:
+        host.live.produce(prepared(Offer(data, rules)), Acks.LEADER, 30_000, Answer())
+    assert host.live.log.appended_end == before
+    return e.value
+
+
+def now_ms(host: Host) -> int:
+    return host.clock.wall_ns() // 1_000_000
+
+
+def stamped(*times_ms: int, sequence: int = 0) -> bytes:
+    records = [NewRecord(None, b"v", ms) for ms in times_ms]
+    return encode_batch(records, producer_id=5, producer_epoch=0, base_sequence=sequence)
+
+
+def test_records_get_the_leaders_time(host: Host) -> None:
+    answer = produce(host, stamped(17, 99), APPENDED)
+    assert answer.is_append_time
+    (stored,) = host.live.log.read(Offset(0), Offset(2), 1 << 20)
+    appended_ms = stored.ts_ns // 1_000_000
+    assert appended_ms == answer.ts_ns // 1_000_000 > 99
+    assert [record.timestamp_ms for record in decode_batch(bytes(stored.batch))] == [appended_ms] * 2
+    assert host.offset_at(TimeKind.TIMESTAMP_MS, appended_ms) == 0
+    assert host.offset_at(TimeKind.TIMESTAMP_MS, appended_ms + 1) == 2
+
+
+def test_without_the_setting_the_producers_times_stay(host: Host) -> None:
+    assert not produce(host, stamped(17, 99), BatchRules()).is_append_time
+    (stored,) = host.live.log.read(Offset(0), Offset(2), 1 << 20)
+    assert [record.timestamp_ms for record in decode_batch(bytes(stored.batch))] == [17, 99]
+
+
+def test_a_producer_does_not_claim_the_leaders_time(host: Host) -> None:
+    sent = stamped(now_ms(host))
+    claimed, _ = with_append_time(sent, parse_header(sent), now_ms(host))
+    assert refusal(host, claimed, BatchRules()).code is ErrorCode.INVALID_TIMESTAMP
+    produce(host, claimed, APPENDED)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ((-AN_HOUR - 1_000,), "behind the leader's clock: message.timestamp.before.max.ms=3600000"),
+        ((0, -AN_HOUR - 1_000, 5), "behind the leader's clock"),
+        ((AN_HOUR + 60_000,), "ahead of the leader's clock: message.timestamp.after.max.ms=3600000"),
+        ((0, AN_HOUR + 60_000, 5), "ahead of the leader's clock"),
+    ],
+)
+def test_a_time_beyond_the_limits_refuses_the_batch(host: Host, times: tuple[int, ...], words: str) -> None:
+    now = now_ms(host)
+    error = refusal(host, stamped(*(now + ms for ms in times)), LIMITED)
+    assert error.code is ErrorCode.INVALID_TIMESTAMP
+    assert words in error.message
+    produce(host, stamped(*(now + ms for ms in times)), BatchRules())
+
+
+def test_times_within_the_limits_and_records_without_a_time_are_taken(host: Host) -> None:
+    now = now_ms(host)
+    produce(host, stamped(now - AN_HOUR // 2, now + AN_HOUR // 2, now), LIMITED)
+    produce(host, stamped(-1, -1, sequence=3), LIMITED)
+
+
+def test_a_repeated_batch_is_not_judged_again(host: Host) -> None:
+    sent = stamped(now_ms(host))
+    first = produce(host, sent, LIMITED)
+    host.scheduler.run_for_ms(2 * AN_HOUR)
+    again = produce(host, sent, LIMITED)
+    assert (again.base_offset, again.duplicate) == (first.base_offset, True)
+    assert refusal(host, stamped(now_ms(host) - 2 * AN_HOUR, sequence=1), LIMITED).code is ErrorCode.INVALID_TIMESTAMP
+
+
+def test_a_repeated_batch_that_no_longer_decodes_is_not_judged_again(host: Host) -> None:
+    """The setting was switched on after its first attempt."""
+    sent = encode_batch([NewRecord(None, b"v", 0)], producer_id=5, producer_epoch=0, base_sequence=0)
+    broken = SmqError(ErrorCode.INVALID_BATCH, "it does not decode")
+    first = produce(host, sent, BatchRules())
+    answer = Answer()
+    host.live.produce(Offer(sent, BatchRules(codec=1), refusal=broken), Acks.LEADER, 30_000, answer)
+    host.settle()
+    assert answer.offsets == (first.base_offset, first.last_offset)
+    assert answer.is_duplicate

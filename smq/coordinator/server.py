@@ -33,14 +33,17 @@ from smq.coordinator.grpc.connection_limit import ConnectionLimit
 from smq.coordinator.grpc.request_admission import RequestAdmission
 from smq.coordinator.http.connection_metrics import ConnectionCollector, PortConnections
 from smq.coordinator.http.endpoints import HttpServer
+from smq.coordinator.http.instruments import InstrumentCollector
 from smq.coordinator.http.metrics import make_registry
 from smq.coordinator.kafka.listener import KafkaServer
 from smq.coordinator.listeners import listener, port_taken
+from smq.coordinator.loop_lag import LoopLag
 from smq.coordinator.process_log import configure_logs
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.tls.contexts import load_tls
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, StartError
 from smq.replication.config import NodeConfig
+from smq.replication.measures import ProcessMeasures
 from smq.replication.membership.identity import StartRefused
 from smq.replication.net.acceptor import AcceptLimits
 from smq.replication.net.tcp import TcpNetwork
@@ -83,8 +86,10 @@ class _Ports:
 class Server:
     """One node's process. `start` raises StartError; `stop` hands over, answers and closes."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, measures: ProcessMeasures | None = None) -> None:
         self._config = config
+        self._measures = measures if measures is not None else ProcessMeasures()
+        self._loop_lag = LoopLag(self._measures.loop_lag)
         self._settings = Settings(config.settings)
         self._is_stopping = False
         self._is_serving = False
@@ -162,7 +167,11 @@ class Server:
             self.node,
             ports.http,
             lambda: self._is_stopping,
-            make_registry(self.node, ConnectionCollector(connections, network.damaged_frames, self._tls)),
+            make_registry(
+                self.node,
+                ConnectionCollector(connections, network.damaged_frames, self._tls),
+                InstrumentCollector((self.node.measures, disk.measures, self._groups.measures, self._measures)),
+            ),
             limits=caps.http_limits,
             tls=context,
         )
@@ -177,6 +186,7 @@ class Server:
         self._groups.start()
         if self._kafka is not None:
             await self._kafka.start()
+        self._loop_lag.start()
         self._is_serving = True
         if self.node.waiting:
             await self._stop_kafka()
@@ -243,6 +253,7 @@ class Server:
             response_bytes_max=self._config.request_bytes_max,
             data_dir=str(self._config.data_dir.absolute()),
             limits=accept,
+            measures=self._measures,
             tls=tls,
         )
 
@@ -280,6 +291,7 @@ class Server:
         except TimeoutError:
             log.warning("drain_timed_out")
         self._groups.stop()
+        self._loop_lag.stop()
         self.node.stop()
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
         self._grpc_connections.stop()
@@ -318,13 +330,17 @@ def run_server(
     faulthandler.enable(2)
     # With Python's default of 5 ms a busy loop would delay the disk's writer thread (see disk_lmdb).
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    HeapKeeper().start()
+    measures = ProcessMeasures()
+    HeapKeeper(measures.gc_pause).start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(config, on_started, is_child))
+        return runner.run(_run(config, measures, on_started, is_child))
 
 
 async def _run(
-    config: ServerConfig, on_started: Callable[[Server], Coroutine[None, None, None]] | None, is_child: bool
+    config: ServerConfig,
+    measures: ProcessMeasures,
+    on_started: Callable[[Server], Coroutine[None, None, None]] | None,
+    is_child: bool,
 ) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -339,7 +355,7 @@ async def _run(
     if is_child:
         # The parent holds the other end of stdin, which ends with the parent, however it dies.
         loop.add_reader(sys.stdin.fileno(), stop.set)
-    server = Server(config)
+    server = Server(config, measures)
     await server.start()
     has_terminal = sys.stdin is not None and sys.stdin.isatty()  # None if it was closed before the start
     if config.tls is not None and not has_terminal:  # from a terminal it means that the user is gone

@@ -30,6 +30,7 @@ from smq.raft_state.ids import (
 )
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import ClusterState, CommittedOffset
+from smq.replication.measures import Traffic
 from smq.replication.ports import Buffer, Quorum
 
 T = TypeVar("T")
@@ -177,6 +178,9 @@ class NodeStatus:
     storage: StorageStatus
     producers: int  # idempotent producers that this node remembers, over all its partitions
     producers_max: int  # beyond it new ones are refused
+    snapshot_bytes: int = 0  # of Raft's newest snapshot on this node; 0 before the first
+    snapshot_index: LogIndex = LogIndex(0)  # the last entry in it
+    snapshot_age_ms: int = 0  # since this process first had it
     feature_level_known: int = 1  # the highest that this smq knows; the cluster's is in the state
     waiting: str = ""  # why the node has stopped to wait for an upgrade: its process only says so
     warnings: tuple[str, ...] = ()  # for an operator to act on, in plain words
@@ -216,6 +220,9 @@ class NodeApi(Protocol):
 
     def replica_status(self, partition: PartitionId) -> ReplicaStatus | None:
         """Of this node's replica of a partition; None if it has none."""
+
+    def traffic(self, partition: PartitionId) -> Traffic:
+        """What this node has counted of a partition since its start."""
 
     def producers(self, partition: PartitionId) -> Sequence[ActiveProducer] | None:
         """The idempotent producers that this node's replica knows, the least recent writer first; None if it has no

@@ -7,6 +7,7 @@ The node offers these methods as its own (`NodeApi`, where they are described).
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 from smq.raft_state.commands import AdvanceLogStart, Assignment, Command, ExternalAdvance
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
@@ -43,6 +44,11 @@ from smq.replication.ports import Buffer
 from smq.replication.proposer import Barriers
 from smq.replication.ranges import RangesRequest
 
+_STORED: Final = ("stored",)
+_DUPLICATE: Final = ("duplicate",)
+_ACKS: Final = {acks: acks.name.lower() for acks in Acks}
+BATCHES_PER_SAMPLE: Final = 8  # one of so many is timed from its arrival to its append: timing costs a microsecond
+
 
 def check_has_records(part: PartitionState, topic: str) -> None:
     if part.is_external:
@@ -68,6 +74,7 @@ class Requests:
         self._liveness = liveness
         self._barriers = barriers
         self._external = external
+        self._batches = 0  # that have arrived, to time some of them
         self._lookup = Lookup(host, barriers, refusal)
         self._arrivals = Arrivals(lambda: host.state, self._lookup)
         self.find = self._lookup.find
@@ -84,7 +91,9 @@ class Requests:
     def produce(
         self, topic: str | TopicId, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
     ) -> None:
-        order = self._replicas.send_order
+        order, began_ns = self._replicas.send_order, self._host.clock.monotonic_ns()
+        self._batches += 1
+        done = partial(self._on_produced, began_ns, acks, done)
 
         def append(part: PartitionState) -> None:
             name = topic if isinstance(topic, str) else self._host.state.topic_names[part.topic_id]
@@ -94,7 +103,13 @@ class Requests:
                 check_has_records(part, name)
                 raise leader_error(self._host.node_id, self._host.state, part)
             limit = max_message_bytes(self._host.state.topics[name].config)
+            if self._batches % BATCHES_PER_SAMPLE:
+                replica.produce(batch, acks, clipped(timeout_ms), limit, done)
+                return
+            queued_ns, stage = self._host.clock.monotonic_ns(), self._host.measures.stage
             replica.produce(batch, acks, clipped(timeout_ms), limit, done)
+            stage.observe(queued_ns - began_ns, "queue")
+            stage.observe(self._host.clock.monotonic_ns() - queued_ns, "append")
 
         def use(part: PartitionState) -> None:
             try:
@@ -114,6 +129,16 @@ class Requests:
             self._host.deliver(partial(done, error))
 
         self._arrivals.with_partition(topic, partition, timeout_ms, fail, use)
+
+    def _on_produced(self, began_ns: int, acks: Acks, done: DoneFn[Produced], result: Produced | SmqError) -> None:
+        measures = self._host.measures
+        if isinstance(result, SmqError):
+            measures.produced.add(1, result.code.name)
+        else:
+            labels, counts = _DUPLICATE if result.duplicate else _STORED, measures.produced.by_labels
+            counts[labels] = counts.get(labels, 0) + 1
+            measures.produce.observe(self._host.clock.monotonic_ns() - began_ns, _ACKS[acks])
+        done(result)
 
     def _confirm_gap(
         self,
@@ -166,7 +191,8 @@ class Requests:
         done: DoneFn[Fetched],
         min_bytes: int = 1,
     ) -> Cancel:
-        deadline_ns = self._host.clock.monotonic_ns() + clipped(max_wait_ms) * 1_000_000
+        began_ns = self._host.clock.monotonic_ns()
+        deadline_ns = began_ns + clipped(max_wait_ms) * 1_000_000
         poll: Poll | None = None
         is_cancelled = False
 
@@ -176,7 +202,7 @@ class Requests:
                 return
             replica = self._replica(part, topic)
             size = min(max_bytes, self._host.config.fetch_bytes_max)
-            poll = Poll(replica, Offset(offset), size, min_bytes, deadline_ns, done)
+            poll = Poll(replica, Offset(offset), size, min_bytes, deadline_ns, done, began_ns)
             self._replicas.reads.fetch(poll)
 
         def cancel() -> None:

@@ -33,6 +33,7 @@ from smq.raft_state.limits import MEMBER_PROTOCOLS_MAX, MEMBER_TEXT_BYTES_MAX
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import CoordinatorSlot, GroupState
 from smq.replication.api import Cancel, DoneFn, NodeApi
+from smq.replication.measures import GroupMeasures
 from smq.replication.ports import Clock, Rng
 
 log = structlog.get_logger(__name__)
@@ -79,6 +80,10 @@ class GroupCoordinator:
         live, self._live = self._live, {}
         for group in live.values():
             group.close(Outcome.NOT_COORDINATOR)
+
+    @property
+    def measures(self) -> GroupMeasures:
+        return self._changes.measures
 
     @property
     def initial_delay_ms(self) -> int:

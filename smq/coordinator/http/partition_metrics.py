@@ -15,6 +15,7 @@ from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.ids import NodeId, PartitionId
 from smq.raft_state.state import ClusterState, GroupState, PartitionState
 from smq.replication.api import NodeApi, ReplicaStatus
+from smq.replication.measures import Traffic
 
 READ_PER_PIECE: Final = 250  # partitions or commits: less than two milliseconds
 LINES_PER_PIECE: Final = 1_000  # about 60 KB, less than a millisecond
@@ -44,6 +45,28 @@ _REPLICA_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, ReplicaSt
     ),
 )
 _UNDER_REPLICATED: Final = ("under_replicated", "Replicas whose node is fenced or unknown.")
+# name, help, reader of what this node has counted since its start
+_TRAFFIC_COUNTERS: Final[tuple[tuple[str, str, Callable[[Traffic], int]], ...]] = (
+    ("produced_bytes_total", "Bytes of batches that this node took in as the leader.", lambda t: t.produced_bytes),
+    ("fetched_bytes_total", "Bytes of batches that readers took from this node.", lambda t: t.fetched_bytes),
+)
+_GROUP_GAUGES: Final = (
+    ("group_members", "Members of the group."),
+    ("group_generation", "Generation of the group: grows by one with each rebalance."),
+)
+_GROUP_OFFSET_GAUGES: Final = (
+    ("group_committed_offset", "Next offset that the group reads, as committed."),
+    ("group_lag", "Records up to the high water mark that the group has not committed."),
+)
+# name, labels, kind and help of every family that this module writes
+FAMILIES: Final = (
+    *((f"smq_partition_{name}", "topic, partition", "gauge", text) for name, text, _ in _OFFSET_GAUGES),
+    *((f"smq_partition_{name}", "topic, partition", "gauge", text) for name, text, _ in _REPLICA_GAUGES),
+    (f"smq_partition_{_UNDER_REPLICATED[0]}", "topic, partition", "gauge", _UNDER_REPLICATED[1]),
+    *((f"smq_partition_{name}", "topic, partition", "counter", text) for name, text, _ in _TRAFFIC_COUNTERS),
+    *((f"smq_{name}", "group", "gauge", text) for name, text in _GROUP_GAUGES),
+    *((f"smq_{name}", "group, topic, partition", "gauge", text) for name, text in _GROUP_OFFSET_GAUGES),
+)
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
@@ -68,11 +91,14 @@ def _partition_pieces(node: NodeApi) -> Iterator[bytes]:
             if replica is not None:
                 values = [read(partition, replica) for _, _, read in _REPLICA_GAUGES]
                 values.append(sum(1 for n in partition.replicas if _is_away(n, state)))
+                traffic = node.traffic(pid)
+                values += [read_traffic(traffic) for _, _, read_traffic in _TRAFFIC_COUNTERS]
                 copies.append((labels, tuple(values)))
         if number % READ_PER_PIECE == 0:
             yield b""
     yield from _columns([(name, text) for name, text, _ in _OFFSET_GAUGES], offsets)
-    yield from _columns([*((name, text) for name, text, _ in _REPLICA_GAUGES), _UNDER_REPLICATED], copies)
+    gauges = [*((name, text) for name, text, _ in _REPLICA_GAUGES), _UNDER_REPLICATED]
+    yield from _columns([*gauges, *((name, text) for name, text, _ in _TRAFFIC_COUNTERS)], copies)
 
 
 def _external_partitions(state: ClusterState) -> Iterator[PartitionId]:
@@ -90,7 +116,8 @@ def _columns(families: Sequence[tuple[str, str]], rows: Sequence[tuple[str, tupl
 def _group_pieces(node: NodeApi) -> Iterator[bytes]:
     """Series of the groups that this node coordinates, so that a sum over the nodes counts each once. If no node has a
     Kafka listener, Raft's leader shows them all."""
-    members, generations, lags = list[tuple[str, int]](), list[tuple[str, int]](), list[tuple[str, int]]()
+    members, generations = list[tuple[str, int]](), list[tuple[str, int]]()
+    offsets = list[tuple[str, tuple[int, ...]]]()
     status = node.status()
     leads = status.raft_leader == status.node
     read = 0
@@ -106,25 +133,29 @@ def _group_pieces(node: NodeApi) -> Iterator[bytes]:
         labels = f'group="{_escaped(name)}"'
         members.append((f"{{{labels}}}", len(group.members)))
         generations.append((f"{{{labels}}}", group.generation))
-        if len(lags) < METRICS_PARTITIONS_MAX:
-            lags += islice(_lags(node.state, group, labels), METRICS_PARTITIONS_MAX - len(lags))
+        if len(offsets) < METRICS_PARTITIONS_MAX:
+            offsets += islice(_offsets(node.state, group, labels), METRICS_PARTITIONS_MAX - len(offsets))
             read += len(group.offsets)
         if len(members) == METRICS_GROUPS_MAX:
             break
-    yield from _family("group_members", "Members of the group.", members)
-    yield from _family("group_generation", "Generation of the group: grows by one with each rebalance.", generations)
-    yield from _family("group_lag", "Records up to the high water mark that the group has not committed.", lags)
+    for (name, text), rows in zip(_GROUP_GAUGES, (members, generations), strict=True):
+        yield from _family(name, text, rows)
+    for column, (name, text) in enumerate(_GROUP_OFFSET_GAUGES):
+        yield from _family(name, text, ((labels, values[column]) for labels, values in offsets))
 
 
-def _lags(state: ClusterState, group: GroupState, labels: str) -> Iterator[tuple[str, int]]:
+def _offsets(state: ClusterState, group: GroupState, labels: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     for at in positions(state, group):
-        if at.lag is not None:
-            yield f'{{{labels},topic="{_escaped(at.topic)}",partition="{at.part.index}"}}', at.lag
+        position = at.committed.position if at.committed is not None else None
+        if position is not None and at.lag is not None:
+            place = f'{{{labels},topic="{_escaped(at.topic)}",partition="{at.part.index}"}}'
+            yield place, (position, at.lag)
 
 
 def _family(name: str, text: str, rows: Iterable[tuple[str, int]]) -> Iterator[bytes]:
     left = iter(rows)
-    head = f"# HELP smq_{name} {text}\n# TYPE smq_{name} gauge\n"
+    kind = "counter" if name.endswith("_total") else "gauge"
+    head = f"# HELP smq_{name} {text}\n# TYPE smq_{name} {kind}\n"
     while lines := [f"smq_{name}{labels} {value}\n" for labels, value in islice(left, LINES_PER_PIECE)]:
         yield (head + "".join(lines)).encode()
         head = ""

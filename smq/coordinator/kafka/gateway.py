@@ -3,13 +3,14 @@
 Owns no behaviour. The listener makes one per node.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.raft_state.state import ClusterState
+from smq.replication.measures import Histogram, ProcessMeasures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class Gateway:
     response_bytes_max: int
     data_dir: str  # absolute
     inflight: InflightBytes
+    request_times: Histogram = field(default_factory=lambda: ProcessMeasures().kafka_request)
 
     @property
     def state(self) -> ClusterState:

@@ -298,7 +298,7 @@ class Replica:
             ts_ns = TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
             epoch = self.part.epoch
             stored = self.log.append(batch, header, epoch=epoch, ts_ns=ts_ns, done=self.on_durable)
-            self._owner.intake.took(len(stored.value))
+            self._owner.intake.took_produced(self.pid, stored)
             self._judged_end = self.log.appended_end
             waiter = Waiter(epoch, stored.base, stored.end, ts_ns, acks, False, header, done)
             self._owner.mark_unsent(self)
@@ -370,6 +370,7 @@ class Replica:
     def _recount(self) -> None:
         """Rule 8: what a majority has is committed. In two-round mode it is once Raft's mark has passed it."""
         end = self.majority_end()
+        self._waiters.note_progress(end)
         if not self.counts_alone:
             if end > self.part.hwm:
                 self._owner.mark_due(self)

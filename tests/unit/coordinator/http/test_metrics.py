@@ -25,6 +25,7 @@ from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState
 from smq.replication.api import NodeApi, ReplicaStatus
+from smq.replication.measures import Traffic
 from tests.unit.raft_state.support import commit, proposed
 
 PARTITIONS = 1_200
@@ -65,6 +66,9 @@ class FakeNode:
     def status(self) -> "FakeNode":
         return self
 
+    def traffic(self, partition: PartitionId) -> Traffic:
+        return Traffic(produced_bytes=3, fetched_bytes=5)
+
     def replica_statuses(self) -> Iterator[ReplicaStatus]:
         for part in self.state.topics["t"].partitions:
             self.read += 1
@@ -97,7 +101,15 @@ def test_every_partition_and_commit_has_its_series_once_whatever_the_groups_name
     assert {s.labels["group"] for s in lags} == {GROUP}
     assert {(s.labels["topic"], s.labels["partition"]) for s in lags} == {("t", str(i)) for i in range(PARTITIONS)}
     assert [s.value for s in families["smq_group_members"].samples] == [0]
-    assert all(family.type == "gauge" and family.documentation for family in families.values())
+    assert {s.value for s in families["smq_group_committed_offset"].samples} == {0}
+    assert all(family.documentation for family in families.values())
+
+
+def test_a_partitions_bytes_are_counters_and_everything_else_is_a_gauge() -> None:
+    families = list(text_string_to_metric_families(b"".join(scrape(FakeNode())).decode()))
+    counters = {family.name: {s.value for s in family.samples} for family in families if family.type == "counter"}
+    assert counters == {"smq_partition_produced_bytes": {3}, "smq_partition_fetched_bytes": {5}}
+    assert {family.type for family in families} == {"counter", "gauge"}
 
 
 def create_external(node: FakeNode, partitions: int) -> list[PartitionId]:

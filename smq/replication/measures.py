@@ -42,31 +42,47 @@ class Counter:
         return dict(self.by_labels) if self.labels else {(): self.amount}
 
 
+class Series:
+    """The observations of a histogram with one combination of labels: how many fell into each bucket, and their sum."""
+
+    __slots__ = ("bounds", "buckets", "total")
+
+    def __init__(self, bounds: tuple[int, ...]) -> None:
+        self.bounds = bounds
+        self.buckets = [0] * (len(bounds) + 1)
+        self.total = 0
+
+    def observe(self, amount: int) -> None:
+        self.buckets[bisect_left(self.bounds, amount)] += 1
+        self.total += amount
+
+    @property
+    def count(self) -> int:
+        return sum(self.buckets)
+
+
 class Histogram:
     """How often something took how long, or was how large. Durations are in nanoseconds here, and in seconds where they
     are shown: `divisor` says by how much to divide."""
 
-    __slots__ = ("bounds", "divisor", "labels", "name", "rows", "sums", "text")
+    __slots__ = ("bounds", "divisor", "labels", "name", "rows", "text")
 
     def __init__(
         self, name: str, text: str, *labels: str, bounds: tuple[int, ...] = DURATIONS_NS, divisor: int = NS_PER_S
     ) -> None:
         self.name, self.text, self.labels = name, text, labels
         self.bounds, self.divisor = bounds, divisor
-        self.rows: dict[tuple[str, ...], list[int]] = {} if labels else {(): [0] * (len(bounds) + 1)}
-        self.sums: dict[tuple[str, ...], int] = {} if labels else {(): 0}
+        self.rows: dict[tuple[str, ...], Series] = {} if labels else {(): Series(bounds)}
+
+    def series(self, *labels: str) -> Series:
+        """For a hot path: looked up once, and kept."""
+        found = self.rows.get(labels)
+        if found is None:
+            found = self.rows[labels] = Series(self.bounds)
+        return found
 
     def observe(self, amount: int, *labels: str) -> None:
-        row = self.rows.get(labels)
-        if row is None:
-            self.sums[labels] = 0
-            row = self.rows[labels] = [0] * (len(self.bounds) + 1)
-        row[bisect_left(self.bounds, amount)] += 1
-        self.sums[labels] += amount
-
-    def count(self, *labels: str) -> int:
-        """Of the observations with these values of the labels."""
-        return sum(self.rows.get(labels, ()))
+        self.series(*labels).observe(amount)
 
 
 def sized(name: str, text: str, *labels: str, bounds: tuple[int, ...]) -> Histogram:

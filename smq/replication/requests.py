@@ -46,7 +46,6 @@ from smq.replication.ranges import RangesRequest
 
 _STORED: Final = ("stored",)
 _DUPLICATE: Final = ("duplicate",)
-_ACKS: Final = {acks: acks.name.lower() for acks in Acks}
 BATCHES_PER_SAMPLE: Final = 8  # one of so many is timed from its arrival to its append: timing costs a microsecond
 
 
@@ -74,6 +73,8 @@ class Requests:
         self._liveness = liveness
         self._barriers = barriers
         self._external = external
+        self._now_ns = host.clock.monotonic_ns
+        self._latency = {acks: host.measures.produce.series(acks.name.lower()) for acks in Acks}
         self._batches = 0  # that have arrived, to time some of them
         self._lookup = Lookup(host, barriers, refusal)
         self._arrivals = Arrivals(lambda: host.state, self._lookup)
@@ -91,7 +92,7 @@ class Requests:
     def produce(
         self, topic: str | TopicId, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
     ) -> None:
-        order, began_ns = self._replicas.send_order, self._host.clock.monotonic_ns()
+        order, began_ns = self._replicas.send_order, self._now_ns()
         self._batches += 1
         done = partial(self._on_produced, began_ns, acks, done)
 
@@ -106,10 +107,10 @@ class Requests:
             if self._batches % BATCHES_PER_SAMPLE:
                 replica.produce(batch, acks, clipped(timeout_ms), limit, done)
                 return
-            queued_ns, stage = self._host.clock.monotonic_ns(), self._host.measures.stage
+            queued_ns, stage = self._now_ns(), self._host.measures.stage
             replica.produce(batch, acks, clipped(timeout_ms), limit, done)
             stage.observe(queued_ns - began_ns, "queue")
-            stage.observe(self._host.clock.monotonic_ns() - queued_ns, "append")
+            stage.observe(self._now_ns() - queued_ns, "append")
 
         def use(part: PartitionState) -> None:
             try:
@@ -137,7 +138,7 @@ class Requests:
         else:
             labels, counts = _DUPLICATE if result.duplicate else _STORED, measures.produced.by_labels
             counts[labels] = counts.get(labels, 0) + 1
-            measures.produce.observe(self._host.clock.monotonic_ns() - began_ns, _ACKS[acks])
+            self._latency[acks].observe(self._now_ns() - began_ns)
         done(result)
 
     def _confirm_gap(

@@ -36,7 +36,7 @@ def family_of(instrument: Counter | Histogram) -> Metric:
         return counter
     histogram = HistogramMetricFamily(instrument.name, instrument.text, labels=instrument.labels)
     bounds = [*(f"{bound / instrument.divisor:g}" for bound in instrument.bounds), "+Inf"]
-    for labels, row in list(instrument.rows.items()):
-        buckets = list(zip(bounds, accumulate(row), strict=True))
-        histogram.add_metric(labels, buckets, sum_value=instrument.sums[labels] / instrument.divisor)
+    for labels, series in list(instrument.rows.items()):
+        buckets = list(zip(bounds, accumulate(series.buckets), strict=True))
+        histogram.add_metric(labels, buckets, sum_value=series.total / instrument.divisor)
     return histogram

@@ -26,6 +26,7 @@ from smq.coordinator.config import Address, ServerConfig, format_address
 from smq.coordinator.file_descriptors import ConnectionCaps, take_descriptors
 from smq.coordinator.garbage_collection import HeapKeeper
 from smq.coordinator.groups.coordinator import GroupCoordinator
+from smq.coordinator.groups.lag_monitor import LagMonitor
 from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
@@ -157,6 +158,7 @@ class Server:
             on_waiting=self._on_waiting,
         )
         self._groups = self._group_coordinator(clock)
+        self._lags = LagMonitor(self.node)
         self._add_services()
         context = self._tls.clients if self._tls is not None else None
         self._kafka = self._kafka_server(kafka_listener, caps.kafka_limits, context)
@@ -172,6 +174,7 @@ class Server:
                 ConnectionCollector(connections, network.damaged_frames, self._tls),
                 InstrumentCollector((self.node.measures, disk.measures, self._groups.measures, self._measures)),
             ),
+            lambda: self._lags.figures,
             limits=caps.http_limits,
             tls=context,
         )
@@ -187,6 +190,7 @@ class Server:
         if self._kafka is not None:
             await self._kafka.start()
         self._loop_lag.start()
+        self._lags.start()
         self._is_serving = True
         if self.node.waiting:
             await self._stop_kafka()
@@ -292,6 +296,7 @@ class Server:
             log.warning("drain_timed_out")
         self._groups.stop()
         self._loop_lag.stop()
+        await self._lags.stop()
         self.node.stop()
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
         self._grpc_connections.stop()

@@ -118,6 +118,14 @@ class SizedRun:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a reader has before it: whole stored batches, from the one that contains its position."""
+
+    size_bytes: int
+    ts_ns: TsNs  # append time of the next record; -1 if there is none
+
+
 class TimeKind(enum.Enum):
     TS_NS = "ts_ns"  # the leader's append time, nanoseconds
     TIMESTAMP_MS = "timestamp_ms"  # the producer's create time, milliseconds
@@ -306,6 +314,12 @@ class NodeApi(Protocol):
         """The batches that fit into `bytes_max`, from the one that contains `offset`, at least one; `end` == offset if
         this node's replica has none. Answers from this node's state as of the call: call it after a look-up of the
         partition. NOT_REPLICA elsewhere, OFFSET_OUT_OF_RANGE below log_start as of this node."""
+
+    def backlog(
+        self, topic: str, partition: int, offset: int, end: int, timeout_ms: int, done: DoneFn[Backlog]
+    ) -> Cancel:
+        """What a reader at `offset` has before it, up to the exact `end` that `partition_ranges` has given, from this
+        node's replica. NOT_REPLICA, or NOT_LEADER if it does not reach that end: ask the leader's node."""
 
     def follower_ends(self, partition: PartitionId) -> Mapping[NodeId, Offset]:
         """Of a partition that this process leads: how far the followers' logs reach, by their last reports. Contains

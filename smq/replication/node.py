@@ -168,6 +168,7 @@ class Node:
         self.partition_ranges, self.offset_for_time = requests.partition_ranges, requests.offset_for_time
         self.request_preferred_leader, self.describe_quorum = requests.request_preferred_leader, self._quorum.describe
         self.follower_ends, self.sized_run = requests.follower_ends, requests.sized_run
+        self.backlog = requests.backlog
         self.fetch_offsets = requests.fetch_offsets
         self.assign_offsets, self.advance_external_hwm = requests.assign_offsets, requests.advance_external_hwm
 

@@ -18,6 +18,7 @@ from smq.raft_state.state import CommittedOffset, PartitionState
 from smq.raft_state.topic_config import max_message_bytes
 from smq.replication.api import (
     Acks,
+    Backlog,
     Cancel,
     DoneFn,
     Fetched,
@@ -46,7 +47,9 @@ from smq.replication.ranges import RangesRequest
 
 _STORED: Final = ("stored",)
 _DUPLICATE: Final = ("duplicate",)
-BATCHES_PER_SAMPLE: Final = 8  # one of so many is timed from its arrival to its append: timing costs a microsecond
+BATCHES_PER_SAMPLE: Final = (
+    8  # of this many batches, one is timed from its arrival to its append: timing costs a microsecond
+)
 
 
 def check_has_records(part: PartitionState, topic: str) -> None:
@@ -284,6 +287,17 @@ class Requests:
         try:
             replica = self._replica(self._lookup.applied_partition(topic, partition), topic)
             return self._replicas.look_ups.sized_run(replica, Offset(offset), bytes_max, clipped(timeout_ms), done)
+        except SmqError as e:
+            self._host.deliver(partial(done, e.with_traceback(None)))
+            return _nothing
+
+    def backlog(
+        self, topic: str, partition: int, offset: int, end: int, timeout_ms: int, done: DoneFn[Backlog]
+    ) -> Cancel:
+        try:
+            replica = self._replica(self._lookup.applied_partition(topic, partition), topic)
+            place = Offset(offset), Offset(end)
+            return self._replicas.look_ups.backlog(replica, *place, clipped(timeout_ms), done)
         except SmqError as e:
             self._host.deliver(partial(done, e.with_traceback(None)))
             return _nothing

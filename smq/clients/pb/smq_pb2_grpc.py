@@ -271,6 +271,11 @@ class BrokerStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsResponse.FromString,
                 _registered_method=True)
+        self.MeasureBacklogs = channel.unary_unary(
+                '/smq.v1.Broker/MeasureBacklogs',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.MeasureBacklogsRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.MeasureBacklogsResponse.FromString,
+                _registered_method=True)
         self.AssignOffsets = channel.stream_stream(
                 '/smq.v1.Broker/AssignOffsets',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AssignOffsetsRequest.SerializeToString,
@@ -320,6 +325,14 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MeasureBacklogs(self, request, context):
+        """What readers at these offsets have before them, from this node's copies. Completes a DescribeGroup with_sizes whose
+        node holds no copy of a partition: ask the partition's leader.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AssignOffsets(self, request_iterator, context):
         """Topics with storage=external: their records are stored elsewhere, their offsets are assigned here. Any node serves
         both calls. A message carries the requests of any number of callers, and an answer whatever results are ready:
@@ -362,6 +375,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.FetchOffsets,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsResponse.SerializeToString,
+            ),
+            'MeasureBacklogs': grpc.unary_unary_rpc_method_handler(
+                    servicer.MeasureBacklogs,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.MeasureBacklogsRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.MeasureBacklogsResponse.SerializeToString,
             ),
             'AssignOffsets': grpc.stream_stream_rpc_method_handler(
                     servicer.AssignOffsets,
@@ -511,6 +529,33 @@ class Broker:
             '/smq.v1.Broker/FetchOffsets',
             smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsRequest.SerializeToString,
             smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MeasureBacklogs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Broker/MeasureBacklogs',
+            smq_dot_clients_dot_pb_dot_smq__pb2.MeasureBacklogsRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.MeasureBacklogsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -110,6 +110,10 @@ class BrokerStub:
     CommitOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.CommitOffsetsRequest, _smq_pb2.CommitOffsetsResponse]
     """Only the group's coordinator commits. Any other node answers NOT_COORDINATOR, and names it in the error's details."""
     FetchOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.FetchOffsetsRequest, _smq_pb2.FetchOffsetsResponse]
+    MeasureBacklogs: _grpc.UnaryUnaryMultiCallable[_smq_pb2.MeasureBacklogsRequest, _smq_pb2.MeasureBacklogsResponse]
+    """What readers at these offsets have before them, from this node's copies. Completes a DescribeGroup with_sizes whose
+    node holds no copy of a partition: ask the partition's leader.
+    """
     AssignOffsets: _grpc.StreamStreamMultiCallable[_smq_pb2.AssignOffsetsRequest, _smq_pb2.AssignOffsetsResponse]
     """Topics with storage=external: their records are stored elsewhere, their offsets are assigned here. Any node serves
     both calls. A message carries the requests of any number of callers, and an answer whatever results are ready:
@@ -129,6 +133,10 @@ class BrokerAsyncStub(BrokerStub):
     CommitOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.CommitOffsetsRequest, _smq_pb2.CommitOffsetsResponse]  # type: ignore[assignment]
     """Only the group's coordinator commits. Any other node answers NOT_COORDINATOR, and names it in the error's details."""
     FetchOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.FetchOffsetsRequest, _smq_pb2.FetchOffsetsResponse]  # type: ignore[assignment]
+    MeasureBacklogs: _aio.UnaryUnaryMultiCallable[_smq_pb2.MeasureBacklogsRequest, _smq_pb2.MeasureBacklogsResponse]  # type: ignore[assignment]
+    """What readers at these offsets have before them, from this node's copies. Completes a DescribeGroup with_sizes whose
+    node holds no copy of a partition: ask the partition's leader.
+    """
     AssignOffsets: _aio.StreamStreamMultiCallable[_smq_pb2.AssignOffsetsRequest, _smq_pb2.AssignOffsetsResponse]  # type: ignore[assignment]
     """Topics with storage=external: their records are stored elsewhere, their offsets are assigned here. Any node serves
     both calls. A message carries the requests of any number of callers, and an answer whatever results are ready:
@@ -175,6 +183,16 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         request: _smq_pb2.FetchOffsetsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.FetchOffsetsResponse, _abc.Awaitable[_smq_pb2.FetchOffsetsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def MeasureBacklogs(
+        self,
+        request: _smq_pb2.MeasureBacklogsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.MeasureBacklogsResponse, _abc.Awaitable[_smq_pb2.MeasureBacklogsResponse]]:
+        """What readers at these offsets have before them, from this node's copies. Completes a DescribeGroup with_sizes whose
+        node holds no copy of a partition: ask the partition's leader.
+        """
 
     @_abc_1.abstractmethod
     def AssignOffsets(

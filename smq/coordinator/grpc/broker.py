@@ -9,6 +9,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import NO_MEMBER, GroupCoordinator
 from smq.coordinator.grpc.answer_budget import AnswerBudget
+from smq.coordinator.grpc.backlogs import measure_backlogs
 from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.offset_calls import Advances, Assignments, OffsetCalls
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
@@ -147,6 +148,11 @@ class BrokerService(smq_pb2_grpc.BrokerServicer):
             epoch=r.epoch,
             replicas=r.replicas,
         )
+
+    @guarded
+    async def MeasureBacklogs(self, request: pb.MeasureBacklogsRequest, context: Context) -> pb.MeasureBacklogsResponse:
+        check_count("offsets", request.offsets, LIST_OFFSETS_MAX)
+        return await measure_backlogs(self._calls, request, deadline_ms(request.timeout_ms, context))
 
     # --------------------------------------------------------------------------------- offsets without records
     @guarded

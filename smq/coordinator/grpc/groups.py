@@ -3,13 +3,16 @@
 Owns no state: each answer is read from the replicated state after a barrier. `grpc.admin` extends it.
 """
 
+import time
+
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.groups.view import PHASES, assigned_partitions, positions
+from smq.coordinator.groups.lag import Lag, lags_of
+from smq.coordinator.groups.view import PHASES, GroupPosition, assigned_partitions, positions
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.lookup import find_group, known_ranges
+from smq.coordinator.service.lookup import find_group
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.state import GroupState
@@ -50,23 +53,9 @@ class GroupAdmin(smq_pb2_grpc.AdminServicer):
                 )
             )
         places = [at async for at in Turns().over(positions(state, group))]
-        # The ends are asked for last, so that none is older than what is compared with it.
-        ends = await known_ranges(self._calls, [(at.topic, at.part.index) for at in places], timeout_ms)
-        async for at in Turns().over(places):
-            committed, end = at.committed, ends.get((at.topic, at.part.index))
-            out.offsets.append(
-                pb.GroupOffset(
-                    topic=at.topic,
-                    partition=at.part.index,
-                    offset=committed.position if committed is not None else None,
-                    log_start=end.log_start if end is not None else at.part.log_start,
-                    hwm=end.hwm if end is not None else at.part.hwm,
-                    lag=at.lag_at(end.hwm) if end is not None else None,
-                    end_unknown=end is None,
-                    committed_ms=committed.committed_ms if committed is not None else 0,
-                    metadata=committed.metadata if committed is not None else "",
-                )
-            )
+        lags = await lags_of(self._calls, places, timeout_ms, with_sizes=request.with_sizes, now_ns=time.time_ns())
+        async for at, lag in Turns().over(zip(places, lags, strict=True)):
+            out.offsets.append(_offset(at, lag))
         return out
 
     @guarded
@@ -76,6 +65,24 @@ class GroupAdmin(smq_pb2_grpc.AdminServicer):
             lambda done: self._groups.delete_group(request.group, request_id, timeout_ms, done), timeout_ms
         )
         return pb.DeleteGroupResponse()
+
+
+def _offset(at: GroupPosition, lag: Lag) -> pb.GroupOffset:
+    committed = at.committed
+    return pb.GroupOffset(
+        topic=at.topic,
+        partition=at.part.index,
+        offset=committed.position if committed is not None else None,
+        log_start=lag.log_start,
+        hwm=lag.end,
+        lag=lag.offsets,
+        end_unknown=not lag.is_end_known,
+        committed_ms=committed.committed_ms if committed is not None else 0,
+        metadata=committed.metadata if committed is not None else "",
+        lag_records=lag.records,
+        lag_bytes=lag.size_bytes,
+        lag_ms=lag.age_ms,
+    )
 
 
 def _summary(group: GroupState) -> pb.GroupSummary:

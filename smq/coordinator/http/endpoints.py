@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 
 from smq.coordinator.http.metrics import pieces
+from smq.coordinator.http.partition_metrics import Backlogs
 from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
 from smq.replication.api import NodeApi, NodeStatus
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
@@ -41,6 +42,7 @@ class HttpServer:
         listener: socket.socket,
         is_stopping: Callable[[], bool],
         registry: CollectorRegistry,
+        backlogs: Callable[[], Backlogs],
         *,
         limits: AcceptLimits,
         tls: Callable[[], ssl.SSLContext] | None = None,
@@ -48,6 +50,7 @@ class HttpServer:
         self._node = node
         self._is_stopping = is_stopping
         self._registry = registry
+        self._backlogs = backlogs
         app = web.Application(client_max_size=HTTP_REQUEST_BYTES_MAX)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
@@ -106,7 +109,7 @@ class HttpServer:
         """In pieces, and no faster than the client reads: 7 MB at 10,000 partitions."""
         response = web.StreamResponse(headers={"Content-Type": _METRICS_TYPE})
         await response.prepare(request)
-        for piece in pieces(self._node, self._registry):
+        for piece in pieces(self._node, self._registry, self._backlogs()):
             if piece:
                 await response.write(piece)
             await asyncio.sleep(0)  # other tasks run

@@ -4,6 +4,7 @@ Owns the gauges of the node and its disk, and the order of a scrape. Partitions 
 counted while the node works have modules of their own. `http.endpoints` imports it.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -14,7 +15,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from smq.coordinator.http.partition_metrics import series_pieces
+from smq.coordinator.http.partition_metrics import Backlogs, series_pieces
 from smq.raft_state.state import ClusterState
 from smq.replication.api import NodeApi, NodeStatus, StorageStatus
 
@@ -30,10 +31,10 @@ def make_registry(node: NodeApi, *others: Collector) -> CollectorRegistry:
     return registry
 
 
-def pieces(node: NodeApi, registry: CollectorRegistry) -> Iterator[bytes]:
+def pieces(node: NodeApi, registry: CollectorRegistry, backlogs: Backlogs) -> Iterator[bytes]:
     """The text of a scrape, in pieces of one or two milliseconds' work; a piece may be empty."""
     yield generate_latest(registry)
-    yield from series_pieces(node)
+    yield from series_pieces(node, backlogs, time.time_ns())
 
 
 # name, help, reader of (the node's own view, the replicated state)

@@ -5,16 +5,16 @@ demands. Other tasks run between two pieces, so partitions and groups may come a
 imports it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from smq.coordinator.groups.view import positions
 from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.ids import NodeId, PartitionId
 from smq.raft_state.state import ClusterState, GroupState, PartitionState
-from smq.replication.api import NodeApi, ReplicaStatus
+from smq.replication.api import Backlog, NodeApi, ReplicaStatus
 from smq.replication.measures import Traffic
 
 READ_PER_PIECE: Final = 250  # partitions or commits: less than two milliseconds
@@ -58,6 +58,13 @@ _GROUP_OFFSET_GAUGES: Final = (
     ("group_committed_offset", "Next offset that the group reads, as committed."),
     ("group_lag", "Records up to the high water mark that the group has not committed."),
 )
+_BACKLOG_GAUGES: Final = (
+    ("group_lag_bytes", "Stored size of the batches that the group has not read. Of partitions that this node leads."),
+    (
+        "group_lag_seconds",
+        "Time since the next record that the group has not read was appended; 0 without one. As above.",
+    ),
+)
 # name, labels, kind and help of every family that this module writes
 FAMILIES: Final = (
     *((f"smq_partition_{name}", "topic, partition", "gauge", text) for name, text, _ in _OFFSET_GAUGES),
@@ -66,14 +73,19 @@ FAMILIES: Final = (
     *((f"smq_partition_{name}", "topic, partition", "counter", text) for name, text, _ in _TRAFFIC_COUNTERS),
     *((f"smq_{name}", "group", "gauge", text) for name, text in _GROUP_GAUGES),
     *((f"smq_{name}", "group, topic, partition", "gauge", text) for name, text in _GROUP_OFFSET_GAUGES),
+    *((f"smq_{name}", "group, topic, partition", "gauge", text) for name, text in _BACKLOG_GAUGES),
 )
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
-def series_pieces(node: NodeApi) -> Iterator[bytes]:
-    """The text of all series; a piece may be empty."""
+Backlogs: TypeAlias = Mapping[tuple[str, PartitionId], Backlog]
+
+
+def series_pieces(node: NodeApi, backlogs: Backlogs, now_ns: int) -> Iterator[bytes]:
+    """The text of all series; a piece may be empty. `backlogs` by group and partition, `now_ns` by the wall clock."""
     yield from _partition_pieces(node)
     yield from _group_pieces(node)
+    yield from _backlog_pieces(node.state, backlogs, now_ns)
 
 
 def _partition_pieces(node: NodeApi) -> Iterator[bytes]:
@@ -152,7 +164,22 @@ def _offsets(state: ClusterState, group: GroupState, labels: str) -> Iterator[tu
             yield place, (position, at.lag)
 
 
-def _family(name: str, text: str, rows: Iterable[tuple[str, int]]) -> Iterator[bytes]:
+def _backlog_pieces(state: ClusterState, backlogs: Backlogs, now_ns: int) -> Iterator[bytes]:
+    rows: list[tuple[str, tuple[float, ...]]] = []
+    for number, ((group, pid), backlog) in enumerate(backlogs.items(), 1):
+        part = state.partition(pid)
+        if part is not None:
+            topic = _escaped(state.topic_names[part.topic_id])
+            age_ms = max(0, now_ns - backlog.ts_ns) // 1_000_000 if backlog.ts_ns >= 0 else 0
+            labels = f'{{group="{_escaped(group)}",topic="{topic}",partition="{part.index}"}}'
+            rows.append((labels, (backlog.size_bytes, age_ms / 1000)))
+        if number % READ_PER_PIECE == 0:
+            yield b""
+    for column, (name, text) in enumerate(_BACKLOG_GAUGES):
+        yield from _family(name, text, ((labels, values[column]) for labels, values in rows))
+
+
+def _family(name: str, text: str, rows: Iterable[tuple[str, float]]) -> Iterator[bytes]:
     left = iter(rows)
     kind = "counter" if name.endswith("_total") else "gauge"
     head = f"# HELP smq_{name} {text}\n# TYPE smq_{name} {kind}\n"

@@ -283,6 +283,18 @@ class Admin(Lifecycle):
     async def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
         await commit_offsets(self._cluster, group, offsets, self._timeout_ms)
 
+    async def delete_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> None:
+        """Forgets what the group has committed there. GROUP_SUBSCRIBED if a member subscribes to one's topic."""
+        request_id, items = _new_request_id(), [build(pb.TopicPartition, topic=t, partition=p) for t, p in partitions]
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = build(
+                pb.DeleteOffsetsRequest, group=group, partitions=items, request_id=request_id, timeout_ms=node_ms
+            )
+            await node.admin.DeleteOffsets(request, timeout=call_s)
+
+        await self._call(run)
+
     async def fetch_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:

@@ -672,6 +672,11 @@ class AdminStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupResponse.FromString,
                 _registered_method=True)
+        self.DeleteOffsets = channel.unary_unary(
+                '/smq.v1.Admin/DeleteOffsets',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteOffsetsRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteOffsetsResponse.FromString,
+                _registered_method=True)
         self.DescribeClusterConfig = channel.unary_unary(
                 '/smq.v1.Admin/DescribeClusterConfig',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeClusterConfigRequest.SerializeToString,
@@ -754,6 +759,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteOffsets(self, request, context):
+        """Forgets what a group has committed for these partitions. GROUP_SUBSCRIBED if a member subscribes to one's topic. At
+        the group's coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeClusterConfig(self, request, context):
         """The settings of the whole cluster, by Kafka's names.
         """
@@ -831,6 +844,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DeleteGroup,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupResponse.SerializeToString,
+            ),
+            'DeleteOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteOffsets,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteOffsetsRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteOffsetsResponse.SerializeToString,
             ),
             'DescribeClusterConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeClusterConfig,
@@ -1076,6 +1094,33 @@ class Admin:
             '/smq.v1.Admin/DeleteGroup',
             smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupRequest.SerializeToString,
             smq_dot_clients_dot_pb_dot_smq__pb2.DeleteGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/DeleteOffsets',
+            smq_dot_clients_dot_pb_dot_smq__pb2.DeleteOffsetsRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.DeleteOffsetsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -231,6 +231,10 @@ class AdminStub:
     DescribeGroup: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeGroupRequest, _smq_pb2.DescribeGroupResponse]
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DeleteGroupRequest, _smq_pb2.DeleteGroupResponse]
     """As CommitOffsets: at the group's coordinator."""
+    DeleteOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DeleteOffsetsRequest, _smq_pb2.DeleteOffsetsResponse]
+    """Forgets what a group has committed for these partitions. GROUP_SUBSCRIBED if a member subscribes to one's topic. At
+    the group's coordinator.
+    """
     DescribeClusterConfig: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterConfigRequest, _smq_pb2.DescribeClusterConfigResponse]
     """The settings of the whole cluster, by Kafka's names."""
     AlterClusterConfig: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AlterClusterConfigRequest, _smq_pb2.AlterClusterConfigResponse]
@@ -258,6 +262,10 @@ class AdminAsyncStub(AdminStub):
     DescribeGroup: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeGroupRequest, _smq_pb2.DescribeGroupResponse]  # type: ignore[assignment]
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_smq_pb2.DeleteGroupRequest, _smq_pb2.DeleteGroupResponse]  # type: ignore[assignment]
     """As CommitOffsets: at the group's coordinator."""
+    DeleteOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.DeleteOffsetsRequest, _smq_pb2.DeleteOffsetsResponse]  # type: ignore[assignment]
+    """Forgets what a group has committed for these partitions. GROUP_SUBSCRIBED if a member subscribes to one's topic. At
+    the group's coordinator.
+    """
     DescribeClusterConfig: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterConfigRequest, _smq_pb2.DescribeClusterConfigResponse]  # type: ignore[assignment]
     """The settings of the whole cluster, by Kafka's names."""
     AlterClusterConfig: _aio.UnaryUnaryMultiCallable[_smq_pb2.AlterClusterConfigRequest, _smq_pb2.AlterClusterConfigResponse]  # type: ignore[assignment]
@@ -330,6 +338,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.DeleteGroupResponse, _abc.Awaitable[_smq_pb2.DeleteGroupResponse]]:
         """As CommitOffsets: at the group's coordinator."""
+
+    @_abc_1.abstractmethod
+    def DeleteOffsets(
+        self,
+        request: _smq_pb2.DeleteOffsetsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.DeleteOffsetsResponse, _abc.Awaitable[_smq_pb2.DeleteOffsetsResponse]]:
+        """Forgets what a group has committed for these partitions. GROUP_SUBSCRIBED if a member subscribes to one's topic. At
+        the group's coordinator.
+        """
 
     @_abc_1.abstractmethod
     def DescribeClusterConfig(

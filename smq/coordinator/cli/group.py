@@ -9,6 +9,7 @@ import click
 from smq.coordinator.cli.common import open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.groups.lag import group_describe, group_list, group_watch
+from smq.coordinator.cli.groups.offsets import delete_offsets, export_offsets, import_offsets, reset_offsets
 
 
 @click.group()
@@ -16,7 +17,15 @@ def group() -> None:
     """Lists, watches, changes and deletes consumer groups. A Kafka client's group g is kafka-cg-g here."""
 
 
-for _command in (group_list, group_describe, group_watch):
+for _command in (
+    group_list,
+    group_describe,
+    group_watch,
+    reset_offsets,
+    delete_offsets,
+    export_offsets,
+    import_offsets,
+):
     group.add_command(_command)
 
 

@@ -1,7 +1,7 @@
 """`smq topic trim`: deletes the oldest records of a topic, before an offset or a time, or shows what it would delete.
 
 Owns the command and how a time is written. Each partition's new log start is looked up first, so that a dry run shows
-exactly what would go. `cli.topic` alone imports it.
+exactly what would go. `cli.topic` imports it, and `cli.groups.offsets` for its notation of times.
 """
 
 import re
@@ -20,7 +20,7 @@ _AGE: Final = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
-def _milliseconds(_ctx: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+def milliseconds(_ctx: click.Context, _option: click.Parameter, text: str | None) -> int | None:
     """Since 1970, of "7d" (ago) or "2026-01-31T12:00Z"."""
     if text is None:
         return None
@@ -42,7 +42,7 @@ def _milliseconds(_ctx: click.Context, _option: click.Parameter, text: str | Non
     "--before",
     "before_ms",
     metavar="TIME",
-    callback=_milliseconds,
+    callback=milliseconds,
     help="Delete what was created before TIME (UTC, or 12h or 7d ago).",
 )
 @click.option(

@@ -28,7 +28,7 @@ from smq.coordinator.limits import (
 from smq.raft_state.commands import CommitOffsets, Coordinated, DeleteGroup, DeleteOffsets, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of, slot_of
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.ids import NO_REQUEST, Epoch, Generation, PartitionId, RequestId
+from smq.raft_state.ids import Epoch, Generation, PartitionId, RequestId
 from smq.raft_state.limits import MEMBER_PROTOCOLS_MAX, MEMBER_TEXT_BYTES_MAX
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import CoordinatorSlot, GroupState
@@ -250,12 +250,13 @@ class GroupCoordinator:
         name: str,
         generation: Generation,
         partitions: tuple[PartitionId, ...],
+        request_id: RequestId,
         timeout_ms: int,
         done: DoneFn[Reply],
     ) -> Cancel:
         """`generation` is the one whose subscriptions the caller has looked at."""
         command = DeleteOffsets(
-            request_id=NO_REQUEST,
+            request_id=request_id,
             group=name,
             coordinator_epoch=self.epoch_of(name),
             generation=generation,

@@ -36,7 +36,8 @@ The number of series is bounded. At most {METRICS_PARTITIONS_MAX:,} partitions a
 series on one node, and at most {METRICS_PARTITIONS_MAX:,} pairs of group and partition. All other labels have few
 values: names of APIs, error codes, stages, ports. No label holds a client's id, an address or a key.
 
-[operations.md](operations.md) says which of them an operator looks at first.
+[operations.md](operations.md) says which of them an operator looks at first. Alerts and a dashboard are in
+`deploy/monitoring`.
 """
 
 

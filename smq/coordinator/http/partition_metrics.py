@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 from smq.coordinator.groups.view import positions
 from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX
+from smq.coordinator.service.lookup import has_leader
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.ids import NodeId, PartitionId
 from smq.raft_state.state import ClusterState, GroupState, PartitionState
@@ -44,7 +45,15 @@ _REPLICA_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, ReplicaSt
         lambda p, r: r.verified_end,
     ),
 )
-_UNDER_REPLICATED: Final = ("under_replicated", "Replicas whose node is fenced or unknown.")
+# name, help, reader of (replicated state of the partition, the whole state)
+_HEALTH_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, ClusterState], int]], ...]] = (
+    (
+        "under_replicated",
+        "Replicas whose node is fenced or unknown.",
+        lambda p, s: sum(1 for n in p.replicas if _is_away(n, s)),
+    ),
+    ("without_leader", "1 if no running process leads the partition.", lambda p, s: int(not has_leader(p, s))),
+)
 # name, help, reader of what this node has counted since its start
 _TRAFFIC_COUNTERS: Final[tuple[tuple[str, str, Callable[[Traffic], int]], ...]] = (
     ("produced_bytes_total", "Bytes of batches that this node took in as the leader.", lambda t: t.produced_bytes),
@@ -69,7 +78,7 @@ _BACKLOG_GAUGES: Final = (
 FAMILIES: Final = (
     *((f"smq_partition_{name}", "topic, partition", "gauge", text) for name, text, _ in _OFFSET_GAUGES),
     *((f"smq_partition_{name}", "topic, partition", "gauge", text) for name, text, _ in _REPLICA_GAUGES),
-    (f"smq_partition_{_UNDER_REPLICATED[0]}", "topic, partition", "gauge", _UNDER_REPLICATED[1]),
+    *((f"smq_partition_{name}", "topic, partition", "gauge", text) for name, text, _ in _HEALTH_GAUGES),
     *((f"smq_partition_{name}", "topic, partition", "counter", text) for name, text, _ in _TRAFFIC_COUNTERS),
     *((f"smq_{name}", "group", "gauge", text) for name, text in _GROUP_GAUGES),
     *((f"smq_{name}", "group, topic, partition", "gauge", text) for name, text in _GROUP_OFFSET_GAUGES),
@@ -102,14 +111,14 @@ def _partition_pieces(node: NodeApi) -> Iterator[bytes]:
             offsets.append((labels, tuple(read(partition) for _, _, read in _OFFSET_GAUGES)))
             if replica is not None:
                 values = [read(partition, replica) for _, _, read in _REPLICA_GAUGES]
-                values.append(sum(1 for n in partition.replicas if _is_away(n, state)))
+                values += [read_health(partition, state) for _, _, read_health in _HEALTH_GAUGES]
                 traffic = node.traffic(pid)
                 values += [read_traffic(traffic) for _, _, read_traffic in _TRAFFIC_COUNTERS]
                 copies.append((labels, tuple(values)))
         if number % READ_PER_PIECE == 0:
             yield b""
     yield from _columns([(name, text) for name, text, _ in _OFFSET_GAUGES], offsets)
-    gauges = [*((name, text) for name, text, _ in _REPLICA_GAUGES), _UNDER_REPLICATED]
+    gauges = [(name, text) for name, text, *_ in (*_REPLICA_GAUGES, *_HEALTH_GAUGES)]
     yield from _columns([*gauges, *((name, text) for name, text, _ in _TRAFFIC_COUNTERS)], copies)
 
 

@@ -37,6 +37,7 @@ _MODULES: Final = {
     "produce": "smq.coordinator.cli.produce",
     "serve": "smq.coordinator.cli.cluster",
     "status": "smq.coordinator.cli.status",
+    "top": "smq.coordinator.cli.top",
     "topic": "smq.coordinator.cli.topic",
 }
 _PLUGIN_GROUP: Final = "smq.cli"

@@ -74,7 +74,7 @@ def group_list(with_lag: bool, limit: Threshold | None, as_json: bool, bootstrap
         for g in found:
             s = g.summary
             cells = (s.name, s.state, str(s.members), str(s.generation), s.protocol_type or "-")
-            table.add_row(*cells, *(_total_cells(g.positions) if with_lag else ()))
+            table.add_row(*cells, *(total_cells(g.positions) if with_lag else ()))
         print_table(table)
     for g in found:
         _check(g, limit)
@@ -239,7 +239,7 @@ def _totals(positions: tuple[GroupPosition, ...]) -> dict[str, int | None]:
     }
 
 
-def _total_cells(positions: tuple[GroupPosition, ...]) -> tuple[str, str, str]:
+def total_cells(positions: tuple[GroupPosition, ...]) -> tuple[str, str, str]:
     totals = _totals(positions)
     return f"{sum(p.lag or 0 for p in positions):,}", size_text(totals["lag_bytes"]), age_text(totals["lag_ms"])
 

@@ -33,6 +33,7 @@ from smq.coordinator.grpc.broker import BrokerService
 from smq.coordinator.grpc.connection_limit import ConnectionLimit
 from smq.coordinator.grpc.request_admission import RequestAdmission
 from smq.coordinator.http.connection_metrics import ConnectionCollector, PortConnections
+from smq.coordinator.http.console.site import Console
 from smq.coordinator.http.endpoints import HttpServer
 from smq.coordinator.http.instruments import InstrumentCollector
 from smq.coordinator.http.metrics import make_registry
@@ -159,6 +160,7 @@ class Server:
         )
         self._groups = self._group_coordinator(clock)
         self._lags = LagMonitor(self.node)
+        self._console = Console(self.node, self._settings, config)
         self._add_services()
         context = self._tls.clients if self._tls is not None else None
         self._kafka = self._kafka_server(kafka_listener, caps.kafka_limits, context)
@@ -175,6 +177,7 @@ class Server:
                 InstrumentCollector((self.node.measures, disk.measures, self._groups.measures, self._measures)),
             ),
             lambda: self._lags.figures,
+            self._console.routes(),
             limits=caps.http_limits,
             tls=context,
         )
@@ -183,6 +186,11 @@ class Server:
             self.node.start()
         except (StartRefused, DataDamaged) as e:
             raise StartError(str(e)) from e
+        await self._serve()
+
+    async def _serve(self) -> None:
+        """The node has begun; clients may come."""
+        config = self._config
         await self._grpc.start()
         self._grpc_connections.start()
         await self._http.start()
@@ -191,6 +199,7 @@ class Server:
             await self._kafka.start()
         self._loop_lag.start()
         self._lags.start()
+        self._console.start()
         self._is_serving = True
         if self.node.waiting:
             await self._stop_kafka()
@@ -297,6 +306,7 @@ class Server:
         self._groups.stop()
         self._loop_lag.stop()
         await self._lags.stop()
+        await self._console.stop()
         self.node.stop()
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
         self._grpc_connections.stop()

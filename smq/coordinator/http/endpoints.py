@@ -1,4 +1,4 @@
-"""The HTTP listener of a node: /healthz, /readyz and /metrics.
+"""The HTTP listener of a node: /healthz, /readyz and /metrics, and the routes that it is given.
 
 Owns status codes and bodies. It never changes anything. Only the composition root imports it.
 """
@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -43,6 +43,7 @@ class HttpServer:
         is_stopping: Callable[[], bool],
         registry: CollectorRegistry,
         backlogs: Callable[[], Backlogs],
+        routes: Iterable[web.RouteDef],
         *,
         limits: AcceptLimits,
         tls: Callable[[], ssl.SSLContext] | None = None,
@@ -55,6 +56,7 @@ class HttpServer:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_routes(routes)
         self._runner = web.AppRunner(app, access_log=None, logger=_log, handle_signals=False)
         self.acceptor = Acceptor(
             listener,

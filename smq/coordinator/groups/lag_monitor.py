@@ -7,6 +7,7 @@ nothing. It must never say 0 for what it has not measured. The composition root 
 
 import asyncio
 import contextlib
+from itertools import islice
 from typing import Final
 
 from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX, VIEW_ENDS_MS
@@ -17,7 +18,7 @@ from smq.raft_state.ids import Offset, PartitionId, TsNs
 from smq.raft_state.state import PartitionState
 from smq.replication.api import Backlog, NodeApi
 
-PASS_S: Final = 5.0  # between two passes; Prometheus scrapes every 15 seconds or so
+PASS_S: Final = 10.0  # between two passes; Prometheus scrapes every 15 seconds or so
 NOTHING: Final = Backlog(0, TsNs(-1))
 
 
@@ -49,21 +50,31 @@ class LagMonitor:
 
     async def measure_all(self) -> None:
         """One pass. What could not be measured is absent afterwards."""
-        turns, node = Turns(), self._calls.node
-        ends = {s.pid: s.hwm async for s in turns.over(node.replica_statuses()) if s.is_leader}
         found: dict[tuple[str, PartitionId], tuple[Offset, Offset, Backlog]] = {}
+        turns, node = Turns(), self._calls.node
         for name in sorted(node.state.groups)[:METRICS_GROUPS_MAX]:
             group = node.state.groups.get(name)
             async for pid, committed in turns.over(list(group.offsets.items()) if group is not None else ()):
-                end, position = ends.get(pid), committed.position
-                if end is None or position is None or len(found) >= METRICS_PARTITIONS_MAX:
+                end, position = self._led_end(pid), committed.position
+                if end is None or position is None:
                     continue
                 known = self._known.get((name, pid))
                 if known is not None and known[:2] == (position, end):
                     found[name, pid] = known
                 elif (backlog := await self._measure(pid, position, end)) is not None:
                     found[name, pid] = (position, end, backlog)
-        self._known = found
+            if len(found) >= METRICS_PARTITIONS_MAX:
+                break
+        self._known = dict(islice(found.items(), METRICS_PARTITIONS_MAX))
+
+    def _led_end(self, pid: PartitionId) -> Offset | None:
+        """The high water mark, if this node leads the partition. Most are not led here: they cost one look."""
+        node = self._calls.node
+        part = node.state.partition(pid)
+        if part is None or part.leader != node.node_id:
+            return None
+        replica = node.replica_status(pid)
+        return replica.hwm if replica is not None and replica.is_leader else None
 
     async def _measure(self, pid: PartitionId, position: Offset, end: Offset) -> Backlog | None:
         state = self._calls.node.state

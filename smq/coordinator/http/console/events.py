@@ -33,7 +33,7 @@ class Event:
 class _Moment:
     raft_leader: NodeId | None
     nodes: dict[NodeId, tuple[int, bool, bool]]  # incarnation, fenced, drained
-    leaders: dict[PartitionId, tuple[str, NodeId, Epoch]]  # name, leader, epoch
+    epochs: dict[PartitionId, Epoch]  # of their leadership
     groups: dict[str, tuple[Generation, str, int]]  # generation, phase, members
     topics: frozenset[str]
     settings: dict[str, str]
@@ -81,8 +81,8 @@ class EventLog:
 
     async def _moment(self) -> _Moment:
         state, status, turns = self._node.state, self._node.status(), Turns()
-        leaders = {
-            part.pid: (f"{topic.name}/{part.index}", part.leader, part.epoch)
+        epochs = {
+            part.pid: part.epoch
             for topic in list(state.topics.values())
             async for part in turns.over(topic.partitions)
             if not part.is_external
@@ -94,7 +94,7 @@ class EventLog:
         return _Moment(
             raft_leader=status.raft_leader,
             nodes={n: (s.incarnation, s.fenced, s.drained) for n, s in state.nodes.items()},
-            leaders=leaders,
+            epochs=epochs,
             groups=groups,
             topics=frozenset(state.topics),
             settings=dict(state.config),
@@ -118,11 +118,13 @@ class EventLog:
                 self._add("node", f"node {node}: {'drained' if drained else 'no longer drained'}")
 
     def _compare_partitions(self, before: _Moment, now: _Moment) -> None:
-        moved = [
-            f"{name}: node {leader} leads, epoch {epoch}, after node {old[1]}"
-            for pid, (name, leader, epoch) in now.leaders.items()
-            if (old := before.leaders.get(pid)) is not None and old[2] != epoch
-        ]
+        """Names are looked up for what has moved only: there may be thousands of partitions."""
+        moved, state = [], self._node.state
+        for pid, epoch in now.epochs.items():
+            part = state.partition(pid) if before.epochs.get(pid, epoch) != epoch else None
+            if part is not None:
+                name = f"{state.topic_names[part.topic_id]}/{part.index}"
+                moved.append(f"{name}: node {part.leader} leads, epoch {part.epoch}")
         self._add_all("leader", moved)
 
     def _compare_groups(self, before: _Moment, now: _Moment) -> None:

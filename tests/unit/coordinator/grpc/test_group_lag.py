@@ -127,11 +127,11 @@ def test_what_a_pass_could_not_measure_is_absent_and_never_zero(tmp_path: Path) 
         monitor, node = served.server._lags, served.server.node
         await monitor.measure_all()
         assert len(monitor.figures) == 1
-        real = node.replica_statuses
-        node.replica_statuses = lambda: iter(())  # type: ignore[method-assign]  # another node leads now
+        real = node.replica_status
+        node.replica_status = lambda partition: None  # type: ignore[method-assign]  # another node leads now
         await monitor.measure_all()
         assert monitor.figures == {}
-        node.replica_statuses = real  # type: ignore[method-assign]  # as above
+        node.replica_status = real  # type: ignore[method-assign]  # as above
         await monitor.measure_all()
         assert len(monitor.figures) == 1
 

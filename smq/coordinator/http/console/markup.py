@@ -64,7 +64,7 @@ def address(*path: str, **query: str | int) -> str:
 
 
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Content]]) -> Markup:
-    """A caption and column heads tell a screen reader what a cell is. Numbers are aligned by the style."""
+    """A caption and column heads say to a screen reader what a cell is."""
     head = tag("tr", *(tag("th", name, scope="col") for name in heads))
     body = [tag("tr", *(_cell(value) for value in row)) for row in rows]
     if not body:
@@ -136,7 +136,9 @@ a:focus-visible, input:focus-visible, select:focus-visible, button:focus-visible
 table { border-collapse: collapse; width: 100%; }
 caption { text-align: left; font-weight: 700; padding: .4rem 0; }
 th, td { text-align: left; padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { font-variant-numeric: tabular-nums; }
+td dl { margin: 0; }
+figure { margin: 1rem 0 2rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; } dt { color: inherit; opacity: .75; }
 dd { margin: 0; }
 pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.45 ui-monospace, monospace; }

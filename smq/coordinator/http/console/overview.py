@@ -92,22 +92,26 @@ async def _all_partitions(state: ClusterState) -> AsyncIterator[PartitionState]:
 
 
 # ------------------------------------------------------------------------------------------------------- topics
-def topics_page(node: NodeApi, after: str) -> list[Markup]:
+async def topics_page(node: NodeApi, after: str) -> list[Markup]:
     """In order of name, from the one after `after`."""
     names = sorted(name for name in node.state.topics if name > after)
-    rows: list[tuple[Content, ...]] = []
-    for name in names[:ROWS_MAX]:
-        topic = node.state.topics[name]
-        count = sum(p.hwm - p.log_start for p in topic.partitions)
-        stored = sum(_stored(node, p) for p in topic.partitions)
-        is_external = topic.partitions[0].is_external
-        without = 0 if is_external else sum(not has_leader(p, node.state) for p in topic.partitions)
-        size = "stored elsewhere" if is_external else size_text(stored)
-        leaders = _good(not without, "all", f"{without} without")
-        rows.append((link(name, "topics", name), len(topic.partitions), topic.replication_factor, leaders, count, size))
+    turns = Turns()
+    rows = [await _topic_row(node, topic, turns) for name in names[:ROWS_MAX] if (topic := node.state.topics.get(name))]
     heads = ("Topic", "Partitions", "Replicas", "Leaders", "Records", "Stored on this node")
     more = [tag("p", link("Further topics", "topics", after=names[ROWS_MAX - 1]))] if len(names) > ROWS_MAX else []
     return [table("Topics", heads, rows), *more]
+
+
+async def _topic_row(node: NodeApi, topic: TopicState, turns: Turns) -> tuple[Content, ...]:
+    """A topic may have thousands of partitions: other tasks run in between."""
+    count = stored = without = 0
+    async for part in turns.over(list(topic.partitions)):
+        count += part.hwm - part.log_start
+        stored += _stored(node, part)
+        without += not part.is_external and not has_leader(part, node.state)
+    size = "stored elsewhere" if topic.partitions[0].is_external else size_text(stored)
+    leaders = _good(not without, "all", f"{without} without")
+    return link(topic.name, "topics", topic.name), len(topic.partitions), topic.replication_factor, leaders, count, size
 
 
 def _stored(node: NodeApi, part: PartitionState) -> int:

@@ -126,7 +126,7 @@ class Console:
         return self._page("Cluster", "", await cluster_page(self._node, self.events), refresh_s=REFRESH_S)
 
     async def _topics(self, request: web.Request) -> web.Response:
-        return self._page("Topics", "topics", topics_page(self._node, _after(request)))
+        return self._page("Topics", "topics", await topics_page(self._node, _after(request)))
 
     async def _topic(self, request: web.Request) -> web.Response:
         name = _name(request, "topic")

@@ -44,7 +44,8 @@ class NotThere(Exception):
 
 
 class Console:
-    """Browsers may call it by any address, by localhost, and by the name that `config` has as the HTTP address."""
+    """Browsers may call it by any address, by localhost, and by the name that `config` has as the HTTP address. With
+    TLS by any name: a stranger's name has no certificate of ours."""
 
     def __init__(self, node: NodeApi, settings: Settings, config: ServerConfig) -> None:
         self._node = node
@@ -97,7 +98,7 @@ class Console:
 
     def _is_own_host(self, host: str) -> bool:
         name = host.rsplit(":", 1)[0] if host.count(":") == 1 or (host.startswith("[") and "]:" in host) else host
-        if name.lower() in self._hosts:
+        if self._config.tls is not None or name.lower() in self._hosts:
             return True
         try:
             ipaddress.ip_address(name.strip("[]"))

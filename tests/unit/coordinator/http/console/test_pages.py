@@ -4,16 +4,20 @@ import asyncio
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 import pytest
 
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.config import TlsConfig
 from smq.coordinator.http.console import reading
 from smq.coordinator.http.console.markup import POLICY, text
+from smq.coordinator.http.console.site import Console
+from smq.coordinator.service.settings import Settings
 from smq.records import NewRecord, encode_batch
-from smq.testing.served import Served, serving
+from smq.testing.served import Served, node_config, serving
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
 VOID = {"meta", "link", "input", "br", "img"}
@@ -225,6 +229,16 @@ def test_a_name_that_a_stranger_controls_does_not_reach_the_console(tmp_path: Pa
         assert (await get(served, "topics", Host=host)).status == status
 
     serving(tmp_path, body)
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_with_tls_every_name_will_do_because_a_stranger_has_no_certificate_for_it(
+    tmp_path: Path, has_tls: bool
+) -> None:
+    tls = TlsConfig(ca=tmp_path / "ca", certificate=tmp_path / "certificate", key=tmp_path / "key")
+    config = node_config(tmp_path, tls=tls if has_tls else None)
+    node: Any = None  # it is not asked
+    assert Console(node, Settings({}), config)._is_own_host("broker.example:7402") is has_tls
 
 
 def test_nothing_can_be_changed_through_it(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ class Replica:
         ts_ns = TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
         batch, header = admitted(self._host, owner, self.part, self.log, full, offer, header, ts_ns)
         stored = self.log.append(batch, header, epoch=self.part.epoch, ts_ns=ts_ns, done=self.on_durable)
-        owner.intake.took(len(stored.value))
+        owner.intake.took_produced(self.pid, stored)
         self._judged_end = self.log.appended_end
         owner.mark_unsent(self)
         return Waiter(self.part.epoch, stored.base, stored.end, ts_ns, acks, False, header, done, offer.rules)
@@ -371,6 +371,7 @@ class Replica:
     def _recount(self) -> None:
         """Rule 8: what a majority has is committed. In two-round mode it is once Raft's mark has passed it."""
         end = self.majority_end()
+        self._waiters.note_progress(end)
         if not self.counts_alone:
             if end > self.part.hwm:
                 self._owner.mark_due(self)

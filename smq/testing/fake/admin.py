@@ -92,6 +92,15 @@ class Admin(AdminServicer):
         return self.node.cluster.once(request.request_id, "delete group", change)
 
     @answering
+    async def DeleteOffsets(self, request: pb.DeleteOffsetsRequest) -> Message:
+        def change() -> Message:
+            for p in request.partitions:
+                self.node.cluster.commits.pop((request.group, p.topic, p.partition), None)
+            return pb.DeleteOffsetsResponse()
+
+        return self.node.cluster.once(request.request_id, "delete offsets", change)
+
+    @answering
     async def DescribeClusterConfig(self, request: pb.DescribeClusterConfigRequest) -> Message:
         config = self.node.cluster.config.items()
         settings = [pb.ClusterSetting(key=key, value=value, is_set=True) for key, value in config]

@@ -146,4 +146,4 @@ def test_what_lets_probes_in_lets_no_stranger_read_the_console(
                 async with session.get(base + "/console/topics", ssl=dialling(authorities.client())) as response:
                     assert response.status == 200
 
-    serving(tmp_path, body, tls=config_of(authorities.node()), http=rule)
+    serving(tmp_path, body, tls=config_of(authorities.node(1)), http=rule)

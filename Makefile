@@ -86,6 +86,7 @@ docs: $(STAMP) ## Generate the pages that come from code
 	$(PY) docs/generate_errors.py
 	$(PY) docs/generate_groups.py
 	$(PY) docs/generate_kafka.py
+	$(PY) docs/generate_metrics.py
 	$(PY) docs/generate_tree.py
 	$(PY) -m chaos_tests ledger
 

@@ -113,6 +113,7 @@ def _measure(cluster: Watched, admin: SyncAdmin, phases: _Phases, topics: int, g
     run(f"{replies:,} commits, with snapshots", lambda: commit(admin, replies, each=1, groups=groups))
     run("the digest, on each node", lambda: [node.raw.status(with_digest=True) for node in cluster.alive()])
     run("a scrape of /metrics, on each node", lambda: [_scrape(node.http) for node in cluster.alive()])
+    run("the console's pages, on each node", lambda: [_browse(node.http) for node in cluster.alive()])
     run("DescribeCluster and NodeStatus", lambda: (admin.describe_cluster(), [n.raw.status() for n in cluster.alive()]))
     run("ListGroups and DescribeGroup", lambda: (admin.list_groups(), admin.describe_group("g0")))
     _measure_kafka(cluster, run, topics)
@@ -134,6 +135,13 @@ def _delete(admin: SyncAdmin, topics: int) -> None:
 def _scrape(http: str) -> int:
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{http}/metrics") as answer:
         return len(answer.read())
+
+
+def _browse(http: str) -> int:
+    """Every kind of page."""
+    open_page = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+    pages = ("", "topics", "topics/t0", "topics/t0/messages", "groups", "groups/g0", "settings", "events")
+    return sum(len(open_page(f"http://{http}/console/{page}").read()) for page in pages)
 
 
 def _measure_kafka(cluster: Watched, run: Callable[..., None], topics: int) -> None:

@@ -22,6 +22,7 @@ from smq.clients.arguments import (
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import CallFn, ClusterClient, T
 from smq.clients.errors import build
+from smq.clients.group_lag import with_all_sizes
 from smq.clients.lifecycle import Lifecycle
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, parse_starts, resolve_starts
@@ -292,14 +293,15 @@ class Admin(Lifecycle):
 
         return [group_summary_from_message(g) for g in (await self._call(run)).groups]
 
-    async def describe_group(self, name: str) -> GroupDescription:
-        """UNKNOWN_GROUP if there is none."""
+    async def describe_group(self, name: str, *, with_sizes: bool = False) -> GroupDescription:
+        """UNKNOWN_GROUP if there is none. `with_sizes` also measures the lag in bytes and in time."""
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeGroupResponse:
-            request = build(pb.DescribeGroupRequest, group=name, timeout_ms=node_ms)
+            request = build(pb.DescribeGroupRequest, group=name, timeout_ms=node_ms, with_sizes=with_sizes)
             return await node.admin.DescribeGroup(request, timeout=call_s)
 
-        return group_from_message(await self._call(run))
+        found = group_from_message(await self._call(run))
+        return await with_all_sizes(self._cluster, found, self._timeout_ms) if with_sizes else found
 
     async def delete_group(self, name: str) -> None:
         """Deletes its committed offsets, too. GROUP_NOT_EMPTY while it has members, UNKNOWN_GROUP if there is none."""
@@ -346,6 +348,20 @@ class Admin(Lifecycle):
         """Commits the group's next offsets: all or none; linearizable once it returns. UNKNOWN_TOPIC,
         UNKNOWN_PARTITION, INVALID_OFFSET; UNKNOWN_MEMBER while the group has members."""
         await commit_offsets(self._cluster, group, offsets, self._timeout_ms)
+
+    async def delete_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> None:
+        """Forgets what the group has committed there. GROUP_SUBSCRIBED if a member subscribes to one's topic."""
+        check_name("group", group)
+        checked = partitions_of("partitions", partitions)
+        request_id, items = _new_request_id(), [build(pb.TopicPartition, topic=t, partition=p) for t, p in checked]
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = build(
+                pb.DeleteOffsetsRequest, group=group, partitions=items, request_id=request_id, timeout_ms=node_ms
+            )
+            await node.admin.DeleteOffsets(request, timeout=call_s)
+
+        await self._call(run)
 
     async def fetch_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None

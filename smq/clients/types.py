@@ -326,6 +326,10 @@ class GroupPosition:
     committed_ms: int
     metadata: str
     is_end_known: bool = True  # False: the partition's leader has not answered, `hwm` may be higher
+    # Each is None if it is not known, or was not asked for.
+    lag_records: int | None = None  # those that can still be read: what retention has deleted does not count
+    lag_bytes: int | None = None  # stored size of the batches with them
+    lag_ms: int | None = None  # since the next record was appended; 0 without one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,6 +399,9 @@ def group_from_message(m: pb.DescribeGroupResponse) -> GroupDescription:
                 committed_ms=o.committed_ms,
                 metadata=o.metadata,
                 is_end_known=not o.end_unknown,
+                lag_records=o.lag_records if o.HasField("lag_records") else None,
+                lag_bytes=o.lag_bytes if o.HasField("lag_bytes") else None,
+                lag_ms=o.lag_ms if o.HasField("lag_ms") else None,
             )
             for o in m.offsets
         ),

@@ -12,6 +12,8 @@ import gc
 import time
 from typing import Final, Literal
 
+from smq.replication.measures import Histogram
+
 LONG_NS: Final = 5_000_000  # of a full pass: about 20,000 objects survived it
 # Python's own, except the last: after this many passes over the middle generation comes a full one. It then scans this
 # many times 7,000 new objects, about 2 ms.
@@ -19,6 +21,7 @@ THRESHOLDS: Final = (700, 10, 4)
 FREEZES_MAX: Final = 64  # between two counts of the frozen objects, which themselves take some milliseconds
 GROWTH_MAX: Final = 2  # times the objects frozen after the last complete scan: beyond it comes the next one
 FROZEN_MIN: Final = 500_000  # the least such number: about what 10,000 partitions and 100,000 commits make
+_GENERATIONS: Final = ("0", "1", "2")
 _FULL: Final = 2  # the collector's oldest generation
 
 _Info = dict[str, int]
@@ -27,7 +30,9 @@ _Info = dict[str, int]
 class HeapKeeper:
     """Works from `start` to `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, pauses: Histogram | None = None) -> None:
+        """`pauses`: where the time of every pass is noted, by its generation."""
+        self._pauses = pauses
         self._began_ns = 0
         self._freezes = 0
         self._frozen = 0  # after the last complete scan
@@ -46,12 +51,14 @@ class HeapKeeper:
         gc.unfreeze()
 
     def _on_pass(self, phase: Literal["start", "stop"], info: _Info) -> None:
-        if info["generation"] != _FULL:
-            return
         if phase == "start":
             self._began_ns = time.monotonic_ns()
             return
         took_ns = time.monotonic_ns() - self._began_ns
+        if self._pauses is not None:
+            self._pauses.observe(took_ns, _GENERATIONS[info["generation"]])
+        if info["generation"] != _FULL:
+            return
         self.longest_ns = max(self.longest_ns, took_ns)
         if took_ns >= LONG_NS:
             self._freeze_survivors()

@@ -26,17 +26,21 @@ from smq.coordinator.config import ServerConfig
 from smq.coordinator.file_descriptors import ConnectionCaps, take_descriptors
 from smq.coordinator.garbage_collection import HeapKeeper
 from smq.coordinator.groups.coordinator import GroupCoordinator
+from smq.coordinator.groups.lag_monitor import LagMonitor
 from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
 from smq.coordinator.grpc.listener import GrpcPort, GrpcServer
 from smq.coordinator.http.access import HttpAccess
 from smq.coordinator.http.connection_metrics import ConnectionCollector, PortConnections
+from smq.coordinator.http.console.site import Console
 from smq.coordinator.http.endpoints import HttpServer
+from smq.coordinator.http.instruments import InstrumentCollector
 from smq.coordinator.http.metrics import make_registry
 from smq.coordinator.kafka.listener import KafkaPort, KafkaServer
 from smq.coordinator.listener_config import told
 from smq.coordinator.listeners import listener
+from smq.coordinator.loop_lag import LoopLag
 from smq.coordinator.process_log import configure_logs
 from smq.coordinator.self_check import Reach, SelfCheck
 from smq.coordinator.service.audience import OWN
@@ -45,6 +49,7 @@ from smq.coordinator.tls.ports import PortTls
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, StartError
 from smq.raft_state.commands import Listener
 from smq.replication.config import NodeConfig
+from smq.replication.measures import ProcessMeasures
 from smq.replication.membership.identity import StartRefused
 from smq.replication.net.acceptor import AcceptLimits
 from smq.replication.net.tcp import TcpNetwork
@@ -74,8 +79,10 @@ class _Ports:
 class Server:
     """One node's process. `start` raises StartError; `stop` hands over, answers and closes."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, measures: ProcessMeasures | None = None) -> None:
         self._config = config
+        self._measures = measures if measures is not None else ProcessMeasures()
+        self._loop_lag = LoopLag(self._measures.loop_lag)
         self._settings = Settings(config.settings)
         self._is_stopping = False
         self._is_serving = False
@@ -203,6 +210,8 @@ class Server:
         )
         self._groups = self._group_coordinator(clock)
         self._self_check = SelfCheck(self.node, self._reach(ports), lambda twin: die(StartRefused(twin)))
+        self._lags = LagMonitor(self.node)
+        self._console = Console(self.node, self._settings, config)
         self._add_services()
         self._kafka = self._kafka_server(ports.kafka, caps.kafka_limits(len(ports.kafka)))
         connections: dict[str, PortConnections] = {"nodes": network.acceptor, "grpc": self._grpc.connections}
@@ -212,8 +221,14 @@ class Server:
             self.node,
             ports.http,
             lambda: self._is_stopping,
-            make_registry(self.node, ConnectionCollector(connections, network.damaged_frames, self._tls)),
+            make_registry(
+                self.node,
+                ConnectionCollector(connections, network.damaged_frames, self._tls),
+                InstrumentCollector((self.node.measures, disk.measures, self._groups.measures, self._measures)),
+            ),
             ports.http_access,
+            lambda: self._lags.figures,
+            self._console.routes(),
             limits=caps.http_limits,
             tls=self._tls.http(ports.http_access.verify_mode),
         )
@@ -222,11 +237,19 @@ class Server:
             self.node.start()
         except (StartRefused, DataDamaged) as e:
             raise StartError(str(e)) from e
+        await self._serve()
+
+    async def _serve(self) -> None:
+        """The node has begun; clients may come."""
+        config = self._config
         await self._grpc.start()
         await self._http.start()
         self._groups.start()
         if self._kafka is not None:
             await self._kafka.start()
+        self._loop_lag.start()
+        self._lags.start()
+        self._console.start()
         self._is_serving = True
         self._self_check.start()
         if self.node.waiting:
@@ -297,6 +320,7 @@ class Server:
             response_bytes_max=self._config.request_bytes_max,
             data_dir=str(self._config.data_dir.absolute()),
             limits=accept,
+            measures=self._measures,
         )
 
     def _on_waiting(self) -> None:
@@ -333,6 +357,9 @@ class Server:
             log.warning("drain_timed_out")
         self._self_check.stop()
         self._groups.stop()
+        self._loop_lag.stop()
+        await self._lags.stop()
+        await self._console.stop()
         self.node.stop()
         await self._grpc.stop(limits.GRPC_SHUTDOWN_GRACE_S)
         await self._stop_kafka()
@@ -370,13 +397,17 @@ def run_server(
     faulthandler.enable(2)
     # With Python's default of 5 ms a busy loop would delay the disk's writer thread (see disk_lmdb).
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    HeapKeeper().start()
+    measures = ProcessMeasures()
+    HeapKeeper(measures.gc_pause).start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(config, on_started, is_child))
+        return runner.run(_run(config, measures, on_started, is_child))
 
 
 async def _run(
-    config: ServerConfig, on_started: Callable[[Server], Coroutine[None, None, None]] | None, is_child: bool
+    config: ServerConfig,
+    measures: ProcessMeasures,
+    on_started: Callable[[Server], Coroutine[None, None, None]] | None,
+    is_child: bool,
 ) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -391,7 +422,7 @@ async def _run(
     if is_child:
         # The parent holds the other end of stdin, which ends with the parent, however it dies.
         loop.add_reader(sys.stdin.fileno(), stop.set)
-    server = Server(config)
+    server = Server(config, measures)
     await server.start()
     has_terminal = sys.stdin is not None and sys.stdin.isatty()  # None if it was closed before the start
     if config.tls is not None and not has_terminal:  # from a terminal it means that the user is gone

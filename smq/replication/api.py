@@ -30,6 +30,7 @@ from smq.raft_state.ids import (
 )
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import ClusterState, CommittedOffset, PartitionState
+from smq.replication.measures import Traffic
 from smq.replication.ports import Buffer, Quorum
 
 T = TypeVar("T")
@@ -129,6 +130,14 @@ class SizedRun:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a reader has before it: whole stored batches, from the one that contains its position."""
+
+    size_bytes: int
+    ts_ns: TsNs  # append time of the next record; -1 if there is none
+
+
 class TimeKind(enum.Enum):
     TS_NS = "ts_ns"  # the leader's append time, nanoseconds
     TIMESTAMP_MS = "timestamp_ms"  # the producer's create time, milliseconds
@@ -191,6 +200,9 @@ class NodeStatus:
     storage: StorageStatus
     producers: int  # idempotent producers that this node remembers, over all its partitions
     producers_max: int  # beyond it new ones are refused
+    snapshot_bytes: int = 0  # of Raft's newest snapshot on this node; 0 before the first
+    snapshot_index: LogIndex = LogIndex(0)  # the last entry in it
+    snapshot_age_ms: int = 0  # since this process first had it
     feature_level_known: int = 1  # the highest that this smq knows; the cluster's is in the state
     waiting: str = ""  # why the node has stopped to wait for an upgrade: its process only says so
     warnings: tuple[str, ...] = ()  # for an operator to act on, in plain words
@@ -234,6 +246,9 @@ class NodeApi(Protocol):
     def known_hwm(self, partition: PartitionState) -> Offset:
         """As far as this node knows: what its replica takes for committed, otherwise the mark in the replicated state,
         which is a little behind. Only the partition's leader can say that there is no more (`partition_ranges`)."""
+
+    def traffic(self, partition: PartitionId) -> Traffic:
+        """What this node has counted of a partition since its start."""
 
     def producers(self, partition: PartitionId) -> Sequence[ActiveProducer] | None:
         """The idempotent producers that this node's replica knows, the least recent writer first; None if it has no
@@ -319,6 +334,12 @@ class NodeApi(Protocol):
         """The batches that fit into `bytes_max`, from the one that contains `offset`, at least one; `end` == offset if
         this node's replica has none. Answers from this node's state as of the call: call it after a look-up of the
         partition. NOT_REPLICA elsewhere, OFFSET_OUT_OF_RANGE below log_start as of this node."""
+
+    def backlog(
+        self, topic: str, partition: int, offset: int, end: int, timeout_ms: int, done: DoneFn[Backlog]
+    ) -> Cancel:
+        """What a reader at `offset` has before it, up to the exact `end` that `partition_ranges` has given, from this
+        node's replica. NOT_REPLICA, or NOT_LEADER if it does not reach that end: ask the leader's node."""
 
     def follower_ends(self, partition: PartitionId) -> Mapping[NodeId, Offset]:
         """Of a partition that this process leads: how far the followers' logs reach, by their last reports. Contains

@@ -5,7 +5,7 @@ own. The node builds the one host of a process; nothing here may import a part.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from smq.raft_state.commands import Command
@@ -14,6 +14,7 @@ from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig
+from smq.replication.measures import NodeMeasures
 from smq.replication.net.links import Links
 from smq.replication.ports import Clock, Disk, Engine
 from smq.replication.runtime.deadlines import Deadlines
@@ -45,6 +46,7 @@ class Host:
     engine: Engine
     propose: Callable[[Command, int, DoneFn[Reply]], None]  # with a timeout in milliseconds
     deliver: Callable[[Callable[[], None]], None]  # how every answer leaves: soon, in order, never from within the call
+    measures: NodeMeasures = field(default_factory=NodeMeasures)
 
     @property
     def node_id(self) -> NodeId:

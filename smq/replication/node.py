@@ -20,6 +20,7 @@ from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
+from smq.replication.measures import NO_TRAFFIC, NodeMeasures, Traffic
 from smq.replication.membership.controller import Controller
 from smq.replication.membership.drain import Drain
 from smq.replication.membership.expiry_clock import ExpiryClock
@@ -76,6 +77,8 @@ class Node:
         self._on_fatal = on_fatal
         self._on_waiting = on_waiting
         self.waiting = ""  # why the node has stopped to wait for an upgrade; this process will never serve again
+        self.measures = NodeMeasures()
+        self._snapshot_seen = (LogIndex(0), 0)  # the newest one of Raft, and when this process first had it
         self._slices = Slices(clock)
         self._preparation = Preparation(compute if compute is not None else LoopCompute(clock))
         self._answers = Answers(clock)
@@ -100,6 +103,7 @@ class Node:
             state=lambda: self.state,
             known_level=config.feature_level_known,
             raft_leader=self.liveness.raft_leader,
+            measures=self.measures,
         )
         self._host = Host(
             config=config,
@@ -112,6 +116,7 @@ class Node:
             engine=self.engine,
             propose=self._proposer.propose,
             deliver=self._answers.deliver,
+            measures=self.measures,
         )
         self._compose(self._host)
         self.is_running = False
@@ -176,6 +181,7 @@ class Node:
         self.partition_ranges, self.offset_for_time = requests.partition_ranges, requests.offset_for_time
         self.request_preferred_leader, self.describe_quorum = requests.request_preferred_leader, self._quorum.describe
         self.follower_ends, self.sized_run = requests.follower_ends, requests.sized_run
+        self.backlog = requests.backlog
         self.fetch_offsets = requests.fetch_offsets
         self.assign_offsets, self.advance_external_hwm = requests.assign_offsets, requests.advance_external_hwm
 
@@ -185,6 +191,8 @@ class Node:
         return DiskCondition.FULL if self._space.is_full else DiskCondition.FINE
 
     def _on_leader_change(self) -> None:
+        if self.engine.leader is not None:
+            self.measures.leader_changes.amount += 1
         self._controller.on_leader_change()
         self._proposer.on_leader_change()
 
@@ -260,11 +268,17 @@ class Node:
             self._last_beat_ns = now_ns
             self._maintenance.on_beat()
             self.engine.flush_marks()
+            self._note_snapshot(now_ns)
             self.heartbeats.send_all()
             self.replicas.on_beat()
             self._expiry_clock.on_beat()
         self.replicas.visit(now_ns)
         self.clock.call_later(self.config.tick_interval_ms, self._tick)
+
+    def _note_snapshot(self, now_ns: int) -> None:
+        index, _ = self.engine.snapshot
+        if index != self._snapshot_seen[0]:
+            self._snapshot_seen = (index, now_ns)
 
     def drain(self, timeout_ms: int, done: Callable[[], None]) -> None:
         if self.waiting:
@@ -314,6 +328,7 @@ class Node:
         return self.liveness.raft_leader() is not None
 
     def status(self) -> NodeStatus:
+        index, since_ns = self._snapshot_seen
         return NodeStatus(
             node=self.node_id,
             incarnation=self.incarnation,
@@ -325,6 +340,9 @@ class Node:
             storage=self._maintenance.status(),
             producers=self.replicas.producers_held,
             producers_max=self.config.producers_max,
+            snapshot_bytes=self.engine.snapshot[1],
+            snapshot_index=index,
+            snapshot_age_ms=(self.clock.monotonic_ns() - since_ns) // 1_000_000 if index else 0,
             feature_level_known=self.config.feature_level_known,
             waiting=self.waiting,
             warnings=(
@@ -348,6 +366,9 @@ class Node:
     def known_hwm(self, partition: PartitionState) -> Offset:
         replica = self.replicas.get(partition.pid)
         return max(partition.hwm, replica.known_commit_point()) if replica is not None else partition.hwm
+
+    def traffic(self, partition: PartitionId) -> Traffic:
+        return self.measures.traffic.get(partition, NO_TRAFFIC)
 
     def producers(self, partition: PartitionId) -> list[ActiveProducer] | None:
         replica = self.replicas.get(partition)

@@ -345,6 +345,10 @@ class Engine(Protocol):
     @property
     def commit_index(self) -> LogIndex: ...
 
+    @property
+    def snapshot(self) -> tuple[LogIndex, int]:
+        """The last entry in the newest snapshot of this node, and the size of its state; zeros if there is none."""
+
     def start(self) -> Iterator[None]:
         """Loads snapshot and journal, with one step of work between two yields, and then takes part. Raises DataDamaged
         if either fails its CRC."""

@@ -22,6 +22,7 @@ from smq.raft_state.remembered import cache_of
 from smq.raft_state.replies import Done, Rejected, Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.api import DoneFn
+from smq.replication.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.links import Links
 from smq.replication.ports import Channel, Clock, Committed, Engine, ProposalLost, Rng
@@ -43,6 +44,7 @@ class _Pending:
     send_until_ns: int  # not sent after this; earlier than `until_ns` if callers who share a command differ
     deadline: Deadline | None = None
     sent_to: NodeId | None = None  # the current attempt's node; None while it waits for a leader
+    began_ns: int = 0
     attempt: int = 0  # answers of older attempts are ignored
     was_sent: bool = False  # once it may have reached a log, a timeout is indefinite
     sends: int = 0  # how often it may have reached a log
@@ -75,7 +77,9 @@ class Proposer:
         state: Callable[[], ClusterState],
         known_level: int,
         raft_leader: Callable[[], NodeId | None],
+        measures: NodeMeasures | None = None,
     ) -> None:
+        self._measures = measures if measures is not None else NodeMeasures()
         self._state = state
         self._known_level = known_level
         self._raft_leader = raft_leader
@@ -133,6 +137,7 @@ class Proposer:
             error = SmqError(ErrorCode.OVERLOADED, f"{PENDING_MAX} proposals are waiting", details)
             self._finish_with(pending.done, error)
             return
+        pending.began_ns = self._clock.monotonic_ns()
         pending.deadline = self._deadlines.add(pending.until_ns, lambda: self._expire(pending))
         self._pending[pending] = None
         self._attempt(pending)
@@ -211,7 +216,17 @@ class Proposer:
             self._by_number.pop(number, None)
         if pending.deadline is not None:
             pending.deadline.cancel()
+        self._count(pending, result)
         self._finish_with(pending.done, rejection(result) if isinstance(result, Rejected) else result)
+
+    def _count(self, pending: _Pending, result: Reply | SmqError) -> None:
+        """A command that the state machine rejects is committed all the same, and so is timed."""
+        is_lost, took_ns = isinstance(result, SmqError), self._clock.monotonic_ns() - pending.began_ns
+        if pending.command is not None:
+            code = result.code.name if isinstance(result, SmqError | Rejected) else "committed"
+            self._measures.proposals.add(1, code)
+        if not is_lost:
+            (self._measures.proposal if pending.command is not None else self._measures.read_index).observe(took_ns)
 
     def _renew(self, pending: _Pending) -> bool:
         """If a request was proposed once, by this node alone, its refusal means that it never ran: this node's state

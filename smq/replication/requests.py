@@ -18,6 +18,7 @@ from smq.raft_state.state import CommittedOffset, PartitionState
 from smq.raft_state.topic_config import batch_rules
 from smq.replication.api import (
     Acks,
+    Backlog,
     Cancel,
     DoneFn,
     Fetched,
@@ -46,6 +47,11 @@ from smq.replication.proposer import Barriers
 from smq.replication.ranges import RangesRequest
 
 _JUDGED_BY_THE_LOG: Final = (ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.INVALID_TIMESTAMP)
+_STORED: Final = ("stored",)
+_DUPLICATE: Final = ("duplicate",)
+BATCHES_PER_SAMPLE: Final = (
+    8  # of this many batches, one is timed from its arrival to its append: timing costs a microsecond
+)
 
 
 def check_has_records(part: PartitionState, topic: str) -> None:
@@ -73,6 +79,9 @@ class Requests:
         self._liveness = liveness
         self._barriers = barriers
         self._external = external
+        self._now_ns = host.clock.monotonic_ns
+        self._latency = {acks: host.measures.produce.series(acks.name.lower()) for acks in Acks}
+        self._batches = 0  # that have arrived, to time some of them
         self._lookup = Lookup(host, barriers, refusal)
         self._arrivals = Arrivals(lambda: host.state, self._lookup)
         self._preparation = preparation
@@ -90,7 +99,9 @@ class Requests:
     def produce(
         self, topic: str | TopicId, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
     ) -> None:
-        order = self._replicas.send_order
+        order, began_ns = self._replicas.send_order, self._now_ns()
+        self._batches += 1
+        done = partial(self._on_produced, began_ns, acks, done)
 
         def append(part: PartitionState, prepared: Offer | None = None) -> None:
             name = topic if isinstance(topic, str) else self._host.state.topic_names[part.topic_id]
@@ -99,16 +110,21 @@ class Requests:
             if replica is None:
                 check_has_records(part, name)
                 raise leader_error(self._host.node_id, self._host.state, part)
-            if prepared is not None:
+            if prepared is None:
+                rules = batch_rules(self._host.state.topics[name].config)
+                if self._preparation.concerns(part.pid, rules):
+                    if replica.leading is None:
+                        raise replica.not_leader()
+                    self._preparation.start(part.pid, batch, rules, partial(on_prepared, part.pid))
+                    return
+                prepared = Offer(batch, rules)
+            if self._batches % BATCHES_PER_SAMPLE:
                 replica.produce(prepared, acks, clipped(timeout_ms), done)
                 return
-            rules = batch_rules(self._host.state.topics[name].config)
-            if not self._preparation.concerns(part.pid, rules):
-                replica.produce(Offer(batch, rules), acks, clipped(timeout_ms), done)
-            elif replica.leading is None:
-                raise replica.not_leader()
-            else:
-                self._preparation.start(part.pid, batch, rules, partial(on_prepared, part.pid))
+            queued_ns, stage = self._now_ns(), self._host.measures.stage
+            replica.produce(prepared, acks, clipped(timeout_ms), done)
+            stage.observe(queued_ns - began_ns, "queue")
+            stage.observe(self._now_ns() - queued_ns, "append")
 
         def on_prepared(pid: PartitionId, prepared: Offer | SmqError) -> None:
             now = self._host.state.partition(pid)
@@ -168,6 +184,16 @@ class Requests:
 
         self._barriers.wait(clipped(timeout_ms), after_barrier)
 
+    def _on_produced(self, began_ns: int, acks: Acks, done: DoneFn[Produced], result: Produced | SmqError) -> None:
+        measures = self._host.measures
+        if isinstance(result, SmqError):
+            measures.produced.add(1, result.code.name)
+        else:
+            labels, counts = _DUPLICATE if result.duplicate else _STORED, measures.produced.by_labels
+            counts[labels] = counts.get(labels, 0) + 1
+            self._latency[acks].observe(self._now_ns() - began_ns)
+        done(result)
+
     def _confirm(
         self,
         part: PartitionState,
@@ -221,7 +247,8 @@ class Requests:
         min_bytes: int = 1,
         is_committed: bool = False,
     ) -> Cancel:
-        deadline_ns = self._host.clock.monotonic_ns() + clipped(max_wait_ms) * 1_000_000
+        began_ns = self._host.clock.monotonic_ns()
+        deadline_ns = began_ns + clipped(max_wait_ms) * 1_000_000
         poll: Poll | None = None
         is_cancelled = False
 
@@ -231,7 +258,7 @@ class Requests:
                 return
             replica = self._replica(part, topic)
             size = min(max_bytes, self._host.config.fetch_bytes_max)
-            poll = Poll(replica, Offset(offset), size, min_bytes, deadline_ns, done, is_committed)
+            poll = Poll(replica, Offset(offset), size, min_bytes, deadline_ns, done, is_committed, began_ns)
             self._replicas.reads.fetch(poll)
 
         def cancel() -> None:
@@ -312,6 +339,17 @@ class Requests:
         try:
             replica = self._replica(self._lookup.applied_partition(topic, partition), topic)
             return self._replicas.look_ups.sized_run(replica, Offset(offset), bytes_max, clipped(timeout_ms), done)
+        except SmqError as e:
+            self._host.deliver(partial(done, e.with_traceback(None)))
+            return _nothing
+
+    def backlog(
+        self, topic: str, partition: int, offset: int, end: int, timeout_ms: int, done: DoneFn[Backlog]
+    ) -> Cancel:
+        try:
+            replica = self._replica(self._lookup.applied_partition(topic, partition), topic)
+            place = Offset(offset), Offset(end)
+            return self._replicas.look_ups.backlog(replica, *place, clipped(timeout_ms), done)
         except SmqError as e:
             self._host.deliver(partial(done, e.with_traceback(None)))
             return _nothing

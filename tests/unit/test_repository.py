@@ -26,6 +26,7 @@ GENERATED = (
     "docs/errors.md",
     "docs/groups.md",
     "docs/kafka.md",
+    "docs/metrics.md",
     "docs/tree.md",
     "smq/coordinator/kafka/messages/",
 )
@@ -298,7 +299,7 @@ def test_gate_runs_check_and_test() -> None:
     assert "set -e" in gate
 
 
-@pytest.mark.parametrize("page", ["errors", "groups", "kafka", "tree"])
+@pytest.mark.parametrize("page", ["errors", "groups", "kafka", "metrics", "tree"])
 def test_generated_page_is_what_the_code_gives(page: str) -> None:
     script = ROOT / f"docs/generate_{page}.py"
     code = f"import runpy; print(runpy.run_path({str(script)!r}, run_name='page')['render'](), end='')"

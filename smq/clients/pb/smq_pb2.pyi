@@ -1615,6 +1615,94 @@ class TopicPartition(_message.Message):
 Global___TopicPartition: _TypeAlias = TopicPartition  # noqa: Y015
 
 @_typing.final
+class MeasureBacklogsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    timeout_ms: _builtins.int
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionOffset]:
+        """1 to 1,000"""
+
+    def __init__(
+        self,
+        *,
+        offsets: _abc.Iterable[Global___PartitionOffset] | None = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureBacklogsRequest: _TypeAlias = MeasureBacklogsRequest  # noqa: Y015
+
+@_typing.final
+class MeasuredBacklog(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    offset: _builtins.int
+    """the next record to read: the requested offset, or log_start"""
+    end: _builtins.int
+    """the high water mark"""
+    size_bytes: _builtins.int
+    age_ms: _builtins.int
+    """since the next record was appended; 0 without one"""
+    @_builtins.property
+    def error(self) -> Global___ErrorDetail:
+        """of this partition only"""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        end: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        age_ms: _builtins.int = ...,
+        error: Global___ErrorDetail | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "end", b"end", "error", b"error", "offset", b"offset", "partition", b"partition", "size_bytes", b"size_bytes", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredBacklog: _TypeAlias = MeasuredBacklog  # noqa: Y015
+
+@_typing.final
+class MeasureBacklogsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BACKLOGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def backlogs(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredBacklog]: ...
+    def __init__(
+        self,
+        *,
+        backlogs: _abc.Iterable[Global___MeasuredBacklog] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlogs", b"backlogs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureBacklogsResponse: _TypeAlias = MeasureBacklogsResponse  # noqa: Y015
+
+@_typing.final
 class FetchOffsetsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1791,17 +1879,21 @@ class DescribeGroupRequest(_message.Message):
 
     GROUP_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    WITH_SIZES_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     timeout_ms: _builtins.int
+    with_sizes: _builtins.bool
+    """also measure lag_bytes and lag_ms where this node holds a copy"""
     def __init__(
         self,
         *,
         group: _builtins.str = ...,
         timeout_ms: _builtins.int = ...,
+        with_sizes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "timeout_ms", b"timeout_ms", "with_sizes", b"with_sizes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1864,6 +1956,9 @@ class GroupOffset(_message.Message):
     COMMITTED_MS_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     END_UNKNOWN_FIELD_NUMBER: _builtins.int
+    LAG_RECORDS_FIELD_NUMBER: _builtins.int
+    LAG_BYTES_FIELD_NUMBER: _builtins.int
+    LAG_MS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     offset: _builtins.int
@@ -1876,6 +1971,12 @@ class GroupOffset(_message.Message):
     metadata: _builtins.str
     end_unknown: _builtins.bool
     """the partition's leader has not answered: hwm may be higher"""
+    lag_records: _builtins.int
+    """those that can still be read; absent with storage=external, or if lag is absent"""
+    lag_bytes: _builtins.int
+    """with_sizes: stored size of the batches with them; absent if this node has no copy"""
+    lag_ms: _builtins.int
+    """with_sizes: time since the next record was appended; 0 without one"""
     def __init__(
         self,
         *,
@@ -1888,17 +1989,32 @@ class GroupOffset(_message.Message):
         committed_ms: _builtins.int = ...,
         metadata: _builtins.str = ...,
         end_unknown: _builtins.bool = ...,
+        lag_records: _builtins.int | None = ...,
+        lag_bytes: _builtins.int | None = ...,
+        lag_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_lag", b"_lag", "_offset", b"_offset", "lag", b"lag", "offset", b"offset"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lag", b"_lag", "_lag_bytes", b"_lag_bytes", "_lag_ms", b"_lag_ms", "_lag_records", b"_lag_records", "_offset", b"_offset", "lag", b"lag", "lag_bytes", b"lag_bytes", "lag_ms", b"lag_ms", "lag_records", b"lag_records", "offset", b"offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lag", b"_lag", "_offset", b"_offset", "committed_ms", b"committed_ms", "end_unknown", b"end_unknown", "hwm", b"hwm", "lag", b"lag", "log_start", b"log_start", "metadata", b"metadata", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lag", b"_lag", "_lag_bytes", b"_lag_bytes", "_lag_ms", b"_lag_ms", "_lag_records", b"_lag_records", "_offset", b"_offset", "committed_ms", b"committed_ms", "end_unknown", b"end_unknown", "hwm", b"hwm", "lag", b"lag", "lag_bytes", b"lag_bytes", "lag_ms", b"lag_ms", "lag_records", b"lag_records", "log_start", b"log_start", "metadata", b"metadata", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lag: _TypeAlias = _typing.Literal["lag"]  # noqa: Y015
     _WhichOneofArgType__lag: _TypeAlias = _typing.Literal["_lag", b"_lag"]  # noqa: Y015
+    _WhichOneofReturnType__lag_bytes: _TypeAlias = _typing.Literal["lag_bytes"]  # noqa: Y015
+    _WhichOneofArgType__lag_bytes: _TypeAlias = _typing.Literal["_lag_bytes", b"_lag_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__lag_ms: _TypeAlias = _typing.Literal["lag_ms"]  # noqa: Y015
+    _WhichOneofArgType__lag_ms: _TypeAlias = _typing.Literal["_lag_ms", b"_lag_ms"]  # noqa: Y015
+    _WhichOneofReturnType__lag_records: _TypeAlias = _typing.Literal["lag_records"]  # noqa: Y015
+    _WhichOneofArgType__lag_records: _TypeAlias = _typing.Literal["_lag_records", b"_lag_records"]  # noqa: Y015
     _WhichOneofReturnType__offset: _TypeAlias = _typing.Literal["offset"]  # noqa: Y015
     _WhichOneofArgType__offset: _TypeAlias = _typing.Literal["_offset", b"_offset"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lag) -> _WhichOneofReturnType__lag | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_bytes) -> _WhichOneofReturnType__lag_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_ms) -> _WhichOneofReturnType__lag_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_records) -> _WhichOneofReturnType__lag_records | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__offset) -> _WhichOneofReturnType__offset | None: ...
 
@@ -2155,6 +2271,52 @@ class AbortTransactionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AbortTransactionResponse: _TypeAlias = AbortTransactionResponse  # noqa: Y015
+
+@_typing.final
+class DeleteOffsetsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    request_id: _builtins.bytes
+    timeout_ms: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicPartition]:
+        """1 to 10,000; those without a commit are ignored"""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        partitions: _abc.Iterable[Global___TopicPartition] | None = ...,
+        request_id: _builtins.bytes = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "partitions", b"partitions", "request_id", b"request_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteOffsetsRequest: _TypeAlias = DeleteOffsetsRequest  # noqa: Y015
+
+@_typing.final
+class DeleteOffsetsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteOffsetsResponse: _TypeAlias = DeleteOffsetsResponse  # noqa: Y015
 
 @_typing.final
 class DescribeClusterConfigRequest(_message.Message):

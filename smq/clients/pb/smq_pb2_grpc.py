@@ -276,6 +276,11 @@ class BrokerStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsResponse.FromString,
                 _registered_method=True)
+        self.MeasureBacklogs = channel.unary_unary(
+                '/smq.v1.Broker/MeasureBacklogs',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.MeasureBacklogsRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.MeasureBacklogsResponse.FromString,
+                _registered_method=True)
         self.AssignOffsets = channel.stream_stream(
                 '/smq.v1.Broker/AssignOffsets',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AssignOffsetsRequest.SerializeToString,
@@ -333,6 +338,14 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MeasureBacklogs(self, request, context):
+        """What readers at these offsets have before them, from this node's copies. Completes a DescribeGroup with_sizes whose
+        node holds no copy of a partition: ask the partition's leader.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AssignOffsets(self, request_iterator, context):
         """Topics with storage=external: their records are stored elsewhere, their offsets are assigned here. Any node serves
         both calls. A message carries the requests of any number of callers, and an answer whatever results are ready:
@@ -380,6 +393,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.FetchOffsets,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.FetchOffsetsResponse.SerializeToString,
+            ),
+            'MeasureBacklogs': grpc.unary_unary_rpc_method_handler(
+                    servicer.MeasureBacklogs,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.MeasureBacklogsRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.MeasureBacklogsResponse.SerializeToString,
             ),
             'AssignOffsets': grpc.stream_stream_rpc_method_handler(
                     servicer.AssignOffsets,
@@ -567,6 +585,33 @@ class Broker:
             _registered_method=True)
 
     @staticmethod
+    def MeasureBacklogs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Broker/MeasureBacklogs',
+            smq_dot_clients_dot_pb_dot_smq__pb2.MeasureBacklogsRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.MeasureBacklogsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def AssignOffsets(request_iterator,
             target,
             options=(),
@@ -687,6 +732,11 @@ class AdminStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionResponse.FromString,
                 _registered_method=True)
+        self.DeleteOffsets = channel.unary_unary(
+                '/smq.v1.Admin/DeleteOffsets',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteOffsetsRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteOffsetsResponse.FromString,
+                _registered_method=True)
         self.DescribeClusterConfig = channel.unary_unary(
                 '/smq.v1.Admin/DescribeClusterConfig',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeClusterConfigRequest.SerializeToString,
@@ -789,6 +839,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteOffsets(self, request, context):
+        """Forgets what a group has committed for these partitions. GROUP_SUBSCRIBED if a member subscribes to one's topic. At
+        the group's coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeClusterConfig(self, request, context):
         """The settings of the whole cluster, by Kafka's names.
         """
@@ -881,6 +939,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.AbortTransaction,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionResponse.SerializeToString,
+            ),
+            'DeleteOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteOffsets,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteOffsetsRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteOffsetsResponse.SerializeToString,
             ),
             'DescribeClusterConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeClusterConfig,
@@ -1207,6 +1270,33 @@ class Admin:
             '/smq.v1.Admin/AbortTransaction',
             smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionRequest.SerializeToString,
             smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/DeleteOffsets',
+            smq_dot_clients_dot_pb_dot_smq__pb2.DeleteOffsetsRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.DeleteOffsetsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -117,6 +117,10 @@ class BrokerStub:
     CommitOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.CommitOffsetsRequest, _smq_pb2.CommitOffsetsResponse]
     """Only the group's coordinator commits. Any other node answers NOT_COORDINATOR, and names it in the error's details."""
     FetchOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.FetchOffsetsRequest, _smq_pb2.FetchOffsetsResponse]
+    MeasureBacklogs: _grpc.UnaryUnaryMultiCallable[_smq_pb2.MeasureBacklogsRequest, _smq_pb2.MeasureBacklogsResponse]
+    """What readers at these offsets have before them, from this node's copies. Completes a DescribeGroup with_sizes whose
+    node holds no copy of a partition: ask the partition's leader.
+    """
     AssignOffsets: _grpc.StreamStreamMultiCallable[_smq_pb2.AssignOffsetsRequest, _smq_pb2.AssignOffsetsResponse]
     """Topics with storage=external: their records are stored elsewhere, their offsets are assigned here. Any node serves
     both calls. A message carries the requests of any number of callers, and an answer whatever results are ready:
@@ -140,6 +144,10 @@ class BrokerAsyncStub(BrokerStub):
     CommitOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.CommitOffsetsRequest, _smq_pb2.CommitOffsetsResponse]  # type: ignore[assignment]
     """Only the group's coordinator commits. Any other node answers NOT_COORDINATOR, and names it in the error's details."""
     FetchOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.FetchOffsetsRequest, _smq_pb2.FetchOffsetsResponse]  # type: ignore[assignment]
+    MeasureBacklogs: _aio.UnaryUnaryMultiCallable[_smq_pb2.MeasureBacklogsRequest, _smq_pb2.MeasureBacklogsResponse]  # type: ignore[assignment]
+    """What readers at these offsets have before them, from this node's copies. Completes a DescribeGroup with_sizes whose
+    node holds no copy of a partition: ask the partition's leader.
+    """
     AssignOffsets: _aio.StreamStreamMultiCallable[_smq_pb2.AssignOffsetsRequest, _smq_pb2.AssignOffsetsResponse]  # type: ignore[assignment]
     """Topics with storage=external: their records are stored elsewhere, their offsets are assigned here. Any node serves
     both calls. A message carries the requests of any number of callers, and an answer whatever results are ready:
@@ -198,6 +206,16 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_smq_pb2.FetchOffsetsResponse, _abc.Awaitable[_smq_pb2.FetchOffsetsResponse]]: ...
 
     @_abc_1.abstractmethod
+    def MeasureBacklogs(
+        self,
+        request: _smq_pb2.MeasureBacklogsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.MeasureBacklogsResponse, _abc.Awaitable[_smq_pb2.MeasureBacklogsResponse]]:
+        """What readers at these offsets have before them, from this node's copies. Completes a DescribeGroup with_sizes whose
+        node holds no copy of a partition: ask the partition's leader.
+        """
+
+    @_abc_1.abstractmethod
     def AssignOffsets(
         self,
         request_iterator: _MaybeAsyncIterator[_smq_pb2.AssignOffsetsRequest],
@@ -239,6 +257,10 @@ class AdminStub:
     DescribeTransaction: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeTransactionRequest, _smq_pb2.DescribeTransactionResponse]
     AbortTransaction: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AbortTransactionRequest, _smq_pb2.AbortTransactionResponse]
     """Aborts an open transaction, and fences its producer: as CommitOffsets, at the id's coordinator."""
+    DeleteOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DeleteOffsetsRequest, _smq_pb2.DeleteOffsetsResponse]
+    """Forgets what a group has committed for these partitions. GROUP_SUBSCRIBED if a member subscribes to one's topic. At
+    the group's coordinator.
+    """
     DescribeClusterConfig: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterConfigRequest, _smq_pb2.DescribeClusterConfigResponse]
     """The settings of the whole cluster, by Kafka's names."""
     AlterClusterConfig: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AlterClusterConfigRequest, _smq_pb2.AlterClusterConfigResponse]
@@ -271,6 +293,10 @@ class AdminAsyncStub(AdminStub):
     DescribeTransaction: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeTransactionRequest, _smq_pb2.DescribeTransactionResponse]  # type: ignore[assignment]
     AbortTransaction: _aio.UnaryUnaryMultiCallable[_smq_pb2.AbortTransactionRequest, _smq_pb2.AbortTransactionResponse]  # type: ignore[assignment]
     """Aborts an open transaction, and fences its producer: as CommitOffsets, at the id's coordinator."""
+    DeleteOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.DeleteOffsetsRequest, _smq_pb2.DeleteOffsetsResponse]  # type: ignore[assignment]
+    """Forgets what a group has committed for these partitions. GROUP_SUBSCRIBED if a member subscribes to one's topic. At
+    the group's coordinator.
+    """
     DescribeClusterConfig: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterConfigRequest, _smq_pb2.DescribeClusterConfigResponse]  # type: ignore[assignment]
     """The settings of the whole cluster, by Kafka's names."""
     AlterClusterConfig: _aio.UnaryUnaryMultiCallable[_smq_pb2.AlterClusterConfigRequest, _smq_pb2.AlterClusterConfigResponse]  # type: ignore[assignment]
@@ -366,6 +392,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.AbortTransactionResponse, _abc.Awaitable[_smq_pb2.AbortTransactionResponse]]:
         """Aborts an open transaction, and fences its producer: as CommitOffsets, at the id's coordinator."""
+
+    @_abc_1.abstractmethod
+    def DeleteOffsets(
+        self,
+        request: _smq_pb2.DeleteOffsetsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.DeleteOffsetsResponse, _abc.Awaitable[_smq_pb2.DeleteOffsetsResponse]]:
+        """Forgets what a group has committed for these partitions. GROUP_SUBSCRIBED if a member subscribes to one's topic. At
+        the group's coordinator.
+        """
 
     @_abc_1.abstractmethod
     def DescribeClusterConfig(

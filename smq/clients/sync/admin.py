@@ -95,6 +95,9 @@ class SyncAdmin(BlockingClient):
     ) -> dict[TopicPartition, CommittedOffset]:
         return self._run(self._admin.fetch_offsets(group, partitions))
 
+    def delete_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> None:
+        self._run(self._admin.delete_offsets(group, partitions))
+
     def list_groups(self) -> list[GroupSummary]:
         return self._run(self._admin.list_groups())
 
@@ -107,8 +110,8 @@ class SyncAdmin(BlockingClient):
     def abort_transaction(self, transactional_id: str) -> None:
         self._run(self._admin.abort_transaction(transactional_id))
 
-    def describe_group(self, name: str) -> GroupDescription:
-        return self._run(self._admin.describe_group(name))
+    def describe_group(self, name: str, *, with_sizes: bool = False) -> GroupDescription:
+        return self._run(self._admin.describe_group(name, with_sizes=with_sizes))
 
     def delete_group(self, name: str) -> None:
         self._run(self._admin.delete_group(name))

@@ -9,9 +9,9 @@ from dataclasses import asdict
 import click
 
 from smq.clients.types import ClusterSetting
+from smq.coordinator.cli.command_group import CommandGroup
 from smq.coordinator.cli.common import done, json_option, open_admin, parse_settings, run
 from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.groups import CommandGroup
 from smq.coordinator.cli.tables import Table, print_table
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, IN_NODE_TOML
 

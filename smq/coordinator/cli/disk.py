@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from smq.coordinator.cli.groups import CommandGroup
+from smq.coordinator.cli.command_group import CommandGroup
 from smq.coordinator.user_errors import UserError
 from smq.replication.membership.identity import DISK_KEY, replace_disk_id
 from smq.replication.ports import DataDamaged, Table

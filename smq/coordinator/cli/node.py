@@ -12,9 +12,9 @@ import click
 
 from smq.clients import Admin
 from smq.clients.types import ClusterDescription
+from smq.coordinator.cli.command_group import CommandGroup
 from smq.coordinator.cli.common import counted, done, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.groups import CommandGroup
 from smq.coordinator.cli.tables import Table, print_table
 from smq.raft_state.errors import ErrorCode, SmqError
 

@@ -6,10 +6,10 @@ Owns what these commands print. Everything they do goes through smq.clients. `cl
 import click
 
 from smq.clients import OffsetAssigner
+from smq.coordinator.cli.command_group import CommandGroup
 from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, done, json_option, run
 from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.groups import CommandGroup
 
 
 @click.group(cls=CommandGroup)

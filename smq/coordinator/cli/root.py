@@ -19,8 +19,8 @@ try:
 except ImportError as e:  # smq without extras installs the script, but not what it needs
     raise SystemExit(f"smq: the command line needs the extra server (or spark): {extra_advice('server')}") from e
 
+from smq.coordinator.cli.command_group import SUMMARY_CHARS_MAX
 from smq.coordinator.cli.failures import report_failure
-from smq.coordinator.cli.groups import SUMMARY_CHARS_MAX
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from smq.raft_state.errors import SmqError
 
@@ -41,6 +41,7 @@ _MODULES: Final = {
     "produce": "smq.coordinator.cli.produce",
     "serve": "smq.coordinator.cli.cluster",
     "status": "smq.coordinator.cli.status",
+    "top": "smq.coordinator.cli.top",
     "topic": "smq.coordinator.cli.topic",
     "txn": "smq.coordinator.cli.txn",
 }
@@ -53,13 +54,14 @@ SUMMARIES: Final = {
     "consume": "Writes the records of TOPIC, one per line: the value, with --json all fields, or what --output says.",
     "dev": "Runs one node in the foreground, for development.",
     "disk": "Works on the data DIRECTORY of a stopped node, after it was restored from a copy.",
-    "group": "Lists, describes and deletes consumer groups.",
+    "group": "Lists, watches, changes and deletes consumer groups.",
     "man": "Writes the man pages smq.1, smq-topic.1 and so on into DIRECTORY, such as ~/.local/share/man/man1.",
     "node": "Lists nodes; drains a node before maintenance, and undrains it.",
     "offsets": "Assigns offsets in topics with storage=external, whose records are stored elsewhere.",
     "produce": "Sends the records of FILE (default: standard input) to TOPIC.",
     "serve": "Runs one node in the foreground from its node.toml.",
     "status": "Shows the nodes, the Raft leader, and the partitions without a leader.",
+    "top": "Shows nodes, the busiest topics and the groups that are furthest behind, again and again.",
     "topic": "Creates, lists, describes, changes, exports, trims and deletes topics.",
     "txn": "Lists, describes and aborts transactions.",
 }

@@ -39,7 +39,7 @@ def print_table(table: Table) -> None:
 
 
 def _is_number(cell: str) -> bool:
-    return cell == _NO_VALUE or cell.replace(",", "").removeprefix("-").isdecimal()
+    return cell in ("", _NO_VALUE) or cell.replace(",", "").removeprefix("-").isdecimal()
 
 
 def _width(cell: str) -> int:

@@ -11,6 +11,7 @@ import click
 
 from smq.clients.admin import REPLICATION_DEFAULT
 from smq.clients.types import TopicDescription
+from smq.coordinator.cli.command_group import CommandGroup
 from smq.coordinator.cli.common import (
     confirm,
     counted,
@@ -24,7 +25,6 @@ from smq.coordinator.cli.common import (
 )
 from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.groups import CommandGroup
 from smq.coordinator.cli.tables import Table, print_table
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import PartitionIndex, ring_range

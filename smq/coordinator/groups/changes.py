@@ -19,6 +19,7 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.handlers.fencing import FENCED, changes_before
 from smq.raft_state.replies import Reply
 from smq.replication.api import Cancel, DoneFn, NodeApi
+from smq.replication.measures import GroupMeasures
 from smq.replication.ports import Clock
 from smq.replication.runtime.deadlines import Deadline, Deadlines
 
@@ -31,6 +32,7 @@ class _Change:
     command: Coordinated
     until_ns: int
     done: DoneFn[Reply]
+    began_ns: int
     deadline: Deadline | None = None  # until it is under way: from then on the node keeps its time
 
 
@@ -38,6 +40,7 @@ class Changes:
     """`run_deadlines` is called by a tick. Bounded per group and in total."""
 
     def __init__(self, node: NodeApi, clock: Clock) -> None:
+        self.measures = GroupMeasures()
         self._node = node
         self._clock = clock
         self._deadlines = Deadlines()
@@ -53,7 +56,8 @@ class Changes:
                 del self._queues[command.subject]
             done(_overloaded(f"{self._count} changes of groups wait, {len(queue)} of them of this group"))
             return _nothing
-        change = _Change(command, self._clock.monotonic_ns() + timeout_ms * _NS_PER_MS, done)
+        now_ns = self._clock.monotonic_ns()
+        change = _Change(command, now_ns + timeout_ms * _NS_PER_MS, done, now_ns)
         queue.append(change)
         self._count += 1
         if len(queue) == 1:
@@ -83,8 +87,15 @@ class Changes:
             self._propose(change)  # an earlier change, whose caller has given up, took effect in between
             return
         self._remove(change)
+        self._measure(change, reply)
         self._next(change.command.subject)
         change.done(reply)
+
+    def _measure(self, change: _Change, reply: Reply | SmqError) -> None:
+        kind, result = type(change.command).__name__, reply.code.name if isinstance(reply, SmqError) else "done"
+        self.measures.changes.add(1, kind, result)
+        if result == "done":
+            self.measures.change.observe(self._clock.monotonic_ns() - change.began_ns, kind)
 
     def _is_overtaken(self, change: _Change, reply: Reply | SmqError) -> bool:
         if not isinstance(reply, SmqError) or reply.code is not FENCED or not self._is_current(change.command):

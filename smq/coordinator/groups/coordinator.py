@@ -36,11 +36,12 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.coordinators import coordinator_of, slot_of
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.ids import NO_REQUEST, Epoch, Generation, PartitionId, RequestId
+from smq.raft_state.ids import Epoch, Generation, PartitionId, RequestId
 from smq.raft_state.limits import MEMBER_PROTOCOLS_MAX, MEMBER_TEXT_BYTES_MAX
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import CoordinatorSlot, GroupState
 from smq.replication.api import Cancel, DoneFn, NodeApi
+from smq.replication.measures import GroupMeasures
 from smq.replication.ports import Clock, Rng
 
 log = structlog.get_logger(__name__)
@@ -87,6 +88,10 @@ class GroupCoordinator:
         live, self._live = self._live, {}
         for group in live.values():
             group.close(Outcome.NOT_COORDINATOR)
+
+    @property
+    def measures(self) -> GroupMeasures:
+        return self._changes.measures
 
     @property
     def initial_delay_ms(self) -> int:
@@ -265,12 +270,13 @@ class GroupCoordinator:
         name: str,
         generation: Generation,
         partitions: tuple[PartitionId, ...],
+        request_id: RequestId,
         timeout_ms: int,
         done: DoneFn[Reply],
     ) -> Cancel:
         """`generation` is the one whose subscriptions the caller has looked at."""
         command = DeleteOffsets(
-            request_id=NO_REQUEST,
+            request_id=request_id,
             group=name,
             coordinator_epoch=self.epoch_of(name),
             generation=generation,

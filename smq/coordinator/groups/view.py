@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from smq.coordinator.groups.protocols import CONSUMER
+from smq.coordinator.groups.protocols import CONSUMER, metadata_of, subscribed_topics
 from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.state import ClusterState, CommittedOffset, GroupPhase, GroupState, PartitionState
 
@@ -56,6 +56,18 @@ def assigned_partitions(group: GroupState, assignment: bytes) -> list[tuple[str,
     except (struct.error, UnicodeDecodeError):
         return []
     return found
+
+
+def subscriptions(group: GroupState) -> frozenset[str] | None:
+    """The topics that the members subscribe to. None if they are no consumers, or their metadata does not name topics
+    as that of consumers does."""
+    topics: frozenset[str] = frozenset()
+    for m in group.members.values():
+        found = subscribed_topics(metadata_of(m.member, group.protocol)) if group.protocol_type == CONSUMER else None
+        if found is None:
+            return None
+        topics |= found
+    return topics
 
 
 def positions(state: ClusterState, group: GroupState) -> Iterator[GroupPosition]:

@@ -15,7 +15,7 @@ from smq.coordinator.grpc.groups import GroupAdmin
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.grpc.transactions import TransactionAdmin
 from smq.coordinator.service.audience import told_of
-from smq.coordinator.service.lookup import find_partition, find_topic, known_ranges
+from smq.coordinator.service.lookup import find_partition, find_topic, has_leader, known_ranges
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.turns import Turns
 from smq.coordinator.tls.contexts import NodeTls
@@ -283,13 +283,11 @@ def _set_end(info: pb.PartitionInfo, end: PartitionRange | None) -> None:
 
 
 def _partition_info(partition: PartitionState, node: NodeApi) -> pb.PartitionInfo:
-    leader, hwm = node.state.nodes.get(partition.leader), node.known_hwm(partition)
+    hwm = node.known_hwm(partition)
     return pb.PartitionInfo(
         partition=partition.index,
         leader=partition.leader,
-        leader_available=leader is not None
-        and not leader.fenced
-        and leader.incarnation == partition.leader_incarnation,
+        leader_available=has_leader(partition, node.state),
         epoch=partition.epoch,
         replicas=partition.replicas,
         log_start=partition.log_start,

@@ -9,6 +9,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import NO_MEMBER, GroupCoordinator
 from smq.coordinator.grpc.answer_budget import AnswerBudget
+from smq.coordinator.grpc.backlogs import measure_backlogs
 from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.offset_calls import Advances, Assignments, OffsetCalls
 from smq.coordinator.grpc.required import check_fields, check_offset_value
@@ -163,6 +164,11 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
             epoch=r.epoch,
             replicas=r.replicas,
         )
+
+    @guarded
+    async def MeasureBacklogs(self, request: pb.MeasureBacklogsRequest, context: Context) -> pb.MeasureBacklogsResponse:
+        check_count("offsets", request.offsets, LIST_OFFSETS_MAX)
+        return await measure_backlogs(self._calls, self.audience, request, deadline_ms(request.timeout_ms, context))
 
     # --------------------------------------------------------------------------------- offsets without records
     @guarded

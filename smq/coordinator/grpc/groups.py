@@ -1,20 +1,31 @@
-"""The group part of the Admin service: list, describe, delete.
+"""The group part of the Admin service: list, describe, delete a group or some of its offsets.
 
 Owns no state: each answer is read from the replicated state after a barrier. `grpc.admin` extends it.
 """
 
+import time
+from functools import partial
+from typing import Final
+
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.groups.view import PHASES, assigned_partitions, positions
+from smq.coordinator.groups.lag import Lag, lags_of
+from smq.coordinator.groups.view import PHASES, GroupPosition, assigned_partitions, positions, subscriptions
 from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
+from smq.coordinator.limits import COMMIT_ITEMS_MAX
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.lookup import find_group, known_ranges
+from smq.coordinator.service.lookup import find_group, find_partition
+from smq.coordinator.service.requests import check_count
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.coordinators import coordinator_of
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import NO_REQUEST
 from smq.raft_state.state import GroupState
 from smq.replication.api import NodeApi
+
+DELETE_ATTEMPTS: Final = 3  # the members of a group seldom change twice within one call
 
 
 class GroupAdmin(Service, smq_pb2_grpc.AdminServicer):
@@ -52,23 +63,9 @@ class GroupAdmin(Service, smq_pb2_grpc.AdminServicer):
                 )
             )
         places = [at async for at in Turns().over(positions(state, group))]
-        # The ends are asked for last, so that none is older than what is compared with it.
-        ends = await known_ranges(self._calls, [(at.topic, at.part.index) for at in places], timeout_ms)
-        async for at in Turns().over(places):
-            committed, end = at.committed, ends.get((at.topic, at.part.index))
-            out.offsets.append(
-                pb.GroupOffset(
-                    topic=at.topic,
-                    partition=at.part.index,
-                    offset=committed.position if committed is not None else None,
-                    log_start=end.log_start if end is not None else at.part.log_start,
-                    hwm=end.hwm if end is not None else self._calls.node.known_hwm(at.part),
-                    lag=at.lag_at(end.hwm) if end is not None else None,
-                    end_unknown=end is None,
-                    committed_ms=committed.committed_ms if committed is not None else 0,
-                    metadata=committed.metadata if committed is not None else "",
-                )
-            )
+        lags = await lags_of(self._calls, places, timeout_ms, with_sizes=request.with_sizes, now_ns=time.time_ns())
+        async for at, lag in Turns().over(zip(places, lags, strict=True)):
+            out.offsets.append(_offset(at, lag))
         return out
 
     @guarded
@@ -78,6 +75,55 @@ class GroupAdmin(Service, smq_pb2_grpc.AdminServicer):
             lambda done: self._groups.delete_group(request.group, request_id, timeout_ms, done), timeout_ms
         )
         return pb.DeleteGroupResponse()
+
+    @guarded
+    async def DeleteOffsets(self, request: pb.DeleteOffsetsRequest, context: Context) -> pb.DeleteOffsetsResponse:
+        check_count("partitions", request.partitions, COMMIT_ITEMS_MAX)
+        request_id, timeout_ms = request_id_of(request.request_id), deadline_ms(request.timeout_ms, context)
+        group = await find_group(self._calls, request.group, timeout_ms)
+        pids = tuple(
+            [(await find_partition(self._calls, p.topic, p.partition, timeout_ms)).pid for p in request.partitions]
+        )
+        for attempt in range(DELETE_ATTEMPTS):
+            _check_not_subscribed(group, {p.topic for p in request.partitions})
+            begin = partial(self._groups.delete_offsets, group.name, group.generation, pids, request_id, timeout_ms)
+            try:
+                await self._calls.change(begin, timeout_ms)
+                return pb.DeleteOffsetsResponse()
+            except SmqError as e:
+                if e.code is not ErrorCode.ILLEGAL_GENERATION or attempt + 1 == DELETE_ATTEMPTS:
+                    raise
+            # The members have changed. The refusal is remembered under the id, so the next attempt has none.
+            request_id, group = NO_REQUEST, await find_group(self._calls, request.group, timeout_ms)
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _check_not_subscribed(group: GroupState, topics: set[str]) -> None:
+    subscribed = subscriptions(group)
+    if subscribed is None:
+        message = f"group {group.name!r} has members that are no consumers: what they read is not known"
+        raise SmqError(ErrorCode.GROUP_NOT_EMPTY, message)
+    if still_read := sorted(topics & subscribed):
+        names = ", ".join(repr(topic) for topic in still_read[:5])
+        raise SmqError(ErrorCode.GROUP_SUBSCRIBED, f"members of group {group.name!r} subscribe to {names}")
+
+
+def _offset(at: GroupPosition, lag: Lag) -> pb.GroupOffset:
+    committed = at.committed
+    return pb.GroupOffset(
+        topic=at.topic,
+        partition=at.part.index,
+        offset=committed.position if committed is not None else None,
+        log_start=lag.log_start,
+        hwm=lag.end,
+        lag=lag.offsets,
+        end_unknown=not lag.is_end_known,
+        committed_ms=committed.committed_ms if committed is not None else 0,
+        metadata=committed.metadata if committed is not None else "",
+        lag_records=lag.records,
+        lag_bytes=lag.size_bytes,
+        lag_ms=lag.age_ms,
+    )
 
 
 def _summary(group: GroupState) -> pb.GroupSummary:

@@ -34,7 +34,9 @@ _LISTS: Final = {
     "FetchRequest": "partitions",
     "ListOffsetsRequest": "partitions",
     "CommitOffsetsRequest": "offsets",
+    "DeleteOffsetsRequest": "partitions",
     "FetchOffsetsRequest": "partitions",
+    "MeasureBacklogsRequest": "offsets",
 }
 
 

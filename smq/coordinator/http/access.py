@@ -32,6 +32,7 @@ class HttpAccess:
         self._rule: Final[HttpConfig] = config.http
         tls = config.http_tls
         self._is_plain: Final = tls is None
+        self._is_for_certificates: Final = config.tls is not None and config.tls.client_certificates
         self._asks_certificates: Final = tls is not None and tls.client_certificates
         if self._rule.token_file is not None:
             try:
@@ -51,6 +52,13 @@ class HttpAccess:
         """Raises the refusal, if there is one."""
         if self._rule.probes == "clients" and not self._is_client(request):
             raise web.HTTPForbidden(text=f'{_BY_CERTIFICATE}, or set probes = "anyone" under [http]\n')
+
+    def refuse_console(self, request: web.Request) -> None:
+        """Raises the refusal, if there is one. The console shows records: where the node's other ports ask clients for
+        certificates, it does, too, and whatever [http] lets in without one."""
+        if self._is_for_certificates and not _has_certificate(request):
+            plain = ", over TLS: set tls = true under [http]" if self._is_plain else ""
+            raise web.HTTPForbidden(text=f"{_BY_CERTIFICATE}{plain}\n")
 
     def may_see_details(self, request: web.Request) -> bool:
         """Whether a probe's answer may say more than yes or no."""

@@ -1,4 +1,4 @@
-"""The HTTP listener of a node: /healthz, /readyz and /metrics.
+"""The HTTP listener of a node: /healthz, /readyz and /metrics, and the routes that it is given.
 
 Owns status codes and bodies; `http.access` judges who gets them. It never changes anything. Only the composition root
 imports it.
@@ -9,8 +9,8 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -19,9 +19,12 @@ from prometheus_client import CollectorRegistry
 
 from smq.coordinator.http.access import HttpAccess
 from smq.coordinator.http.metrics import pieces
+from smq.coordinator.http.partition_metrics import Backlogs
 from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
 from smq.replication.api import NodeApi, NodeStatus
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
+
+_Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HTTP_FIRST_REQUEST_S_MAX: Final = 10.0  # a browser or a scraper sends its few hundred bytes within milliseconds
 _FRONT: Final = """<!doctype html>
@@ -31,6 +34,7 @@ _FRONT: Final = """<!doctype html>
 <ul>
 <li><a href="/readyz">/readyz</a>: whether the node serves requests, and why not</li>
 <li><a href="/healthz">/healthz</a>: whether its process runs</li>
+<li><a href="/console/">/console/</a>: the cluster, its topics, records and groups, to look at</li>
 <li><a href="/metrics">/metrics</a>: measurements, for Prometheus</li>
 </ul>
 <p>In a terminal: <code>smq status</code> shows the cluster and all its ports, <code>smq topic list</code> its topics,
@@ -61,6 +65,8 @@ class HttpServer:
         is_stopping: Callable[[], bool],
         registry: CollectorRegistry,
         access: HttpAccess,
+        backlogs: Callable[[], Backlogs],
+        routes: Iterable[web.RouteDef],
         *,
         limits: AcceptLimits,
         tls: Callable[[], ssl.SSLContext] | None = None,
@@ -69,12 +75,14 @@ class HttpServer:
         self._is_stopping = is_stopping
         self._registry = registry
         self._access = access
+        self._backlogs = backlogs
         self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # bounded by the acceptor's connections
         app = web.Application(client_max_size=HTTP_REQUEST_BYTES_MAX, middlewares=[self._heard])
         app.router.add_get("/", self._front)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_routes([web.RouteDef(r.method, r.path, self._for_clients(r.handler), r.kwargs) for r in routes])
         self._runner = web.AppRunner(app, access_log=None, logger=_log, handle_signals=False)
         self.acceptor = Acceptor(
             listener,
@@ -114,11 +122,17 @@ class HttpServer:
             timer.cancel()
 
     @web.middleware
-    async def _heard(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def _heard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         self._forget(request.protocol)
         return await handler(request)
+
+    def _for_clients(self, handler: Any) -> _Handler:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            self._access.refuse_console(request)
+            found: web.StreamResponse = await handler(request)
+            return found
+
+        return answer
 
     async def _front(self, request: web.Request) -> web.Response:
         """For a person who has found the port: what is here, and what to do next."""
@@ -163,7 +177,7 @@ class HttpServer:
         await self._access.refuse_metrics(request)
         response = web.StreamResponse(headers={"Content-Type": _METRICS_TYPE})
         await response.prepare(request)
-        for piece in pieces(self._node, self._registry):
+        for piece in pieces(self._node, self._registry, self._backlogs()):
             if piece:
                 await response.write(piece)
             await asyncio.sleep(0)  # other tasks run

@@ -5,16 +5,18 @@ demands. Other tasks run between two pieces, so partitions and groups may come a
 imports it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from smq.coordinator.groups.view import positions
 from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX
+from smq.coordinator.service.lookup import has_leader
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.ids import NodeId, Offset, PartitionId
 from smq.raft_state.state import ClusterState, GroupState, PartitionState
-from smq.replication.api import NodeApi, ReplicaStatus
+from smq.replication.api import Backlog, NodeApi, ReplicaStatus
+from smq.replication.measures import Traffic
 
 READ_PER_PIECE: Final = 250  # partitions or commits: less than two milliseconds
 LINES_PER_PIECE: Final = 1_000  # about 60 KB, less than a millisecond
@@ -44,14 +46,56 @@ _REPLICA_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, ReplicaSt
         lambda p, r: r.verified_end,
     ),
 )
-_UNDER_REPLICATED: Final = ("under_replicated", "Replicas whose node is fenced or unknown.")
+# name, help, reader of (replicated state of the partition, the whole state)
+_HEALTH_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, ClusterState], int]], ...]] = (
+    (
+        "under_replicated",
+        "Replicas whose node is fenced or unknown.",
+        lambda p, s: sum(1 for n in p.replicas if _is_away(n, s)),
+    ),
+    ("without_leader", "1 if no running process leads the partition.", lambda p, s: int(not has_leader(p, s))),
+)
+# name, help, reader of what this node has counted since its start
+_TRAFFIC_COUNTERS: Final[tuple[tuple[str, str, Callable[[Traffic], int]], ...]] = (
+    ("produced_bytes_total", "Bytes of batches that this node took in as the leader.", lambda t: t.produced_bytes),
+    ("fetched_bytes_total", "Bytes of batches that readers took from this node.", lambda t: t.fetched_bytes),
+)
+_GROUP_GAUGES: Final = (
+    ("group_members", "Members of the group."),
+    ("group_generation", "Generation of the group: grows by one with each rebalance."),
+)
+_GROUP_OFFSET_GAUGES: Final = (
+    ("group_committed_offset", "Next offset that the group reads, as committed."),
+    ("group_lag", "Records up to the high water mark that the group has not committed."),
+)
+_BACKLOG_GAUGES: Final = (
+    ("group_lag_bytes", "Stored size of the batches that the group has not read. Of partitions that this node leads."),
+    (
+        "group_lag_seconds",
+        "Time since the next record that the group has not read was appended; 0 without one. As above.",
+    ),
+)
+# name, labels, kind and help of every family that this module writes
+FAMILIES: Final = (
+    *((f"smq_partition_{name}", "topic, partition", "gauge", text) for name, text, _ in _OFFSET_GAUGES),
+    *((f"smq_partition_{name}", "topic, partition", "gauge", text) for name, text, _ in _REPLICA_GAUGES),
+    *((f"smq_partition_{name}", "topic, partition", "gauge", text) for name, text, _ in _HEALTH_GAUGES),
+    *((f"smq_partition_{name}", "topic, partition", "counter", text) for name, text, _ in _TRAFFIC_COUNTERS),
+    *((f"smq_{name}", "group", "gauge", text) for name, text in _GROUP_GAUGES),
+    *((f"smq_{name}", "group, topic, partition", "gauge", text) for name, text in _GROUP_OFFSET_GAUGES),
+    *((f"smq_{name}", "group, topic, partition", "gauge", text) for name, text in _BACKLOG_GAUGES),
+)
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
-def series_pieces(node: NodeApi) -> Iterator[bytes]:
-    """The text of all series; a piece may be empty."""
+Backlogs: TypeAlias = Mapping[tuple[str, PartitionId], Backlog]
+
+
+def series_pieces(node: NodeApi, backlogs: Backlogs, now_ns: int) -> Iterator[bytes]:
+    """The text of all series; a piece may be empty. `backlogs` by group and partition, `now_ns` by the wall clock."""
     yield from _partition_pieces(node)
     yield from _group_pieces(node)
+    yield from _backlog_pieces(node.state, backlogs, now_ns)
 
 
 def _partition_pieces(node: NodeApi) -> Iterator[bytes]:
@@ -69,12 +113,15 @@ def _partition_pieces(node: NodeApi) -> Iterator[bytes]:
             offsets.append((labels, tuple(read(partition, hwm) for _, _, read in _OFFSET_GAUGES)))
             if replica is not None:
                 values = [read(partition, replica) for _, _, read in _REPLICA_GAUGES]
-                values.append(sum(1 for n in partition.replicas if _is_away(n, state)))
+                values += [read_health(partition, state) for _, _, read_health in _HEALTH_GAUGES]
+                traffic = node.traffic(pid)
+                values += [read_traffic(traffic) for _, _, read_traffic in _TRAFFIC_COUNTERS]
                 copies.append((labels, tuple(values)))
         if number % READ_PER_PIECE == 0:
             yield b""
     yield from _columns([(name, text) for name, text, _ in _OFFSET_GAUGES], offsets)
-    yield from _columns([*((name, text) for name, text, _ in _REPLICA_GAUGES), _UNDER_REPLICATED], copies)
+    gauges = [(name, text) for name, text, *_ in (*_REPLICA_GAUGES, *_HEALTH_GAUGES)]
+    yield from _columns([*gauges, *((name, text) for name, text, _ in _TRAFFIC_COUNTERS)], copies)
 
 
 def _external_partitions(state: ClusterState) -> Iterator[PartitionId]:
@@ -92,7 +139,8 @@ def _columns(families: Sequence[tuple[str, str]], rows: Sequence[tuple[str, tupl
 def _group_pieces(node: NodeApi) -> Iterator[bytes]:
     """Series of the groups that this node coordinates, so that a sum over the nodes counts each once. If no node has a
     Kafka listener, Raft's leader shows them all."""
-    members, generations, lags = list[tuple[str, int]](), list[tuple[str, int]](), list[tuple[str, int]]()
+    members, generations = list[tuple[str, int]](), list[tuple[str, int]]()
+    offsets = list[tuple[str, tuple[int, ...]]]()
     status = node.status()
     leads = status.raft_leader == status.node
     read = 0
@@ -108,27 +156,45 @@ def _group_pieces(node: NodeApi) -> Iterator[bytes]:
         labels = f'group="{_escaped(name)}"'
         members.append((f"{{{labels}}}", len(group.members)))
         generations.append((f"{{{labels}}}", group.generation))
-        if len(lags) < METRICS_PARTITIONS_MAX:
-            lags += islice(_lags(node, group, labels), METRICS_PARTITIONS_MAX - len(lags))
+        if len(offsets) < METRICS_PARTITIONS_MAX:
+            offsets += islice(_offsets(node, group, labels), METRICS_PARTITIONS_MAX - len(offsets))
             read += len(group.offsets)
         if len(members) == METRICS_GROUPS_MAX:
             break
-    yield from _family("group_members", "Members of the group.", members)
-    yield from _family("group_generation", "Generation of the group: grows by one with each rebalance.", generations)
-    yield from _family("group_lag", "Records up to the high water mark that the group has not committed.", lags)
+    for (name, text), rows in zip(_GROUP_GAUGES, (members, generations), strict=True):
+        yield from _family(name, text, rows)
+    for column, (name, text) in enumerate(_GROUP_OFFSET_GAUGES):
+        yield from _family(name, text, ((labels, values[column]) for labels, values in offsets))
 
 
-def _lags(node: NodeApi, group: GroupState, labels: str) -> Iterator[tuple[str, int]]:
+def _offsets(node: NodeApi, group: GroupState, labels: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     """As this node knows the ends: a scrape waits for no other node."""
     for at in positions(node.state, group):
-        lag = at.lag_at(node.known_hwm(at.part))
-        if lag is not None:
-            yield f'{{{labels},topic="{_escaped(at.topic)}",partition="{at.part.index}"}}', lag
+        position, lag = at.committed.position if at.committed is not None else None, at.lag_at(node.known_hwm(at.part))
+        if position is not None and lag is not None:
+            place = f'{{{labels},topic="{_escaped(at.topic)}",partition="{at.part.index}"}}'
+            yield place, (position, lag)
 
 
-def _family(name: str, text: str, rows: Iterable[tuple[str, int]]) -> Iterator[bytes]:
+def _backlog_pieces(state: ClusterState, backlogs: Backlogs, now_ns: int) -> Iterator[bytes]:
+    rows: list[tuple[str, tuple[float, ...]]] = []
+    for number, ((group, pid), backlog) in enumerate(backlogs.items(), 1):
+        part = state.partition(pid)
+        if part is not None:
+            topic = _escaped(state.topic_names[part.topic_id])
+            age_ms = max(0, now_ns - backlog.ts_ns) // 1_000_000 if backlog.ts_ns >= 0 else 0
+            labels = f'{{group="{_escaped(group)}",topic="{topic}",partition="{part.index}"}}'
+            rows.append((labels, (backlog.size_bytes, age_ms / 1000)))
+        if number % READ_PER_PIECE == 0:
+            yield b""
+    for column, (name, text) in enumerate(_BACKLOG_GAUGES):
+        yield from _family(name, text, ((labels, values[column]) for labels, values in rows))
+
+
+def _family(name: str, text: str, rows: Iterable[tuple[str, float]]) -> Iterator[bytes]:
     left = iter(rows)
-    head = f"# HELP smq_{name} {text}\n# TYPE smq_{name} gauge\n"
+    kind = "counter" if name.endswith("_total") else "gauge"
+    head = f"# HELP smq_{name} {text}\n# TYPE smq_{name} {kind}\n"
     while lines := [f"smq_{name}{labels} {value}\n" for labels, value in islice(left, LINES_PER_PIECE)]:
         yield (head + "".join(lines)).encode()
         head = ""

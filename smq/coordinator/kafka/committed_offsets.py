@@ -9,8 +9,8 @@ a sign of life, too; the state machine decides whether the member may commit.
 from functools import partial
 from typing import Final
 
-from smq.coordinator.groups.protocols import CONSUMER, metadata_of, subscribed_topics
 from smq.coordinator.groups.types import Identity
+from smq.coordinator.groups.view import subscriptions
 from smq.coordinator.kafka.cluster import (
     barrier_failure,
     confirmation_failure,
@@ -27,7 +27,7 @@ from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset, PartitionId, split_partition_id
 from smq.raft_state.limits import METADATA_BYTES_MAX
-from smq.raft_state.state import ClusterState, CommittedOffset, GroupState, PartitionState
+from smq.raft_state.state import ClusterState, CommittedOffset, PartitionState
 
 BY_ID_VERSION: Final = 10  # of both OffsetCommit and OffsetFetch
 _UNKNOWN: Final = (KafkaError.UNKNOWN_TOPIC_ID, KafkaError.UNKNOWN_TOPIC_OR_PARTITION)
@@ -193,13 +193,13 @@ async def offset_delete(gateway: Gateway, _version: int, request: Struct) -> Str
             answer["error_code"] = answer["error_code"] or KafkaError.GROUP_ID_NOT_FOUND
         if group is None or answer["error_code"] is not KafkaError.NONE:
             return answer
-        subscribed = _subscribed(group)
+        subscribed = subscriptions(group)
         if subscribed is None:
             return answer | {"error_code": KafkaError.NON_EMPTY_GROUP}
         pids, answer["topics"] = _deletable(gateway, request["topics"], subscribed)
         try:
             begin = partial(
-                gateway.groups.delete_offsets, group.name, group.generation, tuple(pids), TIMEOUT_MS_DEFAULT
+                gateway.groups.delete_offsets, group.name, group.generation, tuple(pids), NO_REQUEST, TIMEOUT_MS_DEFAULT
             )
             await gateway.calls.change(begin, TIMEOUT_MS_DEFAULT)
         except SmqError as e:
@@ -208,17 +208,6 @@ async def offset_delete(gateway: Gateway, _version: int, request: Struct) -> Str
             return answer | {"error_code": group_code_of(e), "topics": []}
         return answer
     return answer | {"error_code": KafkaError.REBALANCE_IN_PROGRESS, "topics": []}
-
-
-def _subscribed(group: GroupState) -> frozenset[str] | None:
-    """None if the members are no consumers, or their metadata does not name topics as that of consumers does."""
-    topics: frozenset[str] = frozenset()
-    for m in group.members.values():
-        found = subscribed_topics(metadata_of(m.member, group.protocol)) if group.protocol_type == CONSUMER else None
-        if found is None:
-            return None
-        topics |= found
-    return topics
 
 
 def _deletable(

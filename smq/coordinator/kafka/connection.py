@@ -7,13 +7,14 @@ not wait for each other, and no request waits until other members have joined a 
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, cast
 
 import structlog
 
-from smq.coordinator.kafka.api_keys import ApiKey
+from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.dispatch import Request, answer, begin, encode_response, parse_request
 from smq.coordinator.kafka.gateway import Gateway
@@ -41,9 +42,10 @@ class _Slot:
     """The place of one answer in the queue. `size` is what it holds: the request's bytes, then the answer's.
     `is_counted`: it is one of the connection's fetches."""
 
-    __slots__ = ("is_counted", "is_done", "parts", "size")
+    __slots__ = ("began_ns", "is_counted", "is_done", "parts", "size")
 
     def __init__(self, size: int) -> None:
+        self.began_ns = time.monotonic_ns()
         self.size = size
         self.is_done = False
         self.is_counted = False
@@ -244,6 +246,8 @@ class Connection(asyncio.Protocol):
 
     # ---------------------------------------------------------------------------------------------- responses
     def _finish(self, slot: _Slot, request: Request, body: Struct | None) -> None:
+        took_ns = time.monotonic_ns() - slot.began_ns
+        self._gateway.request_times.observe(took_ns, SERVED[request.key].name)
         if self._transport is None:
             return
         slot.parts = encode_response(request, body) if body is not None else None

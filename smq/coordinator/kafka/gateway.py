@@ -3,7 +3,7 @@
 Owns no behaviour. `kafka.listener` makes one per way in.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.inflight import InflightBytes
@@ -11,6 +11,7 @@ from smq.coordinator.service.audience import OWN
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.raft_state.state import ClusterState
+from smq.replication.measures import Histogram, ProcessMeasures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class Gateway:
     data_dir: str  # absolute
     inflight: InflightBytes
     listener: str = OWN  # that its clients came through
+    request_times: Histogram = field(default_factory=lambda: ProcessMeasures().kafka_request)
 
     @property
     def state(self) -> ClusterState:

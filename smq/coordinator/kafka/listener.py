@@ -19,6 +19,7 @@ from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.replication.api import NodeApi
+from smq.replication.measures import ProcessMeasures
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
 
 _SWEEP_S: Final = 1.0  # how late a dead connection may be noticed
@@ -48,6 +49,7 @@ class KafkaServer:
         response_bytes_max: int,
         data_dir: str,
         limits: AcceptLimits,
+        measures: ProcessMeasures,
     ) -> None:
         self._inflight = InflightBytes()
         gateway = Gateway(
@@ -58,6 +60,7 @@ class KafkaServer:
             response_bytes_max=response_bytes_max,
             data_dir=data_dir,
             inflight=self._inflight,
+            request_times=measures.kafka_request,
         )
         self._request_bytes_max = request_bytes_max
         self._connections: set[Connection] = set()

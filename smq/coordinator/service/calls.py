@@ -16,7 +16,17 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, PartitionId
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState, CommittedOffset
-from smq.replication.api import Cancel, DoneFn, Fetched, NodeApi, PartitionRange, SizedRun, TimeKind, TimeOffset
+from smq.replication.api import (
+    Backlog,
+    Cancel,
+    DoneFn,
+    Fetched,
+    NodeApi,
+    PartitionRange,
+    SizedRun,
+    TimeKind,
+    TimeOffset,
+)
 from smq.replication.ports import Quorum
 from smq.replication.runtime.deadlines import Deadline, Deadlines
 
@@ -169,6 +179,11 @@ class NodeCalls:
     async def sized_run(self, topic: str, partition: int, offset: int, bytes_max: int, timeout_ms: int) -> SizedRun:
         answer = Answer[SizedRun](self.timeouts)
         withdraw = self.node.sized_run(topic, partition, offset, bytes_max, timeout_ms, answer.done)
+        return await answer.result(timeout_ms, withdraw)
+
+    async def backlog(self, topic: str, partition: int, offset: int, end: int, timeout_ms: int) -> Backlog:
+        answer = Answer[Backlog](self.timeouts)
+        withdraw = self.node.backlog(topic, partition, offset, end, timeout_ms, answer.done)
         return await answer.result(timeout_ms, withdraw)
 
     async def describe_quorum(self, timeout_ms: int) -> Quorum:

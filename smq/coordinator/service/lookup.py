@@ -154,6 +154,12 @@ def _resolved(start: StartRequest, range_: PartitionRange | SmqError) -> Start |
         return e
 
 
+def has_leader(part: PartitionState, state: ClusterState) -> bool:
+    """Whether the process that leads the partition is the one that runs on its node, as far as this node knows."""
+    leader = state.nodes.get(part.leader)
+    return leader is not None and not leader.fenced and leader.incarnation == part.leader_incarnation
+
+
 async def known_ranges(
     calls: NodeCalls, partitions: Sequence[tuple[str, int]], timeout_ms: int
 ) -> dict[tuple[str, int], PartitionRange]:

@@ -301,6 +301,21 @@ class LogReader:
                 at, size = info.end, size + info.size
         return at, size
 
+    def backlog(self, offset: Offset, end: Offset) -> tuple[TsNs, int]:
+        """(append time of the record at `offset`, stored size) of the batches from the one that contains `offset` to
+        the last that ends at or below `end`. (-1, 0) if there is none. Reads no more index rows than lie between two
+        checkpoints, twice."""
+        first = self.read(offset, end, 1)
+        if not first or first[0].end > end:
+            return TsNs(-1), 0
+        ts_ns = TsNs(first[0].ts_ns + offset - first[0].base)
+        return ts_ns, self._bytes_before(end) - self._bytes_before(first[0].base)
+
+    def _bytes_before(self, end: Offset) -> int:
+        """Of all batches that end at or below `end`, as `bytes_total` counts."""
+        state = self._checkpoint_at_or_below(end)
+        return state.bytes_total + sum(info.size for info in self._infos(state.last_ts_ns, end))
+
     def retained_start(self, end: Offset, limits: Retention, now_ms: int) -> tuple[Offset, bool]:
         """Where the log starts once what `limits` does not retain below `end` has gone: whole batches, from the oldest
         on. And whether it stopped early, after RETENTION_BATCHES_MAX: then there may be more.

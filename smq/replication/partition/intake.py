@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable
 
 from smq.raft_state.ids import PartitionId
-from smq.replication.log.codec import StoredValue
+from smq.replication.log.codec import ENVELOPE_BYTES, StoredValue
 from smq.replication.log.store import PartitionLog
+from smq.replication.measures import NodeMeasures
 from smq.replication.ports import Disk
 
 
@@ -37,8 +38,9 @@ class _Half:
 
 
 class Intake:
-    def __init__(self, disk: Disk, bytes_max: int) -> None:
-        """`bytes_max`: of both halves together."""
+    def __init__(self, disk: Disk, bytes_max: int, measures: NodeMeasures | None = None) -> None:
+        """`bytes_max`: of both halves together. `measures`: what producers' batches are counted in."""
+        self._measures = measures if measures is not None else NodeMeasures()
         self._disk = disk
         self._half = bytes_max // 2
         self._led = _Half(disk)
@@ -58,8 +60,17 @@ class Intake:
         """A batch of a led partition, or a repaired batch, may be submitted."""
         return self._led.bytes < self._half
 
+    def took_produced(self, pid: PartitionId, stored: StoredValue) -> None:
+        """As `took`, for a producer's batch."""
+        size, measures = len(stored.value) - ENVELOPE_BYTES, self._measures
+        measures.produced_records.amount += stored.end - stored.base
+        measures.produced_bytes.amount += size
+        traffic = measures.traffic.get(pid) or measures.traffic_of(pid)
+        traffic.produced_bytes += size
+        self._led.add(len(stored.value))
+
     def took(self, size: int) -> None:
-        """A batch of `size` bytes, of a led partition or repaired, is the disk's newest submission."""
+        """A batch of `size` bytes is the disk's newest submission."""
         self._led.add(size)
 
     # ------------------------------------------------------------------------------------------ followed

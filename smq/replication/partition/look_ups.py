@@ -14,7 +14,7 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset, TsNs
 from smq.raft_state.topic_config import Retention
 from smq.records import BatchCorrupt
-from smq.replication.api import Cancel, DoneFn, PartitionEnd, SizedRun, TimeKind, TimeOffset
+from smq.replication.api import Backlog, Cancel, DoneFn, PartitionEnd, SizedRun, TimeKind, TimeOffset
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, BatchInfo
 from smq.replication.log.decoding import decode_bounded
@@ -249,6 +249,22 @@ class LookUps:
         """Any search in the log."""
         look_up = _LookUp(self._host, self._repairs, replica, find, done)
         look_up.begin(timeout_ms)
+        return look_up.cancel
+
+    def backlog(self, replica: Replica, offset: Offset, end: Offset, timeout_ms: int, done: DoneFn[Backlog]) -> Cancel:
+        """What a reader at `offset` has before it, up to `end`, the partition's exact high water mark. Raises
+        NOT_LEADER if this replica does not reach it."""
+        log_start = replica.part.log_start
+        if replica.readable_end < end:
+            raise replica.not_leader()
+        at = max(offset, log_start)  # what retention has deleted is not there to be read
+
+        def find(log: LogReader) -> Backlog:
+            ts_ns, size = log.backlog(max(at, log.log_start), end)
+            return Backlog(size, ts_ns)
+
+        look_up = _LookUp(self._host, self._repairs, replica, find, done)
+        look_up.begin(max(timeout_ms, READ_MS_MAX))
         return look_up.cancel
 
     def retained_start(

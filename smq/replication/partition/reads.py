@@ -39,6 +39,8 @@ class Poll:
     deadline_ns: int
     done: DoneFn[Fetched]
     is_committed: bool = False  # nothing from the last stable offset on
+    began_ns: int = 0
+    has_waited: bool = False  # for more records
     repairs: int = 0  # those that it has waited for
     withdraw_question: Cancel | None = None  # for the exact end, while it is asked
     end_known: Offset = Offset(0)  # the log's end according to the leader: beyond it, it is asked again
@@ -212,7 +214,7 @@ class Reads:
         if self._parked_count >= self._host.config.fetch_waiters_max:
             details = ErrorDetails(retry_after_ms=200)
             raise SmqError(ErrorCode.OVERLOADED, f"{self._parked_count} long polls are waiting on this node", details)
-        poll.parked = True
+        poll.parked = poll.has_waited = True
         self._parked_count += 1
         self._parked.setdefault(poll.replica.pid, {})[poll] = None
         poll.deadline = self._host.deadlines.add(poll.deadline_ns, partial(self._expire, poll))
@@ -252,8 +254,23 @@ class Reads:
         if poll.finished:
             return
         self.cancel(poll)
+        self._count(poll, result)
         done = poll.done
         self._host.deliver(lambda: done(result))
+
+    def _count(self, poll: Poll, result: Fetched | SmqError) -> None:
+        measures = self._host.measures
+        if isinstance(result, SmqError):
+            measures.fetches.add(1, result.code.name)
+            return
+        measures.fetches.add(1, "data" if result.batches else "empty")
+        measures.fetch.observe(self._host.clock.monotonic_ns() - poll.began_ns, "yes" if poll.has_waited else "no")
+        if result.batches:
+            size = sum(len(batch.data) for batch in result.batches)
+            measures.fetched_batches.amount += len(result.batches)
+            measures.fetched_records.amount += result.batches[-1].last_offset + 1 - result.batches[0].base_offset
+            measures.fetched_bytes.amount += size
+            measures.traffic_of(poll.replica.pid).fetched_bytes += size
 
     def cancel(self, poll: Poll) -> None:
         """Its caller waits no longer."""

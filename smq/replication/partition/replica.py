@@ -270,7 +270,7 @@ class Replica:
 
     def _append_at(self, ts_ns: TsNs, batch: Buffer, header: BatchHeader) -> StoredValue:
         stored = self.log.append(batch, header, epoch=self.part.epoch, ts_ns=ts_ns, done=self.on_durable)
-        self._owner.intake.took(len(stored.value))
+        self._owner.intake.took_produced(self.pid, stored)
         self._judged_end = self.log.appended_end
         self._owner.mark_unsent(self)
         return stored
@@ -342,6 +342,7 @@ class Replica:
     def _recount(self) -> None:
         """Rule 8: what a majority has is committed. In two-round mode it is once Raft's mark has passed it."""
         end = self.majority_end()
+        self._waiters.note_progress(end)
         if not self.counts_alone:
             if end > self.part.hwm:
                 self._owner.mark_due(self)

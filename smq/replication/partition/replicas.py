@@ -78,7 +78,7 @@ class Replicas:
         self.hang = hang
         self.resign = resign
         self.send_order = SendOrder(host.clock)
-        self.intake = Intake(host.disk, host.config.append_inflight_bytes_max)
+        self.intake = Intake(host.disk, host.config.append_inflight_bytes_max, host.measures)
         self.repairs = Repairs(host, self.intake, self.mark_durable)
         self.ends = ExactEnds(host, barriers, self._by_pid.get)
         self.reads = Reads(host, self.ends, self.repairs)
@@ -228,6 +228,7 @@ class Replicas:
         self.reads.fail_all(replica.pid, gone)
         self.repairs.forget(replica.pid)
         self.segments.forget(replica.pid)
+        self._host.measures.traffic.pop(replica.pid, None)
         del self._by_pid[replica.pid]
         del self._logs[replica.pid]
         self._store.drop(replica.log)

@@ -16,6 +16,7 @@ from smq.raft_state.topic_config import BatchRules
 from smq.records import BatchHeader
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
+from smq.replication.partition.stages import Stages
 from smq.replication.ports import Buffer
 from smq.replication.runtime.deadlines import Deadline
 
@@ -65,6 +66,7 @@ class Waiters:
     def __init__(self, host: Host, replica: WaitedFor) -> None:
         self._host = host
         self._replica = replica
+        self._stages = Stages(host.clock, host.measures.stage)
         # Both ascend by epoch and by end: at an epoch's end, all beyond it are answered. Repeated batches wait
         # separately, because they may name any epoch.
         self._new: deque[Waiter] = deque()
@@ -86,13 +88,19 @@ class Waiters:
         if waiter.duplicate:
             self._repeated.append(waiter)
             self.settle()
-        elif waiter.acks is Acks.LEADER:
-            self._new_at_leader.append(waiter)
         else:
-            self._new.append(waiter)
+            (self._new_at_leader if waiter.acks is Acks.LEADER else self._new).append(waiter)
+            if not self._stages.is_timing:
+                self._stages.begin(waiter.end)
+
+    def note_progress(self, majority_end: Offset) -> None:
+        """More may be on this disk, or on a majority's."""
+        if self._stages.is_timing:
+            self._stages.note(self._replica.durable_verified_end, majority_end)
 
     def settle_all(self) -> None:
         """As `settle`, when the epoch has changed: those beyond its end fail, although earlier ones stay open."""
+        self._stages.drop()
         for waiters in (self._new, self._new_at_leader):
             for waiter in waiters:
                 verdict = None if waiter.answered else self._verdict(waiter)
@@ -154,8 +162,17 @@ class Waiters:
             waiter.deadline.cancel()
         if isinstance(result, SmqError):
             self._replica.expect(waiter.header)
+        if waiter.end == self._stages.end:
+            self._note_answer(result)
         done = waiter.done
         self._host.deliver(lambda: done(result))
+
+    def _note_answer(self, result: Produced | SmqError) -> None:
+        """Of the batch that is timed."""
+        if isinstance(result, SmqError):
+            self._stages.drop()
+        elif (answered_ns := self._stages.answered()) > 0:
+            self._host.deliver(partial(self._stages.left, answered_ns))
 
 
 def epoch_end_of(part: PartitionState, epoch: Epoch) -> Offset | None:

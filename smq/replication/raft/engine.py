@@ -114,6 +114,11 @@ class TurnEngine(abc.ABC):
     def commit_index(self) -> LogIndex:
         return LogIndex(self._raft.commit_index if self._raft else 0)
 
+    @property
+    def snapshot(self) -> tuple[LogIndex, int]:
+        found = self.journal.snapshot
+        return (LogIndex(found.index), len(found.state)) if found is not None else (LogIndex(0), 0)
+
     def now(self) -> float:
         """Seconds, monotonic."""
         return self._clock.monotonic_ns() / 1e9

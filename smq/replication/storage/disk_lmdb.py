@@ -13,6 +13,7 @@ LMDB's own quirks live here and nowhere else:
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ import lmdb
 
 from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.replication.log.codec import home_of
+from smq.replication.measures import DiskMeasures
 from smq.replication.ports import DataDamaged, Delete, Examined, GiveUp, Op, Put, Rows, Space, T, Table
 from smq.replication.storage.directory import REPLACE_ADVICE, DiskOpenError, lock_directory, make_directory
 from smq.replication.storage.environment_lmdb import DATA_FILE, WRITE_AHEAD_KEY, open_environment
@@ -83,6 +85,7 @@ class LmdbDisk:
     ) -> None:
         """`write_ahead_bytes`: of a file that has to be made."""
         self._path = Path(path)
+        self.measures = DiskMeasures()
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_fatal = on_fatal
         make_directory(self._path)
@@ -182,15 +185,24 @@ class LmdbDisk:
         """The writer thread. It ends with the first error, and reports nothing after it."""
         try:
             while (group := self._next_group()) is not None:
-                if not group or not self._write_small(group):
+                began_ns = time.monotonic_ns()
+                is_small = bool(group) and self._write_small(group)
+                if not is_small:
                     self._commit(group, active := self._write_ahead.next())
                     self._write_ahead.restart(active)
                 self._writes += 1
+                self._measure(group, began_ns, "write_ahead" if is_small else "lmdb")
                 self._post(partial(self._report, group))
             self._commit([], self._write_ahead.closed())
         except BaseException as e:  # noqa: BLE001  # after any error the disk's state is unknown: the process must end
             self._is_failed = True
             self._post(partial(self._on_fatal, e))
+
+    def _measure(self, group: list[_Submission], began_ns: int, to: str) -> None:
+        self.measures.write.observe(time.monotonic_ns() - began_ns, to)
+        if group:
+            self.measures.submissions.observe(len(group))
+            self.measures.size.observe(sum(submission.size for submission in group))
 
     def _next_group(self) -> list[_Submission] | None:
         """Waits for a submission, and takes those queued after it. None at close; empty if none has come for a while,

@@ -105,6 +105,15 @@ class Admin(AdminServicer):
         raise _no_transaction(request.transactional_id)
 
     @answering
+    async def DeleteOffsets(self, request: pb.DeleteOffsetsRequest) -> Message:
+        def change() -> Message:
+            for p in request.partitions:
+                self.node.cluster.commits.pop((request.group, p.topic, p.partition), None)
+            return pb.DeleteOffsetsResponse()
+
+        return self.node.cluster.once(request.request_id, "delete offsets", change)
+
+    @answering
     async def DescribeClusterConfig(self, request: pb.DescribeClusterConfigRequest) -> Message:
         config = self.node.cluster.config.items()
         settings = [pb.ClusterSetting(key=key, value=value, is_set=True) for key, value in config]

@@ -181,6 +181,19 @@ class Broker(BrokerServicer):
 
         return self.node.cluster.once(request.request_id, "commit", change)
 
+    @answering
+    async def MeasureBacklogs(self, request: pb.MeasureBacklogsRequest) -> Message:
+        """The leader alone reaches the end. A record is as old as it is far from the end, in seconds."""
+        answer = pb.MeasureBacklogsResponse()
+        for o in request.offsets:
+            log = self.node.cluster.partition(o.topic, o.partition)
+            measured = answer.backlogs.add(topic=o.topic, partition=o.partition, offset=o.offset, end=log.hwm)
+            if log.leader != self.node.number:
+                measured.error.CopyFrom(detail_from_error(SmqError(ErrorCode.NOT_LEADER, "not here")))
+            measured.size_bytes = sum(len(s.data) for s in log.stored if o.offset < s.end <= log.hwm)
+            measured.age_ms = (log.hwm - o.offset) * 1_000
+        return answer
+
     async def AssignOffsets(  # type: ignore[override]  # the stubs say iterator
         self, requests: AsyncIterator[pb.AssignOffsetsRequest], context: Context
     ) -> None:

@@ -34,6 +34,7 @@ class ScriptedEngine:
 
     term = Term(1)
     commit_index = LogIndex(0)
+    snapshot = (LogIndex(0), 0)
 
     def __init__(self) -> None:
         self.leader: NodeId | None = None

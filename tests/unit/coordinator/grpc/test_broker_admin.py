@@ -338,6 +338,27 @@ def test_topics_are_created_described_altered_grown_and_deleted(tmp_path: Path) 
     serving(tmp_path, body)
 
 
+def test_committed_offsets_are_forgotten_one_by_one(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create(partitions=3)
+        for partition in range(3):
+            await commit(served, 0, partition=partition)
+        places = [pb.TopicPartition(topic="t", partition=p) for p in (0, 2)]
+        request = pb.DeleteOffsetsRequest(group="g", partitions=places, request_id=b"i" * 16)
+        await served.admin.DeleteOffsets(request)
+        assert [partition for partition, _, _ in await committed(served)] == [1]
+        await commit(served, 0, partition=0)
+        await served.admin.DeleteOffsets(request)  # a repetition of the same request
+        assert [partition for partition, _, _ in await committed(served)] == [0, 1]
+        unknown = pb.DeleteOffsetsRequest(group="unknown", partitions=places)
+        assert (await fails(served.admin.DeleteOffsets(unknown))).name == "UNKNOWN_GROUP"
+        nowhere = pb.DeleteOffsetsRequest(group="g", partitions=[pb.TopicPartition(topic="t", partition=3)])
+        assert (await fails(served.admin.DeleteOffsets(nowhere))).name == "UNKNOWN_PARTITION"
+        assert (await fails(served.admin.DeleteOffsets(pb.DeleteOffsetsRequest(group="g")))).name == "INVALID_REQUEST"
+
+    serving(tmp_path, body)
+
+
 def test_a_view_says_which_ends_are_not_known_and_asks_only_if_it_must(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create(partitions=2)

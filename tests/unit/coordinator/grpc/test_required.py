@@ -15,6 +15,7 @@ from smq.testing.served import Served, fails, serving
 # The other numbers and flags of requests: what an absent one means, and why that is harmless.
 DEFAULTS = {
     "timeout_ms": "30 s",
+    "with_sizes": "the lag in records only",
     "max_wait_ms": "no wait",
     "max_bytes": "the node's limit",
     "window_bytes": "no acknowledgements",

@@ -127,3 +127,23 @@ async def _start(tmp_path: Path) -> None:
 def test_a_node_without_its_token_file_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"http\.token_file .*absent"):
         asyncio.run(_start(tmp_path))
+
+
+@pytest.mark.parametrize("rule", [HttpConfig(probes="anyone"), HttpConfig(probes="anyone", tls=False)])
+def test_what_lets_probes_in_lets_no_stranger_read_the_console(
+    authorities: Authorities, tmp_path: Path, rule: HttpConfig
+) -> None:
+    async def body(served: Served) -> None:
+        scheme = "http" if rule.tls is False else "https"
+        base = f"{scheme}://{format_address(served.server.http_address)}"
+        async with aiohttp.ClientSession() as session:
+            for path in ("/console/", "/console/topics", "/console/settings"):
+                async with session.get(base + path, ssl=dialling(None)) as response:
+                    assert (response.status, "certificate" in await response.text()) == (403, True)
+            async with session.get(base + "/healthz", ssl=dialling(None)) as response:
+                assert response.status == 200
+            if rule.tls is None:
+                async with session.get(base + "/console/topics", ssl=dialling(authorities.client())) as response:
+                    assert response.status == 200
+
+    serving(tmp_path, body, tls=config_of(authorities.node(1)), http=rule)

@@ -20,15 +20,35 @@ from smq.raft_state.commands import (
     OffsetCommit,
     RegisterNode,
 )
-from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, RequestId, TopicId
+from smq.raft_state.ids import (
+    DiskId,
+    Epoch,
+    Incarnation,
+    LogIndex,
+    NodeId,
+    Offset,
+    PartitionId,
+    PartitionIndex,
+    RequestId,
+    TopicId,
+    TsNs,
+    partition_id,
+)
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
-from smq.replication.api import NodeApi, ReplicaStatus
+from smq.replication.api import Backlog, NodeApi, ReplicaStatus
+from smq.replication.measures import Traffic
 from tests.unit.raft_state.support import commit, proposed
 
 PARTITIONS = 1_200
 GROUP = 'a "group" of \\'
+NOW_NS = 10_000_000_000
+BACKLOGS = {
+    (GROUP, partition_id(TopicId(b"t" * 16), PartitionIndex(0))): Backlog(500, TsNs(7_500_000_000)),
+    (GROUP, partition_id(TopicId(b"t" * 16), PartitionIndex(1))): Backlog(0, TsNs(-1)),
+    (GROUP, partition_id(TopicId(b"x" * 16), PartitionIndex(0))): Backlog(1, TsNs(1)),  # its topic has been deleted
+}
 
 
 class FakeNode:
@@ -68,6 +88,9 @@ class FakeNode:
     def known_hwm(self, partition: PartitionState) -> Offset:
         return partition.hwm
 
+    def traffic(self, partition: PartitionId) -> Traffic:
+        return Traffic(produced_bytes=3, fetched_bytes=5)
+
     def replica_statuses(self) -> Iterator[ReplicaStatus]:
         for part in self.state.topics["t"].partitions:
             self.read += 1
@@ -88,7 +111,7 @@ class FakeNode:
 
 def scrape(node: FakeNode) -> list[bytes]:
     api: NodeApi = node  # type: ignore[assignment] # the part of it that a scrape uses
-    return list(series_pieces(api))
+    return list(series_pieces(api, BACKLOGS, NOW_NS))
 
 
 def test_every_partition_and_commit_has_its_series_once_whatever_the_groups_name() -> None:
@@ -101,7 +124,25 @@ def test_every_partition_and_commit_has_its_series_once_whatever_the_groups_name
     assert {s.labels["group"] for s in lags} == {GROUP}
     assert {(s.labels["topic"], s.labels["partition"]) for s in lags} == {("t", str(i)) for i in range(PARTITIONS)}
     assert [s.value for s in families["smq_group_members"].samples] == [0]
-    assert all(family.type == "gauge" and family.documentation for family in families.values())
+    assert {s.value for s in families["smq_group_committed_offset"].samples} == {0}
+    assert all(family.documentation for family in families.values())
+
+
+def test_lag_in_bytes_and_time_is_that_of_the_last_pass_with_the_age_as_of_now() -> None:
+    text = b"".join(scrape(FakeNode())).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    shown = {
+        name: {s.labels["partition"]: s.value for s in families[f"smq_group_lag_{name}"].samples}
+        for name in ("bytes", "seconds")
+    }
+    assert shown == {"bytes": {"0": 500, "1": 0}, "seconds": {"0": 2.5, "1": 0}}
+
+
+def test_a_partitions_bytes_are_counters_and_everything_else_is_a_gauge() -> None:
+    families = list(text_string_to_metric_families(b"".join(scrape(FakeNode())).decode()))
+    counters = {family.name: {s.value for s in family.samples} for family in families if family.type == "counter"}
+    assert counters == {"smq_partition_produced_bytes": {3}, "smq_partition_fetched_bytes": {5}}
+    assert {family.type for family in families} == {"counter", "gauge"}
 
 
 def create_external(node: FakeNode, partitions: int) -> list[PartitionId]:
@@ -150,7 +191,7 @@ def test_an_external_topic_that_goes_in_the_middle_of_a_scrape_does_no_harm() ->
     node = FakeNode()
     create_external(node, PARTITIONS)
     api: NodeApi = node  # type: ignore[assignment] # the part of it that a scrape uses
-    pieces = series_pieces(api)
+    pieces = series_pieces(api, BACKLOGS, NOW_NS)
     for _ in range(PARTITIONS // metrics_series.READ_PER_PIECE + 2):  # into the external partitions
         next(pieces)
     node.machine.apply(LogIndex(7), DeleteTopic(name="images"))
@@ -163,7 +204,7 @@ def test_a_piece_of_a_scrape_reads_and_writes_a_bounded_number_of_series() -> No
     create_external(node, PARTITIONS)
     api: NodeApi = node  # type: ignore[assignment] # the part of it that a scrape uses
     read, most_read, most_lines = 0, 0, 0
-    for piece in series_pieces(api):
+    for piece in series_pieces(api, BACKLOGS, NOW_NS):
         most_read, read = max(most_read, node.read - read), node.read
         most_lines = max(most_lines, sum(not line.startswith(b"#") for line in piece.splitlines()))
     assert most_read == metrics_series.READ_PER_PIECE
@@ -173,7 +214,7 @@ def test_a_piece_of_a_scrape_reads_and_writes_a_bounded_number_of_series() -> No
 def test_a_topic_that_goes_in_the_middle_of_a_scrape_does_no_harm() -> None:
     node = FakeNode()
     api: NodeApi = node  # type: ignore[assignment] # the part of it that a scrape uses
-    pieces = series_pieces(api)
+    pieces = series_pieces(api, BACKLOGS, NOW_NS)
     next(pieces)
     node.machine = Machine()
     assert b"smq_partition_leader{" in b"".join(pieces)

@@ -257,6 +257,15 @@ class LogAgainstList(RuleBasedStateMachine):
         expected = (whole[fitting - 1].end, sizes[fitting - 1]) if fitting else (offset, 0)
         assert self.log.sized_run(offset, end, bytes_max) == expected
 
+    @rule(start=st.integers(0, 12), length=st.integers(0, 30))
+    def backlog(self, start: int, length: int) -> None:
+        offset = Offset(self.model.log_start + start)
+        end = Offset(offset + length)
+        whole = [row.stored for row in self.model.live if row.stored.end > offset and row.stored.end <= end]
+        size = sum(len(stored.value) for stored in whole)
+        ts_ns = whole[0].ts_ns + offset - whole[0].base if whole else -1
+        assert self.log.backlog(offset, end) == (ts_ns, size)
+
     @rule(
         below=st.integers(0, 10),
         age_ms=st.none() | st.integers(0, 45),

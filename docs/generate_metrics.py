@@ -1,0 +1,85 @@
+"""Writes docs/metrics.md from the tables of the metrics, so that no metric is without a line and no line without one.
+
+Run by `make docs`; tests/unit/test_repository.py fails if the committed page is not what this renders.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from prometheus_client.core import Metric
+
+from smq.coordinator.http.connection_metrics import ConnectionCollector
+from smq.coordinator.http.instruments import family_of
+from smq.coordinator.http.metrics import NODE_GAUGES, STORAGE_COUNTERS, STORAGE_GAUGES
+from smq.coordinator.http.partition_metrics import FAMILIES
+from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX
+from smq.replication.measures import (
+    DiskMeasures,
+    GroupMeasures,
+    NodeMeasures,
+    ProcessMeasures,
+    all_instruments,
+)
+
+TARGET: Final = Path(__file__).with_name("metrics.md")
+_HEAD: Final = f"""\
+# Metrics
+
+Generated from the code by `make docs`; do not edit. Every node serves them at `/metrics` on its HTTP port, in
+Prometheus's text format. Names follow Prometheus: base units, `_total` for counters, `_seconds` and `_bytes` for units.
+A histogram has the series `_bucket`, `_sum` and `_count`. The process's own (`process_...`, `python_...`) come from
+prometheus-client.
+
+The number of series is bounded. At most {METRICS_PARTITIONS_MAX:,} partitions and {METRICS_GROUPS_MAX:,} groups have
+series on one node, and at most {METRICS_PARTITIONS_MAX:,} pairs of group and partition. All other labels have few
+values: names of APIs, error codes, stages, ports. No label holds a client's id, an address or a key.
+
+[operations.md](operations.md) says which of them an operator looks at first. Alerts and a dashboard are in
+`deploy/monitoring`.
+"""
+
+
+Row = tuple[str, str, str, str]
+
+
+def render() -> str:
+    """The whole of docs/metrics.md."""
+    node = SimpleNamespace(ends_s=0, ca_ends_s=0, is_reload_failing=False)
+    tls: Any = SimpleNamespace(node=node, listeners={})
+    gauges = [(name, "", "gauge", text) for name, text, _ in NODE_GAUGES]
+    gauges += [(name, "", "gauge", text) for name, text, _ in STORAGE_GAUGES]
+    gauges += [(f"{name}_total", "", "counter", text) for name, text, _ in STORAGE_COUNTERS]
+    return (
+        _HEAD
+        + _section("Of the work", _instruments())
+        + _section("Of the node and its disk", gauges)
+        + _section("Of connections and certificates", map(_row, ConnectionCollector({}, {}, tls).collect()))
+        + _section("Of partitions and groups", FAMILIES)
+    )
+
+
+def names() -> list[str]:
+    """Every family's name as the table has it."""
+    return [line.split("`")[1] for line in render().splitlines() if line.startswith("| `")]
+
+
+def _instruments() -> list[Row]:
+    groups = (NodeMeasures(), DiskMeasures(), GroupMeasures(), ProcessMeasures())
+    return [_row(family_of(instrument)) for instrument in all_instruments(groups)]
+
+
+def _row(family: Metric) -> Row:
+    labels: Iterable[str] = getattr(family, "_labelnames", ())
+    suffix = "_total" if family.type == "counter" else ""
+    return family.name + suffix, ", ".join(labels), family.type, family.documentation
+
+
+def _section(title: str, rows: Iterable[Row]) -> str:
+    lines = "".join(f"| `{name}` | {kind} | {labels} | {text} |\n" for name, labels, kind, text in rows)
+    return f"\n## {title}\n\n| name | type | labels | meaning |\n|---|---|---|---|\n{lines}"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Commands of `smq group` that do more than print one answer: lag, and changes of committed offsets."""

@@ -1,0 +1,99 @@
+"""The pages of groups: members, assignments, and the lag in records, bytes and time, drawn over the last hour.
+
+Owns what they show; `groups.lag` calculates. `console.site` imports it.
+"""
+
+import time
+from collections.abc import Sequence
+
+from smq.coordinator.groups.lag import lags_of
+from smq.coordinator.groups.view import PHASES, assigned_partitions, positions
+from smq.coordinator.http.console.history import SAMPLE_S, LagHistory
+from smq.coordinator.http.console.markup import Content, Markup, facts, link, table, tag
+from smq.coordinator.http.console.overview import ROWS_MAX, moment, size_text
+from smq.coordinator.service.calls import NodeCalls
+from smq.raft_state.coordinators import coordinator_of
+from smq.raft_state.state import GroupState
+
+TIMEOUT_MS = 5_000
+_WIDTH, _HEIGHT = 600, 100  # of the drawing, in units of its own
+
+
+def groups_page(calls: NodeCalls, history: LagHistory, after: str) -> list[Markup]:
+    state = calls.node.state
+    names = sorted(name for name in state.groups if name > after)
+    rows: list[tuple[Content, ...]] = []
+    for name in names[:ROWS_MAX]:
+        group, known = state.groups[name], history.samples.get(name)
+        lag: Content = known[-1] if known else None
+        phase = PHASES[group.phase]
+        rows.append((link(name, "groups", name), phase, len(group.members), group.generation, len(group.offsets), lag))
+    heads = ("Group", "State", "Members", "Generation", "Offsets", "Lag")
+    more = [tag("p", link("Further groups", "groups", after=names[ROWS_MAX - 1]))] if len(names) > ROWS_MAX else []
+    return [tag("p", f"Lag as of the last {SAMPLE_S:.0f} seconds."), table("Groups", heads, rows), *more]
+
+
+async def group_page(calls: NodeCalls, history: LagHistory, group: GroupState) -> list[Markup]:
+    state = calls.node.state
+    places = list(positions(state, group))[:ROWS_MAX]
+    lags = await lags_of(calls, places, TIMEOUT_MS, with_sizes=True, now_ns=time.time_ns())
+    assigned = {m.member.member_id: assigned_partitions(group, m.assignment) for m in group.members.values()}
+    owner = {place: member for member, parts in assigned.items() for place in parts}
+    rows: list[tuple[Content, ...]] = []
+    for at, lag in zip(places, lags, strict=True):
+        committed = at.committed.position if at.committed is not None else None
+        rows.append(
+            (
+                link(f"{at.topic}/{at.part.index}", "topics", at.topic, "messages", partition=at.part.index),
+                committed,
+                lag.end if lag.is_end_known else f"{lag.end} or more",
+                lag.offsets,
+                size_text(lag.size_bytes) if lag.size_bytes is not None else None,
+                _age(lag.age_ms),
+                moment(at.committed.committed_ms / 1000) if at.committed is not None else None,
+                owner.get((at.topic, at.part.index), "-"),
+            )
+        )
+    slot = coordinator_of(state, group.name)
+    summary = facts(
+        (
+            ("State", PHASES[group.phase]),
+            ("Generation", group.generation),
+            ("Assignor", group.protocol or "-"),
+            ("Coordinator", f"node {slot.node}" if slot.node else "none yet"),
+            ("Lag", sum(lag.offsets or 0 for lag in lags)),
+        )
+    )
+    members = [
+        (m.member.member_id, m.member.instance_id or "-", m.member.client_id, m.member.client_host, len(assigned[name]))
+        for name, m in group.members.items()
+    ]
+    heads = ("Partition", "Committed", "High water mark", "Lag", "Bytes", "Time", "Committed at", "Member")
+    return [
+        summary,
+        drawing(list(history.samples.get(group.name, ()))),
+        table("Members", ("Member", "Instance", "Client", "Host", "Partitions"), members),
+        table("Offsets", heads, rows),
+    ]
+
+
+def _age(ms: int | None) -> str | None:
+    if ms is None:
+        return None
+    seconds = ms // 1000
+    return f"{seconds // 86400} d {seconds % 86400 // 3600:02}:{seconds % 3600 // 60:02}:{seconds % 60:02}"
+
+
+def drawing(samples: Sequence[int]) -> Markup:
+    """The lag over time, and its figures in words for a reader who does not see it."""
+    if len(samples) < 2:
+        return tag("p", f"The lag is drawn once there are two samples, {SAMPLE_S:.0f} seconds apart.")
+    top = max(*samples, 1)
+    step = _WIDTH / (len(samples) - 1)
+    points = " ".join(f"{i * step:.1f},{_HEIGHT - 4 - (_HEIGHT - 8) * lag / top:.1f}" for i, lag in enumerate(samples))
+    minutes = (len(samples) - 1) * SAMPLE_S / 60
+    words = f"Lag over the last {minutes:.0f} minutes: from {samples[0]:,} to {samples[-1]:,}, at most {max(samples):,}"
+    line = tag("polyline", points=points)
+    box = f"0 0 {_WIDTH} {_HEIGHT}"
+    image = tag("svg", tag("title", words), line, role="img", aria_label=words, viewBox=box, preserveAspectRatio="none")
+    return tag("figure", image, tag("figcaption", words))

@@ -1,0 +1,106 @@
+"""A real Prometheus with the files of deploy/monitoring on a live cluster: an alert fires and clears, panels have data.
+
+Needs the program `prometheus` (Debian's package of this name), in the path or named by PROMETHEUS.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smq.clients import SyncAdmin, SyncProducer
+from smq.coordinator.cli.cluster_dir import free_ports
+from smq.testing.cluster import Cluster
+from smq.testing.node_process import end, tail, wait_for
+
+MONITORING = Path(__file__).resolve().parents[2] / "deploy/monitoring"
+PROGRAM = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
+NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+needs_prometheus = pytest.mark.skipif(PROGRAM is None, reason="the program prometheus is not installed")
+
+Ask = Callable[[str, str], Any]
+
+
+@pytest.fixture
+def ask(own_cluster: Cluster, tmp_path: Path) -> Iterator[Ask]:
+    """Prometheus's HTTP API, beside a running cluster. Every period is a second, so that the test need not wait."""
+    own_cluster.start()
+    rules = re.sub(r"for: \d+[sm]$", "for: 1s", (MONITORING / "alerts.yml").read_text(), flags=re.MULTILINE)
+    (tmp_path / "alerts.yml").write_text(rules)
+    targets = json.dumps([node.http for node in own_cluster.nodes.values()])
+    config = (MONITORING / "prometheus.yml").read_text().replace(": 15s", ": 1s")
+    (tmp_path / "prometheus.yml").write_text(re.sub(r"targets: \[.*\]", f"targets: {targets}", config))
+    (port,) = free_ports(1)
+    address, log = f"127.0.0.1:{port}", tmp_path / "prometheus.log"
+    command = [str(PROGRAM), f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb"]
+    with log.open("wb") as out:
+        process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=out, stderr=out)
+
+    def get(path: str, query: str = "") -> Any:
+        assert process.poll() is None, tail(log)
+        with NO_PROXY.open(f"http://{address}/api/v1/{path}?{query}", timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    def is_scraping() -> bool:
+        try:
+            return all(target["health"] == "up" for target in get("targets")["activeTargets"])
+        except OSError:
+            return False
+
+    try:
+        wait_for("Prometheus reads all nodes", is_scraping)
+        yield get
+    finally:
+        end(process)
+
+
+def firing(ask: Ask) -> set[str]:
+    return {alert["labels"]["alertname"] for alert in ask("alerts", "")["alerts"] if alert["state"] == "firing"}
+
+
+@needs_prometheus
+def test_alerts_fire_when_a_node_dies_and_clear_when_it_is_back_and_every_panel_has_data(
+    own_cluster: Cluster, ask: Ask
+) -> None:
+    topic = own_cluster.make_topic(3)
+    servers = [node.grpc for node in own_cluster.nodes.values()]
+    with SyncProducer(servers) as producer, SyncAdmin(servers) as admin:
+
+        def work() -> None:
+            for n in range(30):
+                producer.send(topic, b"%d" % n)
+            producer.flush()
+            admin.commit_offsets("g", {(topic, partition): 1 for partition in range(3)})
+
+        empty = {(panel["title"], t["expr"]) for panel in panels() for t in panel["targets"]}
+
+        def have_data() -> bool:
+            work()
+            for title, expression in list(empty):
+                query = expression.replace("$__rate_interval", "10s").replace("$node", ".*")
+                if ask("query", urllib.parse.urlencode({"query": query}))["result"]:
+                    empty.discard((title, expression))
+            return not empty
+
+        wait_for("data in every panel", have_data)
+        wait_for("no alert", lambda: not firing(ask) - {"SmqGroupLagGrows"})
+        victim = next(n for n in own_cluster.nodes if n != own_cluster.raft_leader())
+        own_cluster.kill(victim)
+        expected = {"SmqNodeDown", "SmqNodeFenced", "SmqUnderReplicated"}
+        wait_for("the alerts of a dead node", lambda: expected <= firing(ask))
+        assert "SmqQuorumLost" not in firing(ask)
+        own_cluster.restart(victim)
+        wait_for("the alerts clear", lambda: not expected & firing(ask))
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
+    return found

@@ -1,0 +1,140 @@
+"""`smq group list`, `describe` and `watch`: figures, thresholds and exit codes."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.types import GroupPosition
+from smq.coordinator.cli.groups.lag import EXIT_ABOVE
+from smq.coordinator.cli.groups.thresholds import age_text, parse_threshold, size_text
+from smq.coordinator.cli.root import cli
+from smq.testing.fake.cluster import FakeCluster
+from smq.testing.fake.runner import cluster_in_thread
+
+Smq = Callable[..., Result]
+MIB = 1 << 20
+
+
+def position(**fields: int | None) -> GroupPosition:
+    known = {"lag": 0, "lag_bytes": 0, "lag_ms": 0, "offset": 0, **fields}
+    return GroupPosition(topic="t", partition=0, log_start=0, hwm=9, committed_ms=0, metadata="", **known)  # type: ignore[arg-type]  # the figures
+
+
+@pytest.mark.parametrize(
+    ("text", "figure", "limit"),
+    [
+        ("0", "lag", 0),
+        ("1000", "lag", 1_000),
+        ("10MiB", "lag_bytes", 10 * MIB),
+        ("500kB", "lag_bytes", 500_000),
+        ("7B", "lag_bytes", 7),
+        ("250ms", "lag_ms", 250),
+        ("30s", "lag_ms", 30_000),
+        ("5m", "lag_ms", 300_000),
+        ("2h", "lag_ms", 7_200_000),
+        ("30d", "lag_ms", 2_592_000_000),
+    ],
+)
+def test_a_limit_is_of_records_bytes_or_time_and_equal_is_not_above(text: str, figure: str, limit: int) -> None:
+    threshold = parse_threshold(text)
+    assert not threshold.above([position(**{figure: limit})])
+    assert threshold.above([position(**{figure: limit + 1})])
+    assert not threshold.above([position(**{figure: None})])
+    assert threshold.unknown([position(**{figure: None})])
+    assert not threshold.unknown([position(**{figure: None, "offset": None})]), "nothing is committed there"
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", "1.5", "5 minutes", "10 X", "1e3", "٣"])
+def test_a_limit_that_is_written_otherwise_is_refused_with_the_notation(text: str) -> None:
+    with pytest.raises(ValueError, match="10MiB"):
+        parse_threshold(text)
+
+
+def test_sizes_and_ages_read_well() -> None:
+    assert [size_text(n) for n in (None, 0, 1_023, 1_024, 5 * MIB, 1 << 50)] == [
+        "-", "0 B", "1023 B", "1.0 KiB", "5.0 MiB", "1024.0 TiB",
+    ]  # fmt: skip
+    ages = (None, 0, 7, 12_000, 200_000, 18_600_000, 2_599_200_000)
+    assert [age_text(ms) for ms in ages] == ["-", "0 s", "7 ms", "12 s", "3 m 20 s", "5 h 10 m", "30 d 2 h"]
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with cluster_in_thread(1, t=2) as found:
+        offsets = [
+            pb.GroupOffset(
+                topic="t", partition=0, offset=5, hwm=9, lag=4, lag_records=4, lag_bytes=2_048, lag_ms=90_000
+            ),
+            pb.GroupOffset(topic="t", partition=1, offset=3, hwm=3, lag=0, lag_records=0, lag_bytes=0, lag_ms=0),
+        ]
+        summary = pb.GroupSummary(group="g", state="Stable", protocol_type="consumer", members=1, generation=1)
+        member = pb.GroupMemberInfo(member_id="m", partitions=[pb.TopicPartition(topic="t", partition=0)])
+        found.groups["g"] = pb.DescribeGroupResponse(group=summary, members=[member], offsets=offsets)
+        yield found
+
+
+@pytest.fixture
+def smq(cluster: FakeCluster) -> Smq:
+    environment = {"SMQ_BOOTSTRAP": cluster.nodes[1].address}
+    return lambda *arguments: CliRunner(env=environment).invoke(cli, [str(a) for a in arguments])
+
+
+def rows(result: Result) -> list[list[str]]:
+    return [line.split("  ") for line in result.stdout.splitlines()]
+
+
+def cells(result: Result) -> list[list[str]]:
+    return [[cell.strip() for cell in row if cell.strip()] for row in rows(result)]
+
+
+def test_describe_shows_the_lag_of_partitions_and_members(smq: Smq) -> None:
+    shown = cells(smq("group", "describe", "g"))
+    assert ["t", "0", "5", "9", "4", "2.0 KiB", "1 m 30 s", "m"] in shown
+    assert any(row[0] == "m" and row[-1] == "4" for row in shown)
+    document = json.loads(smq("group", "describe", "g", "--json").stdout)
+    assert (document["lag"], document["lag_bytes"], document["lag_ms"]) == (4, 2_048, 90_000)
+
+
+def test_list_shows_the_lag_of_each_group_if_asked(smq: Smq) -> None:
+    assert ["g", "Stable", "1", "1", "consumer", "4", "2.0 KiB", "1 m 30 s"] in cells(smq("group", "list", "--lag"))
+    assert ["g", "Stable", "1", "1", "consumer"] in cells(smq("group", "list"))
+    (row,) = json.loads(smq("group", "list", "--lag", "--json").stdout)
+    assert (row["name"], row["lag"], row["lag_ms"]) == ("g", 4, 90_000)
+
+
+@pytest.mark.parametrize(
+    ("limit", "code"), [("4", 0), ("3", EXIT_ABOVE), ("2KiB", 0), ("2047B", EXIT_ABOVE), ("89s", EXIT_ABOVE)]
+)
+@pytest.mark.parametrize("command", [("describe", "g"), ("list",), ("watch", "g", "--count", "1")])
+def test_fail_above_ends_with_its_own_code_and_says_where(
+    smq: Smq, command: tuple[str, ...], limit: str, code: int
+) -> None:
+    result = smq("group", *command, "--fail-above", limit)
+    assert result.exit_code == code
+    assert ("t/0" in result.stderr) == bool(code)
+
+
+def test_fail_above_fails_if_the_lag_is_not_known(smq: Smq, cluster: FakeCluster) -> None:
+    cluster.groups["g"].offsets.add(topic="t", partition=1, offset=3, hwm=3, end_unknown=True)
+    del cluster.groups["g"].offsets[1]
+    result = smq("group", "describe", "g", "--fail-above", "100")
+    assert result.exit_code == 1
+    assert "`smq status`" in result.stderr
+
+
+def test_fail_above_that_cannot_be_read_is_a_usage_error(smq: Smq) -> None:
+    result = smq("group", "describe", "g", "--fail-above", "lots")
+    assert result.exit_code == 2
+    assert "10MiB" in result.stderr
+
+
+def test_watch_prints_a_line_per_look_with_the_speed(smq: Smq, cluster: FakeCluster) -> None:
+    result = smq("group", "watch", "g", "--interval", "0.1", "--count", "2")
+    assert result.exit_code == 0, result.stderr
+    first, second = result.stdout.splitlines()
+    assert "g: Stable, lag 4 (2.0 KiB, 1 m 30 s)" in first
+    assert "records/s" not in first
+    assert "+0 records/s" in second

@@ -1,0 +1,154 @@
+"""A group's lag in records, bytes and time, by gRPC and in the metrics: one calculation for both."""
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.groups.lag import age_ms
+from smq.raft_state.errors import ErrorCode
+from smq.testing.served import Served, serving
+from tests.unit.coordinator.http.test_endpoints import get
+
+GROUP = "g"
+
+
+async def commit(served: Served, offset: int, topic: str = "t", partition: int = 0) -> None:
+    place = pb.PartitionOffset(topic=topic, partition=partition, offset=offset)
+    await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group=GROUP, offsets=[place]))
+
+
+async def described(served: Served, *, with_sizes: bool = True) -> dict[tuple[str, int], pb.GroupOffset]:
+    answer = await served.admin.DescribeGroup(pb.DescribeGroupRequest(group=GROUP, with_sizes=with_sizes))
+    return {(o.topic, o.partition): o for o in answer.offsets}
+
+
+async def stored_sizes(served: Served) -> list[int]:
+    """The size of the log after each batch that is published."""
+    sizes = []
+    for count in (3, 4, 5):
+        await served.fill([count])
+        status = await served.admin.NodeStatus(pb.NodeStatusRequest())
+        sizes.append(next(r.size_bytes for r in status.replicas if r.partition == 0))
+    return sizes
+
+
+def test_lag_counts_the_whole_batches_from_the_one_with_the_next_record(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        first, second, third = await stored_sizes(served)
+        expected = {0: third, 2: third, 3: third - first, 6: third - first, 7: third - second, 12: 0}
+        ages = []
+        for offset, size in expected.items():
+            await commit(served, offset)
+            found = (await described(served))["t", 0]
+            assert (found.lag, found.lag_records, found.lag_bytes) == (12 - offset, 12 - offset, size), offset
+            ages.append(found.lag_ms)
+        assert ages[-1] == 0, "nothing is left to read"
+        assert all(age >= 0 for age in ages)
+        assert not (await described(served, with_sizes=False))["t", 0].HasField("lag_bytes"), "it was not asked for"
+
+    serving(tmp_path, body)
+
+
+def test_records_that_retention_has_deleted_count_as_offsets_only(tmp_path: Path) -> None:
+    """A group that was away for long: it has 12 offsets before it, and 5 records that it can still read."""
+
+    async def body(served: Served) -> None:
+        await served.create()
+        _, second, third = await stored_sizes(served)
+        await commit(served, 0)
+        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", partition=0, before_offset=7))
+        found = (await described(served))["t", 0]
+        assert (found.log_start, found.lag, found.lag_records) == (7, 12, 5)
+        assert found.lag_bytes == third - second
+
+    serving(tmp_path, body)
+
+
+def test_records_stored_elsewhere_have_offsets_and_no_sizes(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.admin.CreateTopic(
+            pb.CreateTopicRequest(name="x", partition_count=1, config={"storage": "external"})
+        )
+        await commit(served, 0, "x")
+        found = (await described(served))["x", 0]
+        assert found.lag == 0
+        assert not any(found.HasField(name) for name in ("lag_records", "lag_bytes", "lag_ms"))
+
+    serving(tmp_path, body)
+
+
+def test_backlogs_are_measured_one_by_one_and_an_error_affects_its_own_only(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        first, _, third = await stored_sizes(served)
+        places = [("t", 0, 3), ("t", 0, 12), ("t", 0, -1), ("nowhere", 0, 0), ("t", 7, 0)]
+        asked = [pb.PartitionOffset(topic=t, partition=p, offset=o) for t, p, o in places]
+        answer = await served.broker.MeasureBacklogs(pb.MeasureBacklogsRequest(offsets=asked))
+        good, at_end, *bad = answer.backlogs
+        assert (good.offset, good.end, good.size_bytes) == (3, 12, third - first)
+        assert (at_end.offset, at_end.end, at_end.size_bytes, at_end.age_ms) == (12, 12, 0, 0)
+        assert [b.error.name for b in bad] == ["INVALID_OFFSET", "UNKNOWN_TOPIC", "UNKNOWN_PARTITION"]
+
+    serving(tmp_path, body)
+
+
+def test_metrics_show_the_lag_of_the_last_pass(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create(partitions=2)
+        first, _, third = await stored_sizes(served)
+        await commit(served, 3)
+        await commit(served, 0, partition=1)
+        await served.server._lags.measure_all()
+        status, text = await get(served, "/metrics")
+        assert status == 200
+        values = {
+            (family.name, sample.labels["partition"]): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.labels.get("group") == GROUP and "partition" in sample.labels
+        }
+        assert values["smq_group_lag", "0"] == 9
+        assert values["smq_group_lag_bytes", "0"] == third - first
+        assert values["smq_group_lag_seconds", "0"] >= 0
+        assert values["smq_group_lag_bytes", "1"] == values["smq_group_lag_seconds", "1"] == 0
+        assert values["smq_group_committed_offset", "0"] == 3
+
+    serving(tmp_path, body)
+
+
+def test_what_a_pass_could_not_measure_is_absent_and_never_zero(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.fill([3])
+        await commit(served, 1)
+        monitor, node = served.server._lags, served.server.node
+        await monitor.measure_all()
+        assert len(monitor.figures) == 1
+        real = node.replica_status
+        node.replica_status = lambda partition: None  # type: ignore[method-assign]  # another node leads now
+        await monitor.measure_all()
+        assert monitor.figures == {}
+        node.replica_status = real  # type: ignore[method-assign]  # as above
+        await monitor.measure_all()
+        assert len(monitor.figures) == 1
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize(("ts_ns", "age"), [(0, 2_592_000_000), (2_591_999_999_000_000, 1), (2_592_001_000_000_000, 0)])
+def test_the_age_is_whole_milliseconds_and_never_negative_if_a_clock_is_ahead(ts_ns: int, age: int) -> None:
+    thirty_days_ns = 30 * 86_400 * 1_000_000_000
+    assert age_ms(ts_ns, thirty_days_ns) == age
+
+
+def test_an_unknown_group_has_no_lag(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        from smq.testing.served import fails
+
+        error = await fails(served.admin.DescribeGroup(pb.DescribeGroupRequest(group="unknown", with_sizes=True)))
+        assert error.code == ErrorCode.UNKNOWN_GROUP.number
+
+    serving(tmp_path, body)

@@ -1,0 +1,311 @@
+"""The console of a real node: what its pages show, and that nothing a stranger wrote can become markup."""
+
+import asyncio
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.config import TlsConfig
+from smq.coordinator.http.console import reading
+from smq.coordinator.http.console.markup import POLICY, text
+from smq.coordinator.http.console.site import Console
+from smq.coordinator.service.settings import Settings
+from smq.records import NewRecord, encode_batch
+from smq.testing.served import Served, node_config, serving
+
+EVIL = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
+VOID = {"meta", "link", "input", "br", "img"}
+
+
+@dataclass
+class Page(HTMLParser):
+    """A page as a browser takes it apart. It fails on tags that do not match."""
+
+    html: str
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(self.html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def links(self) -> list[str]:
+        return [a["href"] or "" for tag, a in self.tags if tag == "a"]
+
+
+async def get(served: Served, path: str, **headers: str) -> Page:
+    url = f"http://127.0.0.1:{served.server.http_address[1]}/console/{path}"
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
+        return Page(await response.text(), response.status, dict(response.headers))
+
+
+def check_is_safe(page: Page) -> None:
+    """For every page: no script in any form, the policy that forbids it, and what a screen reader needs."""
+    names = [tag for tag, _ in page.tags]
+    assert not {"script", "img", "iframe", "object", "style", "base"} & set(names)
+    for _, attributes in page.tags:
+        assert not any(name.startswith("on") or name == "style" for name in attributes), attributes
+        assert not (attributes.get("href") or "").lower().startswith(("javascript:", "data:", "//", "http"))
+    assert page.headers["Content-Security-Policy"] == POLICY
+    assert page.headers["X-Content-Type-Options"] == "nosniff"
+    assert [a["lang"] for tag, a in page.tags if tag == "html"] == ["en"]
+    assert names.count("h1") == names.count("main") == names.count("title") == 1
+    assert names.count("table") == names.count("caption")
+    labelled = names.count("label")
+    assert names.count("input") + names.count("select") == labelled
+
+
+def produce(*records: NewRecord, partition: int = 0, topic: str = "t") -> pb.PublishRecordRequest:
+    return pb.PublishRecordRequest(topic=topic, partition=partition, batch=encode_batch(records))
+
+
+async def fill(served: Served) -> None:
+    await served.create(partitions=2)
+    await served.publish(
+        produce(
+            NewRecord(EVIL.encode(), EVIL.encode(), 1_000, [(EVIL, EVIL.encode())]),
+            NewRecord(b"j", b'{"a": [1, "<b>"]}', 2_000),
+            NewRecord(None, None, 3_000),
+            NewRecord(b"k", b"\xff\x00binary", 4_000),
+            NewRecord(b"k", "a\u202eb\x1b[31m".encode(), -1),
+        )
+    )
+    places = [pb.PartitionOffset(topic="t", partition=p, offset=0, metadata=EVIL) for p in range(2)]
+    await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group=EVIL, offsets=places))
+
+
+def test_every_page_is_whole_and_safe_whatever_names_and_records_hold(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await fill(served)
+        group = quote(EVIL, safe="")
+        paths = ("", "topics", "topics/t", "topics/t/messages", "groups", f"groups/{group}", "settings", "events")
+        for path in paths:
+            page = await get(served, path)
+            assert page.status == 200, path
+            check_is_safe(page)
+        seen: set[str] = set()
+        waiting = ["/console/"]
+        while waiting:  # every link of the console leads somewhere
+            link = waiting.pop()
+            if link in seen or link.startswith("#"):
+                continue
+            seen.add(link)
+            page = await get(served, link.removeprefix("/console/"))
+            assert page.status == 200, link
+            check_is_safe(page)
+            waiting += page.links()
+        assert len(seen) > 10
+        for missing in (f"topics/{group}", f"groups/{group}x", f"topics/t/messages?contains={group}&offset={group}"):
+            page = await get(served, missing)
+            assert page.status in (400, 404), missing
+            check_is_safe(page)
+
+    serving(tmp_path, body)
+
+
+def test_records_are_shown_as_text_json_or_hex(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await fill(served)
+        plain = await get(served, "topics/t/messages")
+        assert EVIL in plain.text
+        assert "null" in plain.text
+        assert "ff 00 62 69" in plain.text, "no text: hex shows what it is"
+        assert "a\ufffdb\u241b[31m" in plain.text, "nothing turns the direction of text, or is invisible"
+        assert "1970-01-01 00:00:01.000 UTC" in plain.text
+        assert '"a": [ 1, "<b>" ]' in (await get(served, "topics/t/messages?format=json")).text
+        assert "7b 22 61 22" in (await get(served, "topics/t/messages?format=hex")).text
+
+    serving(tmp_path, body)
+
+
+def test_records_are_found_by_offset_time_end_and_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.publish(*(produce(NewRecord(None, b"value-%d" % n, 1_000 * n)) for n in range(120)))
+
+        async def values(query: str) -> list[int]:
+            page = await get(served, f"topics/t/messages?{query}")
+            assert page.status == 200, page.text
+            return [int(word[6:]) for word in page.text.split() if word.startswith("value-")]
+
+        assert await values("offset=10") == list(range(10, 60))
+        assert await values("") == list(range(50))
+        assert await values("offset=end") == list(range(70, 120))
+        assert await values("time=90000") == list(range(90, 120))
+        assert await values("contains=value-11") == [11, *range(110, 120)]
+        assert await values("offset=118&tail=on") == list(range(70, 120)), "following begins at the end"
+        page = await get(served, "topics/t/messages?offset=10")
+        assert any("offset=60" in link for link in page.links()), "the later ones"
+        assert any("offset=0" in link for link in page.links()), "the earlier ones"
+        monkeypatch.setattr(reading, "SEARCHED_RECORDS_MAX", 30)
+        page = await get(served, "topics/t/messages?contains=value-119")
+        assert "Searched 30 records, up to offset 30" in page.text
+        assert any("offset=30" in link and "contains=value-119" in link for link in page.links())
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "expected"),
+    [
+        ("partition=x", 400, "partition must be a number"),
+        ("partition=-1", 400, "partition must be a number"),
+        ("partition=9", 400, "the partitions 0 to 1, not 9"),
+        ("offset=ten", 400, "offset must be a number"),
+        ("offset=99999999999999999999", 400, "at most 19 digits"),
+        ("time=yesterday", 400, "milliseconds since 1970"),
+        ("format=xml", 400, "one of text, json, hex"),
+        ("contains=" + "x" * 201, 400, "200 characters"),
+        ("offset=77", 200, "is outside [0, 5]"),
+    ],
+)
+def test_a_request_that_makes_no_sense_says_what_to_write(
+    tmp_path: Path, query: str, status: int, expected: str
+) -> None:
+    async def body(served: Served) -> None:
+        await fill(served)
+        page = await get(served, f"topics/t/messages?{query}")
+        assert (page.status, expected in page.text) == (status, True), page.text
+        check_is_safe(page)
+
+    serving(tmp_path, body)
+
+
+def test_a_batch_that_does_not_decode_is_one_line_and_hides_no_other(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.publish(produce(NewRecord(None, b"before", 1)), produce(NewRecord(None, bytes(50_000), 1)))
+        await served.publish(produce(NewRecord(None, b"after", 1)))
+        whole = reading.DECODED_BYTES_MAX
+        bomb = encode_batch([NewRecord(None, bytes(200_000), 1)], codec="gzip")
+        await served.publish(pb.PublishRecordRequest(topic="t", partition=0, batch=bomb))
+        reading.DECODED_BYTES_MAX = 100_000  # type: ignore[misc]  # so that a small batch is too large
+        try:
+            page = await get(served, "topics/t/messages")
+        finally:
+            reading.DECODED_BYTES_MAX = whole  # type: ignore[misc]  # as above
+        assert page.status == 200
+        assert "before" in page.text
+        assert "after" in page.text
+        assert "cannot be shown" in page.text
+        assert "45,904 more bytes" in page.text, "long values are cut"
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("evil.example", 421), ("127.0.0.1:1", 200), ("localhost", 200), ("[::1]:7402", 200)]
+)
+def test_a_name_that_a_stranger_controls_does_not_reach_the_console(tmp_path: Path, host: str, status: int) -> None:
+    """A page of evil.example whose name is made to mean 127.0.0.1 could read what the console shows."""
+
+    async def body(served: Served) -> None:
+        assert (await get(served, "topics", Host=host)).status == status
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_with_tls_every_name_will_do_because_a_stranger_has_no_certificate_for_it(
+    tmp_path: Path, has_tls: bool
+) -> None:
+    tls = TlsConfig(ca=tmp_path / "ca", certificate=tmp_path / "certificate", key=tmp_path / "key")
+    config = node_config(tmp_path, tls=tls if has_tls else None)
+    node: Any = None  # it is not asked
+    assert Console(node, Settings({}), config)._is_own_host("broker.example:7402") is has_tls
+
+
+def test_nothing_can_be_changed_through_it(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        base = f"http://127.0.0.1:{served.server.http_address[1]}/console"
+        async with aiohttp.ClientSession() as session:
+            for method in ("POST", "PUT", "DELETE", "PATCH"):
+                for path in ("/", "/topics", "/topics/t", "/groups"):
+                    async with session.request(method, base + path) as response:
+                        assert response.status == 405
+
+    serving(tmp_path, body)
+
+
+def test_the_time_line_shows_topics_settings_groups_and_leaders(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        events = served.server._console.events
+        await events.look()
+        await served.create("made")
+        setting = pb.AlterClusterConfigRequest(set={"num.partitions": "4"})
+        await served.admin.AlterClusterConfig(setting)
+        await events.look()
+        await served.admin.DeleteTopic(pb.DeleteTopicRequest(name="made"))
+        await events.look()
+        page = await get(served, "events")
+        for expected in ("this process has started", "made: created", "made: deleted", "num.partitions: now 4"):
+            assert expected in page.text
+        assert page.text.index("made: deleted") < page.text.index("made: created"), "the newest first"
+
+    serving(tmp_path, body)
+
+
+def test_the_lag_of_a_group_is_drawn_with_its_figures_in_words(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await fill(served)
+        history = served.server._console.history
+        path = f"groups/{quote(EVIL, safe='')}"
+        history.samples.clear()
+        await history.sample()
+        assert "drawn once there are two samples" in (await get(served, path)).text
+        await served.publish(produce(NewRecord(None, b"v", 1)))
+        await history.sample()
+        page = await get(served, path)
+        (image,) = [a for tag, a in page.tags if tag == "svg"]
+        assert image["role"] == "img"
+        assert "from 5 to 6, at most 6" in (image["aria-label"] or "")
+
+    serving(tmp_path, body)
+
+
+def test_values_are_escaped_and_control_characters_become_visible() -> None:
+    assert text('<a b="c">&') == "&lt;a b=&quot;c&quot;&gt;&amp;"
+    assert text("\x00\x7f\u2066") == "\u2400\u2421\ufffd"
+    assert (text(None), text(1_234)) == ("-", "1,234")
+
+
+def test_a_thousand_partitions_take_the_loop_no_long_pass(tmp_path: Path) -> None:
+    """Pages are cut: none grows with the cluster."""
+
+    async def body(served: Served) -> None:
+        await served.create("wide", partitions=1_000)
+        page = await get(served, "topics/wide")
+        assert sum(tag == "tr" for tag, _ in page.tags) == 201
+        assert any("first=200" in link for link in page.links())
+        last = await get(served, "topics/wide?first=900")
+        assert sum(tag == "tr" for tag, _ in last.tags) == 101
+        await asyncio.sleep(0)
+
+    serving(tmp_path, body)

@@ -16,6 +16,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from smq.coordinator.http.partition_metrics import Backlogs, series_pieces
+from smq.coordinator.service.transactions import oldest_open_ms
 from smq.raft_state.state import ClusterState
 from smq.replication.api import NodeApi, NodeStatus, StorageStatus
 

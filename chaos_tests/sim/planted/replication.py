@@ -124,7 +124,9 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         name="ts-from-clock-only",
         rule="15: ts_ns exceeds the last in the log and Raft's last",
         mutations=(
-            Mutation(_REPLICA + "_append", "self.log.last_ts_ns + 1, self.part.ts_ns + 1", "self.log.last_ts_ns + 1"),
+            Mutation(
+                _REPLICA + "_next_ts_ns", "self.log.last_ts_ns + 1, self.part.ts_ns + 1", "self.log.last_ts_ns + 1"
+            ),
             Mutation(
                 "smq.replication.log.state:LogState.add",
                 "self.last_ts_ns = TsNs(ts_ns + end - base - 1)",

@@ -57,7 +57,7 @@ def decode_bounded(batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) 
 
 def converted(batch: Buffer, header: BatchHeader, codec: int, level: int | None) -> bytes:
     """The same records in another codec. BatchCorrupt if they do not decompress; LIMIT_EXCEEDED as `decode_bounded`."""
-    body = plain_records(header, memoryview(batch))
+    body = plain_records(header, memoryview(batch), DECODED_BATCH_BYTES_MAX)
     return with_body(header, batch, codec, compress(body, codec, level))
 
 

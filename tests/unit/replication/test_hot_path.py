@@ -98,7 +98,7 @@ def test_functions_called_for_a_batch_among_others(world: HotPath) -> None:
 def test_what_a_batch_costs_that_comes_alone(world: HotPath) -> None:
     """Until it is answered. Raft's entry with the high water mark follows, for all batches of the meantime."""
     found = costs(world, per_partition=1, partitions=1)
-    assert found[ALL]["all calls"] < 1_100
+    assert found[ALL]["all calls"] < 1_110
     assert found[ALL]["TurnEngine._turn"] <= 6
     for node in NODES:
         assert found[node]["commits"] == found[node]["submissions"] == 1

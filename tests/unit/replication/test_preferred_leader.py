@@ -11,6 +11,7 @@ from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
+from smq.replication.measures import NodeMeasures
 from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
 from smq.replication.net.wire import DiskCondition
@@ -34,6 +35,7 @@ class World:
         self.config = NodeConfig(node_id=ME, cluster_id="c", peers={})
         self.node_id, self.incarnation = ME, INCARNATION
         self.machine = Machine()
+        self.measures = NodeMeasures()
         self.index = 0
         self.own_disk = DiskCondition.FINE
         self.sent: list[tuple[NodeId, wire.Message]] = []

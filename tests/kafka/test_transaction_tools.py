@@ -47,7 +47,9 @@ def test_a_hanging_transaction_is_seen_and_aborted(
 
     aborted = smq(cluster, "abort", name)
     assert (aborted.returncode, aborted.stdout) == (0, f"aborted the transaction of {name}\n"), aborted.stderr
-    admin.abort_transaction(name)  # a repetition
+    repeated = smq(cluster, "abort", name, "--json")
+    assert json.loads(repeated.stdout) == {"transactional_id": name, "aborted": True}, repeated.stderr
+    admin.abort_transaction(name)
     with pytest.raises(confluent_kafka.KafkaException):
         producer.commit_transaction(PATIENCE_S)
     await_read(bootstrap, topic, [], partitions=2)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 
 from smq.clients.types import TransactionDescription, TransactionSummary
-from smq.coordinator.cli.common import json_option, open_admin, run
+from smq.coordinator.cli.common import done, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.tables import Table, print_table
 
@@ -23,7 +23,10 @@ def txn() -> None:
 @json_option
 @bootstrap_option
 def txn_list(as_json: bool, bootstrap: str) -> None:
-    """Lists all transactional ids, with the transaction of each."""
+    """Lists all transactional ids, with the transaction of each.
+
+    Example: smq txn list --json | jq -r '.[] | select(.open_ms != null) | .transactional_id'
+    """
 
     async def work() -> None:
         async with open_admin(bootstrap) as admin:
@@ -46,7 +49,10 @@ def txn_list(as_json: bool, bootstrap: str) -> None:
 @json_option
 @bootstrap_option
 def txn_describe(transactional_id: str, as_json: bool, bootstrap: str) -> None:
-    """Shows the transaction of TRANSACTIONAL_ID: its partitions and groups."""
+    """Shows the transaction of TRANSACTIONAL_ID: its partitions and groups.
+
+    Example: smq txn describe payments-1
+    """
 
     async def work() -> TransactionDescription:
         async with open_admin(bootstrap) as admin:
@@ -74,16 +80,21 @@ def txn_describe(transactional_id: str, as_json: bool, bootstrap: str) -> None:
 
 @txn.command("abort")
 @click.argument("transactional_id")
+@json_option
 @bootstrap_option
-def txn_abort(transactional_id: str, bootstrap: str) -> None:
-    """Aborts the open transaction of TRANSACTIONAL_ID. Its producer can do nothing more, and has to start again."""
+def txn_abort(transactional_id: str, as_json: bool, bootstrap: str) -> None:
+    """Aborts the open transaction of TRANSACTIONAL_ID. Its producer can do nothing more, and has to start again.
+
+    Example: smq txn abort payments-1
+    """
 
     async def work() -> None:
         async with open_admin(bootstrap) as admin:
             await admin.abort_transaction(transactional_id)
 
     run(work(), bootstrap)
-    click.echo(f"aborted the transaction of {transactional_id}")
+    text = f"aborted the transaction of {transactional_id}"
+    done(text, as_json=as_json, transactional_id=transactional_id, aborted=True)
 
 
 def _open(transaction: TransactionSummary) -> str:

@@ -44,7 +44,7 @@ async def lags_of(
     for at in places:
         end = ends.get((at.topic, at.part.index))
         if end is None:
-            found.append(Lag(log_start=at.part.log_start, end=at.part.hwm, is_end_known=False))
+            found.append(Lag(log_start=at.part.log_start, end=calls.node.known_hwm(at.part), is_end_known=False))
         else:
             found.append(counted(at, end.log_start, end.hwm))
     if not with_sizes:

@@ -1,7 +1,7 @@
 """The lag of each group over the last hour, for the console to draw.
 
-Owns the samples, which are bounded in number and in groups. It reads the state only, and waits for no other node, so
-the last tenth of a second may be missing in a figure. The composition root starts it.
+Owns the samples, which are bounded in number and in groups. It reads what this node knows, and waits for no other node.
+Of a partition without a replica here, the last tenth of a second may be missing. The composition root starts it.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class LagHistory:
             async for pid, committed in turns.over(list(group.offsets.items())):
                 part, position = self._node.state.partition(pid), committed.position
                 if part is not None and position is not None:
-                    lag += max(0, part.hwm - position)
+                    lag += max(0, self._node.known_hwm(part) - position)
             self.samples.setdefault(group.name, deque(maxlen=SAMPLES_MAX)).append(lag)
         for name in self.samples.keys() - {group.name for group in groups}:
             del self.samples[name]

@@ -106,7 +106,7 @@ async def _topic_row(node: NodeApi, topic: TopicState, turns: Turns) -> tuple[Co
     """A topic may have thousands of partitions: other tasks run in between."""
     count = stored = without = 0
     async for part in turns.over(list(topic.partitions)):
-        count += part.hwm - part.log_start
+        count += node.known_hwm(part) - part.log_start
         stored += _stored(node, part)
         without += not part.is_external and not has_leader(part, node.state)
     size = "stored elsewhere" if topic.partitions[0].is_external else size_text(stored)
@@ -145,7 +145,8 @@ def _partition_row(node: NodeApi, topic: str, part: PartitionState) -> tuple[Con
     replicas = joined([", ".join(map(str, part.replicas)), _good(False, "", f" ({len(away)} away)") if away else ""])
     here = size_text(_stored(node, part)) if node.node_id in part.replicas else "-"
     records = link("records", "topics", topic, "messages", partition=part.index)
-    offsets = (part.log_start, part.hwm, part.next_offset)
+    hwm = node.known_hwm(part)
+    offsets = (part.log_start, hwm, max(part.next_offset, hwm))
     return str(part.index), leader, part.epoch, replicas, *offsets, here, records
 
 

@@ -125,4 +125,4 @@ def test_bash_completes_commands_and_options(installed: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", script, "bash", "to"], env=env, capture_output=True, text=True, check=False, timeout=60
     )
-    assert done.stdout.split() == ["topic"], done.stderr
+    assert done.stdout.split() == ["top", "topic"], done.stderr

@@ -36,7 +36,8 @@ END_BUGS: tuple[PlantedBug, ...] = (
             Mutation(
                 "smq.replication.partition.reads:Reads._try",
                 "self._ask_end(poll)",
-                "self._on_end(poll, PartitionEnd(part.epoch, part.leader, part.log_start, part.hwm, replica.log_end))",
+                "self._on_end(poll, PartitionEnd(part.epoch, part.leader, part.log_start, *[part.hwm] * 2,"
+                " replica.log_end))",
             ),
         ),
         scenario="partitions",

@@ -85,7 +85,7 @@ class SmqGroup(click.Group):
         if cmd_name in _added_names():
             from importlib.metadata import entry_points
 
-            (entry,) = entry_points(group=_PLUGIN_GROUP, name=cmd_name)
+            entry, *_ = entry_points(group=_PLUGIN_GROUP, name=cmd_name)
             return _added(entry.load())
         return None
 

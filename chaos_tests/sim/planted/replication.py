@@ -188,8 +188,8 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 "smq.replication.log.partition_log:PartitionLog.truncate",
-                "    self._state = state\n    if state",
-                "    state.producers = self._state.producers\n    self._state = state\n    if state",
+                "    self._state = state\n    if self.segments",
+                "    state.producers = self._state.producers\n    self._state = state\n    if self.segments",
             ),
         ),
         scenario="churn",

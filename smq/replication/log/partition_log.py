@@ -190,8 +190,7 @@ class PartitionLog(LaterReads):
         """Drops every batch that ends beyond `cut`: immediately in memory, in order of submission on disk."""
         if self.tail_damage is None and (cut >= self.appended_end or self._is_empty()):
             return
-        # Batches below log_start that wait to be deleted count as gone: their producers and times stay, as they do
-        # after the deletion.
+        # Batches below log_start count as gone: their producers and times stay, as after the deletion.
         end = self._boundary(max(min(cut, self.appended_end), self.log_start))
         state = self._state_up_to(end) if end > self._first else self._base
         if state.end <= self._base.end or self._is_empty():
@@ -201,8 +200,7 @@ class PartitionLog(LaterReads):
             self._replace_all(state)
             return
         if state.end < self.log_start:
-            # A batch that is about to be deleted is damaged with its row: the producers after it are lost, too.
-            self.has_producers = False
+            self.has_producers = False  # a batch that is about to be deleted is damaged, and so is its row
             self._replace_all(state)
             return
         end = state.end  # before a batch if both it and its row are damaged: the batch is fetched again
@@ -218,6 +216,8 @@ class PartitionLog(LaterReads):
         self.aborted.cut(end)
         self.durable_end = min(self.durable_end, end)
         self._state = state
+        if self.segments.forget_after(end):  # damage hides a part of them
+            ops.append(Put(Table.CHECKPOINTS, segments_key(pid), self.segments.encode()))
         if state.saved.end < end:
             ops.append(self._checkpoint())
         self._settle_producers()
@@ -540,6 +540,7 @@ class PartitionLog(LaterReads):
     def adopt_segments(self, segments: HeldSegments | None) -> None:
         """As the row on disk has them; None if it is damaged: then any older checkpoint may lie inside a batch."""
         self.segments = segments if segments is not None else HeldSegments(self.appended_end)
+        self.segments.forget_after(self.appended_end)
         self._compacted_end = self.segments.compacted_end
         if self._compacted_end:
             self._trim_limit = self._first  # until the replica knows what the state holds
@@ -575,13 +576,12 @@ class PartitionLog(LaterReads):
 
     def replace(self, stored: StoredValue, row: bytes | None, done: Callable[[], None]) -> bool:
         """Replaces a damaged batch by a verified one, and rewrites its index row (`row`: the key of a damaged one).
-        Returns False and does nothing if it is not the same batch.
+        Returns False and does nothing if it is not the same batch, or if a segment is being installed.
 
-        A batch of this epoch, and of this segment if it is compacted, is the one that was here (rule 1).
-        """
+        A batch of this epoch, and of this segment if it is compacted, is the one that was here (rule 1)."""
         is_here = self._first <= stored.base and stored.end <= self.durable_end and not self.is_dropped
         is_right = any(r.epoch == stored.epoch and r.start <= stored.base and stored.end <= r.end for r in self.runs)
-        if not is_here or not is_right:
+        if not is_here or not is_right or self.is_installing:
             return False
         ts_ns, header = parse_header_of(stored.value, verify=None)
         key, value = index_row(self.pid, info_of(ts_ns, header, stored.base, stored.epoch, stored.value))

@@ -328,7 +328,7 @@ class LogReader:
         for count, info in enumerate(self._infos(TsNs(0), self.appended_end)):
             if count >= RETENTION_BATCHES_MAX:
                 return start, True
-            size -= info.size
+            size -= info.size if info.end > self._base.end else 0
             if info.end <= self.log_start:
                 continue  # waits to be deleted
             newest_ms = info.max_timestamp_ms if info.max_timestamp_ms >= 0 else info.ts_ns // 1_000_000

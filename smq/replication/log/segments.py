@@ -94,6 +94,12 @@ class HeldSegments:
         self._fill([s for s in self._rows() if s[0] >= first])
         return len(self._starts) < count
 
+    def forget_after(self, end: Offset) -> bool:
+        """Drops segments that end beyond `end`: the log ends there. True if there were any."""
+        count = len(self._starts)
+        self._fill([s for s in self._rows() if s[1] <= end])
+        return len(self._starts) < count
+
     def _rows(self) -> list[tuple[Offset, Offset, bytes]]:
         return list(zip(self._starts, self._ends, self._digests, strict=True))
 

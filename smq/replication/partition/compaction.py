@@ -44,6 +44,7 @@ PAUSE_MS_MAX: Final = 1_000
 WAIT_MS: Final = 20  # for this node to apply what was agreed, or for changes on their way to the disk
 WAITS_MAX: Final = 500
 IN_STEP_MS: Final = 2_000  # for the followers' answers
+URGENT_RESET_MS: Final = 2_000  # longer than a restart of a fast node; older bytes lose nothing
 STAMP_AHEAD_MS_MAX: Final = 600_000  # the longest step of the replicated clock
 SMALL_PART: Final = 4  # of a segment's usual size: one that is no larger is joined with the next
 NO_LIMIT_MS: Final = (1 << 63) - 1
@@ -60,7 +61,7 @@ class _Abandoned(Exception):
 class _Pass:
     replica: Replica
     epoch: Epoch
-    limits: Compaction
+    limits: Compaction | None  # None: the topic is no longer compacted
     answers: dict[NodeId, bool] = field(default_factory=dict)
     request: int = 0
     log_start: Offset = Offset(0)  # as the pass began
@@ -84,7 +85,8 @@ class Compactor:
         if now_ns < replica.compaction_due_ns:
             return
         replica.compaction_due_ns = now_ns + self._host.config.compaction_check_ms * 1_000_000
-        if self._limits(replica) is not None and replica.part.hwm > replica.part.log_start:
+        is_compacted = self._limits(replica) is not None and replica.part.hwm > replica.part.log_start
+        if is_compacted or lowest_behind(replica) is not None:
             self._due[replica] = None
             self._begin_next()
 
@@ -97,10 +99,10 @@ class Compactor:
         while self._due and self._pass is None:
             replica = next(iter(self._due))
             del self._due[replica]
-            limits, epoch = self._limits(replica), replica.leading
-            if limits is None or epoch is None:
+            epoch = replica.leading
+            if epoch is None:
                 continue
-            current = self._pass = _Pass(replica, epoch, limits)
+            current = self._pass = _Pass(replica, epoch, self._limits(replica))
             self._segments.exclude(replica.pid)
             self._drive(current, self._steps(current), None)
 
@@ -144,7 +146,8 @@ class Compactor:
         yield lambda done: self._host.clock.call_later(ms, partial(done, None))
 
     def _check_leads(self, current: _Pass) -> None:
-        if current.replica.leading != current.epoch or self._limits(current.replica) is None:
+        is_asked = current.limits is None or self._limits(current.replica) is not None
+        if current.replica.leading != current.epoch or not is_asked:
             raise _Abandoned("this node no longer leads the partition, or its topic is no longer compacted")
 
     # ------------------------------------------------------------------------------------------- the pass
@@ -154,6 +157,8 @@ class Compactor:
         part, now_ms = replica.part, self._host.state.expiry_clock_ms
         if lowest_behind(replica) is not None:
             yield from self._give_up_lost(current)
+            return
+        if limits is None:
             return
         start, stable = part.compacted_end, Offset(min(part.hwm, replica.stable_end))
         if not part.segments:
@@ -176,7 +181,7 @@ class Compactor:
         table, end = yield from self._scan(current, dirty)
         end = end if dirty else part.compacted_end
         current.is_partial = bool(dirty) and end < dirty[-1].end
-        yield from self._clean_segments(current, table, end, drops=drops)
+        yield from self._clean_segments(current, limits, table, end, drops=drops)
         if end > start:
             yield from self._clean_new(current, table, start, end)
 
@@ -190,18 +195,20 @@ class Compactor:
             yield from self._step(current, scan.step)
         return scan.table, scan.end
 
-    def _clean_segments(self, current: _Pass, table: KeyTable, end: Offset, *, drops: bool) -> _Steps[None]:
+    def _clean_segments(
+        self, current: _Pass, limits: Compaction, table: KeyTable, end: Offset, *, drops: bool
+    ) -> _Steps[None]:
         """Every segment that ends at or below `end`. Small neighbours of one kind become one."""
         part, now_ms = current.replica.part, self._host.state.expiry_clock_ms
         small_bytes = self._host.config.compaction_segment_bytes // SMALL_PART
         left = [(s, part.segment_end(n)) for n, s in enumerate(part.segments) if part.segment_end(n) <= end]
         while left:
             first, stop = left.pop(0)
-            drops_here = drops and _is_expired(first, current.limits, now_ms)
+            drops_here = drops and _is_expired(first, limits, now_ms)
             covered = [first]
             cleaner = self._cleaner(current, table, first.start, stop, drops_tombstones=drops_here)
             yield from self._run(current, cleaner)
-            while left and _is_alike(first, left[0][0], drops_here, current.limits, now_ms):
+            while left and _is_alike(first, left[0][0], drops_here, limits, now_ms):
                 if not cleaner.extend(left[0][1], small_bytes):
                     break
                 covered.append(left.pop(0)[0])
@@ -319,7 +326,7 @@ class Compactor:
         replica = current.replica
         now_ns, since_ns = self._host.clock.monotonic_ns(), self._segments.lacking.get(replica.pid)
         behind = lowest_behind(replica)
-        if since_ns is None or behind is None or now_ns - since_ns < self._host.config.compaction_reset_ms * 1_000_000:
+        if since_ns is None or behind is None or now_ns - since_ns < self._patience_ms(replica) * 1_000_000:
             return
         start, end, _ = behind
         digest: bytes | SmqError = yield lambda done: self._look_ups.run(
@@ -337,6 +344,13 @@ class Compactor:
             adopted = Rewritten(values, digest_of(values), has_tombstones=False, removed=0, is_changed=True)
             yield from self._replace(current, start, end, adopted, 0, is_reset=True)
         replica.compaction_due_ns = 0
+
+    def _patience_ms(self, replica: Replica) -> int:
+        """How long bytes may be nowhere. Not long while a follower needs them: it gets no appends until it has them,
+        and so acknowledges nothing."""
+        reset_ms = self._host.config.compaction_reset_ms
+        is_urgent = any(end < replica.part.compacted_end for end in replica.follower_ends().values())
+        return min(reset_ms, URGENT_RESET_MS) if is_urgent else reset_ms
 
     # ------------------------------------------------------------------------------------------- tombstones
     def _stamp_ms(self) -> int:

@@ -156,6 +156,7 @@ class Segments:
         work.replica.segments_due_ns = now_ns + PAUSE_NS
         if is_lacking:
             self.lacking.setdefault(work.replica.pid, now_ns)
+            work.replica.compaction_due_ns = 0  # a leader may give the missing bytes up
         self._end(None)
 
     # ------------------------------------------------------------------------------------------- fetching

@@ -12,7 +12,7 @@ from chaos_tests.sim.campaign import replay_line
 from chaos_tests.sim.clients.pace import ACKED_MIN
 from chaos_tests.sim.planted.catalogue import BUGS
 from chaos_tests.sim.run import Result, simulate
-from chaos_tests.sim.scenario import ScenarioError, find, load_all
+from chaos_tests.sim.scenario import ScenarioError, compacted, find, load_all
 
 pytestmark = pytest.mark.sim
 
@@ -42,6 +42,24 @@ def test_fixed_seed_of_every_scenario_is_clean(name: str) -> None:
     result = simulate(find(name), 1)
     assert verdict(result) == ""
     assert result.acked >= ACKED_MIN
+
+
+@pytest.mark.parametrize("name", [compacted(scenario).name for scenario in load_all()])
+def test_fixed_seed_of_every_scenario_with_compaction_is_clean(name: str) -> None:
+    assert verdict(simulate(find(name), 1)) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("restored_disk+compaction", 405),  # a pass went on for ever once the log start had moved into it
+        ("rot+compaction", 55),  # damage below the log start kept a log from growing
+        ("hung_disk+compaction", 1),  # a stream waited for segments that its follower had fetched
+        ("replaced_disk+compaction", 1),  # a segment could not be installed over the base
+    ],
+)
+def test_seed_that_found_an_error_of_compaction_is_clean_now(name: str, seed: int) -> None:
+    assert verdict(simulate(find(name), seed)) == ""
 
 
 @pytest.mark.parametrize(("name", "seed"), PINNED)

@@ -105,15 +105,41 @@ class LogReader:
     def _state_up_to(self, end: Offset, start: LogState | None = None) -> LogState:
         """As `_state_at`, but stops before the first batch that fails together with its index row. `start` is a state
         to begin with: it is changed and returned."""
-        state = start if start is not None else self._checkpoint_at_or_below(end)
+        state = self._folded(start if start is not None else self._checkpoint_at_or_below(end), end)
+        if state.end < end and start is None and self._compacted_end:
+            # Damage that is not repaired, as the others have deleted what it was. A checkpoint inside a batch that
+            # compaction has joined is right in everything but the sizes: such a batch has one epoch, and no producer.
+            later = self._folded(self._checkpoint_at_or_below(end, may_be_inside=True), end)
+            if later.end == end:
+                later.bytes_total = self._base.bytes_total + self._counted_below(end)
+                state = later
+        state.forget_before(self._first)
+        return state
+
+    def _folded(self, state: LogState, end: Offset) -> LogState:
+        """The state, with the batches up to `end`, or up to the first that fails together with its index row."""
         while state.end < end:
             with suppress(BatchDamaged):
                 self._fold_rows(state, end)
             # A damaged row does no harm: the batch holds the same facts.
             if state.end < end and not self._fold_batch(state, end):
                 break
-        state.forget_before(self._first)
         return state
+
+    def _counted_below(self, end: Offset) -> int:
+        """The size of the batches between the base and `end`, as far as their index rows can be read."""
+        size, start = 0, after_append_time(self.pid, self._base.last_ts_ns)
+        while rows := self.rows.scan(
+            Table.TIMES, start, times_range(self.pid, TIME_APPEND)[1], limit=INDEX_ROWS_PER_SCAN
+        ):
+            for key, value in rows:
+                if base_of_key(key) >= end:
+                    return size
+                with suppress(DataDamaged):
+                    info = parse_index_row(key, value)
+                    size += info.size if info.end > self._base.end else 0
+            start = rows[-1][0] + b"\x00"
+        return size
 
     def _fold_aborted(self) -> list[Aborted]:
         """The aborted transactions whose markers this log holds, from the log itself."""
@@ -145,10 +171,12 @@ class LogReader:
             state.add(info_of(ts_ns, header, stored.base, stored.epoch, stored.value))
         return bool(found)
 
-    def _checkpoint_at_or_below(self, end: Offset) -> LogState:
-        """The base if there is no better one. A checkpoint beyond durable_end may belong to a log that was cut."""
+    def _checkpoint_at_or_below(self, end: Offset, *, may_be_inside: bool = False) -> LogState:
+        """The base if there is no better one. A checkpoint beyond durable_end may belong to a log that was cut. Only if
+        it `may_be_inside`, one is taken that may lie inside a compacted batch."""
         stop = checkpoint_key(self.pid, min(end, self.durable_end) + 1)
-        start = checkpoint_key(self.pid, max(self._base.end + 1, self._compacted_end))
+        lowest = self._base.end + 1
+        start = checkpoint_key(self.pid, lowest if may_be_inside else max(lowest, self._compacted_end))
         while rows := self.rows.scan(Table.CHECKPOINTS, start, stop, reverse=True, limit=1):
             stop, row = rows[0]
             try:

@@ -51,7 +51,7 @@ from smq.raft_state.topic_config import (
 )
 from smq.replication.api import Acks
 from smq.replication.config import NodeConfig
-from smq.replication.partition.segments import lowest_behind
+from smq.replication.partition.compaction.segments import lowest_behind
 from smq.testing.virtual.clock import NS_PER_MS, Machine, Scheduler
 from smq.testing.virtual.disk import DiskImage
 from smq.testing.virtual.network import LinkProfile, SimNetwork

@@ -34,7 +34,7 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="compaction: a tombstone stays for delete.retention.ms after it has deleted what was before it",
         mutations=(
             Mutation(
-                "smq.replication.partition.compaction:_is_expired",
+                "smq.replication.partition.compaction.passes:_is_expired",
                 "now_ms - segment.tombstones_ms >= limits.tombstones_ms",
                 "True",
             ),
@@ -48,7 +48,7 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="compaction: a replica brings its lowest segment in line first",
         mutations=(
             Mutation(
-                "smq.replication.partition.segments:lowest_behind",
+                "smq.replication.partition.compaction.segments:lowest_behind",
                 "enumerate(part.segments):",
                 "reversed(list(enumerate(part.segments))):",
             ),
@@ -62,12 +62,12 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="compaction: every replica ends with the same bytes",
         mutations=(
             Mutation(
-                "smq.replication.partition.segments:held_end",
+                "smq.replication.partition.compaction.segments:held_end",
                 "query.end if query.digest == NO_DIGEST else log.segments.end_of(query.start, query.digest)",
                 "query.end",
             ),
             Mutation(
-                "smq.replication.partition.segments:Segments.on_part",
+                "smq.replication.partition.compaction.segments:Segments.on_part",
                 "digest_of(work.values) != work.digest",
                 "False",
             ),
@@ -95,7 +95,7 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="compaction: agreed bytes that no replica holds are given up",
         mutations=(
             Mutation(
-                "smq.replication.partition.compaction:Compactor._give_up_lost",
+                "smq.replication.partition.compaction.passes:Compactor._give_up_lost",
                 "if since_ns is None or behind is None",
                 "if True or since_ns is None or behind is None",
             ),

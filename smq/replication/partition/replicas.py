@@ -21,7 +21,8 @@ from smq.replication.net import wire
 from smq.replication.partition.admission import RecordSpace
 from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.commits import Commits
-from smq.replication.partition.compaction import Compactor
+from smq.replication.partition.compaction.passes import Compactor
+from smq.replication.partition.compaction.segments import Segments
 from smq.replication.partition.due import caught_up, hidden_damage, hwm_advances, mode_changes
 from smq.replication.partition.endings import Endings
 from smq.replication.partition.ends import ExactEnds
@@ -32,7 +33,6 @@ from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.retention import Retainer
-from smq.replication.partition.segments import Segments
 from smq.replication.partition.send_order import SendOrder
 from smq.replication.partition.step_aside import Hang
 from smq.replication.proposer import Barriers

@@ -8,8 +8,8 @@ from smq.raft_state.commands import AlterTopicConfig, CompactSegment
 from smq.raft_state.ids import Offset
 from smq.records import NewRecord, encode_batch
 from smq.replication.net import wire
-from smq.replication.partition.compaction import URGENT_RESET_MS, Compactor
-from smq.replication.partition.segments import Segments
+from smq.replication.partition.compaction.passes import URGENT_RESET_MS, Compactor
+from smq.replication.partition.compaction.segments import Segments
 from tests.unit.replication.support import ME, PEER_A, Host
 
 RESET_MS = 60_000

@@ -28,9 +28,9 @@ from smq.replication.log.reader import LogReader
 from smq.replication.log.rewriting import Rewritten, SegmentWriter, digest_of
 from smq.replication.log.segments import NO_DIGEST, own_digest, replaced
 from smq.replication.net.segment_messages import StepQuery, StepReport
+from smq.replication.partition.compaction.segments import Segments, combined, lowest_behind
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.replica import Replica
-from smq.replication.partition.segments import Segments, combined, lowest_behind
 from smq.replication.ports import Channel
 
 _log = structlog.get_logger("smq.compaction")

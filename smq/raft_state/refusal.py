@@ -6,10 +6,10 @@ changed state machine. Handlers, `topic_config`, `topic_rules` and the server im
 """
 
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.ids import Incarnation, NodeId, Offset, PartitionId, split_partition_id
-from smq.raft_state.limits import PARTITION_ID_BYTES, QUOTED_CHARS_MAX
+from smq.raft_state.ids import Incarnation, NodeId, Offset, PartitionId, ProducerEpoch, ProducerId, split_partition_id
+from smq.raft_state.limits import PARTITION_ID_BYTES, PRODUCER_EPOCH_RETIRED, QUOTED_CHARS_MAX
 from smq.raft_state.replies import Rejected
-from smq.raft_state.state import ClusterState, NodeState, PartitionState, TopicState
+from smq.raft_state.state import ClusterState, NodeState, PartitionState, TopicState, TransactionState
 
 
 class Refused(Exception):
@@ -63,6 +63,37 @@ def find_node(state: ClusterState, node: NodeId, incarnation: Incarnation) -> No
             f"node {node} is registered with incarnation {found.incarnation}, not {incarnation}",
         )
     return found
+
+
+def find_transaction(
+    state: ClusterState, transactional_id: str, producer_id: ProducerId, producer_epoch: ProducerEpoch
+) -> TransactionState:
+    """UNKNOWN_TRANSACTIONAL_ID, or PRODUCER_FENCED unless this is the id's present producer and epoch. The retired
+    epoch, which only fences, is nobody's."""
+    transaction = state.transactions.get(transactional_id)
+    if transaction is None or transaction.producer_id != producer_id:
+        raise unknown_transactional_id(transactional_id, producer_id)
+    if transaction.producer_epoch != producer_epoch or producer_epoch == PRODUCER_EPOCH_RETIRED:
+        raise fenced(transaction, producer_id, producer_epoch)
+    return transaction
+
+
+def unknown_transactional_id(transactional_id: str, producer_id: ProducerId) -> Refused:
+    return Refused(
+        ErrorCode.UNKNOWN_TRANSACTIONAL_ID,
+        f"there is no transactional id {quoted(transactional_id)} of producer {producer_id}",
+    )
+
+
+def fenced(transaction: TransactionState, producer_id: ProducerId, producer_epoch: ProducerEpoch) -> Refused:
+    if transaction.producer_epoch == PRODUCER_EPOCH_RETIRED:
+        message = f"producer {transaction.producer_id} of {quoted(transaction.transactional_id)} has run out of epochs"
+    else:
+        message = (
+            f"{quoted(transaction.transactional_id)} is producer {transaction.producer_id} in epoch"
+            f" {transaction.producer_epoch}, not {producer_id} in {producer_epoch}"
+        )
+    return Refused(ErrorCode.PRODUCER_FENCED, message)
 
 
 def _shown(state: ClusterState, pid: PartitionId) -> str:

@@ -12,7 +12,7 @@ from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers.groups import check_committer, check_group_name, checked_items, make_group
 from smq.raft_state.ids import TopicId
 from smq.raft_state.limits import TOPIC_ID_BYTES, TRANSACTION_ITEMS_CLUSTER_MAX
-from smq.raft_state.refusal import Refused, quoted
+from smq.raft_state.refusal import Refused, find_transaction, quoted
 from smq.raft_state.replies import Applied, Done
 from smq.raft_state.state import ClusterState, CommittedOffset, TransactionPhase, TransactionState
 
@@ -21,18 +21,7 @@ def stage_offsets(state: ClusterState, command: StageOffsets) -> Applied:
     """All items or none. A request without a member's ids is not compared with the group's members, as in Kafka: old
     clients do not name them."""
     check_group_name(command.group)
-    transaction = state.transactions.get(command.transactional_id)
-    if transaction is None or transaction.producer_id != command.producer_id:
-        raise Refused(
-            ErrorCode.UNKNOWN_TRANSACTIONAL_ID,
-            f"there is no transactional id {quoted(command.transactional_id)} of producer {command.producer_id}",
-        )
-    if transaction.producer_epoch != command.producer_epoch:
-        raise Refused(
-            ErrorCode.PRODUCER_FENCED,
-            f"{quoted(command.transactional_id)} is in epoch {transaction.producer_epoch},"
-            f" not {command.producer_epoch}",
-        )
+    transaction = find_transaction(state, command.transactional_id, command.producer_id, command.producer_epoch)
     if transaction.changes != command.transaction_changes_seen:
         raise Refused(
             ErrorCode.TRANSACTION_ENDING,

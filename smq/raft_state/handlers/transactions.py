@@ -11,7 +11,7 @@ from smq.raft_state.commands import AddToTransaction, CompleteTransactions, EndT
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers.producer_ids import fresh_producer_id
 from smq.raft_state.handlers.staged_offsets import add_groups, check_room, commit_staged, forget_staged
-from smq.raft_state.ids import NO_PRODUCER, PartitionId, ProducerEpoch, ProducerId, TopicId
+from smq.raft_state.ids import NO_PRODUCER, PartitionId, ProducerEpoch, TopicId
 from smq.raft_state.limits import (
     PRODUCER_EPOCH_RETIRED,
     TOPIC_ID_BYTES,
@@ -19,7 +19,7 @@ from smq.raft_state.limits import (
     TRANSACTIONAL_ID_BYTES_MAX,
     TRANSACTIONAL_IDS_MAX,
 )
-from smq.raft_state.refusal import Refused, find_partition, quoted
+from smq.raft_state.refusal import Refused, fenced, find_partition, find_transaction, quoted, unknown_transactional_id
 from smq.raft_state.replies import Applied, Done, ProducerIdAllocated
 from smq.raft_state.state import ClusterState, TransactionOutcome, TransactionPhase, TransactionState
 
@@ -44,7 +44,7 @@ def init_transactions(state: ClusterState, command: InitTransactions) -> Applied
     if command.producer_id != NO_PRODUCER:
         is_known = command.producer_id == transaction.producer_id
         if not is_known or command.producer_epoch not in (transaction.producer_epoch, transaction.last_epoch):
-            raise _fenced(transaction, command.producer_id, command.producer_epoch)
+            raise fenced(transaction, command.producer_id, command.producer_epoch)
     if transaction.phase is not TransactionPhase.EMPTY:
         raise Refused(
             ErrorCode.TRANSACTION_ENDING,
@@ -61,7 +61,7 @@ def init_transactions(state: ClusterState, command: InitTransactions) -> Applied
 
 def _register(state: ClusterState, command: InitTransactions) -> Applied:
     if command.producer_id != NO_PRODUCER:
-        raise _unknown(command.transactional_id, command.producer_id)
+        raise unknown_transactional_id(command.transactional_id, command.producer_id)
     if len(state.transactions) >= TRANSACTIONAL_IDS_MAX:
         raise Refused(
             ErrorCode.LIMIT_EXCEEDED,
@@ -106,33 +106,6 @@ def _check_id(transactional_id: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- transactions
-def find_transaction(
-    state: ClusterState, transactional_id: str, producer_id: ProducerId, producer_epoch: ProducerEpoch
-) -> TransactionState:
-    """UNKNOWN_TRANSACTIONAL_ID, or PRODUCER_FENCED unless this is the id's present producer and epoch."""
-    transaction = state.transactions.get(transactional_id)
-    if transaction is None or transaction.producer_id != producer_id:
-        raise _unknown(transactional_id, producer_id)
-    if transaction.producer_epoch != producer_epoch:
-        raise _fenced(transaction, producer_id, producer_epoch)
-    return transaction
-
-
-def _unknown(transactional_id: str, producer_id: ProducerId) -> Refused:
-    return Refused(
-        ErrorCode.UNKNOWN_TRANSACTIONAL_ID,
-        f"there is no transactional id {quoted(transactional_id)} of producer {producer_id}",
-    )
-
-
-def _fenced(transaction: TransactionState, producer_id: ProducerId, producer_epoch: ProducerEpoch) -> Refused:
-    return Refused(
-        ErrorCode.PRODUCER_FENCED,
-        f"{quoted(transaction.transactional_id)} is producer {transaction.producer_id} in epoch"
-        f" {transaction.producer_epoch}, not {producer_id} in {producer_epoch}",
-    )
-
-
 def add_to_transaction(state: ClusterState, command: AddToTransaction) -> Applied:
     """All partitions and groups, or none."""
     transaction = find_transaction(state, command.transactional_id, command.producer_id, command.producer_epoch)

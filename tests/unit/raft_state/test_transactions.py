@@ -104,6 +104,26 @@ def test_the_last_epoch_can_still_be_fenced(driver: Driver) -> None:
     assert started(driver, producer=0, epoch=last) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        add("t", 0, limits.PRODUCER_EPOCH_RETIRED, pid(1)),
+        add("t", 0, limits.PRODUCER_EPOCH_RETIRED, groups=("g",)),
+        end("t", 0, limits.PRODUCER_EPOCH_RETIRED, commit=False, fencing=True),
+    ],
+)
+def test_nobody_can_use_the_retired_epoch(driver: Driver, command: Command) -> None:
+    """It would grow with the next fence, beyond what a batch and a snapshot can hold."""
+    last = limits.PRODUCER_EPOCH_RETIRED - 1
+    started(driver)
+    of(driver).producer_epoch = ProducerEpoch(last)
+    driver.ok(add("t", 0, last, pid(1)))
+    driver.ok(end("t", 0, last, commit=False, fencing=True))
+    complete(driver)
+    driver.refused(command, ErrorCode.PRODUCER_FENCED)
+    assert started(driver, producer=0, epoch=last) == (1, 0)
+
+
 @pytest.mark.parametrize("timeout_ms", [0, -1, 900_001])
 def test_a_timeout_beyond_the_limit_is_refused_with_the_limit(driver: Driver, timeout_ms: int) -> None:
     refused = driver.refused(init_transactions("t", timeout_ms=timeout_ms), ErrorCode.INVALID_TRANSACTION_TIMEOUT)

@@ -256,6 +256,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         *_PRODUCER,
         ("is_commit", FLAG),
         ("is_fencing", FLAG),
+        ("is_replacing", FLAG),
     ),
     _command(
         53,

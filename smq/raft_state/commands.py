@@ -452,12 +452,14 @@ class AddToTransaction(TransactionChange):
 class EndTransaction(TransactionChange):
     """Decides a transaction over all its partitions and all offsets staged in it: this entry is the decision. A
     repetition of the same decision changes nothing. With `is_fencing`, which only an abort may have, the producer's
-    epoch grows, so that it can do nothing more."""
+    epoch grows: it can do nothing more until it has asked for the next one. With `is_replacing` as well, another
+    producer takes its place: it cannot even do that."""
 
     producer_id: ProducerId
     producer_epoch: ProducerEpoch
     is_commit: bool
     is_fencing: bool = False
+    is_replacing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,6 +119,7 @@ class Transactor(Client):
                     producer_epoch=found.producer_epoch,
                     is_commit=False,
                     is_fencing=True,
+                    is_replacing=True,
                 )
                 ending = SmqError(ErrorCode.TRANSACTION_ENDING, "its last transaction was open")
                 api.groups.change(command, NODE_MS, lambda r: done(r if isinstance(r, SmqError) else ending))

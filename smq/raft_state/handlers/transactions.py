@@ -135,6 +135,8 @@ def end_transaction(state: ClusterState, command: EndTransaction) -> Applied:
     transaction = find_transaction(state, command.transactional_id, command.producer_id, command.producer_epoch)
     if command.is_commit and command.is_fencing:
         raise Refused(ErrorCode.INVALID_REQUEST, "only an abort may fence the producer")
+    if command.is_replacing and not command.is_fencing:
+        raise Refused(ErrorCode.INVALID_REQUEST, "a producer that is replaced must be fenced")
     outcome = TransactionOutcome.COMMITTED if command.is_commit else TransactionOutcome.ABORTED
     if transaction.phase is not TransactionPhase.ONGOING:
         if transaction.outcome is outcome:
@@ -147,13 +149,13 @@ def end_transaction(state: ClusterState, command: EndTransaction) -> Applied:
     if command.is_commit:
         commit_staged(state, transaction)
     elif command.is_fencing:
-        fence(transaction)
+        fence(transaction, is_replaced=command.is_replacing)
     return Applied(reply=Done(), touched=_decide(state, transaction, outcome))
 
 
-def fence(transaction: TransactionState) -> None:
-    """The producer can do nothing more in its epoch; it may ask for the next one."""
-    transaction.last_epoch = transaction.producer_epoch
+def fence(transaction: TransactionState, *, is_replaced: bool) -> None:
+    """The producer can do nothing more in its epoch. Unless it `is_replaced`, it may ask for the next one."""
+    transaction.last_epoch = _NO_EPOCH if is_replaced else transaction.producer_epoch
     transaction.producer_epoch = ProducerEpoch(transaction.producer_epoch + 1)
 
 
@@ -234,6 +236,6 @@ def expire_transactions(state: ClusterState) -> tuple[PartitionId, ...]:
             now_ms - transaction.started_ms >= transaction.timeout_ms
         ):
             transaction.changes += 1
-            fence(transaction)
+            fence(transaction, is_replaced=False)
             touched.update(dict.fromkeys(_decide(state, transaction, TransactionOutcome.ABORTED)))
     return tuple(touched)

@@ -370,7 +370,9 @@ def add(
     )
 
 
-def end(name: str, producer: int, epoch: int, *, commit: bool, fencing: bool = False) -> EndTransaction:
+def end(
+    name: str, producer: int, epoch: int, *, commit: bool, fencing: bool = False, replacing: bool = False
+) -> EndTransaction:
     return EndTransaction(
         transactional_id=name,
         coordinator_epoch=CURRENT,
@@ -378,6 +380,7 @@ def end(name: str, producer: int, epoch: int, *, commit: bool, fencing: bool = F
         producer_epoch=ProducerEpoch(epoch),
         is_commit=commit,
         is_fencing=fencing,
+        is_replacing=replacing,
     )
 
 

@@ -104,6 +104,20 @@ def test_the_last_epoch_can_still_be_fenced(driver: Driver) -> None:
     assert started(driver, producer=0, epoch=last) == (1, 0)
 
 
+def test_a_fenced_producer_may_go_on_unless_another_takes_its_place(driver: Driver) -> None:
+    started(driver)
+    driver.ok(add("t", 0, 0, pid(1)))
+    driver.refused(end("t", 0, 0, commit=False, replacing=True), ErrorCode.INVALID_REQUEST)
+    driver.ok(end("t", 0, 0, commit=False, fencing=True))
+    complete(driver)
+    assert started(driver, producer=0, epoch=0) == (0, 1)
+    driver.ok(add("t", 0, 1, pid(1)))
+    driver.ok(end("t", 0, 1, commit=False, fencing=True, replacing=True))
+    complete(driver)
+    driver.refused(init_transactions("t", 0, 1), ErrorCode.PRODUCER_FENCED)
+    assert started(driver) == (0, 3)
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -60,6 +60,7 @@ async def init_transactions(gateway: Gateway, version: int, request: Struct) -> 
                     producer_epoch=epoch if is_named else open_one.producer_epoch,
                     is_commit=False,
                     is_fencing=True,
+                    is_replacing=not is_named,
                 ),
             )
             return {"error_code": KafkaError.CONCURRENT_TRANSACTIONS}

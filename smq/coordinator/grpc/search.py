@@ -2,7 +2,8 @@
 
 Owns how much is read for one page and how many searches run, and the form of a cursor. A page ends with its bounds or
 with its share of work, so a search over a large log is many short calls, and costs other clients little. It must never
-return a record at or beyond the last stable offset. `grpc.broker` alone imports it.
+return a record at or beyond the last stable offset, one of an aborted transaction, or a control record. `grpc.broker`
+alone imports it.
 """
 
 import asyncio
@@ -39,6 +40,7 @@ from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import find_partition
 from smq.coordinator.service.positions import resolve_seek
 from smq.coordinator.service.record_filter import RecordFilter
+from smq.coordinator.service.visibility import is_visible
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.limits import PARTITION_ID_BYTES
@@ -124,6 +126,7 @@ class Searches:
             max_bytes=0,
             max_wait_ms=wait_ms,
             answer_ms=min(wait_ms + FETCH_BARRIER_MS, timeout_ms),
+            is_committed=True,
         )
 
     @contextmanager
@@ -161,19 +164,21 @@ class Searches:
                 max_bytes=SEARCH_READ_BYTES,
                 max_wait_ms=SEARCH_LAG_MS,
                 answer_ms=SEARCH_LAG_MS + FETCH_BARRIER_MS,
+                is_committed=True,
             )
             if not fetched.batches:
                 return  # this replica lags: the next page asks again
             for batch in fetched.batches:
                 if page.is_over():
                     return
-                await _search(batch, page, wanted)
+                await _search(batch, page, wanted, has_records=is_visible(fetched, batch))
 
 
-async def _search(batch: StoredBatch, page: _Page, wanted: RecordFilter) -> None:
-    """The rest of the batch from the page's position on, until the page is full."""
+async def _search(batch: StoredBatch, page: _Page, wanted: RecordFilter, *, has_records: bool) -> None:
+    """The rest of the batch from the page's position on, until the page is full. Without records for a committed
+    reader, the position passes it all the same."""
     page.scanned += len(batch.data)
-    if wanted.may_hold(parse_header(batch.data)):
+    if has_records and wanted.may_hold(parse_header(batch.data)):
         for number, record in enumerate(decode_stored(batch), 1):
             if number % DECODE_CHUNK_RECORDS == 0:
                 await asyncio.sleep(0)  # decoding never waits: others need the loop

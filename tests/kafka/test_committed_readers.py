@@ -1,6 +1,7 @@
-"""Searches beside transactions: they find what was committed, and nothing else."""
+"""Searches and the console beside transactions: they show what was committed, and nothing else."""
 
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 
 import confluent_kafka
@@ -14,6 +15,7 @@ from tests.kafka.test_transactions import PATIENCE_S, await_read, fresh, transac
 
 COMMITTED = [b"first", b"second", b"third"]
 OPEN_FROM = 9  # three records and a marker, twice, and one record that belongs to no transaction
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @pytest.fixture
@@ -82,3 +84,19 @@ def test_a_search_finds_what_was_committed(cluster: Cluster, topic: tuple[str, C
     commit()
     waiting.join()
     assert [values(answer) for answer in late] == [[b"open", b"after"]]
+
+
+@pytest.mark.parametrize("query", ["", "&offset=end", "&offset=1", "&contains=t"], ids=["all", "end", "within", "text"])
+def test_the_console_shows_what_was_committed(
+    cluster: Cluster, topic: tuple[str, Callable[[], None]], query: str
+) -> None:
+    name, _ = topic
+    node = cluster.nodes[cluster.wait_leader(name, 0)]
+    url = f"http://{node.http}/console/topics/{name}/messages?partition=0{query}"
+    with _DIRECT.open(url, timeout=PATIENCE_S) as answer:
+        page = answer.read().decode()
+    shown = [
+        value for value in ("aborted", "first", "third", "plain", "open", "after") if f"<pre>{value}</pre>" in page
+    ]
+    assert shown == [value for value in ("first", "third", "plain") if "contains" not in query or "t" in value]
+    assert ">Later<" not in page, "nothing can be read after it yet"

@@ -84,7 +84,7 @@ async def _start(calls: NodeCalls, topic: str, ask: Ask, range_: PartitionRange)
         found = await calls.offset_for_time(topic, ask.partition, TimeKind.TIMESTAMP_MS, ask.time_ms, TIMEOUT_MS)
         return found.offset
     if ask.offset is None:
-        return max(range_.log_start, range_.hwm - PAGE_RECORDS)
+        return max(range_.log_start, range_.lso - PAGE_RECORDS)
     return range_.log_start if ask.offset < 0 else ask.offset
 
 

@@ -1,7 +1,7 @@
 """Records for the console: a page of them from a position on, within bounds of records, bytes and time.
 
-Owns the bounds and the search. It reads committed records from this node's copy, as any reader does, and decodes in
-slices so that the loop goes on. `console.messages` imports it.
+Owns the bounds and the search. It reads this node's copy as a reader of committed records does, without aborted
+transactions and control batches, and decodes in slices so that the loop goes on. `console.messages` imports it.
 """
 
 import asyncio
@@ -10,8 +10,9 @@ from typing import Final
 
 from smq.coordinator.limits import DECODE_CHUNK_RECORDS
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.visibility import is_visible
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.records import BatchCorrupt, Record, parse_header
+from smq.records import BatchCorrupt, Record
 from smq.replication.api import StoredBatch
 from smq.replication.log.decoding import decode_bounded
 
@@ -38,7 +39,7 @@ class Found:
     records: list[Shown]
     next_offset: int  # where to go on
     searched: int  # records that were looked at
-    end: int  # the high water mark
+    end: int  # the last stable offset: records from there on are in a transaction that is open, or come after one
 
 
 async def read(calls: NodeCalls, topic: str, partition: int, offset: int, wanted: str = "") -> Found:
@@ -48,12 +49,20 @@ async def read(calls: NodeCalls, topic: str, partition: int, offset: int, wanted
     found: list[Shown] = []
     searched, position, end = 0, offset, offset
     for _ in range(FETCHES_MAX):
-        fetched = await calls.fetch(topic, partition, position, max_bytes=READ_BYTES, max_wait_ms=0, answer_ms=READ_MS)
-        end = fetched.hwm
+        fetched = await calls.fetch(
+            topic,
+            partition,
+            position,
+            max_bytes=READ_BYTES,
+            max_wait_ms=0,
+            answer_ms=READ_MS,
+            is_committed=True,
+        )
+        end = fetched.lso
         if not fetched.batches:
             break
         for batch in fetched.batches:
-            for shown in await _decoded(batch):
+            for shown in await _decoded(batch) if is_visible(fetched, batch) else ():
                 if shown.offset < position:
                     continue
                 if len(found) >= PAGE_RECORDS or searched >= SEARCHED_RECORDS_MAX:
@@ -70,8 +79,6 @@ async def read(calls: NodeCalls, topic: str, partition: int, offset: int, wanted
 async def _decoded(batch: StoredBatch) -> list[Shown]:
     """A batch that does not decode is one line, and does not hide the others."""
     try:
-        if parse_header(batch.data).is_control:
-            return []
         records: list[Shown] = []
         for number, record in enumerate(decode_bounded(batch.data, DECODED_BYTES_MAX), 1):
             records.append(Shown(record.offset, batch.ts_ns + record.offset - batch.base_offset, record))

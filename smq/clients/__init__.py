@@ -69,7 +69,16 @@ from smq.raft_state.errors import (
     InvalidRequest as InvalidRequest,
 )
 from smq.raft_state.errors import (
+    InvalidTimestamp as InvalidTimestamp,
+)
+from smq.raft_state.errors import (
     InvalidTopicName as InvalidTopicName,
+)
+from smq.raft_state.errors import (
+    InvalidTransactionState as InvalidTransactionState,
+)
+from smq.raft_state.errors import (
+    InvalidTransactionTimeout as InvalidTransactionTimeout,
 )
 from smq.raft_state.errors import (
     LeaderUnavailable as LeaderUnavailable,
@@ -138,6 +147,9 @@ from smq.raft_state.errors import (
     TopicExists as TopicExists,
 )
 from smq.raft_state.errors import (
+    TransactionEnding as TransactionEnding,
+)
+from smq.raft_state.errors import (
     UnknownGroup as UnknownGroup,
 )
 from smq.raft_state.errors import (
@@ -154,6 +166,9 @@ from smq.raft_state.errors import (
 )
 from smq.raft_state.errors import (
     UnknownTopic as UnknownTopic,
+)
+from smq.raft_state.errors import (
+    UnknownTransactionalId as UnknownTransactionalId,
 )
 from smq.raft_state.errors import (
     Unreachable as Unreachable,

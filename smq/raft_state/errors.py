@@ -322,6 +322,21 @@ class RequestExpired(SmqError): ...
 class WrongStorage(SmqError): ...
 
 
+class UnknownTransactionalId(SmqError): ...
+
+
+class InvalidTransactionState(SmqError): ...
+
+
+class TransactionEnding(SmqError): ...
+
+
+class InvalidTransactionTimeout(SmqError): ...
+
+
+class InvalidTimestamp(SmqError): ...
+
+
 class InvalidReplicaAssignment(SmqError): ...
 
 
@@ -385,6 +400,11 @@ _BY_CODE: Final[dict[ErrorCode, type[SmqError]]] = {
     ErrorCode.GROUP_SUBSCRIBED: GroupSubscribed,
     ErrorCode.REQUEST_EXPIRED: RequestExpired,
     ErrorCode.WRONG_STORAGE: WrongStorage,
+    ErrorCode.UNKNOWN_TRANSACTIONAL_ID: UnknownTransactionalId,
+    ErrorCode.INVALID_TRANSACTION_STATE: InvalidTransactionState,
+    ErrorCode.TRANSACTION_ENDING: TransactionEnding,
+    ErrorCode.INVALID_TRANSACTION_TIMEOUT: InvalidTransactionTimeout,
+    ErrorCode.INVALID_TIMESTAMP: InvalidTimestamp,
     ErrorCode.INVALID_REPLICA_ASSIGNMENT: InvalidReplicaAssignment,
     ErrorCode.FEATURE_NOT_ENABLED: FeatureNotEnabled,
     ErrorCode.UPGRADE_NEEDED: UpgradeNeeded,

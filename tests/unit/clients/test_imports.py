@@ -7,8 +7,16 @@ import sys
 import pytest
 
 import smq.clients
+from smq.raft_state.errors import ErrorCode, SmqError
 
 FORBIDDEN = ("lmdb", "pysyncobj", "pyspark", "uvloop", "click", "rich", "pyarrow", "pandas", "structlog")
+
+INTERNAL_CODES = {  # between nodes only
+    ErrorCode.STALE_EPOCH,
+    ErrorCode.STALE_INCARNATION,
+    ErrorCode.ELECTION_REJECTED,
+    ErrorCode.ALREADY_INITIALIZED,
+}
 
 
 def _loaded_after(code: str) -> set[str]:
@@ -31,6 +39,16 @@ def test_package_itself_is_light() -> None:
 def test_every_public_name_is_found(name: str) -> None:
     assert getattr(smq.clients, name) is not None
     assert name in dir(smq.clients)
+
+
+@pytest.mark.parametrize("code", [code for code in ErrorCode if code not in INTERNAL_CODES])
+def test_every_error_that_a_caller_can_meet_has_a_class_of_its_own(code: ErrorCode) -> None:
+    """So that `except` can name it."""
+    kind = type(SmqError(code, "what"))
+    assert kind is not SmqError
+    assert getattr(smq.clients, kind.__name__) is kind
+    others = [other for other in ErrorCode if other is not code and type(SmqError(other, "what")) is kind]
+    assert others == []
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

@@ -42,6 +42,9 @@ async def _measured(calls: NodeCalls, asked: pb.PartitionOffset, timeout_ms: int
     out = pb.MeasuredBacklog(topic=asked.topic, partition=asked.partition, offset=offset, end=range_.hwm)
     if offset < range_.hwm:
         backlog = await calls.backlog(asked.topic, asked.partition, offset, range_.hwm, timeout_ms)
+        if backlog.ts_ns < 0:
+            message = f"{asked.topic}/{asked.partition} changed during the measurement from offset {offset} on"
+            raise SmqError(ErrorCode.OFFSET_NOT_AVAILABLE, message)
         out.size_bytes = backlog.size_bytes
-        out.age_ms = age_ms(backlog.ts_ns, time.time_ns()) if backlog.ts_ns >= 0 else 0
+        out.age_ms = age_ms(backlog.ts_ns, time.time_ns())
     return out

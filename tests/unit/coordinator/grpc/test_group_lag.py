@@ -8,6 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.groups.lag import age_ms
 from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import TsNs
+from smq.replication.api import Backlog, Cancel, DoneFn
 from smq.testing.served import Served, serving
 from tests.unit.coordinator.http.test_endpoints import get
 
@@ -91,6 +93,28 @@ def test_backlogs_are_measured_one_by_one_and_an_error_affects_its_own_only(tmp_
         assert (good.offset, good.end, good.size_bytes) == (3, 12, third - first)
         assert (at_end.offset, at_end.end, at_end.size_bytes, at_end.age_ms) == (12, 12, 0, 0)
         assert [b.error.name for b in bad] == ["INVALID_OFFSET", "UNKNOWN_TOPIC", "UNKNOWN_PARTITION"]
+
+    serving(tmp_path, body)
+
+
+def test_a_backlog_that_is_not_known_is_an_error_and_never_zero(tmp_path: Path) -> None:
+    """The log may change between the question for its end and the measurement."""
+
+    def unknown(topic: str, partition: int, offset: int, end: int, timeout_ms: int, done: DoneFn[Backlog]) -> Cancel:
+        done(Backlog(0, TsNs(-1)))
+        return lambda: None
+
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.fill([3])
+        served.server.node.backlog = unknown  # what a log that has changed answers
+        places = [pb.PartitionOffset(topic="t", partition=0, offset=offset) for offset in (0, 3)]
+        answer = await served.broker.MeasureBacklogs(pb.MeasureBacklogsRequest(offsets=places))
+        assert [b.error.name for b in answer.backlogs] == ["OFFSET_NOT_AVAILABLE", ""]
+        assert answer.backlogs[0].error.retriable
+        await commit(served, 0)
+        found = (await described(served))["t", 0]
+        assert (found.lag, found.HasField("lag_bytes"), found.HasField("lag_ms")) == (3, False, False)
 
     serving(tmp_path, body)
 

@@ -28,7 +28,7 @@ _OFFSET_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, Offset], i
     ("high_water_mark", "First offset that readers cannot see yet.", lambda p, hwm: hwm),
     (
         "next_offset",
-        "Leader's log end as far as this node knows; with storage=external the next offset to assign.",
+        "Leader's log end when Raft last moved the high water mark; with storage=external the next offset to assign.",
         lambda p, hwm: max(p.next_offset, hwm),
     ),
 )

@@ -65,7 +65,7 @@ CASES: dict[str, list[dict[str, str]]] = {
     "SmqPartitionWithoutLeader": [series("smq_partition_without_leader", 0, 1, PLACE)],
     "SmqUnderReplicated": [series("smq_partition_under_replicated", 0, 1, PLACE)],
     "SmqHighWaterMarkStuck": [
-        series("smq_partition_next_offset", 5, 9, PLACE),
+        series("smq_partition_durable_end_offset", 5, 9, PLACE),
         series("smq_partition_high_water_mark", 5, 5, PLACE),
         series("smq_partition_is_leader", 1, 1, PLACE),
     ],
@@ -151,32 +151,35 @@ def test_alert_fires_during_its_fault_and_clears_after_it(name: str, tmp_path: P
         expectation(name, BEFORE_MIN + 60 if name != "SmqHighWaterMarkWentBack" else BEFORE_MIN + 8, 1),
         expectation(name, end + 200, 0),
     ]
-    case = {
-        "rule_files": [str(MONITORING / "alerts.yml")],
-        "evaluation_interval": "1m",
-        "tests": [{"interval": "1m", "input_series": CASES[name], "promql_expr_test": expected}],
-    }
-    file = tmp_path / "case.json"
-    file.write_text(json.dumps(case))
-    result = promtool("test", "rules", str(file))
-    assert result.returncode == 0, result.stdout + result.stderr
+    evaluate({"interval": "1m", "input_series": CASES[name], "promql_expr_test": expected}, tmp_path)
 
 
 @needs_promtool
 def test_a_group_that_keeps_up_with_its_topic_is_no_alert(tmp_path: Path) -> None:
     """Lag that comes and goes, as with any group that polls."""
-    case = {
-        "rule_files": [str(MONITORING / "alerts.yml")],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [{"series": f"smq_group_lag{{{GROUP}}}", "values": " ".join(["0 40 10 90"] * 60)}],
-                "promql_expr_test": [expectation("SmqGroupLagGrows", minute, 0) for minute in (40, 90, 200)],
-            }
-        ],
-    }
-    file = tmp_path / "case.json"
+    lag = {"series": f"smq_group_lag{{{GROUP}}}", "values": " ".join(["0 40 10 90"] * 60)}
+    never_fires("SmqGroupLagGrows", [lag], tmp_path)
+
+
+@needs_promtool
+def test_a_partition_that_is_written_all_the_time_is_no_alert(tmp_path: Path) -> None:
+    """Every scrape finds records on their way to a majority."""
+    written = [
+        {"series": f"smq_partition_durable_end_offset{{{PLACE}}}", "values": "9+100x240"},
+        {"series": f"smq_partition_high_water_mark{{{PLACE}}}", "values": "5+100x240"},
+        series("smq_partition_is_leader", 1, 1, PLACE),
+    ]
+    never_fires("SmqHighWaterMarkStuck", written, tmp_path)
+
+
+def never_fires(name: str, input_series: list[dict[str, str]], directory: Path) -> None:
+    expected = [expectation(name, minute, 0) for minute in (40, 90, 200)]
+    evaluate({"interval": "1m", "input_series": input_series, "promql_expr_test": expected}, directory)
+
+
+def evaluate(test: dict[str, Any], directory: Path) -> None:
+    case = {"rule_files": [str(MONITORING / "alerts.yml")], "evaluation_interval": "1m", "tests": [test]}
+    file = directory / "case.json"
     file.write_text(json.dumps(case))
     result = promtool("test", "rules", str(file))
     assert result.returncode == 0, result.stdout + result.stderr

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from smq import __version__
 from smq.coordinator.config import ServerConfig, TlsConfig, known_keys, load_config, parse_config
 from smq.replication.config import NodeConfig
 
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "systemd/smq.service"
 
 
@@ -97,3 +99,14 @@ def test_the_user_and_the_directories_are_valid_for_systemd(tool: str, file: str
         assert re.search(
             r"^smq:.*:/var/lib/smq:/usr/sbin/nologin$", (tmp_path / "etc/passwd").read_text(), re.MULTILINE
         )
+
+
+def test_images_and_packages_are_named_with_the_version_of_the_code() -> None:
+    files = [path for room in ("deploy", "docs") for path in (ROOT / room).rglob("*") if path.is_file()]
+    named = {
+        (path.relative_to(ROOT).as_posix(), version)
+        for path in (*files, ROOT / "README.md")
+        for version in re.findall(r"\bsmq(?::|_log-)([0-9]+\.[0-9]+\.[0-9]+\w*)", path.read_text(errors="replace"))
+    }
+    assert {path for path, _ in named} >= {"deploy/README.md", "deploy/container/compose.yaml", "docs/operations.md"}
+    assert {(path, version) for path, version in named if version != __version__} == set()

@@ -1,6 +1,6 @@
 """`smq txn ...`: transactional ids, their transactions, and the abort of one that hangs.
 
-Owns what these commands print. Everything they do goes through smq.clients. `cli.main` loads it when it is used.
+Owns what these commands print. Everything they do goes through smq.clients. `cli.root` loads it when it is used.
 """
 
 import json

@@ -17,10 +17,10 @@ from rich.text import Text
 
 from smq.clients import Admin
 from smq.clients.types import ClusterDescription, GroupDescription, NodeDescription, NodeStatus, ReplicaStatus
+from smq.coordinator.amounts import size_text
 from smq.coordinator.cli.common import counted, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.groups.lag import total_cells
-from smq.coordinator.cli.groups.thresholds import size_text
 from smq.coordinator.cli.tables import Table
 from smq.raft_state.errors import SmqError
 

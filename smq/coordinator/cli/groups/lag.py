@@ -17,10 +17,11 @@ import click
 
 from smq.clients import Admin
 from smq.clients.types import KAFKA_GROUP_PREFIX, GroupDescription, GroupMember, GroupPosition
+from smq.coordinator.amounts import age_text, size_text
 from smq.coordinator.cli.common import end_text, json_option, open_admin, run
 from smq.coordinator.cli.completions import GROUP
 from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.groups.thresholds import NOTATION, Threshold, age_text, parse_threshold, size_text
+from smq.coordinator.cli.groups.thresholds import NOTATION, Threshold, parse_threshold
 from smq.coordinator.cli.tables import Table, print_table
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.errors import ErrorCode, SmqError

@@ -6,11 +6,12 @@ Owns what they show; `groups.lag` calculates. `console.site` imports it.
 import time
 from collections.abc import Sequence
 
+from smq.coordinator.amounts import age_text, size_text
 from smq.coordinator.groups.lag import lags_of
 from smq.coordinator.groups.view import PHASES, assigned_partitions, positions
 from smq.coordinator.http.console.history import SAMPLE_S, LagHistory
 from smq.coordinator.http.console.markup import Content, Markup, facts, link, table, tag
-from smq.coordinator.http.console.overview import ROWS_MAX, moment, size_text
+from smq.coordinator.http.console.overview import ROWS_MAX, moment
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.state import GroupState
@@ -49,7 +50,7 @@ async def group_page(calls: NodeCalls, history: LagHistory, group: GroupState) -
                 lag.end if lag.is_end_known else f"{lag.end} or more",
                 lag.offsets,
                 size_text(lag.size_bytes) if lag.size_bytes is not None else None,
-                _age(lag.age_ms),
+                age_text(lag.age_ms),
                 moment(at.committed.committed_ms / 1000) if at.committed is not None else None,
                 owner.get((at.topic, at.part.index), "-"),
             )
@@ -75,13 +76,6 @@ async def group_page(calls: NodeCalls, history: LagHistory, group: GroupState) -
         table("Members", ("Member", "Instance", "Client", "Host", "Partitions"), members),
         table("Offsets", heads, rows),
     ]
-
-
-def _age(ms: int | None) -> str | None:
-    if ms is None:
-        return None
-    seconds = ms // 1000
-    return f"{seconds // 86400} d {seconds % 86400 // 3600:02}:{seconds % 3600 // 60:02}:{seconds % 60:02}"
 
 
 def drawing(samples: Sequence[int]) -> Markup:

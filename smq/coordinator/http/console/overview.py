@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Final
 
+from smq.coordinator.amounts import size_text
 from smq.coordinator.config import ServerConfig
 from smq.coordinator.http.console.events import Event, EventLog
 from smq.coordinator.http.console.markup import Content, Markup, facts, joined, link, table, tag
@@ -30,15 +31,6 @@ def moment(at_s: float) -> Markup:
     return tag(
         "time", f"{written:%Y-%m-%d %H:%M:%S.}{written.microsecond // 1000:03} UTC", datetime=written.isoformat()
     )
-
-
-def size_text(size: int) -> str:
-    amount, unit = float(size), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024 or unit == "TiB":
-            break
-        amount /= 1024
-    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 def _good(is_good: bool, good: str, bad: str) -> Markup:

@@ -8,8 +8,9 @@ from click.testing import CliRunner, Result
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.types import GroupPosition
+from smq.coordinator.amounts import age_text, size_text
 from smq.coordinator.cli.groups.lag import EXIT_ABOVE
-from smq.coordinator.cli.groups.thresholds import age_text, parse_threshold, size_text
+from smq.coordinator.cli.groups.thresholds import parse_threshold
 from smq.coordinator.cli.root import cli
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.runner import cluster_in_thread

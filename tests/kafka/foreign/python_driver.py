@@ -200,7 +200,7 @@ def main() -> None:
         return {}
 
     def read_all(request: Request) -> Request:
-        found = read(SERVERS, request["topic"], request["count"])
+        found = read(SERVERS, request["topic"], range(request["count"]))
         return {"records": [packed(item, offset) for offset, item in enumerate(found)]}
 
     serve(

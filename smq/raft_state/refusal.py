@@ -69,7 +69,7 @@ def find_transaction(
     state: ClusterState, transactional_id: str, producer_id: ProducerId, producer_epoch: ProducerEpoch
 ) -> TransactionState:
     """UNKNOWN_TRANSACTIONAL_ID, or PRODUCER_FENCED unless this is the id's present producer and epoch. The retired
-    epoch, which only fences, is nobody's."""
+    epoch, which only fences, belongs to no producer."""
     transaction = state.transactions.get(transactional_id)
     if transaction is None or transaction.producer_id != producer_id:
         raise unknown_transactional_id(transactional_id, producer_id)

@@ -126,6 +126,11 @@ class Cleaner:
         self.is_done = self.at >= self._stop
         return True
 
+    @property
+    def has_unread(self) -> bool:
+        """A batch of this segment stays as it is, with older records of any key: no tombstone above it may go."""
+        return self._writer.has_unread
+
     def finish(self, _log: LogReader) -> Rewritten:
         """A step of its own: it compresses, and computes every CRC."""
         return self._writer.finish()
@@ -136,4 +141,4 @@ class Cleaner:
             return True
         if offset < self._table.newest(span.key):
             return False
-        return not (span.is_tombstone and self._drops_tombstones)
+        return not (span.is_tombstone and self._drops_tombstones and not self._writer.has_unread)

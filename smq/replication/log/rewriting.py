@@ -141,11 +141,13 @@ class SegmentWriter:
         self._drafts: list[_Draft] = []
         self._has_tombstones = False
         self._removed = 0
+        self.has_unread = False  # a batch of data that `readable_records` refuses: it may hold older records of any key
 
     def add(self, stored: StoredValue, keeps: Keeps) -> None:
         ts_ns, header = parse_header_of(stored.value, verify=None)
         found = readable_records(stored)
         if found is None:
+            self.has_unread |= not header.is_control
             self._put(_Draft(stored.end, stored.epoch, ts_ns, header, b"", stored.value, is_plain=False))
             return
         _, body, records = found

@@ -198,13 +198,17 @@ class Compactor:
     def _clean_segments(
         self, current: _Pass, limits: Compaction, table: KeyTable, end: Offset, *, drops: bool
     ) -> _Steps[None]:
-        """Every segment that ends at or below `end`. Small neighbours of one kind become one."""
+        """Every segment that ends at or below `end`, from the log's start up. Small neighbours of one kind become one.
+        A tombstone stays for another `delete.retention.ms` above a batch that could not be read: what it deletes may
+        be in there."""
         part, now_ms = current.replica.part, self._host.state.expiry_clock_ms
         small_bytes = self._host.config.compaction_segment_bytes // SMALL_PART
         left = [(s, part.segment_end(n)) for n, s in enumerate(part.segments) if part.segment_end(n) <= end]
+        has_unread = False
         while left:
             first, stop = left.pop(0)
-            drops_here = drops and _is_expired(first, limits, now_ms)
+            is_expired = drops and _is_expired(first, limits, now_ms)
+            drops_here = is_expired and not has_unread
             covered = [first]
             cleaner = self._cleaner(current, table, first.start, stop, drops_tombstones=drops_here)
             yield from self._run(current, cleaner)
@@ -213,11 +217,12 @@ class Compactor:
                     break
                 covered.append(left.pop(0)[0])
                 yield from self._run(current, cleaner)
+            has_unread |= cleaner.has_unread
             new = yield from self._read(current, cleaner.finish)
             tombstones_ms = 0
             if new.has_tombstones:
                 since = max(segment.tombstones_ms for segment in covered)
-                tombstones_ms = since if since and not first.is_dirty else self._stamp_ms()
+                tombstones_ms = since if since and not first.is_dirty and not is_expired else self._stamp_ms()
             if covered != [Segment(first.start, new.digest, tombstones_ms)]:
                 yield from self._replace(current, cleaner.start, cleaner.at, new, tombstones_ms)
 

@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from smq.raft_state.commands import AlterTopicConfig, CompactSegment
+from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, Command, CompactSegment
 from smq.raft_state.ids import Offset
-from smq.records import NewRecord, encode_batch
+from smq.records import NewRecord, decode_batch, encode_batch, parse_header
 from smq.replication.net import wire
 from smq.replication.partition.compaction.passes import URGENT_RESET_MS, Compactor
 from smq.replication.partition.compaction.segments import Segments
+from smq.replication.partition.endings import Endings
+from tests.unit.raft_state.support import add, init_transactions, proposed
+from tests.unit.raft_state.support import end as end_transaction
 from tests.unit.replication.support import ME, PEER_A, Host
 
 RESET_MS = 60_000
@@ -111,3 +114,86 @@ def test_a_log_that_damage_has_shortened_no_longer_holds_its_segments() -> None:
     log.truncate(Offset(3))
     assert log.segments.end_of(Offset(0), b"digest of bytes.") == 2
     assert log.segments.end_of(Offset(2), b"other digest ...") is None
+
+
+class Keeper:
+    """The only replica of a partition, which compacts at every look and keeps tombstones for a second."""
+
+    def __init__(self) -> None:
+        self.host = Host()
+        self.host.create_partition(replication=1)
+        config = (("cleanup.policy", "compact"), ("min.cleanable.dirty.ratio", "0"), ("delete.retention.ms", "1000"))
+        self.host.apply(AlterTopicConfig(name="t", set_=config))
+        look_ups = self.host.look_ups()
+        replicas = {self.host.live.pid: self.host.live}
+        node = self.host.node_host()
+        self.compactor = Compactor(node, look_ups, Segments(node, look_ups, replicas.get, lambda _: None))
+        self.endings = Endings(node, node.propose)
+        self._answered = 0
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        self._produce(encode_batch([NewRecord(key, value, 1)]))
+
+    def put_in_transaction(self, key: bytes, value: bytes) -> None:
+        host = self.host
+        for change in (init_transactions("t"), add("t", 0, 0, host.part.pid)):
+            host.apply(proposed(host.state, change))
+        batch = encode_batch(
+            [NewRecord(key, value, 1)], producer_id=0, producer_epoch=0, base_sequence=0, is_transactional=True
+        )
+        self._produce(batch)
+        host.apply(proposed(host.state, end_transaction("t", 0, 0, commit=True, fencing=False)))
+        self.endings.drive(host.live)
+        self._settle()
+
+    def _produce(self, batch: bytes) -> None:
+        self.host.produce(batch)
+        self._settle()
+
+    def _settle(self, ms: int = 0) -> None:
+        self.host.settle(ms)
+        self.host.advance(self.host.live.log.appended_end)
+        self.endings.drive(self.host.live)
+        self.host.settle()
+
+    def wait(self, ms: int) -> None:
+        """What is proposed meanwhile is applied."""
+        for _ in range(ms // 100):
+            self.compactor.visit(self.host.live, self.host.clock.monotonic_ns())
+            self._settle(100)
+            now_ms = self.host.clock.wall_ns() // 1_000_000
+            self.host.apply(AdvanceClock(seen_ms=self.host.state.expiry_clock_ms, elapsed_ms=100, now_ms=now_ms))
+            while self._answered < len(self.host.proposed):
+                command: Command = self.host.proposed[self._answered]
+                self._answered += 1
+                self.host.answers[self._answered - 1](self.host.apply(command))
+
+    @property
+    def records(self) -> list[tuple[bytes | None, bytes | None]]:
+        log = self.host.live.log
+        found = log.read(log.log_start, log.appended_end, 1 << 20)
+        return [
+            (r.key, r.value)
+            for stored in found
+            if parse_header(stored.batch).count and not parse_header(stored.batch).is_control
+            for r in decode_batch(stored.batch)
+        ]
+
+
+def test_a_tombstone_stays_while_a_batch_below_it_cannot_be_looked_into() -> None:
+    """It deletes what a transaction wrote, and compaction leaves the batches of transactions as they are."""
+    keeper = Keeper()
+    keeper.put_in_transaction(b"k", b"old")
+    keeper.put(b"k", None)
+    keeper.put(b"other", b"v")
+    keeper.wait(30_000)
+    assert keeper.records == [(b"k", b"old"), (b"k", None), (b"other", b"v")]
+
+
+def test_a_tombstone_goes_after_its_time() -> None:
+    keeper = Keeper()
+    keeper.put(b"k", b"old")
+    keeper.put(b"k", None)
+    keeper.put(b"other", b"v")
+    keeper.wait(30_000)
+    assert keeper.records == [(b"other", b"v")]

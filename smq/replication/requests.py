@@ -34,7 +34,7 @@ from smq.replication.lookup import Lookup, clipped, partition_in, unknown_topic,
 from smq.replication.membership.balancer import request_transfer
 from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import REGISTER_MS_MAX
-from smq.replication.partition.admission import Offer, leader_error
+from smq.replication.partition.admission import JUDGED_BY_THE_LOG, Offer, leader_error
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.reads import Poll
 from smq.replication.partition.replica import Replica
@@ -46,7 +46,6 @@ from smq.replication.preparation import Preparation
 from smq.replication.proposer import Barriers
 from smq.replication.ranges import RangesRequest
 
-_JUDGED_BY_THE_LOG: Final = (ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.INVALID_TIMESTAMP)
 _STORED: Final = ("stored",)
 _DUPLICATE: Final = ("duplicate",)
 BATCHES_PER_SAMPLE: Final = (
@@ -142,7 +141,7 @@ class Requests:
                 # Without its traceback: that leads to this frame, and so to the request, which only the garbage
                 # collector would find again. It counts objects, and a request may have megabytes.
                 error = e.with_traceback(None)
-                if error.code in _JUDGED_BY_THE_LOG:
+                if error.code in JUDGED_BY_THE_LOG:
                     self._confirm(part, topic, timeout_ms, error, fail)
                 elif error.code in UNCERTAIN:
                     self._look_again(topic, partition, batch, timeout_ms, lambda p: append(p, prepared), fail)

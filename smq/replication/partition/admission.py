@@ -51,6 +51,10 @@ class Offer(NamedTuple):
     times: tuple[int, int] | None = None
 
 
+# Refusals for what the log does not have: a leader that has been deposed without knowing it may be wrong.
+JUDGED_BY_THE_LOG: Final = (ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.INVALID_TIMESTAMP)
+
+
 class Room(Protocol):
     """What the node has for more records. Its replicas say it."""
 

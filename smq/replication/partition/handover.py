@@ -17,21 +17,29 @@ from functools import partial
 from typing import Final, Protocol
 
 from smq.raft_state.commands import ElectLeader
-from smq.raft_state.errors import SmqError
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import PartitionState
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
 from smq.replication.log.store import PartitionLog
-from smq.replication.partition.admission import Offer
+from smq.replication.partition.admission import JUDGED_BY_THE_LOG, Offer
 from smq.replication.partition.streams import FollowerStream
+from smq.replication.partition.transactional import UNCERTAIN
 from smq.replication.ports import Buffer
 
 LAG_BYTES_MAX: Final = 4 << 20  # it begins only to a follower this close, to keep the pause short
 PAUSE_MS_MAX: Final = 1_000  # after a longer one, batches are accepted again
 PARKED_MAX: Final = 1_000  # batches; further ones are refused with a retry hint
 PARKED_BYTES_MAX: Final = 8 << 20
+RETRY_MS: Final = 50
+
+
+def handed_over() -> SmqError:
+    return SmqError(
+        ErrorCode.LEADER_UNAVAILABLE, "leadership is being handed over", ErrorDetails(retry_after_ms=RETRY_MS)
+    )
 
 
 class Leading(Protocol):
@@ -152,13 +160,16 @@ class HandOver:
             self._replica.resign()
 
     def _resume(self) -> None:
-        """Nothing was proposed. Parked batches are taken first, in order, before any new one."""
+        """Nothing was proposed. Parked batches are taken first, in order, before any new one. What would be refused for
+        what this node does not know is to be sent again: only after a barrier is it certain, and the next try waits for
+        one."""
         self._target = None
         for parked in self._drain_parked():
             try:
                 self._replica.produce(parked.offer, parked.acks, parked.timeout_ms, parked.done)
             except SmqError as e:
-                self._refuse(parked, e)
+                is_certain = e.code not in JUDGED_BY_THE_LOG and e.code not in UNCERTAIN
+                self._refuse(parked, e if is_certain else handed_over())
 
     def park(self, offer: Offer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]) -> bool:
         """Keeps a producer waiting. False if the bounds are reached."""

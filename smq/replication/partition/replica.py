@@ -23,7 +23,7 @@ from smq.replication.log.segments import Replaced
 from smq.replication.log.store import PartitionLog
 from smq.replication.net import wire
 from smq.replication.partition.admission import Offer, admitted, leader_error, validated
-from smq.replication.partition.handover import HandOver
+from smq.replication.partition.handover import HandOver, handed_over
 from smq.replication.partition.owner import ReplicaOwner
 from smq.replication.partition.step_aside import step_aside
 from smq.replication.partition.streams import FollowerStream
@@ -237,8 +237,7 @@ class Replica:
         if self._hand_over.is_under_way:
             if self._hand_over.park(offer, acks, timeout_ms, done):
                 return
-            details = ErrorDetails(retry_after_ms=50)
-            raise SmqError(ErrorCode.LEADER_UNAVAILABLE, "leadership is being handed over", details)
+            raise handed_over()
         self._check_has_space()
         header, log = validated(offer), self.log
         cached = self._owner.send_order.check(self.pid, header, log.producers, self.part.producers_start)

@@ -4,6 +4,7 @@ import pytest
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Offset
+from smq.records import NewRecord, encode_batch
 from smq.replication.api import Acks
 from smq.replication.log.codec import parse_value
 from smq.replication.net import wire
@@ -167,6 +168,21 @@ def test_rule_11_a_handover_that_takes_too_long_is_abandoned_and_parked_batches_
     host.advance(4)
     host.settle()
     assert [w.offsets for w in (*waiting, after)] == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_a_parked_batch_is_not_refused_for_what_only_a_barrier_makes_certain(host: Host) -> None:
+    """A leader that has been deposed meanwhile lacks the batches before it, or has not applied its transaction."""
+    host.produce(encode_batch([NewRecord(b"k", b"v", 1)], producer_id=7, producer_epoch=0, base_sequence=0))
+    host.settle()
+    host.ack(PEER_A, 0)
+    assert host.live.transfer(PEER_A)
+    later = encode_batch([NewRecord(b"k", b"v", 1)], producer_id=7, producer_epoch=0, base_sequence=5)
+    in_transaction = encode_batch(
+        [NewRecord(b"k", b"v", 1)], producer_id=8, producer_epoch=0, base_sequence=0, is_transactional=True
+    )
+    waiting = [host.produce(later), host.produce(in_transaction)]
+    host.settle(ms=3_000)
+    assert [w.error for w in waiting] == ["LEADER_UNAVAILABLE"] * 2
 
 
 @pytest.mark.parametrize("bound", ["PARKED_MAX", "PARKED_BYTES_MAX"])

@@ -74,7 +74,7 @@ TRANSACTION_BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 _HANDLERS + "transactions:find_transaction",
-                "if transaction.producer_epoch != producer_epoch:",
+                "if transaction.producer_epoch != producer_epoch or producer_epoch == PRODUCER_EPOCH_RETIRED:",
                 "if False:",
             ),
         ),
@@ -121,7 +121,7 @@ TRANSACTION_BUGS: tuple[PlantedBug, ...] = (
             ),
             Mutation(
                 _HANDLERS + "transactions:find_transaction",
-                "if transaction.producer_epoch != producer_epoch:",
+                "if transaction.producer_epoch != producer_epoch or producer_epoch == PRODUCER_EPOCH_RETIRED:",
                 "if False:",
             ),
         ),

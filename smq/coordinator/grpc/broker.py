@@ -27,7 +27,7 @@ from smq.coordinator.limits import (
 )
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
+from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many, known_range
 from smq.coordinator.service.lookup import Start, StartAsk, find_partition, start_positions
 from smq.coordinator.service.positions import OffsetType, parse_offset_type
 from smq.coordinator.service.requests import check_count, check_group
@@ -91,11 +91,10 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
             out.log_start, out.hwm, out.lso = outcome.log_start, outcome.hwm, outcome.lso
             out.batches.extend(_to_pb(batch, is_visible(outcome, batch)) for batch in outcome.batches)
         else:
-            # The response was full before this partition was read: its range as this node last applied it.
-            state = self._calls.node.state.partition_of(fetch.topic, fetch.partition)
-            if state is not None:
-                out.log_start, out.hwm = state.log_start, self._calls.node.known_hwm(state)
-                out.lso = out.hwm
+            # The response was full before this partition was read.
+            node = self._calls.node
+            if (state := node.state.partition_of(fetch.topic, fetch.partition)) is not None:
+                out.log_start, out.hwm, out.lso = known_range(node, state)
         return out
 
     @guarded

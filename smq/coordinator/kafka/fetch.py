@@ -14,11 +14,10 @@ from smq.coordinator.kafka.errors import KafkaError, fetch_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.racks import is_behind, preferred_replica
 from smq.coordinator.limits import FETCH_BARRIER_MS, FETCH_WAIT_MS_MAX, KAFKA_CONFIRM_MS
-from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
+from smq.coordinator.service.fetching import KnownRange, Outcome, PartitionFetch, fetch_many, known_range
 from smq.coordinator.service.lookup import confirm_unknown
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId
-from smq.raft_state.state import PartitionState
 from smq.replication.api import Fetched
 
 BY_ID_VERSION: Final = 13
@@ -59,7 +58,7 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
             nearer = _nearer(gateway, name, requested, request["rack_id"])
             if nearer is not None:
                 answer["preferred_read_replica"] = nearer
-                _fill_range(answer, gateway.state.partition_of(name, requested["partition"]))
+                _fill_known_range(gateway, answer, name, requested["partition"])
                 continue
             wanted.append(_wanted(name, requested, is_committed=request["isolation_level"] == _READ_COMMITTED))
             places.append(answer)
@@ -168,19 +167,24 @@ def _fill(
             # Out of range. Kafka gives no range here, and its readers ask for it.
             answer |= {"log_start_offset": outcome.details.lo, "high_watermark": outcome.details.hi}
         return
-    # None: the response was full before this partition's turn. The range is as this node last applied it.
-    found = outcome if isinstance(outcome, Fetched) else gateway.state.partition_of(want.topic, want.partition)
-    _fill_range(answer, found)
-    if isinstance(outcome, Fetched):
-        answer["records"] = [batch.data for batch in outcome.batches]
-        if want.is_committed:
-            answer["aborted_transactions"] = [
-                {"producer_id": aborted.producer_id, "first_offset": aborted.first} for aborted in outcome.aborted
-            ]
+    if outcome is None:  # the response was full before this partition's turn
+        _fill_known_range(gateway, answer, want.topic, want.partition)
+        return
+    _fill_range(answer, outcome)
+    answer["records"] = [batch.data for batch in outcome.batches]
+    if want.is_committed:
+        answer["aborted_transactions"] = [
+            {"producer_id": aborted.producer_id, "first_offset": aborted.first} for aborted in outcome.aborted
+        ]
 
 
-def _fill_range(answer: Struct, found: Fetched | PartitionState | None) -> None:
-    if found is not None:
-        answer["high_watermark"] = found.hwm
-        answer["last_stable_offset"] = found.lso if isinstance(found, Fetched) else found.hwm
-        answer["log_start_offset"] = found.log_start
+def _fill_known_range(gateway: Gateway, answer: Struct, topic: str, partition: int) -> None:
+    known = gateway.state.partition_of(topic, partition)
+    if known is not None:
+        _fill_range(answer, known_range(gateway.calls.node, known))
+
+
+def _fill_range(answer: Struct, found: Fetched | KnownRange) -> None:
+    answer["high_watermark"] = found.hwm
+    answer["last_stable_offset"] = found.lso
+    answer["log_start_offset"] = found.log_start

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from smq.coordinator.limits import FETCH_CONCURRENCY
 from smq.coordinator.service.calls import Answer, NodeCalls
 from smq.coordinator.service.internal_errors import internal
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.replication.api import Cancel, Fetched
+from smq.raft_state.ids import Offset
+from smq.raft_state.state import PartitionState
+from smq.replication.api import Cancel, Fetched, NodeApi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,24 @@ class PartitionFetch:
 
 
 Outcome: TypeAlias = Fetched | SmqError | None  # None: not read, the response was full before
+
+
+class KnownRange(NamedTuple):
+    """What an answer without records says of its partition."""
+
+    log_start: Offset
+    hwm: Offset
+    lso: Offset
+
+
+def known_range(node: NodeApi, partition: PartitionState) -> KnownRange:
+    """As this node knows it, so perhaps a little behind. Without a replica here, no last stable offset is known: then
+    it is the lowest that it can be."""
+    status = node.replica_status(partition.pid)
+    if status is None:
+        return KnownRange(partition.log_start, partition.hwm, partition.log_start)
+    return KnownRange(status.log_start, status.hwm, status.lso)
+
 
 # Reserves this many bytes of a budget for the length of a block.
 Reserve: TypeAlias = Callable[[int], AbstractAsyncContextManager[None]]

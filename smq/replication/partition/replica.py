@@ -106,8 +106,11 @@ class Replica:
 
     @property
     def stable_end(self) -> Offset:
-        """The last stable offset, as far as this process knows. Beyond the log, it knows of no transaction."""
-        return max(self.part.log_start, self.log.producers.stable_end(self.known_commit_point()))
+        """The last stable offset, as far as this process knows. Beyond its log, a follower knows of no transaction."""
+        end = self.log.producers.stable_end(self.known_commit_point())
+        if self.leading is None:
+            end = Offset(min(end, self.readable_end))
+        return max(self.part.log_start, end)
 
     @property
     def log_end(self) -> Offset:

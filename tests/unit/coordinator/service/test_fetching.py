@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many
+from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many, known_range
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, TsNs
-from smq.replication.api import Fetched, StoredBatch
+from smq.raft_state.state import PartitionState
+from smq.replication.api import Fetched, NodeApi, StoredBatch
 from smq.testing.served import PATIENCE_S
 
 BATCH_BYTES = 100
@@ -190,3 +192,14 @@ def test_nothing_within_the_time_is_an_empty_answer() -> None:
         assert log.waiting == 0
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize(("lso", "told"), [(4, (1, 9, 4)), (None, (2, 8, 2))])
+def test_a_range_without_records_never_tells_too_high_a_last_stable_offset(
+    lso: int | None, told: tuple[int, int, int]
+) -> None:
+    """The replica here knows what is open. Without one, no more is known than the replicated marks."""
+    status = None if lso is None else SimpleNamespace(log_start=1, hwm=9, lso=lso)
+    node = SimpleNamespace(replica_status=lambda _pid: status)
+    partition = SimpleNamespace(pid=b"", log_start=2, hwm=8)
+    assert known_range(cast(NodeApi, node), cast(PartitionState, partition)) == told

@@ -14,6 +14,7 @@ from smq.replication.api import Fetched
 from smq.replication.partition.endings import Endings
 from smq.replication.partition.ends import ExactEnds, end_at_leader
 from smq.replication.partition.reads import Poll, Reads
+from smq.replication.partition.status import status_of
 from smq.replication.proposer import Barriers
 from tests.unit.raft_state.support import add, init_transactions, proposed
 from tests.unit.raft_state.support import end as end_transaction
@@ -296,3 +297,14 @@ def test_the_last_stable_offset_is_not_below_the_log_start(world: World) -> None
     world.commit_all()
     world.host.apply(AdvanceLogStart(partition=world.pid, offset=Offset(1)))
     assert world.host.live.stable_end == 1
+
+
+def test_a_follower_that_lags_does_not_tell_a_last_stable_offset_beyond_its_log() -> None:
+    """It does not know which transactions begin there."""
+    world = World(replication=3)
+    world.write(is_transactional=False)
+    world.host.advance(1)
+    world.host.elect(PEER_A, end=1)
+    world.host.advance(9)
+    assert world.host.live.known_commit_point() == 9
+    assert world.host.live.stable_end == status_of(world.host.live).lso == 1

@@ -141,12 +141,11 @@ class LogReader:
             start = rows[-1][0] + b"\x00"
         return size
 
-    def _fold_aborted(self) -> list[Aborted]:
-        """The aborted transactions whose markers this log holds, from the log itself."""
+    def _fold_aborted(self) -> tuple[list[Aborted], Offset]:
+        """The aborted transactions whose markers this log holds, from the log itself, and how far it could be read."""
         state = self._base.copy()
         found = state.found = []
-        self._state_up_to(self._state.end, state)
-        return found
+        return found, self._state_up_to(self._state.end, state).end
 
     def _fold_rows(self, state: LogState, end: Offset) -> None:
         """Adds the batches that the index rows describe, up to the first row that is damaged or missing."""

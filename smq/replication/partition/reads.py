@@ -103,6 +103,8 @@ class Reads:
         if poll.offset < part.log_start or poll.offset > max(replica.log_end, poll.end_known):
             self._ask_end(poll)
             return
+        if poll.is_committed:
+            replica.log.check_aborted()
         if not poll.max_bytes:
             self._conclude(poll, [], is_enough=poll.offset < poll.end)
             return

@@ -65,6 +65,13 @@ class StorageMaintenance:
             _log.warning("damage found", node=self._host.node_id, what=f"a checkpoint of {log!r}: rewritten")
             log.rewrite_checkpoint(key)
 
+    def repair_aborted(self, pid: PartitionId) -> None:
+        log = self._replicas.log(pid)
+        if log is not None:
+            what = f"the row of an aborted transaction of {log!r}: rewritten"
+            _log.warning("damage found", node=self._host.node_id, what=what)
+            log.save_aborted()
+
     def repair_raft(self, table: Table, key: bytes) -> None:
         _log.warning("damage found", node=self._host.node_id, what=f"{table.value}, {key.hex()}: rewritten")
         self._host.engine.rewrite_row(table, key)

@@ -16,7 +16,8 @@ from typing import Final, Protocol, TypeAlias
 from crc32c import crc32c
 
 from smq.raft_state.ids import Offset, PartitionId
-from smq.replication.log.codec import TIME_APPEND, BatchDamaged, StoredValue, base_of_key
+from smq.replication.log.aborted import parse_aborted_row
+from smq.replication.log.codec import TIME_ABORTED, TIME_APPEND, BatchDamaged, StoredValue, base_of_key
 from smq.replication.log.reader import parse_row, parse_stored
 from smq.replication.log.segments import HeldSegments, segments_key
 from smq.replication.log.state import decode_checkpoint, decode_partition, partition_key
@@ -33,7 +34,7 @@ _POSITION: Final = struct.Struct(">IBBQqqQ")  # crc, version, table, bytes so fa
 _VERSION: Final = 1
 _BEYOND_ALL: Final = b"\xff" * 64
 _PID_BYTES: Final = 20
-Damage: TypeAlias = BatchDamaged | bytes  # a batch or its index row, or the key of another table's row
+Damage: TypeAlias = BatchDamaged | bytes  # a batch or its index row, or the key of another row
 
 
 class ScrubHost(Protocol):
@@ -48,6 +49,9 @@ class ScrubHost(Protocol):
         `done` is not called, if too many reads wait."""
 
     def repair_checkpoint(self, pid: PartitionId, key: bytes) -> None: ...
+
+    def repair_aborted(self, pid: PartitionId) -> None:
+        """Rewrites the rows of the partition's aborted transactions."""
 
     def repair_raft(self, table: Table, key: bytes) -> None: ...
 
@@ -101,6 +105,8 @@ class Check:
 
     def _is_next_row(self, key: bytes, value: bytes) -> bool:
         """If two neighbouring rows do not touch, one between them is missing: reported as damage of the second."""
+        if _is_of_aborted(key):
+            parse_aborted_row(key, value)
         if len(key) <= _PID_BYTES or key[_PID_BYTES] != TIME_APPEND:
             return True
         pid = PartitionId(key[:_PID_BYTES])
@@ -219,8 +225,14 @@ class Scrubber:
                 self._host.repair_batch(damage)
             elif table is Table.CHECKPOINTS:
                 self._host.repair_checkpoint(PartitionId(damage[:_PID_BYTES]), damage)
+            elif table is Table.TIMES:
+                self._host.repair_aborted(PartitionId(damage[:_PID_BYTES]))
             else:
                 self._host.repair_raft(table, damage)
+
+
+def _is_of_aborted(key: bytes) -> bool:
+    return len(key) > _PID_BYTES and key[_PID_BYTES] == TIME_ABORTED
 
 
 def found_again(table: Table, keys: list[bytes], rows: Rows) -> list[Damage]:
@@ -231,7 +243,7 @@ def found_again(table: Table, keys: list[bytes], rows: Rows) -> list[Damage]:
         if value is None:
             continue
         pid = PartitionId(key[:_PID_BYTES])
-        if table is Table.TIMES:
+        if table is Table.TIMES and not _is_of_aborted(key):
             damage = _damage_of_row(rows, pid, key, value)
             if damage is not None:
                 found.append(damage)

@@ -13,7 +13,7 @@ from smq.records import NewRecord, encode_batch, marker_batch, parse_header
 from smq.replication.api import Aborted
 from smq.replication.log import partition_log
 from smq.replication.log.aborted import AbortedTransactions, aborted_row, parse_aborted_row
-from smq.replication.log.codec import TIME_ABORTED, times_range
+from smq.replication.log.codec import TIME_ABORTED, TIME_APPEND, BatchDamaged, batch_key, times_range
 from smq.replication.log.producers import ProducerTable
 from smq.replication.log.state import LogState
 from smq.replication.log.store import LogStore, PartitionLog
@@ -186,6 +186,36 @@ def test_a_damaged_or_missing_row_is_found_in_the_log_again() -> None:
         assert list(log.aborted) == expected
         harness.settle()
         assert harness.disk.scan(Table.TIMES, start, stop) == rows
+
+
+def test_no_committed_reader_is_served_while_damage_hides_what_was_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is missing, and the log from which it would be found has a batch that is damaged with its index row."""
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 8)
+    harness = FakeHarness()
+    log = aborted_log(harness)
+    expected = list(log.aborted)
+    (stored,) = log.read(Offset(2), Offset(4), 1)
+    start, stop = times_range(PID, TIME_ABORTED)
+    lost, _ = harness.disk.scan(Table.TIMES, start, stop)[1]
+    index_key, index_value = harness.disk.scan(Table.TIMES, *times_range(PID, TIME_APPEND))[1]
+    harness.disk.submit(
+        [
+            Delete(Table.TIMES, lost, lost + b"\x00"),
+            Put(Table.TIMES, index_key, index_value[:-1] + b"\x77"),
+            Put(Table.BATCHES, batch_key(PID, Offset(2)), bytes(stored.value)[:-1] + b"\x77"),
+        ]
+    )
+    harness.settle()
+    log = LogStore(harness.reopen()).open_all()[PID]
+    with pytest.raises(BatchDamaged) as raised:
+        log.check_aborted()
+    assert raised.value.offset == 2
+    assert list(log.aborted) == [expected[0], expected[2]]
+    assert log.replace(stored, index_key, lambda: None)
+    harness.settle()
+    log.check_aborted()
+    assert list(log.aborted) == expected
+    assert len(harness.disk.scan(Table.TIMES, start, stop)) == 3
 
 
 def test_rows_go_with_their_batches() -> None:

@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerId, TsNs
 from smq.records import parse_header
+from smq.replication.api import Aborted
+from smq.replication.log.aborted import aborted_row
 from smq.replication.log.codec import BatchDamaged, base_of_key
 from smq.replication.log.store import LogStore, PartitionLog
 from smq.replication.ports import Put, Table
@@ -37,6 +39,7 @@ class Node:
         self.batches: list[tuple[Offset, bytes | None]] = []
         self.verified: list[tuple[PartitionId, Offset]] = []
         self.checkpoints: list[bytes] = []
+        self.aborted: list[PartitionId] = []
         self.raft: list[tuple[Table, bytes]] = []
         self.scrubber = Scrubber(self, self.disk, period_s)
         self.scrubber.start()
@@ -51,6 +54,9 @@ class Node:
 
     def repair_checkpoint(self, pid: PartitionId, key: bytes) -> None:
         self.checkpoints.append(key)
+
+    def repair_aborted(self, pid: PartitionId) -> None:
+        self.aborted.append(pid)
 
     def repair_raft(self, table: Table, key: bytes) -> None:
         self.raft.append((table, key))
@@ -241,6 +247,16 @@ def test_a_log_rewrites_its_checkpoints_from_memory() -> None:
         log.rewrite_checkpoint(flip(node, Table.CHECKPOINTS, number))
         node.scheduler.run_for_ms(100)
     assert LogStore(node.disk).open_all()[PID].tail_damage is None
+
+
+def test_a_damaged_row_of_an_aborted_transaction_is_written_again() -> None:
+    node = Node()
+    node.fill()
+    key, value = aborted_row(PID, Aborted(Offset(3), Offset(1), ProducerId(1), Offset(0)))
+    node.disk.submit([Put(Table.TIMES, key, value[:-1] + b"\x77")])
+    node.scheduler.run_for_ms(100)
+    node.run(PERIOD_S, until=lambda: node.scrubber.progress.passes > 0)
+    assert (node.aborted, node.batches) == ([PID], [])
 
 
 def test_rows_that_fail_are_read_again_beside_the_loop_however_slow_the_disk_is() -> None:

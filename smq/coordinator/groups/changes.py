@@ -121,7 +121,7 @@ class Changes:
 
     def _refusal(self, change: _Change) -> SmqError | None:
         if not self._is_current(change.command):
-            return SmqError(FENCED, f"another node coordinates group {change.command.subject!r} now")
+            return SmqError(FENCED, f"another node coordinates {change.command.subject!r} now")
         return _overloaded_in_time(change) if self._clock.monotonic_ns() > change.until_ns else None
 
     def _expire(self, change: _Change) -> None:
@@ -156,4 +156,4 @@ def _overloaded(message: str) -> SmqError:
 
 
 def _overloaded_in_time(change: _Change) -> SmqError:
-    return _overloaded(f"the changes of group {change.command.subject!r} before this one took all of its time")
+    return _overloaded(f"the changes of {change.command.subject!r} before this one took all of its time")

@@ -9,6 +9,7 @@ leader simply begins again. It must never decide anything. `replicas` owns it.
 """
 
 from collections.abc import Callable
+from heapq import nsmallest
 from typing import Final
 
 from smq.raft_state.commands import Command, CompleteTransactions, WrittenMarker
@@ -17,7 +18,7 @@ from smq.raft_state.state import TransactionPhase, TransactionState
 from smq.records import marker_batch
 from smq.replication.api import DoneFn
 from smq.replication.host import Host
-from smq.replication.partition.coalescing import Coalescer
+from smq.replication.partition.coalescing import ITEMS_MAX, Coalescer
 from smq.replication.partition.replica import Replica
 
 _NS_PER_MS: Final = 1_000_000
@@ -40,8 +41,9 @@ class Endings:
             self._reports.mark_due(replica)
 
     def _lacking(self, replica: Replica) -> list[TransactionState]:
-        """The decided transactions that the state does not know to be complete here."""
-        producers = sorted(self._host.state.endings.get(replica.pid, ()))
+        """The decided transactions that the state does not know to be complete here: so many that a call stays short.
+        The others follow when these are complete."""
+        producers = nsmallest(ITEMS_MAX, self._host.state.endings.get(replica.pid, ()))
         found = (self._host.state.transaction_of(producer) for producer in producers)
         return [transaction for transaction in found if transaction is not None]
 

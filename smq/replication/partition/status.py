@@ -1,6 +1,6 @@
 """This node's copy of a partition as operators, metrics and checkers see it.
 
-Owns the choice of what is shown. It must never change the replica. The node imports it.
+Owns the choice of what is shown. It must never change what the replica holds. The node imports it.
 """
 
 from smq.replication.api import ReplicaStatus

@@ -76,6 +76,13 @@ class Cluster(Nodes):
             )
         return self
 
+    def tune(self, **tuning: int) -> None:
+        """Adds settings to the table [tuning] of every node, which has none yet. They act after a restart."""
+        lines = ["", "[tuning]", *(f"{name} = {value}" for name, value in tuning.items()), ""]
+        for node in self.nodes.values():
+            with node.config.open("a") as config:
+                config.write("\n".join(lines))
+
     def restart(self, *nodes: int, wait: bool = True) -> None:
         """Starts nodes that have ended, on their old addresses and directories, as an operator would."""
         for node in nodes:

@@ -70,7 +70,7 @@ def test_a_limit_set_later_deletes_old_records_and_keeps_young_ones(cluster: Clu
     for value in (b"old", b"older"):
         node.publish_batch("aged", 0, encode_batch([NewRecord(None, value, 1_000)] * 3))
     node.publish_values("aged", 0, [b"young"])
-    request = pb.AlterTopicRequest(name="aged", set={"retention.ms": "3600000"}, request_id=secrets.token_bytes(16))
+    request = pb.AlterTopicRequest(name="aged", set={"retention.ms": "600000"}, request_id=secrets.token_bytes(16))
     node.call(node.admin.AlterTopic, request)
     for other in cluster.nodes.values():
         await_start(other.raw, "aged", 6)

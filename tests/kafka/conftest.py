@@ -21,6 +21,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with live_cluster(tmp_path_factory.mktemp("kafka")) as made:
+        made.tune(compaction_check_ms=500)  # otherwise each test of compaction waits for 15 s
+        made.kill(*made.nodes)
+        made.restart(*made.nodes)
         yield made
 
 

@@ -12,7 +12,7 @@ from smq.testing.node_process import wait_for
 from tests.kafka.client_adapters import FACES, READ_S, Item
 
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
-COMPACTED_S = 90  # a leader looks every 15 s
+COMPACTED_S = 90
 NOW_MS = time.time_ns() // 1_000_000
 KEYS = 4
 

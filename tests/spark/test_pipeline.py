@@ -15,6 +15,7 @@ from examples.pipeline.output import committed_files, difference, expected, writ
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.cluster
 @pytest.mark.timeout(600)

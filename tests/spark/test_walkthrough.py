@@ -36,6 +36,7 @@ def test_every_block_runs_and_prints_what_the_page_says(spark: SparkSession, clu
         assert printed.getvalue() == wanted, source
 
 
+@pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.cluster
 @pytest.mark.timeout(280)

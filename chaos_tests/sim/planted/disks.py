@@ -101,7 +101,7 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         ),
         scenario="rot",
         anomalies=frozenset({"inconsistent-offsets", "divergent-replica"}),
-        seeds=8,
+        seeds=12,
     ),
     PlantedBug(
         name="look-ups-on-the-loop",

@@ -133,7 +133,7 @@ class Delivery:
         for callback in callbacks:
             try:
                 callback(self)
-            except Exception:
+            except Exception:  # the next callback is of another caller
                 logging.getLogger(__name__).exception("a callback of a delivery failed")
 
 

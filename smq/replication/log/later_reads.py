@@ -1,8 +1,8 @@
 """Reads of a partition's log that may wait for the medium: the loop goes on, and gets the answer later.
 
 Owns what a read may say that ends after the log has changed: rows that a cut, a trim or a drop has removed meanwhile
-are no damage. The rows themselves are found by `LogReader`. It must never change anything: PartitionLog, its only
-subclass, does.
+are no damage. The rows themselves are found by `LogReader`. It must never change anything: PartitionLog, which
+extends it, does.
 """
 
 from collections.abc import Callable

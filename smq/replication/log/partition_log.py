@@ -14,14 +14,13 @@ from typing import Final
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import BatchHeader, Buffer
-from smq.replication.api import Aborted
-from smq.replication.log.aborted import AbortedTransactions, aborted_key, aborted_row, parse_aborted_row
+from smq.replication.log.aborted import aborted_key, aborted_row
+from smq.replication.log.aborted_log import AbortedLog
 from smq.replication.log.budget import NodeBudget
 from smq.replication.log.codec import (
     TIME_ABORTED,
     TIME_APPEND,
     TIME_CREATE,
-    BatchDamaged,
     BatchInfo,
     StoredValue,
     after_append_time,
@@ -36,7 +35,6 @@ from smq.replication.log.codec import (
     partition_stop,
     times_range,
 )
-from smq.replication.log.later_reads import LaterReads
 from smq.replication.log.pending import Pending
 from smq.replication.log.producers import ProducerTable
 from smq.replication.log.reaper import BLIND_BATCHES, SLICE_BATCHES, SLICE_BYTES, delete_partition
@@ -58,7 +56,7 @@ _NO_LIMIT: Final = Offset((1 << 63) - 1)
 TAIL_BYTES_NODE_MAX: Final = 64 << 20  # over all partitions; above this, durable batches leave memory immediately
 
 
-class PartitionLog(LaterReads):
+class PartitionLog(AbortedLog):
     """See the module. `generation` grows whenever batches are dropped from the end, or all of them.
 
     `damaged_batches` holds the base of every batch that is known to fail its CRC and that `replace` has not repaired.
@@ -88,7 +86,6 @@ class PartitionLog(LaterReads):
         self.tail_damage = tail_damage
         self.damaged_batches = set(damaged_batches)
         self.has_producers = has_producers
-        self.aborted_damage: BatchDamaged | None = None
         self._batches_since_checkpoint = 0
         self._bytes_since_checkpoint = 0
         self._pending: deque[Pending] = deque()  # bounded by the node's cap on appends in flight
@@ -425,54 +422,6 @@ class PartitionLog(LaterReads):
 
     def _base_row(self) -> Op:
         return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._base.end), next_checkpoint(self._base))
-
-    def load_aborted(self) -> None:
-        """The aborted transactions of a log that has been opened, or repaired since. If their rows are damaged or
-        missing, they are found in the log again. If that is damaged, too, `aborted_damage` says where: no committed
-        reader is served before that batch is repaired, as nothing says which records to leave out."""
-        saved, are_rows_whole = self._saved_aborted()
-        found = {(a.marker, a.first): a for a in (*saved, *self.aborted)}
-        count = self._state.aborted - self._base.aborted
-        self.aborted_damage = None
-        if not are_rows_whole or len(found) != count:
-            folded, end = self._fold_aborted()
-            if end == self._state.end:
-                found.clear()
-            found |= {(a.marker, a.first): a for a in folded}
-            if end < self._state.end and len(found) != count:
-                self.aborted_damage = BatchDamaged(self.pid, end, "what the log aborts there is not known")
-            self.aborted = AbortedTransactions(sorted(found.values()))
-            self.save_aborted()
-        else:
-            self.aborted = AbortedTransactions(sorted(found.values()))
-
-    def check_aborted(self) -> None:
-        """Raises BatchDamaged while it is not known which records were aborted."""
-        damage = self.aborted_damage
-        if damage is not None and not self._first <= damage.offset < self._state.end:
-            self.load_aborted()  # that part of the log is gone
-        if self.aborted_damage is not None:
-            raise self.aborted_damage.with_traceback(None)
-
-    def _saved_aborted(self) -> tuple[list[Aborted], bool]:
-        """Those whose rows are whole, and whether all rows are."""
-        start, stop = times_range(self.pid, TIME_ABORTED)[0], aborted_key(self.pid, self._state.end)
-        found: list[Aborted] = []
-        is_whole = True
-        try:
-            for key, value in self._disk.scan(Table.TIMES, start, stop):
-                try:
-                    found.append(parse_aborted_row(key, value))
-                except DataDamaged:
-                    is_whole = False
-        except DataDamaged:
-            is_whole = False
-        return found, is_whole
-
-    def save_aborted(self) -> None:
-        """Writes all their rows again: one is damaged or missing."""
-        rows = [Put(Table.TIMES, *aborted_row(self.pid, aborted)) for aborted in self.aborted]
-        self._disk.submit([Delete(Table.TIMES, *times_range(self.pid, TIME_ABORTED)), *rows])
 
     def note_recovered(self, batches: int, size: int) -> None:
         """Records how much of the log comes after the newest checkpoint."""

@@ -13,8 +13,6 @@ from typing import Final
 
 from smq.raft_state.ids import Offset, PartitionId, TsNs
 from smq.raft_state.topic_config import Retention
-from smq.replication.api import Aborted
-from smq.replication.log.aborted import AbortedTransactions
 from smq.replication.log.codec import (
     INT64_MAX,
     TIME_APPEND,
@@ -59,7 +57,6 @@ class LogReader:
         self._base = base  # the state before the first batch; see `state`
         self._first = first  # base offset of the first batch; log_start if there is none
         self._compacted_end = Offset(0)  # below it, only the borders of segments are surely batch borders
-        self.aborted = AbortedTransactions([])  # of the appended log
         self._tail: deque[StoredValue] = deque()  # contiguous up to appended_end; holds every batch not yet durable
 
     @property
@@ -140,12 +137,6 @@ class LogReader:
                     size += info.size if info.end > self._base.end else 0
             start = rows[-1][0] + b"\x00"
         return size
-
-    def _fold_aborted(self) -> tuple[list[Aborted], Offset]:
-        """The aborted transactions whose markers this log holds, from the log itself, and how far it could be read."""
-        state = self._base.copy()
-        found = state.found = []
-        return found, self._state_up_to(self._state.end, state).end
 
     def _fold_rows(self, state: LogState, end: Offset) -> None:
         """Adds the batches that the index rows describe, up to the first row that is damaged or missing."""

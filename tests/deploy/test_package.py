@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import smq
-from smq.coordinator.cli.completion import SHELLS
+from smq.coordinator.cli.commands.completion import SHELLS
 from smq.testing.node_process import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

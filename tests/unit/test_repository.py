@@ -345,7 +345,7 @@ def test_clients_import_carries_no_server_and_no_spark() -> None:
         ("chaos_tests/live/load/traffic.py", "import chaos_tests.live.faults.plan", "Live histories"),
         ("smq/clients/__init__.py", "import smq.raft_state.commands", "clients know ids and errors only"),
         ("smq/coordinator/service/fetching.py", "import smq.coordinator.grpc.errors", "Inside the server"),
-        ("smq/coordinator/cli/connect.py", "import smq.coordinator.cli.topic", "Inside cli"),
+        ("smq/coordinator/cli/connect.py", "import smq.coordinator.cli.commands.topic", "Inside cli"),
         ("smq/coordinator/grpc/errors.py", "import smq.coordinator.grpc.broker", "Inside grpc"),
         ("smq/coordinator/groups/round.py", "import smq.coordinator.groups.memory", "Inside groups"),
         ("smq/coordinator/kafka/cluster.py", "import smq.coordinator.kafka.fetch", "Inside kafka"),

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from smq import __version__
-from smq.coordinator.cli.man import page
+from smq.coordinator.cli.commands.man import page
 from smq.coordinator.cli.root import cli
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.types import ClusterDescription, NodeDescription, NodeStatus, ReplicaStatus
+from smq.coordinator.cli.commands.top import GROUPS_MAX, Look, by_topic, rates, render
 from smq.coordinator.cli.root import cli
-from smq.coordinator.cli.top import GROUPS_MAX, Look, by_topic, rates, render
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import NewRecord
 from smq.testing.fake.cluster import FakeCluster

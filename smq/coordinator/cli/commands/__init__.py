@@ -1,0 +1,1 @@
+"""The commands, one module each: `root` imports the one that is run."""

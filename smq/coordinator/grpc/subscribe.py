@@ -135,7 +135,9 @@ class SubscribeStream:
                 await asyncio.sleep(0)
             else:
                 position = chunk.next_offset
-                await self._context.write(self._response(chunk.records, position, fetched.hwm, fetched.lso))
+                # A replica that lags knows no better end than the high water mark.
+                end = fetched.lso if fetched.readable_end >= fetched.hwm else fetched.hwm
+                await self._context.write(self._response(chunk.records, position, fetched.hwm, end))
                 self._window.sent(position, chunk.size)
             if self._seek is not None or self._control_error is not None or self._window.is_full:
                 break  # the rest of what was decoded is read again
@@ -161,14 +163,14 @@ class SubscribeStream:
             self._poll = None
 
     def _response(
-        self, records: list[pb.Record], position: Offset, hwm: Offset, lso: Offset, started: pb.StartedAt | None = None
+        self, records: list[pb.Record], position: Offset, hwm: Offset, end: Offset, started: pb.StartedAt | None = None
     ) -> pb.SubscribeRecordResponse:
         return pb.SubscribeRecordResponse(
             records=records,
             next_offset=position,
             hwm=hwm,
             lag=max(0, hwm - position),
-            at_end=position >= lso,
+            at_end=position >= end,
             started=started,
         )
 

@@ -62,6 +62,15 @@ class AbortedTransactions:
                 break
         return found
 
+    def of_key(self, key: bytes) -> Aborted | None:
+        """The one whose row has this key."""
+        if len(key) != _KEY.size:
+            return None
+        _, _, marker, first = _KEY.unpack(key)
+        at = self._index(marker)
+        is_here = at < len(self._entries) and self._entries[at][:2] == (marker, first)
+        return self._entries[at] if is_here else None
+
     def _index(self, marker: Offset) -> int:
         """Of the first entry whose marker is not below."""
         return bisect_left(self._entries, marker, key=lambda aborted: aborted.marker)

@@ -26,21 +26,21 @@ class AbortedLog(LaterReads):
         """The aborted transactions of a log that has been opened, or repaired since. If their rows are damaged or
         missing, they are found in the log again. If that is damaged, too, `aborted_damage` says where: no committed
         reader is served before that batch is repaired, as nothing says which records to leave out."""
+        was_damaged, self.aborted_damage = self.aborted_damage is not None, None
+        count = self._state.aborted - self._base.aborted
         saved, are_rows_whole = self._saved_aborted()
         found = {(a.marker, a.first): a for a in (*saved, *self.aborted)}
-        count = self._state.aborted - self._base.aborted
-        self.aborted_damage = None
-        if not are_rows_whole or len(found) != count:
+        if was_damaged or not are_rows_whole or len(found) != count:
             folded, end = self._fold_aborted()
-            if end == self._state.end:
-                found.clear()
-            found |= {(a.marker, a.first): a for a in folded}
-            if end < self._state.end and len(found) != count:
+            is_whole = end == self._state.end
+            found = {(a.marker, a.first): a for a in folded} | ({} if is_whole else found)
+            if not is_whole and (was_damaged or len(found) != count):
                 self.aborted_damage = BatchDamaged(self.pid, end, "what the log aborts there is not known")
-            self.aborted = AbortedTransactions(sorted(found.values()))
-            self.save_aborted()
         else:
-            self.aborted = AbortedTransactions(sorted(found.values()))
+            folded = None
+        self.aborted = AbortedTransactions(sorted(found.values()))
+        if folded is not None and self.aborted_damage is None:
+            self._save_aborted()
 
     def check_aborted(self) -> None:
         """Raises BatchDamaged while it is not known which records were aborted."""
@@ -51,8 +51,8 @@ class AbortedLog(LaterReads):
             raise self.aborted_damage.with_traceback(None)
 
     def _saved_aborted(self) -> tuple[list[Aborted], bool]:
-        """Those whose rows are whole, and whether all rows are."""
-        start, stop = times_range(self.pid, TIME_ABORTED)[0], aborted_key(self.pid, self._state.end)
+        """Those whose rows are whole, and whether all rows are. Rows below the log's first batch are about to go."""
+        start, stop = aborted_key(self.pid, self._first), aborted_key(self.pid, self._state.end)
         found: list[Aborted] = []
         is_whole = True
         try:
@@ -65,8 +65,17 @@ class AbortedLog(LaterReads):
             is_whole = False
         return found, is_whole
 
-    def save_aborted(self) -> None:
-        """Writes all their rows again: one is damaged or missing."""
+    def rewrite_aborted(self, key: bytes) -> None:
+        """The row under this key is damaged: it is written again, or goes if there is no such transaction."""
+        row = Delete(Table.TIMES, key, key + b"\x00")
+        if (aborted := self.aborted.of_key(key)) is not None:
+            self._disk.submit([row, Put(Table.TIMES, *aborted_row(self.pid, aborted))])
+        elif self.aborted_damage is None:  # the key was damaged: the row that had it is missing
+            self._disk.submit([row])
+            self._save_aborted()
+
+    def _save_aborted(self) -> None:
+        """Writes all their rows again."""
         rows = [Put(Table.TIMES, *aborted_row(self.pid, aborted)) for aborted in self.aborted]
         self._disk.submit([Delete(Table.TIMES, *times_range(self.pid, TIME_ABORTED)), *rows])
 

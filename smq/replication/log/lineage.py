@@ -31,6 +31,11 @@ def extend_runs(runs: list[EpochRun], epoch: Epoch, start: Offset, end: Offset) 
     runs.append(EpochRun(epoch, start, end))
 
 
+def runs_to(runs: Sequence[EpochRun], end: Offset) -> list[EpochRun]:
+    """The runs without everything from `end` on."""
+    return [EpochRun(run.epoch, run.start, min(run.end, end)) for run in runs if run.start < end]
+
+
 def runs_from(runs: Sequence[EpochRun], first: Offset) -> list[EpochRun]:
     """The runs without everything before `first`, the base of a batch."""
     return [EpochRun(run.epoch, max(run.start, first), run.end) for run in runs if run.end > first]

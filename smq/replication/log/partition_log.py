@@ -186,23 +186,25 @@ class PartitionLog(AbortedLog):
             raise ValueError(f"{self!r} was dropped")
 
     # -------------------------------------------------------------------------------------------- cutting
-    def truncate(self, cut: Offset) -> None:
-        """Drops every batch that ends beyond `cut`: immediately in memory, in order of submission on disk."""
+    def truncate(self, cut: Offset) -> bool:
+        """Drops every batch that ends beyond `cut`: immediately in memory, in order of submission on disk. False if
+        damage made it drop more: what a batch and its index row both do not say, nothing after it can do without."""
         if self.tail_damage is None and (cut >= self.appended_end or self._is_empty()):
-            return
+            return True
         # Batches below log_start count as gone: their producers and times stay, as after the deletion.
         end = self._boundary(max(min(cut, self.appended_end), self.log_start))
         state = self._state_up_to(end) if end > self._first else self._base
         if state.end <= self._base.end or self._is_empty():
             self._replace_all(self._base.copy())
-            return
+            return state.end == end or end <= self._first
         if end <= self.log_start and state.end == end:
             self._replace_all(state)
-            return
+            return True
         if state.end < self.log_start:
             self.has_producers = False  # a batch that is about to be deleted is damaged, and so is its row
             self._replace_all(state)
-            return
+            return False
+        is_whole = state.end == end
         end = state.end  # before a batch if both it and its row are damaged: the batch is fetched again
         pid, stop = self.pid, partition_stop(self.pid)
         ops: list[Op] = [
@@ -222,6 +224,7 @@ class PartitionLog(AbortedLog):
             ops.append(self._checkpoint())
         self._settle_producers()
         self._disk.submit(ops)
+        return is_whole
 
     def advance_log_start(
         self, offset: Offset, *, forget_producers: bool = False, lacks_producers: bool = False
@@ -577,7 +580,8 @@ class PartitionLog(AbortedLog):
         def on_durable() -> None:
             if self.generation == generation:
                 self.damaged_batches = {base for base in self.damaged_batches if not stored.base <= base < stored.end}
-                if self.aborted_damage is not None:
+                is_awaited = self.aborted_damage is not None and not self._disk.is_closed
+                if is_awaited and not self.is_dropped:
                     self.load_aborted()
             done()
 

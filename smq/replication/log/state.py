@@ -25,7 +25,7 @@ from smq.raft_state.ids import Epoch, Offset, PartitionId, Sequence, TsNs
 from smq.records import INT32_MAX
 from smq.replication.api import Aborted
 from smq.replication.log.codec import BatchInfo, BatchKind
-from smq.replication.log.lineage import EpochRun, extend_runs, runs_from
+from smq.replication.log.lineage import EpochRun, extend_runs, runs_from, runs_to
 from smq.replication.log.producers import CachedBatch, ProducerTable
 from smq.replication.ports import DataDamaged
 
@@ -77,6 +77,8 @@ class LogState:
     def add(self, info: BatchInfo) -> Aborted | None:
         """Folds in the next batch. Returns the transaction that it aborts."""
         base, end, epoch, ts_ns, max_timestamp_ms, size, producer_id, producer_epoch, sequence, kind = info
+        if base < self.end:  # a checkpoint inside a batch that compaction has joined: the batch says the same again
+            self.runs = runs_to(self.runs, base)
         self.end = end
         self.last_ts_ns = TsNs(ts_ns + end - base - 1)
         self.bytes_total += size

@@ -65,10 +65,10 @@ class Replica:
     # -------------------------------------------------------------------------------------- judging the log
     def judge(self) -> None:
         """Rules 3 and 4: drops everything from the first invalid batch on; keeps batches newer than the applied
-        state."""
+        state. If damage costs valid batches, too, the others must know (rule 23)."""
         right, wrong = verified_end(self.log.runs, self.log.log_start, self.log.appended_end, self.part.history)
         if wrong is not None:
-            self.log.truncate(wrong)
+            self.is_end_hidden |= not self.log.truncate(wrong)
             right, _ = verified_end(self.log.runs, self.log.log_start, self.log.appended_end, self.part.history)
         self._judged_end = right
 

@@ -65,12 +65,12 @@ class StorageMaintenance:
             _log.warning("damage found", node=self._host.node_id, what=f"a checkpoint of {log!r}: rewritten")
             log.rewrite_checkpoint(key)
 
-    def repair_aborted(self, pid: PartitionId) -> None:
+    def repair_aborted(self, pid: PartitionId, key: bytes) -> None:
         log = self._replicas.log(pid)
         if log is not None:
             what = f"the row of an aborted transaction of {log!r}: rewritten"
             _log.warning("damage found", node=self._host.node_id, what=what)
-            log.save_aborted()
+            log.rewrite_aborted(key)
 
     def repair_raft(self, table: Table, key: bytes) -> None:
         _log.warning("damage found", node=self._host.node_id, what=f"{table.value}, {key.hex()}: rewritten")

@@ -50,8 +50,8 @@ class ScrubHost(Protocol):
 
     def repair_checkpoint(self, pid: PartitionId, key: bytes) -> None: ...
 
-    def repair_aborted(self, pid: PartitionId) -> None:
-        """Rewrites the rows of the partition's aborted transactions."""
+    def repair_aborted(self, pid: PartitionId, key: bytes) -> None:
+        """Rewrites a row of the partition's aborted transactions."""
 
     def repair_raft(self, table: Table, key: bytes) -> None: ...
 
@@ -226,7 +226,7 @@ class Scrubber:
             elif table is Table.CHECKPOINTS:
                 self._host.repair_checkpoint(PartitionId(damage[:_PID_BYTES]), damage)
             elif table is Table.TIMES:
-                self._host.repair_aborted(PartitionId(damage[:_PID_BYTES]))
+                self._host.repair_aborted(PartitionId(damage[:_PID_BYTES]), damage)
             else:
                 self._host.repair_raft(table, damage)
 

@@ -218,6 +218,38 @@ def test_no_committed_reader_is_served_while_damage_hides_what_was_aborted(monke
     assert len(harness.disk.scan(Table.TIMES, start, stop)) == 3
 
 
+def test_rows_that_wait_to_be_deleted_do_not_stand_for_the_one_that_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 4)
+    plain = batch(1, -1, -1, -1, is_transactional=False)
+    harness = FakeHarness()
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for data in (batch(2, 1), marker(1, is_commit=False), *[plain] * 7):
+        append(log, data)
+    for data in (batch(2, 2), marker(2, is_commit=False), *[plain] * 6):
+        append(log, data)
+    harness.settle()
+    expected = list(log.aborted)
+    lost, _ = harness.disk.scan(Table.TIMES, *times_range(PID, TIME_ABORTED))[1]
+    index_key, index_value = harness.disk.scan(Table.TIMES, *times_range(PID, TIME_APPEND))[2]
+    damaged = bytes(log.read(Offset(3), Offset(4), 1)[0].value)[:-1] + b"\x77"
+    harness.disk.submit(
+        [
+            Delete(Table.TIMES, lost, lost + b"\x00"),
+            Put(Table.TIMES, index_key, index_value[:-1] + b"\x77"),
+            Put(Table.BATCHES, batch_key(PID, Offset(3)), damaged),
+        ]
+    )
+    harness.settle()
+    log = LogStore(harness.reopen()).open_all()[PID]
+    harness.settle()
+    assert log.aborted_damage is not None
+    log.advance_log_start(Offset(8))  # beyond the damage, and beyond a marker whose row is on the disk until later
+    log.check_aborted()
+    harness.settle()
+    log.check_aborted()
+    assert list(log.aborted) == expected[1:]
+
+
 def test_rows_go_with_their_batches() -> None:
     harness = FakeHarness()
     log = aborted_log(harness)

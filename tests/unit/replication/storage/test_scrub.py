@@ -39,7 +39,7 @@ class Node:
         self.batches: list[tuple[Offset, bytes | None]] = []
         self.verified: list[tuple[PartitionId, Offset]] = []
         self.checkpoints: list[bytes] = []
-        self.aborted: list[PartitionId] = []
+        self.aborted: list[bytes] = []
         self.raft: list[tuple[Table, bytes]] = []
         self.scrubber = Scrubber(self, self.disk, period_s)
         self.scrubber.start()
@@ -55,8 +55,8 @@ class Node:
     def repair_checkpoint(self, pid: PartitionId, key: bytes) -> None:
         self.checkpoints.append(key)
 
-    def repair_aborted(self, pid: PartitionId) -> None:
-        self.aborted.append(pid)
+    def repair_aborted(self, pid: PartitionId, key: bytes) -> None:
+        self.aborted.append(key)
 
     def repair_raft(self, table: Table, key: bytes) -> None:
         self.raft.append((table, key))
@@ -256,7 +256,7 @@ def test_a_damaged_row_of_an_aborted_transaction_is_written_again() -> None:
     node.disk.submit([Put(Table.TIMES, key, value[:-1] + b"\x77")])
     node.scheduler.run_for_ms(100)
     node.run(PERIOD_S, until=lambda: node.scrubber.progress.passes > 0)
-    assert (node.aborted, node.batches) == ([PID], [])
+    assert (node.aborted, node.batches) == ([key], [])
 
 
 def test_rows_that_fail_are_read_again_beside_the_loop_however_slow_the_disk_is() -> None:

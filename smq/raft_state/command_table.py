@@ -40,6 +40,7 @@ from smq.raft_state.handlers import (
     replicas,
     staged_offsets,
     topics,
+    transaction_producers,
     transactions,
 )
 from smq.raft_state.handlers import external_offsets as external
@@ -234,7 +235,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
     _command(
         50,
         commands.InitTransactions,
-        transactions.init_transactions,
+        transaction_producers.init_transactions,
         *_TRANSACTION,
         ("timeout_ms", INT32),
         *_PRODUCER,
@@ -257,6 +258,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("is_commit", FLAG),
         ("is_fencing", FLAG),
         ("is_replacing", FLAG),
+        ("is_bumping", FLAG),
     ),
     _command(
         53,
@@ -271,6 +273,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("instance_id", TEXT),
         ("items", OFFSET_COMMITS),
         ("committed_ms", INT64),
+        ("is_joining", FLAG),
     ),
     _command(
         54,
@@ -285,6 +288,12 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
                 )
             ),
         ),
+    ),
+    _command(
+        55,
+        commands.JoinTransactions,
+        transactions.join_transactions,
+        ("items", Many(Record(commands.Joining, (("partition", PARTITION), *_PRODUCER)))),
     ),
     # groups: what they have committed
     _command(
@@ -354,13 +363,16 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
     ),
 )
 
+_DONE: Final = _reply(1, replies.Done)
 _REJECTED: Final = _reply(2, replies.Rejected, ("code", Code()), ("message", TEXT), ("lo", INT64), ("hi", INT64))
 _OFFSETS_ASSIGNED: Final = _reply(6, replies.OffsetsAssigned, ("base", INT64), ("last", INT64))
 _EXTERNAL_HWM: Final = _reply(7, replies.ExternalHwm, ("hwm", INT64))
-_ITEM_RESULTS: Final = ItemResults({row.tag: row.record for row in (_REJECTED, _OFFSETS_ASSIGNED, _EXTERNAL_HWM)})
+_ITEM_RESULTS: Final = ItemResults(
+    {row.tag: row.record for row in (_DONE, _REJECTED, _OFFSETS_ASSIGNED, _EXTERNAL_HWM)}
+)
 
 REPLIES: Final[tuple[Row, ...]] = (
-    _reply(1, replies.Done),
+    _DONE,
     _REJECTED,
     _reply(3, replies.TopicCreated, ("topic_id", ANY_ID)),
     _reply(4, replies.LeaderElected, ("epoch", INT32), ("start", INT64)),

@@ -453,19 +453,43 @@ class EndTransaction(TransactionChange):
     """Decides a transaction over all its partitions and all offsets staged in it: this entry is the decision. A
     repetition of the same decision changes nothing. With `is_fencing`, which only an abort may have, the producer's
     epoch grows: it can do nothing more until it has asked for the next one. With `is_replacing` as well, another
-    producer takes its place: it cannot even do that."""
+    producer takes its place: it cannot even do that.
+
+    With `is_bumping`, Kafka's second protocol, the producer's epoch grows with the decision, and the reply is what it
+    goes on with: the next epoch, or a fresh id after the last one. So nothing that it sent before counts any more. An
+    abort may then come without a transaction: a batch that would begin one may be on its way."""
 
     producer_id: ProducerId
     producer_epoch: ProducerEpoch
     is_commit: bool
     is_fencing: bool = False
     is_replacing: bool = False
+    is_bumping: bool = False
+
+
+class Joining(NamedTuple):
+    """A producer has sent a batch of a transaction to this partition, and has not said before that it would."""
+
+    partition: PartitionId
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinTransactions(Command):
+    """Kafka's second protocol: the leaders of partitions add them to the transactions of their producers, before they
+    append. The first partition begins a transaction. No coordinator's fence is needed: an epoch has one transaction,
+    because the end of each begins the next epoch. In an epoch that has outlived a transaction every item is refused.
+    The reply has one result per item."""
+
+    items: tuple[Joining, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOffsets(GroupChange):
-    """Offsets that are committed with the transaction, or not at all. Its group has been added to the transaction. The
-    group's coordinator proposes it: a member's generation and ids must be current, as in CommitOffsets.
+    """Offsets that are committed with the transaction, or not at all. Its group has been added to the transaction; or
+    this does it (`is_joining`: Kafka's second protocol, under the conditions of JoinTransactions). The group's
+    coordinator proposes it: a member's generation and ids must be current, as in CommitOffsets.
     `transaction_changes_seen` is how often the transactional id had changed when the request came."""
 
     transactional_id: str
@@ -477,6 +501,7 @@ class StageOffsets(GroupChange):
     instance_id: str = ""  # "" if the member is not static
     items: tuple[OffsetCommit, ...]
     committed_ms: int
+    is_joining: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

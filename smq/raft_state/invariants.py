@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
-from smq.raft_state.ids import NO_NODE, Offset, PartitionId, ProducerId, partition_id, split_partition_id
+from smq.raft_state.ids import NO_NODE, NO_PRODUCER, Offset, PartitionId, ProducerId, partition_id, split_partition_id
 from smq.raft_state.limits import (
     ASSIGNED_MAX,
     COORDINATOR_SLOTS,
@@ -29,6 +29,7 @@ from smq.raft_state.state import (
     ReplyCache,
     TopicState,
     TransactionPhase,
+    TransactionState,
     members_bytes,
 )
 from smq.raft_state.topic_config import is_external
@@ -216,15 +217,17 @@ def _check_producers(state: ClusterState) -> None:
 def _check_transactions(state: ClusterState) -> Iterator[None]:
     _require(len(state.transactions) <= TRANSACTIONAL_IDS_MAX, "more transactional ids than TRANSACTIONAL_IDS_MAX")
     endings: dict[PartitionId, set[ProducerId]] = {}
+    leading = 0  # producer ids that lead to a transactional id
     for number, (name, transaction) in enumerate(state.transactions.items()):
         if number % STEP_ITEMS == 0:
             yield
         _require(transaction.transactional_id == name, f"transactional id {name!r} is misfiled")
-        owner = state.transactional_ids.get(transaction.producer_id)
-        _require(owner == name, f"producer {transaction.producer_id} of {name!r} leads to {owner!r}")
-        _require(0 <= transaction.producer_id < state.next_producer_id, f"{name!r}: a producer that was never given")
-        is_epoch = 0 <= transaction.producer_epoch <= PRODUCER_EPOCH_RETIRED
-        _require(is_epoch and transaction.last_epoch < transaction.producer_epoch, f"{name!r}: its producer epochs")
+        for producer_id in transaction.producer_ids:
+            owner = state.transactional_ids.get(producer_id)
+            _require(owner == name, f"producer {producer_id} of {name!r} leads to {owner!r}")
+            _require(0 <= producer_id < state.next_producer_id, f"{name!r}: a producer that was never given")
+        leading += len(transaction.producer_ids)
+        _check_epochs(transaction)
         is_open = transaction.phase is TransactionPhase.ONGOING
         _require(is_open or not transaction.offsets, f"{name!r} has staged offsets without a transaction")
         is_empty = transaction.phase is TransactionPhase.EMPTY
@@ -233,11 +236,28 @@ def _check_transactions(state: ClusterState) -> Iterator[None]:
         for pid in transaction.partitions:
             _require(state.partition(pid) is not None, f"{name!r} wrote to a partition that is gone")
             if transaction.is_ending:
-                endings.setdefault(pid, set()).add(transaction.producer_id)
-    _require(len(state.transactional_ids) == len(state.transactions), "transactional_ids and transactions differ")
+                endings.setdefault(pid, set()).add(transaction.marked_as[0])
+    _require(len(state.transactional_ids) == leading, "transactional_ids and transactions differ")
     _require(state.endings == endings, "the endings are not those of the transactions")
     total = sum(transaction.items for transaction in state.transactions.values())
     _require(state.transaction_items == total, f"transaction_items is {state.transaction_items}, not {total}")
+
+
+def _check_epochs(transaction: TransactionState) -> None:
+    """The end of a transaction leaves its producer in the same epoch, in the next one, or in the first one of a fresh
+    id; so at most one step lies between the producer that has ended it and the present one."""
+    name, epoch = transaction.transactional_id, transaction.producer_epoch
+    is_epoch = 0 <= epoch <= PRODUCER_EPOCH_RETIRED
+    _require(is_epoch and transaction.last_epoch < epoch, f"{name!r}: its producer epochs")
+    ended_id, ended = transaction.ended_id, transaction.ended_epoch
+    if ended_id == NO_PRODUCER:
+        _require(ended == -1, f"{name!r}: epoch {ended} of no producer has ended a transaction")
+    elif ended_id == transaction.producer_id:
+        is_one_step = ended in (epoch, epoch - 1) and 0 <= ended < PRODUCER_EPOCH_RETIRED
+        _require(is_one_step, f"{name!r}: epoch {ended} has ended a transaction, and the present one is {epoch}")
+    else:
+        is_last = ended == PRODUCER_EPOCH_RETIRED - 1 and epoch == 0
+        _require(is_last, f"{name!r}: producer {ended_id} was replaced in epoch {ended}, by epoch {epoch}")
 
 
 def _check_assigned(state: ClusterState) -> Iterator[None]:

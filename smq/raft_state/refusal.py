@@ -71,8 +71,10 @@ def find_transaction(
     """UNKNOWN_TRANSACTIONAL_ID, or PRODUCER_FENCED unless this is the id's present producer and epoch. The retired
     epoch, which only fences, belongs to no producer."""
     transaction = state.transactions.get(transactional_id)
-    if transaction is None or transaction.producer_id != producer_id:
+    if transaction is None or producer_id < 0 or producer_id not in (transaction.producer_id, transaction.ended_id):
         raise unknown_transactional_id(transactional_id, producer_id)
+    if transaction.producer_id != producer_id:  # it has gone on under a fresh id
+        raise fenced(transaction, producer_id, producer_epoch)
     if transaction.producer_epoch != producer_epoch or producer_epoch == PRODUCER_EPOCH_RETIRED:
         raise fenced(transaction, producer_id, producer_epoch)
     return transaction

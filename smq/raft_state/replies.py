@@ -69,7 +69,7 @@ class ExternalHwm(Reply):
 class Results(Reply):
     """One reply per item of a command that carries the requests of several callers."""
 
-    items: tuple[OffsetsAssigned | ExternalHwm | Rejected, ...]
+    items: tuple[Done | OffsetsAssigned | ExternalHwm | Rejected, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -236,11 +236,12 @@ def _read_transaction(reader: Reader, state: ClusterState) -> Steps[None]:
             if number % PIECE_ITEMS == 0:
                 yield
     state.transactions[transaction.transactional_id] = transaction
-    state.transactional_ids[transaction.producer_id] = transaction.transactional_id
+    for producer_id in transaction.producer_ids:
+        state.transactional_ids[producer_id] = transaction.transactional_id
     state.transaction_items += transaction.items
     if transaction.is_ending:
         for pid in transaction.partitions:
-            state.endings.setdefault(pid, set()).add(transaction.producer_id)
+            state.endings.setdefault(pid, set()).add(transaction.marked_as[0])
     yield
 
 

@@ -253,6 +253,8 @@ _TRANSACTION: Final = (
     ("producer_id", INT64),
     ("producer_epoch", INT16),
     ("last_epoch", INT16),
+    ("ended_id", INT64),
+    ("ended_epoch", INT16),
     ("timeout_ms", INT32),
     ("changes", INT64),
     ("started_ms", INT64),

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from smq.raft_state.commands import NO_LEADER_EPOCH, GroupMember, Listener
 from smq.raft_state.ids import (
+    NO_PRODUCER,
     DiskId,
     Epoch,
     Generation,
@@ -27,7 +28,7 @@ from smq.raft_state.ids import (
     TsNs,
     partition_id,
 )
-from smq.raft_state.limits import COORDINATOR_SLOTS, MEMBER_BYTES_OVERHEAD, REPLY_CACHES
+from smq.raft_state.limits import COORDINATOR_SLOTS, MEMBER_BYTES_OVERHEAD, PRODUCER_EPOCH_RETIRED, REPLY_CACHES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -233,12 +234,18 @@ class TransactionOutcome(enum.IntEnum):
 @dataclass(slots=True, kw_only=True)
 class TransactionState:
     """A transactional id, its producer, and its open transaction or the last decided one. Of a decided one,
-    `partitions` are those whose logs do not yet say so; its staged offsets have become the groups', or nothing."""
+    `partitions` are those whose logs do not yet say so; its staged offsets have become the groups', or nothing.
+
+    `ended_id` and `ended_epoch` are those by which a producer last ended a transaction, and -1 once its epoch has grown
+    by anything else. If they are still the present ones, the epoch has outlived that transaction (Kafka's first
+    protocol). If not, the end has moved the producer on (the second), and its repetition is known by them."""
 
     transactional_id: str
     producer_id: ProducerId
     producer_epoch: ProducerEpoch
     last_epoch: ProducerEpoch = ProducerEpoch(-1)  # the one before, if its producer may go on with the present one
+    ended_id: ProducerId = NO_PRODUCER
+    ended_epoch: ProducerEpoch = ProducerEpoch(-1)
     timeout_ms: int
     phase: TransactionPhase = TransactionPhase.EMPTY
     outcome: TransactionOutcome = TransactionOutcome.NONE  # of the last transaction
@@ -251,6 +258,24 @@ class TransactionState:
     @property
     def is_ending(self) -> bool:
         return self.phase in (TransactionPhase.COMMITTING, TransactionPhase.ABORTING)
+
+    @property
+    def has_outlived_one(self) -> bool:
+        """A transaction has ended in the present epoch."""
+        return (self.ended_id, self.ended_epoch) == (self.producer_id, self.producer_epoch)
+
+    @property
+    def marked_as(self) -> tuple[ProducerId, ProducerEpoch]:
+        """The producer and epoch in the control batches of a decided transaction: the epoch after the decision. If the
+        producer has left its last epoch and gone on under another id, the one that belongs to no producer."""
+        if self.ended_id in (NO_PRODUCER, self.producer_id):
+            return self.producer_id, self.producer_epoch
+        return self.ended_id, ProducerEpoch(PRODUCER_EPOCH_RETIRED)
+
+    @property
+    def producer_ids(self) -> frozenset[ProducerId]:
+        """Those that lead to this transactional id: the present one, and the one whose markers are being written."""
+        return frozenset({self.producer_id, self.marked_as[0]} if self.is_ending else {self.producer_id})
 
     @property
     def items(self) -> int:

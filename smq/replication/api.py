@@ -281,12 +281,21 @@ class NodeApi(Protocol):
         barrier in time. `look_up` must not raise."""
 
     def produce(
-        self, topic: str | TopicId, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
+        self,
+        topic: str | TopicId,
+        partition: int,
+        batch: Buffer,
+        acks: Acks,
+        timeout_ms: int,
+        done: DoneFn[Produced],
+        *,
+        is_joining: bool = False,
     ) -> None:
         """Appends one RecordBatch v2 if this node leads the partition (otherwise NOT_LEADER with the leader). Batches
         of one partition are appended in the order of these calls, also if the first ones wait for a look-up. After a
         batch of an idempotent producer has been refused so that it comes again, the later ones of that producer get
-        OVERLOADED until it has come."""
+        OVERLOADED until it has come. With `is_joining` (Kafka's second protocol of transactions), the partition becomes
+        part of the batch's transaction first, if it is not yet; later batches of that producer wait meanwhile."""
 
     def expect(self, topic: str, partition: int, batch: Buffer) -> None:
         """A service holds this batch back or refuses it, before `produce`: the later ones of its producer must not

@@ -11,6 +11,7 @@ from typing import Final
 from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import (
     AddPartitions,
+    CompleteTransactions,
     CreateTopic,
     ElectLeader,
     FenceNode,
@@ -23,6 +24,7 @@ from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied
 from smq.raft_state.state import ClusterState
 from smq.replication.digests import Digests
+from smq.replication.joins import Joins
 from smq.replication.membership.controller import Controller
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Clock
@@ -45,9 +47,9 @@ class AppliedState:
         self.index = LogIndex(0)  # in the state; the engine calls an entry applied only once this node has followed it
         self.digests = Digests(clock, self.snapshot, lambda: self.index)
 
-    def connect(self, controller: Controller, replicas: Replicas, proposer: Proposer) -> None:
+    def connect(self, controller: Controller, replicas: Replicas, proposer: Proposer, joins: Joins) -> None:
         """To the parts that follow the state. They read it too, so they are made after it."""
-        self._controller, self._replicas, self._proposer = controller, replicas, proposer
+        self._controller, self._replicas, self._proposer, self._joins = controller, replicas, proposer, joins
 
     @property
     def state(self) -> ClusterState:
@@ -65,6 +67,8 @@ class AppliedState:
             self._controller.wake()
         elif isinstance(decoded, SetNodeDrained):
             self._controller.rebalance_soon()
+        elif isinstance(decoded, CompleteTransactions):
+            self._joins.on_completions()
         self.index = index
         self.digests.on_state_moved()
         self._replicas.touch(applied.touched)

@@ -20,6 +20,7 @@ from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
+from smq.replication.joins import Joins
 from smq.replication.measures import NO_TRAFFIC, NodeMeasures, Traffic
 from smq.replication.membership.controller import Controller
 from smq.replication.membership.drain import Drain
@@ -152,7 +153,8 @@ class Node:
             resign=lambda pid, epoch: self._controller.resign(pid, epoch),  # noqa: PLW0108 - each needs the other
         )
         self._controller = Controller(host, self.liveness, self.replicas, _log.warning)
-        self.applied.connect(self._controller, self.replicas, self._proposer)
+        self._joins = Joins(host, self._proposer.propose, self._proposer.late)
+        self.applied.connect(self._controller, self.replicas, self._proposer, self._joins)
         self._registration = Registration(host, self.rng, self.replicas.drop_orphans, self._wait_for_upgrade)
         self.heartbeats = Heartbeats(host, self.liveness, self._registration, self.replicas)
         self._expiry_clock = ExpiryClock(host)
@@ -175,6 +177,7 @@ class Node:
             self._external,
             refusal=self._refusal,
             preparation=self._preparation,
+            joins=self._joins,
         )
         self.propose, self.barrier, self.find = requests.propose, requests.barrier, requests.find
         self.produce, self.expect, self.fetch = requests.produce, requests.expect, requests.fetch
@@ -298,6 +301,7 @@ class Node:
         self._preparation.close(error)
         self.replicas.close(error)
         self._external.close(error)
+        self._joins.close(error)
         self._quorum.close(error)
         self.applied.digests.close(error)
         self._proposer.close(error)

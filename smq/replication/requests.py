@@ -16,6 +16,7 @@ from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import CommittedOffset, PartitionState
 from smq.raft_state.topic_config import batch_rules
+from smq.records import parse_header
 from smq.replication.api import (
     Acks,
     Backlog,
@@ -30,6 +31,7 @@ from smq.replication.api import (
 )
 from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
+from smq.replication.joins import Joins
 from smq.replication.lookup import Lookup, clipped, partition_in, unknown_topic, unknown_topic_id
 from smq.replication.membership.balancer import request_transfer
 from smq.replication.membership.liveness import Liveness
@@ -72,6 +74,7 @@ class Requests:
         external: ExternalOffsets,
         refusal: Callable[[], SmqError | None],
         preparation: Preparation,
+        joins: Joins,
     ) -> None:
         self._host = host
         self._replicas = replicas
@@ -84,6 +87,7 @@ class Requests:
         self._lookup = Lookup(host, barriers, refusal)
         self._arrivals = Arrivals(lambda: host.state, self._lookup)
         self._preparation = preparation
+        self._joins = joins
         self.find = self._lookup.find
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
@@ -96,13 +100,23 @@ class Requests:
         self._barriers.wait(clipped(timeout_ms), done)
 
     def produce(
-        self, topic: str | TopicId, partition: int, batch: Buffer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]
+        self,
+        topic: str | TopicId,
+        partition: int,
+        batch: Buffer,
+        acks: Acks,
+        timeout_ms: int,
+        done: DoneFn[Produced],
+        *,
+        is_joining: bool = False,
     ) -> None:
-        order, began_ns = self._replicas.send_order, self._now_ns()
+        order, began_ns, joins = self._replicas.send_order, self._now_ns(), self._joins
         self._batches += 1
         done = partial(self._on_produced, began_ns, acks, done)
 
         def append(part: PartitionState, prepared: Offer | None = None) -> None:
+            if joins.behind and joins.hold(part.pid, batch, partial(on_prepared, part.pid, prepared)):
+                return
             name = topic if isinstance(topic, str) else self._host.state.topic_names[part.topic_id]
             order.place(name, partition, part.pid)
             replica = self._replicas.get(part.pid)
@@ -125,7 +139,7 @@ class Requests:
             stage.observe(queued_ns - began_ns, "queue")
             stage.observe(self._now_ns() - queued_ns, "append")
 
-        def on_prepared(pid: PartitionId, prepared: Offer | SmqError) -> None:
+        def on_prepared(pid: PartitionId, prepared: Offer | SmqError | None) -> None:
             now = self._host.state.partition(pid)
             if isinstance(prepared, SmqError):
                 fail(prepared)
@@ -144,7 +158,12 @@ class Requests:
                 if error.code in JUDGED_BY_THE_LOG:
                     self._confirm(part, topic, timeout_ms, error, fail)
                 elif error.code in UNCERTAIN:
-                    self._look_again(topic, partition, batch, timeout_ms, lambda p: append(p, prepared), fail)
+                    again = partial(self._append_again, topic, partition, lambda p: append(p, prepared), fail)
+                    if is_joining:
+                        joins.start(part.pid, parse_header(batch), clipped(timeout_ms), again)
+                    else:
+                        self._expect(topic, partition, batch)
+                        self._barriers.wait(clipped(timeout_ms), again)
                 else:
                     fail(error)
 
@@ -155,33 +174,26 @@ class Requests:
 
         self._arrivals.with_partition(topic, partition, timeout_ms, fail, use)
 
-    def _look_again(
+    def _append_again(
         self,
         topic: str | TopicId,
         partition: int,
-        batch: Buffer,
-        timeout_ms: int,
         append: Callable[[PartitionState], None],
         fail: Callable[[SmqError], None],
+        result: LogIndex | SmqError | None,
     ) -> None:
-        """The transaction may have begun through another node, and not be applied here: only a state as of now says
-        that there is none. The producer's later batches wait for this one meanwhile."""
-        self._expect(topic, partition, batch)
-
-        def after_barrier(result: LogIndex | SmqError) -> None:
-            if isinstance(result, SmqError):
-                fail(result)
-                return
-            part = partition_in(self._host.state, topic, partition)
-            if part is None:
-                fail(unknown_topic_id(topic) if isinstance(topic, bytes) else unknown_topic(topic))
-                return
+        """The transaction may have begun through another node, and was not applied here, or the partition had yet to
+        join it. Now the state is as of after the batch's arrival, and what it does not have there is not."""
+        part = partition_in(self._host.state, topic, partition)
+        if isinstance(result, SmqError):
+            fail(result)
+        elif part is None:
+            fail(unknown_topic_id(topic) if isinstance(topic, bytes) else unknown_topic(topic))
+        else:
             try:
                 append(part)
             except SmqError as e:
                 fail(e.with_traceback(None))
-
-        self._barriers.wait(clipped(timeout_ms), after_barrier)
 
     def _on_produced(self, began_ns: int, acks: Acks, done: DoneFn[Produced], result: Produced | SmqError) -> None:
         measures = self._host.measures

@@ -87,15 +87,14 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.CREATE_TOPICS: Served("CreateTopics", Versions(2, 7)),
         ApiKey.DELETE_TOPICS: Served("DeleteTopics", Versions(1, 6)),
         ApiKey.DELETE_RECORDS: Served("DeleteRecords", Versions(0, 2)),
-        # Version 6 is for two-phase commits with other systems, which smq does not have.
+        # Version 6, of two-phase commits with other systems, is unstable in Kafka 4.3, which does not serve it either.
         ApiKey.INIT_PRODUCER_ID: Served("InitProducerId", Versions(0, 5)),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: Served("OffsetForLeaderEpoch", Versions(2, 4)),
-        # What is above these belongs to the second protocol of transactions, which is not served yet: version 4 and 5
-        # of the first, 5 of the others, and the feature transaction.version.
+        # Versions 4 and 5 are how Kafka's brokers ask one another. smq's nodes look into the replicated state.
         ApiKey.ADD_PARTITIONS_TO_TXN: Served("AddPartitionsToTxn", Versions(0, 3)),
         ApiKey.ADD_OFFSETS_TO_TXN: Served("AddOffsetsToTxn", Versions(0, 4)),
-        ApiKey.END_TXN: Served("EndTxn", Versions(0, 4)),
-        ApiKey.TXN_OFFSET_COMMIT: Served("TxnOffsetCommit", Versions(0, 4)),
+        ApiKey.END_TXN: Served("EndTxn", Versions(0, 5)),
+        ApiKey.TXN_OFFSET_COMMIT: Served("TxnOffsetCommit", Versions(0, 5)),
         ApiKey.DESCRIBE_ACLS: Served("DescribeAcls", Versions(1, 3)),
         ApiKey.DESCRIBE_CONFIGS: Served("DescribeConfigs", Versions(1, 4)),
         ApiKey.ALTER_CONFIGS: Served("AlterConfigs", Versions(0, 2)),

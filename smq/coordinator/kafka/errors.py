@@ -73,6 +73,7 @@ class KafkaError(enum.IntEnum):
     UNKNOWN_TOPIC_ID = 100
     TRANSACTIONAL_ID_NOT_FOUND = 105
     UNSUPPORTED_ENDPOINT_TYPE = 115
+    TRANSACTION_ABORTABLE = 120
 
 
 CODES: Final[dict[ErrorCode, KafkaError]] = {
@@ -147,6 +148,9 @@ _FETCH_CODES: Final = {ErrorCode.OVERLOADED: KafkaError.NOT_LEADER_OR_FOLLOWER}
 # Clients know OFFSET_NOT_AVAILABLE from these versions on (KIP-392, KIP-207). Older ones get what they retry.
 _FETCH_NOT_AVAILABLE_VERSION: Final = 11
 _LIST_NOT_AVAILABLE_VERSION: Final = 5
+# And TRANSACTION_ABORTABLE from these on (KIP-890).
+_PRODUCE_ABORTABLE_VERSION: Final = 11
+_STAGING_ABORTABLE_VERSION: Final = 4
 
 
 class KafkaRefusal(Exception):
@@ -230,8 +234,17 @@ def transaction_code_of(error: SmqError, *, is_fenced_known: bool) -> KafkaError
     return _TRANSACTION_CODES.get(error.code, CODES[error.code])
 
 
-def staging_code_of(error: SmqError) -> KafkaError:
+def produce_code_of(error: SmqError, version: int) -> KafkaError:
+    """For a batch of a transaction. Without a code that says "abort, then go on", producers give themselves up."""
+    if error.code is ErrorCode.INVALID_TRANSACTION_STATE and version >= _PRODUCE_ABORTABLE_VERSION:
+        return KafkaError.TRANSACTION_ABORTABLE
+    return CODES[error.code]
+
+
+def staging_code_of(error: SmqError, version: int) -> KafkaError:
     """For TxnOffsetCommit, whose clients know no CONCURRENT_TRANSACTIONS, and repeat it after this code."""
     if error.code is ErrorCode.TRANSACTION_ENDING:
         return KafkaError.COORDINATOR_LOAD_IN_PROGRESS
+    if error.code is ErrorCode.INVALID_TRANSACTION_STATE and version >= _STAGING_ABORTABLE_VERSION:
+        return KafkaError.TRANSACTION_ABORTABLE
     return _TRANSACTION_CODES.get(error.code, CODES[error.code])

@@ -28,11 +28,16 @@ from smq.raft_state.names import is_topic_name
 from smq.raft_state.state import ClusterState, TopicState
 from smq.raft_state.topic_config import is_external
 
+_FEATURE: Final = "transaction.version"
+_FEATURE_LEVEL: Final = 2
+_FEATURES_FROM_ZERO_VERSION: Final = 4  # clients of older ones refuse a feature that begins with version 0
 _AUTO_CREATE_VERSION: Final = 4  # older requests have no such field, and mean yes
 _ENDPOINTS_OF_BROKERS: Final = 1
 
 
 def api_versions(code: KafkaError = KafkaError.NONE) -> Struct:
+    """With the one feature that clients look for: the second protocol of transactions, which they use from version 2 of
+    it on. Every cluster has it, so its epoch never changes."""
     return {
         "error_code": code,
         "api_keys": [
@@ -40,11 +45,19 @@ def api_versions(code: KafkaError = KafkaError.NONE) -> Struct:
             for key, row in SERVED.items()
         ],
         "throttle_time_ms": 0,
+        "supported_features": [{"name": _FEATURE, "min_version": 0, "max_version": _FEATURE_LEVEL}],
+        "finalized_features_epoch": 0,
+        "finalized_features": [
+            {"name": _FEATURE, "max_version_level": _FEATURE_LEVEL, "min_version_level": _FEATURE_LEVEL}
+        ],
     }
 
 
-async def answer_api_versions(_gateway: Gateway, _version: int, _request: Struct) -> Struct:
-    return api_versions()
+async def answer_api_versions(_gateway: Gateway, version: int, _request: Struct) -> Struct:
+    answer = api_versions()
+    if version < _FEATURES_FROM_ZERO_VERSION:
+        answer["supported_features"] = []
+    return answer
 
 
 async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:

@@ -12,7 +12,7 @@ import structlog
 
 from smq.coordinator.kafka.cluster import LeaderHints
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.kafka.errors import KafkaError, code_of, produce_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import TopicId
@@ -21,6 +21,7 @@ from smq.replication.api import Acks, Produced
 log = structlog.get_logger(__name__)
 
 BY_ID_VERSION: Final = 13
+_JOINING_VERSION: Final = 12  # from here on a batch adds its partition to its transaction (KIP-890)
 _ACKS: Final = {-1: Acks.ALL, 0: Acks.NONE, 1: Acks.LEADER}
 
 
@@ -32,7 +33,9 @@ class ProduceCall:
         self, gateway: Gateway, version: int, respond: Callable[[Struct | None], None], fail: Callable[[], None]
     ) -> None:
         self._gateway = gateway
+        self._version = version
         self._by_id = version >= BY_ID_VERSION
+        self._is_transactional = False
         self._respond = respond
         self._fail = fail
         self._hints = LeaderHints(gateway)
@@ -44,6 +47,7 @@ class ProduceCall:
     def start(self, request: Struct) -> None:
         """Every batch goes to the node within this call, which keeps their order."""
         self._acks = _ACKS.get(request["acks"])
+        self._is_transactional = request["transactional_id"] is not None
         for topic in request["topic_data"]:
             answers: list[Struct] = []
             self._answers.append({"name": topic["name"], "topic_id": topic["topic_id"], "partition_responses": answers})
@@ -64,7 +68,15 @@ class ProduceCall:
             return
         done = partial(self._on_done, topic, answer)
         try:
-            self._gateway.calls.node.produce(topic, data["index"], records, self._acks, request["timeout_ms"], done)
+            self._gateway.calls.node.produce(
+                topic,
+                data["index"],
+                records,
+                self._acks,
+                request["timeout_ms"],
+                done,
+                is_joining=self._is_transactional and self._version >= _JOINING_VERSION,
+            )
         except SmqError as e:  # the node raises what it finds immediately
             done(e)
 
@@ -74,7 +86,7 @@ class ProduceCall:
             return KafkaError.INVALID_REQUIRED_ACKS
         if not records:
             return KafkaError.INVALID_RECORD
-        if request["transactional_id"] is not None and self._acks is not Acks.ALL:
+        if self._is_transactional and self._acks is not Acks.ALL:
             return KafkaError.INVALID_REQUIRED_ACKS  # a transaction's records must not be lost with their leader
         return KafkaError.NONE
 
@@ -99,7 +111,9 @@ class ProduceCall:
         self._count_down()
 
     def _code_of(self, error: SmqError) -> KafkaError:
-        return KafkaError.UNKNOWN_TOPIC_ID if self._by_id and error.code is ErrorCode.UNKNOWN_TOPIC else code_of(error)
+        if self._by_id and error.code is ErrorCode.UNKNOWN_TOPIC:
+            return KafkaError.UNKNOWN_TOPIC_ID
+        return produce_code_of(error, self._version) if self._is_transactional else code_of(error)
 
     def _refuse(self, answer: Struct, code: KafkaError, message: str | None, name: str = "") -> None:
         self._has_failed = True

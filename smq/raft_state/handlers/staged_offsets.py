@@ -28,7 +28,9 @@ def stage_offsets(state: ClusterState, command: StageOffsets) -> Applied:
             f"{quoted(command.transactional_id)} has changed {transaction.changes} times,"
             f" not {command.transaction_changes_seen}",
         )
-    if transaction.phase is not TransactionPhase.ONGOING or command.group not in transaction.offsets:
+    if command.is_joining:
+        check_may_join(transaction)
+    elif transaction.phase is not TransactionPhase.ONGOING or command.group not in transaction.offsets:
         raise Refused(
             ErrorCode.INVALID_TRANSACTION_STATE,
             f"group {quoted(command.group)} is not part of an open transaction of {quoted(command.transactional_id)}",
@@ -36,10 +38,14 @@ def stage_offsets(state: ClusterState, command: StageOffsets) -> Applied:
     if command.generation >= 0 or command.member_id:
         check_committer(state.groups.get(command.group), command)
     checked_items(state, command.items)
-    staged = transaction.offsets[command.group]
-    new = sum(item.partition not in staged for item in command.items)
-    check_room(state, new)
+    known = transaction.offsets.get(command.group, {})
+    new = sum(item.partition not in known for item in command.items)
+    check_room(state, new + command.is_joining)
     state.transaction_items += new
+    if command.is_joining:
+        state.transaction_items += add_groups(transaction, (command.group,))
+        grow(state, transaction)
+    staged = transaction.offsets[command.group]
     for item in command.items:
         staged[item.partition] = CommittedOffset(
             offset=item.offset,
@@ -49,6 +55,35 @@ def stage_offsets(state: ClusterState, command: StageOffsets) -> Applied:
         )
     transaction.changes += 1
     return Applied(reply=Done())
+
+
+def check_may_grow(transaction: TransactionState) -> None:
+    """TRANSACTION_ENDING while markers of the transaction before are being written."""
+    if transaction.is_ending:
+        raise Refused(
+            ErrorCode.TRANSACTION_ENDING,
+            f"{len(transaction.partitions)} partitions still lack the end of the last transaction of"
+            f" {quoted(transaction.transactional_id)}",
+        )
+
+
+def check_may_join(transaction: TransactionState) -> None:
+    """As `check_may_grow`, for what joins by itself. INVALID_TRANSACTION_STATE in an epoch that has outlived a
+    transaction: it may be a late part of that one."""
+    check_may_grow(transaction)
+    if transaction.has_outlived_one:
+        raise Refused(
+            ErrorCode.INVALID_TRANSACTION_STATE,
+            f"a transaction of {quoted(transaction.transactional_id)} has ended in epoch {transaction.producer_epoch}:"
+            " what belongs to the next one must be added first, or come in the next epoch",
+        )
+
+
+def grow(state: ClusterState, transaction: TransactionState) -> None:
+    """Something has become part of the transaction: if it is the first, the transaction has begun."""
+    transaction.used_ms = state.expiry_clock_ms
+    if transaction.phase is TransactionPhase.EMPTY:
+        transaction.phase, transaction.started_ms = TransactionPhase.ONGOING, 0
 
 
 def check_room(state: ClusterState, items: int) -> None:

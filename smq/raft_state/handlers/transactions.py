@@ -1,162 +1,138 @@
-"""Handlers of transactions: InitTransactions, AddToTransaction, EndTransaction, CompleteTransactions, and their expiry.
+"""Handlers of transactions: AddToTransaction, JoinTransactions, EndTransaction, CompleteTransactions, their expiry.
 
-Owns the life of a transactional id and of its transactions. One entry decides a transaction over all of its partitions
-and staged offsets, and nothing may change the decision. The leaders of the partitions then write it into their logs,
-and say so; the id's next transaction begins only after the last of them, so that no batch of it comes before a marker
-of the one before. `staged_offsets` owns what is staged. Only `command_table`, `expiry` and `topics` import it.
+Owns the life of transactions. One entry decides a transaction over all of its partitions and staged offsets, and
+nothing may change the decision. The leaders of the partitions then write it into their logs, and say so; the id's next
+transaction begins only after the last of them, so that no batch of it comes before a marker of the one before.
+`transaction_producers` owns who may act, `staged_offsets` what is staged. Only `command_table`, `expiry` and `topics`
+import it.
 """
 
-from smq.raft_state.cluster_config import transaction_timeout_ms_max, transactional_id_expiration_ms
-from smq.raft_state.commands import AddToTransaction, CompleteTransactions, EndTransaction, InitTransactions
+from collections.abc import Collection
+
+from smq.raft_state.cluster_config import transactional_id_expiration_ms
+from smq.raft_state.commands import AddToTransaction, CompleteTransactions, EndTransaction, Joining, JoinTransactions
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.handlers.producer_ids import fresh_producer_id
-from smq.raft_state.handlers.staged_offsets import add_groups, check_room, commit_staged, forget_staged
-from smq.raft_state.ids import NO_PRODUCER, PartitionId, ProducerEpoch, TopicId
-from smq.raft_state.limits import (
-    PRODUCER_EPOCH_RETIRED,
-    TOPIC_ID_BYTES,
-    TRANSACTION_PARTITIONS_MAX,
-    TRANSACTIONAL_ID_BYTES_MAX,
-    TRANSACTIONAL_IDS_MAX,
+from smq.raft_state.handlers.staged_offsets import (
+    add_groups,
+    check_may_grow,
+    check_may_join,
+    check_room,
+    commit_staged,
+    forget_staged,
+    grow,
 )
-from smq.raft_state.refusal import Refused, fenced, find_partition, find_transaction, quoted, unknown_transactional_id
-from smq.raft_state.replies import Applied, Done, ProducerIdAllocated
+from smq.raft_state.handlers.transaction_producers import allocated, fence, note_end
+from smq.raft_state.ids import PartitionId, TopicId
+from smq.raft_state.limits import TOPIC_ID_BYTES, TRANSACTION_PARTITIONS_MAX
+from smq.raft_state.refusal import Refused, find_partition, find_transaction, quoted
+from smq.raft_state.replies import Applied, Done, ProducerIdAllocated, Rejected, Results
 from smq.raft_state.state import ClusterState, TransactionOutcome, TransactionPhase, TransactionState
 
 _DONE = Applied(reply=Done())
-_NO_EPOCH = ProducerEpoch(-1)
-_EPOCH_LAST = PRODUCER_EPOCH_RETIRED - 1  # given to a producer; an abort may still go beyond it, to fence
-
-
-# ----------------------------------------------------------------------------------------------------- producers
-def init_transactions(state: ClusterState, command: InitTransactions) -> Applied:
-    """The id's next epoch, or a fresh producer id: for a new transactional id, or one that has run out of epochs."""
-    _check_id(command.transactional_id)
-    longest_ms = transaction_timeout_ms_max(state.config)
-    if not 1 <= command.timeout_ms <= longest_ms:
-        raise Refused(
-            ErrorCode.INVALID_TRANSACTION_TIMEOUT,
-            f"a transaction's timeout must be from 1 to {longest_ms} ms, not {command.timeout_ms}",
-        )
-    transaction = state.transactions.get(command.transactional_id)
-    if transaction is None:
-        return _register(state, command)
-    if command.producer_id != NO_PRODUCER:
-        is_known = command.producer_id == transaction.producer_id
-        if not is_known or command.producer_epoch not in (transaction.producer_epoch, transaction.last_epoch):
-            raise fenced(transaction, command.producer_id, command.producer_epoch)
-    if transaction.phase is not TransactionPhase.EMPTY:
-        raise Refused(
-            ErrorCode.TRANSACTION_ENDING,
-            f"the last transaction of {quoted(transaction.transactional_id)} is {transaction.phase.name}",
-        )
-    transaction.timeout_ms = command.timeout_ms
-    transaction.used_ms = state.expiry_clock_ms
-    is_repetition = command.producer_id != NO_PRODUCER and command.producer_epoch != transaction.producer_epoch
-    if not is_repetition or transaction.producer_epoch > _EPOCH_LAST:
-        _next_epoch(state, transaction, is_named=command.producer_id != NO_PRODUCER)
-        transaction.outcome = TransactionOutcome.NONE
-    return _allocated(transaction)
-
-
-def _register(state: ClusterState, command: InitTransactions) -> Applied:
-    if command.producer_id != NO_PRODUCER:
-        raise unknown_transactional_id(command.transactional_id, command.producer_id)
-    if len(state.transactions) >= TRANSACTIONAL_IDS_MAX:
-        raise Refused(
-            ErrorCode.LIMIT_EXCEEDED,
-            f"there are {TRANSACTIONAL_IDS_MAX} transactional ids, which is the limit: those without a transaction for"
-            " transactional.id.expiration.ms go by themselves",
-        )
-    transaction = TransactionState(
-        transactional_id=command.transactional_id,
-        producer_id=fresh_producer_id(state),
-        producer_epoch=ProducerEpoch(0),
-        timeout_ms=command.timeout_ms,
-        changes=state.transaction_changes_floor,
-        used_ms=state.expiry_clock_ms,
-    )
-    state.transactions[transaction.transactional_id] = transaction
-    state.transactional_ids[transaction.producer_id] = transaction.transactional_id
-    return _allocated(transaction)
-
-
-def _next_epoch(state: ClusterState, transaction: TransactionState, *, is_named: bool) -> None:
-    if transaction.producer_epoch < _EPOCH_LAST:
-        transaction.last_epoch = transaction.producer_epoch if is_named else _NO_EPOCH
-        transaction.producer_epoch = ProducerEpoch(transaction.producer_epoch + 1)
-        return
-    del state.transactional_ids[transaction.producer_id]
-    transaction.producer_id, transaction.producer_epoch = fresh_producer_id(state), ProducerEpoch(0)
-    transaction.last_epoch = _NO_EPOCH
-    state.transactional_ids[transaction.producer_id] = transaction.transactional_id
-
-
-def _allocated(transaction: TransactionState) -> Applied:
-    return Applied(
-        reply=ProducerIdAllocated(producer_id=transaction.producer_id, producer_epoch=transaction.producer_epoch)
-    )
-
-
-def _check_id(transactional_id: str) -> None:
-    if not 1 <= len(transactional_id.encode()) <= TRANSACTIONAL_ID_BYTES_MAX:
-        raise Refused(
-            ErrorCode.INVALID_REQUEST, f"a transactional id must have 1 to {TRANSACTIONAL_ID_BYTES_MAX} bytes"
-        )
 
 
 # -------------------------------------------------------------------------------------------------- transactions
 def add_to_transaction(state: ClusterState, command: AddToTransaction) -> Applied:
     """All partitions and groups, or none."""
     transaction = find_transaction(state, command.transactional_id, command.producer_id, command.producer_epoch)
-    if transaction.is_ending:
-        raise Refused(
-            ErrorCode.TRANSACTION_ENDING,
-            f"{len(transaction.partitions)} partitions still lack the end of the last transaction of"
-            f" {quoted(transaction.transactional_id)}",
-        )
+    check_may_grow(transaction)
     new = sorted(set(command.partitions) - transaction.partitions)
+    _check_partitions(state, transaction, new)
+    check_room(state, len(new) + len(command.groups))
+    state.transaction_items += add_groups(transaction, command.groups) + len(new)
+    transaction.partitions.update(new)
+    grow(state, transaction)
+    return _DONE
+
+
+def _check_partitions(state: ClusterState, transaction: TransactionState, new: Collection[PartitionId]) -> None:
     for pid in new:
         if find_partition(state, pid).is_external:
             raise Refused(ErrorCode.WRONG_STORAGE, "a transaction has no part in a topic of storage=external")
     if len(transaction.partitions) + len(new) > TRANSACTION_PARTITIONS_MAX:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"a transaction has at most {TRANSACTION_PARTITIONS_MAX} partitions")
-    check_room(state, len(new) + len(command.groups))
-    state.transaction_items += add_groups(transaction, command.groups) + len(new)
-    transaction.partitions.update(new)
-    transaction.used_ms = state.expiry_clock_ms
-    if transaction.phase is TransactionPhase.EMPTY:
-        transaction.phase, transaction.started_ms = TransactionPhase.ONGOING, 0
-    return _DONE
+
+
+def join_transactions(state: ClusterState, command: JoinTransactions) -> Applied:
+    """Item by item: one producer's mistake costs the others nothing."""
+    results: list[Done | Rejected] = []
+    for item in command.items:
+        try:
+            _join(state, item)
+        except Refused as refused:
+            results.append(refused.rejected)
+        else:
+            results.append(Done())
+    return Applied(reply=Results(items=tuple(results)))
+
+
+def _join(state: ClusterState, item: Joining) -> None:
+    found = state.transaction_of(item.producer_id)
+    if found is None:
+        raise Refused(
+            ErrorCode.UNKNOWN_TRANSACTIONAL_ID, f"producer {item.producer_id} has no transactional id, or no longer"
+        )
+    transaction = find_transaction(state, found.transactional_id, item.producer_id, item.producer_epoch)
+    check_may_join(transaction)
+    if item.partition in transaction.partitions:
+        return
+    _check_partitions(state, transaction, (item.partition,))
+    check_room(state, 1)
+    state.transaction_items += 1
+    transaction.partitions.add(item.partition)
+    grow(state, transaction)
 
 
 def end_transaction(state: ClusterState, command: EndTransaction) -> Applied:
     """The decision. LIMIT_EXCEEDED, and the transaction stays open, if a group of a staged offset has no room."""
-    transaction = find_transaction(state, command.transactional_id, command.producer_id, command.producer_epoch)
-    if command.is_commit and command.is_fencing:
-        raise Refused(ErrorCode.INVALID_REQUEST, "only an abort may fence the producer")
+    _check_flags(command)
+    outcome = TransactionOutcome.COMMITTED if command.is_commit else TransactionOutcome.ABORTED
+    transaction = state.transactions.get(command.transactional_id)
+    is_repetition = transaction is not None and _is_repetition(transaction, command)
+    if transaction is None or not is_repetition:
+        transaction = find_transaction(state, command.transactional_id, command.producer_id, command.producer_epoch)
+    if transaction.phase is not TransactionPhase.ONGOING:
+        if is_repetition and transaction.outcome is outcome:
+            return Applied(reply=_answer(transaction, command))
+        _check_may_end_nothing(transaction, command, is_repetition=is_repetition)
+    if command.is_commit:
+        commit_staged(state, transaction)
+    if command.is_fencing:
+        fence(transaction, is_replaced=command.is_replacing)
+    else:
+        note_end(state, transaction, is_bumping=command.is_bumping)
+    touched = _decide(state, transaction, outcome)
+    return Applied(reply=_answer(transaction, command), touched=touched)
+
+
+def _check_flags(command: EndTransaction) -> None:
+    if command.is_fencing and (command.is_commit or command.is_bumping):
+        raise Refused(ErrorCode.INVALID_REQUEST, "only an abort may fence the producer, which then gets no epoch by it")
     if command.is_replacing and not command.is_fencing:
         raise Refused(ErrorCode.INVALID_REQUEST, "a producer that is replaced must be fenced")
-    outcome = TransactionOutcome.COMMITTED if command.is_commit else TransactionOutcome.ABORTED
-    if transaction.phase is not TransactionPhase.ONGOING:
-        if transaction.outcome is outcome:
-            return _DONE
+
+
+def _is_repetition(transaction: TransactionState, command: EndTransaction) -> bool:
+    """The last transaction was ended under these very names, by the same protocol, and no other has begun since."""
+    if transaction.phase is TransactionPhase.ONGOING or command.is_bumping == transaction.has_outlived_one:
+        return False
+    return (command.producer_id, command.producer_epoch) == (transaction.ended_id, transaction.ended_epoch)
+
+
+def _check_may_end_nothing(transaction: TransactionState, command: EndTransaction, *, is_repetition: bool) -> None:
+    """No transaction is open. Only an abort of the second protocol may come then: the client cannot know whether a
+    batch of its own has begun one, and the next epoch keeps that batch from doing so later."""
+    if is_repetition or command.is_commit or not command.is_bumping:
         raise Refused(
             ErrorCode.INVALID_TRANSACTION_STATE,
             f"{quoted(transaction.transactional_id)} has no open transaction; its last one is"
             f" {transaction.outcome.name}",
         )
-    if command.is_commit:
-        commit_staged(state, transaction)
-    elif command.is_fencing:
-        fence(transaction, is_replaced=command.is_replacing)
-    return Applied(reply=Done(), touched=_decide(state, transaction, outcome))
+    check_may_grow(transaction)
 
 
-def fence(transaction: TransactionState, *, is_replaced: bool) -> None:
-    """The producer can do nothing more in its epoch. Unless it `is_replaced`, it may ask for the next one."""
-    transaction.last_epoch = _NO_EPOCH if is_replaced else transaction.producer_epoch
-    transaction.producer_epoch = ProducerEpoch(transaction.producer_epoch + 1)
+def _answer(transaction: TransactionState, command: EndTransaction) -> Done | ProducerIdAllocated:
+    return allocated(transaction) if command.is_bumping else Done()
 
 
 def _decide(state: ClusterState, transaction: TransactionState, outcome: TransactionOutcome) -> tuple[PartitionId, ...]:
@@ -166,15 +142,20 @@ def _decide(state: ClusterState, transaction: TransactionState, outcome: Transac
     transaction.outcome, transaction.used_ms = outcome, state.expiry_clock_ms
     transaction.phase = TransactionPhase.COMMITTING if is_commit else TransactionPhase.ABORTING
     for pid in transaction.partitions:
-        state.endings.setdefault(pid, set()).add(transaction.producer_id)
+        state.endings.setdefault(pid, set()).add(transaction.marked_as[0])
     touched = tuple(sorted(transaction.partitions))
-    _finish(transaction)
+    _finish(state, transaction)
     return touched
 
 
-def _finish(transaction: TransactionState) -> None:
-    if transaction.is_ending and not transaction.partitions:
-        transaction.phase = TransactionPhase.EMPTY
+def _finish(state: ClusterState, transaction: TransactionState) -> None:
+    """Once the logs of all its partitions say how the transaction has ended. A producer id that has run out of epochs
+    has led to it until now."""
+    if not transaction.is_ending or transaction.partitions:
+        return
+    transaction.phase = TransactionPhase.EMPTY
+    if transaction.ended_id != transaction.producer_id:
+        state.transactional_ids.pop(transaction.ended_id, None)
 
 
 def complete_transactions(state: ClusterState, command: CompleteTransactions) -> Applied:
@@ -197,10 +178,10 @@ def _remove(state: ClusterState, transaction: TransactionState, pid: PartitionId
     state.transaction_items -= 1
     lacking = state.endings.get(pid)
     if lacking is not None:
-        lacking.discard(transaction.producer_id)
+        lacking.discard(transaction.marked_as[0])
         if not lacking:
             del state.endings[pid]
-    _finish(transaction)
+    _finish(state, transaction)
 
 
 def forget_transactions(state: ClusterState, topic_id: TopicId) -> None:

@@ -35,7 +35,7 @@ class Endings:
         if replica.pid not in self._host.state.endings or replica.leading != replica.part.epoch:
             return
         for transaction in self._lacking(replica):
-            if replica.log.producers.open_from(transaction.producer_id) is not None:
+            if replica.log.producers.open_from(transaction.marked_as[0]) is not None:
                 replica.append_marker(self._marker(transaction))
         if self._written(replica):
             self._reports.mark_due(replica)
@@ -48,9 +48,10 @@ class Endings:
         return [transaction for transaction in found if transaction is not None]
 
     def _marker(self, transaction: TransactionState) -> bytes:
+        producer_id, producer_epoch = transaction.marked_as
         return marker_batch(
-            producer_id=transaction.producer_id,
-            producer_epoch=transaction.producer_epoch,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
             is_commit=transaction.phase is TransactionPhase.COMMITTING,
             timestamp_ms=self._host.clock.wall_ns() // _NS_PER_MS,
         )
@@ -65,9 +66,9 @@ class Endings:
             WrittenMarker(
                 partition=replica.pid,
                 epoch=epoch,
-                producer_id=transaction.producer_id,
+                producer_id=transaction.marked_as[0],
                 changes=transaction.changes,
             )
             for transaction in self._lacking(replica)
-            if producers.has_ended(transaction.producer_id, known)
+            if producers.has_ended(transaction.marked_as[0], known)
         ]

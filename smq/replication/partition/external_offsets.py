@@ -1,129 +1,21 @@
 """Offsets without records, from this node's callers to Raft: waiting callers share one command.
 
-Owns the coalescing (one command of each kind in flight; items that arrive meanwhile share the next; no timer) and each
-caller's deadline. Every item may be proposed again: an assignment has a request id, and a mark only grows. It must
-never propose an item after its caller's deadline, answer before the command is applied here, nor judge an item: the
-state machine does. Only the node uses it.
+Owns the two kinds of command. Every item may be proposed again: an assignment has a request id, and a mark only grows.
+It must never judge an item: the state machine does. Only the node uses it.
 """
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Final, Generic, Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from smq.raft_state.commands import AdvanceExternalHwms, Assignment, AssignOffsets, Command, ExternalAdvance
-from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset
-from smq.raft_state.limits import ASSIGN_ITEMS_MAX
-from smq.raft_state.replies import ExternalHwm, OffsetsAssigned, Rejected, Reply, Results
-from smq.replication.api import DoneFn
+from smq.raft_state.replies import ExternalHwm, OffsetsAssigned
 from smq.replication.host import Host
-from smq.replication.proposer import rejection
-from smq.replication.runtime.deadlines import Deadline
-
-WAITING_MAX: Final = 20_000  # callers per node: as many as may wait for other proposals
-ATTEMPT_MS_MAX: Final = 1_000  # per command; each caller waits until its own deadline
-_UNKNOWN_OUTCOME: Final = (ErrorCode.TIMED_OUT, ErrorCode.NO_QUORUM)
+from smq.replication.shared_command import ItemResult, Propose, SharedCommand
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class Propose(Protocol):
-    def __call__(self, command: Command, timeout_ms: int, done: DoneFn[Reply], /, *, send_until_ns: int) -> None:
-        """`done` gets the reply within `timeout_ms`. After `send_until_ns` (monotonic) the command is not sent."""
-
-
-@dataclass(slots=True, eq=False)
-class _Caller(Generic[Item, Result]):
-    item: Item
-    done: DoneFn[Result]
-    until_ns: int  # `deadline` is checked by a tick, and so later
-    deadline: Deadline | None = None
-    answered: bool = False
-
-    def answer(self, result: Result | SmqError) -> None:
-        if not self.answered:
-            self.answered = True
-            if self.deadline is not None:
-                self.deadline.cancel()
-            self.done(result)
-
-
-class SharedCommand(Generic[Item, Result]):
-    """The callers of one kind of command, bounded by WAITING_MAX."""
-
-    def __init__(
-        self,
-        host: Host,
-        propose: Propose,
-        *,
-        late: Callable[[], SmqError],
-        command_of: Callable[[tuple[Item, ...]], Command],
-        result_of: Callable[[OffsetsAssigned | ExternalHwm], Result],
-    ) -> None:
-        self._host = host
-        self._propose = propose
-        self._late = late
-        self._command_of = command_of
-        self._result_of = result_of
-        self._waiting: deque[_Caller[Item, Result]] = deque()
-        self._in_flight = False
-        self._is_scheduled = False
-
-    def submit(self, item: Item, timeout_ms: int, done: DoneFn[Result]) -> None:
-        if len(self._waiting) >= WAITING_MAX:
-            details = ErrorDetails(retry_after_ms=100)
-            error = SmqError(ErrorCode.OVERLOADED, f"{WAITING_MAX} callers wait for offsets on this node", details)
-            self._host.deliver(lambda: done(error))
-            return
-        caller = _Caller[Item, Result](item, done, self._host.clock.monotonic_ns() + timeout_ms * 1_000_000)
-        caller.deadline = self._host.deadlines.add(caller.until_ns, partial(self._expire, caller))
-        self._waiting.append(caller)
-        if not self._in_flight and not self._is_scheduled:
-            self._is_scheduled = True  # after the current callback: it may bring more
-            self._host.clock.call_soon(self._launch)
-
-    def _expire(self, caller: _Caller[Item, Result]) -> None:
-        caller.answer(self._late())
-
-    def _launch(self) -> None:
-        self._is_scheduled = False
-        now_ns = self._host.clock.monotonic_ns()
-        batch: list[_Caller[Item, Result]] = []
-        while self._waiting and len(batch) < ASSIGN_ITEMS_MAX:
-            caller = self._waiting.popleft()
-            if caller.answered:
-                continue
-            if caller.until_ns < now_ns:
-                self._expire(caller)
-            else:
-                batch.append(caller)
-        self._in_flight = bool(batch)
-        if batch:
-            command = self._command_of(tuple(caller.item for caller in batch))
-            first_ns = min(caller.until_ns for caller in batch)  # once one has gone on, the others share a new command
-            self._propose(command, ATTEMPT_MS_MAX, lambda reply: self._on_reply(batch, reply), send_until_ns=first_ns)
-
-    def _on_reply(self, batch: list[_Caller[Item, Result]], reply: Reply | SmqError) -> None:
-        self._in_flight = False
-        if isinstance(reply, SmqError) and reply.code in _UNKNOWN_OUTCOME:
-            self._waiting.extendleft(reversed(batch))  # those with time left share the next attempt
-        elif isinstance(reply, Results) and len(reply.items) == len(batch):
-            for caller, result in zip(batch, reply.items, strict=True):
-                caller.answer(rejection(result) if isinstance(result, Rejected) else self._result_of(result))
-        else:
-            error = reply if isinstance(reply, SmqError) else SmqError(ErrorCode.INTERNAL, f"unexpected reply {reply}")
-            for caller in batch:
-                caller.answer(error)
-        if self._waiting and not self._in_flight and not self._is_scheduled:
-            self._launch()
-
-    def close(self, error: SmqError) -> None:
-        """The node is stopping. The proposer answers callers whose command is in flight."""
-        while self._waiting:
-            self._waiting.popleft().answer(error)
 
 
 class ExternalOffsets:
@@ -134,7 +26,7 @@ class ExternalOffsets:
 
         def shared(
             command_of: Callable[[tuple[Item, ...]], Command],
-            result_of: Callable[[OffsetsAssigned | ExternalHwm], Result],
+            result_of: Callable[[ItemResult], Result],
         ) -> SharedCommand[Item, Result]:
             return SharedCommand(host, propose, late=late, command_of=command_of, result_of=result_of)
 

@@ -2,8 +2,9 @@
 
 Owns the check of KIP-890: a batch is taken into a transaction only if the replicated state has that transaction open,
 with this partition. So no late batch opens one that never ends. The leader judges by the state that it has applied,
-which may be behind: that there is no transaction is certain only after a read barrier, for which the node's requests
-wait. That the state is past a transaction is certain. It must never append. `admission` uses it.
+which may be behind: that there is no transaction is certain only after a read barrier, or after it has had the
+partition join (`joins`), for which the node's requests wait. That the state is past a transaction is certain. It must
+never append. `admission` uses it.
 """
 
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -12,7 +13,8 @@ from smq.raft_state.state import ClusterState, TransactionPhase
 from smq.records import BatchHeader
 from smq.replication.log.producers import ProducerTable
 
-UNCERTAIN = (ErrorCode.INVALID_TRANSACTION_STATE, ErrorCode.UNKNOWN_TRANSACTIONAL_ID)  # without a barrier
+# Without a barrier, or a join, after which the state is as of now.
+UNCERTAIN = (ErrorCode.INVALID_TRANSACTION_STATE, ErrorCode.UNKNOWN_TRANSACTIONAL_ID)
 
 
 def check_transaction(state: ClusterState, pid: PartitionId, table: ProducerTable, header: BatchHeader) -> None:
@@ -30,6 +32,11 @@ def check_transaction(state: ClusterState, pid: PartitionId, table: ProducerTabl
     if transaction is None:
         raise SmqError(
             ErrorCode.UNKNOWN_TRANSACTIONAL_ID, f"producer {header.producer_id} has no transactional id, or no longer"
+        )
+    if header.producer_id != transaction.producer_id:
+        raise SmqError(
+            ErrorCode.PRODUCER_FENCED,
+            f"producer {header.producer_id} has used up its epochs, and goes on as {transaction.producer_id}",
         )
     if header.producer_epoch < transaction.producer_epoch:
         raise SmqError(

@@ -134,6 +134,8 @@ class LaggingNode:
         _acks: Acks,
         timeout_ms: int,
         done: DoneFn[Produced],
+        *,
+        is_joining: bool = False,
     ) -> None:
         def use(_part: PartitionState) -> None:
             self.appended.append(bytes(batch))

@@ -46,6 +46,7 @@ from tests.unit.raft_state.support import (
     external_topic,
     form,
     init_transactions,
+    join,
     listener,
     marked,
     member,
@@ -84,7 +85,7 @@ def commands() -> list[Command]:
 
 
 def _transactions() -> list[Command]:
-    """One in each phase, and one that has come to its end. Their producers are 7 to 12."""
+    """One in each phase, and one that has come to its end. Their producers are 7 to 14."""
     return [
         init_transactions("forgotten"),
         settings(transactional_id_expiration_ms=1),
@@ -106,6 +107,14 @@ def _transactions() -> list[Command]:
         end("aborting", 11, 0, commit=False, fencing=True),
         written((pid(2, 0), 2, 8, 7), (pid(2, 0), 1, 10, 4)),
         end("ended", 8, 0, commit=False),
+        init_transactions("second"),  # of Kafka's second protocol
+        init_transactions("second-open"),
+        join((pid(2, 0), 13, 0), (pid(2, 1), 13, 0), (pid(2, 0), 14, 0), (pid(2, 0), 99, 0), (pid(2, 0), 8, 0)),
+        stage("second", 13, 0, "joined", (pid(2, 0), 3), joining=True),
+        end("second", 13, 0, commit=True, bumping=True),
+        end("second", 13, 0, commit=True, bumping=True),  # a repetition
+        end("second", 13, 0, commit=False, bumping=True),
+        join((pid(2, 0), 13, 1)),
     ]
 
 

@@ -30,6 +30,8 @@ from smq.raft_state.commands import (
     GroupMember,
     HwmAdvance,
     InitTransactions,
+    Joining,
+    JoinTransactions,
     Listener,
     MarkIncomplete,
     OffsetCommit,
@@ -370,8 +372,20 @@ def add(
     )
 
 
+def join(*items: tuple[PartitionId, int, int]) -> JoinTransactions:
+    """(partition, producer, epoch) each."""
+    return JoinTransactions(items=tuple(Joining(p, ProducerId(n), ProducerEpoch(epoch)) for p, n, epoch in items))
+
+
 def end(
-    name: str, producer: int, epoch: int, *, commit: bool, fencing: bool = False, replacing: bool = False
+    name: str,
+    producer: int,
+    epoch: int,
+    *,
+    commit: bool,
+    fencing: bool = False,
+    replacing: bool = False,
+    bumping: bool = False,
 ) -> EndTransaction:
     return EndTransaction(
         transactional_id=name,
@@ -381,6 +395,7 @@ def end(
         is_commit=commit,
         is_fencing=fencing,
         is_replacing=replacing,
+        is_bumping=bumping,
     )
 
 
@@ -393,6 +408,7 @@ def stage(
     seen: int = UNSEEN,
     generation: int = -1,
     member_id: str = "",
+    joining: bool = False,
 ) -> StageOffsets:
     return StageOffsets(
         group=group,
@@ -405,6 +421,7 @@ def stage(
         member_id=member_id,
         items=tuple(OffsetCommit(partition=p, offset=Offset(offset)) for p, offset in items),
         committed_ms=5,
+        is_joining=joining,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from smq.raft_state import limits
 from smq.raft_state.commands import AllocateProducerId, Command, DeleteTopic
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.handlers import staged_offsets, transactions
+from smq.raft_state.handlers import staged_offsets, transaction_producers
 from smq.raft_state.ids import ProducerEpoch, ProducerId
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import ProducerIdAllocated
@@ -153,7 +153,7 @@ def test_an_id_of_a_wrong_length_is_refused(driver: Driver, name: str) -> None:
 
 
 def test_ids_are_bounded(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "TRANSACTIONAL_IDS_MAX", 1)
+    monkeypatch.setattr(transaction_producers, "TRANSACTIONAL_IDS_MAX", 1)
     started(driver)
     driver.refused(init_transactions("other"), ErrorCode.LIMIT_EXCEEDED)
     started(driver)

@@ -11,6 +11,7 @@ from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
+from smq.replication.joins import Joins
 from smq.replication.measures import NodeMeasures
 from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
@@ -52,6 +53,7 @@ class World:
             cast(ExternalOffsets, None),
             refusal=lambda: None,
             preparation=Preparation(LoopCompute(self.clock)),
+            joins=cast(Joins, None),
         )
         self.apply(default_init("c"))
         for node in (ME, PEER_A, PEER_B):

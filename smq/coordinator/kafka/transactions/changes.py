@@ -13,13 +13,17 @@ from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.raft_state.commands import AddToTransaction, EndTransaction, InitTransactions, TransactionChange
-from smq.raft_state.errors import SmqError
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_PRODUCER, PartitionId, ProducerEpoch, ProducerId
 from smq.raft_state.replies import ProducerIdAllocated, Reply
 from smq.raft_state.state import ClusterState, TransactionPhase
 
+_BUMPING_VERSION: Final = 5  # from here on the end of a transaction begins the producer's next epoch (KIP-890)
 _FENCED_VERSION: Final = 2  # from here on, in all but InitProducerId, PRODUCER_FENCED has a code of its own
 _INIT_FENCED_VERSION: Final = 4
+# The transaction that was to be aborted has ended by itself meanwhile, perhaps under a new epoch or id of its producer.
+_ENDED: Final = (ErrorCode.INVALID_TRANSACTION_STATE,)
+_OVERTAKEN: Final = (*_ENDED, ErrorCode.PRODUCER_FENCED, ErrorCode.UNKNOWN_TRANSACTIONAL_ID)
 
 
 async def change(gateway: Gateway, command: TransactionChange) -> Reply:
@@ -75,6 +79,8 @@ async def init_transactions(gateway: Gateway, version: int, request: Struct) -> 
             ),
         )
     except SmqError as e:
+        if open_one is not None and e.code in (_OVERTAKEN if producer_id == NO_PRODUCER else _ENDED):
+            return {"error_code": KafkaError.CONCURRENT_TRANSACTIONS}
         return {"error_code": transaction_code_of(e, is_fenced_known=version >= _INIT_FENCED_VERSION)}
     assert isinstance(reply, ProducerIdAllocated)
     return answer | {"producer_id": reply.producer_id, "producer_epoch": reply.producer_epoch}
@@ -150,16 +156,24 @@ async def add_offsets_to_txn(gateway: Gateway, version: int, request: Struct) ->
 
 # ---------------------------------------------------------------------------------------------------- EndTxn
 async def end_txn(gateway: Gateway, version: int, request: Struct) -> Struct:
-    """Answered once the decision is made: every reader sees it, sooner or later, and nothing else."""
+    """Answered once the decision is made: every reader sees it, sooner or later, and nothing else. From version 5 on
+    with the id and epoch that the producer goes on with, which a repetition gets again."""
     name = request["transactional_id"]
-    code = coordinator_refusal(gateway, name)
-    if code is KafkaError.NONE:
-        command = EndTransaction(
-            transactional_id=name,
-            coordinator_epoch=gateway.groups.epoch_of(name),
-            producer_id=ProducerId(request["producer_id"]),
-            producer_epoch=ProducerEpoch(request["producer_epoch"]),
-            is_commit=request["committed"],
-        )
-        code = await _code_of_change(gateway, command, version)
-    return {"throttle_time_ms": 0, "error_code": code}
+    answer: Struct = {"throttle_time_ms": 0, "error_code": coordinator_refusal(gateway, name)}
+    if answer["error_code"] is not KafkaError.NONE:
+        return answer
+    command = EndTransaction(
+        transactional_id=name,
+        coordinator_epoch=gateway.groups.epoch_of(name),
+        producer_id=ProducerId(request["producer_id"]),
+        producer_epoch=ProducerEpoch(request["producer_epoch"]),
+        is_commit=request["committed"],
+        is_bumping=version >= _BUMPING_VERSION,
+    )
+    try:
+        reply = await change(gateway, command)
+    except SmqError as e:
+        return answer | {"error_code": transaction_code_of(e, is_fenced_known=version >= _FENCED_VERSION)}
+    if isinstance(reply, ProducerIdAllocated):
+        answer |= {"producer_id": reply.producer_id, "producer_epoch": reply.producer_epoch}
+    return answer

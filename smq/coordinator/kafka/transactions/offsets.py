@@ -2,8 +2,10 @@
 
 Owns the way from the request to the command, at the group's coordinator, which knows the group's members. The group has
 been added to the transaction at the transactional id's coordinator, which may be another node: this one looks again
-after a barrier before it says that it has not.
+after a barrier before it says that it has not. From version 5 on the command itself adds it.
 """
+
+from typing import Final
 
 from smq.coordinator.groups.types import Identity
 from smq.coordinator.kafka.cluster import confirmation_failure, coordinator_refusal
@@ -19,10 +21,12 @@ from smq.raft_state.ids import Generation, Offset, ProducerEpoch, ProducerId
 from smq.raft_state.limits import METADATA_BYTES_MAX
 from smq.raft_state.state import ClusterState
 
+_JOINING_VERSION: Final = 5  # from here on the group becomes part of the transaction by this (KIP-890)
 
-async def txn_offset_commit(gateway: Gateway, _version: int, request: Struct) -> Struct:
+
+async def txn_offset_commit(gateway: Gateway, version: int, request: Struct) -> Struct:
     """Stages all partitions that exist by one command. Each of the others gets an error of its own."""
-    refusal = await _refusal(gateway, request)
+    refusal = await _refusal(gateway, version, request)
     items: list[OffsetCommit] = []
     staged: list[Struct] = []  # the answers for `items`
     topics = []
@@ -48,13 +52,13 @@ async def txn_offset_commit(gateway: Gateway, _version: int, request: Struct) ->
                         leader_epoch=requested["committed_leader_epoch"],
                     )
                 )
-    code = await _stage(gateway, request, items)
+    code = await _stage(gateway, version, request, items)
     for answer in staged:
         answer["error_code"] = code
     return {"throttle_time_ms": 0, "topics": topics}
 
 
-async def _refusal(gateway: Gateway, request: Struct) -> KafkaError:
+async def _refusal(gateway: Gateway, version: int, request: Struct) -> KafkaError:
     if not is_group(request["group_id"]):
         return KafkaError.INVALID_GROUP_ID
     code = coordinator_refusal(gateway, PREFIX + request["group_id"])
@@ -66,7 +70,7 @@ async def _refusal(gateway: Gateway, request: Struct) -> KafkaError:
         return (
             transaction is not None
             and transaction.producer_epoch == request["producer_epoch"]
-            and PREFIX + request["group_id"] in transaction.offsets
+            and (version >= _JOINING_VERSION or PREFIX + request["group_id"] in transaction.offsets)
             and all(
                 state.partition_of(topic["name"], p["partition_index"]) is not None
                 for topic in request["topics"]
@@ -75,10 +79,10 @@ async def _refusal(gateway: Gateway, request: Struct) -> KafkaError:
         )
 
     failure = await confirmation_failure(gateway, is_known)
-    return KafkaError.NONE if failure is None else staging_code_of(failure)
+    return KafkaError.NONE if failure is None else staging_code_of(failure, version)
 
 
-async def _stage(gateway: Gateway, request: Struct, items: list[OffsetCommit]) -> KafkaError:
+async def _stage(gateway: Gateway, version: int, request: Struct, items: list[OffsetCommit]) -> KafkaError:
     if not items:
         return KafkaError.NONE
     group, name = PREFIX + request["group_id"], request["transactional_id"]
@@ -95,6 +99,7 @@ async def _stage(gateway: Gateway, request: Struct, items: list[OffsetCommit]) -
         instance_id=request["group_instance_id"] or "",
         items=tuple(items),
         committed_ms=gateway.groups.wall_ms(),
+        is_joining=version >= _JOINING_VERSION,
     )
     who = Identity(member_id=command.member_id, instance_id=command.instance_id)
     try:
@@ -103,5 +108,5 @@ async def _stage(gateway: Gateway, request: Struct, items: list[OffsetCommit]) -
             lambda done: gateway.groups.stage(command, who, TIMEOUT_MS_DEFAULT, done), TIMEOUT_MS_DEFAULT
         )
     except SmqError as e:
-        return staging_code_of(e)
+        return staging_code_of(e, version)
     return KafkaError.NONE

@@ -11,9 +11,9 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, Offset, RequestId
 from smq.raft_state.limits import ASSIGN_ITEMS_MAX
 from smq.raft_state.replies import OffsetsAssigned, Rejected, Reply, Results
+from smq.replication import shared_command
 from smq.replication.host import Host
 from smq.replication.net import wire
-from smq.replication.partition import external_offsets
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.ports import ProposalLost
 from tests.unit.raft_state.support import pid
@@ -105,8 +105,8 @@ def test_a_refused_caller_costs_the_others_nothing(callers: Callers) -> None:
 
 
 def test_one_command_carries_a_bounded_number_of_callers(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ASSIGN_ITEMS_MAX < external_offsets.WAITING_MAX
-    monkeypatch.setattr(external_offsets, "ASSIGN_ITEMS_MAX", 2)
+    assert ASSIGN_ITEMS_MAX < shared_command.WAITING_MAX
+    monkeypatch.setattr(shared_command, "ASSIGN_ITEMS_MAX", 2)
     for n in range(5):
         callers.assign(n)
     callers.turn()
@@ -169,7 +169,7 @@ def test_the_answer_of_a_command_that_was_late_for_some_still_reaches_the_others
 
 
 def test_callers_beyond_the_bound_are_refused(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external_offsets, "WAITING_MAX", 2)
+    monkeypatch.setattr(shared_command, "WAITING_MAX", 2)
     for n in range(2):
         callers.assign(n)
     (error,) = callers.assign(2)

@@ -74,3 +74,19 @@ def leader(cluster: Cluster) -> Iterator[Callable[[str], RawKafka]]:
     yield connect
     for raw in opened:
         raw.close()
+
+
+@pytest.fixture
+def owner(cluster: Cluster) -> Iterator[Callable[[str], RawKafka]]:
+    """A connection to the node that coordinates a transactional id."""
+    opened: list[RawKafka] = []
+
+    def connect(name: str) -> RawKafka:
+        opened.append(RawKafka(cluster.nodes[1].kafka))
+        (found,) = opened[-1].call(ApiKey.FIND_COORDINATOR, 4, key_type=1, coordinator_keys=[name])["coordinators"]
+        opened.append(RawKafka(f"{found['host']}:{found['port']}"))
+        return opened[-1]
+
+    yield connect
+    for raw in opened:
+        raw.close()

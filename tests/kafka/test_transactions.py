@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -19,14 +18,10 @@ from smq.coordinator.kafka.errors import KafkaError
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
 from smq.testing.node_process import CLI, ClusterError, wait_for
+from tests.kafka.raw_transactions import PATIENCE_S, add, end, fresh, init
 
 NewTopic = Callable[..., str]
 Leader = Callable[[str], RawKafka]
-PATIENCE_S = 60.0
-
-
-def fresh(name: str) -> str:
-    return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 def transactional(bootstrap: str, name: str, **config: Any) -> confluent_kafka.Producer:
@@ -287,56 +282,6 @@ def test_kafka_python_commits(bootstrap: str, new_topic: NewTopic) -> None:
 
 
 # ------------------------------------------------------------------------------------------- wrong requests
-@pytest.fixture
-def owner(cluster: Cluster) -> Any:
-    """A connection to the node that coordinates a transactional id."""
-    opened: list[RawKafka] = []
-
-    def connect(name: str) -> RawKafka:
-        opened.append(RawKafka(cluster.nodes[1].kafka))
-        (found,) = opened[-1].call(ApiKey.FIND_COORDINATOR, 4, key_type=1, coordinator_keys=[name])["coordinators"]
-        opened.append(RawKafka(f"{found['host']}:{found['port']}"))
-        return opened[-1]
-
-    yield connect
-    for raw in opened:
-        raw.close()
-
-
-def init(raw: RawKafka, name: str, version: int = 4, **fields: Any) -> dict[str, Any]:
-    fields = {"transaction_timeout_ms": 60_000, "producer_id": -1, "producer_epoch": -1} | fields
-    answer: dict[str, Any] = {}
-
-    def is_answered() -> bool:
-        nonlocal answer
-        answer = raw.call(ApiKey.INIT_PRODUCER_ID, version, transactional_id=name, **fields)
-        return bool(answer["error_code"] != KafkaError.CONCURRENT_TRANSACTIONS)
-
-    wait_for("the markers are written", is_answered, PATIENCE_S)
-    return answer
-
-
-def add(raw: RawKafka, name: str, producer: int, epoch: int, topic: str, version: int = 3) -> int:
-    body = raw.call(
-        ApiKey.ADD_PARTITIONS_TO_TXN,
-        version,
-        v3_and_below_transactional_id=name,
-        v3_and_below_producer_id=producer,
-        v3_and_below_producer_epoch=epoch,
-        v3_and_below_topics=[{"name": topic, "partitions": [0]}],
-    )
-    code: int = body["results_by_topic_v3_and_below"][0]["results_by_partition"][0]["partition_error_code"]
-    return code
-
-
-def end(raw: RawKafka, name: str, producer: int, epoch: int, *, commit: bool, version: int = 3) -> int:
-    body = raw.call(
-        ApiKey.END_TXN, version, transactional_id=name, producer_id=producer, producer_epoch=epoch, committed=commit
-    )
-    code: int = body["error_code"]
-    return code
-
-
 def test_wrong_requests_get_kafkas_own_codes(owner: Any, leader: Leader, new_topic: NewTopic) -> None:
     topic, name = new_topic(), fresh("tx")
     raw = owner(name)

@@ -1,14 +1,19 @@
 """Kafka's own admin client, in Java, asks what the administration tools ask."""
 
+import re
+import urllib.request
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from smq.coordinator.kafka.api_keys import ApiKey
 from smq.testing.cluster import Cluster
+from smq.testing.kafka_client import RawKafka
 from tests.kafka.client_adapters import Item, bootstrap
 from tests.kafka.foreign.clients import Missing, start
 from tests.kafka.foreign.driver import Client
-from tests.kafka.test_transactions import await_read
+from tests.kafka.raw_transactions import PATIENCE_S, fresh
+from tests.kafka.test_transactions import await_read, transactional
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -43,7 +48,41 @@ def test_the_admin_client_gets_what_its_tools_show(
     assert (found["reassigned"], found["quotas"]) == (0, 0)
 
 
-def test_a_transactional_producer_commits_aborts_and_is_fenced(java: Client, cluster: Cluster) -> None:
+def requests(cluster: Cluster, key: str) -> int:
+    """How many requests of this key the nodes have answered."""
+    total = 0
+    for node in cluster.nodes.values():
+        with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=10) as response:
+            found = re.search(rf'smq_kafka_request_seconds_count{{api="{key}"}} (\d+)', response.read().decode())
+        total += int(found[1]) if found else 0
+    return total
+
+
+def test_a_transactional_producer_commits_aborts_and_is_fenced(
+    java: Client, cluster: Cluster, coordinator: Callable[[str], RawKafka]
+) -> None:
+    """With its default settings it uses the second protocol: nothing is added before it is written."""
     topic = cluster.make_topic()
+    keys = ("AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
+    before = [requests(cluster, key) for key in keys]
     assert java.transact(topic) == "ProducerFencedException"
+    added, groups_added, staged, ended = (requests(cluster, key) - n for key, n in zip(keys, before, strict=True))
+    assert (added, groups_added) == (0, 0)
+    assert (staged, ended) >= (3, 4)
     await_read(bootstrap(cluster), topic, [b"0", b"2"])
+    group = f"group-{topic}"
+    asked = [{"name": topic, "partition_indexes": [0]}]
+    body = coordinator(group).call(ApiKey.OFFSET_FETCH, 7, group_id=group, topics=asked, require_stable=True)
+    assert body["topics"][0]["partitions"][0]["committed_offset"] == 2
+
+
+def test_librdkafka_stays_with_the_first_protocol(cluster: Cluster) -> None:
+    topic = cluster.make_topic()
+    before = requests(cluster, "AddPartitionsToTxn")
+    producer = transactional(bootstrap(cluster), fresh("tx"))
+    for n in range(3):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d" % n, partition=0)
+        producer.commit_transaction(PATIENCE_S)
+    await_read(bootstrap(cluster), topic, [b"0", b"1", b"2"])
+    assert requests(cluster, "AddPartitionsToTxn") - before >= 3

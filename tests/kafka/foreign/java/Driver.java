@@ -15,6 +15,7 @@ import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.DescribeTopicsOptions;
 import org.apache.kafka.clients.admin.ListConfigResourcesOptions;
 import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
@@ -115,7 +116,7 @@ public final class Driver {
         }
     }
 
-    /** Commits "0" and "2", aborts "1", and is fenced by another producer of its id. */
+    /** Commits "0" and "2", with offset n of its own topic, aborts "1", and is fenced by another producer of its id. */
     private Map<String, Object> transact(String topic) {
         var serializer = new ByteArraySerializer();
         var settings = with("transactional.id", "tx-" + topic);
@@ -125,6 +126,9 @@ public final class Driver {
             for (int n = 0; n < 3; n++) {
                 producer.beginTransaction();
                 producer.send(new ProducerRecord<>(topic, 0, null, String.valueOf(n).getBytes()));
+                producer.sendOffsetsToTransaction(
+                        Map.of(new TopicPartition(topic, 0), new OffsetAndMetadata(n)),
+                        new ConsumerGroupMetadata("group-" + topic));
                 producer.flush();
                 if (n == 1) {
                     producer.abortTransaction();

@@ -1,4 +1,5 @@
-"""Transactions: torn-transaction, lost-transaction, aborted-read, dirty-read, skipped-record, torn-offsets, lso-back.
+"""Transactions: torn-transaction, lost-transaction, aborted-read, dirty-read, doubled-record, skipped-record,
+torn-offsets, lso-back.
 
 Owns the judgement of `txn`, `tpoll`, `tstable` and `toffset` operations. The final committed read of each partition is
 what is visible. A transaction is visible whole, in all of its partitions and in its group's offset, or not at all; what
@@ -38,7 +39,18 @@ def _visible(polls: list[Op], findings: Findings) -> dict[str, dict[int, int]]:
         first = visible.setdefault(key, records)
         if records != first:
             findings.add("torn-transaction", f"{key}: node {node} shows {len(records)} records, another {len(first)}")
+    _check_doubles(visible, findings)
     return visible
+
+
+def _check_doubles(visible: dict[str, dict[int, int]], findings: Findings) -> None:
+    """Every value is written once."""
+    places: dict[int, str] = {}
+    for key, records in visible.items():
+        for offset, value in records.items():
+            first = places.setdefault(value, f"{key}@{offset}")
+            if first != f"{key}@{offset}":
+                findings.add("doubled-record", f"{value} is visible at {first} and at {key}@{offset}")
 
 
 def _is_visible(op: Op, shown: set[int], findings: Findings) -> bool:

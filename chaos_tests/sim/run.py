@@ -26,6 +26,7 @@ from chaos_tests.sim.clients.connected import Connected
 from chaos_tests.sim.clients.consumer import Consumer
 from chaos_tests.sim.clients.crowd import Crowd
 from chaos_tests.sim.clients.groups import BRIEF, GROUP, STATIC, GroupConsumer
+from chaos_tests.sim.clients.ledger import LedgerReader
 from chaos_tests.sim.clients.noter import Noter
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
 from chaos_tests.sim.clients.pipeline import Pipeline
@@ -33,7 +34,7 @@ from chaos_tests.sim.clients.producer import Producer
 from chaos_tests.sim.clients.remaker import Remaker, Repeater
 from chaos_tests.sim.clients.services import GroupMember, GroupWatcher, RangeReader, TopicOwner, Trimmer
 from chaos_tests.sim.clients.streamer import Streamer
-from chaos_tests.sim.clients.transactor import SHARERS, LedgerReader, Transactor
+from chaos_tests.sim.clients.transactor import SHARERS, Transactor
 from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
 from chaos_tests.sim.faults.catalogue import Arena
 from chaos_tests.sim.faults.schedule import Storm, Strike, heal

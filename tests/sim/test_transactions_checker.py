@@ -53,6 +53,11 @@ def aborted_and_visible(s: Story) -> None:
     final(s, [(0, 1)], [(0, 2)])
 
 
+def visible_twice(s: Story) -> None:
+    transact(s, [1, 2])
+    final(s, [(0, 1), (4, 1)], [(0, 2)])
+
+
 def never_committed_and_visible(s: Story) -> None:
     transact(s, [1, 2], kind="fail")
     final(s, [(0, 1)], [(0, 2)])
@@ -99,6 +104,7 @@ def stable_end_falls(s: Story) -> None:
         (committed_and_gone, "lost-transaction"),
         (aborted_and_visible, "aborted-read"),
         (never_committed_and_visible, "aborted-read"),
+        (visible_twice, "doubled-record"),
         (read_and_gone, "dirty-read"),
         (passed_over, "skipped-record"),
         (offset_without_its_transaction, "torn-offsets"),

@@ -1,21 +1,21 @@
-"""Clients of transactions: producers that share transactional ids, and readers of what is committed.
+"""Clients of transactions: producers that share transactional ids.
 
-Owns the reaction to each answer, as Kafka's clients have it with the first protocol of transactions: after an unknown
-outcome of a batch, a producer begins again in a new epoch. Several producers share an id, so each fences the others.
-They write to topics of their own, the ledgers, which no other client uses.
+Owns the reaction to each answer, as Kafka's clients have it. Each session of a producer speaks one of the two protocols
+of transactions. After an unknown outcome of a batch, one of the first begins again in a new epoch; one of the second
+has the abort begin it, and what is still on its way from an earlier transaction arrives in the middle of a later one.
+Several producers share an id, so each fences the others. They write to the ledgers, which no other client uses.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry, request_range
+from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry
+from chaos_tests.sim.clients.ledger import CALL_MS, CREATED_MS, PLACES, group_of, make_ledger
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.coordinator.groups.coordinator import NO_MEMBER
-from smq.coordinator.service.visibility import is_visible
 from smq.raft_state.commands import (
     UNSEEN,
     AddToTransaction,
-    CreateTopic,
     EndTransaction,
     InitTransactions,
     OffsetCommit,
@@ -24,26 +24,25 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import NodeId, Offset, PartitionIndex, ProducerEpoch, ProducerId, TopicId, partition_id
+from smq.raft_state.ids import Offset, ProducerEpoch, ProducerId
 from smq.raft_state.replies import ProducerIdAllocated
 from smq.raft_state.state import TransactionPhase
-from smq.records import NewRecord, decode_batch, encode_batch
-from smq.replication.api import Acks, Fetched, NodeApi, PartitionRange, Produced
+from smq.records import NewRecord, encode_batch
+from smq.replication.api import Acks, NodeApi, Produced
 
-LEDGER: Final = "ledger"
-LEDGER_ID: Final = TopicId(b"ledger, 16 bytes")
-PLACES: Final = 2  # partitions of the ledger
 SHARERS: Final = 2  # producers of one transactional id
-CALL_MS: Final = 900.0
 NODE_MS: Final = 6_000.0  # that a node is given for a change: longer than the client waits
 PATIENCE_MS: Final = 6_000.0  # that a client gives one step
 TIMEOUT_MS: Final = 4_000  # of a transaction
-CREATED_MS: Final = 1_700_000_000_000
 
 
-def group_of(transactional_id: str) -> str:
-    """The group whose offsets its transactions commit."""
-    return f"group-of-{transactional_id}"
+class _Late(NamedTuple):
+    """What belongs to a transaction that has ended, and is still on its way."""
+
+    producer: tuple[ProducerId, ProducerEpoch]
+    is_commit: bool
+    place: Known
+    batch: bytes  # empty for none
 
 
 class Transactor(Client):
@@ -52,7 +51,9 @@ class Transactor(Client):
         self.id = f"tx-{number // SHARERS}"
         self.think_ms = think_ms
         self._producer: tuple[ProducerId, ProducerEpoch] | None = None
+        self._is_second = False  # the protocol of this session
         self._sequences: dict[str, int] = {}
+        self._late: _Late | None = None
 
     def run(self) -> Script:
         while not self.world.stopped:
@@ -66,10 +67,12 @@ class Transactor(Client):
             return
         places = self.rng.sample(self.world.ledgers, self.rng.randint(1, PLACES))
         values = {known.key: self.world.values(self.rng.randint(1, 3)) for known in places}
+        held = self.world.values(1) if self._is_second and self.rng.random() < 0.3 else []
         (tag,) = self.world.values(1)
         offset = tag if self.rng.random() < 0.5 else None
-        self.world.recorder.invoke(self.process, "txn", id=self.id, v=values, off=offset)
-        outcome = yield from self._run(places, values, offset)
+        shown = {known.key: values[known.key] + (held if known is places[0] else []) for known in places}
+        self.world.recorder.invoke(self.process, "txn", id=self.id, v=shown, off=offset)
+        outcome = yield from self._run(places, values, held, offset)
         if outcome == "unknown":
             self.conclude_unknown("txn")
         elif outcome == "none":
@@ -77,33 +80,80 @@ class Transactor(Client):
         else:
             self.ok("txn", out=outcome)
 
-    def _run(self, places: list[Known], values: dict[str, list[int]], offset: int | None) -> Any:
+    def _run(self, places: list[Known], values: dict[str, list[int]], held: list[int], offset: int | None) -> Any:
         """A Script that returns commit, abort, none (no commit was asked for, or it is certain that it failed) or
-        unknown."""
-        groups = (group_of(self.id),) if offset is not None else ()
-        added = yield from self._change(
-            lambda common: AddToTransaction(**common, partitions=tuple(p.pid for p in places), groups=groups)
-        )
-        if isinstance(added, SmqError | Lost):
+        unknown. `held` are values that stay on their way to the first place until the transaction has been aborted."""
+        if not self._is_second and not (yield from self._add(places, offset)):
             self._producer = None
             return "none"
         is_whole = True
         for place in places:
             is_whole = is_whole and (yield from self._write(place, values[place.key]))
+            yield from self._arrive_late()
         if self.rng.random() < 0.1:
             yield Sleep(self.rng.uniform(0.2, 2.0) * TIMEOUT_MS)  # it may be fenced, or timed out, when it wakes
         if is_whole and offset is not None:
             is_whole = yield from self._stage(offset)
-        is_commit = is_whole and self.rng.random() < 0.75
+        is_commit = is_whole and not held and self.rng.random() < 0.75
         if self.rng.random() < 0.06:
             self._producer = None
             return "none"  # its process dies: the transaction stays open
-        ended = yield from self._change(lambda common: EndTransaction(**common, is_commit=is_commit))
-        if not is_whole or isinstance(ended, SmqError | Lost):
+        return (yield from self._end(places[0], held, is_commit=is_commit, is_whole=is_whole))
+
+    def _add(self, places: list[Known], offset: int | None) -> Any:
+        """A Script that returns whether the transaction has begun: the first protocol says first what it will have."""
+        groups = (group_of(self.id),) if offset is not None else ()
+        added = yield from self._change(
+            lambda common: AddToTransaction(**common, partitions=tuple(p.pid for p in places), groups=groups)
+        )
+        return not isinstance(added, SmqError | Lost)
+
+    def _end(self, place: Known, held: list[int], *, is_commit: bool, is_whole: bool) -> Any:
+        """A Script that returns the outcome, as `_run` does."""
+        assert self._producer is not None
+        before, late = self._producer, self._batch(place, held) if held else b""
+        ended = yield from self._change(
+            lambda common: EndTransaction(**common, is_commit=is_commit, is_bumping=self._is_second)
+        )
+        if isinstance(ended, ProducerIdAllocated):
+            self._producer, self._sequences = (ended.producer_id, ended.producer_epoch), {}
+            self._late = _Late(before, is_commit, place, late)
+        elif not is_whole or isinstance(ended, SmqError | Lost):
             self._producer = None
         if not isinstance(ended, SmqError | Lost):
             return "commit" if is_commit else "abort"
         return "unknown" if is_commit and self._was_unknown else "none"
+
+    def _arrive_late(self) -> Script:
+        """What an earlier transaction has left behind comes while another one is open: once, and nobody waits for the
+        answer."""
+        late = self._late
+        if late is None or self.rng.random() < 0.5:
+            return
+        self._late = None
+        if late.batch:
+            leader = late.place.leader if late.place.leader is not None else self.any_node()
+            request = self._produce(late.place, late.batch, is_joining=True)
+            yield Call(leader, request, CALL_MS, CALL_MS, is_tied=True)
+        if self.rng.random() < 0.7:
+            (producer_id, epoch), is_commit = late.producer, late.is_commit
+
+            def end(api: Any, done: Callable[[Any], None]) -> None:
+                command = EndTransaction(
+                    transactional_id=self.id,
+                    coordinator_epoch=api.groups.epoch_of(self.id),
+                    producer_id=producer_id,
+                    producer_epoch=epoch,
+                    is_commit=is_commit,
+                    is_bumping=True,
+                )
+                api.groups.change(command, NODE_MS, done)
+
+            node = yield Call(
+                self.any_node(), lambda api, done: done(coordinator_of(api.state, self.id).node), CALL_MS, CALL_MS
+            )
+            if not isinstance(node, SmqError | Lost) and node:
+                yield Call(node, end, CALL_MS, NODE_MS, is_tied=True)
 
     def _start(self) -> Any:
         """A Script that returns whether it has a producer now. As the node does for Kafka's clients, it first aborts
@@ -133,6 +183,7 @@ class Transactor(Client):
         if not isinstance(reply, ProducerIdAllocated):
             return False
         self._producer, self._sequences = (reply.producer_id, reply.producer_epoch), {}
+        self._is_second = self.rng.random() < 0.6
         return True
 
     def _change(self, command_of: Callable[[dict[str, Any]], TransactionChange]) -> Any:
@@ -170,10 +221,10 @@ class Transactor(Client):
             yield Sleep(self.rng.uniform(10, 150))
 
     # ------------------------------------------------------------------------------------------ its contents
-    def _write(self, place: Known, values: list[int]) -> Any:
-        """A Script that returns whether the batch was acknowledged."""
+    def _batch(self, place: Known, values: list[int]) -> bytes:
+        """With the next sequence of the place."""
         assert self._producer is not None
-        batch = encode_batch(
+        return encode_batch(
             [NewRecord(None, b"%d" % value, CREATED_MS) for value in values],
             producer_id=self._producer[0],
             producer_epoch=self._producer[1],
@@ -181,9 +232,17 @@ class Transactor(Client):
             is_transactional=True,
         )
 
+    def _produce(
+        self, place: Known, batch: bytes, *, is_joining: bool
+    ) -> Callable[[NodeApi, Callable[[Any], None]], None]:
         def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.produce(place.topic, place.index, batch, Acks.ALL, int(CALL_MS), done)
+            api.produce(place.topic, place.index, batch, Acks.ALL, int(CALL_MS), done, is_joining=is_joining)
 
+        return request
+
+    def _write(self, place: Known, values: list[int]) -> Any:
+        """A Script that returns whether the batch was acknowledged."""
+        request = self._produce(place, self._batch(place, values), is_joining=self._is_second)
         until = self.world.now_ms() + PATIENCE_MS
         while True:
             node = place.leader if place.leader is not None and self.rng.random() < 0.95 else self.any_node()
@@ -202,7 +261,7 @@ class Transactor(Client):
         """A Script that returns whether the offset is staged."""
         assert self._producer is not None
         producer_id, epoch = self._producer
-        group, pid = group_of(self.id), self.world.ledgers[0].pid
+        group, pid, is_joining = group_of(self.id), self.world.ledgers[0].pid, self._is_second
 
         def stage(api: Any, done: Callable[[Any], None]) -> None:
             found = api.state.transactions.get(self.id)
@@ -215,105 +274,9 @@ class Transactor(Client):
                 producer_epoch=epoch,
                 items=(OffsetCommit(partition=pid, offset=Offset(offset)),),
                 committed_ms=api.groups.wall_ms(),
+                is_joining=is_joining,
             )
             api.groups.stage(command, NO_MEMBER, NODE_MS, done)
 
         result = yield from self._at_coordinator(group, stage)
         return not isinstance(result, SmqError | Lost)
-
-
-def make_ledger(client: Client) -> Any:
-    """A Script that returns whether the ledger exists now."""
-    command = CreateTopic(
-        name=LEDGER, topic_id=LEDGER_ID, partition_count=PLACES, replication_factor=3, created_ms=CREATED_MS
-    )
-    result = yield Call(
-        client.any_node(), lambda api, done: api.propose(command, int(CALL_MS), done), CALL_MS * 1.5, CALL_MS
-    )
-    exists = isinstance(result, SmqError) and result.code is ErrorCode.TOPIC_EXISTS
-    if isinstance(result, SmqError | Lost) and not exists:
-        return False
-    if not client.world.ledgers:
-        nodes = tuple(client.world.nodes)
-        client.world.ledgers += [
-            Known(LEDGER, n, partition_id(LEDGER_ID, PartitionIndex(n)), replicas=nodes) for n in range(PLACES)
-        ]
-    return True
-
-
-class LedgerReader(Client):
-    """Reads what is committed, from any replica, and asks the leader for the last stable offset."""
-
-    def __init__(self, world: World, name: str, *, think_ms: float) -> None:
-        super().__init__(world, name)
-        self.think_ms = think_ms
-
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            if not self.world.ledgers:
-                continue
-            known = self.rng.choice(self.world.ledgers)
-            if self.rng.random() < 0.3:
-                yield from self.range(known)
-            else:
-                yield from self.poll(known, self.rng.choice(known.replicas), self.rng.randint(0, known.hwm))
-
-    def range(self, known: Known) -> Script:
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            request_range(api, known.topic, known.index, CALL_MS, done)
-
-        self.world.recorder.invoke(self.process, "tstable", k=known.key)
-        result = yield Call(self.any_node(), request, CALL_MS * 1.5, CALL_MS)
-        if isinstance(result, PartitionRange):
-            self.ok("tstable", lso=result.lso)
-            known.hwm = max(known.hwm, result.lso)
-        else:
-            self.fail("tstable", result)
-
-    def poll(self, known: Known, node: NodeId, offset: int, *, is_final: bool = False) -> Any:
-        """A Script that returns the next offset; None if the read failed."""
-
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.fetch(known.topic, known.index, offset, max_bytes=1 << 16, max_wait_ms=0, done=done, is_committed=True)
-
-        self.world.recorder.invoke(self.process, "tpoll", k=known.key, o=offset, n=node, final=is_final)
-        result = yield Call(node, request, 6_000.0, 5_500.0)
-        if not isinstance(result, Fetched):
-            self.fail("tpoll", result)
-            return None
-        found = [
-            [record.offset, int(record.value or b"-1")]
-            for batch in result.batches
-            if is_visible(result, batch)
-            for record in decode_batch(batch.data)
-            if record.offset >= offset
-        ]
-        following = result.batches[-1].last_offset + 1 if result.batches else offset
-        self.ok("tpoll", r=found, next=following, lso=result.lso)
-        return following
-
-    def read_all(self) -> Script:
-        """Every replica, to its end, and every group."""
-        for known in self.world.ledgers:
-            for node in known.replicas:
-                at, following = -1, 0
-                while following is not None and following > at:
-                    at = following
-                    following = yield from self.poll(known, node, at, is_final=True)
-
-    def read_offsets(self, ids: list[str]) -> Script:
-        for name in ids:
-
-            def request(api: NodeApi, done: Callable[[Any], None], name: str = name) -> None:
-                api.fetch_offsets(group_of(name), None, int(CALL_MS), done)
-
-            self.world.recorder.invoke(self.process, "toffset", id=name)
-            result, unknown = yield from self.request(request, deadline_ms=5_000.0, attempt_ms=CALL_MS)
-            if isinstance(result, dict):
-                found = [committed.offset for committed in result.values()]
-                self.ok("toffset", off=found[0] if found else None)
-            elif unknown:
-                self.conclude_unknown("toffset")
-            else:
-                self.fail("toffset", result)

@@ -88,8 +88,8 @@ TRANSACTION_BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 _HANDLERS + "transactions:end_transaction",
-                "if command.is_commit:\n        commit_staged(state, transaction)\n    elif command.is_fencing",
-                "commit_staged(state, transaction)\n    if command.is_fencing",
+                "if command.is_commit:\n        commit_staged",
+                "if True:\n        commit_staged",
             ),
         ),
         scenario="transactions",
@@ -138,5 +138,34 @@ TRANSACTION_BUGS: tuple[PlantedBug, ...] = (
         scenario="transactions",
         anomalies=_SEEN,
         seeds=4,
+    ),
+    PlantedBug(
+        name="late-end-ends-the-next-transaction",
+        rule="a repeated end is answered as the first; it is fenced once another transaction has begun",
+        mutations=(
+            Mutation(
+                _HANDLERS + "transactions:_is_repetition",
+                "transaction.phase is TransactionPhase.ONGOING or ",
+                "",
+            ),
+        ),
+        scenario="transactions",
+        anomalies=_SEEN | {"torn-offsets", "lost-transaction"},
+        seeds=8,
+    ),
+    PlantedBug(
+        name="end-keeps-the-epoch",
+        rule="the end of a transaction begins its producer's next epoch (Kafka's second protocol)",
+        mutations=(
+            Mutation(
+                _HANDLERS + "transaction_producers:note_end",
+                "transaction.producer_epoch = ProducerEpoch(transaction.producer_epoch + 1)",
+                "transaction.ended_id, transaction.ended_epoch = NO_PRODUCER, _NO_EPOCH",
+            ),
+            Mutation(_PRODUCERS + "check", "if header.base_sequence != expected:", "if False:"),
+        ),
+        scenario="transactions",
+        anomalies=_SEEN | {"torn-offsets", "lost-transaction", "doubled-record"},
+        seeds=8,
     ),
 )

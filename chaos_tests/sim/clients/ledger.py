@@ -1,0 +1,124 @@
+"""The ledgers: the topics that only transactors write to, and the readers of what is committed there.
+
+Owns the names and the creation of these topics. `transactor` owns what is written.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from chaos_tests.sim.clients.base import Client, Known, World, request_range
+from chaos_tests.sim.rpc import Call, Lost, Script
+from smq.coordinator.service.visibility import is_visible
+from smq.raft_state.commands import CreateTopic
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import NodeId, PartitionIndex, TopicId, partition_id
+from smq.records import decode_batch
+from smq.replication.api import Fetched, NodeApi, PartitionRange
+
+LEDGER: Final = "ledger"
+LEDGER_ID: Final = TopicId(b"ledger, 16 bytes")
+PLACES: Final = 2  # partitions of the ledger
+CALL_MS: Final = 900.0
+CREATED_MS: Final = 1_700_000_000_000
+
+
+def group_of(transactional_id: str) -> str:
+    """The group whose offsets its transactions commit."""
+    return f"group-of-{transactional_id}"
+
+
+def make_ledger(client: Client) -> Any:
+    """A Script that returns whether the ledger exists now."""
+    command = CreateTopic(
+        name=LEDGER, topic_id=LEDGER_ID, partition_count=PLACES, replication_factor=3, created_ms=CREATED_MS
+    )
+    result = yield Call(
+        client.any_node(), lambda api, done: api.propose(command, int(CALL_MS), done), CALL_MS * 1.5, CALL_MS
+    )
+    exists = isinstance(result, SmqError) and result.code is ErrorCode.TOPIC_EXISTS
+    if isinstance(result, SmqError | Lost) and not exists:
+        return False
+    if not client.world.ledgers:
+        nodes = tuple(client.world.nodes)
+        client.world.ledgers += [
+            Known(LEDGER, n, partition_id(LEDGER_ID, PartitionIndex(n)), replicas=nodes) for n in range(PLACES)
+        ]
+    return True
+
+
+class LedgerReader(Client):
+    """Reads what is committed, from any replica, and asks the leader for the last stable offset."""
+
+    def __init__(self, world: World, name: str, *, think_ms: float) -> None:
+        super().__init__(world, name)
+        self.think_ms = think_ms
+
+    def run(self) -> Script:
+        while not self.world.stopped:
+            yield self.think(self.think_ms)
+            if not self.world.ledgers:
+                continue
+            known = self.rng.choice(self.world.ledgers)
+            if self.rng.random() < 0.3:
+                yield from self.range(known)
+            else:
+                yield from self.poll(known, self.rng.choice(known.replicas), self.rng.randint(0, known.hwm))
+
+    def range(self, known: Known) -> Script:
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            request_range(api, known.topic, known.index, CALL_MS, done)
+
+        self.world.recorder.invoke(self.process, "tstable", k=known.key)
+        result = yield Call(self.any_node(), request, CALL_MS * 1.5, CALL_MS)
+        if isinstance(result, PartitionRange):
+            self.ok("tstable", lso=result.lso)
+            known.hwm = max(known.hwm, result.lso)
+        else:
+            self.fail("tstable", result)
+
+    def poll(self, known: Known, node: NodeId, offset: int, *, is_final: bool = False) -> Any:
+        """A Script that returns the next offset; None if the read failed."""
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.fetch(known.topic, known.index, offset, max_bytes=1 << 16, max_wait_ms=0, done=done, is_committed=True)
+
+        self.world.recorder.invoke(self.process, "tpoll", k=known.key, o=offset, n=node, final=is_final)
+        result = yield Call(node, request, 6_000.0, 5_500.0)
+        if not isinstance(result, Fetched):
+            self.fail("tpoll", result)
+            return None
+        found = [
+            [record.offset, int(record.value or b"-1")]
+            for batch in result.batches
+            if is_visible(result, batch)
+            for record in decode_batch(batch.data)
+            if record.offset >= offset
+        ]
+        following = result.batches[-1].last_offset + 1 if result.batches else offset
+        self.ok("tpoll", r=found, next=following, lso=result.lso)
+        return following
+
+    def read_all(self) -> Script:
+        """Every replica, to its end, and every group."""
+        for known in self.world.ledgers:
+            for node in known.replicas:
+                at, following = -1, 0
+                while following is not None and following > at:
+                    at = following
+                    following = yield from self.poll(known, node, at, is_final=True)
+
+    def read_offsets(self, ids: list[str]) -> Script:
+        for name in ids:
+
+            def request(api: NodeApi, done: Callable[[Any], None], name: str = name) -> None:
+                api.fetch_offsets(group_of(name), None, int(CALL_MS), done)
+
+            self.world.recorder.invoke(self.process, "toffset", id=name)
+            result, unknown = yield from self.request(request, deadline_ms=5_000.0, attempt_ms=CALL_MS)
+            if isinstance(result, dict):
+                found = [committed.offset for committed in result.values()]
+                self.ok("toffset", off=found[0] if found else None)
+            elif unknown:
+                self.conclude_unknown("toffset")
+            else:
+                self.fail("toffset", result)

@@ -159,8 +159,8 @@ TRANSACTION_BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 _HANDLERS + "transaction_producers:note_end",
-                "transaction.producer_epoch = ProducerEpoch(transaction.producer_epoch + 1)",
-                "transaction.ended_id, transaction.ended_epoch = NO_PRODUCER, _NO_EPOCH",
+                "if not is_bumping:",
+                "if is_bumping:\n        transaction.ended_id, transaction.ended_epoch = NO_PRODUCER, _NO_EPOCH\n    if True:",
             ),
             Mutation(_PRODUCERS + "check", "if header.base_sequence != expected:", "if False:"),
         ),

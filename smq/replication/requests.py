@@ -159,11 +159,7 @@ class Requests:
                     self._confirm(part, topic, timeout_ms, error, fail)
                 elif error.code in UNCERTAIN:
                     again = partial(self._append_again, topic, partition, lambda p: append(p, prepared), fail)
-                    if is_joining:
-                        joins.start(part.pid, parse_header(batch), clipped(timeout_ms), again)
-                    else:
-                        self._expect(topic, partition, batch)
-                        self._barriers.wait(clipped(timeout_ms), again)
+                    self._make_certain(part.pid, batch, timeout_ms, again, is_joining=is_joining)
                 else:
                     fail(error)
 
@@ -173,6 +169,23 @@ class Requests:
             self._host.deliver(partial(done, error))
 
         self._arrivals.with_partition(topic, partition, timeout_ms, fail, use)
+
+    def _make_certain(
+        self,
+        pid: PartitionId,
+        batch: Buffer,
+        timeout_ms: int,
+        again: Callable[[LogIndex | SmqError | None], None],
+        *,
+        is_joining: bool,
+    ) -> None:
+        """Calls `again` when this node's state says for certain whether the batch has a transaction here. The later
+        batches of its producer wait meanwhile."""
+        if is_joining:
+            self._joins.start(pid, parse_header(batch), clipped(timeout_ms), again)
+        else:
+            self._replicas.send_order.expect(pid, batch)
+            self._barriers.wait(clipped(timeout_ms), again)
 
     def _append_again(
         self,

@@ -160,7 +160,8 @@ TRANSACTION_BUGS: tuple[PlantedBug, ...] = (
             Mutation(
                 _HANDLERS + "transaction_producers:note_end",
                 "if not is_bumping:",
-                "if is_bumping:\n        transaction.ended_id, transaction.ended_epoch = NO_PRODUCER, _NO_EPOCH\n    if True:",
+                "if is_bumping:\n        transaction.ended_id, transaction.ended_epoch = NO_PRODUCER, _NO_EPOCH\n"
+                "    if True:",
             ),
             Mutation(_PRODUCERS + "check", "if header.base_sequence != expected:", "if False:"),
         ),

@@ -7,7 +7,8 @@ import pytest
 
 from smq.raft_state.commands import AdvanceLogStart, CompleteTransactions, Coordinated, WrittenMarker
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Epoch, Incarnation, LogIndex, Offset, ProducerId
+from smq.raft_state.ids import Epoch, Incarnation, LogIndex, Offset, ProducerEpoch, ProducerId
+from smq.raft_state.limits import PRODUCER_EPOCH_RETIRED
 from smq.raft_state.state import TransactionPhase
 from smq.records import CONTROL_MASK, NewRecord, encode_batch, is_commit_marker, parse_header
 from smq.replication.api import Fetched
@@ -46,8 +47,8 @@ class World:
     def begin(self, epoch: int = 0) -> None:
         self.change(add("t", 0, epoch, self.pid))
 
-    def end(self, *, commit: bool, epoch: int = 0, fencing: bool = False) -> None:
-        self.change(end_transaction("t", 0, epoch, commit=commit, fencing=fencing))
+    def end(self, *, commit: bool, epoch: int = 0, fencing: bool = False, bumping: bool = False) -> None:
+        self.change(end_transaction("t", 0, epoch, commit=commit, fencing=fencing, bumping=bumping))
         self.drive()
 
     def drive(self) -> None:
@@ -245,6 +246,36 @@ def test_a_fencing_marker_makes_the_log_refuse_the_older_epoch(world: World) -> 
 
 
 # ----------------------------------------------------------------------------------------------- readers
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_the_marker_of_the_second_protocol_fences_what_was_sent_before_it(world: World, is_commit: bool) -> None:
+    world.begin()
+    world.write()
+    world.end(commit=is_commit, bumping=True)
+    world.commit_all()
+    assert world.write(1) == "PRODUCER_FENCED"
+    world.accept_reports()
+    assert world.phase is TransactionPhase.EMPTY
+    world.begin(1)
+    assert world.write(1) == "PRODUCER_FENCED", "of the first epoch, in the middle of the next transaction"
+    assert world.write(0, 1) == "", "a new epoch begins with sequence 0"
+    assert world.batches == [".", "C" if is_commit else "A", "."]
+
+
+def test_a_producer_that_has_used_up_its_epochs_gets_its_marker_under_its_former_id(world: World) -> None:
+    world.host.state.transactions["t"].producer_epoch = ProducerEpoch(PRODUCER_EPOCH_RETIRED - 1)
+    world.begin(PRODUCER_EPOCH_RETIRED - 1)
+    world.write(0, PRODUCER_EPOCH_RETIRED - 1)
+    world.end(commit=True, epoch=PRODUCER_EPOCH_RETIRED - 1, bumping=True)
+    assert world.write(1, PRODUCER_EPOCH_RETIRED - 1) == "PRODUCER_FENCED"
+    world.commit_all()
+    assert world.batches == [".", "C"]
+    assert [(item.producer_id, item.partition) for item in world.reports] == [(0, world.pid)]
+    world.accept_reports()
+    assert world.phase is TransactionPhase.EMPTY
+    world.change(add("t", 1, 0, world.pid))
+    assert world.write(producer=1) == ""
+
+
 def test_a_committed_reader_waits_for_the_marker_and_then_gets_everything(world: World) -> None:
     world.begin()
     world.write()

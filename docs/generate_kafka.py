@@ -91,16 +91,31 @@ producer.flush()
 - One replicated entry decides a transaction over all its partitions and group offsets. EndTxn is answered then. The
   leaders append the control batches right after it. Until the last of them is committed, InitProducerId and
   AddPartitionsToTxn get CONCURRENT_TRANSACTIONS, which clients repeat by themselves.
-- A batch is taken only into a transaction that is open and has its partition, whichever version of Produce carries it:
-  otherwise INVALID_TXN_STATE. A late batch opens no transaction.
+- Both protocols of KIP-890 are served. ApiVersions names the feature `transaction.version`, supported from 0 to 2 and
+  finalized at 2, so Java clients from 4.0 on use the second one by themselves. librdkafka and aiokafka use the first. A
+  transactional id may move from one to the other and back.
+- In the second protocol a batch (Produce 12) or offsets (TxnOffsetCommit 5) become part of the transaction by
+  themselves: no AddPartitionsToTxn, no AddOffsetsToTxn. A batch that begins the next transaction waits up to a second
+  for the control batches of the last one, then gets CONCURRENT_TRANSACTIONS. EndTxn 5 answers the id and epoch that the
+  producer goes on with: each end begins the next epoch, or a fresh id after the last one. A repeated EndTxn of the
+  epoch before gets the first answer again; once another transaction has begun, PRODUCER_FENCED. An abort may come
+  without a transaction, and begins the next epoch, too. So what a producer sent before an end, a batch or an EndTxn,
+  changes nothing after it.
+- In the first protocol an epoch has many transactions, and a batch is taken only into one that is open and has its
+  partition. Otherwise TRANSACTION_ABORTABLE from Produce 11 and TxnOffsetCommit 4 on, INVALID_TXN_STATE before. A late
+  batch opens no transaction. But a late EndTxn *request*, one that lies unread until the next transaction of the same
+  epoch is open, ends that one, as in Kafka before KIP-890.
+- A client of the first protocol may use any version of Produce. In an epoch in which a transaction has ended, nothing
+  becomes part of the next one by itself: it gets TRANSACTION_ABORTABLE, because it may be late.
+- AddPartitionsToTxn 4 and 5 are how Kafka's brokers ask one another, and are not served: smq's nodes look into the
+  replicated state. InitProducerId 6 (two-phase commits with other systems) is unstable in Kafka 4.3, and not served
+  there either.
 - Fetch with `isolation.level=read_committed` returns the last stable offset and the aborted transactions; "latest" is
   then the last stable offset.
 - Staged offsets are not pending anywhere else: after EndTxn, OffsetFetch returns them. If a client asks for stable
   offsets (KIP-447), those that an open transaction may move are UNSTABLE_OFFSET_COMMIT.
 - `transaction.max.timeout.ms` and `transactional.id.expiration.ms` are settings of the cluster. Time-outs follow a
   replicated clock, which moves every second or every quarter of the shortest open time-out, whichever is longer.
-- The second protocol of KIP-890 (`transaction.version` 2: implicit partitions, an epoch per transaction) is not served;
-  clients use the first one.
 
 ## What is not there yet
 

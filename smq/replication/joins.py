@@ -1,7 +1,7 @@
 """Batches whose partition has yet to join their transaction, and the batches that came behind them.
 
 Owns the way from a partition's leader to JoinTransactions and back (Kafka's second protocol of transactions). The
-batches that a producer sends to the partition meanwhile wait behind the first, in their order. While markers of the
+batches that a producer sends to the partition meanwhile wait for the first, in their order. While markers of the
 producer's last transaction are missing, its next one waits for them, for a second: the decision has been answered, so
 its producer has gone on. It must never append, nor judge a batch. The node's requests own it.
 """
@@ -43,8 +43,8 @@ class Joins:
             command_of=lambda items: JoinTransactions(items=items),
             result_of=lambda _done: None,
         )
-        # What came behind each join under way. Empty unless there is one: the hot path looks at nothing else. Bounded,
-        # as `_held` is, by what connections may have in flight.
+        # The batches behind each join under way. Empty unless there is one: the hot path looks at nothing else. As
+        # bounded, as `_held` is, as the requests that connections may have in flight.
         self.behind: dict[tuple[PartitionId, int], list[Callable[[], None]]] = {}
         self._held: list[_Join] = []  # until the markers of their producers' last transactions are written
         self._is_ticking = False
@@ -53,7 +53,7 @@ class Joins:
         self, pid: PartitionId, header: BatchHeader, timeout_ms: int, done: Callable[[SmqError | None], None]
     ) -> None:
         """Calls `done` once the partition is part of the batch's transaction in this node's state, or with why it is
-        not. After that, lets in what came behind. Nothing of this producer may be under way for this partition."""
+        not. After that, lets in the batches behind it. Nothing of this producer may be under way for this partition."""
         now_ns = self._host.clock.monotonic_ns()
         item = Joining(pid, ProducerId(header.producer_id), ProducerEpoch(header.producer_epoch))
         join = _Join(item, now_ns + timeout_ms * _NS_PER_MS, now_ns + ENDING_MS_MAX * _NS_PER_MS, done)

@@ -1,4 +1,4 @@
-"""Requests of many callers that share Raft entries: one command of a kind in flight, and the next takes what waits.
+"""Requests of many callers that share Raft entries: one command of a kind in flight, and the others share the next.
 
 Owns the coalescing (items that arrive meanwhile share the next command; no timer) and each caller's deadline. Every
 item may be proposed again: a repetition changes nothing. It must never propose an item after its caller's deadline,

@@ -105,7 +105,7 @@ def test_a_repeated_end_is_answered_as_the_first_and_ends_nothing_later(
             assert end(raw, name, producer, 0, commit=is_commit, version=version) == code
     (found,) = raw.call(ApiKey.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[name])["transaction_states"]
     assert (found["transaction_state"], found["producer_epoch"]) == ("Ongoing", 1)
-    assert committed(at_leader, topic) == 2, "the second transaction is open behind the first and its marker"
+    assert committed(at_leader, topic) == 2, "the second transaction is open, after the first and its marker"
     assert finish(raw, name, producer, 1) == (KafkaError.NONE, producer, 2)
 
 
@@ -208,6 +208,22 @@ def test_a_batch_whose_partition_was_not_added_gets_what_its_version_knows(
     topic, name = new_topic(), fresh("tx")
     producer = init(owner(name), name)["producer_id"]
     assert write(leader(topic), name, topic, producer, 0, version=version)["error_code"] == code
+
+
+def test_in_the_first_protocol_a_late_end_ends_the_next_transaction_as_in_kafka(
+    owner: Connect, leader: Connect, new_topic: NewTopic
+) -> None:
+    """What ARCHITECTURE says of it: no server can tell the two requests apart. The second protocol can, above."""
+    topic, name = new_topic(), fresh("tx")
+    raw, at_leader = owner(name), leader(topic)
+    producer = init(raw, name)["producer_id"]
+    add(raw, name, producer, 0, topic)
+    assert end(raw, name, producer, 0, commit=True) == KafkaError.NONE
+    wait_for("the next one may begin", lambda: add(raw, name, producer, 0, topic) == KafkaError.NONE, PATIENCE_S)
+    write(at_leader, name, topic, producer, 0, version=9)
+    assert end(raw, name, producer, 0, commit=True) == KafkaError.NONE, "a copy of the first request"
+    (found,) = raw.call(ApiKey.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[name])["transaction_states"]
+    assert found["transaction_state"] != "Ongoing"
 
 
 def test_an_epoch_that_has_outlived_a_transaction_takes_nothing_that_was_not_added(

@@ -125,8 +125,8 @@ class Transactor(Client):
         return "unknown" if is_commit and self._was_unknown else "none"
 
     def _arrive_late(self) -> Script:
-        """What an earlier transaction has left behind comes while another one is open: once, and nobody waits for the
-        answer."""
+        """The requests that an earlier transaction has left behind come while another one is open: once, and their
+        answers are of no interest."""
         late = self._late
         if late is None or self.rng.random() < 0.5:
             return

@@ -1,4 +1,4 @@
-"""Handler of InitTransactions, and who may act under a transactional id: its producer ids and epochs.
+"""Handler of InitTransactions, and the producer ids and epochs that may act under a transactional id.
 
 Owns each step from one epoch to the next: a start, the fence of an abort, the end of a transaction in Kafka's second
 protocol. An epoch is never given twice. It must never open or decide a transaction: `transactions` does. Only
@@ -110,7 +110,7 @@ def note_end(state: ClusterState, transaction: TransactionState, *, is_bumping: 
 
 
 def allocated(transaction: TransactionState) -> ProducerIdAllocated:
-    """The reply that tells a producer with what to go on."""
+    """The reply with the id and epoch that a producer goes on with."""
     return ProducerIdAllocated(producer_id=transaction.producer_id, producer_epoch=transaction.producer_epoch)
 
 

@@ -207,7 +207,7 @@ def test_an_end_either_fences_or_moves_its_producer_on(driver: Driver, flags: di
 
 # ------------------------------------------------------------------------------------------------- both protocols
 def test_nothing_joins_by_itself_in_an_epoch_that_has_outlived_a_transaction(driver: Driver) -> None:
-    """Of a client that ends its transactions by the first protocol: what comes late looks like the next one's."""
+    """Of a client that ends its transactions by the first protocol: a late batch looks like one of the next."""
     driver.ok(add("t", 0, 0, pid(1)))
     driver.ok(end("t", 0, 0, commit=True))
     complete(driver)

@@ -43,8 +43,8 @@ class Joins:
             command_of=lambda items: JoinTransactions(items=items),
             result_of=lambda _done: None,
         )
-        # The batches behind each join under way. Empty unless there is one: the hot path looks at nothing else. As
-        # bounded, as `_held` is, as the requests that connections may have in flight.
+        # The batches behind each join under way. Empty unless there is one: the hot path looks at nothing else. Bounded
+        # by the requests that connections may have in flight, as `_held` is.
         self.behind: dict[tuple[PartitionId, int], list[Callable[[], None]]] = {}
         self._held: list[_Join] = []  # until the markers of their producers' last transactions are written
         self._is_ticking = False

@@ -40,7 +40,7 @@ def stage_offsets(state: ClusterState, command: StageOffsets) -> Applied:
     checked_items(state, command.items)
     known = transaction.offsets.get(command.group, {})
     new = sum(item.partition not in known for item in command.items)
-    check_room(state, new + command.is_joining)
+    check_room(state, new + (command.group not in transaction.offsets))
     state.transaction_items += new
     if command.is_joining:
         state.transaction_items += add_groups(transaction, (command.group,))

@@ -3,12 +3,15 @@
 import re
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka
+from smq.testing.node_process import wait_for
 from tests.kafka.client_adapters import Item, bootstrap
 from tests.kafka.foreign.clients import Missing, start
 from tests.kafka.foreign.driver import Client
@@ -74,6 +77,35 @@ def test_a_transactional_producer_commits_aborts_and_is_fenced(
     asked = [{"name": topic, "partition_indexes": [0]}]
     body = coordinator(group).call(ApiKey.OFFSET_FETCH, 7, group_id=group, topics=asked, require_stable=True)
     assert body["topics"][0]["partitions"][0]["committed_offset"] == 2
+
+
+@pytest.mark.parametrize("victim", ["leader", "coordinator"])
+def test_the_second_protocol_goes_on_through_the_death_of_a_node(
+    own_cluster: Cluster, tmp_path: Path, victim: str
+) -> None:
+    topic = own_cluster.make_topic(3)
+    addresses = bootstrap(own_cluster)
+    try:
+        client = start("kafka-clients (Java)", addresses, tmp_path)
+    except Missing as e:
+        pytest.skip(str(e))
+    number = leads = own_cluster.wait_leader(topic, 0)
+    if victim == "coordinator":
+        raw = RawKafka(own_cluster.nodes[1].kafka)
+        asked = {"key_type": 1, "coordinator_keys": [f"tx-{topic}"]}
+        number = raw.call(ApiKey.FIND_COORDINATOR, 4, **asked)["coordinators"][0]["node_id"]
+        raw.close()
+    with ThreadPoolExecutor(1) as pool:
+        failed = pool.submit(client.commits, topic, 3, 120)
+        raw = RawKafka(own_cluster.nodes[leads].kafka)
+        wait_for("some transactions", lambda: raw.list_offset(topic, -1)["offset"] > 40, PATIENCE_S)
+        raw.close()
+        own_cluster.kill(number)
+        lost = set(failed.result(180))
+    client.close()
+    expected = [b"%d" % n for n in range(120) if n % 3 != 2 and n not in lost]
+    await_read(addresses, topic, expected * 3, partitions=3)
+    assert len(expected) > 40
 
 
 def test_librdkafka_stays_with_the_first_protocol(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ Owns the protocol. A request is an object with `op` and the arguments of that op
 - `read` topic, count -> `records` from the beginning;
 - `group` topic, group, count -> the next `records` for the group, committed up to the last of them;
 - `time` topic, timestamp -> `records`: the first at or after that time, found by the client's own look-up;
-- `tools` topic, `transact` topic: see `Client`.
+- `tools` topic, `transact` topic, `commits` topic, partitions, count: see `Client`.
 
 A record has `k`ey and `v`alue (base64 or null), `t`imestamp in milliseconds, `h`eaders (pairs of a name and base64),
 and, if it was read, its `o`ffset.
@@ -124,6 +124,11 @@ class Client:
     def transact(self, topic: str) -> str:
         """Commits "0" and "2" and aborts "1"; the error of its fenced producer. Java only."""
         return str(self._ask("transact", topic=topic)["failure"])
+
+    def commits(self, topic: str, partitions: int, count: int) -> list[int]:
+        """Transactions 0 to count - 1, each with its number to every partition, every third aborted; which of them have
+        failed. Java only."""
+        return list(self._ask("commits", topic=topic, partitions=partitions, count=count)["failed"])
 
     def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
         assert self._process.stdin is not None

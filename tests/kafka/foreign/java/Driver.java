@@ -24,6 +24,7 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.ElectionType;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.errors.TransactionAbortableException;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.quota.ClientQuotaFilter;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
@@ -73,6 +74,7 @@ public final class Driver {
             case "time" -> time(request);
             case "tools" -> tools(request);
             case "transact" -> transact(request.topic());
+            case "commits" -> commits(request.topic(), request.partitions(), request.count());
             default -> Map.of("error", "there is no operation " + request.op());
         };
     }
@@ -145,6 +147,35 @@ public final class Driver {
         } catch (KafkaException e) {
             return Map.of("failure", e.getClass().getSimpleName());
         }
+    }
+
+    /**
+     * Transactions 0 to count - 1, each with its number to every partition. Every third is aborted. One that fails is
+     * aborted, and its number counts as failed. Fatal errors end it.
+     */
+    private Map<String, Object> commits(String topic, int partitions, int count) {
+        var serializer = new ByteArraySerializer();
+        List<Integer> failed = new ArrayList<>();
+        try (var producer = new KafkaProducer<>(with("transactional.id", "tx-" + topic), serializer, serializer)) {
+            producer.initTransactions();
+            for (int n = 0; n < count; n++) {
+                producer.beginTransaction();
+                try {
+                    for (int partition = 0; partition < partitions; partition++) {
+                        producer.send(new ProducerRecord<>(topic, partition, null, String.valueOf(n).getBytes()));
+                    }
+                    if (n % 3 == 2) {
+                        producer.abortTransaction();
+                    } else {
+                        producer.commitTransaction();
+                    }
+                } catch (TransactionAbortableException e) {
+                    failed.add(n);
+                    producer.abortTransaction();
+                }
+            }
+        }
+        return Map.of("failed", failed);
     }
 
     private Map<String, Object> produce(Request request) throws Exception {

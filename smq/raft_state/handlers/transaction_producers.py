@@ -9,7 +9,7 @@ from smq.raft_state.cluster_config import transaction_timeout_ms_max
 from smq.raft_state.commands import InitTransactions
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers.producer_ids import fresh_producer_id
-from smq.raft_state.ids import NO_PRODUCER, ProducerEpoch
+from smq.raft_state.ids import NO_PRODUCER, ProducerEpoch, ProducerId
 from smq.raft_state.limits import PRODUCER_EPOCH_RETIRED, TRANSACTIONAL_ID_BYTES_MAX, TRANSACTIONAL_IDS_MAX
 from smq.raft_state.refusal import Refused, fenced, quoted, unknown_transactional_id
 from smq.raft_state.replies import Applied, ProducerIdAllocated
@@ -28,13 +28,14 @@ def init_transactions(state: ClusterState, command: InitTransactions) -> Applied
             ErrorCode.INVALID_TRANSACTION_TIMEOUT,
             f"a transaction's timeout must be from 1 to {longest_ms} ms, not {command.timeout_ms}",
         )
+    is_named = command.producer_id != NO_PRODUCER
+    if is_named != (command.producer_epoch != _NO_EPOCH):
+        raise Refused(ErrorCode.INVALID_REQUEST, "a producer names both its producer id and its epoch, or neither")
     transaction = state.transactions.get(command.transactional_id)
     if transaction is None:
         return _register(state, command)
-    if command.producer_id != NO_PRODUCER:
-        is_known = command.producer_id == transaction.producer_id
-        if not is_known or command.producer_epoch not in (transaction.producer_epoch, transaction.last_epoch):
-            raise fenced(transaction, command.producer_id, command.producer_epoch)
+    if is_named and (command.producer_id, command.producer_epoch) not in _known(transaction):
+        raise fenced(transaction, command.producer_id, command.producer_epoch)
     if transaction.phase is not TransactionPhase.EMPTY:
         raise Refused(
             ErrorCode.TRANSACTION_ENDING,
@@ -42,11 +43,20 @@ def init_transactions(state: ClusterState, command: InitTransactions) -> Applied
         )
     transaction.timeout_ms = command.timeout_ms
     transaction.used_ms = state.expiry_clock_ms
-    is_repetition = command.producer_id != NO_PRODUCER and command.producer_epoch != transaction.producer_epoch
+    is_repetition = is_named and command.producer_epoch != transaction.producer_epoch
     if not is_repetition or transaction.producer_epoch > _EPOCH_LAST:
-        _next_epoch(state, transaction, is_named=command.producer_id != NO_PRODUCER)
+        _next_epoch(state, transaction, is_named=is_named)
         transaction.outcome = TransactionOutcome.NONE
     return Applied(reply=allocated(transaction))
+
+
+def _known(transaction: TransactionState) -> tuple[tuple[ProducerId, ProducerEpoch], ...]:
+    """The ids and epochs under which a producer may go on: the present ones, or those before the answer that it lacks."""
+    return (
+        (transaction.producer_id, transaction.producer_epoch),
+        (transaction.producer_id, transaction.last_epoch),
+        (transaction.ended_id, transaction.ended_epoch),
+    )
 
 
 def _register(state: ClusterState, command: InitTransactions) -> Applied:

@@ -8,7 +8,7 @@ from smq.raft_state import limits
 from smq.raft_state.commands import JoinTransactions
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers import staged_offsets, transactions
-from smq.raft_state.ids import ProducerEpoch
+from smq.raft_state.ids import ProducerEpoch, ProducerId
 from smq.raft_state.invariants import InvariantBroken, check_steps
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Done, ProducerIdAllocated, Rejected, Results
@@ -55,6 +55,10 @@ def ended(driver: Driver, producer: int, epoch: int, *, commit: bool = True) -> 
     reply = driver.ok(end("t", producer, epoch, commit=commit, bumping=True))
     assert isinstance(reply, ProducerIdAllocated)
     return reply.producer_id, reply.producer_epoch
+
+
+def allocated(producer: int, epoch: int) -> ProducerIdAllocated:
+    return ProducerIdAllocated(producer_id=ProducerId(producer), producer_epoch=ProducerEpoch(epoch))
 
 
 def complete(driver: Driver) -> None:
@@ -204,8 +208,7 @@ def test_a_producer_may_ask_for_an_epoch_after_an_end_whose_answer_it_lacks(driv
     driver.ok(join((pid(1), 0, 0)))
     ended(driver, 0, 0)
     complete(driver)
-    reply = driver.ok(init_transactions("t", 0, 0))
-    assert reply == ProducerIdAllocated(producer_id=of(driver).producer_id, producer_epoch=ProducerEpoch(1))
+    assert driver.ok(init_transactions("t", 0, 0)) == allocated(0, 1)
 
 
 @pytest.mark.parametrize("flags", [{"fencing": True}, {"fencing": True, "replacing": True}])
@@ -270,6 +273,7 @@ def test_after_the_last_epoch_a_producer_goes_on_under_a_fresh_id(driver: Driver
     complete(driver)
     assert driver.machine.state.transactional_ids == {1: "t"}
     assert ended(driver, 0, LAST) == (1, 0)
+    assert driver.ok(init_transactions("t", 0, LAST)) == allocated(1, 0), "or it asks so, without the answer"
     driver.ok(join((pid(2), 1, 0)))
     driver.refused(end("t", 0, LAST, commit=True, bumping=True), ErrorCode.PRODUCER_FENCED)
     assert joined(driver, join((pid(1), 0, LAST))) == [ErrorCode.UNKNOWN_TRANSACTIONAL_ID]

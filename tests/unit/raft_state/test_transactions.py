@@ -87,6 +87,12 @@ def test_a_producer_that_another_one_has_replaced_cannot_go_on(driver: Driver) -
     driver.refused(init_transactions("new", 0, 1), ErrorCode.UNKNOWN_TRANSACTIONAL_ID)
 
 
+@pytest.mark.parametrize(("producer", "epoch"), [(0, -1), (-1, 0)])
+def test_a_producer_that_names_half_of_itself_gets_no_epoch(driver: Driver, producer: int, epoch: int) -> None:
+    started(driver)
+    driver.refused(init_transactions("t", producer, epoch), ErrorCode.INVALID_REQUEST)
+
+
 def test_an_id_without_epochs_gets_another_producer(driver: Driver) -> None:
     started(driver)
     of(driver).producer_epoch = ProducerEpoch(limits.PRODUCER_EPOCH_RETIRED - 1)

@@ -51,7 +51,7 @@ def init_transactions(state: ClusterState, command: InitTransactions) -> Applied
 
 
 def _known(transaction: TransactionState) -> tuple[tuple[ProducerId, ProducerEpoch], ...]:
-    """The ids and epochs under which a producer may go on: the present ones, or those before the answer that it lacks."""
+    """The ids and epochs under which a producer may go on: the present, or those before an answer that it lacks."""
     return (
         (transaction.producer_id, transaction.producer_epoch),
         (transaction.producer_id, transaction.last_epoch),

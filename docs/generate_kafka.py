@@ -92,8 +92,8 @@ producer.flush()
   leaders append the control batches right after it. Until the last of them is committed, InitProducerId and
   AddPartitionsToTxn get CONCURRENT_TRANSACTIONS, which clients repeat by themselves.
 - Both protocols of KIP-890 are served. ApiVersions names the feature `transaction.version`, supported from 0 to 2 and
-  finalized at 2, so Java clients from 4.0 on use the second one by themselves. librdkafka and aiokafka use the first. A
-  transactional id may move from one to the other and back.
+  finalized at 2, so Java clients from 4.0 on and franz-go use the second one by themselves. librdkafka and aiokafka use
+  the first. A transactional id may move from one to the other and back.
 - In the second protocol a batch (Produce 12) or offsets (TxnOffsetCommit 5) become part of the transaction by
   themselves: no AddPartitionsToTxn, no AddOffsetsToTxn. A batch that begins the next transaction waits up to a second
   for the control batches of the last one, then gets CONCURRENT_TRANSACTIONS. EndTxn 5 answers the id and epoch that the

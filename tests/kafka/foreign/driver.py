@@ -127,7 +127,7 @@ class Client:
 
     def commits(self, topic: str, partitions: int, count: int) -> list[int]:
         """Transactions 0 to count - 1, each with its number to every partition, every third aborted; which of them have
-        failed. Java only."""
+        failed. Java and franz-go only."""
         return list(self._ask("commits", topic=topic, partitions=partitions, count=count)["failed"])
 
     def _ask(self, op: str, **fields: Any) -> dict[str, Any]:

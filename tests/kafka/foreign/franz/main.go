@@ -87,8 +87,39 @@ func run(servers kgo.Opt, asked request) (answer, error) {
 		return group(ctx, servers, asked)
 	case "time":
 		return readAt(ctx, servers, asked, kgo.NewOffset().AfterMilli(asked.Timestamp))
+	case "commits":
+		return commits(ctx, servers, asked)
 	}
 	return nil, errors.New("there is no operation " + asked.Op)
+}
+
+// commits runs transactions 0 to Count - 1, each with its number to every partition. Every third is aborted. One whose
+// records fail is aborted, and its number counts as failed.
+func commits(ctx context.Context, servers kgo.Opt, asked request) (answer, error) {
+	client, err := kgo.NewClient(
+		servers, kgo.TransactionalID("tx-"+asked.Topic), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	failed := []int{}
+	for n := range asked.Count {
+		if err := client.BeginTransaction(); err != nil {
+			return nil, fmt.Errorf("transaction %d: %w", n, err)
+		}
+		records := make([]*kgo.Record, asked.Partitions)
+		for i := range records {
+			records[i] = &kgo.Record{Topic: asked.Topic, Partition: int32(i), Value: fmt.Append(nil, n)}
+		}
+		produced := client.ProduceSync(ctx, records...).FirstErr()
+		if produced != nil {
+			failed = append(failed, n)
+		}
+		if err := client.EndTransaction(ctx, kgo.TransactionEndTry(produced == nil && n%3 != 2)); err != nil {
+			return nil, fmt.Errorf("end of transaction %d: %w", n, err)
+		}
+	}
+	return answer{"failed": failed}, nil
 }
 
 func version() string {

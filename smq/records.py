@@ -300,6 +300,11 @@ def _compiled() -> Any:
     return _default_records
 
 
+def is_transactional(batch: Buffer) -> bool:
+    """What the header says, of bytes that nothing has checked yet; False if they are too few for one."""
+    return len(batch) >= HEADER_BYTES and bool(_ATTRIBUTES.unpack_from(batch, CRC_START)[0] & TRANSACTIONAL_MASK)
+
+
 def encode_batch(
     records: Iterable[NewRecord],
     *,

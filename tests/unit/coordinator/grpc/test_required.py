@@ -32,6 +32,7 @@ DEFAULTS = {
     "replication_factor": "the cluster's default",
     "start_offset": "a new topic begins at 0",
     "count": "refused: at least 1",
+    "transaction_timeout_ms": "refused: at least 1",
     "timestamp_ms": "optional: the node's clock, or no look-up by time",
     "not_before": "optional: no bound",
     "end_offset": "optional: the present end",

@@ -1,6 +1,6 @@
 """Transactional producers, for every port: the way of their requests to commands, at the right coordinator.
 
-Owns which command a request becomes, and that a new producer first aborts what the one before has left open. A change
+Owns how a request becomes a command, and that a new producer first aborts what the one before has left open. A change
 of a transactional id runs at the id's coordinator, and one that stages offsets of a group at the group's, which knows
 its members. The state machine decides, and a repetition of any request is safe. It must never know a wire format. The
 Kafka port and the gRPC port import it.
@@ -16,6 +16,7 @@ from smq.raft_state.commands import (
     NO_GENERATION,
     UNSEEN,
     AddToTransaction,
+    CommitBatch,
     EndTransaction,
     InitTransactions,
     OffsetCommit,
@@ -24,7 +25,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_PRODUCER, Generation, PartitionId, ProducerEpoch, ProducerId
-from smq.raft_state.replies import ProducerIdAllocated, Reply
+from smq.raft_state.replies import BatchCommitted, ProducerIdAllocated, Reply
 from smq.raft_state.state import ClusterState, TransactionPhase
 
 _NO_EPOCH: Final = ProducerEpoch(-1)
@@ -41,14 +42,18 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """Every method raises SmqError: NOT_COORDINATOR, which names the coordinator, if this node is not it."""
+    """Every method raises SmqError: NOT_COORDINATOR, which names the coordinator, if this node is not it (only
+    `commit_batch` runs anywhere)."""
 
     calls: NodeCalls
     groups: GroupCoordinator
 
-    async def start(self, producer: Producer, transaction_timeout_ms: int, timeout_ms: int) -> ProducerIdAllocated:
+    async def start(
+        self, producer: Producer, transaction_timeout_ms: int, timeout_ms: int, *, is_temporary: bool = False
+    ) -> ProducerIdAllocated:
         """The producer's id and epoch from now on. If a transaction was open, it is aborted now, and the answer is
-        TRANSACTION_ENDING: the producer asks again until the leaders have written that."""
+        TRANSACTION_ENDING: the producer asks again until the leaders have written that. A temporary transactional id
+        is forgotten once its transaction has ended."""
         name = producer.transactional_id
         open_one = self.calls.node.state.transactions.get(name)
         if open_one is not None and open_one.phase is TransactionPhase.ONGOING:
@@ -70,6 +75,7 @@ class Transactions:
             timeout_ms=transaction_timeout_ms,
             producer_id=producer.producer_id,
             producer_epoch=producer.producer_epoch,
+            is_temporary=is_temporary,
         )
         reply = await self._change(command, timeout_ms)
         assert isinstance(reply, ProducerIdAllocated)
@@ -132,6 +138,12 @@ class Transactions:
             committed_ms=self.groups.wall_ms(),
         )
         await self.calls.change(lambda done: self.groups.stage(command, who, timeout_ms, done), timeout_ms)
+
+    async def commit_batch(self, command: CommitBatch, timeout_ms: int) -> BatchCommitted:
+        """At any node: the entry fences itself, by the producers' epochs and by the app's last batch."""
+        reply = await self.calls.propose(command, timeout_ms)
+        assert isinstance(reply, BatchCommitted)
+        return reply
 
     async def _change(self, command: TransactionChange, timeout_ms: int) -> Reply:
         return await self.calls.change(lambda done: self.groups.change(command, timeout_ms, done), timeout_ms)

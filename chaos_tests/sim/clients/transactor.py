@@ -1,44 +1,29 @@
 """Clients of transactions: producers that share transactional ids, and readers of what is committed.
 
-Owns the reaction to each answer, as Kafka's clients have it with the first protocol of transactions: after an unknown
-outcome of a batch, a producer begins again in a new epoch. Several producers share an id, so each fences the others.
-They write to topics of their own, the ledgers, which no other client uses.
+Owns what a transaction has in it, and how it ends. Several producers share an id, so each fences the others.
 """
 
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry, request_range
+from chaos_tests.sim.clients.base import Client, Known, World, request_range
+from chaos_tests.sim.clients.transactional import CALL_MS, NODE_MS, PLACES, TIMEOUT_MS, TransactionalClient, make_ledger
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.coordinator.groups.coordinator import NO_MEMBER
 from smq.coordinator.service.visibility import is_visible
 from smq.raft_state.commands import (
     UNSEEN,
     AddToTransaction,
-    CreateTopic,
     EndTransaction,
-    InitTransactions,
     OffsetCommit,
     StageOffsets,
-    TransactionChange,
 )
-from smq.raft_state.coordinators import coordinator_of
-from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import NodeId, Offset, PartitionIndex, ProducerEpoch, ProducerId, TopicId, partition_id
-from smq.raft_state.replies import ProducerIdAllocated
-from smq.raft_state.state import TransactionPhase
-from smq.records import NewRecord, decode_batch, encode_batch
-from smq.replication.api import Acks, Fetched, NodeApi, PartitionRange, Produced
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import NodeId, Offset
+from smq.records import decode_batch
+from smq.replication.api import Fetched, NodeApi, PartitionRange
 
-LEDGER: Final = "ledger"
-LEDGER_ID: Final = TopicId(b"ledger, 16 bytes")
-PLACES: Final = 2  # partitions of the ledger
 SHARERS: Final = 2  # producers of one transactional id
-CALL_MS: Final = 900.0
-NODE_MS: Final = 6_000.0  # that a node is given for a change: longer than the client waits
-PATIENCE_MS: Final = 6_000.0  # that a client gives one step
-TIMEOUT_MS: Final = 4_000  # of a transaction
-CREATED_MS: Final = 1_700_000_000_000
 
 
 def group_of(transactional_id: str) -> str:
@@ -46,13 +31,10 @@ def group_of(transactional_id: str) -> str:
     return f"group-of-{transactional_id}"
 
 
-class Transactor(Client):
+class Transactor(TransactionalClient):
     def __init__(self, world: World, number: int, *, think_ms: float) -> None:
-        super().__init__(world, f"transactor-{number}")
-        self.id = f"tx-{number // SHARERS}"
+        super().__init__(world, f"transactor-{number}", f"tx-{number // SHARERS}")
         self.think_ms = think_ms
-        self._producer: tuple[ProducerId, ProducerEpoch] | None = None
-        self._sequences: dict[str, int] = {}
 
     def run(self) -> Script:
         while not self.world.stopped:
@@ -62,7 +44,7 @@ class Transactor(Client):
 
     # ------------------------------------------------------------------------------------------ one transaction
     def transact(self) -> Script:
-        if self._producer is None and not (yield from self._start()):
+        if self.producer is None and not (yield from self.start()):
             return
         places = self.rng.sample(self.world.ledgers, self.rng.randint(1, PLACES))
         values = {known.key: self.world.values(self.rng.randint(1, 3)) for known in places}
@@ -81,127 +63,34 @@ class Transactor(Client):
         """A Script that returns commit, abort, none (no commit was asked for, or it is certain that it failed) or
         unknown."""
         groups = (group_of(self.id),) if offset is not None else ()
-        added = yield from self._change(
+        added = yield from self.change(
             lambda common: AddToTransaction(**common, partitions=tuple(p.pid for p in places), groups=groups)
         )
         if isinstance(added, SmqError | Lost):
-            self._producer = None
+            self.producer = None
             return "none"
         is_whole = True
         for place in places:
-            is_whole = is_whole and (yield from self._write(place, values[place.key]))
+            is_whole = is_whole and (yield from self.write(place, values[place.key]))
         if self.rng.random() < 0.1:
             yield Sleep(self.rng.uniform(0.2, 2.0) * TIMEOUT_MS)  # it may be fenced, or timed out, when it wakes
         if is_whole and offset is not None:
             is_whole = yield from self._stage(offset)
         is_commit = is_whole and self.rng.random() < 0.75
         if self.rng.random() < 0.06:
-            self._producer = None
+            self.producer = None
             return "none"  # its process dies: the transaction stays open
-        ended = yield from self._change(lambda common: EndTransaction(**common, is_commit=is_commit))
+        ended = yield from self.change(lambda common: EndTransaction(**common, is_commit=is_commit))
         if not is_whole or isinstance(ended, SmqError | Lost):
-            self._producer = None
+            self.producer = None
         if not isinstance(ended, SmqError | Lost):
             return "commit" if is_commit else "abort"
-        return "unknown" if is_commit and self._was_unknown else "none"
-
-    def _start(self) -> Any:
-        """A Script that returns whether it has a producer now. As the node does for Kafka's clients, it first aborts
-        what the one before has left open."""
-
-        def init(api: Any, done: Callable[[Any], None]) -> None:
-            found = api.state.transactions.get(self.id)
-            if found is not None and found.phase is TransactionPhase.ONGOING:
-                command: TransactionChange = EndTransaction(
-                    transactional_id=self.id,
-                    coordinator_epoch=api.groups.epoch_of(self.id),
-                    producer_id=found.producer_id,
-                    producer_epoch=found.producer_epoch,
-                    is_commit=False,
-                    is_fencing=True,
-                    is_replacing=True,
-                )
-                ending = SmqError(ErrorCode.TRANSACTION_ENDING, "its last transaction was open")
-                api.groups.change(command, NODE_MS, lambda r: done(r if isinstance(r, SmqError) else ending))
-                return
-            command = InitTransactions(
-                transactional_id=self.id, coordinator_epoch=api.groups.epoch_of(self.id), timeout_ms=TIMEOUT_MS
-            )
-            api.groups.change(command, NODE_MS, done)
-
-        reply = yield from self._at_coordinator(self.id, init)
-        if not isinstance(reply, ProducerIdAllocated):
-            return False
-        self._producer, self._sequences = (reply.producer_id, reply.producer_epoch), {}
-        return True
-
-    def _change(self, command_of: Callable[[dict[str, Any]], TransactionChange]) -> Any:
-        """A Script that returns the reply to a change of this producer's."""
-        assert self._producer is not None
-        producer_id, epoch = self._producer
-
-        def change(api: Any, done: Callable[[Any], None]) -> None:
-            common = {
-                "transactional_id": self.id,
-                "coordinator_epoch": api.groups.epoch_of(self.id),
-                "producer_id": producer_id,
-                "producer_epoch": epoch,
-            }
-            api.groups.change(command_of(common), NODE_MS, done)
-
-        return (yield from self._at_coordinator(self.id, change))
-
-    def _at_coordinator(self, subject: str, request: Callable[[Any, Callable[[Any], None]], None]) -> Any:
-        """A Script that returns the last answer. `_was_unknown` says whether an attempt may have taken effect."""
-        until = self.world.now_ms() + PATIENCE_MS
-        self._was_unknown = False
-        while True:
-            node = yield Call(
-                self.any_node(), lambda api, done: done(coordinator_of(api.state, subject).node), CALL_MS, CALL_MS
-            )
-            result: Any = Lost.REFUSED
-            if not isinstance(node, SmqError | Lost) and node:
-                result = yield Call(node, request, CALL_MS, NODE_MS, is_tied=True)
-            if not isinstance(result, SmqError | Lost):
-                return result
-            self._was_unknown |= is_unknown(result)
-            if self.world.now_ms() > until or not (may_retry(result) or is_unknown(result)):
-                return result
-            yield Sleep(self.rng.uniform(10, 150))
-
-    # ------------------------------------------------------------------------------------------ its contents
-    def _write(self, place: Known, values: list[int]) -> Any:
-        """A Script that returns whether the batch was acknowledged."""
-        assert self._producer is not None
-        batch = encode_batch(
-            [NewRecord(None, b"%d" % value, CREATED_MS) for value in values],
-            producer_id=self._producer[0],
-            producer_epoch=self._producer[1],
-            base_sequence=self._sequences.get(place.key, 0),
-            is_transactional=True,
-        )
-
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.produce(place.topic, place.index, batch, Acks.ALL, int(CALL_MS), done)
-
-        until = self.world.now_ms() + PATIENCE_MS
-        while True:
-            node = place.leader if place.leader is not None and self.rng.random() < 0.95 else self.any_node()
-            result = yield Call(node, request, CALL_MS * 1.3, CALL_MS, is_tied=True)
-            if isinstance(result, Produced):
-                place.leader = node
-                self._sequences[place.key] = self._sequences.get(place.key, 0) + len(values)
-                return True
-            is_hint = isinstance(result, SmqError) and result.code is ErrorCode.NOT_LEADER
-            place.leader = result.details.leader if is_hint else None
-            if self.world.now_ms() > until or not (may_retry(result) or is_unknown(result)):
-                return False
-            yield Sleep(self.rng.uniform(5, 80))
+        return "unknown" if is_commit and self.was_unknown else "none"
 
     def _stage(self, offset: int) -> Any:
         """A Script that returns whether the offset is staged."""
-        assert self._producer is not None
-        producer_id, epoch = self._producer
+        assert self.producer is not None
+        producer_id, epoch = self.producer
         group, pid = group_of(self.id), self.world.ledgers[0].pid
 
         def stage(api: Any, done: Callable[[Any], None]) -> None:
@@ -218,27 +107,8 @@ class Transactor(Client):
             )
             api.groups.stage(command, NO_MEMBER, NODE_MS, done)
 
-        result = yield from self._at_coordinator(group, stage)
+        result = yield from self.at_coordinator(group, stage)
         return not isinstance(result, SmqError | Lost)
-
-
-def make_ledger(client: Client) -> Any:
-    """A Script that returns whether the ledger exists now."""
-    command = CreateTopic(
-        name=LEDGER, topic_id=LEDGER_ID, partition_count=PLACES, replication_factor=3, created_ms=CREATED_MS
-    )
-    result = yield Call(
-        client.any_node(), lambda api, done: api.propose(command, int(CALL_MS), done), CALL_MS * 1.5, CALL_MS
-    )
-    exists = isinstance(result, SmqError) and result.code is ErrorCode.TOPIC_EXISTS
-    if isinstance(result, SmqError | Lost) and not exists:
-        return False
-    if not client.world.ledgers:
-        nodes = tuple(client.world.nodes)
-        client.world.ledgers += [
-            Known(LEDGER, n, partition_id(LEDGER_ID, PartitionIndex(n)), replicas=nodes) for n in range(PLACES)
-        ]
-    return True
 
 
 class LedgerReader(Client):

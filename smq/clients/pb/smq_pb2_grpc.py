@@ -702,6 +702,11 @@ class TransactionsStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.EndTransactionRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.EndTransactionResponse.FromString,
                 _registered_method=True)
+        self.CommitBatch = channel.unary_unary(
+                '/smq.v1.Transactions/CommitBatch',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.CommitBatchRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.CommitBatchResponse.FromString,
+                _registered_method=True)
 
 
 class TransactionsServicer:
@@ -744,6 +749,15 @@ class TransactionsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CommitBatch(self, request, context):
+        """Commits several transactions by one decision, once for each batch of an app: if the app has committed this batch or a
+        later one, they are aborted, and the answer is OK. Each is the first transaction of its producer's epoch, and has no
+        group offsets. If one of them cannot be committed, none is. Any node serves it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TransactionsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -766,6 +780,11 @@ def add_TransactionsServicer_to_server(servicer, server):
                     servicer.EndTransaction,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.EndTransactionRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.EndTransactionResponse.SerializeToString,
+            ),
+            'CommitBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitBatch,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.CommitBatchRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.CommitBatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -883,6 +902,33 @@ class Transactions:
             '/smq.v1.Transactions/EndTransaction',
             smq_dot_clients_dot_pb_dot_smq__pb2.EndTransactionRequest.SerializeToString,
             smq_dot_clients_dot_pb_dot_smq__pb2.EndTransactionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Transactions/CommitBatch',
+            smq_dot_clients_dot_pb_dot_smq__pb2.CommitBatchRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.CommitBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

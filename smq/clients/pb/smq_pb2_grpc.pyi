@@ -261,6 +261,11 @@ class TransactionsStub:
     """Offsets of a group, which become its own if the transaction is committed."""
     EndTransaction: _grpc.UnaryUnaryMultiCallable[_smq_pb2.EndTransactionRequest, _smq_pb2.EndTransactionResponse]
     """Decides over all partitions and offsets. Every reader sees the decision, sooner or later, and nothing else."""
+    CommitBatch: _grpc.UnaryUnaryMultiCallable[_smq_pb2.CommitBatchRequest, _smq_pb2.CommitBatchResponse]
+    """Commits several transactions by one decision, once for each batch of an app: if the app has committed this batch or a
+    later one, they are aborted, and the answer is OK. Each is the first transaction of its producer's epoch, and has no
+    group offsets. If one of them cannot be committed, none is. Any node serves it.
+    """
 
 @_typing.type_check_only
 class TransactionsAsyncStub(TransactionsStub):
@@ -286,6 +291,11 @@ class TransactionsAsyncStub(TransactionsStub):
     """Offsets of a group, which become its own if the transaction is committed."""
     EndTransaction: _aio.UnaryUnaryMultiCallable[_smq_pb2.EndTransactionRequest, _smq_pb2.EndTransactionResponse]  # type: ignore[assignment]
     """Decides over all partitions and offsets. Every reader sees the decision, sooner or later, and nothing else."""
+    CommitBatch: _aio.UnaryUnaryMultiCallable[_smq_pb2.CommitBatchRequest, _smq_pb2.CommitBatchResponse]  # type: ignore[assignment]
+    """Commits several transactions by one decision, once for each batch of an app: if the app has committed this batch or a
+    later one, they are aborted, and the answer is OK. Each is the first transaction of its producer's epoch, and has no
+    group offsets. If one of them cannot be committed, none is. Any node serves it.
+    """
 
 class TransactionsServicer(metaclass=_abc_1.ABCMeta):
     """------------------------------------------------------------------------------------------------ transactions
@@ -332,6 +342,17 @@ class TransactionsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.EndTransactionResponse, _abc.Awaitable[_smq_pb2.EndTransactionResponse]]:
         """Decides over all partitions and offsets. Every reader sees the decision, sooner or later, and nothing else."""
+
+    @_abc_1.abstractmethod
+    def CommitBatch(
+        self,
+        request: _smq_pb2.CommitBatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.CommitBatchResponse, _abc.Awaitable[_smq_pb2.CommitBatchResponse]]:
+        """Commits several transactions by one decision, once for each batch of an app: if the app has committed this batch or a
+        later one, they are aborted, and the answer is OK. Each is the first transaction of its producer's epoch, and has no
+        group offsets. If one of them cannot be committed, none is. Any node serves it.
+        """
 
 def add_TransactionsServicer_to_server(servicer: TransactionsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

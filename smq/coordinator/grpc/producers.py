@@ -10,17 +10,17 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.required import check_fields
-from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded
+from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import confirm_unknown, find_partition
 from smq.coordinator.service.requests import check_count, check_group
 from smq.coordinator.transactions import Producer, Transactions, includes
-from smq.raft_state.commands import OffsetCommit
+from smq.raft_state.commands import CommitBatch, OffsetCommit, StagedTransaction
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, ProducerEpoch, ProducerId
-from smq.raft_state.limits import PRODUCER_EPOCH_RETIRED, TRANSACTION_PARTITIONS_MAX
+from smq.raft_state.limits import BATCH_TRANSACTIONS_MAX, PRODUCER_EPOCH_RETIRED, TRANSACTION_PARTITIONS_MAX
 from smq.replication.api import NodeApi
 
 
@@ -45,7 +45,9 @@ class ProducerService(Service, smq_pb2_grpc.TransactionsServicer):
             check_fields(request, ("producer_id", "producer_epoch"))
             producer = _producer_of(request)
         timeout_ms = deadline_ms(request.timeout_ms, context)
-        started = await self._transactions.start(producer, request.transaction_timeout_ms, timeout_ms)
+        started = await self._transactions.start(
+            producer, request.transaction_timeout_ms, timeout_ms, is_temporary=request.temporary
+        )
         return pb.StartProducerResponse(producer_id=started.producer_id, producer_epoch=started.producer_epoch)
 
     @guarded
@@ -79,6 +81,26 @@ class ProducerService(Service, smq_pb2_grpc.TransactionsServicer):
         timeout_ms = deadline_ms(request.timeout_ms, context)
         await self._transactions.end(_producer_of(request), timeout_ms, is_commit=request.commit)
         return pb.EndTransactionResponse()
+
+    @guarded
+    async def CommitBatch(self, request: pb.CommitBatchRequest, context: Context) -> pb.CommitBatchResponse:
+        check_count("transactions", request.transactions, BATCH_TRANSACTIONS_MAX, is_empty_allowed=True)
+        if request.batch_id and not request.app:
+            raise SmqError(ErrorCode.INVALID_REQUEST, "a batch_id needs an app: without one it must be 0")
+        staged = [_producer_of(transaction) for transaction in request.transactions]
+        command = CommitBatch(
+            request_id=request_id_of(request.request_id),
+            app=request.app,
+            batch_id=request.batch_id,
+            transactions=tuple(
+                StagedTransaction(
+                    transactional_id=p.transactional_id, producer_id=p.producer_id, producer_epoch=p.producer_epoch
+                )
+                for p in staged
+            ),
+        )
+        committed = await self._transactions.commit_batch(command, deadline_ms(request.timeout_ms, context))
+        return pb.CommitBatchResponse(replay=committed.is_replay)
 
 
 def _producer_of(request: _Named) -> Producer:

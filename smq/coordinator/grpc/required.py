@@ -18,6 +18,7 @@ REQUIRED: Final[dict[str, tuple[str, ...]]] = {
     "AddToTransactionRequest": _PRODUCER,
     "Advance": ("partition", "offset"),
     "Assignment": ("partition",),
+    "CommitBatchRequest": ("batch_id",),
     "DeleteRecordsRequest": ("partition", "before_offset"),
     "EndTransactionRequest": (*_PRODUCER, "commit"),
     "FetchPartition": ("partition", "offset"),
@@ -28,6 +29,7 @@ REQUIRED: Final[dict[str, tuple[str, ...]]] = {
     "SearchRecordsRequest": ("partition",),
     "SetNodeDrainedRequest": ("node", "drained"),
     "StageOffsetsRequest": _PRODUCER,
+    "StagedTransaction": _PRODUCER,
     "SubscribeAck": ("next_offset",),
     "SubscribeInit": ("partition",),
     "SubscribeSeek": ("offset",),
@@ -36,6 +38,7 @@ REQUIRED: Final[dict[str, tuple[str, ...]]] = {
 _WITH_VALUE: Final = frozenset({OffsetType.EXACT_OFFSET, OffsetType.RESET_TO_OFFSET, OffsetType.EXACT_TS_NS})
 _LISTS: Final = {
     "AddToTransactionRequest": "partitions",
+    "CommitBatchRequest": "transactions",
     "FetchRequest": "partitions",
     "ListOffsetsRequest": "partitions",
     "CommitOffsetsRequest": "offsets",

@@ -3,7 +3,8 @@
 Owns the life of a transactional id and of its transactions. One entry decides a transaction over all of its partitions
 and staged offsets, and nothing may change the decision. The leaders of the partitions then write it into their logs,
 and say so; the id's next transaction begins only after the last of them, so that no batch of it comes before a marker
-of the one before. `staged_offsets` owns what is staged. Only `command_table`, `expiry` and `topics` import it.
+of the one before. `staged_offsets` owns what is staged. Only `command_table`, `batches`, `expiry` and `topics` import
+it.
 """
 
 from smq.raft_state.cluster_config import transaction_timeout_ms_max, transactional_id_expiration_ms
@@ -50,7 +51,7 @@ def init_transactions(state: ClusterState, command: InitTransactions) -> Applied
             ErrorCode.TRANSACTION_ENDING,
             f"the last transaction of {quoted(transaction.transactional_id)} is {transaction.phase.name}",
         )
-    transaction.timeout_ms = command.timeout_ms
+    transaction.timeout_ms, transaction.is_temporary = command.timeout_ms, command.is_temporary
     transaction.used_ms = state.expiry_clock_ms
     is_repetition = command.producer_id != NO_PRODUCER and command.producer_epoch != transaction.producer_epoch
     if not is_repetition or transaction.producer_epoch > _EPOCH_LAST:
@@ -73,6 +74,7 @@ def _register(state: ClusterState, command: InitTransactions) -> Applied:
         producer_id=fresh_producer_id(state),
         producer_epoch=ProducerEpoch(0),
         timeout_ms=command.timeout_ms,
+        is_temporary=command.is_temporary,
         changes=state.transaction_changes_floor,
         used_ms=state.expiry_clock_ms,
     )
@@ -150,7 +152,7 @@ def end_transaction(state: ClusterState, command: EndTransaction) -> Applied:
         commit_staged(state, transaction)
     elif command.is_fencing:
         fence(transaction, is_replaced=command.is_replacing)
-    return Applied(reply=Done(), touched=_decide(state, transaction, outcome))
+    return Applied(reply=Done(), touched=decide(state, transaction, outcome))
 
 
 def fence(transaction: TransactionState, *, is_replaced: bool) -> None:
@@ -159,7 +161,8 @@ def fence(transaction: TransactionState, *, is_replaced: bool) -> None:
     transaction.producer_epoch = ProducerEpoch(transaction.producer_epoch + 1)
 
 
-def _decide(state: ClusterState, transaction: TransactionState, outcome: TransactionOutcome) -> tuple[PartitionId, ...]:
+def decide(state: ClusterState, transaction: TransactionState, outcome: TransactionOutcome) -> tuple[PartitionId, ...]:
+    """The open transaction has ended. Returns its partitions, whose leaders write that into their logs."""
     is_commit = outcome is TransactionOutcome.COMMITTED
     state.transaction_items -= transaction.items - len(transaction.partitions)
     transaction.offsets.clear()
@@ -168,13 +171,22 @@ def _decide(state: ClusterState, transaction: TransactionState, outcome: Transac
     for pid in transaction.partitions:
         state.endings.setdefault(pid, set()).add(transaction.producer_id)
     touched = tuple(sorted(transaction.partitions))
-    _finish(transaction)
+    _finish(state, transaction)
     return touched
 
 
-def _finish(transaction: TransactionState) -> None:
-    if transaction.is_ending and not transaction.partitions:
-        transaction.phase = TransactionPhase.EMPTY
+def _finish(state: ClusterState, transaction: TransactionState) -> None:
+    if not transaction.is_ending or transaction.partitions:
+        return
+    transaction.phase = TransactionPhase.EMPTY
+    if transaction.is_temporary:
+        _forget(state, transaction)
+
+
+def _forget(state: ClusterState, transaction: TransactionState) -> None:
+    """No command that was meant for it fits a new id of its name."""
+    state.transaction_changes_floor = max(state.transaction_changes_floor, transaction.changes + 1)
+    del state.transactional_ids[transaction.producer_id], state.transactions[transaction.transactional_id]
 
 
 def complete_transactions(state: ClusterState, command: CompleteTransactions) -> Applied:
@@ -200,12 +212,12 @@ def _remove(state: ClusterState, transaction: TransactionState, pid: PartitionId
         lacking.discard(transaction.producer_id)
         if not lacking:
             del state.endings[pid]
-    _finish(transaction)
+    _finish(state, transaction)
 
 
 def forget_transactions(state: ClusterState, topic_id: TopicId) -> None:
     """A topic is deleted: what a transaction wrote to it is gone, and the rest of the transaction goes on."""
-    for transaction in state.transactions.values():
+    for transaction in list(state.transactions.values()):
         for pid in sorted(pid for pid in transaction.partitions if pid[:TOPIC_ID_BYTES] == topic_id):
             _remove(state, transaction, pid)
         forget_staged(state, transaction, topic_id)
@@ -228,8 +240,7 @@ def expire_transactions(state: ClusterState) -> tuple[PartitionId, ...]:
     for name in sorted(state.transactions):
         transaction = state.transactions[name]
         if transaction.phase is TransactionPhase.EMPTY and transaction.used_ms <= horizon_ms:
-            state.transaction_changes_floor = max(state.transaction_changes_floor, transaction.changes + 1)
-            del state.transactional_ids[transaction.producer_id], state.transactions[name]
+            _forget(state, transaction)
         elif transaction.phase is TransactionPhase.ONGOING and not transaction.started_ms:
             transaction.started_ms = now_ms
         elif transaction.phase is TransactionPhase.ONGOING and (
@@ -237,5 +248,5 @@ def expire_transactions(state: ClusterState) -> tuple[PartitionId, ...]:
         ):
             transaction.changes += 1
             fence(transaction, is_replaced=False)
-            touched.update(dict.fromkeys(_decide(state, transaction, TransactionOutcome.ABORTED)))
+            touched.update(dict.fromkeys(decide(state, transaction, TransactionOutcome.ABORTED)))
     return tuple(touched)

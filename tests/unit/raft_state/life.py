@@ -36,6 +36,7 @@ from tests.unit.raft_state.support import (
     aged,
     assign,
     assign_members,
+    batch,
     commit,
     compact,
     completed,
@@ -80,6 +81,7 @@ def commands() -> list[Command]:
         AllocateProducerId(request_id=rid(51)),
         aged(0, AllocateProducerId(request_id=rid(50))),
         *_transactions(),
+        *_batches(),
     ]
 
 
@@ -106,6 +108,20 @@ def _transactions() -> list[Command]:
         end("aborting", 11, 0, commit=False, fencing=True),
         written((pid(2, 0), 2, 8, 7), (pid(2, 0), 1, 10, 4)),
         end("ended", 8, 0, commit=False),
+    ]
+
+
+def _batches() -> list[Command]:
+    """One that is committed, of which a temporary id has come to its end; its replay, which is dropped; one of no app.
+    Their producers are 13 to 16."""
+    return [
+        *(replace(init_transactions(f"task-{n}"), is_temporary=n == 1) for n in range(4)),
+        *(add(f"task-{n}", 13 + n, 0, pid(2, n % 2)) for n in range(4)),
+        batch("query", 5, ("task-0", 13, 0), ("task-1", 14, 0)),
+        batch("query", 5, ("task-2", 15, 0)),
+        batch("query", 6, ("task-3", 16, 0), ("task-0", 13, 0)),
+        replace(batch("", 0, ("task-3", 16, 0)), request_id=rid(70)),
+        written((pid(2, 1), 1, 14, 5)),
     ]
 
 

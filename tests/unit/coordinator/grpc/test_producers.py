@@ -21,7 +21,7 @@ async def ended(call: Callable[[], Awaitable[Any]]) -> Any:
         try:
             return await call()
         except grpc.aio.AioRpcError as error:
-            metadata: dict[str, Any] = dict(iter(error.trailing_metadata() or ()))  # type: ignore[arg-type] # stubs
+            metadata: dict[str, Any] = dict(iter(error.trailing_metadata() or ()))  # type: ignore[arg-type] # stubs: not pairs
             if pb.ErrorDetail.FromString(metadata[ERROR_METADATA_KEY]).name != "TRANSACTION_ENDING":
                 raise
 
@@ -203,6 +203,59 @@ def test_wrong_requests_get_codes_of_their_own(tmp_path: Path) -> None:
         assert not (await publish(served, batch(who, b"v"))).HasField("error")
         plain = await publish(served, batch(who, b"v", 1, is_transactional=False))
         assert plain.error.name == "INVALID_TRANSACTION_STATE"
+
+    serving(tmp_path, body)
+
+
+async def stage(served: Served, name: str, value: bytes, partition: int = 0) -> pb.StagedTransaction:
+    who = await start(served, name, temporary=name.startswith("temporary"))
+    await add(served, who, partition)
+    assert not (await publish(served, batch(who, value), partition)).HasField("error")
+    return pb.StagedTransaction(**who)
+
+
+def test_a_batch_is_visible_once_and_whole(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create("t", partitions=2)
+
+        async def commit(number: int, *staged: pb.StagedTransaction) -> bool:
+            request = pb.CommitBatchRequest(app="app", batch_id=number, transactions=staged)
+            return bool((await served.transactions.CommitBatch(request)).replay)
+
+        first = [await stage(served, f"task-{p}", b"first", p) for p in (0, 1)]
+        assert not await commit(0, *first)
+        assert await commit(0, *first), "the answer was lost, and the driver asks again"
+        again = [await stage(served, f"task-{p}", b"again", p) for p in (0, 1)]
+        assert await commit(0, *again), "a replay of the whole batch"
+        fenced = await stage(served, "task-0", b"fenced", 0)
+        second = [await stage(served, f"task-{p}", b"second", p) for p in (0, 1)]
+        assert (await fails(commit(1, second[1], fenced))).name == "PRODUCER_FENCED"
+        assert not await commit(1, *second)
+        for partition in (0, 1):
+            assert await committed(served, partition, 2) == [b"first", b"second"]
+
+    serving(tmp_path, body)
+
+
+def test_without_an_app_batches_are_not_counted_and_temporary_ids_go(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        request = pb.CommitBatchRequest(
+            batch_id=0, transactions=[await stage(served, "temporary", b"v")], request_id=b"0123456789abcdef"
+        )
+        for _ in range(2):
+            assert not (await served.transactions.CommitBatch(request)).replay
+        assert await committed(served) == [b"v"]
+        while (await served.admin.ListTransactions(pb.ListTransactionsRequest())).transactions:
+            pass
+        for number, name in ((None, "batch_id"), (1, "app")):
+            detail = await fails(served.transactions.CommitBatch(pb.CommitBatchRequest(batch_id=number)))
+            assert (detail.name, name in detail.message) == ("INVALID_REQUEST", True)
+        no_epoch = pb.StagedTransaction(transactional_id="x", producer_id=1)
+        detail = await fails(
+            served.transactions.CommitBatch(pb.CommitBatchRequest(app="a", batch_id=0, transactions=[no_epoch]))
+        )
+        assert "producer_epoch" in detail.message
 
     serving(tmp_path, body)
 

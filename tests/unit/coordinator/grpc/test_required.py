@@ -24,6 +24,7 @@ DEFAULTS = {
     "correlation_id": "the caller's own mark: a single request needs none",
     "acks": "all, the safest",
     "resume": "a new producer id",
+    "temporary": "an id that stays",
     "linearizable": "a view, and no change",
     "with_digest": "no digest",
     "reset_if_gone": "an error, the safest",

@@ -356,14 +356,14 @@ class OpenBatch(Protocol):
         """The finished batch. Called once."""
 
 
-def open_batch(*, codec: str, bytes_max: int) -> OpenBatch:
+def open_batch(*, codec: str, bytes_max: int, is_transactional: bool = False) -> OpenBatch:
     """An empty v2 batch without a producer id. ValueError for an unknown codec."""
     if codec not in CODECS:
         raise ValueError(f"unknown codec {codec!r}: one of {', '.join(CODECS)}")
     builder: OpenBatch = _compiled().DefaultRecordBatchBuilder(
         magic=MAGIC,
         compression_type=CODECS[codec],
-        is_transactional=False,
+        is_transactional=is_transactional,
         producer_id=-1,
         producer_epoch=-1,
         base_sequence=-1,

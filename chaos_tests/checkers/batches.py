@@ -37,7 +37,7 @@ def _shown(facts: Facts) -> Counter[int] | None:
 def _check_answers(ops: list[Op], findings: Findings) -> None:
     first = [op for op in ops if op.is_ok and not op.reply["replay"]]
     if len(first) > 1:
-        findings.add("repeated-batch", f"{len(first)} attempts were told that they have committed it", first[1])
+        findings.add("repeated-batch", f"{len(first)} attempts have each committed it first", first[1])
 
 
 def _check_visible(ops: list[Op], shown: Counter[int], findings: Findings) -> None:

@@ -1,8 +1,8 @@
 """Clients of CommitBatch: drivers that write the micro-batches of an app, as Spark's sink does.
 
 Owns the life of a driver. Its checkpoint outlives it: what a batch contains is fixed before anything is staged, and
-that a batch is done is noted after its commit. So whoever finds the checkpoint stages the same batch again. Several
-drivers share a checkpoint, as two queries by mistake would. Each task of a batch has a transaction of its own.
+that a batch is done is noted after its commit. So a driver that finds the checkpoint stages the same batch again.
+Several drivers share a checkpoint, as two queries by mistake would. Each task of a batch has its own transaction.
 """
 
 from typing import Any, Final

@@ -139,8 +139,8 @@ def test_nothing_of_a_write_that_fails_is_visible(
     with pytest.raises(PySparkException, match="this task never succeeds"):
         writer.options(servers=servers, topic=topic, transactionTimeoutMs="5000").save()
     publish(topic, 0, numbered(1))
-    wait_for("readers pass what was staged", lambda: read(topic).count() == 1, 60)
-    assert open_transactions(cluster) == []
+    wait_for("readers pass what was staged", lambda: read(topic).count() == 1, 120)
+    wait_for("all that was staged has ended", lambda: open_transactions(cluster) == [], 120)
 
 
 def staged(servers: str, topic: str, version: int, *texts: str) -> tuple[SmqWriter, Staged]:

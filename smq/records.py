@@ -300,6 +300,11 @@ def _compiled() -> Any:
     return _default_records
 
 
+def is_transactional(batch: Buffer) -> bool:
+    """What the header says, of bytes that nothing has checked yet; False if they are too few for one."""
+    return len(batch) >= HEADER_BYTES and bool(_ATTRIBUTES.unpack_from(batch, CRC_START)[0] & TRANSACTIONAL_MASK)
+
+
 def encode_batch(
     records: Iterable[NewRecord],
     *,
@@ -351,14 +356,14 @@ class OpenBatch(Protocol):
         """The finished batch. Called once."""
 
 
-def open_batch(*, codec: str, bytes_max: int) -> OpenBatch:
+def open_batch(*, codec: str, bytes_max: int, is_transactional: bool = False) -> OpenBatch:
     """An empty v2 batch without a producer id. ValueError for an unknown codec."""
     if codec not in CODECS:
         raise ValueError(f"unknown codec {codec!r}: one of {', '.join(CODECS)}")
     builder: OpenBatch = _compiled().DefaultRecordBatchBuilder(
         magic=MAGIC,
         compression_type=CODECS[codec],
-        is_transactional=False,
+        is_transactional=is_transactional,
         producer_id=-1,
         producer_epoch=-1,
         base_sequence=-1,

@@ -11,6 +11,7 @@ from typing import Final
 from chaos_tests.checkers import (
     administration,
     assignments,
+    batches,
     compaction,
     group_changes,
     group_reads,
@@ -47,6 +48,7 @@ CHECKS: Final[tuple[Callable[[Facts], list[Violation]], ...]] = (
     retention.check,
     compaction.check,
     transactions.check,
+    batches.check,
     marks.check,
 )
 

@@ -22,6 +22,7 @@ from chaos_tests.history import Event, Recorder
 from chaos_tests.sim.clients.administrator import Defaulter, Placer, SettingOwner
 from chaos_tests.sim.clients.assigner import Assigner
 from chaos_tests.sim.clients.base import Known, World
+from chaos_tests.sim.clients.batch_writer import BatchWriter
 from chaos_tests.sim.clients.connected import Connected
 from chaos_tests.sim.clients.consumer import Consumer
 from chaos_tests.sim.clients.crowd import Crowd
@@ -333,6 +334,7 @@ class Simulation:
             for i in range(mix.trimmers)
         ]
         made += [Transactor(world, i, think_ms=think).run() for i in range(mix.transactors)]
+        made += [BatchWriter(world, i, think_ms=think).run() for i in range(mix.batch_writers)]
         made += [LedgerReader(world, f"ledger-{i}", think_ms=think).run() for i in range(mix.ledger_readers)]
         made += [TopicOwner(world, f"extra-{i}", think_ms=1500).run() for i in range(mix.topic_owners)]
         made += [SettingOwner(world, i, think_ms=think).run() for i in range(mix.setting_owners)]

@@ -68,6 +68,7 @@ class ClientMix:
     brief_members: int = 0  # of another group, in which no member stays
     assigners: int = 0  # of offsets without records, in a topic of their own
     transactors: int = 0  # producers of transactions, two with each transactional id
+    batch_writers: int = 0  # drivers of apps, two with each checkpoint
     ledger_readers: int = 0  # of what they have committed
     trimmers: int = 0
     topic_owners: int = 0

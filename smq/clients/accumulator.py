@@ -41,6 +41,7 @@ class BatchingSettings:
     delivery_timeout_ms: float = 120_000.0
     is_idempotent: bool = True
     acks_all: bool = True
+    is_transactional: bool = False
     backoff: Backoff = field(default_factory=Backoff)
 
 
@@ -76,6 +77,7 @@ class Accumulator:
         self.needs_poll = False  # set when poll() has new work; the publisher clears it
         self.retries = 0
         self.identity_resets = 0
+        self.failure: SmqError | None = None  # of a transaction: the first error of a record
         self._batch_bytes = settings.batch_bytes
         self._random = random
         self._identity: ProducerIdentity | None = None if settings.is_idempotent else NOT_IDEMPOTENT
@@ -200,7 +202,11 @@ class Accumulator:
         return added
 
     def _fresh(self, queue: PartitionQueue, created_ms: float) -> Batch:
-        encoder = open_batch(codec=self.settings.compression, bytes_max=self._batch_bytes)
+        encoder = open_batch(
+            codec=self.settings.compression,
+            bytes_max=self._batch_bytes,
+            is_transactional=self.settings.is_transactional,
+        )
         return Batch(queue, encoder, created_ms)
 
     def _opened(self, batch: Batch) -> None:
@@ -239,7 +245,7 @@ class Accumulator:
             try:
                 self._place(topic, w.key, w.value, w.headers, w.partition, w.timestamp_ms, w.token, w.created_ms)
             except SmqError as e:
-                self._failed_waiting.append((w.token, e))
+                self._fail_waiting(w, e)
         self.needs_poll = True
 
     def set_identity(self, identity: ProducerIdentity) -> None:
@@ -337,7 +343,16 @@ class Accumulator:
     def _drop_waiting(self, waiting: deque[_Waiting], error: SmqError) -> None:
         record = waiting.popleft()
         self.buffered_bytes -= record.bytes_counted
+        self._fail_waiting(record, error)
+
+    def _fail_waiting(self, record: _Waiting, error: SmqError) -> None:
         self._failed_waiting.append((record.token, error))
+        self._note_failure(error)
+
+    def _note_failure(self, error: SmqError) -> None:
+        """The transaction must be aborted, and the next one has a new epoch."""
+        if self.settings.is_transactional:
+            self.failure = self.failure or error
 
     def next_wakeup_ms(self, now_ms: float) -> float | None:
         """When poll() will next have work even if nothing comes in; None for never."""
@@ -415,7 +430,8 @@ class Accumulator:
     def _give_up(self, batch: Batch, error: SmqError) -> None:
         queue = batch.queue
         queue.remove(batch)
-        if batch.sequence != NO_SEQUENCE and self.settings.is_idempotent:
+        self._note_failure(error)
+        if batch.sequence != NO_SEQUENCE and self.settings.is_idempotent and not self.settings.is_transactional:
             queue.reset_pending = True
         self._release(batch)
         self._failed.append((batch, error))
@@ -430,6 +446,13 @@ class Accumulator:
     def _release(self, batch: Batch) -> None:
         self.buffered_bytes -= batch.bytes_counted
         self.needs_poll = True
+
+    def end_transaction(self) -> None:
+        """Every batch is acknowledged, or given up."""
+        self.failure = None
+        for topic in self._topics.values():
+            for queue in topic.queues:
+                queue.end_transaction()
 
     def fail_all(self, error: SmqError, topic: str | None = None) -> None:
         """Gives up everything (of one topic); the next poll() reports it. Later answers are ignored."""

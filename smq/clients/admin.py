@@ -375,21 +375,26 @@ async def commit_offsets(
 ) -> None:
     """Commits all or none; linearizable once it returns."""
     check_name("group", group)
-    request_id = _new_request_id()
-    items = []
-    if not isinstance(offsets, Mapping):
-        raise invalid(f"offsets must be a mapping of (topic, partition) to offsets, not {shown(offsets)}")
-    for tp in offsets:
-        check_partition("offsets", tp)
-    for (topic, partition), given in offsets.items():
-        o = given if isinstance(given, CommittedOffset) else CommittedOffset(offset=given, metadata="")
-        items.append(build(pb.PartitionOffset, topic=topic, partition=partition, offset=o.offset, metadata=o.metadata))
+    request_id, items = _new_request_id(), offset_items(offsets)
 
     async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
         request = build(pb.CommitOffsetsRequest, group=group, offsets=items, request_id=request_id, timeout_ms=node_ms)
         await node.broker.CommitOffsets(request, timeout=call_s)
 
     await cluster.call(run, timeout_ms=timeout_ms)
+
+
+def offset_items(offsets: Mapping[TopicPartition, int | CommittedOffset]) -> list[pb.PartitionOffset]:
+    """As they are sent. INVALID_REQUEST names what is wrong."""
+    if not isinstance(offsets, Mapping):
+        raise invalid(f"offsets must be a mapping of (topic, partition) to offsets, not {shown(offsets)}")
+    items = []
+    for tp in offsets:
+        check_partition("offsets", tp)
+    for (topic, partition), given in offsets.items():
+        o = given if isinstance(given, CommittedOffset) else CommittedOffset(offset=given, metadata="")
+        items.append(build(pb.PartitionOffset, topic=topic, partition=partition, offset=o.offset, metadata=o.metadata))
+    return items
 
 
 async def fetch_offsets(

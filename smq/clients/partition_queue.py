@@ -119,6 +119,7 @@ class PartitionQueue:
         "reset_pending",
         "retry_at_ms",
         "sealed",
+        "stamped_as",
         "topic",
     )
 
@@ -129,6 +130,7 @@ class PartitionQueue:
         self.sealed: deque[Batch] = deque()  # bounded by the accumulator's buffer_bytes_max
         self.in_flight = 0
         self.identity: ProducerIdentity | None = None
+        self.stamped_as: ProducerIdentity | None = None  # the latest one that it has had: `next_sequence` is its
         self.needs_own_identity = False  # this partition has abandoned the producer's shared identity
         self.next_sequence = 0
         self.primed = False  # a batch under this identity has been acknowledged
@@ -149,7 +151,14 @@ class PartitionQueue:
             self.open = None
 
     def take_identity(self, identity: ProducerIdentity) -> None:
-        self.identity, self.next_sequence, self.primed = identity, 0, False
+        """Its sequences begin with 0, unless it had this one before, in the producer's last transaction."""
+        if identity != self.stamped_as:
+            self.next_sequence, self.primed = 0, False
+        self.identity = self.stamped_as = identity
+
+    def end_transaction(self) -> None:
+        """Nothing is left to send. The next batch waits until the partition is part of the next transaction."""
+        self.identity, self.recovering, self.retry_at_ms = None, False, 0.0
 
     def window(self, in_flight_max: int) -> int:
         """How many batches may be in flight now."""

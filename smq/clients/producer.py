@@ -5,10 +5,11 @@ Owns the public interface and the way of records into the accumulator. `publishe
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
@@ -38,7 +39,9 @@ from smq.clients.publisher import PRODUCER_BACKOFF, Publisher
 from smq.clients.publisher import ProducerStats as ProducerStats
 from smq.clients.retry import RandomFn
 from smq.clients.tls import Tls
-from smq.raft_state.errors import ErrorCode, SmqError
+from smq.clients.transactions import CLOSE_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS, Phase, Transactions
+from smq.clients.types import CommittedOffset, TopicPartition
+from smq.raft_state.errors import ErrorCode, ProducerFenced, SmqError
 from smq.records import CODECS, Headers
 
 AcksName: TypeAlias = Literal["all", "leader", "none"]
@@ -59,6 +62,8 @@ class ProducerOptions(TypedDict, total=False):
     request_timeout_ms: Duration
     delivery_timeout_ms: Duration
     max_in_flight: int
+    transactional_id: str | None
+    transaction_timeout_ms: Duration
     buffer_bytes: int
     connect_timeout_ms: Duration
     tls: Tls | None
@@ -74,6 +79,9 @@ class Producer:
     every record is stored once and in order, whatever fails; without it a retry may store records twice. `acks="none"`
     implies idempotent=False. delivery_timeout_ms bounds all attempts for a record together, request_timeout_ms one
     attempt.
+
+    With a `transactional_id` every record is part of a transaction: `async with producer.transaction(): ...`, or
+    begin(), commit() and abort(). Readers get all of its records or none. start() fences other producers of the id.
     """
 
     def __init__(
@@ -88,6 +96,8 @@ class Producer:
         request_timeout_ms: Duration = 30_000.0,
         delivery_timeout_ms: Duration = 120_000.0,
         max_in_flight: int = IN_FLIGHT_MAX,
+        transactional_id: str | None = None,
+        transaction_timeout_ms: Duration = TRANSACTION_TIMEOUT_MS,
         buffer_bytes: int = 32 << 20,
         connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
@@ -107,6 +117,13 @@ class Producer:
         self._cluster = ClusterClient(
             bootstrap, connect_timeout_ms=connect_timeout_ms, random_source=random_source, tls=tls
         )
+        self._transactions: Transactions | None = None
+        if transactional_id is not None:
+            check_name("transactional_id", transactional_id)
+            if not idempotent or acks != "all":
+                raise invalid("a transactional_id needs acks='all' and idempotent=True: leave both out")
+            timeout_ms = milliseconds("transaction_timeout_ms", transaction_timeout_ms)
+            self._transactions = Transactions(self._cluster, transactional_id, timeout_ms, self._request_timeout_ms)
         settings = BatchingSettings(
             batch_bytes=batch_bytes,
             linger_ms=linger,
@@ -116,10 +133,15 @@ class Producer:
             delivery_timeout_ms=delivery,
             is_idempotent=idempotent,
             acks_all=acks == "all",
+            is_transactional=transactional_id is not None,
             backoff=PRODUCER_BACKOFF,
         )
         self._publisher = Publisher(
-            self._cluster, settings, acks=_ACKS[acks], request_timeout_ms=self._request_timeout_ms
+            self._cluster,
+            settings,
+            acks=_ACKS[acks],
+            request_timeout_ms=self._request_timeout_ms,
+            transactions=self._transactions,
         )
         self._accumulator = self._publisher.accumulator
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,6 +154,8 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self._publisher.start()
         await self._cluster.start()
+        if self._transactions is not None:
+            await self._transactions.start()
 
     async def __aenter__(self) -> "Producer":
         try:
@@ -149,11 +173,13 @@ class Producer:
 
     async def close(self, *, deliver: bool = True) -> None:
         """With `deliver`, first delivers all records sent so far (within the delivery timeout). Then releases
-        everything; undelivered records fail."""
+        everything; undelivered records fail. A transaction that is still open is aborted."""
         if self._publisher.is_closing:
             return
         try:
-            if deliver and self._loop is not None:
+            if self._transactions is not None:
+                await self._leave_transaction(self._transactions)
+            elif deliver and self._loop is not None:
                 await self.flush()
         finally:
             await self._publisher.close()
@@ -206,6 +232,8 @@ class Producer:
     ) -> None:
         """As send() of a `checked_record`, with the caller's own token. For the blocking producer."""
         self._usable()
+        if self._transactions is not None:
+            self._transactions.check_open()
         accumulator = self._accumulator
         accumulator.add(self._topic(topic), key, value, headers, partition, timestamp_ms, token, now_ms())
         if accumulator.needs_poll:
@@ -224,6 +252,8 @@ class Producer:
         their offsets: one BatchMetadata per run of adjacent records. Records of one partition keep their order. The
         future fails with the first error once all records are settled."""
         loop = self._usable()
+        if self._transactions is not None:
+            self._transactions.check_open()
         when = _check_many(values, keys, timestamp_ms)
         if partition is not None:
             check_int("partition", partition, 0, INT32_MAX)
@@ -312,6 +342,80 @@ class Producer:
         if marks:
             await asyncio.wait(marks)
 
+    # -- transactions
+
+    def begin(self) -> None:
+        """Opens a transaction. INVALID_TRANSACTION_STATE if one is open; INVALID_REQUEST without a transactional_id."""
+        self._usable()
+        self._transactional().begin()
+
+    async def send_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
+        """The group's next offsets, committed with the transaction: what is read is done once what is written is."""
+        self._usable()
+        transactions = self._transactional()
+        transactions.check_open()
+        await transactions.stage_offsets(group, offsets)
+
+    async def commit(self) -> None:
+        """Returns once all records are stored and the decision is made. Raises the error of the first record that was
+        not stored: then nothing is committed, and the transaction must be aborted. After an error that is not definite
+        it is open whether it was committed: commit() again says so."""
+        self._usable()
+        transactions = self._transactional()
+        transactions.check_begun()
+        await self.flush()
+        if transactions.failure is not None:
+            raise transactions.failure
+        await transactions.end(is_commit=True)
+        self._accumulator.end_transaction()
+
+    async def abort(self) -> None:
+        """Records that are not stored yet fail, and no reader gets the others. INVALID_TRANSACTION_STATE if the
+        transaction has been committed: a commit() before had no answer."""
+        self._usable()
+        transactions = self._transactional()
+        transactions.check_begun()
+        await self._publisher.drop_transaction(_aborted())
+        try:
+            await transactions.end(is_commit=False)
+        except ProducerFenced:
+            pass  # by its time-out, which has aborted it; or by another producer, as start() says
+        finally:
+            # In the new epoch no batch of this transaction, which may still be under way, can come any more.
+            await transactions.start()
+            self._accumulator.end_transaction()
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """`async with producer.transaction(): ...` commits at the end of the block, and aborts if it raises."""
+        self.begin()
+        try:
+            yield
+            await self.commit()
+        except BaseException:
+            if self._publisher.fatal is None:
+                with contextlib.suppress(SmqError):  # the error of the block is the one to see
+                    await self.abort()
+            raise
+
+    async def _leave_transaction(self, transactions: Transactions) -> None:
+        if transactions.phase is Phase.NONE or self._loop is None:
+            return
+        await self._publisher.drop_transaction(_aborted())
+        with contextlib.suppress(SmqError):  # otherwise its time-out does it
+            await transactions.end(is_commit=False, timeout_ms=CLOSE_TIMEOUT_MS)
+
+    def refused(self, error: SmqError) -> None:
+        """A record was refused without its sender's knowledge: a transaction must not be committed without it. For the
+        blocking producer."""
+        if self._transactions is not None:
+            self._transactions.fail(error)
+
+    def _transactional(self) -> Transactions:
+        if self._transactions is None:
+            raise invalid("the producer has no transactions: give it a transactional_id")
+        return self._transactions
+
     def _usable(self, *, even_if_fatal: bool = False) -> asyncio.AbstractEventLoop:
         fatal = self._publisher.fatal
         if fatal is not None and not even_if_fatal:
@@ -337,6 +441,10 @@ class Producer:
             if missing:
                 raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {name!r}")
         return self._topic(name)
+
+
+def _aborted() -> SmqError:
+    return SmqError(ErrorCode.INVALID_TRANSACTION_STATE, "the transaction of the record was aborted")
 
 
 def _future_of(token: object, loop: asyncio.AbstractEventLoop) -> "asyncio.Future[Any] | None":

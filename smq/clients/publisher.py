@@ -19,6 +19,7 @@ from smq.clients.partition_queue import Batch, PartitionQueue
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.publish_stream import PublishStream
 from smq.clients.retry import Backoff, Verdict, needs_refresh
+from smq.clients.transactions import Transactions
 from smq.raft_state.errors import ErrorCode, SmqError
 
 # One refresh per 150 ms while a leader is missing: an election takes 0.3-1.5 s, so this adds little.
@@ -54,7 +55,9 @@ class Publisher:
         *,
         acks: "pb.Acks.ValueType",
         request_timeout_ms: float,
+        transactions: Transactions | None = None,
     ) -> None:
+        self._transactions = transactions
         self.accumulator = Accumulator(settings, cluster.random)
         self.fatal: SmqError | None = None
         self.is_closing = False
@@ -137,6 +140,8 @@ class Publisher:
         for address, batch in polled.sends:
             self._stream(address).submit(batch, self._time_left(batch, now), now)
         self._report(polled)
+        if self._transactions is not None and accumulator.failure is not None:
+            self._fail_transaction(accumulator.failure)
         if polled.unrouted:
             self._request_refresh(polled.unrouted)
         else:
@@ -270,7 +275,39 @@ class Publisher:
 
     def _request_identity(self, queues: list[PartitionQueue]) -> None:
         if self._identity_task is None or self._identity_task.done():
-            self._identity_task = asyncio.create_task(self._allocate_identity(queues))
+            work = self._allocate_identity(queues) if self._transactions is None else self._add_to_transaction(queues)
+            self._identity_task = asyncio.create_task(work)
+
+    async def _add_to_transaction(self, queues: list[PartitionQueue]) -> None:
+        """Their partitions are part of the transaction, before their first batches go out."""
+        assert self._transactions is not None
+        try:
+            identity = await self._transactions.add([(q.topic, q.partition) for q in queues])
+        except SmqError as e:
+            self._fail_transaction(e)
+        else:
+            for queue in queues:
+                self.accumulator.give_identity(queue, identity)
+        self._identity_task = None
+        self.wake()
+
+    def _fail_transaction(self, error: SmqError) -> None:
+        """The rest of it goes nowhere: it can only be aborted."""
+        assert self._transactions is not None
+        if error.code is ErrorCode.PRODUCER_FENCED:
+            self.fatal = error
+        self._transactions.fail(error)
+        self.accumulator.fail_all(error)
+        self._report(self.accumulator.poll(now_ms(), lambda _topic, _partition: None))
+
+    async def drop_transaction(self, error: SmqError) -> None:
+        """Gives up every record that is not acknowledged, and what is under way for them."""
+        task, self._identity_task = self._identity_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self.accumulator.fail_all(error)
+        self._report(self.accumulator.poll(now_ms(), lambda _topic, _partition: None))
 
     async def _allocate_identity(self, queues: list[PartitionQueue]) -> None:
         """A new producer id: first the shared one, later one for partitions that abandoned theirs."""

@@ -28,6 +28,7 @@ from smq.raft_state.fields import (
     OffsetRequests,
 )
 from smq.raft_state.handlers import (
+    batches,
     cluster_config,
     compaction,
     elections,
@@ -239,6 +240,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         *_TRANSACTION,
         ("timeout_ms", INT32),
         *_PRODUCER,
+        ("is_temporary", FLAG),
     ),
     _command(
         51,
@@ -294,6 +296,15 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         commands.JoinTransactions,
         transactions.join_transactions,
         ("items", Many(Record(commands.Joining, (("partition", PARTITION), *_PRODUCER)))),
+    ),
+    _command(
+        56,
+        commands.CommitBatch,
+        batches.commit_batch,
+        *_REQUEST,
+        ("app", TEXT),
+        ("batch_id", INT64),
+        ("transactions", Many(Record(commands.StagedTransaction, (("transactional_id", TEXT), *_PRODUCER)))),
     ),
     # groups: what they have committed
     _command(
@@ -382,4 +393,5 @@ REPLIES: Final[tuple[Row, ...]] = (
     _reply(8, replies.Results, ("items", _ITEM_RESULTS)),
     _reply(9, replies.ProducerIdAllocated, ("producer_id", INT64), ("producer_epoch", INT16)),
     _reply(10, replies.GenerationFormed, ("generation", INT32)),
+    _reply(11, replies.BatchCommitted, ("is_replay", FLAG)),
 )

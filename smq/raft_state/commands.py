@@ -435,6 +435,7 @@ class InitTransactions(TransactionChange):
     timeout_ms: int  # an open transaction is aborted after this time
     producer_id: ProducerId = ProducerId(-1)
     producer_epoch: ProducerEpoch = ProducerEpoch(-1)
+    is_temporary: bool = False  # the id is forgotten once its transaction has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -502,6 +503,26 @@ class StageOffsets(GroupChange):
     items: tuple[OffsetCommit, ...]
     committed_ms: int
     is_joining: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedTransaction:
+    """The first transaction of this epoch of the producer, which is open."""
+
+    transactional_id: str
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitBatch(Request):
+    """Commits all of these transactions by this one entry, unless the app has committed this batch or a later one: then
+    it aborts them. `app` "" is no app: its batches are not counted. A repetition changes nothing: the app's last batch
+    says so, or without an app the request id."""
+
+    app: str
+    batch_id: int
+    transactions: tuple[StagedTransaction, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Final
 
 from smq.raft_state.ids import NO_NODE, NO_PRODUCER, Offset, PartitionId, ProducerId, partition_id, split_partition_id
 from smq.raft_state.limits import (
+    APPS_MAX,
     ASSIGNED_MAX,
     COORDINATOR_SLOTS,
     DISK_ID_BYTES,
@@ -70,6 +71,7 @@ def check_steps(state: ClusterState) -> Iterator[None]:
     _check_producers(state)
     yield
     yield from _check_transactions(state)
+    _check_apps(state)
     yield from _check_assigned(state)
     for cache in state.replies:
         yield
@@ -241,6 +243,13 @@ def _check_transactions(state: ClusterState) -> Iterator[None]:
     _require(state.endings == endings, "the endings are not those of the transactions")
     total = sum(transaction.items for transaction in state.transactions.values())
     _require(state.transaction_items == total, f"transaction_items is {state.transaction_items}, not {total}")
+
+
+def _check_apps(state: ClusterState) -> None:
+    _require(len(state.apps) <= APPS_MAX, "more apps than APPS_MAX")
+    for name, app in state.apps.items():
+        _require(bool(name) and app.batch_id >= 0, f"app {name!r} with batch {app.batch_id}")
+        _require(app.used_ms <= state.expiry_clock_ms, f"app {name!r} was used in the future")
 
 
 def _check_epochs(transaction: TransactionState) -> None:

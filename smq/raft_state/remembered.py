@@ -8,7 +8,7 @@ such as a deletion. It must never look at more than the command. `machine` and t
 
 import enum
 
-from smq.raft_state.commands import AllocateProducerId, Coordinated, Request
+from smq.raft_state.commands import AllocateProducerId, CommitBatch, Coordinated, Request
 from smq.raft_state.state import ClusterState, ReplyCache
 
 
@@ -23,7 +23,8 @@ class Kind(enum.IntEnum):
 def kind_of(request: Request) -> Kind:
     if request.is_from_node:
         return Kind.BY_NODE
-    return Kind.GROUPS_AND_PRODUCERS if isinstance(request, Coordinated | AllocateProducerId) else Kind.ADMINISTRATION
+    is_frequent = isinstance(request, Coordinated | AllocateProducerId | CommitBatch)
+    return Kind.GROUPS_AND_PRODUCERS if is_frequent else Kind.ADMINISTRATION
 
 
 def cache_of(state: ClusterState, request: Request) -> ReplyCache:

@@ -78,6 +78,11 @@ class GenerationFormed(Reply):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCommitted(Reply):
+    is_replay: bool  # an earlier entry has committed this batch, or a later one: what was staged for it is dropped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
     """The result of one apply: the reply, and the partitions that may have changed (created and deleted ones too)."""
 

@@ -15,6 +15,7 @@ from smq.raft_state.binary import INT64, TEXT, Bytes, CodecError, Group, Reader,
 from smq.raft_state.ids import PartitionIndex
 from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.snapshot_parts import (
+    APP,
     ASSIGNED,
     ASSIGNED_BEFORE,
     CLUSTER,
@@ -29,6 +30,7 @@ from smq.raft_state.snapshot_parts import (
     read_partition,
     read_topic,
     read_transaction,
+    write_app,
     write_assigned,
     write_commit,
     write_group,
@@ -38,7 +40,7 @@ from smq.raft_state.snapshot_parts import (
     write_topic,
     write_transaction,
 )
-from smq.raft_state.state import ClusterState, GroupState, TopicState, TransactionState, members_bytes
+from smq.raft_state.state import AppState, ClusterState, GroupState, TopicState, TransactionState, members_bytes
 
 __all__ = [
     "Bytes",
@@ -110,6 +112,7 @@ def _parts(state: ClusterState) -> Iterator[bytes]:
     yield bytes(out)
     for name in sorted(state.transactions):
         yield from _transaction_parts(state.transactions[name])
+    yield from _list_parts(sorted(state.apps.items(), key=lambda item: item[0]), write_app)
 
 
 def _transaction_parts(transaction: TransactionState) -> Iterator[bytes]:
@@ -166,13 +169,14 @@ def decode_steps(data: Bytes, known_level: int) -> Steps[ClusterState]:
     yield from _read_assigned(reader, state)
     for _ in range(read_count(reader)):
         yield from _read_transaction(reader, state)
+    yield from _read_apps(reader, state)
     reader.finish()
     yield from _compare(state, memoryview(data))
     return state
 
 
 def _read_head(reader: Reader, known_level: int) -> ClusterState:
-    """The state with everything but topics, producers, groups, replies, assignments and transactions."""
+    """The state with everything but topics, producers, groups, replies, assignments, transactions and apps."""
     magic, version, level = reader.unpack(_HEAD)
     if magic != _MAGIC:
         raise CodecError("this is no snapshot of smq")
@@ -243,6 +247,14 @@ def _read_transaction(reader: Reader, state: ClusterState) -> Steps[None]:
         for pid in transaction.partitions:
             state.endings.setdefault(pid, set()).add(transaction.marked_as[0])
     yield
+
+
+def _read_apps(reader: Reader, state: ClusterState) -> Steps[None]:
+    for number in range(read_count(reader)):
+        name, batch_id, used_ms = APP.read(reader)
+        state.apps[name] = AppState(batch_id=batch_id, used_ms=used_ms)
+        if number % PIECE_ITEMS == 0:
+            yield
 
 
 def _compare(state: ClusterState, data: memoryview) -> Steps[None]:

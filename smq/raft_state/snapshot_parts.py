@@ -38,6 +38,7 @@ from smq.raft_state.limits import (
     TOPIC_ID_BYTES,
 )
 from smq.raft_state.state import (
+    AppState,
     Assigned,
     ClusterState,
     CommittedOffset,
@@ -256,6 +257,7 @@ _TRANSACTION: Final = (
     ("ended_id", INT64),
     ("ended_epoch", INT16),
     ("timeout_ms", INT32),
+    ("is_temporary", FLAG),
     ("changes", INT64),
     ("started_ms", INT64),
     ("used_ms", INT64),
@@ -284,6 +286,15 @@ def read_transaction(reader: Reader) -> tuple[TransactionState, int]:
         raise CodecError(f"a transaction in phase {phase}, of outcome {outcome}") from e
     transaction.partitions = set(_PARTITIONS.read(reader))
     return transaction, read_count(reader)
+
+
+# -------------------------------------------------------------------------------------------------- apps
+APP: Final = Group((TEXT, INT64, INT64))
+
+
+def write_app(out: bytearray, item: tuple[str, AppState]) -> None:
+    name, app = item
+    APP.write(out, (name, app.batch_id, app.used_ms))
 
 
 # ------------------------------------------------------------------------- producers, replies, assignments

@@ -247,6 +247,7 @@ class TransactionState:
     ended_id: ProducerId = NO_PRODUCER
     ended_epoch: ProducerEpoch = ProducerEpoch(-1)
     timeout_ms: int
+    is_temporary: bool = False  # forgotten once its transaction has ended
     phase: TransactionPhase = TransactionPhase.EMPTY
     outcome: TransactionOutcome = TransactionOutcome.NONE  # of the last transaction
     changes: int = 0  # how often its coordinators have changed it, and those of its id before it (see `fencing`)
@@ -281,6 +282,14 @@ class TransactionState:
     def items(self) -> int:
         """What counts against the cluster's limit."""
         return len(self.partitions) + sum(1 + len(staged) for staged in self.offsets.values())
+
+
+@dataclass(slots=True, kw_only=True)
+class AppState:
+    """The last batch that an app has committed, and when it last committed or repeated one, by the clock of expiry."""
+
+    batch_id: int
+    used_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +345,7 @@ class ClusterState:
     transactional_ids: dict[ProducerId, str] = field(default_factory=dict)
     endings: dict[PartitionId, set[ProducerId]] = field(default_factory=dict)
     transaction_items: int = 0
+    apps: dict[str, AppState] = field(default_factory=dict)  # by the name that their batches give
     replies: tuple[ReplyCache, ...] = field(default_factory=_no_replies)  # see `remembered`
     assigned: OrderedDict[RequestId, Assigned] = field(default_factory=OrderedDict)  # the latest ones, oldest first
     # Per partition, the end of the newest assignment that has been dropped from `assigned`.

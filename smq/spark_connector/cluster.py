@@ -19,8 +19,8 @@ from smq.clients.pb import smq_pb2_grpc as pb_grpc
 from smq.clients.retry import Backoff
 from smq.clients.tls import Tls
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.topic_config import is_external
-from smq.spark_connector.errors import ReadError
+from smq.raft_state.topic_config import batch_rules, is_external
+from smq.spark_connector.errors import ReadError, SinkError
 from smq.spark_connector.options import TimeUnit
 from smq.spark_connector.positions import PartitionKey, PartitionView
 
@@ -53,6 +53,15 @@ class Layout:
     external: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPlaces:
+    """Where a topic is written: how many partitions it has, and the addresses of those leaders that are known."""
+
+    count: int
+    leaders: dict[int, str]
+    batch_bytes_max: int
+
+
 class Cluster:
     """One worker's connections to the nodes of one cluster."""
 
@@ -71,6 +80,15 @@ class Cluster:
 
     def broker(self, address: str) -> pb_grpc.BrokerStub:
         return pb_grpc.BrokerStub(self._channel(address))
+
+    def admin(self, address: str) -> pb_grpc.AdminStub:
+        return pb_grpc.AdminStub(self._channel(address))
+
+    def agent(self, address: str) -> pb_grpc.AgentStub:
+        return pb_grpc.AgentStub(self._channel(address))
+
+    def transactions(self, address: str) -> pb_grpc.TransactionsStub:
+        return pb_grpc.TransactionsStub(self._channel(address))
 
     def failed(self, address: str) -> None:
         """The node gave no answer: for a while it is asked last, so that not every task waits for it."""
@@ -99,7 +117,7 @@ class Cluster:
     def _layout(self, timeout_s: float | None) -> Layout:
         request = pb.DescribeClusterRequest(linearizable=True, timeout_ms=int(VIEW_TIMEOUT_S * 1000))
         answer = self._anywhere(
-            lambda address: pb_grpc.AdminStub(self._channel(address)).DescribeCluster(request, timeout=VIEW_TIMEOUT_S),
+            lambda address: self.admin(address).DescribeCluster(request, timeout=VIEW_TIMEOUT_S),
             timeout_s,
         )
         addresses = {node.node: node.grpc_address for node in answer.nodes if node.grpc_address}
@@ -197,6 +215,40 @@ class Cluster:
             self.failed(address)
         return listed
 
+    def topic_places(self, topic: str) -> TopicPlaces:
+        """As of a linearizable point. SmqError if there is no such topic, or smq does not store its records."""
+        request = pb.DescribeClusterRequest(topics=[topic], linearizable=True, timeout_ms=int(VIEW_TIMEOUT_S * 1000))
+        answer = self.ask(lambda address: self.admin(address).DescribeCluster(request, timeout=VIEW_TIMEOUT_S))
+        addresses = {node.node: node.grpc_address for node in answer.nodes if node.grpc_address}
+        (found,) = answer.topics
+        if is_external(found.config):
+            raise SmqError(ErrorCode.WRONG_STORAGE, f"topic {topic!r} has storage=external: its records are elsewhere")
+        return TopicPlaces(
+            count=len(found.partitions),
+            leaders={p.partition: addresses[p.leader] for p in found.partitions if p.leader in addresses},
+            batch_bytes_max=batch_rules(found.config).bytes_max,
+        )
+
+    def ask(self, call: Callable[[str], T], timeout_s: float | None = None) -> T:
+        """As `_anywhere`, but follows an answer that names the node to ask. SinkError at the timeout."""
+        retries = Retries(self.retry_timeout_s if timeout_s is None else timeout_s, SinkError)
+        named: str | None = None
+        while True:
+            for address in [named] if named else self.failed_last(self._servers):
+                was_named, named = named is not None, None
+                try:
+                    return call(address)
+                except (grpc.RpcError, SmqError) as e:
+                    error = _retriable(as_smq_error(e, address))
+                retries.record(address, error)
+                named = None if was_named else error.details.leader_address
+                if named:
+                    break
+                if error.code is not ErrorCode.TRANSACTION_ENDING:
+                    self.failed(address)
+            if not named:
+                retries.pause("the cluster could not be asked")
+
     def _anywhere(self, call: Callable[[str], T], timeout_s: float | None = None) -> T:
         """`call` with one address after another. SmqError if a retry cannot help, ReadError at the timeout."""
         retries = self._retries(timeout_s)
@@ -224,10 +276,11 @@ class Cluster:
 
 
 class Retries:
-    """The time left for retries without progress, and the errors so far."""
+    """The time left for retries without progress, and the errors so far. `failure` is raised when it is over."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, failure: type[RuntimeError] = ReadError) -> None:
         self._timeout_s = timeout_s
+        self._failure = failure
         self._errors: dict[str, SmqError] = {}
         self.reset()
 
@@ -241,10 +294,10 @@ class Retries:
         self._errors[address] = error
 
     def pause(self, what: str) -> None:
-        """Sleeps, longer each time; ReadError when the time is up."""
+        """Sleeps, longer each time; the failure when the time is up."""
         if time.monotonic() >= self._give_up_at:
             reasons = "; ".join(f"{address}: {error}" for address, error in self._errors.items())
-            raise ReadError(f"{what} within {self._timeout_s:g} s ({reasons or 'no node had anything new'})")
+            raise self._failure(f"{what} within {self._timeout_s:g} s ({reasons or 'no node had anything new'})")
         self._pauses += 1
         time.sleep(BACKOFF.delay_ms(self._pauses, random.random) / 1000)
 

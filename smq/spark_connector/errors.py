@@ -1,4 +1,4 @@
-"""The errors of a Spark read: impossible options, lost records, unusable checkpoints.
+"""The errors of reads and writes in Spark: impossible options, lost records, unusable checkpoints, failed writes.
 
 Owns the exceptions and the wording of the data-loss policy. It must never import another module of the connector; all
 of them may import it. Messages say what to do, because Spark shows users nothing else.
@@ -27,6 +27,10 @@ class DataLossError(RuntimeError):
 
 class ReadError(RuntimeError):
     """The cluster could not be read in time; the message names the last error of each node."""
+
+
+class SinkError(RuntimeError):
+    """Rows that could not be written; nothing of their batch is visible."""
 
 
 class CheckpointError(RuntimeError):

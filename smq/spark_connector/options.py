@@ -48,8 +48,15 @@ _STARTS: Final = (
     "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampNs",
 )
-# Options of a write: its error must say that there is no sink, not that an option is misspelt.
-_WRITE_OPTIONS: Final = {"topic": "name topics by 'subscribe'", "checkpointlocation": "set it on writeStream"}
+# Options of a write, with what to write instead in a read. Their values are checked by `sink.options`.
+_WRITE_OPTIONS: Final = {
+    "topic": "name topics by 'subscribe'",
+    "checkpointlocation": "set it on writeStream",
+    "txnappid": "a read is not counted",
+    "txnversion": "a read is not counted",
+    "transactiontimeoutms": "a read has no transaction",
+    "kafka.compression.type": "every codec can be read",
+}
 _NO_EFFECT: Final = {
     "groupIdPrefix": "a query of smq joins no consumer group; its position is in its checkpoint",
     "kafkaConsumer.pollTimeoutMs": "set retryTimeoutMs, which says how long a read keeps trying",
@@ -76,6 +83,15 @@ KNOWN: Final = (
 _BY_LOWER_NAME: Final = {name.lower(): name for name in KNOWN}
 _NO_EFFECT_BY_LOWER_NAME: Final = {name.lower(): why for name, why in _NO_EFFECT.items()}
 _IGNORED_BY_SPARK: Final = frozenset({"path", "__datasource__"})
+READ_ONLY: Final = (
+    *_SELECTIONS,
+    *_STARTS,
+    "startingOffsetsByTimestampStrategy",
+    *_BATCH_ONLY,
+    *_FLAGS,
+    *(name for name in _NUMBERS if name != "retryTimeoutMs"),
+    "maxTriggerDelay",
+)
 RETRY_TIMEOUT_MS_DEFAULT: Final = 60_000  # outlasts a failover (seconds) and a node's restart with recovery
 TRIGGER_DELAY_MS_DEFAULT: Final = 15 * 60_000  # the Kafka connector's
 _LOST_OPTIONS_ADVICE: Final = (

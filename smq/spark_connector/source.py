@@ -1,10 +1,10 @@
-"""The data source that Spark finds: name, schema, readers.
+"""The data source that Spark finds: name, schema, readers, writers.
 
 Owns only the hand-over to the other modules, which it imports when they are needed: Spark imports this module (through
 `pyspark_smq`) on the look-up of any source, and a failure here would hide every source.
 """
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
@@ -72,12 +72,15 @@ class SmqDataSource(DataSource):
         return SmqStreamReader(stream_options(self.options), schema)
 
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
-        self._unsupported("df.write", "publish with smq.clients")
+        """A batch writer. OptionError if an option or a column is missing or wrong."""
+        from smq.spark_connector.sink.options import sink_options
+        from smq.spark_connector.sink.writer import SmqWriter
+
+        return SmqWriter(sink_options(self.options, overwrite=overwrite, is_stream=False), schema)
 
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamWriter":
-        self._unsupported("df.writeStream", "publish with smq.clients in foreachBatch")
+        """A stream writer. OptionError if an option or a column is missing or wrong."""
+        from smq.spark_connector.sink.options import sink_options
+        from smq.spark_connector.sink.writer import SmqStreamWriter
 
-    def _unsupported(self, what: str, advice: str) -> NoReturn:
-        from smq.spark_connector.errors import OptionError
-
-        raise OptionError(f"format('smq') does not support {what} in this version: {advice}")
+        return SmqStreamWriter(sink_options(self.options, overwrite=overwrite, is_stream=True), schema)

@@ -28,7 +28,12 @@ _clusters: OrderedDict[tuple[tuple[str, ...], int, Tls | None], Cluster] = Order
 
 def cluster_of(options: SourceOptions) -> Cluster:
     """This process's connections for these options, kept for the next task."""
-    key = (options.servers, options.retry_timeout_ms, options.tls)
+    return connected(options.servers, options.retry_timeout_ms, options.tls)
+
+
+def connected(servers: tuple[str, ...], retry_timeout_ms: int, tls: Tls | None) -> Cluster:
+    """This process's connections, kept for the next task."""
+    key = (servers, retry_timeout_ms, tls)
     cluster = _clusters.pop(key, None) or Cluster(*key)
     _clusters[key] = cluster
     while len(_clusters) > CLUSTERS_MAX:

@@ -56,3 +56,4 @@ def test_spark_block_shows_every_record(shell_output: str, cluster: Cluster, tmp
     shown = _run([sys.executable, "-c", script.replace(WRITTEN, cluster.nodes[1].grpc)], cluster, tmp_path)
     assert re.search(r"\|\s*0\|\s*0\|\s*hello\|", shown)
     assert re.search(r"\|\s*0\|\s*1\|\s*world\|", shown)
+    assert "from Spark|" in shown

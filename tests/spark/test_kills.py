@@ -17,6 +17,7 @@ from random import Random
 import pytest
 from pyspark.sql import SparkSession
 
+from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
 from smq.records import NewRecord
 from smq.spark_connector.batch_reader import SmqReader
@@ -212,3 +213,41 @@ def in_the_log(servers: str, topic: str) -> list[Row]:
         for batch in reader.read(part):
             rows += zip(*(batch.column(name).to_pylist() for name in ("partition", "offset", "value")), strict=True)
     return sorted(rows)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3000)
+def test_each_record_reaches_another_topic_once_through_kills_between_staging_and_commit(
+    cluster: Cluster, servers: str, new_topic: TopicFn, publish: PublishFn, tmp_path: Path
+) -> None:
+    """The driver is killed while transactions of its tasks are open, nodes in between."""
+    topic, target = new_topic(PARTITIONS), new_topic(PARTITIONS)
+    options = {"servers": servers, "subscribe": topic, "startingOffsets": "earliest", "target": target}
+    job = Job(tmp_path, options | {"maxOffsetsPerTrigger": "150"})
+    try:
+        with publishing(publish, topic):
+            for round_ in range(8):
+                job.start()
+                job.wait_committed(job.committed() + 3)
+                wait_for("an open transaction", lambda: _is_staging(cluster), PATIENCE_S)
+                job.kill()
+                if round_ % 2:
+                    victim = sorted(cluster.nodes)[round_ // 2 % len(cluster.nodes)]
+                    cluster.kill(victim)
+                    job.start()
+                    job.wait_committed(job.committed() + 2)
+                    job.kill()
+                    cluster.restart(victim)
+        job.finish()
+    finally:
+        job.kill()
+        cluster.heal()
+    assert job.committed() > 20
+    copied = sorted(value for _, _, value in in_the_log(servers, target))
+    assert copied == sorted(b"%d %d %s" % row for row in in_the_log(servers, topic))
+
+
+def _is_staging(cluster: Cluster) -> bool:
+    node = cluster.alive()[0].raw
+    listed = node.call(node.admin.ListTransactions, pb.ListTransactionsRequest())
+    return any(t.state == "Ongoing" and t.transactional_id.startswith("spark/") for t in listed.transactions)

@@ -235,12 +235,6 @@ def test_cluster_that_does_not_answer_is_named(spark: SparkSession) -> None:
     fails(lambda: reader.load(), r"127\.0\.0\.1:9")
 
 
-def test_write_says_that_it_is_not_there(spark: SparkSession, servers: str) -> None:
-    writer = spark.range(1).write.format("smq").options(servers=servers, subscribe="t").mode("append")
-    with pytest.raises(PySparkException, match=r"does not support df\.write"):
-        writer.save()
-
-
 # ------------------------------------------------------------------------------------------------ faults
 def test_dead_node_costs_a_read_nothing(cluster: Cluster, new_topic: TopicFn, publish: PublishFn, read: ReadFn) -> None:
     topic = new_topic(3)

@@ -117,10 +117,3 @@ def test_stream_refuses_what_it_cannot_do_before_any_task_runs(spark: SparkSessi
     query = reader.load().writeStream.format("noop").start()
     with pytest.raises(StreamingQueryException, match="'endingOffsets' is only for batch reads"):
         query.awaitTermination(300)
-
-
-def test_writing_a_stream_says_that_there_is_no_sink_yet(spark: SparkSession, servers: str, tmp_path: Path) -> None:
-    rows = spark.readStream.format("rate").load().selectExpr("cast(value as string) as value")
-    writer = rows.writeStream.format("smq").options(servers=servers, checkpointLocation=str(tmp_path / "checkpoint"))
-    with pytest.raises(Exception, match=r"does not support df\.writeStream.*smq\.clients"):  # at start or later
-        writer.start().awaitTermination(300)

@@ -59,6 +59,7 @@ class World:
     externals: list[Known] = field(default_factory=list)  # of external storage
     keys: int = 0  # of the records; 0: they have none
     ledgers: list[Known] = field(default_factory=list)  # written to in transactions only
+    checkpoints: dict[str, list[Any]] = field(default_factory=dict)  # of apps: see `batch_writer`
     stopped: bool = False
     duplicates: int = 0
     producers_refused: int = 0  # attempts, as one too many

@@ -1,6 +1,6 @@
 """Clients of transactions: producers that share transactional ids.
 
-Owns the reaction to each answer, as Kafka's clients have it. Each session of a producer speaks one of the two protocols
+Owns what a transaction has in it, and how it ends. Each session of a producer speaks one of the two protocols
 of transactions. After an unknown outcome of a batch, one of the first begins again in a new epoch; one of the second
 has the abort begin it, and what is still on its way from an earlier transaction arrives in the middle of a later one.
 Several producers share an id, so each fences the others. They write to the ledgers, which no other client uses.
@@ -9,31 +9,24 @@ Several producers share an id, so each fences the others. They write to the ledg
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry
-from chaos_tests.sim.clients.ledger import CALL_MS, CREATED_MS, PLACES, group_of, make_ledger
+from chaos_tests.sim.clients.base import Known, World
+from chaos_tests.sim.clients.ledger import CALL_MS, PLACES, group_of, make_ledger
+from chaos_tests.sim.clients.transactional import NODE_MS, TIMEOUT_MS, TransactionalClient
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.coordinator.groups.coordinator import NO_MEMBER
 from smq.raft_state.commands import (
     UNSEEN,
     AddToTransaction,
     EndTransaction,
-    InitTransactions,
     OffsetCommit,
     StageOffsets,
-    TransactionChange,
 )
 from smq.raft_state.coordinators import coordinator_of
-from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset, ProducerEpoch, ProducerId
 from smq.raft_state.replies import ProducerIdAllocated
-from smq.raft_state.state import TransactionPhase
-from smq.records import NewRecord, encode_batch
-from smq.replication.api import Acks, NodeApi, Produced
 
 SHARERS: Final = 2  # producers of one transactional id
-NODE_MS: Final = 6_000.0  # that a node is given for a change: longer than the client waits
-PATIENCE_MS: Final = 6_000.0  # that a client gives one step
-TIMEOUT_MS: Final = 4_000  # of a transaction
 
 
 class _Late(NamedTuple):
@@ -45,14 +38,10 @@ class _Late(NamedTuple):
     batch: bytes  # empty for none
 
 
-class Transactor(Client):
+class Transactor(TransactionalClient):
     def __init__(self, world: World, number: int, *, think_ms: float) -> None:
-        super().__init__(world, f"transactor-{number}")
-        self.id = f"tx-{number // SHARERS}"
+        super().__init__(world, f"transactor-{number}", f"tx-{number // SHARERS}")
         self.think_ms = think_ms
-        self._producer: tuple[ProducerId, ProducerEpoch] | None = None
-        self._is_second = False  # the protocol of this session
-        self._sequences: dict[str, int] = {}
         self._late: _Late | None = None
 
     def run(self) -> Script:
@@ -63,11 +52,11 @@ class Transactor(Client):
 
     # ------------------------------------------------------------------------------------------ one transaction
     def transact(self) -> Script:
-        if self._producer is None and not (yield from self._start()):
+        if self.producer is None and not (yield from self.start()):
             return
         places = self.rng.sample(self.world.ledgers, self.rng.randint(1, PLACES))
         values = {known.key: self.world.values(self.rng.randint(1, 3)) for known in places}
-        held = self.world.values(1) if self._is_second and self.rng.random() < 0.3 else []
+        held = self.world.values(1) if self.is_second and self.rng.random() < 0.3 else []
         (tag,) = self.world.values(1)
         offset = tag if self.rng.random() < 0.5 else None
         shown = {known.key: values[known.key] + (held if known is places[0] else []) for known in places}
@@ -83,12 +72,12 @@ class Transactor(Client):
     def _run(self, places: list[Known], values: dict[str, list[int]], held: list[int], offset: int | None) -> Any:
         """A Script that returns commit, abort, none (no commit was asked for, or it is certain that it failed) or
         unknown. `held` are values that stay on their way to the first place until the transaction has been aborted."""
-        if not self._is_second and not (yield from self._add(places, offset)):
-            self._producer = None
+        if not self.is_second and not (yield from self._add(places, offset)):
+            self.producer = None
             return "none"
         is_whole = True
         for place in places:
-            is_whole = is_whole and (yield from self._write(place, values[place.key]))
+            is_whole = is_whole and (yield from self.write(place, values[place.key]))
             yield from self._arrive_late()
         if self.rng.random() < 0.1:
             yield Sleep(self.rng.uniform(0.2, 2.0) * TIMEOUT_MS)  # it may be fenced, or timed out, when it wakes
@@ -96,33 +85,33 @@ class Transactor(Client):
             is_whole = yield from self._stage(offset)
         is_commit = is_whole and not held and self.rng.random() < 0.75
         if self.rng.random() < 0.06:
-            self._producer = None
+            self.producer = None
             return "none"  # its process dies: the transaction stays open
         return (yield from self._end(places[0], held, is_commit=is_commit, is_whole=is_whole))
 
     def _add(self, places: list[Known], offset: int | None) -> Any:
         """A Script that returns whether the transaction has begun: the first protocol says first what it will have."""
         groups = (group_of(self.id),) if offset is not None else ()
-        added = yield from self._change(
+        added = yield from self.change(
             lambda common: AddToTransaction(**common, partitions=tuple(p.pid for p in places), groups=groups)
         )
         return not isinstance(added, SmqError | Lost)
 
     def _end(self, place: Known, held: list[int], *, is_commit: bool, is_whole: bool) -> Any:
         """A Script that returns the outcome, as `_run` does."""
-        assert self._producer is not None
-        before, late = self._producer, self._batch(place, held) if held else b""
-        ended = yield from self._change(
-            lambda common: EndTransaction(**common, is_commit=is_commit, is_bumping=self._is_second)
+        assert self.producer is not None
+        before, late = self.producer, self.batch(place, held) if held else b""
+        ended = yield from self.change(
+            lambda common: EndTransaction(**common, is_commit=is_commit, is_bumping=self.is_second)
         )
         if isinstance(ended, ProducerIdAllocated):
-            self._producer, self._sequences = (ended.producer_id, ended.producer_epoch), {}
+            self.producer, self.sequences = (ended.producer_id, ended.producer_epoch), {}
             self._late = _Late(before, is_commit, place, late)
         elif not is_whole or isinstance(ended, SmqError | Lost):
-            self._producer = None
+            self.producer = None
         if not isinstance(ended, SmqError | Lost):
             return "commit" if is_commit else "abort"
-        return "unknown" if is_commit and self._was_unknown else "none"
+        return "unknown" if is_commit and self.was_unknown else "none"
 
     def _arrive_late(self) -> Script:
         """The requests that an earlier transaction has left behind come while another one is open: once, and their
@@ -133,7 +122,7 @@ class Transactor(Client):
         self._late = None
         if late.batch:
             leader = late.place.leader if late.place.leader is not None else self.any_node()
-            request = self._produce(late.place, late.batch, is_joining=True)
+            request = self.produce(late.place, late.batch, is_joining=True)
             yield Call(leader, request, CALL_MS, CALL_MS, is_tied=True)
         if self.rng.random() < 0.7:
             (producer_id, epoch), is_commit = late.producer, late.is_commit
@@ -155,113 +144,16 @@ class Transactor(Client):
             if not isinstance(node, SmqError | Lost) and node:
                 yield Call(node, end, CALL_MS, NODE_MS, is_tied=True)
 
-    def _start(self) -> Any:
-        """A Script that returns whether it has a producer now. As the node does for Kafka's clients, it first aborts
-        what the one before has left open."""
-
-        def init(api: Any, done: Callable[[Any], None]) -> None:
-            found = api.state.transactions.get(self.id)
-            if found is not None and found.phase is TransactionPhase.ONGOING:
-                command: TransactionChange = EndTransaction(
-                    transactional_id=self.id,
-                    coordinator_epoch=api.groups.epoch_of(self.id),
-                    producer_id=found.producer_id,
-                    producer_epoch=found.producer_epoch,
-                    is_commit=False,
-                    is_fencing=True,
-                    is_replacing=True,
-                )
-                ending = SmqError(ErrorCode.TRANSACTION_ENDING, "its last transaction was open")
-                api.groups.change(command, NODE_MS, lambda r: done(r if isinstance(r, SmqError) else ending))
-                return
-            command = InitTransactions(
-                transactional_id=self.id, coordinator_epoch=api.groups.epoch_of(self.id), timeout_ms=TIMEOUT_MS
-            )
-            api.groups.change(command, NODE_MS, done)
-
-        reply = yield from self._at_coordinator(self.id, init)
-        if not isinstance(reply, ProducerIdAllocated):
-            return False
-        self._producer, self._sequences = (reply.producer_id, reply.producer_epoch), {}
-        self._is_second = self.rng.random() < 0.6
-        return True
-
-    def _change(self, command_of: Callable[[dict[str, Any]], TransactionChange]) -> Any:
-        """A Script that returns the reply to a change of this producer's."""
-        assert self._producer is not None
-        producer_id, epoch = self._producer
-
-        def change(api: Any, done: Callable[[Any], None]) -> None:
-            common = {
-                "transactional_id": self.id,
-                "coordinator_epoch": api.groups.epoch_of(self.id),
-                "producer_id": producer_id,
-                "producer_epoch": epoch,
-            }
-            api.groups.change(command_of(common), NODE_MS, done)
-
-        return (yield from self._at_coordinator(self.id, change))
-
-    def _at_coordinator(self, subject: str, request: Callable[[Any, Callable[[Any], None]], None]) -> Any:
-        """A Script that returns the last answer. `_was_unknown` says whether an attempt may have taken effect."""
-        until = self.world.now_ms() + PATIENCE_MS
-        self._was_unknown = False
-        while True:
-            node = yield Call(
-                self.any_node(), lambda api, done: done(coordinator_of(api.state, subject).node), CALL_MS, CALL_MS
-            )
-            result: Any = Lost.REFUSED
-            if not isinstance(node, SmqError | Lost) and node:
-                result = yield Call(node, request, CALL_MS, NODE_MS, is_tied=True)
-            if not isinstance(result, SmqError | Lost):
-                return result
-            self._was_unknown |= is_unknown(result)
-            if self.world.now_ms() > until or not (may_retry(result) or is_unknown(result)):
-                return result
-            yield Sleep(self.rng.uniform(10, 150))
-
-    # ------------------------------------------------------------------------------------------ its contents
-    def _batch(self, place: Known, values: list[int]) -> bytes:
-        """With the next sequence of the place."""
-        assert self._producer is not None
-        return encode_batch(
-            [NewRecord(None, b"%d" % value, CREATED_MS) for value in values],
-            producer_id=self._producer[0],
-            producer_epoch=self._producer[1],
-            base_sequence=self._sequences.get(place.key, 0),
-            is_transactional=True,
-        )
-
-    def _produce(
-        self, place: Known, batch: bytes, *, is_joining: bool
-    ) -> Callable[[NodeApi, Callable[[Any], None]], None]:
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.produce(place.topic, place.index, batch, Acks.ALL, int(CALL_MS), done, is_joining=is_joining)
-
-        return request
-
-    def _write(self, place: Known, values: list[int]) -> Any:
-        """A Script that returns whether the batch was acknowledged."""
-        request = self._produce(place, self._batch(place, values), is_joining=self._is_second)
-        until = self.world.now_ms() + PATIENCE_MS
-        while True:
-            node = place.leader if place.leader is not None and self.rng.random() < 0.95 else self.any_node()
-            result = yield Call(node, request, CALL_MS * 1.3, CALL_MS, is_tied=True)
-            if isinstance(result, Produced):
-                place.leader = node
-                self._sequences[place.key] = self._sequences.get(place.key, 0) + len(values)
-                return True
-            is_hint = isinstance(result, SmqError) and result.code is ErrorCode.NOT_LEADER
-            place.leader = result.details.leader if is_hint else None
-            if self.world.now_ms() > until or not (may_retry(result) or is_unknown(result)):
-                return False
-            yield Sleep(self.rng.uniform(5, 80))
+    def start(self) -> Any:
+        """A Script that returns whether it has a producer now."""
+        self.is_second = self.rng.random() < 0.6
+        return (yield from super().start())
 
     def _stage(self, offset: int) -> Any:
         """A Script that returns whether the offset is staged."""
-        assert self._producer is not None
-        producer_id, epoch = self._producer
-        group, pid, is_joining = group_of(self.id), self.world.ledgers[0].pid, self._is_second
+        assert self.producer is not None
+        producer_id, epoch = self.producer
+        group, pid, is_joining = group_of(self.id), self.world.ledgers[0].pid, self.is_second
 
         def stage(api: Any, done: Callable[[Any], None]) -> None:
             found = api.state.transactions.get(self.id)
@@ -278,5 +170,5 @@ class Transactor(Client):
             )
             api.groups.stage(command, NO_MEMBER, NODE_MS, done)
 
-        result = yield from self._at_coordinator(group, stage)
+        result = yield from self.at_coordinator(group, stage)
         return not isinstance(result, SmqError | Lost)

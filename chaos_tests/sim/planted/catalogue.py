@@ -8,6 +8,7 @@ that must find it, and the anomalies that reveal it. Bugs that Raft alone must n
 from chaos_tests.sim.mutation import PlantedBug
 from chaos_tests.sim.planted.administration import ADMINISTRATION_BUGS
 from chaos_tests.sim.planted.agreement import AGREEMENT_BUGS
+from chaos_tests.sim.planted.batches import BATCH_BUGS
 from chaos_tests.sim.planted.compaction import COMPACTION_BUGS
 from chaos_tests.sim.planted.disks import DISK_BUGS
 from chaos_tests.sim.planted.ends import END_BUGS
@@ -32,6 +33,7 @@ BUGS: tuple[PlantedBug, ...] = (
     *RETENTION_BUGS,
     *COMPACTION_BUGS,
     *TRANSACTION_BUGS,
+    *BATCH_BUGS,
     *TOPIC_SETTING_BUGS,
     *AGREEMENT_BUGS,
     *GROUP_BUGS,

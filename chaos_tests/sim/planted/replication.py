@@ -89,7 +89,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         name="unverified-ack",
         rule="4 and 7: wrong batches are dropped, and what a follower reports is verified",
         mutations=(
-            Mutation(_REPLICA + "judge", "self.log.truncate(wrong)", "pass"),
+            Mutation(_REPLICA + "judge", "self.is_end_hidden |= not self.log.truncate(wrong)", "pass"),
             Mutation(_REPLICA + "judge", "self._judged_end = right", "self._judged_end = self.log.appended_end"),
         ),
         scenario="churn",
@@ -141,7 +141,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         name="read-without-lineage",
         rule="4 and 13: wrong batches are dropped, and only right ones are served",
         mutations=(
-            Mutation(_REPLICA + "judge", "self.log.truncate(wrong)", "pass"),
+            Mutation(_REPLICA + "judge", "self.is_end_hidden |= not self.log.truncate(wrong)", "pass"),
             Mutation(
                 _REPLICA + "readable_end",
                 "self._verified(self.log.appended_end)",

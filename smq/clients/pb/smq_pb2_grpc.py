@@ -666,6 +666,280 @@ class Broker:
             _registered_method=True)
 
 
+class TransactionsStub:
+    """------------------------------------------------------------------------------------------------ transactions
+
+    Producers with a transactional id. A batch of a transaction goes to PublishRecord like any other, with ACKS_ALL: as a
+    `batch` whose header has the transactional bit, the producer's id and epoch, and sequences from 0 on in each partition
+    and epoch. Its partition has been added before, and every batch is answered before the end. Only the id's coordinator
+    serves these calls (StageOffsets: the group's). Any other node answers NOT_COORDINATOR, and names it in the error's
+    details. A repetition of any call is safe.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.StartProducer = channel.unary_unary(
+                '/smq.v1.Transactions/StartProducer',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.StartProducerRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.StartProducerResponse.FromString,
+                _registered_method=True)
+        self.AddToTransaction = channel.unary_unary(
+                '/smq.v1.Transactions/AddToTransaction',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AddToTransactionRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AddToTransactionResponse.FromString,
+                _registered_method=True)
+        self.StageOffsets = channel.unary_unary(
+                '/smq.v1.Transactions/StageOffsets',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.StageOffsetsRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.StageOffsetsResponse.FromString,
+                _registered_method=True)
+        self.EndTransaction = channel.unary_unary(
+                '/smq.v1.Transactions/EndTransaction',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.EndTransactionRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.EndTransactionResponse.FromString,
+                _registered_method=True)
+        self.CommitBatch = channel.unary_unary(
+                '/smq.v1.Transactions/CommitBatch',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.CommitBatchRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.CommitBatchResponse.FromString,
+                _registered_method=True)
+
+
+class TransactionsServicer:
+    """------------------------------------------------------------------------------------------------ transactions
+
+    Producers with a transactional id. A batch of a transaction goes to PublishRecord like any other, with ACKS_ALL: as a
+    `batch` whose header has the transactional bit, the producer's id and epoch, and sequences from 0 on in each partition
+    and epoch. Its partition has been added before, and every batch is answered before the end. Only the id's coordinator
+    serves these calls (StageOffsets: the group's). Any other node answers NOT_COORDINATOR, and names it in the error's
+    details. A repetition of any call is safe.
+    """
+
+    def StartProducer(self, request, context):
+        """A producer starts: it gets the id's next epoch, and all before it are fenced. If one of them has left a transaction
+        open, that is aborted, and the answer is TRANSACTION_ENDING until the leaders have written it: ask again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddToTransaction(self, request, context):
+        """Before the first batch to a partition, and before the first offsets of a group: all of them, or none. The first call
+        begins the transaction, and with it its timeout. TRANSACTION_ENDING while the end of the one before is written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StageOffsets(self, request, context):
+        """Offsets of a group, which become its own if the transaction is committed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndTransaction(self, request, context):
+        """Decides over all partitions and offsets. Every reader sees the decision, sooner or later, and nothing else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitBatch(self, request, context):
+        """Commits several transactions by one decision, once for each batch of an app: if the app has committed this batch or a
+        later one, they are aborted, and the answer is OK. Each is the first transaction of its producer's epoch, and has no
+        group offsets. If one of them cannot be committed, none is. Any node serves it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_TransactionsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'StartProducer': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartProducer,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.StartProducerRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.StartProducerResponse.SerializeToString,
+            ),
+            'AddToTransaction': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddToTransaction,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AddToTransactionRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AddToTransactionResponse.SerializeToString,
+            ),
+            'StageOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.StageOffsets,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.StageOffsetsRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.StageOffsetsResponse.SerializeToString,
+            ),
+            'EndTransaction': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndTransaction,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.EndTransactionRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.EndTransactionResponse.SerializeToString,
+            ),
+            'CommitBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitBatch,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.CommitBatchRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.CommitBatchResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'smq.v1.Transactions', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('smq.v1.Transactions', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Transactions:
+    """------------------------------------------------------------------------------------------------ transactions
+
+    Producers with a transactional id. A batch of a transaction goes to PublishRecord like any other, with ACKS_ALL: as a
+    `batch` whose header has the transactional bit, the producer's id and epoch, and sequences from 0 on in each partition
+    and epoch. Its partition has been added before, and every batch is answered before the end. Only the id's coordinator
+    serves these calls (StageOffsets: the group's). Any other node answers NOT_COORDINATOR, and names it in the error's
+    details. A repetition of any call is safe.
+    """
+
+    @staticmethod
+    def StartProducer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Transactions/StartProducer',
+            smq_dot_clients_dot_pb_dot_smq__pb2.StartProducerRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.StartProducerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddToTransaction(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Transactions/AddToTransaction',
+            smq_dot_clients_dot_pb_dot_smq__pb2.AddToTransactionRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.AddToTransactionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StageOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Transactions/StageOffsets',
+            smq_dot_clients_dot_pb_dot_smq__pb2.StageOffsetsRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.StageOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndTransaction(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Transactions/EndTransaction',
+            smq_dot_clients_dot_pb_dot_smq__pb2.EndTransactionRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.EndTransactionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Transactions/CommitBatch',
+            smq_dot_clients_dot_pb_dot_smq__pb2.CommitBatchRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.CommitBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class AdminStub:
     """------------------------------------------------------------------------------------------------ admin
 

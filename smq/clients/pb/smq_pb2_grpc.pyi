@@ -235,6 +235,127 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
+class TransactionsStub:
+    """------------------------------------------------------------------------------------------------ transactions
+
+    Producers with a transactional id. A batch of a transaction goes to PublishRecord like any other, with ACKS_ALL: as a
+    `batch` whose header has the transactional bit, the producer's id and epoch, and sequences from 0 on in each partition
+    and epoch. Its partition has been added before, and every batch is answered before the end. Only the id's coordinator
+    serves these calls (StageOffsets: the group's). Any other node answers NOT_COORDINATOR, and names it in the error's
+    details. A repetition of any call is safe.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> TransactionsAsyncStub: ...
+    StartProducer: _grpc.UnaryUnaryMultiCallable[_smq_pb2.StartProducerRequest, _smq_pb2.StartProducerResponse]
+    """A producer starts: it gets the id's next epoch, and all before it are fenced. If one of them has left a transaction
+    open, that is aborted, and the answer is TRANSACTION_ENDING until the leaders have written it: ask again.
+    """
+    AddToTransaction: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AddToTransactionRequest, _smq_pb2.AddToTransactionResponse]
+    """Before the first batch to a partition, and before the first offsets of a group: all of them, or none. The first call
+    begins the transaction, and with it its timeout. TRANSACTION_ENDING while the end of the one before is written.
+    """
+    StageOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.StageOffsetsRequest, _smq_pb2.StageOffsetsResponse]
+    """Offsets of a group, which become its own if the transaction is committed."""
+    EndTransaction: _grpc.UnaryUnaryMultiCallable[_smq_pb2.EndTransactionRequest, _smq_pb2.EndTransactionResponse]
+    """Decides over all partitions and offsets. Every reader sees the decision, sooner or later, and nothing else."""
+    CommitBatch: _grpc.UnaryUnaryMultiCallable[_smq_pb2.CommitBatchRequest, _smq_pb2.CommitBatchResponse]
+    """Commits several transactions by one decision, once for each batch of an app: if the app has committed this batch or a
+    later one, they are aborted, and the answer is OK. Each is the first transaction of its producer's epoch, and has no
+    group offsets. If one of them cannot be committed, none is. Any node serves it.
+    """
+
+@_typing.type_check_only
+class TransactionsAsyncStub(TransactionsStub):
+    """------------------------------------------------------------------------------------------------ transactions
+
+    Producers with a transactional id. A batch of a transaction goes to PublishRecord like any other, with ACKS_ALL: as a
+    `batch` whose header has the transactional bit, the producer's id and epoch, and sequences from 0 on in each partition
+    and epoch. Its partition has been added before, and every batch is answered before the end. Only the id's coordinator
+    serves these calls (StageOffsets: the group's). Any other node answers NOT_COORDINATOR, and names it in the error's
+    details. A repetition of any call is safe.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    StartProducer: _aio.UnaryUnaryMultiCallable[_smq_pb2.StartProducerRequest, _smq_pb2.StartProducerResponse]  # type: ignore[assignment]
+    """A producer starts: it gets the id's next epoch, and all before it are fenced. If one of them has left a transaction
+    open, that is aborted, and the answer is TRANSACTION_ENDING until the leaders have written it: ask again.
+    """
+    AddToTransaction: _aio.UnaryUnaryMultiCallable[_smq_pb2.AddToTransactionRequest, _smq_pb2.AddToTransactionResponse]  # type: ignore[assignment]
+    """Before the first batch to a partition, and before the first offsets of a group: all of them, or none. The first call
+    begins the transaction, and with it its timeout. TRANSACTION_ENDING while the end of the one before is written.
+    """
+    StageOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.StageOffsetsRequest, _smq_pb2.StageOffsetsResponse]  # type: ignore[assignment]
+    """Offsets of a group, which become its own if the transaction is committed."""
+    EndTransaction: _aio.UnaryUnaryMultiCallable[_smq_pb2.EndTransactionRequest, _smq_pb2.EndTransactionResponse]  # type: ignore[assignment]
+    """Decides over all partitions and offsets. Every reader sees the decision, sooner or later, and nothing else."""
+    CommitBatch: _aio.UnaryUnaryMultiCallable[_smq_pb2.CommitBatchRequest, _smq_pb2.CommitBatchResponse]  # type: ignore[assignment]
+    """Commits several transactions by one decision, once for each batch of an app: if the app has committed this batch or a
+    later one, they are aborted, and the answer is OK. Each is the first transaction of its producer's epoch, and has no
+    group offsets. If one of them cannot be committed, none is. Any node serves it.
+    """
+
+class TransactionsServicer(metaclass=_abc_1.ABCMeta):
+    """------------------------------------------------------------------------------------------------ transactions
+
+    Producers with a transactional id. A batch of a transaction goes to PublishRecord like any other, with ACKS_ALL: as a
+    `batch` whose header has the transactional bit, the producer's id and epoch, and sequences from 0 on in each partition
+    and epoch. Its partition has been added before, and every batch is answered before the end. Only the id's coordinator
+    serves these calls (StageOffsets: the group's). Any other node answers NOT_COORDINATOR, and names it in the error's
+    details. A repetition of any call is safe.
+    """
+
+    @_abc_1.abstractmethod
+    def StartProducer(
+        self,
+        request: _smq_pb2.StartProducerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.StartProducerResponse, _abc.Awaitable[_smq_pb2.StartProducerResponse]]:
+        """A producer starts: it gets the id's next epoch, and all before it are fenced. If one of them has left a transaction
+        open, that is aborted, and the answer is TRANSACTION_ENDING until the leaders have written it: ask again.
+        """
+
+    @_abc_1.abstractmethod
+    def AddToTransaction(
+        self,
+        request: _smq_pb2.AddToTransactionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.AddToTransactionResponse, _abc.Awaitable[_smq_pb2.AddToTransactionResponse]]:
+        """Before the first batch to a partition, and before the first offsets of a group: all of them, or none. The first call
+        begins the transaction, and with it its timeout. TRANSACTION_ENDING while the end of the one before is written.
+        """
+
+    @_abc_1.abstractmethod
+    def StageOffsets(
+        self,
+        request: _smq_pb2.StageOffsetsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.StageOffsetsResponse, _abc.Awaitable[_smq_pb2.StageOffsetsResponse]]:
+        """Offsets of a group, which become its own if the transaction is committed."""
+
+    @_abc_1.abstractmethod
+    def EndTransaction(
+        self,
+        request: _smq_pb2.EndTransactionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.EndTransactionResponse, _abc.Awaitable[_smq_pb2.EndTransactionResponse]]:
+        """Decides over all partitions and offsets. Every reader sees the decision, sooner or later, and nothing else."""
+
+    @_abc_1.abstractmethod
+    def CommitBatch(
+        self,
+        request: _smq_pb2.CommitBatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.CommitBatchResponse, _abc.Awaitable[_smq_pb2.CommitBatchResponse]]:
+        """Commits several transactions by one decision, once for each batch of an app: if the app has committed this batch or a
+        later one, they are aborted, and the answer is OK. Each is the first transaction of its producer's epoch, and has no
+        group offsets. If one of them cannot be committed, none is. Any node serves it.
+        """
+
+def add_TransactionsServicer_to_server(servicer: TransactionsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
 class AdminStub:
     """------------------------------------------------------------------------------------------------ admin"""
 

@@ -5,14 +5,16 @@ the loop while records are already waiting. Users import it through `smq.clients
 """
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Unpack
 
 from smq.clients.arguments import Instant
 from smq.clients.delivery import BatchMetadata, Delivery, Settled
 from smq.clients.producer import Producer, ProducerOptions, ProducerStats, checked_record
 from smq.clients.sync.loop import BlockingClient, documented_as
+from smq.clients.types import CommittedOffset, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import Headers
 
@@ -107,6 +109,42 @@ class SyncProducer(BlockingClient):
 
         self._run(work())
 
+    def begin(self) -> None:
+        async def work() -> None:
+            await self._take_all()  # what was sent before is no part of it
+            self._producer.begin()
+
+        self._run(work())
+
+    def send_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
+        self._run(self._producer.send_offsets(group, offsets))
+
+    def commit(self) -> None:
+        async def work() -> None:
+            await self._take_all()
+            await self._producer.commit()
+
+        self._run(work())
+
+    def abort(self) -> None:
+        async def work() -> None:
+            await self._take_all()
+            await self._producer.abort()
+
+        self._run(work())
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """`with producer.transaction(): ...` commits at the end of the block, and aborts if it raises."""
+        self.begin()
+        try:
+            yield
+            self.commit()
+        except BaseException:
+            with contextlib.suppress(SmqError):  # the error of the block is the one to see
+                self.abort()
+            raise
+
     def close(self) -> None:
         """Delivers everything sent so far, within the delivery timeout. Then every call raises CLIENT_CLOSED."""
 
@@ -144,4 +182,5 @@ class SyncProducer(BlockingClient):
             try:
                 producer.take(topic, value, key, headers, partition, when, delivery)
             except SmqError as e:
+                producer.refused(e)
                 delivery.fail(e)

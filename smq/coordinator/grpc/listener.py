@@ -19,6 +19,7 @@ from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
 from smq.coordinator.grpc.connection_limit import ConnectionLimit
+from smq.coordinator.grpc.producers import ProducerService
 from smq.coordinator.grpc.request_admission import RequestAdmission
 from smq.coordinator.listeners import port_taken
 from smq.coordinator.service.audience import Audience
@@ -68,11 +69,19 @@ class GrpcServer:
         numbers = frozenset(number for _, number in self.bound.values())
         self.connections = ConnectionLimit(numbers, per_address_max=caps.grpc_per_address)
 
-    def add(self, node: NodeApi, agent: AgentService, broker: BrokerService, admin: AdminService) -> None:
+    def add(
+        self,
+        node: NodeApi,
+        agent: AgentService,
+        broker: BrokerService,
+        producers: ProducerService,
+        admin: AdminService,
+    ) -> None:
         for listener, server in self._servers.items():
             audience = Audience(node=node, listener=listener)
             smq_pb2_grpc.add_AgentServicer_to_server(agent.speaking_to(audience), server)
             smq_pb2_grpc.add_BrokerServicer_to_server(broker.speaking_to(audience), server)
+            smq_pb2_grpc.add_TransactionsServicer_to_server(producers.speaking_to(audience), server)
             smq_pb2_grpc.add_AdminServicer_to_server(admin.speaking_to(audience), server)
 
     async def start(self) -> None:

@@ -29,7 +29,7 @@ from smq.coordinator.service.lookup import find_partition
 from smq.coordinator.service.requests import timeout_of
 from smq.coordinator.service.sessions import PublishSession, PublishSessions
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.records import INT32_MAX, NewRecord, encode_batch
+from smq.records import INT32_MAX, NewRecord, encode_batch, is_transactional
 from smq.replication.api import Acks, Produced
 
 _ACKS: Final = {pb.ACKS_ALL: Acks.ALL, pb.ACKS_LEADER: Acks.LEADER, pb.ACKS_NONE: Acks.NONE}
@@ -89,6 +89,9 @@ class PublishStream:
             if acks is None:
                 raise SmqError(ErrorCode.INVALID_REQUEST, f"acks {request.acks} is unknown")
             batch = self._batch(request, session)
+            if acks is not Acks.ALL and is_transactional(batch):
+                message = "a batch of a transaction needs ACKS_ALL: the decision is about what a majority holds"
+                raise SmqError(ErrorCode.INVALID_REQUEST, message)
             try:
                 await find_partition(self._calls, topic, request.partition, timeout_ms)
                 await self._admit(len(batch), timeout_ms)

@@ -13,10 +13,14 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.service.positions import OffsetType
 from smq.raft_state.errors import ErrorCode, SmqError
 
+_PRODUCER: Final = ("producer_id", "producer_epoch")
 REQUIRED: Final[dict[str, tuple[str, ...]]] = {
+    "AddToTransactionRequest": _PRODUCER,
     "Advance": ("partition", "offset"),
     "Assignment": ("partition",),
+    "CommitBatchRequest": ("batch_id",),
     "DeleteRecordsRequest": ("partition", "before_offset"),
+    "EndTransactionRequest": (*_PRODUCER, "commit"),
     "FetchPartition": ("partition", "offset"),
     "GetPartitionRangeInfoRequest": ("partition",),
     "ListOffsetsPartition": ("partition",),
@@ -24,6 +28,8 @@ REQUIRED: Final[dict[str, tuple[str, ...]]] = {
     "PublishRecordRequest": ("partition",),
     "SearchRecordsRequest": ("partition",),
     "SetNodeDrainedRequest": ("node", "drained"),
+    "StageOffsetsRequest": _PRODUCER,
+    "StagedTransaction": _PRODUCER,
     "SubscribeAck": ("next_offset",),
     "SubscribeInit": ("partition",),
     "SubscribeSeek": ("offset",),
@@ -31,19 +37,23 @@ REQUIRED: Final[dict[str, tuple[str, ...]]] = {
 }
 _WITH_VALUE: Final = frozenset({OffsetType.EXACT_OFFSET, OffsetType.RESET_TO_OFFSET, OffsetType.EXACT_TS_NS})
 _LISTS: Final = {
+    "AddToTransactionRequest": "partitions",
+    "CommitBatchRequest": "transactions",
     "FetchRequest": "partitions",
     "ListOffsetsRequest": "partitions",
     "CommitOffsetsRequest": "offsets",
     "DeleteOffsetsRequest": "partitions",
     "FetchOffsetsRequest": "partitions",
     "MeasureBacklogsRequest": "offsets",
+    "StageOffsetsRequest": "offsets",
 }
 
 
 def check_required(message: Message) -> None:
     """INVALID_REQUEST, with the field's name, if the message or a part of its list lacks a required field."""
     kind = message.DESCRIPTOR.name
-    for part in getattr(message, _LISTS[kind]) if kind in _LISTS else (message,):
+    check_fields(message, REQUIRED.get(kind, ()))
+    for part in getattr(message, _LISTS[kind]) if kind in _LISTS else ():
         check_fields(part, REQUIRED.get(part.DESCRIPTOR.name, ()))
 
 

@@ -10,6 +10,7 @@ from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.service.audience import OWN
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
+from smq.coordinator.transactions import Transactions
 from smq.raft_state.state import ClusterState
 from smq.replication.measures import Histogram, ProcessMeasures
 
@@ -29,3 +30,7 @@ class Gateway:
     @property
     def state(self) -> ClusterState:
         return self.calls.node.state
+
+    @property
+    def transactions(self) -> Transactions:
+        return Transactions(self.calls, self.groups)

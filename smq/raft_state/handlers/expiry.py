@@ -1,13 +1,14 @@
 """The handler of AdvanceClock: the replicated clock of expiry, and what expires by it.
 
 Owns the speed of that clock, and when the producers of a partition are forgotten. `groups` owns the expiry of committed
-offsets, `transactions` that of transactions. It must never take a node's clock at its word. Only `command_table`
-imports it.
+offsets, `transactions` that of transactions, `batches` that of apps. It must never take a node's clock at its word.
+Only `command_table` imports it.
 """
 
 from smq.raft_state.cluster_config import producer_expiration_ms
 from smq.raft_state.commands import AdvanceClock
 from smq.raft_state.handlers import groups
+from smq.raft_state.handlers.batches import expire_apps, start_app_clock
 from smq.raft_state.handlers.transactions import expire_transactions, start_transaction_clock
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.limits import (
@@ -27,9 +28,11 @@ def advance_clock(state: ClusterState, command: AdvanceClock) -> Applied:
         state.expiry_clock_ms = max(command.now_ms, 1)
         groups.start_clock(state)
         start_transaction_clock(state)
+        start_app_clock(state)
     elif command.seen_ms == before:
         state.expiry_clock_ms = _advanced(before, command)
         groups.expire_offsets(state)
+        expire_apps(state)
     else:
         return Applied(reply=Done())
     groups.drop_unused(state)

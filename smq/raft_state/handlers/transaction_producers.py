@@ -2,7 +2,7 @@
 
 Owns each step from one epoch to the next: a start, the fence of an abort, the end of a transaction in Kafka's second
 protocol. An epoch is never given twice. It must never open or decide a transaction: `transactions` does. Only
-`command_table` and `transactions` import it.
+`command_table`, `batches` and `transactions` import it.
 """
 
 from smq.raft_state.cluster_config import transaction_timeout_ms_max
@@ -41,7 +41,7 @@ def init_transactions(state: ClusterState, command: InitTransactions) -> Applied
             ErrorCode.TRANSACTION_ENDING,
             f"the last transaction of {quoted(transaction.transactional_id)} is {transaction.phase.name}",
         )
-    transaction.timeout_ms = command.timeout_ms
+    transaction.timeout_ms, transaction.is_temporary = command.timeout_ms, command.is_temporary
     transaction.used_ms = state.expiry_clock_ms
     is_repetition = is_named and command.producer_epoch != transaction.producer_epoch
     if not is_repetition or transaction.producer_epoch > _EPOCH_LAST:
@@ -73,6 +73,7 @@ def _register(state: ClusterState, command: InitTransactions) -> Applied:
         producer_id=fresh_producer_id(state),
         producer_epoch=ProducerEpoch(0),
         timeout_ms=command.timeout_ms,
+        is_temporary=command.is_temporary,
         changes=state.transaction_changes_floor,
         used_ms=state.expiry_clock_ms,
     )

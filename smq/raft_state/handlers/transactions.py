@@ -3,8 +3,8 @@
 Owns the life of transactions. One entry decides a transaction over all of its partitions and staged offsets, and
 nothing may change the decision. The leaders of the partitions then write it into their logs, and say so; the id's next
 transaction begins only after the last of them, so that no batch of it comes before a marker of the one before.
-`transaction_producers` owns who may act, `staged_offsets` what is staged. Only `command_table`, `expiry` and `topics`
-import it.
+`transaction_producers` owns who may act, `staged_offsets` what is staged. Only `command_table`, `batches`, `expiry` and
+`topics` import it.
 """
 
 from collections.abc import Collection
@@ -101,7 +101,7 @@ def end_transaction(state: ClusterState, command: EndTransaction) -> Applied:
         fence(transaction, is_replaced=command.is_replacing)
     else:
         note_end(state, transaction, is_bumping=command.is_bumping)
-    touched = _decide(state, transaction, outcome)
+    touched = decide(state, transaction, outcome)
     return Applied(reply=_answer(transaction, command), touched=touched)
 
 
@@ -135,7 +135,8 @@ def _answer(transaction: TransactionState, command: EndTransaction) -> Done | Pr
     return allocated(transaction) if command.is_bumping else Done()
 
 
-def _decide(state: ClusterState, transaction: TransactionState, outcome: TransactionOutcome) -> tuple[PartitionId, ...]:
+def decide(state: ClusterState, transaction: TransactionState, outcome: TransactionOutcome) -> tuple[PartitionId, ...]:
+    """The open transaction has ended. Returns its partitions, whose leaders write that into their logs."""
     is_commit = outcome is TransactionOutcome.COMMITTED
     state.transaction_items -= transaction.items - len(transaction.partitions)
     transaction.offsets.clear()
@@ -156,6 +157,14 @@ def _finish(state: ClusterState, transaction: TransactionState) -> None:
     transaction.phase = TransactionPhase.EMPTY
     if transaction.ended_id != transaction.producer_id:
         state.transactional_ids.pop(transaction.ended_id, None)
+    if transaction.is_temporary:
+        _forget(state, transaction)
+
+
+def _forget(state: ClusterState, transaction: TransactionState) -> None:
+    """No command that was meant for it fits a new id of its name."""
+    state.transaction_changes_floor = max(state.transaction_changes_floor, transaction.changes + 1)
+    del state.transactional_ids[transaction.producer_id], state.transactions[transaction.transactional_id]
 
 
 def complete_transactions(state: ClusterState, command: CompleteTransactions) -> Applied:
@@ -186,7 +195,7 @@ def _remove(state: ClusterState, transaction: TransactionState, pid: PartitionId
 
 def forget_transactions(state: ClusterState, topic_id: TopicId) -> None:
     """A topic is deleted: what a transaction wrote to it is gone, and the rest of the transaction goes on."""
-    for transaction in state.transactions.values():
+    for transaction in list(state.transactions.values()):
         for pid in sorted(pid for pid in transaction.partitions if pid[:TOPIC_ID_BYTES] == topic_id):
             _remove(state, transaction, pid)
         forget_staged(state, transaction, topic_id)
@@ -209,8 +218,7 @@ def expire_transactions(state: ClusterState) -> tuple[PartitionId, ...]:
     for name in sorted(state.transactions):
         transaction = state.transactions[name]
         if transaction.phase is TransactionPhase.EMPTY and transaction.used_ms <= horizon_ms:
-            state.transaction_changes_floor = max(state.transaction_changes_floor, transaction.changes + 1)
-            del state.transactional_ids[transaction.producer_id], state.transactions[name]
+            _forget(state, transaction)
         elif transaction.phase is TransactionPhase.ONGOING and not transaction.started_ms:
             transaction.started_ms = now_ms
         elif transaction.phase is TransactionPhase.ONGOING and (
@@ -218,5 +226,5 @@ def expire_transactions(state: ClusterState) -> tuple[PartitionId, ...]:
         ):
             transaction.changes += 1
             fence(transaction, is_replaced=False)
-            touched.update(dict.fromkeys(_decide(state, transaction, TransactionOutcome.ABORTED)))
+            touched.update(dict.fromkeys(decide(state, transaction, TransactionOutcome.ABORTED)))
     return tuple(touched)

@@ -36,6 +36,7 @@ from tests.unit.raft_state.support import (
     aged,
     assign,
     assign_members,
+    batch,
     commit,
     compact,
     completed,
@@ -81,6 +82,7 @@ def commands() -> list[Command]:
         AllocateProducerId(request_id=rid(51)),
         aged(0, AllocateProducerId(request_id=rid(50))),
         *_transactions(),
+        *_batches(),
     ]
 
 
@@ -115,6 +117,20 @@ def _transactions() -> list[Command]:
         end("second", 13, 0, commit=True, bumping=True),  # a repetition
         end("second", 13, 0, commit=False, bumping=True),
         join((pid(2, 0), 13, 1)),
+    ]
+
+
+def _batches() -> list[Command]:
+    """One that is committed, of which a temporary id has come to its end; its replay, which is dropped; one of no app.
+    Their producers are 15 to 18."""
+    return [
+        *(replace(init_transactions(f"task-{n}"), is_temporary=n == 1) for n in range(4)),
+        *(add(f"task-{n}", 15 + n, 0, pid(2, n % 2)) for n in range(4)),
+        batch("query", 5, ("task-0", 15, 0), ("task-1", 16, 0)),
+        batch("query", 5, ("task-2", 17, 0)),
+        batch("query", 6, ("task-3", 18, 0), ("task-0", 15, 0)),
+        replace(batch("", 0, ("task-3", 18, 0)), request_id=rid(70)),
+        written((pid(2, 1), 1, 16, 5)),
     ]
 
 

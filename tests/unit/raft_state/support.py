@@ -14,6 +14,7 @@ from smq.raft_state.commands import (
     Assignment,
     AssignOffsets,
     Command,
+    CommitBatch,
     CommitOffsets,
     CompactSegment,
     CompleteReplica,
@@ -41,6 +42,7 @@ from smq.raft_state.commands import (
     Request,
     Seal,
     SetMode,
+    StagedTransaction,
     StageOffsets,
     WrittenMarker,
 )
@@ -422,6 +424,18 @@ def stage(
         items=tuple(OffsetCommit(partition=p, offset=Offset(offset)) for p, offset in items),
         committed_ms=5,
         is_joining=joining,
+    )
+
+
+def batch(app: str, batch_id: int, *staged: tuple[str, int, int]) -> CommitBatch:
+    """Of (transactional id, producer id, epoch)."""
+    return CommitBatch(
+        app=app,
+        batch_id=batch_id,
+        transactions=tuple(
+            StagedTransaction(transactional_id=name, producer_id=ProducerId(pid_), producer_epoch=ProducerEpoch(epoch))
+            for name, pid_, epoch in staged
+        ),
     )
 
 

@@ -4,7 +4,6 @@ import logging
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
@@ -309,15 +308,3 @@ def test_options_of_a_write_are_refused_in_a_read_with_what_to_write_instead() -
         parsed(topic="t")
     with pytest.raises(OptionError, match="'checkpointlocation' is only for writes: set it on writeStream"):
         streamed(checkpointLocation="/tmp/c")
-
-
-CALLS: list[Callable[[SmqDataSource], object]] = [
-    lambda source: source.writer(source.schema(), False),
-    lambda source: source.streamWriter(source.schema(), False),
-]
-
-
-@pytest.mark.parametrize("call", CALLS, ids=["writer", "streamWriter"])
-def test_unsupported_operations_say_so(call: Callable[[SmqDataSource], object]) -> None:
-    with pytest.raises(OptionError, match="does not support"):
-        call(SmqDataSource(dict(BASE)))

@@ -1,9 +1,10 @@
 """InitProducerId with a transactional id, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn: the life of a transaction.
 
-Owns the way from these requests to commands, at the id's coordinator. The state machine decides; a repetition is safe,
-so whatever a client cannot know the outcome of is answered as "ask the coordinator again".
+Owns the requests' fields and the codes of the answers; `coordinator.transactions` owns the way to commands. Whatever a
+client cannot know the outcome of is answered as "ask the coordinator again", because a repetition is safe.
 """
 
+from collections.abc import Awaitable
 from typing import Final
 
 from smq.coordinator.kafka.cluster import confirmation_failure, coordinator_refusal
@@ -12,30 +13,19 @@ from smq.coordinator.kafka.errors import KafkaError, transaction_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
-from smq.raft_state.commands import AddToTransaction, EndTransaction, InitTransactions, TransactionChange
-from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import NO_PRODUCER, PartitionId, ProducerEpoch, ProducerId
-from smq.raft_state.replies import ProducerIdAllocated, Reply
-from smq.raft_state.state import ClusterState, TransactionPhase
+from smq.coordinator.transactions import Producer
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import PartitionId, ProducerEpoch, ProducerId
+from smq.raft_state.state import ClusterState
 
 _BUMPING_VERSION: Final = 5  # from here on the end of a transaction begins the producer's next epoch (KIP-890)
 _FENCED_VERSION: Final = 2  # from here on, in all but InitProducerId, PRODUCER_FENCED has a code of its own
 _INIT_FENCED_VERSION: Final = 4
-# The transaction that was to be aborted has ended by itself meanwhile, perhaps under a new epoch or id of its producer.
-_ENDED: Final = (ErrorCode.INVALID_TRANSACTION_STATE,)
-_OVERTAKEN: Final = (*_ENDED, ErrorCode.PRODUCER_FENCED, ErrorCode.UNKNOWN_TRANSACTIONAL_ID)
 
 
-async def change(gateway: Gateway, command: TransactionChange) -> Reply:
-    """Runs a change at the id's coordinator, which must be this node. Raises SmqError."""
-    return await gateway.calls.change(
-        lambda done: gateway.groups.change(command, TIMEOUT_MS_DEFAULT, done), TIMEOUT_MS_DEFAULT
-    )
-
-
-async def _code_of_change(gateway: Gateway, command: TransactionChange, version: int) -> KafkaError:
+async def _code_of(change: Awaitable[None], version: int) -> KafkaError:
     try:
-        await change(gateway, command)
+        await change
     except SmqError as e:
         return transaction_code_of(e, is_fenced_known=version >= _FENCED_VERSION)
     return KafkaError.NONE
@@ -45,44 +35,14 @@ async def _code_of_change(gateway: Gateway, command: TransactionChange, version:
 async def init_transactions(gateway: Gateway, version: int, request: Struct) -> Struct:
     """Aborts what the producer before has left open, and fences it. The client asks again until the markers of that
     are written: then it gets its epoch."""
-    name = request["transactional_id"]
-    answer: Struct = {"error_code": coordinator_refusal(gateway, name)}
+    answer: Struct = {"error_code": coordinator_refusal(gateway, request["transactional_id"])}
     if answer["error_code"] is not KafkaError.NONE:
         return answer
-    producer_id, epoch = ProducerId(request["producer_id"]), ProducerEpoch(request["producer_epoch"])
-    coordinator_epoch = gateway.groups.epoch_of(name)
-    open_one = gateway.state.transactions.get(name)
+    timeout_ms = request["transaction_timeout_ms"]
     try:
-        if open_one is not None and open_one.phase is TransactionPhase.ONGOING:
-            is_named = producer_id != NO_PRODUCER
-            await change(
-                gateway,
-                EndTransaction(
-                    transactional_id=name,
-                    coordinator_epoch=coordinator_epoch,
-                    producer_id=producer_id if is_named else open_one.producer_id,
-                    producer_epoch=epoch if is_named else open_one.producer_epoch,
-                    is_commit=False,
-                    is_fencing=True,
-                    is_replacing=not is_named,
-                ),
-            )
-            return {"error_code": KafkaError.CONCURRENT_TRANSACTIONS}
-        reply = await change(
-            gateway,
-            InitTransactions(
-                transactional_id=name,
-                coordinator_epoch=coordinator_epoch,
-                timeout_ms=request["transaction_timeout_ms"],
-                producer_id=producer_id,
-                producer_epoch=epoch,
-            ),
-        )
+        reply = await gateway.transactions.start(producer_of(request), timeout_ms, TIMEOUT_MS_DEFAULT)
     except SmqError as e:
-        if open_one is not None and e.code in (_OVERTAKEN if producer_id == NO_PRODUCER else _ENDED):
-            return {"error_code": KafkaError.CONCURRENT_TRANSACTIONS}
         return {"error_code": transaction_code_of(e, is_fenced_known=version >= _INIT_FENCED_VERSION)}
-    assert isinstance(reply, ProducerIdAllocated)
     return answer | {"producer_id": reply.producer_id, "producer_epoch": reply.producer_epoch}
 
 
@@ -98,14 +58,13 @@ async def add_partitions_to_txn(gateway: Gateway, version: int, request: Struct)
         if any(found is not KafkaError.NONE for found in codes.values()):
             code = KafkaError.OPERATION_NOT_ATTEMPTED
         else:
-            command = AddToTransaction(
+            producer = Producer(
                 transactional_id=name,
-                coordinator_epoch=gateway.groups.epoch_of(name),
                 producer_id=ProducerId(request["v3_and_below_producer_id"]),
                 producer_epoch=ProducerEpoch(request["v3_and_below_producer_epoch"]),
-                partitions=tuple(pids),
             )
-            code = await _code_of_change(gateway, command, version)
+            added = gateway.transactions.add(producer, TIMEOUT_MS_DEFAULT, partitions=tuple(pids))
+            code = await _code_of(added, version)
     topics = []
     for topic in request["v3_and_below_topics"]:
         results = []
@@ -138,19 +97,13 @@ async def _find(
 
 # ------------------------------------------------------------------------------------------- AddOffsetsToTxn
 async def add_offsets_to_txn(gateway: Gateway, version: int, request: Struct) -> Struct:
-    name = request["transactional_id"]
-    code = coordinator_refusal(gateway, name)
+    code = coordinator_refusal(gateway, request["transactional_id"])
     if not is_group(request["group_id"]):
         code = code or KafkaError.INVALID_GROUP_ID
     if code is KafkaError.NONE:
-        command = AddToTransaction(
-            transactional_id=name,
-            coordinator_epoch=gateway.groups.epoch_of(name),
-            producer_id=ProducerId(request["producer_id"]),
-            producer_epoch=ProducerEpoch(request["producer_epoch"]),
-            groups=(PREFIX + request["group_id"],),
-        )
-        code = await _code_of_change(gateway, command, version)
+        groups = (PREFIX + request["group_id"],)
+        added = gateway.transactions.add(producer_of(request), TIMEOUT_MS_DEFAULT, groups=groups)
+        code = await _code_of(added, version)
     return {"throttle_time_ms": 0, "error_code": code}
 
 
@@ -158,22 +111,30 @@ async def add_offsets_to_txn(gateway: Gateway, version: int, request: Struct) ->
 async def end_txn(gateway: Gateway, version: int, request: Struct) -> Struct:
     """Answered once the decision is made: every reader sees it, sooner or later, and nothing else. From version 5 on
     with the id and epoch that the producer goes on with, which a repetition gets again."""
-    name = request["transactional_id"]
-    answer: Struct = {"throttle_time_ms": 0, "error_code": coordinator_refusal(gateway, name)}
+    answer: Struct = {
+        "throttle_time_ms": 0,
+        "error_code": coordinator_refusal(gateway, request["transactional_id"]),
+    }
     if answer["error_code"] is not KafkaError.NONE:
         return answer
-    command = EndTransaction(
-        transactional_id=name,
-        coordinator_epoch=gateway.groups.epoch_of(name),
-        producer_id=ProducerId(request["producer_id"]),
-        producer_epoch=ProducerEpoch(request["producer_epoch"]),
-        is_commit=request["committed"],
-        is_bumping=version >= _BUMPING_VERSION,
-    )
     try:
-        reply = await change(gateway, command)
+        next_one = await gateway.transactions.end(
+            producer_of(request),
+            TIMEOUT_MS_DEFAULT,
+            is_commit=request["committed"],
+            is_bumping=version >= _BUMPING_VERSION,
+        )
     except SmqError as e:
         return answer | {"error_code": transaction_code_of(e, is_fenced_known=version >= _FENCED_VERSION)}
-    if isinstance(reply, ProducerIdAllocated):
-        answer |= {"producer_id": reply.producer_id, "producer_epoch": reply.producer_epoch}
+    if next_one is not None:
+        answer |= {"producer_id": next_one.producer_id, "producer_epoch": next_one.producer_epoch}
     return answer
+
+
+def producer_of(request: Struct) -> Producer:
+    """As all requests but AddPartitionsToTxn name it."""
+    return Producer(
+        transactional_id=request["transactional_id"],
+        producer_id=ProducerId(request["producer_id"]),
+        producer_epoch=ProducerEpoch(request["producer_epoch"]),
+    )

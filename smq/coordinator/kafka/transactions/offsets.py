@@ -13,11 +13,13 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, staging_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_names import PREFIX, is_group
+from smq.coordinator.kafka.transactions.changes import producer_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.requests import check_count
-from smq.raft_state.commands import UNSEEN, OffsetCommit, StageOffsets
+from smq.coordinator.transactions import includes, is_current
+from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Generation, Offset, ProducerEpoch, ProducerId
+from smq.raft_state.ids import Generation, Offset
 from smq.raft_state.limits import METADATA_BYTES_MAX
 from smq.raft_state.state import ClusterState
 
@@ -66,16 +68,12 @@ async def _refusal(gateway: Gateway, version: int, request: Struct) -> KafkaErro
         return code
 
     def is_known(state: ClusterState) -> bool:
-        transaction = state.transactions.get(request["transactional_id"])
-        return (
-            transaction is not None
-            and transaction.producer_epoch == request["producer_epoch"]
-            and (version >= _JOINING_VERSION or PREFIX + request["group_id"] in transaction.offsets)
-            and all(
-                state.partition_of(topic["name"], p["partition_index"]) is not None
-                for topic in request["topics"]
-                for p in topic["partitions"]
-            )
+        producer, group = producer_of(request), PREFIX + request["group_id"]
+        is_part = is_current(state, producer) if version >= _JOINING_VERSION else includes(state, producer, group)
+        return is_part and all(
+            state.partition_of(topic["name"], p["partition_index"]) is not None
+            for topic in request["topics"]
+            for p in topic["partitions"]
         )
 
     failure = await confirmation_failure(gateway, is_known)
@@ -85,27 +83,17 @@ async def _refusal(gateway: Gateway, version: int, request: Struct) -> KafkaErro
 async def _stage(gateway: Gateway, version: int, request: Struct, items: list[OffsetCommit]) -> KafkaError:
     if not items:
         return KafkaError.NONE
-    group, name = PREFIX + request["group_id"], request["transactional_id"]
-    transaction = gateway.state.transactions.get(name)
-    command = StageOffsets(
-        group=group,
-        coordinator_epoch=gateway.groups.epoch_of(group),
-        transactional_id=name,
-        transaction_changes_seen=transaction.changes if transaction is not None else UNSEEN,
-        producer_id=ProducerId(request["producer_id"]),
-        producer_epoch=ProducerEpoch(request["producer_epoch"]),
-        generation=Generation(request["generation_id"]),
-        member_id=request["member_id"],
-        instance_id=request["group_instance_id"] or "",
-        items=tuple(items),
-        committed_ms=gateway.groups.wall_ms(),
-        is_joining=version >= _JOINING_VERSION,
-    )
-    who = Identity(member_id=command.member_id, instance_id=command.instance_id)
+    who = Identity(member_id=request["member_id"], instance_id=request["group_instance_id"] or "")
     try:
         check_count("offsets", items, COMMIT_ITEMS_MAX)
-        await gateway.calls.change(
-            lambda done: gateway.groups.stage(command, who, TIMEOUT_MS_DEFAULT, done), TIMEOUT_MS_DEFAULT
+        await gateway.transactions.stage(
+            producer_of(request),
+            PREFIX + request["group_id"],
+            tuple(items),
+            TIMEOUT_MS_DEFAULT,
+            who=who,
+            generation=Generation(request["generation_id"]),
+            is_joining=version >= _JOINING_VERSION,
         )
     except SmqError as e:
         return staging_code_of(e, version)

@@ -1,0 +1,172 @@
+"""The transactions of one producer: their life at the coordinator, and what the producer may do when.
+
+Owns the producer's id and epoch under its transactional id, and the phases of a transaction. The `publisher` adds each
+partition before its first batch goes out. It must never send a record. Only `producer` and `publisher` import it.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from smq.clients.admin import offset_items
+from smq.clients.arguments import check_name
+from smq.clients.channels import NodeStubs
+from smq.clients.cluster import CallFn, ClusterClient, T
+from smq.clients.errors import build
+from smq.clients.partition_queue import ProducerIdentity
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.types import CommittedOffset, TopicPartition
+from smq.raft_state.errors import ErrorCode, InvalidTransactionState, SmqError
+
+TRANSACTION_TIMEOUT_MS: Final = 60_000.0  # Kafka's producers' default
+CLOSE_TIMEOUT_MS: Final = 2_000.0  # for the abort of a transaction that close() finds open: its time-out does it, too
+
+
+class Phase(enum.Enum):
+    NONE = "no transaction is open"
+    OPEN = "a transaction is open"
+    FAILED = "the transaction has failed"  # a record of it was not stored: it can only be aborted
+
+
+class Transactions:
+    def __init__(
+        self, cluster: ClusterClient, transactional_id: str, transaction_timeout_ms: float, call_timeout_ms: float
+    ) -> None:
+        self.id = transactional_id
+        self.phase = Phase.NONE
+        self.failure: SmqError | None = None
+        self.identity: ProducerIdentity | None = None
+        self._cluster = cluster
+        self._transaction_timeout_ms = int(transaction_timeout_ms)
+        self._call_timeout_ms = call_timeout_ms
+        self._has_begun = False  # at the coordinator: something has been added, or may have been
+        self._is_commit_tried = False
+
+    # ---------------------------------------------------------------------------------------------------- phases
+    def begin(self) -> None:
+        if self.phase is not Phase.NONE:
+            raise self._refusal("commit or abort it before you begin another")
+        self.phase = Phase.OPEN
+
+    def check_begun(self) -> None:
+        """INVALID_TRANSACTION_STATE unless there is a transaction to end."""
+        if self.phase is Phase.NONE:
+            raise self._refusal("begin one first")
+
+    def check_open(self) -> None:
+        """INVALID_TRANSACTION_STATE unless there is a transaction that may take more."""
+        self.check_begun()
+        if self.phase is Phase.FAILED:
+            raise self._refusal(f"abort it ({self.failure})")
+
+    def fail(self, error: SmqError) -> None:
+        """A record of the open transaction is not stored, or that is not known."""
+        if self.phase is Phase.OPEN:
+            self.phase, self.failure = Phase.FAILED, error
+
+    def _refusal(self, advice: str) -> SmqError:
+        return SmqError(ErrorCode.INVALID_TRANSACTION_STATE, f"{self.phase.value}: {advice}")
+
+    # ----------------------------------------------------------------------------------------------------- calls
+    async def start(self) -> None:
+        """The next epoch of this producer, or its first one, which fences every other producer of the id."""
+        before = self.identity
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.StartProducerResponse:
+            request = build(
+                pb.StartProducerRequest,
+                transactional_id=self.id,
+                transaction_timeout_ms=self._transaction_timeout_ms,
+                producer_id=None if before is None else before.producer_id,
+                producer_epoch=None if before is None else before.producer_epoch,
+                timeout_ms=node_ms,
+            )
+            return await node.transactions.StartProducer(request, timeout=call_s)
+
+        found = await self._call(run)
+        self.identity = ProducerIdentity(producer_id=found.producer_id, producer_epoch=found.producer_epoch)
+        self._ended()
+
+    async def add(self, partitions: Iterable[TopicPartition] = (), groups: Iterable[str] = ()) -> ProducerIdentity:
+        """Before the first batch to a partition, and the first offsets of a group. The identity that may now use
+        them."""
+        identity = self._known()
+        places = [build(pb.TopicPartition, topic=topic, partition=partition) for topic, partition in partitions]
+        names = list(groups)
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = build(
+                pb.AddToTransactionRequest,
+                transactional_id=self.id,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                partitions=places,
+                groups=names,
+                timeout_ms=node_ms,
+            )
+            await node.transactions.AddToTransaction(request, timeout=call_s)
+
+        self._has_begun = True
+        await self._call(run)
+        return identity
+
+    async def stage_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
+        check_name("group", group)
+        items = offset_items(offsets)
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = build(
+                pb.StageOffsetsRequest,
+                transactional_id=self.id,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                group=group,
+                offsets=items,
+                timeout_ms=node_ms,
+            )
+            await node.transactions.StageOffsets(request, timeout=call_s)
+
+        try:
+            identity = await self.add(groups=[group])
+            await self._call(run)
+        except SmqError as e:
+            self.fail(e)
+            raise
+
+    async def end(self, *, is_commit: bool, timeout_ms: float | None = None) -> None:
+        """The decision. Nothing is asked if nothing has been added. After an error without a known outcome it may be
+        called again. An abort fails with INVALID_TRANSACTION_STATE if a commit before it, without an answer, has been
+        made."""
+        identity = self._known()
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = build(
+                pb.EndTransactionRequest,
+                transactional_id=self.id,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                commit=is_commit,
+                timeout_ms=node_ms,
+            )
+            await node.transactions.EndTransaction(request, timeout=call_s)
+
+        self._is_commit_tried = self._is_commit_tried or is_commit
+        try:
+            if self._has_begun:
+                await self._call(run, timeout_ms)
+        except InvalidTransactionState:
+            if self._is_commit_tried:
+                raise  # otherwise what was to be added never was, and there is nothing to abort
+        self._ended()
+
+    def _ended(self) -> None:
+        self.phase, self.failure, self._has_begun, self._is_commit_tried = Phase.NONE, None, False, False
+
+    def _known(self) -> ProducerIdentity:
+        if self.identity is None:
+            raise SmqError(ErrorCode.INVALID_REQUEST, "the producer is not started: await start() first")
+        return self.identity
+
+    async def _call(self, run: CallFn[T], timeout_ms: float | None = None) -> T:
+        """At the coordinator, which any other node names."""
+        return await self._cluster.call(run, timeout_ms=self._call_timeout_ms if timeout_ms is None else timeout_ms)

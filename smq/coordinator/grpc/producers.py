@@ -1,0 +1,117 @@
+"""The Transactions service: producers with a transactional id.
+
+Owns the checks of the requests' fields; `coordinator.transactions` owns the way to commands. Batches of a transaction
+come by PublishRecord. Only the composition root imports it.
+"""
+
+from typing import Protocol
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.pb import smq_pb2_grpc
+from smq.coordinator.groups.coordinator import GroupCoordinator
+from smq.coordinator.grpc.required import check_fields
+from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
+from smq.coordinator.limits import COMMIT_ITEMS_MAX
+from smq.coordinator.service.audience import Audience
+from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.lookup import confirm_unknown, find_partition
+from smq.coordinator.service.requests import check_count, check_group
+from smq.coordinator.transactions import Producer, Transactions, includes
+from smq.raft_state.commands import CommitBatch, OffsetCommit, StagedTransaction
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Offset, ProducerEpoch, ProducerId
+from smq.raft_state.limits import BATCH_TRANSACTIONS_MAX, PRODUCER_EPOCH_RETIRED, TRANSACTION_PARTITIONS_MAX
+from smq.replication.api import NodeApi
+
+
+class _Named(Protocol):
+    """What a request says of its producer."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
+class ProducerService(Service, smq_pb2_grpc.TransactionsServicer):
+    def __init__(self, node: NodeApi, groups: GroupCoordinator) -> None:
+        self.audience = Audience(node=node)
+        self._calls = NodeCalls(node)
+        self._transactions = Transactions(self._calls, groups)
+
+    @guarded
+    async def StartProducer(self, request: pb.StartProducerRequest, context: Context) -> pb.StartProducerResponse:
+        producer = Producer(transactional_id=request.transactional_id)
+        if request.HasField("producer_id") or request.HasField("producer_epoch"):
+            check_fields(request, ("producer_id", "producer_epoch"))
+            producer = _producer_of(request)
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        started = await self._transactions.start(
+            producer, request.transaction_timeout_ms, timeout_ms, is_temporary=request.temporary
+        )
+        return pb.StartProducerResponse(producer_id=started.producer_id, producer_epoch=started.producer_epoch)
+
+    @guarded
+    async def AddToTransaction(
+        self, request: pb.AddToTransactionRequest, context: Context
+    ) -> pb.AddToTransactionResponse:
+        check_count("partitions and groups", [*request.partitions, *request.groups], TRANSACTION_PARTITIONS_MAX)
+        producer, timeout_ms = _producer_of(request), deadline_ms(request.timeout_ms, context)
+        places = [await find_partition(self._calls, p.topic, p.partition, timeout_ms) for p in request.partitions]
+        pids = tuple(place.pid for place in places)
+        await self._transactions.add(producer, timeout_ms, partitions=pids, groups=tuple(request.groups))
+        return pb.AddToTransactionResponse()
+
+    @guarded
+    async def StageOffsets(self, request: pb.StageOffsetsRequest, context: Context) -> pb.StageOffsetsResponse:
+        check_count("offsets", request.offsets, COMMIT_ITEMS_MAX)
+        check_group(request.group)
+        producer, timeout_ms = _producer_of(request), deadline_ms(request.timeout_ms, context)
+        items = []
+        for o in request.offsets:
+            if o.offset < 0:
+                raise SmqError(ErrorCode.INVALID_OFFSET, f"offset {o.offset} of {o.topic}/{o.partition} is negative")
+            place = await find_partition(self._calls, o.topic, o.partition, timeout_ms)
+            items.append(OffsetCommit(partition=place.pid, offset=Offset(o.offset), metadata=o.metadata))
+        await confirm_unknown(self._calls, lambda state: includes(state, producer, request.group), timeout_ms)
+        await self._transactions.stage(producer, request.group, tuple(items), timeout_ms)
+        return pb.StageOffsetsResponse()
+
+    @guarded
+    async def EndTransaction(self, request: pb.EndTransactionRequest, context: Context) -> pb.EndTransactionResponse:
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        await self._transactions.end(_producer_of(request), timeout_ms, is_commit=request.commit)
+        return pb.EndTransactionResponse()
+
+    @guarded
+    async def CommitBatch(self, request: pb.CommitBatchRequest, context: Context) -> pb.CommitBatchResponse:
+        check_count("transactions", request.transactions, BATCH_TRANSACTIONS_MAX, is_empty_allowed=True)
+        if request.batch_id and not request.app:
+            raise SmqError(ErrorCode.INVALID_REQUEST, "a batch_id needs an app: without one it must be 0")
+        staged = [_producer_of(transaction) for transaction in request.transactions]
+        command = CommitBatch(
+            request_id=request_id_of(request.request_id),
+            app=request.app,
+            batch_id=request.batch_id,
+            transactions=tuple(
+                StagedTransaction(
+                    transactional_id=p.transactional_id, producer_id=p.producer_id, producer_epoch=p.producer_epoch
+                )
+                for p in staged
+            ),
+        )
+        committed = await self._transactions.commit_batch(command, deadline_ms(request.timeout_ms, context))
+        return pb.CommitBatchResponse(replay=committed.is_replay)
+
+
+def _producer_of(request: _Named) -> Producer:
+    """INVALID_REQUEST for numbers that no producer has."""
+    if request.producer_id < 0 or not 0 <= request.producer_epoch < PRODUCER_EPOCH_RETIRED:
+        raise SmqError(
+            ErrorCode.INVALID_REQUEST,
+            f"producer_id {request.producer_id} and producer_epoch {request.producer_epoch} are not from StartProducer",
+        )
+    return Producer(
+        transactional_id=request.transactional_id,
+        producer_id=ProducerId(request.producer_id),
+        producer_epoch=ProducerEpoch(request.producer_epoch),
+    )

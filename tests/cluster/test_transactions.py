@@ -1,0 +1,60 @@
+"""Transactions of the Python producer on three nodes: consume-transform-produce once, through the deaths of nodes."""
+
+import pytest
+
+from smq.clients import InvalidTransactionState, SmqError, SyncConsumer, SyncProducer
+from smq.testing.cluster import Cluster
+from smq.testing.node_process import wait_for
+
+ROUNDS = 24
+
+
+def read(cluster: Cluster, topic: str) -> list[bytes | None]:
+    with SyncConsumer(cluster.servers) as consumer:
+        consumer.assign(topic, end_offset="latest")
+        return [record.value for record in consumer]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", ["leader of the output", "every node in turn"])
+def test_each_input_is_transformed_once_through_kills(fault_cluster: Cluster, victim: str) -> None:
+    source, target = fault_cluster.make_topic(), fault_cluster.make_topic(3)
+    with SyncProducer(fault_cluster.servers) as plain:
+        plain.send_many(source, [b"%d" % n for n in range(2 * ROUNDS)])
+    down, aborted = 0, 0
+    with (
+        SyncProducer(fault_cluster.servers, transactional_id=f"copy of {source}") as producer,
+        SyncConsumer(fault_cluster.servers, group=f"group of {source}") as consumer,
+    ):
+        round_ = position = 0
+        while position < 2 * ROUNDS:
+            round_ += 1
+            consumer.assign([(source, 0)], position)
+            record = next(iter(consumer))
+            producer.begin()
+            try:
+                producer.send(target, b"copy of %s" % (record.value or b""), partition=round_ % 3)
+                if round_ in (8, 16):
+                    down = fault_cluster.wait_leader(target, 0) if victim.startswith("leader") else round_ // 8
+                    fault_cluster.kill(down)
+                elif round_ in (12, 20):
+                    fault_cluster.restart(down)
+                producer.send_offsets(f"group of {source}", {(source, 0): record.offset + 1})
+                if round_ % 5 == 0:
+                    aborted += 1
+                    producer.abort()
+                    continue
+                producer.commit()
+            except SmqError:
+                try:
+                    producer.abort()
+                    continue
+                except InvalidTransactionState:
+                    pass  # the commit had no answer, and was made
+            position = record.offset + 1
+    assert aborted
+    expected = sorted(b"copy of %d" % n for n in range(2 * ROUNDS))
+    wait_for("readers get every copy", lambda: sorted(v or b"" for v in read(fault_cluster, target)) == expected, 60)
+    with SyncConsumer(fault_cluster.servers, group=f"group of {source}") as consumer:
+        consumer.assign(source, "RESUME_OR_EARLIEST", end_offset="latest")
+        assert list(consumer) == [], "the group is at the end"

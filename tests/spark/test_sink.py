@@ -1,0 +1,256 @@
+"""df.write and df.writeStream with format("smq") on a real Spark and cluster: each row once, whatever happens."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.raft_state.ids import key_partition
+from smq.spark_connector.errors import SinkError
+from smq.spark_connector.sink.options import sink_options
+from smq.spark_connector.sink.writer import SmqWriter, Staged
+from smq.testing.cluster import Cluster
+from smq.testing.node_process import wait_for
+from tests.spark.support import numbered
+
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(400)]
+
+PublishFn = Callable[..., None]
+TopicFn = Callable[..., str]
+ReadFn = Callable[..., DataFrame]
+RowsFn = Callable[..., DataFrame]
+
+
+@pytest.fixture
+def rows(spark: SparkSession) -> RowsFn:
+    """`rows(n)`: n rows with the values 0, 1, ... as text, in two tasks."""
+
+    def made(count: int, first: int = 0) -> DataFrame:
+        frame = spark.range(first, first + count, 1, 2)
+        return frame.selectExpr("cast(id % 7 as string) as key", "cast(id as string) as value")
+
+    return made
+
+
+def numbers(frame: DataFrame) -> list[int]:
+    return sorted(int(row.value) for row in frame.select("value").collect())
+
+
+def open_transactions(cluster: Cluster) -> list[str]:
+    node = cluster.alive()[0].raw
+    listed = node.call(node.admin.ListTransactions, pb.ListTransactionsRequest())
+    return [t.transactional_id for t in listed.transactions if t.state == "Ongoing"]
+
+
+# --------------------------------------------------------------------------------------------------- batches
+def test_a_batch_write_puts_each_row_where_kafka_would(
+    rows: RowsFn, servers: str, new_topic: TopicFn, read: ReadFn
+) -> None:
+    topic = new_topic(3)
+    rows(1000).write.format("smq").options(servers=servers, topic=topic).mode("append").save()
+    found = read(topic).select("key", "value", "partition").collect()
+    assert sorted(int(row.value) for row in found) == list(range(1000))
+    assert all(row.partition == key_partition(bytes(row.key), 3) for row in found)
+    assert {row.partition for row in found} == {0, 1, 2}
+
+
+def test_every_column_of_a_row_arrives(
+    spark: SparkSession, servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster
+) -> None:
+    first, second = new_topic(2), new_topic(2)
+    when = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+    schema = (
+        "value binary, topic string, headers array<struct<key: string, value: binary>>, key binary, partition int,"
+        " timestamp timestamp, other string"
+    )
+    given = [
+        (b"v0", first, [("h", b"x"), ("h", None)], b"k", 1, when, "ignored"),
+        (None, second, None, None, 0, None, "ignored"),
+        (b"", second, [], b"", 1, when, "ignored"),
+    ]
+    spark.createDataFrame(given, schema).write.format("smq").option("servers", servers).mode("append").save()
+    found = read(f"{first},{second}", includeHeaders="true").orderBy("topic", "partition").collect()
+    found.sort(key=lambda row: [first, second].index(row.topic))
+    assert [(row.topic, row.partition, row.key, row.value) for row in found] == [
+        (first, 1, b"k", b"v0"),
+        (second, 0, None, None),
+        (second, 1, b"", b""),
+    ]
+    assert [(h.key, h.value) for h in found[0].headers] == [("h", b"x"), ("h", None)]
+    assert found[0].timestamp.timestamp() == when.timestamp()
+    assert found[1].timestamp.timestamp() > when.timestamp(), "the time of the write"
+    assert open_transactions(cluster) == []
+
+
+def test_a_write_with_an_app_is_visible_once_however_often_it_is_run(
+    rows: RowsFn, servers: str, new_topic: TopicFn, read: ReadFn
+) -> None:
+    topic = new_topic(2)
+
+    def write(version: int, first: int) -> None:
+        options = {"servers": servers, "topic": topic, "txnAppId": f"app of {topic}", "txnVersion": str(version)}
+        rows(50, first).write.format("smq").options(**options).mode("append").save()
+
+    for version, first in ((7, 0), (7, 0), (6, 1000), (8, 50), (8, 50)):
+        write(version, first)
+    assert numbers(read(topic)) == list(range(100))
+
+
+def test_a_task_that_is_tried_again_writes_its_rows_once(
+    rows: RowsFn, servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster
+) -> None:
+    topic = new_topic(2)
+
+    def fails_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() == 0:
+            raise RuntimeError("the first attempt fails after its rows")
+
+    frame = rows(30_000)  # more than one Arrow batch a task
+    frame = frame.mapInArrow(fails_once, frame.schema)
+    frame.write.format("smq").options(servers=servers, topic=topic).mode("append").save()
+    assert numbers(read(topic)) == list(range(30_000))
+    wait_for("the first attempts are aborted", lambda: open_transactions(cluster) == [], 60)
+
+
+def test_nothing_of_a_write_that_fails_is_visible(
+    rows: RowsFn, servers: str, new_topic: TopicFn, read: ReadFn, publish: PublishFn, cluster: Cluster
+) -> None:
+    """What its tasks have staged ends by abort, or by the time-out: then readers pass it."""
+    topic = new_topic(1)
+
+    def fails(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        context = TaskContext.get()
+        if context is not None and context.partitionId() == 1:
+            raise RuntimeError("this task never succeeds")
+
+    frame = rows(30_000)
+    writer = frame.mapInArrow(fails, frame.schema).write.format("smq").mode("append")
+    with pytest.raises(PySparkException, match="this task never succeeds"):
+        writer.options(servers=servers, topic=topic, transactionTimeoutMs="5000").save()
+    publish(topic, 0, numbered(1))
+    wait_for("readers pass what was staged", lambda: read(topic).count() == 1, 120)
+    wait_for("all that was staged has ended", lambda: open_transactions(cluster) == [], 120)
+
+
+def staged(servers: str, topic: str, version: int, *texts: str) -> tuple[SmqWriter, Staged]:
+    """The work of one task, without Spark."""
+    given = {"servers": servers, "topic": topic, "txnappid": f"app of {topic}", "txnversion": str(version)}
+    schema = StructType().add("value", "string")
+    writer = SmqWriter(sink_options(given, overwrite=False, is_stream=False), schema)
+    return writer, writer.write(iter([pa.record_batch([pa.array(texts)], names=["value"])]))
+
+
+def test_two_jobs_with_one_name_are_fenced_and_not_interleaved(servers: str, new_topic: TopicFn, read: ReadFn) -> None:
+    topic = new_topic(1)
+    first, of_first = staged(servers, topic, 0, "0", "1")
+    second, of_second = staged(servers, topic, 0, "0", "1")
+    with pytest.raises(SinkError, match=r"another writer has taken the place of this one.*start the query again"):
+        first.commit([of_first])
+    second.commit([of_second])
+    second.commit([of_second])  # the answer was lost, and it is asked again
+    late, of_late = staged(servers, topic, 0, "0", "1")
+    late.commit([of_late])
+    assert numbers(read(topic)) == [0, 1]
+    following, of_following = staged(servers, topic, 1, "2")
+    following.commit([of_following])
+    assert numbers(read(topic)) == [0, 1, 2]
+
+
+def test_rows_are_staged_through_the_death_of_a_leader(
+    servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster
+) -> None:
+    topic = new_topic(3)
+    victim = cluster.wait_leader(topic, 0)
+    schema = StructType().add("value", "string")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for n in range(60):
+            if n == 30:
+                cluster.kill(victim)
+            texts = [f"{n * 1000 + i:0100}" for i in range(1000)]
+            yield pa.record_batch([pa.array(texts)], names=["value"])
+
+    options = sink_options({"servers": servers, "topic": topic}, overwrite=False, is_stream=False)
+    writer = SmqWriter(options, schema)
+    try:
+        writer.commit([writer.write(batches())])
+    finally:
+        cluster.restart(victim)
+    assert numbers(read(topic)) == list(range(60_000))
+
+
+# --------------------------------------------------------------------------------------------------- streams
+def run(spark: SparkSession, servers: str, source: str, checkpoint: Path, **options: Any) -> int:
+    """Copies a topic to the end with `writeStream`; returns the rows that were read."""
+    stream = spark.readStream.format("smq").options(servers=servers, subscribe=source, startingOffsets="earliest")
+    frame = stream.option("maxOffsetsPerTrigger", "100").load().select("key", "value")
+    writer = frame.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    if "foreach" in options:
+        writer = writer.foreachBatch(options["foreach"])
+    else:
+        writer = writer.format("smq").options(servers=servers, **options)
+    query = writer.start()
+    assert query.awaitTermination(300)
+    return sum(progress.numInputRows for progress in query.recentProgress)
+
+
+def forget_last_commit(checkpoint: Path) -> None:
+    """As if the driver had died between the sink's commit and its note in the checkpoint."""
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+
+def test_a_replayed_micro_batch_is_visible_once(
+    spark: SparkSession, servers: str, new_topic: TopicFn, publish: PublishFn, read: ReadFn, tmp_path: Path
+) -> None:
+    source, target = new_topic(2), new_topic(3)
+    for partition in (0, 1):
+        publish(source, partition, numbered(150, first=150 * partition))
+    assert run(spark, servers, source, tmp_path, topic=target) == 300
+    for _ in range(2):
+        forget_last_commit(tmp_path)
+        assert run(spark, servers, source, tmp_path, topic=target) == 100, "Spark runs the last micro-batch again"
+    publish(source, 0, numbered(20, first=300))
+    assert run(spark, servers, source, tmp_path, topic=target) == 20
+    found = sorted(row.value for row in read(target).select("value").collect())
+    assert found == sorted(b"v%d" % n for n in range(320))
+
+
+def test_a_replayed_foreach_batch_is_visible_once(
+    spark: SparkSession, servers: str, new_topic: TopicFn, publish: PublishFn, read: ReadFn, tmp_path: Path
+) -> None:
+    source, target = new_topic(1), new_topic(1)
+    publish(source, 0, numbered(150))
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        options = {"servers": servers, "topic": target, "txnAppId": f"job {target}", "txnVersion": str(batch_id)}
+        frame.write.format("smq").options(**options).mode("append").save()
+
+    assert run(spark, servers, source, tmp_path, foreach=write) == 150
+    forget_last_commit(tmp_path)
+    assert run(spark, servers, source, tmp_path, foreach=write) == 50
+    assert sorted(row.value for row in read(target).collect()) == sorted(b"v%d" % n for n in range(150))
+
+
+def test_a_wrong_column_is_found_before_a_task_runs(
+    spark: SparkSession, servers: str, new_topic: TopicFn, tmp_path: Path
+) -> None:
+    topic = new_topic(1)
+    writer = spark.range(1).write.format("smq").options(servers=servers, topic=topic).mode("append")
+    with pytest.raises(PySparkException, match="a write needs a column 'value'"):
+        writer.save()
+    stream = spark.readStream.format("rate").load().writeStream.format("smq").option("servers", servers)
+    with pytest.raises(Exception, match="column 'value' must be binary or string, not bigint"):  # at start or later
+        stream.options(topic=topic, checkpointLocation=str(tmp_path)).start().awaitTermination(300)

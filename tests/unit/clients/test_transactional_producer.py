@@ -1,0 +1,244 @@
+"""The producer's transactions, against a real node: what readers get, and what a producer may do when."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from smq.clients import (
+    Admin,
+    Consumer,
+    InvalidRequest,
+    InvalidTransactionState,
+    Producer,
+    ProducerFenced,
+    SyncProducer,
+    UnknownPartition,
+    UnknownTopic,
+)
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.addresses import format_address
+from smq.testing.served import Served, serving
+
+
+def servers(served: Served) -> str:
+    return format_address(served.server.grpc_address)
+
+
+def producer_of(served: Served, timeout_ms: int = 60_000) -> Producer:
+    return Producer(servers(served), transactional_id="id", linger_ms=1, transaction_timeout_ms=timeout_ms)
+
+
+async def values(served: Served, topic: str = "t") -> list[bytes | None]:
+    """All that a consumer gets, to the present end, which may come soon after a commit."""
+    async with Consumer(servers(served)) as consumer:
+        await consumer.assign(topic, end_offset="latest")
+        return [record.value async for record in consumer]
+
+
+async def await_values(served: Served, *expected: bytes) -> None:
+    """The end of a transaction is written soon after the decision."""
+    found: list[bytes | None] = []
+    async with asyncio.timeout(30):
+        while found != list(expected):
+            found = sorted(await values(served), key=lambda v: v or b"")
+
+
+def test_readers_get_what_is_committed(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create("t", partitions=3)
+        async with producer_of(served) as producer:
+            for n in range(6):
+                producer.begin()
+                sent = [producer.send("t", b"%d-%d" % (n, p), partition=p) for p in range(3)]
+                await asyncio.gather(*sent)
+                await (producer.abort() if n % 3 == 1 else producer.commit())
+            async with producer.transaction():
+                await producer.send_many("t", [b"7-%d" % p for p in range(3)])
+            async with producer.transaction():
+                pass  # nothing is asked of the cluster
+        await await_values(served, *(b"%d-%d" % (n, p) for n in (0, 2, 3, 5, 7) for p in range(3)))
+
+    serving(tmp_path, body)
+
+
+def test_a_block_that_raises_aborts_and_the_producer_goes_on(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+            left = []
+
+            async def fails() -> None:
+                async with producer.transaction():
+                    await producer.send("t", b"stored and aborted")
+                    left.append(producer.send("t", b"not stored yet"))
+                    raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                await fails()
+            with pytest.raises(InvalidTransactionState, match="was aborted"):
+                await left[0]
+            async with producer.transaction():
+                await producer.send("t", b"next")
+        await await_values(served, b"next")
+
+    serving(tmp_path, body)
+
+
+def test_an_abort_before_anything_has_left_the_producer_is_an_abort(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+            for value in (b"1", b"2"):
+                producer.begin()
+                left = producer.send("t", b"aborted")
+                await producer.abort()
+                assert isinstance(left.exception(), InvalidTransactionState)
+                async with producer.transaction():
+                    producer.send("t", value)
+        await await_values(served, b"1", b"2")
+
+    serving(tmp_path, body)
+
+
+def test_a_record_that_fails_takes_its_transaction_with_it(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+            producer.begin()
+            await producer.send("t", b"stored")
+            lost = producer.send("nowhere", b"lost")
+            with pytest.raises(UnknownTopic):
+                await producer.commit()
+            with pytest.raises(UnknownTopic):
+                await lost
+            with pytest.raises(UnknownTopic):
+                await producer.commit()
+            with pytest.raises(InvalidTransactionState, match="has failed: abort it"):
+                await producer.send_offsets("g", {("t", 0): 1})
+            with pytest.raises(InvalidTransactionState, match="has failed"):
+                producer.send("t", b"v")
+            await producer.abort()
+            async with producer.transaction():
+                await producer.send("t", b"next")
+        await await_values(served, b"next")
+
+    serving(tmp_path, body)
+
+
+def test_another_producer_of_the_id_fences_this_one(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as zombie:
+            zombie.begin()
+            await zombie.send("t", b"zombie")
+            async with producer_of(served) as producer:
+                with pytest.raises(ProducerFenced):
+                    await zombie.commit()
+                with pytest.raises(ProducerFenced):
+                    await zombie.abort()
+                async with producer.transaction():
+                    await producer.send("t", b"new")
+        await await_values(served, b"new")
+
+    serving(tmp_path, body)
+
+
+def test_a_transaction_that_has_timed_out_is_aborted_and_the_producer_goes_on(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served, timeout_ms=1) as producer:
+            producer.begin()
+            await producer.send("t", b"slow")
+            state = "Ongoing"
+            async with asyncio.timeout(60):
+                while state == "Ongoing":
+                    listed = await served.admin.ListTransactions(pb.ListTransactionsRequest())
+                    state = listed.transactions[0].state
+            with pytest.raises(ProducerFenced):
+                await producer.commit()
+            await producer.abort()
+        async with producer_of(served) as producer, producer.transaction():
+            await producer.send("t", b"on")
+        await await_values(served, b"on")
+
+    serving(tmp_path, body)
+
+
+def test_offsets_are_committed_with_the_records(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer, Admin(servers(served)) as admin:
+            producer.begin()
+            await producer.send_offsets("g", {("t", 0): 3})
+            await producer.abort()
+            assert await admin.fetch_offsets("g") == {}
+            async with producer.transaction():
+                await producer.send("t", b"v")
+                await producer.send_offsets("g", {("t", 0): 5})
+                assert await admin.fetch_offsets("g") == {}
+            assert {tp: c.offset for tp, c in (await admin.fetch_offsets("g")).items()} == {("t", 0): 5}
+
+    serving(tmp_path, body)
+
+
+def test_close_aborts_what_is_open(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+            producer.begin()
+            await producer.send("t", b"open")
+        async with Producer(servers(served)) as plain:
+            await plain.send("t", b"plain")
+        await await_values(served, b"plain")
+
+    serving(tmp_path, body)
+
+
+def test_wrong_calls_say_what_to_do(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with Producer(servers(served)) as plain:
+            with pytest.raises(InvalidRequest, match="give it a transactional_id"):
+                plain.begin()
+        async with producer_of(served) as producer:
+            with pytest.raises(InvalidTransactionState, match="begin one first"):
+                producer.send("t", b"v")
+            for refused in (producer.commit(), producer.abort(), producer.send_offsets("g", {})):
+                with pytest.raises(InvalidTransactionState, match="begin one first"):
+                    await refused
+            producer.begin()
+            with pytest.raises(InvalidTransactionState, match="commit or abort it"):
+                producer.begin()
+        with pytest.raises(InvalidRequest, match="needs acks='all'"):
+            Producer("h:1", transactional_id="x", acks="leader")
+        with pytest.raises(InvalidRequest, match="transactional_id"):
+            Producer("h:1", transactional_id="")
+
+    serving(tmp_path, body)
+
+
+def test_the_blocking_producer_has_transactions_too(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+
+        def blocking() -> None:
+            with SyncProducer(servers(served), transactional_id="id", linger_ms=1) as producer:
+                with producer.transaction():
+                    producer.send("t", b"1")
+                    producer.send_offsets("g", {("t", 0): 1})
+                with pytest.raises(UnknownPartition), producer.transaction():
+                    producer.send("t", b"refused", partition=7)
+                producer.begin()
+                producer.send("t", b"2")
+                producer.commit()
+                producer.begin()
+                producer.abort()
+                outside = producer.send("t", b"outside")
+                with pytest.raises(InvalidTransactionState):
+                    outside.result(30)
+
+        await asyncio.to_thread(blocking)
+        await await_values(served, b"1", b"2")
+
+    serving(tmp_path, body)

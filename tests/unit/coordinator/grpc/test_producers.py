@@ -1,0 +1,272 @@
+"""Transactional producers over gRPC: their life, their batches, their offsets, and the errors of wrong requests."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from smq.clients.errors import ERROR_METADATA_KEY
+from smq.clients.pb import smq_pb2 as pb
+from smq.records import NewRecord, decode_batch, encode_batch
+from smq.testing.served import Served, fails, serving
+
+ID = "t-id"
+
+
+async def ended(call: Callable[[], Awaitable[Any]]) -> Any:
+    """The answer of a call that is repeated while the end of the last transaction is written, as clients do it."""
+    while True:
+        try:
+            return await call()
+        except grpc.aio.AioRpcError as error:
+            metadata: dict[str, Any] = dict(iter(error.trailing_metadata() or ()))  # type: ignore[arg-type] # stubs: not pairs
+            if pb.ErrorDetail.FromString(metadata[ERROR_METADATA_KEY]).name != "TRANSACTION_ENDING":
+                raise
+
+
+async def start(served: Served, name: str = ID, **fields: Any) -> dict[str, Any]:
+    """A producer's fields in every later request."""
+    request = pb.StartProducerRequest(transactional_id=name, **{"transaction_timeout_ms": 60_000, **fields})
+    answer = await ended(lambda: served.transactions.StartProducer(request))
+    return {"transactional_id": name, "producer_id": answer.producer_id, "producer_epoch": answer.producer_epoch}
+
+
+async def add(served: Served, who: dict[str, Any], *partitions: int, groups: tuple[str, ...] = ()) -> None:
+    places = [pb.TopicPartition(topic="t", partition=p) for p in partitions]
+    request = pb.AddToTransactionRequest(**who, partitions=places, groups=groups)
+    await ended(lambda: served.transactions.AddToTransaction(request))
+
+
+async def end(served: Served, who: dict[str, Any], *, commit: bool) -> None:
+    await served.transactions.EndTransaction(pb.EndTransactionRequest(**who, commit=commit))
+
+
+def batch(who: dict[str, Any], value: bytes, sequence: int = 0, *, is_transactional: bool = True) -> bytes:
+    return encode_batch(
+        [NewRecord(key=None, value=value, timestamp_ms=1)],
+        producer_id=who["producer_id"],
+        producer_epoch=who["producer_epoch"],
+        base_sequence=sequence,
+        is_transactional=is_transactional,
+    )
+
+
+async def publish(served: Served, data: bytes, partition: int = 0, **fields: Any) -> pb.PublishRecordResponse:
+    (answer,) = await served.publish(pb.PublishRecordRequest(topic="t", partition=partition, batch=data, **fields))
+    return answer
+
+
+async def committed(served: Served, partition: int = 0, count: int = 1) -> list[bytes]:
+    """The next `count` values that a reader of committed records gets."""
+    values: list[bytes] = []
+    at = 0
+    while len(values) < count:
+        place = pb.FetchPartition(topic="t", partition=partition, offset=at)
+        answer = (await served.broker.Fetch(pb.FetchRequest(partitions=[place], max_wait_ms=200))).partitions[0]
+        for found in answer.batches:
+            values += [record.value or b"" for record in decode_batch(found.data)] if found.data else []
+            at = found.last_offset + 1
+    return values
+
+
+def test_readers_get_committed_transactions_whole_and_no_other(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create("t", partitions=2)
+        who = await start(served)
+        for n, commit in enumerate((True, False, True)):
+            await add(served, who, 0, 1)
+            for partition in (0, 1):
+                assert not (await publish(served, batch(who, b"%d" % n, n), partition)).HasField("error")
+            await end(served, who, commit=commit)
+            await end(served, who, commit=commit)  # the client may repeat it
+        for partition in (0, 1):
+            assert await committed(served, partition, 2) == [b"0", b"2"]
+
+    serving(tmp_path, body)
+
+
+def test_a_new_producer_fences_the_one_before_and_aborts_what_it_left_open(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        zombie = await start(served)
+        await add(served, zombie, 0)
+        assert (await publish(served, batch(zombie, b"zombie"))).base_offset == 0
+        who = await start(served)
+        assert who["producer_id"] == zombie["producer_id"]
+        assert who["producer_epoch"] > zombie["producer_epoch"]
+        late = await publish(served, batch(zombie, b"late", 1))
+        assert late.error.name == "PRODUCER_FENCED"
+        for call in (
+            served.transactions.EndTransaction(pb.EndTransactionRequest(**zombie, commit=True)),
+            served.transactions.AddToTransaction(pb.AddToTransactionRequest(**zombie, groups=["g"])),
+            served.transactions.StartProducer(pb.StartProducerRequest(**zombie, transaction_timeout_ms=1)),
+        ):
+            assert (await fails(call)).name == "PRODUCER_FENCED"
+        await add(served, who, 0)
+        assert not (await publish(served, batch(who, b"new"))).HasField("error")
+        await end(served, who, commit=True)
+        assert await committed(served) == [b"new"]
+
+    serving(tmp_path, body)
+
+
+def test_a_producer_that_goes_on_gets_the_next_epoch_once(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        who = await start(served)
+        following = await start(served, **{k: who[k] for k in ("producer_id", "producer_epoch")})
+        again = await start(served, **{k: who[k] for k in ("producer_id", "producer_epoch")})
+        assert following == again == who | {"producer_epoch": 1}
+
+    serving(tmp_path, body)
+
+
+def test_offsets_are_committed_with_the_transaction_or_not_at_all(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        who = await start(served)
+
+        async def stage(offset: int, group: str = "g") -> None:
+            place = pb.PartitionOffset(topic="t", partition=0, offset=offset, metadata="m")
+            await served.transactions.StageOffsets(pb.StageOffsetsRequest(**who, group=group, offsets=[place]))
+
+        async def found() -> list[int]:
+            answer = await served.broker.FetchOffsets(pb.FetchOffsetsRequest(group="g"))
+            return [o.offset for o in answer.offsets]
+
+        assert (await fails(stage(1))).name == "INVALID_TRANSACTION_STATE", "the group was not added"
+        await add(served, who, groups=("g",))
+        await stage(3)
+        assert await found() == []
+        await end(served, who, commit=False)
+        assert await found() == []
+        await add(served, who, groups=("g",))
+        await stage(4)
+        assert (await fails(stage(-1))).name == "INVALID_OFFSET"
+        assert (await fails(stage(4, "other"))).name == "INVALID_TRANSACTION_STATE"
+        await end(served, who, commit=True)
+        assert await found() == [4]
+
+    serving(tmp_path, body)
+
+
+def test_wrong_requests_get_codes_of_their_own(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        t = served.transactions
+        who = await start(served)
+        number = {"producer_id": who["producer_id"], "producer_epoch": who["producer_epoch"]}
+        place = pb.TopicPartition(topic="t", partition=0)
+        calls = [
+            (t.StartProducer(pb.StartProducerRequest(transactional_id="")), "INVALID_REQUEST"),
+            (t.StartProducer(pb.StartProducerRequest(transactional_id="x")), "INVALID_TRANSACTION_TIMEOUT"),
+            (
+                t.StartProducer(pb.StartProducerRequest(transactional_id="x", transaction_timeout_ms=10**9)),
+                "INVALID_TRANSACTION_TIMEOUT",
+            ),
+            (
+                t.StartProducer(pb.StartProducerRequest(transactional_id=ID, transaction_timeout_ms=1, producer_id=0)),
+                "INVALID_REQUEST",
+            ),
+            (t.EndTransaction(pb.EndTransactionRequest(**who, commit=True)), "INVALID_TRANSACTION_STATE"),
+            (t.EndTransaction(pb.EndTransactionRequest(**who)), "INVALID_REQUEST"),
+            (
+                t.EndTransaction(pb.EndTransactionRequest(transactional_id="no", **number, commit=True)),
+                "UNKNOWN_TRANSACTIONAL_ID",
+            ),
+            (
+                t.EndTransaction(pb.EndTransactionRequest(**who | {"producer_epoch": 40_000}, commit=True)),
+                "INVALID_REQUEST",
+            ),
+            (t.AddToTransaction(pb.AddToTransactionRequest(**who)), "INVALID_REQUEST"),
+            (
+                t.AddToTransaction(
+                    pb.AddToTransactionRequest(**who, partitions=[pb.TopicPartition(topic="t")]),
+                ),
+                "INVALID_REQUEST",
+            ),
+            (
+                t.AddToTransaction(
+                    pb.AddToTransactionRequest(**who, partitions=[place, pb.TopicPartition(topic="no", partition=0)])
+                ),
+                "UNKNOWN_TOPIC",
+            ),
+            (t.StageOffsets(pb.StageOffsetsRequest(**who, group="g")), "INVALID_REQUEST"),
+        ]
+        for call, name in calls:
+            detail = await fails(call)
+            assert detail.name == name, detail
+        assert (await publish(served, batch(who, b"v"))).error.name == "INVALID_TRANSACTION_STATE", "it is not added"
+        await add(served, who, 0)
+        assert (await publish(served, batch(who, b"v"), acks=pb.ACKS_LEADER)).error.name == "INVALID_REQUEST"
+        assert not (await publish(served, batch(who, b"v"))).HasField("error")
+        plain = await publish(served, batch(who, b"v", 1, is_transactional=False))
+        assert plain.error.name == "INVALID_TRANSACTION_STATE"
+
+    serving(tmp_path, body)
+
+
+async def stage(served: Served, name: str, value: bytes, partition: int = 0) -> pb.StagedTransaction:
+    who = await start(served, name, temporary=name.startswith("temporary"))
+    await add(served, who, partition)
+    assert not (await publish(served, batch(who, value), partition)).HasField("error")
+    return pb.StagedTransaction(**who)
+
+
+def test_a_batch_is_visible_once_and_whole(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create("t", partitions=2)
+
+        async def commit(number: int, *staged: pb.StagedTransaction) -> bool:
+            request = pb.CommitBatchRequest(app="app", batch_id=number, transactions=staged)
+            return bool((await served.transactions.CommitBatch(request)).replay)
+
+        first = [await stage(served, f"task-{p}", b"first", p) for p in (0, 1)]
+        assert not await commit(0, *first)
+        assert await commit(0, *first), "the answer was lost, and the driver asks again"
+        again = [await stage(served, f"task-{p}", b"again", p) for p in (0, 1)]
+        assert await commit(0, *again), "a replay of the whole batch"
+        fenced = await stage(served, "task-0", b"fenced", 0)
+        second = [await stage(served, f"task-{p}", b"second", p) for p in (0, 1)]
+        assert (await fails(commit(1, second[1], fenced))).name == "PRODUCER_FENCED"
+        assert not await commit(1, *second)
+        for partition in (0, 1):
+            assert await committed(served, partition, 2) == [b"first", b"second"]
+
+    serving(tmp_path, body)
+
+
+def test_without_an_app_batches_are_not_counted_and_temporary_ids_go(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        request = pb.CommitBatchRequest(
+            batch_id=0, transactions=[await stage(served, "temporary", b"v")], request_id=b"0123456789abcdef"
+        )
+        for _ in range(2):
+            assert not (await served.transactions.CommitBatch(request)).replay
+        assert await committed(served) == [b"v"]
+        while (await served.admin.ListTransactions(pb.ListTransactionsRequest())).transactions:
+            pass
+        for number, name in ((None, "batch_id"), (1, "app")):
+            detail = await fails(served.transactions.CommitBatch(pb.CommitBatchRequest(batch_id=number)))
+            assert (detail.name, name in detail.message) == ("INVALID_REQUEST", True)
+        no_epoch = pb.StagedTransaction(transactional_id="x", producer_id=1)
+        detail = await fails(
+            served.transactions.CommitBatch(pb.CommitBatchRequest(app="a", batch_id=0, transactions=[no_epoch]))
+        )
+        assert "producer_epoch" in detail.message
+
+    serving(tmp_path, body)
+
+
+def test_a_node_that_is_not_the_coordinator_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(served: Served) -> None:
+        who = await start(served)
+        groups = served.server._groups
+        monkeypatch.setattr(groups, "_owns", lambda slot: False)
+        detail = await fails(served.transactions.EndTransaction(pb.EndTransactionRequest(**who, commit=True)))
+        assert (detail.name, detail.leader, detail.retriable) == ("NOT_COORDINATOR", 1, True)
+        assert detail.leader_address
+
+    serving(tmp_path, body)

@@ -1,8 +1,8 @@
 """The aborted transactions of one partition's log, found again when their rows are lost or damaged.
 
-Owns which of them a log has when it is opened, or was repaired, and the writing of their rows anew. While it is not
-known which records were aborted, no committed reader is served. What is appended, cut or trimmed since is told to
-`aborted` by PartitionLog, which extends it. It must never change a batch.
+Owns which of them a log has when it is opened, or was repaired, and how their rows are written again. While it is not
+known which records were aborted, no committed reader is served. PartitionLog, which extends it, adds to `aborted` and
+cuts it as the log changes. It must never change a batch.
 """
 
 from smq.raft_state.ids import Offset, PartitionId

@@ -1,4 +1,4 @@
-"""Damage in a log whose batches compaction has joined: what is left of it counts, and what it costs is told."""
+"""Damage in a log whose batches compaction has joined: what is left of it counts, and the others learn what it cost."""
 
 import pytest
 
@@ -74,7 +74,7 @@ def test_a_log_that_is_cut_keeps_what_is_valid(host: Host) -> None:
     assert covered(host.live.log) == [(0, 10)]
 
 
-def test_damage_that_costs_valid_batches_in_a_cut_is_told_before_the_log_is_sealed() -> None:
+def test_damage_that_costs_valid_batches_in_a_cut_is_reported_before_the_log_is_sealed() -> None:
     """Rule 23: this replica has acknowledged what it no longer has."""
     host = follower()
     append(host, *[stored(batch(b"v"), n, 1, ts_ns=10 + 5 * n) for n in range(12)])

@@ -139,19 +139,22 @@ class Observer:
             part = host.api.state.partition(pid)
             if log is None or part is None or log.appended_end <= part.log_start:
                 continue
-            total, at, newest, records = sha256(), part.log_start, {}, 0
+            total, at, newest, records, markers = sha256(), part.log_start, {}, 0, 0
             while at < part.hwm:
                 for stored in log.read(at, part.hwm, 1 << 20):
                     total.update(stored.value)
                     at = stored.end
-                    for record in decode_batch(stored.batch) if parse_header(stored.batch).count else ():
+                    header = parse_header(stored.batch)
+                    markers += header.is_control and at <= part.compacted_end
+                    for record in decode_batch(stored.batch) if header.count and not header.is_control else ():
                         if part.log_start <= record.offset < part.compacted_end:
                             newest[record.key] = record.offset
                             records += 1
             self.recorder.note("log-digest", n=host.node, k=key, d=total.hexdigest())
             left = part.hwm - max(part.compacted_end, part.log_start)
             self.recorder.note("compacted", n=host.node, k=key, twice=records - len(newest), left=left)
-            self.counts["records_compacted_away"] += max(0, part.compacted_end - part.log_start) - records
+            left_there = records + markers
+            self.counts["records_compacted_away"] += max(0, part.compacted_end - part.log_start) - left_there
 
     def note_addresses(self, node: "WatchedNode") -> None:
         """What clients of the outside get from this node."""

@@ -8,7 +8,7 @@ They write to topics of their own, the ledgers, which no other client uses.
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry, request_range
+from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry, request_range, value_of
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.coordinator.groups.coordinator import NO_MEMBER
 from smq.coordinator.service.visibility import is_visible
@@ -27,7 +27,8 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId, Offset, PartitionIndex, ProducerEpoch, ProducerId, TopicId, partition_id
 from smq.raft_state.replies import ProducerIdAllocated
 from smq.raft_state.state import TransactionPhase
-from smq.records import NewRecord, decode_batch, encode_batch
+from smq.raft_state.topic_config import CLEANUP_POLICY, DELETE_RETENTION_MS, MIN_CLEANABLE_DIRTY_RATIO
+from smq.records import decode_batch, encode_batch, parse_header
 from smq.replication.api import Acks, Fetched, NodeApi, PartitionRange, Produced
 
 LEDGER: Final = "ledger"
@@ -53,6 +54,7 @@ class Transactor(Client):
         self.think_ms = think_ms
         self._producer: tuple[ProducerId, ProducerEpoch] | None = None
         self._sequences: dict[str, int] = {}
+        self._written: dict[str, int] = {}  # of the present transaction: where its batches lie
 
     def run(self) -> Script:
         while not self.world.stopped:
@@ -69,13 +71,14 @@ class Transactor(Client):
         (tag,) = self.world.values(1)
         offset = tag if self.rng.random() < 0.5 else None
         self.world.recorder.invoke(self.process, "txn", id=self.id, v=values, off=offset)
+        self._written = {}
         outcome = yield from self._run(places, values, offset)
         if outcome == "unknown":
-            self.conclude_unknown("txn")
+            self.conclude_unknown("txn", o=self._written)
         elif outcome == "none":
             self.world.recorder.fail(self.process, "txn", err="NOT_COMMITTED")
         else:
-            self.ok("txn", out=outcome)
+            self.ok("txn", out=outcome, o=self._written)
 
     def _run(self, places: list[Known], values: dict[str, list[int]], offset: int | None) -> Any:
         """A Script that returns commit, abort, none (no commit was asked for, or it is certain that it failed) or
@@ -174,7 +177,7 @@ class Transactor(Client):
         """A Script that returns whether the batch was acknowledged."""
         assert self._producer is not None
         batch = encode_batch(
-            [NewRecord(None, b"%d" % value, CREATED_MS) for value in values],
+            [self.world.record(value, CREATED_MS) for value in values],
             producer_id=self._producer[0],
             producer_epoch=self._producer[1],
             base_sequence=self._sequences.get(place.key, 0),
@@ -190,6 +193,7 @@ class Transactor(Client):
             result = yield Call(node, request, CALL_MS * 1.3, CALL_MS, is_tied=True)
             if isinstance(result, Produced):
                 place.leader = node
+                self._written[place.key] = result.base_offset
                 self._sequences[place.key] = self._sequences.get(place.key, 0) + len(values)
                 return True
             is_hint = isinstance(result, SmqError) and result.code is ErrorCode.NOT_LEADER
@@ -224,8 +228,15 @@ class Transactor(Client):
 
 def make_ledger(client: Client) -> Any:
     """A Script that returns whether the ledger exists now."""
+    kept = (MIN_CLEANABLE_DIRTY_RATIO, DELETE_RETENTION_MS)
+    compacted = [(CLEANUP_POLICY, "compact"), *((k, v) for k, v in client.world.topic_config if k in kept)]
     command = CreateTopic(
-        name=LEDGER, topic_id=LEDGER_ID, partition_count=PLACES, replication_factor=3, created_ms=CREATED_MS
+        name=LEDGER,
+        topic_id=LEDGER_ID,
+        partition_count=PLACES,
+        replication_factor=3,
+        created_ms=CREATED_MS,
+        config=tuple(sorted(compacted)) if client.world.keys else (),
     )
     result = yield Call(
         client.any_node(), lambda api, done: api.propose(command, int(CALL_MS), done), CALL_MS * 1.5, CALL_MS
@@ -283,9 +294,9 @@ class LedgerReader(Client):
             self.fail("tpoll", result)
             return None
         found = [
-            [record.offset, int(record.value or b"-1")]
+            [record.offset, value_of(record)]
             for batch in result.batches
-            if is_visible(result, batch)
+            if is_visible(result, batch) and parse_header(batch.data).count
             for record in decode_batch(batch.data)
             if record.offset >= offset
         ]

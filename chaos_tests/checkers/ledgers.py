@@ -24,7 +24,7 @@ class Ledger:
 
     committed: Records = field(default_factory=dict)
     began_ns: dict[int, int] = field(default_factory=dict)  # value -> when its transaction began
-    doubtful: set[int] = field(default_factory=set)  # keys of tombstones that may have been committed, seen by nobody
+    doubtful: set[int] = field(default_factory=set)  # keys of tombstones that may have been committed
     finals: list[tuple[Op, Records]] = field(default_factory=list)  # per replica: its last read, all that it found
 
     def last_of_keys(self, keys: int) -> dict[int, int]:

@@ -125,10 +125,10 @@ def everything_in_order(s: Story) -> None:
     transact(s, PLAIN[0], 0, off=5)
     poll(s, 0, 2, (0, PLAIN[0]))
     transact(s, PLAIN[1], 2, out="abort")
-    transact(s, PLAIN[2], 4, kind="info")  # it was committed: somebody has seen it
+    transact(s, PLAIN[2], 4, kind="info")  # it was committed: a client has seen it
     poll(s, 0, 6, (4, PLAIN[2]))  # and the first was gone
     transact(s, PLAIN[3], 6)
-    transact(s, PLAIN[4], 8, kind="info", off=9)  # it was committed, and gone before anybody saw it
+    transact(s, PLAIN[4], 8, kind="info", off=9)  # it was committed, and gone before any client saw it
     transact(s, PLAIN[5], 10)
     finals(s, (10, PLAIN[5]), off=9)
 

@@ -8,6 +8,7 @@ from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, Command, Com
 from smq.raft_state.ids import Offset
 from smq.records import NewRecord, build_batch, decode_batch, encode_batch, parse_header
 from smq.replication.log.codec import BatchDamaged
+from smq.replication.log.key_table import KeyTable
 from smq.replication.net import wire
 from smq.replication.partition.compaction.passes import URGENT_RESET_MS, Compactor
 from smq.replication.partition.compaction.segments import Segments
@@ -17,6 +18,7 @@ from tests.unit.raft_state.support import end as end_transaction
 from tests.unit.replication.support import ME, PEER_A, Host
 
 RESET_MS = 60_000
+KEYS_4_BYTES = 100  # room for four keys
 LOST = b"bytes of no node"
 
 
@@ -120,8 +122,9 @@ def test_a_log_that_damage_has_shortened_no_longer_holds_its_segments() -> None:
 class Keeper:
     """The only replica of a partition, which compacts at every look and keeps tombstones for a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_bytes: int = 1 << 20) -> None:
         self.host = Host()
+        self.host.config = replace(self.host.config, compaction_memory_bytes=memory_bytes)
         self.host.create_partition(replication=1)
         config = (("cleanup.policy", "compact"), ("min.cleanable.dirty.ratio", "0"), ("delete.retention.ms", "1000"))
         self.host.apply(AlterTopicConfig(name="t", set_=config))
@@ -215,6 +218,26 @@ def test_a_tombstone_stays_while_a_batch_below_it_cannot_be_looked_into() -> Non
     log = keeper.host.live.log
     (tombstone, _) = log.read(Offset(1), log.appended_end, 1 << 20)
     assert [(r.key, r.value) for r in decode_batch(tombstone.batch)] == [(b"k", None)]
+
+
+def compacted(memory_bytes: int) -> Keeper:
+    keeper = Keeper(memory_bytes)
+    for version in range(2):
+        for key in range(9):
+            keeper.put(b"%d" % key, b"version %d" % version)
+            keeper.put_in_transaction(b"%d" % key, b"of a transaction", commit=key % 2 == 0)
+    keeper.put(b"0", b"the last")
+    keeper.wait(15_000)
+    return keeper
+
+
+def test_a_table_of_few_keys_takes_several_passes_to_the_same_end() -> None:
+    assert KeyTable.keys_in(KEYS_4_BYTES) == 4
+    one, several = compacted(1 << 20), compacted(KEYS_4_BYTES)
+    assert several.compactor.passes >= one.compactor.passes + 3
+    odd = [(b"%d" % key, b"version 1") for key in range(1, 9, 2)]
+    even = [(b"%d" % key, b"of a transaction") for key in range(2, 9, 2)]
+    assert sorted(one.records) == sorted(several.records) == sorted([(b"0", b"the last"), *odd, *even])
 
 
 def test_a_tombstone_goes_after_its_time() -> None:

@@ -116,6 +116,7 @@ class _Draft:
     header: BatchHeader
     body: bytes | memoryview
     value: bytes | None
+    is_unread: bool = False  # its bytes stay exactly as they are
 
     @property
     def base(self) -> Offset:
@@ -148,7 +149,7 @@ class SegmentWriter:
         found = readable_records(stored)
         if found is None:
             self.has_unread |= not header.is_control
-            self._put(_Draft(stored.end, stored.epoch, ts_ns, header, b"", stored.value))
+            self._put(_Draft(stored.end, stored.epoch, ts_ns, header, b"", stored.value, is_unread=True))
             return
         _, body, records = found
         kept = [span for span in records if keeps(Offset(stored.base + span.offset_delta), span)]
@@ -185,7 +186,7 @@ class SegmentWriter:
         """Two batches outside of transactions, or two that follow one another in one transaction."""
         if before.epoch != after.epoch or after.end - before.base > INT32_MAX:
             return False
-        if any(d.header.is_control for d in (before, after)):
+        if before.is_unread or after.is_unread:
             return False
         if before.header.is_transactional or after.header.is_transactional:
             return _is_continued(before.header, after.header) and after.end <= self._producers_start

@@ -38,9 +38,10 @@ def test_ten_million_keys_fit_into_256_mb() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_ten_million_keys_are_held_in_less_than_256_mb() -> None:
     keys, before = 10_000_000, _resident_bytes()
-    table = KeyTable(Offset(0), KeyTable.keys_in(256_000_000))
+    table = KeyTable(Offset(0), keys)
     for n in range(keys):
         table.add(b"user %d" % n, Offset(n))
     taken = _resident_bytes() - before

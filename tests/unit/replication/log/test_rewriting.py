@@ -206,6 +206,8 @@ def test_a_batch_that_does_not_decode_is_left_alone() -> None:
     batch = build_batch(header, b"no zstd")
     odd = parse_value(PID, build_value(PID, batch, parse_header(batch), value.base, value.epoch, ts_ns))
     assert written([odd], {0, 1, 2}).values == [odd]
+    later = stored(3, [b"a"])
+    assert written([odd, later], {3}).values[0] == odd, "nor does an empty batch join it"
 
 
 def test_tombstones_are_noticed() -> None:

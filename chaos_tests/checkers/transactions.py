@@ -3,13 +3,15 @@ torn-offsets, lso-back.
 
 Owns the judgement of `txn`, `tpoll`, `tstable` and `toffset` operations. The final committed read of each partition is
 what is visible. A transaction is visible whole, in all of its partitions and in its group's offset, or not at all; what
-its producer learned of it holds; and no committed reader ever got anything else.
+its producer learned of it holds; and no committed reader ever got anything else. Of compacted logs, what `ledgers`
+puts back counts as visible.
 """
 
 from bisect import bisect_left
 from collections import defaultdict
 
 from chaos_tests.checkers.base import Facts, Findings, Violation
+from chaos_tests.checkers.ledgers import Ledgers
 from chaos_tests.history import Op
 
 
@@ -17,13 +19,20 @@ def check(facts: Facts) -> list[Violation]:
     findings = Findings()
     transactions = facts.history.of("txn")
     polls = [op for op in facts.history.of("tpoll") if op.is_ok]
-    visible = _visible(polls, findings)
+    noted = facts.history.noted("compaction")
+    doubtful: list[Op] = []
+    if noted:
+        ledgers = Ledgers(noted[0], transactions, polls, findings)
+        visible, required, doubtful = ledgers.shown, ledgers.required, ledgers.doubtful
+    else:
+        visible = _visible(polls, findings)
+        required = {key: sorted(records) for key, records in visible.items()}
     if visible:
         shown = {value for records in visible.values() for value in records.values()}
         seen = [(op, _is_visible(op, shown, findings)) for op in transactions]
         _check_outcomes(seen, findings)
-        _check_offsets(facts, seen, findings)
-        _check_polls(polls, visible, findings)
+        _check_offsets(facts, seen, doubtful, findings)
+        _check_polls(polls, visible, required, findings)
     _check_stable_ends(facts.history.of("tstable"), findings)
     return findings.found
 
@@ -70,20 +79,24 @@ def _check_outcomes(seen: list[tuple[Op, bool]], findings: Findings) -> None:
             findings.add("aborted-read", "it was not committed and is visible", op)
 
 
-def _check_offsets(facts: Facts, seen: list[tuple[Op, bool]], findings: Findings) -> None:
+def _check_offsets(facts: Facts, seen: list[tuple[Op, bool]], doubtful: list[Op], findings: Findings) -> None:
     """The group's offset is that of the last visible transaction with one. The visible transactions of an id follow one
-    another, because each new producer fences the one before, and later ones have larger offsets."""
+    another, because each new producer fences the one before, and later ones have larger offsets. A doubtful one may
+    have been committed, and compaction may have removed all its records before any client saw them."""
     for read in facts.history.of("toffset"):
         if not read.is_ok:
             continue
         own = [op.request["off"] for op, is_visible in seen if is_visible and op.request["id"] == read.request["id"]]
         last = max((offset for offset in own if offset is not None), default=None)
-        if read.reply["off"] != last:
+        later = [op.request["off"] for op in doubtful if op.request["id"] == read.request["id"]]
+        may_be = {last, *(offset for offset in later if offset is not None and offset > (last or 0))}
+        if read.reply["off"] not in may_be:
             findings.add("torn-offsets", f"{read.request['id']}: the offset is {read.reply['off']}, not {last}", read)
 
 
-def _check_polls(polls: list[Op], visible: dict[str, dict[int, int]], findings: Findings) -> None:
-    ordered = {key: sorted(records) for key, records in visible.items()}
+def _check_polls(
+    polls: list[Op], visible: dict[str, dict[int, int]], required: dict[str, list[int]], findings: Findings
+) -> None:
     for op in polls:
         key, start, following = op.request["k"], op.request["o"], op.reply["next"]
         final = visible.get(key)
@@ -93,7 +106,7 @@ def _check_polls(polls: list[Op], visible: dict[str, dict[int, int]], findings: 
         for offset, value in got.items():
             if final.get(offset) != value:
                 findings.add("dirty-read", f"{key}@{offset}: {value} was read, and is not visible at the end", op)
-        offsets = ordered[key]
+        offsets = required[key]
         for offset in offsets[bisect_left(offsets, start) : bisect_left(offsets, following)]:
             if offset not in got:
                 findings.add("skipped-record", f"{key}@{offset} was passed over and is visible at the end", op)

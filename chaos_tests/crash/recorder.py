@@ -1,6 +1,7 @@
 """Records, with strace, the system calls with which a process writes its LMDB file and its write-ahead file.
 
     python -m chaos_tests.crash.recorder OUT SUBMISSIONS [LMDB_OPTION=VALUE ...]
+    python -m chaos_tests.crash.recorder OUT compacting
 
 Owns the reading of strace's output. An unknown call on these files is an error, so that no write can be missed. It
 needs strace, but not root: a process may trace its own child.
@@ -28,9 +29,17 @@ class RecordingError(Exception):
 
 
 def record(submissions: int, options: tuple[str, ...] = ()) -> Trace:
+    return _recorded("workload", str(submissions), *options)
+
+
+def record_compaction() -> Trace:
+    return _recorded("compacting")
+
+
+def _recorded(workload: str, *arguments: str) -> Trace:
     with tempfile.TemporaryDirectory() as folder:
         log, directory = Path(folder) / "strace.log", Path(folder) / "node"
-        worker = [sys.executable, "-m", "chaos_tests.crash.workload", str(directory), str(submissions), *options]
+        worker = [sys.executable, "-m", f"chaos_tests.crash.{workload}", str(directory), *arguments]
         strace = ["strace", "-f", "-xx", "-s", str(1 << 24), "-e", f"trace={CALLS}", "-o", str(log), *worker]
         try:
             subprocess.run(strace, check=True, stdout=subprocess.DEVNULL)
@@ -107,4 +116,6 @@ def _hex(text: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_bytes(dump(record(int(sys.argv[2]), tuple(sys.argv[3:]))))
+    is_compaction = sys.argv[2] == "compacting"
+    made = record_compaction() if is_compaction else record(int(sys.argv[2]), tuple(sys.argv[3:]))
+    Path(sys.argv[1]).write_bytes(dump(made))

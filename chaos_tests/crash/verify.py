@@ -17,8 +17,13 @@ from smq.replication.storage.directory import DiskOpenError
 from smq.replication.storage.disk_lmdb import LmdbDisk
 
 
-def verdict(directory: Path, image: Image) -> str:
-    """Empty if the image opens and holds everything acknowledged; otherwise the problem."""
+def log_and_journal(disk: Disk, acked: Acked) -> str:
+    """Empty if everything that `workload` had acknowledged is there; otherwise the problem."""
+    return _log_verdict(disk, acked) or _journal_verdict(disk, acked)
+
+
+def verdict(directory: Path, image: Image, judge: Callable[[Disk, Acked], str] = log_and_journal) -> str:
+    """Empty if the image opens and passes; otherwise the problem."""
     directory.mkdir(mode=0o700, exist_ok=True)
     for old in directory.iterdir():
         old.unlink()
@@ -31,7 +36,7 @@ def verdict(directory: Path, image: Image) -> str:
     except DiskOpenError as e:
         return f"it does not open: {e}"
     try:
-        return _log_verdict(disk, image.acked) or _journal_verdict(disk, image.acked)
+        return judge(disk, image.acked)
     except DataDamaged as e:
         return f"it is damaged: {e}"
     finally:

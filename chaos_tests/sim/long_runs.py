@@ -8,17 +8,18 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from chaos_tests.crash.recorder import record
-from chaos_tests.crash.trace import Trace, images
-from chaos_tests.crash.verify import verdict
+from chaos_tests.crash.trace import Acked, Trace, images
+from chaos_tests.crash.verify import log_and_journal, verdict
 from chaos_tests.sim.ledger import code_commit
 from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import load
+from smq.replication.ports import Disk
 
 RUN: Final = "run.json"
 SUBMISSIONS: Final = 400  # in the trace that images are made from
@@ -37,10 +38,12 @@ class LongRun:
     found: list[str]
 
 
-def image_failures(trace: Trace, folder: Path, count: int, *, seed: int = 1) -> Iterator[str]:
+def image_failures(
+    trace: Trace, folder: Path, count: int, *, seed: int = 1, judge: Callable[[Disk, Acked], str] = log_and_journal
+) -> Iterator[str]:
     """One message for each image that fails a check."""
     for number, image in enumerate(images(trace, seed, count), 1):
-        said = verdict(folder / "node", image)
+        said = verdict(folder / "node", image, judge)
         if said:
             yield f"image {number} of seed {seed}: {said}"
 

@@ -16,7 +16,7 @@ from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.raft_state.cluster_config import COMMIT_ROUNDS, PRODUCER_EXPIRATION_MS
 from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import Assignment, AssignOffsets
-from smq.raft_state.ids import LogIndex, NodeId, PartitionId, RequestId
+from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, RequestId
 from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected, OffsetsAssigned
 from smq.records import decode_batch, parse_header
 from smq.replication.api import DoneFn
@@ -131,27 +131,32 @@ class Observer:
         self.recorder.note("digest", n=node.node_id, i=index, d=node.watched.digest())
 
     def note_compacted(self, key: str, pid: PartitionId, keys: int) -> None:
-        """The bytes of every replica up to where the state is compacted, and how much of it is older than a record of
-        the same key."""
+        """The bytes of every replica up to the high water mark that all nodes have applied, and how much of what is
+        compacted is older than a record of the same key."""
         assert self.cluster is not None
+        states = [host.api.state.partition(pid) for host in self.cluster.up()]
+        stop = min((part.hwm for part in states if part is not None), default=Offset(0))
         for host in self.cluster.up():
             log = host.api.replicas.log(pid)
             part = host.api.state.partition(pid)
             if log is None or part is None or log.appended_end <= part.log_start:
                 continue
-            total, at, newest, records = sha256(), part.log_start, {}, 0
-            while at < part.hwm:
-                for stored in log.read(at, part.hwm, 1 << 20):
+            total, at, newest, records, markers = sha256(), part.log_start, {}, 0, 0
+            while at < stop:
+                for stored in log.read(at, stop, 1 << 20):
                     total.update(stored.value)
                     at = stored.end
-                    for record in decode_batch(stored.batch) if parse_header(stored.batch).count else ():
+                    header = parse_header(stored.batch)
+                    markers += header.is_control and at <= part.compacted_end
+                    for record in decode_batch(stored.batch) if header.count and not header.is_control else ():
                         if part.log_start <= record.offset < part.compacted_end:
                             newest[record.key] = record.offset
                             records += 1
             self.recorder.note("log-digest", n=host.node, k=key, d=total.hexdigest())
             left = part.hwm - max(part.compacted_end, part.log_start)
             self.recorder.note("compacted", n=host.node, k=key, twice=records - len(newest), left=left)
-            self.counts["records_compacted_away"] += max(0, part.compacted_end - part.log_start) - records
+            left_there = records + markers
+            self.counts["records_compacted_away"] += max(0, part.compacted_end - part.log_start) - left_there
 
     def note_addresses(self, node: "WatchedNode") -> None:
         """What clients of the outside get from this node."""

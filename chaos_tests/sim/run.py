@@ -429,7 +429,7 @@ class Simulation:
         if self._run_script(self._probes(), "probes") and self._settle("converged after the probes"):
             self._run_script(self._read_all(), "the final read")
             if self.world.keys and self._settle("converged after the final read"):
-                for known in self._live():
+                for known in [*self._live(), *self.world.ledgers]:
                     self.observer.note_compacted(known.key, known.pid, self.world.keys)
             for host in self.cluster.up():
                 self.observer.note_digest(host.api, host.api.applied.index)

@@ -181,9 +181,9 @@ def _grpc_read(cluster: Cluster, topic: str, offsets: Sequence[int]) -> list[Ite
         if not fetched.batches:
             break
         for stored in fetched.batches:
-            header = parse_header(stored.data)
-            at = header.end
-            for r in decode_batch(stored.data) if header.count else ():
+            at = stored.last_offset + 1
+            has_records = stored.data and parse_header(stored.data).count  # what is not for this reader has no data
+            for r in decode_batch(stored.data) if has_records else ():
                 assert r.offset == offsets[len(found)]
                 headers = tuple((name, value or b"") for name, value in r.headers)
                 found.append(Item(r.key, r.value, r.timestamp_ms, headers))

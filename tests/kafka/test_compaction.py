@@ -90,3 +90,59 @@ def test_tombstones_and_what_they_delete_go(cluster: Cluster, new_topic: Callabl
     FACES[0].write(cluster, topic, [Item(b"gone", b"1", NOW_MS), Item(b"gone", None, NOW_MS)], "none")
     FACES[0].write(cluster, topic, [Item(b"here", b"1", NOW_MS)], "none")
     wait_for("the tombstone has gone, too", lambda: offsets_of(cluster, topic) == [2], COMPACTED_S)
+
+
+def test_transactions_are_compacted_and_aborted_records_go(
+    cluster: Cluster, new_topic: Callable[..., str], bootstrap: str
+) -> None:
+    topic = new_topic(config=COMPACTED)
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": f"writer of {topic}"})
+    producer.init_transactions(READ_S)
+
+    def transact(items: list[Item], *, commit: bool) -> None:
+        producer.begin_transaction()
+        for item in items:
+            producer.produce(topic, item.value, item.key, 0, timestamp=item.timestamp_ms, headers=list(item.headers))
+        producer.flush(READ_S)
+        (producer.commit_transaction if commit else producer.abort_transaction)(READ_S)
+
+    items = versions(10)
+    transact(items[:4], commit=True)  # offsets 0 to 3, and the control batch at 4
+    transact(items[4:8], commit=False)  # 5 to 8: newer versions of all four keys, which no client ever gets
+    transact(items[8:10], commit=True)  # 10 and 11: keys 0 and 1
+    transact([Item(b"aborted key", b"v", NOW_MS)], commit=False)  # 13
+    wait_for("the topic is compacted", lambda: offsets_of(cluster, topic) == [2, 3, 10, 11], COMPACTED_S)
+    left = [*items[2:4], *items[8:10]]
+    for reader in FACES:
+        assert reader.read(cluster, topic, [2, 3, 10, 11]) == left, reader.name
+    for isolation in ("read_committed", "read_uncommitted"):
+        assert read_all(bootstrap, topic, isolation) == ([2, 3, 10, 11], 15), "no aborted record is in the log"
+    later = Item(b"another key", b"later", NOW_MS + 100)
+    transact([later], commit=True)
+    for reader in FACES:
+        assert reader.read(cluster, topic, [2, 3, 10, 11, 15]) == [*left, later], f"{reader.name} has passed the gaps"
+
+
+def read_all(bootstrap: str, topic: str, isolation: str) -> tuple[list[int], int]:
+    """The offsets of all records, and the position after them."""
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": "none",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "isolation.level": isolation,
+    }
+    consumer = confluent_kafka.Consumer(settings)
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    offsets: list[int] = []
+    try:
+        while (message := consumer.poll(READ_S)) is not None:
+            error = message.error()
+            if error is not None:
+                assert error.code() == confluent_kafka.KafkaError._PARTITION_EOF, error
+                break
+            offsets.append(message.offset() or 0)
+        assert message is not None, "the end was never reached"
+        return offsets, message.offset() or 0
+    finally:
+        consumer.close()

@@ -98,7 +98,7 @@ class World:
                 return [batch.base_offset, batch.ts_ns, [CORRUPT] * offsets, -1, -1, -1]
             values = [GONE] * offsets
             for record in decode_batch(batch.data) if header.count else ():
-                values[record.offset - header.base_offset] = _value_of(record)
+                values[record.offset - header.base_offset] = value_of(record)
             if len(self._decoded) < DECODED_MAX:
                 self._decoded[content] = values
         if header.base_offset != batch.base_offset or header.last_offset != batch.last_offset:
@@ -117,7 +117,7 @@ class World:
             self.report_violation(node, f"the batch at {batch.base_offset} has another time than its append: {rules}")
 
 
-def _value_of(record: Record) -> int:
+def value_of(record: Record) -> int:
     if record.value is not None:
         return int(record.value or b"-1")
     return int(dict(record.headers)[VALUE_HEADER] or b"-1")

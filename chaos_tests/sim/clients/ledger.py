@@ -6,13 +6,14 @@ Owns the names and the creation of these topics. `transactor` owns what is writt
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, Known, World, request_range
+from chaos_tests.sim.clients.base import Client, Known, World, request_range, value_of
 from chaos_tests.sim.rpc import Call, Lost, Script
 from smq.coordinator.service.visibility import is_visible
 from smq.raft_state.commands import CreateTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId, PartitionIndex, TopicId, partition_id
-from smq.records import decode_batch
+from smq.raft_state.topic_config import CLEANUP_POLICY, DELETE_RETENTION_MS, MIN_CLEANABLE_DIRTY_RATIO
+from smq.records import decode_batch, parse_header
 from smq.replication.api import Fetched, NodeApi, PartitionRange
 
 LEDGER: Final = "ledger"
@@ -29,8 +30,15 @@ def group_of(transactional_id: str) -> str:
 
 def make_ledger(client: Client) -> Any:
     """A Script that returns whether the ledger exists now."""
+    kept = (MIN_CLEANABLE_DIRTY_RATIO, DELETE_RETENTION_MS)
+    compacted = [(CLEANUP_POLICY, "compact"), *((k, v) for k, v in client.world.topic_config if k in kept)]
     command = CreateTopic(
-        name=LEDGER, topic_id=LEDGER_ID, partition_count=PLACES, replication_factor=3, created_ms=CREATED_MS
+        name=LEDGER,
+        topic_id=LEDGER_ID,
+        partition_count=PLACES,
+        replication_factor=3,
+        created_ms=CREATED_MS,
+        config=tuple(sorted(compacted)) if client.world.keys else (),
     )
     result = yield Call(
         client.any_node(), lambda api, done: api.propose(command, int(CALL_MS), done), CALL_MS * 1.5, CALL_MS
@@ -88,9 +96,9 @@ class LedgerReader(Client):
             self.fail("tpoll", result)
             return None
         found = [
-            [record.offset, int(record.value or b"-1")]
+            [record.offset, value_of(record)]
             for batch in result.batches
-            if is_visible(result, batch)
+            if is_visible(result, batch) and parse_header(batch.data).count
             for record in decode_batch(batch.data)
             if record.offset >= offset
         ]

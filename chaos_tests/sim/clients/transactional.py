@@ -16,7 +16,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ProducerEpoch, ProducerId
 from smq.raft_state.replies import ProducerIdAllocated
 from smq.raft_state.state import TransactionPhase
-from smq.records import NewRecord, encode_batch
+from smq.records import encode_batch
 from smq.replication.api import Acks, NodeApi, Produced
 
 NODE_MS: Final = 6_000.0  # that a node is given for a change: longer than the client waits
@@ -34,6 +34,7 @@ class TransactionalClient(Client):
         self.is_second = False  # the protocol of this session
         self.producer: tuple[ProducerId, ProducerEpoch] | None = None
         self.sequences: dict[str, int] = {}
+        self.written: dict[str, int] = {}  # of the present transaction: where its batches lie
         self.was_unknown = False
 
     def start(self) -> Any:
@@ -107,7 +108,7 @@ class TransactionalClient(Client):
         """With the next sequence of the place."""
         assert self.producer is not None
         return encode_batch(
-            [NewRecord(None, b"%d" % value, CREATED_MS) for value in values],
+            [self.world.record(value, CREATED_MS) for value in values],
             producer_id=self.producer[0],
             producer_epoch=self.producer[1],
             base_sequence=self.sequences.get(place.key, 0),
@@ -131,6 +132,7 @@ class TransactionalClient(Client):
             result = yield Call(node, request, CALL_MS * 1.3, CALL_MS, is_tied=True)
             if isinstance(result, Produced):
                 place.leader = node
+                self.written[place.key] = result.base_offset
                 self.sequences[place.key] = self.sequences.get(place.key, 0) + len(values)
                 return True
             is_hint = isinstance(result, SmqError) and result.code is ErrorCode.NOT_LEADER

@@ -61,13 +61,14 @@ class Transactor(TransactionalClient):
         offset = tag if self.rng.random() < 0.5 else None
         shown = {known.key: values[known.key] + (held if known is places[0] else []) for known in places}
         self.world.recorder.invoke(self.process, "txn", id=self.id, v=shown, off=offset)
+        self.written = {}
         outcome = yield from self._run(places, values, held, offset)
         if outcome == "unknown":
-            self.conclude_unknown("txn")
+            self.conclude_unknown("txn", o=self.written)
         elif outcome == "none":
             self.world.recorder.fail(self.process, "txn", err="NOT_COMMITTED")
         else:
-            self.ok("txn", out=outcome)
+            self.ok("txn", out=outcome, o=self.written)
 
     def _run(self, places: list[Known], values: dict[str, list[int]], held: list[int], offset: int | None) -> Any:
         """A Script that returns commit, abort, none (no commit was asked for, or it is certain that it failed) or

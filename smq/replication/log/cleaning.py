@@ -1,13 +1,16 @@
 """The reads of one pass of compaction: what is dirty, the newest offset of each key, the segments rewritten.
 
 Owns how a log is walked for that, in steps that each read a bounded amount, so that its caller can pause between them.
-A step runs where it may wait for the medium, on a view of the log. It must never change a log, nor know time or the
-replicated state: the pass says what is dirty and what may go. Only the leader's compaction uses it.
+A step runs where it may wait for the medium, on a view of the log. Every transaction that it meets has ended: the
+records of aborted ones all go, and count as no version of their keys. It must never change a log, nor know time or the
+replicated state: the pass says what is dirty, what was aborted, and what may go. Only the leader's compaction uses it.
 """
 
 from typing import Final, NamedTuple
 
 from smq.raft_state.ids import Offset
+from smq.replication.log.aborted import AbortedTransactions
+from smq.replication.log.codec import StoredValue, parse_header_of
 from smq.replication.log.key_table import KeyTable
 from smq.replication.log.reader import LogReader
 from smq.replication.log.rewriting import RecordSpan, Rewritten, SegmentWriter, readable_records
@@ -36,6 +39,12 @@ def find_dirt(log: LogReader, start: Offset, stop: Offset, newest_ms_max: int) -
     return Dirt(end, size, oldest_ms)
 
 
+def is_aborted(stored: StoredValue, aborted: AbortedTransactions) -> bool:
+    """Whether no committed reader returns the batch's records. Its transaction has ended."""
+    _, header = parse_header_of(stored.value, verify=None)
+    return header.is_transactional and not header.is_control and aborted.covers(header.producer_id, stored.base)
+
+
 class Stretch(NamedTuple):
     start: Offset
     end: Offset
@@ -44,10 +53,11 @@ class Stretch(NamedTuple):
 class KeyScan:
     """Fills a table with the keys of stretches that ascend, up to `end`: all of them, unless the table gets full."""
 
-    def __init__(self, stretches: list[Stretch], keys_max: int) -> None:
+    def __init__(self, stretches: list[Stretch], keys_max: int, aborted: AbortedTransactions) -> None:
         offsets = sum(s.end - s.start for s in stretches)
         self.table = KeyTable(stretches[0].start, min(offsets, keys_max))
         self._stretches = stretches
+        self._aborted = aborted
         self._number = 0
         self._at = stretches[0].start
         self.end = stretches[-1].end
@@ -62,7 +72,7 @@ class KeyScan:
         if not values and self._at < stretch.end:
             return False
         for stored in values:
-            found = readable_records(stored)
+            found = readable_records(stored) if not is_aborted(stored, self._aborted) else None
             if found is not None and not self.table.has_room(len(found[2])):
                 # Of a stretch before the last, the part that was read does no harm: its keys are deleted below it only.
                 self.end = stored.base if self._number == len(self._stretches) - 1 else stretch.start
@@ -87,6 +97,7 @@ class Cleaner:
         self,
         table: KeyTable,
         writer: SegmentWriter,
+        aborted: AbortedTransactions,
         start: Offset,
         stop: Offset,
         *,
@@ -99,6 +110,7 @@ class Cleaner:
         self._stop = stop
         self._read_bytes = 0
         self._writer = writer
+        self._aborted = aborted
         self.start = start
         self.at = start  # where the next batch begins
         self.is_done = False
@@ -121,7 +133,10 @@ class Cleaner:
             if self._bytes_max is not None and self._read_bytes and size > self._bytes_max:
                 self.is_done = True
                 return True
-            self._writer.add(stored, self._keeps)
+            if is_aborted(stored, self._aborted):
+                self._writer.add_aborted(stored)
+            else:
+                self._writer.add(stored, self._keeps)
             self.at, self._read_bytes = stored.end, size
         self.is_done = self.at >= self._stop
         return True

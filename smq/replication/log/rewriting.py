@@ -3,8 +3,9 @@
 Owns what a rewritten batch looks like. Every offset stays where it was, every record keeps its offset, its times and
 its bytes, and the batches still touch: what is missing are records. A batch that has lost all of them is joined to the
 one before it, or stays without records. The information about producers stays as long as it changes an answer
-(`producers_start`). Epochs are never mixed. It must never decide what goes: its caller says that per record. Only
-compaction uses it.
+(`producers_start`). Epochs are never mixed, nor transactions: each keeps the first of its batches, and its control
+batch, so that a log says of every transaction where it began and how it ended. It must never decide what goes: its
+caller says that per record, and which batches were aborted. Only compaction uses it.
 """
 
 from collections.abc import Callable, Iterator
@@ -92,10 +93,10 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def readable_records(stored: StoredValue) -> tuple[BatchHeader, bytes, list[RecordSpan]] | None:
-    """Header, decompressed body and records of a batch that compaction may look into. None for control batches,
-    batches of transactions, and bytes that do not decode: such a batch stays as it is."""
+    """Header, decompressed body and records of a batch that compaction may look into. None for control batches, and for
+    bytes that do not decode: such a batch stays as it is."""
     _, header = parse_header_of(stored.value, verify=None)
-    if header.is_control or header.is_transactional:
+    if header.is_control:
         return None
     try:
         body = plain_records(header, stored.batch)
@@ -115,7 +116,7 @@ class _Draft:
     header: BatchHeader
     body: bytes | memoryview
     value: bytes | None
-    is_plain: bool  # it may be joined with another: neither a control batch nor part of a transaction
+    is_unread: bool = False  # its bytes stay exactly as they are
 
     @property
     def base(self) -> Offset:
@@ -148,7 +149,7 @@ class SegmentWriter:
         found = readable_records(stored)
         if found is None:
             self.has_unread |= not header.is_control
-            self._put(_Draft(stored.end, stored.epoch, ts_ns, header, b"", stored.value, is_plain=False))
+            self._put(_Draft(stored.end, stored.epoch, ts_ns, header, b"", stored.value, is_unread=True))
             return
         _, body, records = found
         kept = [span for span in records if keeps(Offset(stored.base + span.offset_delta), span)]
@@ -158,30 +159,38 @@ class SegmentWriter:
         value: bytes | None = stored.value
         if len(kept) < len(records):
             header, raw, value = *_without_others(header, body, kept), None
-        self._put(_Draft(stored.end, stored.epoch, ts_ns, header, raw, value, is_plain=True))
+        self._put(_Draft(stored.end, stored.epoch, ts_ns, header, raw, value))
+
+    def add_aborted(self, stored: StoredValue) -> None:
+        """A batch of an aborted transaction: all its records go, whatever they are."""
+        ts_ns, header = parse_header_of(stored.value, verify=None)
+        value: bytes | None = stored.value
+        if header.count:
+            self._removed += header.count
+            header, value = _without_records(header), None
+        self._put(_Draft(stored.end, stored.epoch, ts_ns, header, b"", value))
 
     def _put(self, draft: _Draft) -> None:
         before = self._drafts[-1] if self._drafts else None
         if before is not None and not draft.header.count and self._may_join(before, draft):
-            header = replace(
-                before.header,
-                last_offset_delta=draft.end - before.base - 1,
-                producer_id=_NO_PRODUCER,
-                producer_epoch=_NO_PRODUCER,
-                base_sequence=_NO_PRODUCER,
-            )
+            header = replace(before.header, last_offset_delta=draft.end - before.base - 1)
+            if not header.is_transactional:
+                header = replace(
+                    header, producer_id=_NO_PRODUCER, producer_epoch=_NO_PRODUCER, base_sequence=_NO_PRODUCER
+                )
             self._drafts[-1] = replace(before, end=draft.end, header=header, value=None)
         else:
             self._drafts.append(draft)
 
     def _may_join(self, before: _Draft, after: _Draft) -> bool:
-        return (
-            before.is_plain
-            and after.is_plain
-            and before.epoch == after.epoch
-            and after.end - before.base <= INT32_MAX
-            and not any(d.header.producer_id >= 0 and d.end > self._producers_start for d in (before, after))
-        )
+        """Two batches outside of transactions, or two that follow one another in one transaction."""
+        if before.epoch != after.epoch or after.end - before.base > INT32_MAX:
+            return False
+        if before.is_unread or after.is_unread:
+            return False
+        if before.header.is_transactional or after.header.is_transactional:
+            return _is_continued(before.header, after.header) and after.end <= self._producers_start
+        return not any(d.header.producer_id >= 0 and d.end > self._producers_start for d in (before, after))
 
     def finish(self) -> Rewritten:
         values = [self._built(draft) for draft in self._drafts]
@@ -204,11 +213,25 @@ def digest_of(values: list[StoredValue]) -> bytes:
     return total.digest()[:SEGMENT_DIGEST_BYTES]
 
 
+def _is_continued(before: BatchHeader, after: BatchHeader) -> bool:
+    """Whether two transactional batches that touch are of one transaction, and as good as one. No control batch is
+    between them, so the same producer cannot have begun another transaction."""
+    return (
+        before.is_transactional
+        and after.is_transactional
+        and (before.producer_id, before.producer_epoch) == (after.producer_id, after.producer_epoch)
+        and after.base_sequence == (before.last_sequence + 1) & INT32_MAX
+    )
+
+
+def _without_records(header: BatchHeader) -> BatchHeader:
+    return replace(header, attributes=header.attributes & ~CODEC_MASK, count=0, max_timestamp=NO_TIMESTAMP)
+
+
 def _without_others(header: BatchHeader, body: bytes, kept: list[RecordSpan]) -> tuple[BatchHeader, bytes]:
     """Header and compressed records of a batch that holds only these records any more."""
     if not kept:
-        attributes = header.attributes & ~CODEC_MASK
-        return replace(header, attributes=attributes, count=0, max_timestamp=NO_TIMESTAMP), b""
+        return _without_records(header), b""
     max_timestamp = header.max_timestamp
     if not header.attributes & TIMESTAMP_TYPE_MASK:
         max_timestamp = header.base_timestamp + max(span.timestamp_delta for span in kept)

@@ -3,7 +3,8 @@
 Owns the pass, one on a node at a time: what is dirty, the newest offset of each key there, then every segment from the
 oldest on, rewritten where something goes, agreed through Raft and installed here; the other replicas fetch it. It
 pauses between its steps. It must never remove a record whose successor is not committed, nor one above the last stable
-offset, nor a tombstone before every replica has removed what the tombstone deletes. Time is the replicated clock's.
+offset (below it, the log's index says which transactions were aborted), nor a tombstone before every replica has
+removed what the tombstone deletes. Time is the replicated clock's.
 """
 
 from collections.abc import Callable, Generator
@@ -21,6 +22,7 @@ from smq.raft_state.replies import Done, Reply
 from smq.raft_state.state import Segment
 from smq.raft_state.topic_config import Compaction, compaction
 from smq.replication.host import Host
+from smq.replication.log.aborted import AbortedTransactions
 from smq.replication.log.cleaning import NO_AGE, Cleaner, Dirt, KeyScan, Stretch, find_dirt
 from smq.replication.log.codec import StoredValue
 from smq.replication.log.key_table import KeyTable
@@ -31,7 +33,7 @@ from smq.replication.net.segment_messages import StepQuery, StepReport
 from smq.replication.partition.compaction.segments import Segments, combined, lowest_behind
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.replica import Replica
-from smq.replication.ports import Channel
+from smq.replication.ports import Channel, DataDamaged
 
 _log = structlog.get_logger("smq.compaction")
 
@@ -65,6 +67,7 @@ class _Pass:
     answers: dict[NodeId, bool] = field(default_factory=dict)
     request: int = 0
     log_start: Offset = Offset(0)  # as the pass began
+    aborted: AbortedTransactions = field(default_factory=lambda: AbortedTransactions([]))  # as the pass began
     is_partial: bool = False  # more is dirty than the table of keys could take
     removed: int = 0
 
@@ -161,6 +164,7 @@ class Compactor:
         if limits is None:
             return
         start, stable = part.compacted_end, Offset(min(part.hwm, replica.stable_end))
+        current.aborted = _aborted(replica)
         if not part.segments:
             found = yield from self._read(current, lambda log: log.read(part.log_start, stable, 1))
             if not found:
@@ -190,7 +194,7 @@ class Compactor:
         if not dirty:
             return KeyTable(Offset(0), 0), Offset(0)
         keys_max = KeyTable.keys_in(self._host.config.compaction_memory_bytes)
-        scan = KeyScan(dirty, keys_max)
+        scan = KeyScan(dirty, keys_max, current.aborted)
         while not scan.is_done:
             yield from self._step(current, scan.step)
         return scan.table, scan.end
@@ -249,7 +253,9 @@ class Compactor:
     ) -> Cleaner:
         part = current.replica.part
         writer = SegmentWriter(part.pid, part.producers_start)
-        return Cleaner(table, writer, start, stop, drops_tombstones=drops_tombstones, bytes_max=bytes_max)
+        return Cleaner(
+            table, writer, current.aborted, start, stop, drops_tombstones=drops_tombstones, bytes_max=bytes_max
+        )
 
     def _run(self, current: _Pass, cleaner: Cleaner) -> _Steps[None]:
         while not cleaner.is_done:
@@ -385,6 +391,15 @@ class Compactor:
         current = self._pass
         if current is not None and current.request == message.request and current.replica.pid == message.partition:
             current.answers[peer] = message.is_in_step
+
+
+def _aborted(replica: Replica) -> AbortedTransactions:
+    """All that were aborted below the last stable offset, and later ones."""
+    try:
+        replica.log.check_aborted()
+    except DataDamaged as e:
+        raise _Abandoned(str(e)) from e
+    return replica.log.aborted.copy()
 
 
 def _is_due(dirt: Dirt, limits: Compaction, log_bytes: int, now_ms: int) -> bool:

@@ -1,5 +1,8 @@
 """The table of keys: the newest offset of each, in a fixed amount of memory."""
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +35,24 @@ def test_a_full_table_takes_known_keys_only() -> None:
 
 def test_ten_million_keys_fit_into_256_mb() -> None:
     assert KeyTable.keys_in(256_000_000) >= 10_000_000
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_ten_million_keys_are_held_in_less_than_256_mb() -> None:
+    keys, before = 10_000_000, _resident_bytes()
+    table = KeyTable(Offset(0), keys)
+    for n in range(keys):
+        table.add(b"user %d" % n, Offset(n))
+    taken = _resident_bytes() - before
+    assert table.count == keys
+    assert keys * 18 < taken < 256_000_000, "less would mean that the table was not touched"
+    for n in range(0, keys, 9_973):
+        assert table.newest(b"user %d" % n) == n
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_an_empty_table_knows_nothing() -> None:

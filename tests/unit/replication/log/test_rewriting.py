@@ -3,7 +3,6 @@
 import itertools
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,13 +138,66 @@ def test_append_time_is_kept_as_the_largest_time() -> None:
     assert parse_header(written([stamped], {2}).values[0].batch).max_timestamp == 5_000
 
 
-@pytest.mark.parametrize("attribute", [0x10, 0x20], ids=["transactional", "control"])
-def test_batches_of_transactions_are_left_alone(attribute: int) -> None:
-    value = contiguous((3, 0, "none", -1))[0]
-    ts_ns, header = parse_header_of(value.value, verify=None)
-    batch = build_batch(replace(header, attributes=attribute), value.batch[61:])
-    odd = parse_value(PID, build_value(PID, batch, parse_header(batch), value.base, value.epoch, ts_ns))
+def test_a_control_batch_is_left_alone() -> None:
+    odd = in_transaction(0, 3, attributes=0x30)
     assert written([odd], {0, 1, 2}).values == [odd]
+
+
+def in_transaction(
+    base: int, count: int, *, producer: int = PRODUCER, sequence: int = 0, epoch: int = 0, attributes: int = 0x10
+) -> StoredValue:
+    """A transactional batch."""
+    plain = stored(base, [b"k%d" % n for n in range(count)], epoch=epoch)
+    ts_ns, header = parse_header_of(plain.value, verify=None)
+    header = replace(
+        header, attributes=attributes, producer_id=producer, producer_epoch=3, base_sequence=sequence, base_offset=0
+    )
+    batch = build_batch(header, plain.batch[61:])
+    return parse_value(PID, build_value(PID, batch, parse_header(batch), Offset(base), Epoch(epoch), ts_ns))
+
+
+def test_a_transactional_batch_stays_one_of_its_transaction_without_its_records() -> None:
+    new = written([in_transaction(0, 3)], {0, 1, 2}, producers_start=99)
+    header = parse_header(new.values[0].batch)
+    assert (header.count, header.last_offset_delta, header.attributes) == (0, 2, 0x10)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (PRODUCER, 3, 0)
+
+
+def test_an_empty_transactional_batch_joins_only_one_before_it_of_its_transaction() -> None:
+    first, second = in_transaction(0, 2), in_transaction(2, 2, sequence=2)
+    others = {
+        "of its transaction": (first, 1),
+        "of another producer": (in_transaction(0, 2, producer=PRODUCER + 1), 2),
+        "of another sequence": (in_transaction(0, 2, sequence=9), 2),
+        "of no transaction": (stored(0, [b"a", b"b"], producer=PRODUCER), 2),
+        "of no producer": (stored(0, [b"a", b"b"]), 2),
+        "a control batch": (in_transaction(0, 2, attributes=0x30), 2),
+    }
+    for name, (before, count) in others.items():
+        new = written([before, second], {2, 3}, producers_start=4)
+        assert len(new.values) == count, name
+    joined = written([first, second], {2, 3}, producers_start=4).values[0]
+    header = parse_header(joined.batch)
+    assert (joined.end, header.count, header.is_transactional, header.producer_id) == (4, 2, True, PRODUCER)
+    assert header.last_sequence == parse_header(second.batch).last_sequence
+    assert len(written([first, second], {2, 3}, producers_start=3).values) == 2, "a retry must still be recognised"
+    assert len(written([second, stored(4, [b"a"])], {4}, producers_start=9).values) == 2, "a plain one stays outside"
+
+
+def test_an_aborted_batch_loses_all_records_without_being_unpacked() -> None:
+    ts_ns, header = parse_header_of(in_transaction(0, 3).value, verify=None)
+    batch = build_batch(replace(header, attributes=0x14), b"no zstd")
+    odd = parse_value(PID, build_value(PID, batch, parse_header(batch), Offset(0), Epoch(0), ts_ns))
+    for aborted in (odd, in_transaction(0, 3)):
+        writer = SegmentWriter(PID, Offset(0))
+        writer.add_aborted(aborted)
+        new = writer.finish()
+        made = parse_header(new.values[0].batch)
+        assert (new.removed, new.has_tombstones, new.is_changed, writer.has_unread) == (3, False, True, False)
+        assert (made.count, made.last_offset_delta, made.attributes, made.producer_id) == (0, 2, 0x10, PRODUCER)
+        again = SegmentWriter(PID, Offset(0))
+        again.add_aborted(new.values[0])
+        assert (again.finish().is_changed, again.finish().values) == (False, new.values)
 
 
 def test_a_batch_that_does_not_decode_is_left_alone() -> None:
@@ -154,6 +206,8 @@ def test_a_batch_that_does_not_decode_is_left_alone() -> None:
     batch = build_batch(header, b"no zstd")
     odd = parse_value(PID, build_value(PID, batch, parse_header(batch), value.base, value.epoch, ts_ns))
     assert written([odd], {0, 1, 2}).values == [odd]
+    later = stored(3, [b"a"])
+    assert written([odd, later], {3}).values[0] == odd, "nor does an empty batch join it"
 
 
 def test_tombstones_are_noticed() -> None:

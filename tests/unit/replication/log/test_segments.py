@@ -1,21 +1,25 @@
 """Compacted segments in a log: installed, served, kept through restarts, power cuts, cuts and deletions at the start.
 
 A leader's log compacts itself, a follower's takes what the leader's has: as appends above what is compacted, and as
-whole segments below. Both must hold the same bytes in the end, on both kinds of disk.
+whole segments below. Both must hold the same bytes in the end, on both kinds of disk. Aborted transactions lose their
+records; what is open, stable and aborted is as in a list of all batches that there ever were.
 """
 
 import shutil
 import tempfile
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
-from smq.records import NewRecord, decode_batch, encode_batch, parse_header
+from smq.records import NewRecord, decode_batch, encode_batch, marker_batch, parse_header
 from smq.replication.log import partition_log
+from smq.replication.log.aborted import AbortedTransactions
+from smq.replication.log.cleaning import is_aborted
 from smq.replication.log.rewriting import SegmentWriter, digest_of
 from smq.replication.log.segments import own_digest, replaced
 from smq.replication.log.state import CHECKPOINT_BATCHES
@@ -24,6 +28,16 @@ from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHar
 
 EVERY = "CHECKPOINT_BATCHES"
 PID = PartitionId(b"a partition's 20 by.")
+PRODUCERS = (1, 2)  # of transactions
+
+
+class Row(NamedTuple):
+    """A batch of a transaction, as it was written."""
+
+    base: int
+    end: int
+    producer: int
+    kind: str  # data, commit, abort
 
 
 def nothing() -> None:
@@ -48,7 +62,12 @@ class Node:
         log = self.log
         records = [NewRecord(b"%d" % key, b"v" * 20, log.appended_end) for key in keys]
         batch = encode_batch(records, producer_id=7, producer_epoch=0, base_sequence=log.appended_end)
-        log.append(batch, parse_header(batch), epoch=Epoch(epoch), ts_ns=TsNs(log.last_ts_ns + 5), done=nothing)
+        self.write(batch, epoch)
+
+    def write(self, batch: bytes, epoch: int) -> int:
+        """Returns the base offset."""
+        ts_ns = TsNs(self.log.last_ts_ns + 5)
+        return self.log.append(batch, parse_header(batch), epoch=Epoch(epoch), ts_ns=ts_ns, done=nothing).base
 
     def stored(self, start: int = 0) -> list[StoredValue]:
         """Everything on disk and in memory from the batch at `start` on."""
@@ -67,11 +86,22 @@ class Node:
         return took
 
 
-def rewritten(values: list[StoredValue], removed: set[int], producers_start: int) -> list[StoredValue]:
+def rewritten(
+    values: list[StoredValue], removed: set[int], producers_start: int, aborted: AbortedTransactions
+) -> list[StoredValue]:
     writer = SegmentWriter(PID, Offset(producers_start))
     for value in values:
-        writer.add(value, lambda offset, _: offset not in removed)
+        if is_aborted(value, aborted):
+            writer.add_aborted(value)
+        else:
+            writer.add(value, lambda offset, _: offset not in removed)
     return writer.finish().values
+
+
+def records_in(value: StoredValue) -> list[int]:
+    """The offsets of its records."""
+    header = parse_header(value.batch)
+    return [r.offset for r in decode_batch(value.batch)] if header.count and not header.is_control else []
 
 
 class Segments(RuleBasedStateMachine):
@@ -84,6 +114,8 @@ class Segments(RuleBasedStateMachine):
         self.leader, self.follower = self.nodes
         self.borders: dict[int, int] = {}  # start -> end of the segments of the state
         self.gone: set[int] = set()
+        self.rows: list[Row] = []
+        self.sequences = dict.fromkeys(PRODUCERS, 0)
         self.epoch = 0
         self.producers_start = 0
         for keys in range(8):
@@ -101,6 +133,43 @@ class Segments(RuleBasedStateMachine):
             self.leader.append(keys, self.epoch)
         self.leader.harness.settle()
 
+    @rule(count=st.integers(1, 3), producer=st.sampled_from(PRODUCERS))
+    def write_in_transaction(self, count: int, producer: int) -> None:
+        sequence = self.sequences[producer]
+        batch = encode_batch(
+            [NewRecord(b"k", b"v" * 20, self.leader.log.appended_end)] * count,
+            producer_id=producer,
+            producer_epoch=0,
+            base_sequence=sequence,
+            is_transactional=True,
+        )
+        self.sequences[producer] += count
+        self.note(self.leader.write(batch, self.epoch), producer, "data")
+
+    @rule(producer=st.sampled_from(PRODUCERS), is_commit=st.booleans())
+    def end_transaction(self, producer: int, is_commit: bool) -> None:
+        if producer in self.transactions(self.leader.log.appended_end)[0]:
+            data = marker_batch(producer_id=producer, producer_epoch=0, is_commit=is_commit, timestamp_ms=5)
+            self.note(self.leader.write(data, self.epoch), producer, "commit" if is_commit else "abort")
+
+    def note(self, base: int, producer: int, kind: str) -> None:
+        self.rows.append(Row(base, self.leader.log.appended_end, producer, kind))
+        self.leader.harness.settle()
+
+    def transactions(self, end: int) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
+        """Of a log up to `end`: where each open one begins, and (marker, first, producer) of those aborted."""
+        first: dict[int, int] = {}
+        aborted = []
+        for base, stop, producer, kind in self.rows:
+            if stop > end:
+                break
+            if kind == "data":
+                first.setdefault(producer, base)
+            else:
+                began = first.pop(producer)
+                aborted += [(base, began, producer)] if kind == "abort" else []
+        return first, aborted
+
     @rule()
     def begin_epoch(self) -> None:
         self.epoch += 1
@@ -115,18 +184,20 @@ class Segments(RuleBasedStateMachine):
             first = next(v.base for v in self.leader.stored() if v.end > log.log_start)
         ends = sorted({*self.borders.values(), *(v.end for v in self.leader.stored() if v.end > self.compacted_end)})
         start = data.draw(st.sampled_from(sorted({*self.borders, self.compacted_end if self.borders else first})))
-        above = [end for end in ends if end > max(start, log.log_start)]
+        stable = min(self.transactions(log.appended_end)[0].values(), default=log.appended_end)
+        above = [end for end in ends if max(start, log.log_start) < end <= stable]
         if not above:
             return
         end = data.draw(st.sampled_from(above))
         values = [v for v in self.leader.stored(start) if start <= v.base < end]
-        offsets = [r.offset for v in values if parse_header(v.batch).count for r in decode_batch(v.batch)]
+        aborted = {offset for v in values if is_aborted(v, log.aborted) for offset in records_in(v)}
+        offsets = sorted({offset for v in values for offset in records_in(v)} - aborted)
         removed = set(data.draw(st.lists(st.sampled_from(offsets), unique=True))) if offsets else set()
         self.producers_start = max(self.producers_start, data.draw(st.integers(0, end)))
         self.leader.log.forget_producers(Offset(self.producers_start))
         self.follower.log.forget_producers(Offset(self.producers_start))
-        assert self.leader.install(start, end, rewritten(values, removed, self.producers_start))
-        self.gone |= removed
+        assert self.leader.install(start, end, rewritten(values, removed, self.producers_start, log.aborted))
+        self.gone |= removed | aborted
         self.borders = {s: e for s, e in self.borders.items() if e <= start or s >= end} | {start: end}
 
     @rule(times=st.integers(1, 4), count=st.integers(1, 5))
@@ -160,7 +231,10 @@ class Segments(RuleBasedStateMachine):
         self.borders = {s: e for s, e in self.borders.items() if e > start}
         for node in self.nodes:
             node.log.keep_from(Offset(min(self.borders, default=start)))
-            node.log.advance_log_start(Offset(start))
+            is_passed = start > node.log.appended_end
+            node.log.advance_log_start(Offset(start), forget_producers=is_passed)
+            if is_passed:
+                node.log.adopt_producers(self.leader.log.producers_at(Offset(start)))
             node.harness.settle()
 
     @rule(data=st.data())
@@ -185,13 +259,32 @@ class Segments(RuleBasedStateMachine):
             assert not log.damaged_batches
             values = node.stored()
             assert all(a.end == b.base for a, b in pairwise(values))
-            offsets = {r.offset for v in values if parse_header(v.batch).count for r in decode_batch(v.batch)}
-            expected = set(range(log.log_start, log.appended_end)) - self.gone
+            offsets = {offset for v in values for offset in records_in(v)}
+            markers = {row.base for row in self.rows if row.kind != "data"}
+            expected = set(range(log.log_start, log.appended_end)) - self.gone - markers
             assert expected <= offsets, "no record is missing but those that were removed"
             size = sum(len(v.value) for v in values if v.end > log._base.end)
             assert log.size_bytes == size
             infos = list(log._durable_infos(0, log._first))
             assert [(i.base, i.end, i.ts_ns) for i in infos] == [(v.base, v.end, v.ts_ns) for v in values]
+
+    @invariant()
+    def transactions_are_as_they_were_written(self) -> None:
+        """From memory, and as a fold over the batches that are left."""
+        for node in getattr(self, "nodes", ()):
+            log = node.log
+            opened, aborted = self.transactions(log.appended_end)
+            assert {
+                p: log.producers.open_from(p) for p in PRODUCERS if log.producers.open_from(p) is not None
+            } == opened
+            stable = min(opened.values(), default=log.appended_end)
+            assert log.producers.stable_end(log.appended_end) == stable
+            folded, end = log._fold_aborted()
+            assert end == log.appended_end
+            for at in range(log.log_start, log.appended_end, 3):
+                expected = [a for a in aborted if a[0] >= at and a[1] < log.appended_end]
+                for index in (log.aborted, AbortedTransactions(folded)):
+                    assert [tuple(a[:3]) for a in index.within(Offset(at), log.appended_end)] == expected
 
     @invariant()
     def time_lookups_find_every_record(self) -> None:

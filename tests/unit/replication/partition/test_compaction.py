@@ -6,7 +6,9 @@ import pytest
 
 from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, Command, CompactSegment
 from smq.raft_state.ids import Offset
-from smq.records import NewRecord, decode_batch, encode_batch, parse_header
+from smq.records import NewRecord, build_batch, decode_batch, encode_batch, parse_header
+from smq.replication.log.codec import BatchDamaged
+from smq.replication.log.key_table import KeyTable
 from smq.replication.net import wire
 from smq.replication.partition.compaction.passes import URGENT_RESET_MS, Compactor
 from smq.replication.partition.compaction.segments import Segments
@@ -16,6 +18,7 @@ from tests.unit.raft_state.support import end as end_transaction
 from tests.unit.replication.support import ME, PEER_A, Host
 
 RESET_MS = 60_000
+KEYS_4_BYTES = 100  # room for four keys
 LOST = b"bytes of no node"
 
 
@@ -119,8 +122,9 @@ def test_a_log_that_damage_has_shortened_no_longer_holds_its_segments() -> None:
 class Keeper:
     """The only replica of a partition, which compacts at every look and keeps tombstones for a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_bytes: int = 1 << 20) -> None:
         self.host = Host()
+        self.host.config = replace(self.host.config, compaction_memory_bytes=memory_bytes)
         self.host.create_partition(replication=1)
         config = (("cleanup.policy", "compact"), ("min.cleanable.dirty.ratio", "0"), ("delete.retention.ms", "1000"))
         self.host.apply(AlterTopicConfig(name="t", set_=config))
@@ -134,17 +138,38 @@ class Keeper:
     def put(self, key: bytes, value: bytes | None) -> None:
         self._produce(encode_batch([NewRecord(key, value, 1)]))
 
-    def put_in_transaction(self, key: bytes, value: bytes) -> None:
+    def put_in_transaction(self, key: bytes, value: bytes | None, *, commit: bool | None = True) -> None:
+        """None for `commit` leaves it open."""
         host = self.host
-        for change in (init_transactions("t"), add("t", 0, 0, host.part.pid)):
-            host.apply(proposed(host.state, change))
+        host.apply(proposed(host.state, init_transactions("t")))
+        found = host.state.transactions["t"]
+        producer, epoch = found.producer_id, found.producer_epoch
+        host.apply(proposed(host.state, add("t", producer, epoch, host.part.pid)))
         batch = encode_batch(
-            [NewRecord(key, value, 1)], producer_id=0, producer_epoch=0, base_sequence=0, is_transactional=True
+            [NewRecord(key, value, 1)],
+            producer_id=producer,
+            producer_epoch=epoch,
+            base_sequence=0,
+            is_transactional=True,
         )
         self._produce(batch)
-        host.apply(proposed(host.state, end_transaction("t", 0, 0, commit=True, fencing=False)))
-        self.endings.drive(host.live)
-        self._settle()
+        if commit is not None:
+            self.end(commit=commit)
+
+    def end(self, *, commit: bool) -> None:
+        state = self.host.state
+        found = state.transactions["t"]
+        change = end_transaction("t", found.producer_id, found.producer_epoch, commit=commit, fencing=False)
+        self.host.apply(proposed(state, change))
+        for _ in range(2):  # the marker, and the report that it is written
+            self.endings.drive(self.host.live)
+            self._settle()
+            self._apply_proposed()
+
+    def put_unreadable(self) -> None:
+        """A batch that says it is compressed, and is not."""
+        header = parse_header(encode_batch([NewRecord(b"k", b"old", 1)], codec="zstd"))
+        self._produce(build_batch(header, b"no zstd"))
 
     def _produce(self, batch: bytes) -> None:
         self.host.produce(batch)
@@ -163,10 +188,13 @@ class Keeper:
             self._settle(100)
             now_ms = self.host.clock.wall_ns() // 1_000_000
             self.host.apply(AdvanceClock(seen_ms=self.host.state.expiry_clock_ms, elapsed_ms=100, now_ms=now_ms))
-            while self._answered < len(self.host.proposed):
-                command: Command = self.host.proposed[self._answered]
-                self._answered += 1
-                self.host.answers[self._answered - 1](self.host.apply(command))
+            self._apply_proposed()
+
+    def _apply_proposed(self) -> None:
+        while self._answered < len(self.host.proposed):
+            command: Command = self.host.proposed[self._answered]
+            self._answered += 1
+            self.host.answers[self._answered - 1](self.host.apply(command))
 
     @property
     def records(self) -> list[tuple[bytes | None, bytes | None]]:
@@ -181,13 +209,35 @@ class Keeper:
 
 
 def test_a_tombstone_stays_while_a_batch_below_it_cannot_be_looked_into() -> None:
-    """It deletes what a transaction wrote, and compaction leaves the batches of transactions as they are."""
+    """What it deletes may be in there."""
     keeper = Keeper()
-    keeper.put_in_transaction(b"k", b"old")
+    keeper.put_unreadable()
     keeper.put(b"k", None)
     keeper.put(b"other", b"v")
     keeper.wait(30_000)
-    assert keeper.records == [(b"k", b"old"), (b"k", None), (b"other", b"v")]
+    log = keeper.host.live.log
+    (tombstone, _) = log.read(Offset(1), log.appended_end, 1 << 20)
+    assert [(r.key, r.value) for r in decode_batch(tombstone.batch)] == [(b"k", None)]
+
+
+def compacted(memory_bytes: int) -> Keeper:
+    keeper = Keeper(memory_bytes)
+    for version in range(2):
+        for key in range(9):
+            keeper.put(b"%d" % key, b"version %d" % version)
+            keeper.put_in_transaction(b"%d" % key, b"of a transaction", commit=key % 2 == 0)
+    keeper.put(b"0", b"the last")
+    keeper.wait(15_000)
+    return keeper
+
+
+def test_a_table_of_few_keys_takes_several_passes_to_the_same_end() -> None:
+    assert KeyTable.keys_in(KEYS_4_BYTES) == 4
+    one, several = compacted(1 << 20), compacted(KEYS_4_BYTES)
+    assert several.compactor.passes >= one.compactor.passes + 3
+    odd = [(b"%d" % key, b"version 1") for key in range(1, 9, 2)]
+    even = [(b"%d" % key, b"of a transaction") for key in range(2, 9, 2)]
+    assert sorted(one.records) == sorted(several.records) == sorted([(b"0", b"the last"), *odd, *even])
 
 
 def test_a_tombstone_goes_after_its_time() -> None:
@@ -197,3 +247,60 @@ def test_a_tombstone_goes_after_its_time() -> None:
     keeper.put(b"other", b"v")
     keeper.wait(30_000)
     assert keeper.records == [(b"other", b"v")]
+
+
+def test_records_of_committed_transactions_are_compacted_as_others() -> None:
+    keeper = Keeper()
+    keeper.put_in_transaction(b"a", b"1")
+    keeper.put_in_transaction(b"b", b"1")
+    keeper.put(b"a", b"2")
+    keeper.put_in_transaction(b"b", b"2")
+    keeper.wait(5_000)
+    assert keeper.records == [(b"a", b"2"), (b"b", b"2")]
+
+
+def test_a_tombstone_deletes_what_a_transaction_wrote_and_goes() -> None:
+    keeper = Keeper()
+    keeper.put_in_transaction(b"k", b"old")
+    keeper.put_in_transaction(b"k", None)
+    keeper.put(b"other", b"v")
+    keeper.wait(30_000)
+    assert keeper.records == [(b"other", b"v")]
+
+
+@pytest.mark.parametrize("value", [b"aborted", None], ids=["value", "tombstone"])
+def test_an_aborted_record_goes_and_supersedes_nothing(value: bytes | None) -> None:
+    keeper = Keeper()
+    keeper.put(b"k", b"kept")
+    keeper.put_in_transaction(b"k", value, commit=False)
+    keeper.put_in_transaction(b"j", b"aborted, the only one of its key", commit=False)
+    keeper.put_in_transaction(b"other", b"of the same producer, committed later")
+    keeper.wait(30_000)
+    assert keeper.records == [(b"k", b"kept"), (b"other", b"of the same producer, committed later")]
+    log = keeper.host.live.log
+    assert [(a.first, a.marker) for a in log.aborted] == [(1, 2), (3, 4)]
+    assert log.producers.open_start(Offset(-1)) == -1
+
+
+def test_nothing_is_compacted_from_an_open_transaction_on() -> None:
+    keeper = Keeper()
+    keeper.put(b"k", b"1")
+    keeper.put_in_transaction(b"k", b"2", commit=None)
+    keeper.put(b"k", b"3")
+    keeper.wait(5_000)
+    assert keeper.records == [(b"k", b"1"), (b"k", b"2"), (b"k", b"3")]
+    keeper.end(commit=True)
+    keeper.wait(5_000)
+    assert keeper.records == [(b"k", b"3")]
+
+
+def test_nothing_is_compacted_while_it_is_not_known_what_was_aborted() -> None:
+    keeper = Keeper()
+    keeper.put(b"k", b"kept")
+    keeper.put_in_transaction(b"k", b"aborted", commit=False)
+    keeper.host.live.log.aborted_damage = BatchDamaged(keeper.host.part.pid, Offset(0), "as a test has it")
+    keeper.wait(5_000)
+    assert keeper.records == [(b"k", b"kept"), (b"k", b"aborted")]
+    keeper.host.live.log.aborted_damage = None
+    keeper.wait(5_000)
+    assert keeper.records == [(b"k", b"kept")]

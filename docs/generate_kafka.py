@@ -181,6 +181,16 @@ librdkafka (confluent-kafka, kcat) stops fetching a partition for one second whe
 of many small records should set `fetch.queue.backoff.ms=2`; [performance.md](performance.md#kafka-clients) shows the
 difference.
 
+## Kafka Streams
+
+`pytest -m full tests/kafka/test_streams.py`: a stateful count of words by Kafka Streams 4.3.0 on three nodes. Streams
+creates its repartition topic and its compacted changelog itself, and deletes what it has read between its two steps.
+The program is killed and its state directory removed, so that it restores its state from the changelog; then a node is
+killed. With `at_least_once` no word is counted too rarely. With `exactly_once_v2` a committed reader gets every count
+of every word once, in order.
+
+Compaction leaves the batches of transactions as they are, so a changelog written with `exactly_once_v2` keeps growing.
+
 ## Error codes
 
 The Kafka codes for smq's errors in [errors.md](errors.md). A batch that may have been stored is never reported as "not

@@ -11,7 +11,8 @@ import pytest
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.testing.cluster import Cluster
-from tests.kafka.test_transactions import PATIENCE_S, await_read, fresh, transactional
+from tests.kafka.reading import PATIENCE_S
+from tests.kafka.test_transactions import await_read, fresh, transactional
 
 COMMITTED = [b"first", b"second", b"third"]
 OPEN_FROM = 9  # three records and a marker, twice, and one record that belongs to no transaction

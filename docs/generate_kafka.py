@@ -191,6 +191,14 @@ of every word once, in order.
 
 Compaction leaves the batches of transactions as they are, so a changelog written with `exactly_once_v2` keeps growing.
 
+## Kafka Connect
+
+`pytest -m full tests/kafka/test_connect.py`: a worker of Kafka Connect 4.3.0 in distributed mode, with the file source
+and the file sink. It creates its three internal topics itself, and the test waits until each of them is compacted. The
+worker is killed in the middle and started again: both connectors are there with their last configuration, the source
+goes on from the offset that it had committed, and each line of its file is in the sink's file, in the order of each
+partition.
+
 ## Error codes
 
 The Kafka codes for smq's errors in [errors.md](errors.md). A batch that may have been stored is never reported as "not

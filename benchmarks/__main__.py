@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks import (
     commit_rounds,
+    compaction,
     failover,
     handover,
     judging,
@@ -20,6 +21,7 @@ from benchmarks import (
     passes,
     rates,
     recovery,
+    retention,
     rounds,
     snapshot,
     spark,
@@ -48,7 +50,10 @@ def _sections(quick: bool) -> dict[str, Section]:
         "offsets": lambda c, r: offsets.measure(c, r, calls=500 if quick else 5_000),
         "spark": lambda c, r: spark.measure(c, r, records=4 * records),
         "spark-stages": lambda c, r: spark_stages.measure(c, r, records=2 * records),
-        "recovery": lambda c, r: recovery.measure(c, r, sizes_mib=[16] if quick else [64, 256]),
+        "compaction": lambda c, r: compaction.measure(c, r, rounds=1 if quick else 5, versions=3 if quick else 10),
+        "retention": lambda c, r: retention.measure(c, r, quick=quick),
+        "recovery": lambda c, r: recovery.measure(c, r, sizes_mib=[16] if quick else [64, 256, 1_024]),
+        "opening": lambda c, r: recovery.measure_alone(c, r, sizes_mib=[256] if quick else [1_024, 10_240]),
     }
 
 

@@ -8,8 +8,9 @@ Kafka requests come from librdkafka.
 import signal
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -45,7 +46,9 @@ class Watched(Cluster):
         return {node: stretches.read(self.root / f"passes-{node}") for node in self.nodes}
 
 
-class _Phases:
+class Phases:
+    """What the passes since the last phase were like, phase by phase."""
+
     def __init__(self, cluster: Watched, report: Report) -> None:
         self._cluster = cluster
         self._report = report
@@ -91,22 +94,28 @@ class _Phases:
 
 def measure(plain: Cluster, report: Report, *, quick: bool) -> None:
     """Measures in its own cluster; `plain` is stopped."""
-    plain.stop()
     topics = 1 if quick else TOPICS
     groups, replies = (GROUPS // 10, REPLIES // 10) if quick else (GROUPS, REPLIES)
+    with recorded_cluster(plain) as cluster, SyncAdmin(cluster.servers) as admin:
+        _measure(cluster, admin, Phases(cluster, report), topics, groups, replies)
+
+
+@contextmanager
+def recorded_cluster(plain: Cluster) -> Iterator[Watched]:
+    """A cluster of its own beside `plain`, which is stopped."""
+    plain.stop()
     cluster = Watched(plain.root / "watched")
     try:
         cluster.start()
         for node in cluster.nodes:  # started by `smq cluster`; restarted one by one with recording
             cluster.kill(node)
             cluster.restart(node)
-        with SyncAdmin(cluster.servers) as admin:
-            _measure(cluster, admin, _Phases(cluster, report), topics, groups, replies)
+        yield cluster
     finally:
         cluster.stop()
 
 
-def _measure(cluster: Watched, admin: SyncAdmin, phases: _Phases, topics: int, groups: int, replies: int) -> None:
+def _measure(cluster: Watched, admin: SyncAdmin, phases: Phases, topics: int, groups: int, replies: int) -> None:
     run = phases.run
     run(f"creating {topics * PARTITIONS:,} partitions", lambda: _create(admin, topics))
     run(f"{groups:,} commits of {COMMITS} offsets each", lambda: commit(admin, groups, each=COMMITS, groups=groups))

@@ -196,6 +196,24 @@ librdkafka (confluent-kafka, kcat) stops fetching a partition for one second whe
 of many small records should set `fetch.queue.backoff.ms=2`; [performance.md](performance.md#kafka-clients) shows the
 difference.
 
+## Kafka Streams
+
+`pytest -m full tests/kafka/test_streams.py`: a stateful count of words by Kafka Streams 4.3.0 on three nodes. Streams
+creates its repartition topic and its compacted changelog itself, and deletes what it has read between its two steps.
+The program is killed and its state directory removed, so that it restores its state from the changelog; then a node is
+killed. With `at_least_once` no word is counted too rarely. With `exactly_once_v2` a committed reader gets every count
+of every word once, in order.
+
+Compaction leaves the batches of transactions as they are, so a changelog written with `exactly_once_v2` keeps growing.
+
+## Kafka Connect
+
+`pytest -m full tests/kafka/test_connect.py`: a worker of Kafka Connect 4.3.0 in distributed mode, with the file source
+and the file sink. It creates its three internal topics itself, and the test waits until each of them is compacted. The
+worker is killed in the middle and started again: both connectors are there with their last configuration, the source
+goes on from the offset that it had committed, and each line of its file is in the sink's file, in the order of each
+partition.
+
 ## Error codes
 
 The Kafka codes for smq's errors in [errors.md](errors.md). A batch that may have been stored is never reported as "not

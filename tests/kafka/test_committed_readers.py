@@ -11,7 +11,8 @@ import pytest
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.testing.cluster import Cluster
-from tests.kafka.raw_transactions import PATIENCE_S, fresh
+from tests.kafka.raw_transactions import fresh
+from tests.kafka.reading import PATIENCE_S
 from tests.kafka.test_transactions import await_read, transactional
 
 COMMITTED = [b"first", b"second", b"third"]

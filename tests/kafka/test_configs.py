@@ -114,6 +114,10 @@ def test_the_old_way_of_altering_puts_back_what_it_does_not_name(
         ([(MAX_MESSAGE_BYTES, 9, "1")], KafkaError.INVALID_REQUEST),
         ([(MAX_MESSAGE_BYTES, SET, "1"), (MAX_MESSAGE_BYTES, SET, "2")], KafkaError.INVALID_REQUEST),
         ([(MAX_MESSAGE_BYTES, SET, "9"), ("no.such.key", SET, "1")], KafkaError.INVALID_CONFIG),
+        (
+            [("min.compaction.lag.ms", SET, "10"), ("max.compaction.lag.ms", SET, "9"), (MAX_MESSAGE_BYTES, SET, "9")],
+            KafkaError.INVALID_CONFIG,
+        ),
     ],
     ids=[
         "unknown",
@@ -126,6 +130,7 @@ def test_the_old_way_of_altering_puts_back_what_it_does_not_name(
         "operation",
         "twice",
         "one of two",
+        "contradiction",
     ],
 )
 def test_an_alteration_that_cannot_be_made_changes_nothing(

@@ -12,7 +12,8 @@ from smq.clients import SyncAdmin
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import CLI, wait_for
-from tests.kafka.raw_transactions import PATIENCE_S, fresh
+from tests.kafka.raw_transactions import fresh
+from tests.kafka.reading import PATIENCE_S
 from tests.kafka.test_transactions import await_read, transactional
 
 NewTopic = Callable[..., str]

@@ -18,7 +18,8 @@ from smq.coordinator.kafka.errors import KafkaError
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
 from smq.testing.node_process import CLI, ClusterError, wait_for
-from tests.kafka.raw_transactions import PATIENCE_S, add, end, fresh, init
+from tests.kafka.raw_transactions import add, end, fresh, init
+from tests.kafka.reading import PATIENCE_S, messages
 
 NewTopic = Callable[..., str]
 Leader = Callable[[str], RawKafka]
@@ -32,33 +33,8 @@ def transactional(bootstrap: str, name: str, **config: Any) -> confluent_kafka.P
 
 def read(bootstrap: str, topic: str, *, partitions: int = 1, isolation: str = "read_committed") -> list[bytes]:
     """All values up to the end, partition by partition."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": fresh("reader"),
-            "isolation.level": isolation,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-        }
-    )
-    places = [confluent_kafka.TopicPartition(topic, p, 0) for p in range(partitions)]
-    consumer.assign(places)
-    values: list[list[bytes]] = [[] for _ in places]
-    ended: set[int] = set()
-    until = time.monotonic() + PATIENCE_S
-    while len(ended) < partitions:
-        assert time.monotonic() < until, "the end was never reached"
-        message = consumer.poll(1.0)
-        if message is None:
-            continue
-        if message.error() is not None:
-            assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, message.error()  # type: ignore[union-attr] # checked above
-            ended.add(message.partition() or 0)
-        else:
-            ended.discard(message.partition() or 0)
-            values[message.partition() or 0].append(message.value() or b"")
-    consumer.close()
-    return [value for per_partition in values for value in per_partition]
+    found = messages(bootstrap, topic, partitions=partitions, isolation=isolation)
+    return [message.value() or b"" for per_partition in found for message in per_partition]
 
 
 def await_read(bootstrap: str, topic: str, expected: list[bytes], *, partitions: int = 1) -> None:

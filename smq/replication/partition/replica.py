@@ -14,6 +14,7 @@ from smq.raft_state.cluster_config import is_two_round
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import PartitionState
+from smq.raft_state.topic_config import Retention
 from smq.records import BatchHeader, parse_header
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
@@ -46,7 +47,8 @@ class Replica:
         self.leading: Epoch | None = None  # the epoch that this process leads, once it has checked its log
         self._epoch_seen: Epoch | None = None
         self._commit = Offset(0)  # by this leader's count, or as the leader said; it may lie beyond the hwm
-        self.retention_due_ns = 0  # when what the topic retains is examined next
+        self.retention_due_ns = self.retention_paused_ns = 0  # the next look at the topic's limits, and by these
+        self.retention_examined: Retention | None = None  # the limits of the last examination
         self.compaction_due_ns = self.segments_due_ns = 0  # likewise
         self.segments_checked = (-1, -1)  # the last state and log that agreed about every segment
         self._was_refused_room = False  # the last produce, because too much waits for the disk

@@ -37,9 +37,13 @@ class Retainer:
         """To be called often for every led partition."""
         if now_ns < replica.retention_due_ns:
             return
-        limits = self._limits(replica)
-        replica.retention_due_ns = now_ns + _pause_ms(limits, self._host.config.retention_check_ms) * 1_000_000
-        if limits is not None and _may_be_exceeded(replica, limits):
+        check_ms, limits = self._host.config.retention_check_ms, self._limits(replica)
+        replica.retention_due_ns = now_ns + check_ms * 1_000_000
+        if limits is None or (limits == replica.retention_examined and now_ns < replica.retention_paused_ns):
+            return
+        replica.retention_examined = limits
+        replica.retention_paused_ns = now_ns + _pause_ms(limits, check_ms) * 1_000_000
+        if _may_be_exceeded(replica, limits):
             self._due[replica] = None
             self._examine_next()
 
@@ -96,8 +100,8 @@ def _may_be_exceeded(replica: Replica, limits: Retention) -> bool:
     )
 
 
-def _pause_ms(limits: Retention | None, check_ms: int) -> int:
-    """Until the partition is examined again."""
-    if limits is None or limits.bytes is not None or limits.records is not None or limits.ms is None:
+def _pause_ms(limits: Retention, check_ms: int) -> int:
+    """Until the partition is examined again, unless its limits change."""
+    if limits.bytes is not None or limits.records is not None or limits.ms is None:
         return check_ms
     return max(check_ms, min(PAUSE_MS_MAX, limits.ms // AGE_STEPS))

@@ -192,6 +192,11 @@ def test_rule_17_external_storage_has_no_replica_set_and_gets_none(driver: Drive
     driver.refused(AlterTopicConfig(name="t2", set_=(("storage", "external"),)), ErrorCode.INVALID_CONFIG)
 
 
+def test_a_topic_of_external_storage_is_not_compacted(driver: Driver) -> None:
+    change = AlterTopicConfig(name="t1", set_=(("cleanup.policy", "compact"),))
+    assert "storage=external" in driver.refused(change, ErrorCode.INVALID_CONFIG).message
+
+
 def test_topic_of_external_storage_does_not_count_in_placement(driver: Driver) -> None:
     driver.ok(external_topic(3, partitions=3))
     driver.ok(topic(4, partitions=3, replicas=1))

@@ -291,6 +291,16 @@ def test_repeated_key_is_an_invalid_config() -> None:
     cluster().refused(twice, ErrorCode.INVALID_CONFIG)
 
 
+def test_lags_of_compaction_that_contradict_each_other_are_refused_in_one_step_or_in_two() -> None:
+    driver = cluster()
+    least, most = ("min.compaction.lag.ms", "10"), ("max.compaction.lag.ms", "9")
+    driver.refused(with_config(least, most), ErrorCode.INVALID_CONFIG)
+    driver.ok(with_config(most))
+    reply = driver.refused(AlterTopicConfig(name="t1", set_=(least,)), ErrorCode.INVALID_CONFIG)
+    assert "min.compaction.lag.ms is 10, above max.compaction.lag.ms, which is 9" in reply.message
+    assert config_of(driver) == {"max.compaction.lag.ms": "9"}
+
+
 def test_config_is_altered_and_reset_to_the_default() -> None:
     driver = cluster()
     driver.ok(topic(1))

@@ -77,6 +77,17 @@ def test_batches_go_once_their_newest_record_is_too_old(keeper: Keeper) -> None:
     assert keeper.starts == [2]
 
 
+def test_a_new_limit_does_not_wait_for_the_pause_of_the_old(keeper: Keeper) -> None:
+    keeper.commit(0, 0, 0)
+    keeper.limit(ms=365 * DAY_MS)
+    keeper.visit()
+    assert keeper.starts == []
+    keeper.limit(records=1)
+    keeper.host.settle(keeper.host.config.retention_check_ms)
+    keeper.visit()
+    assert keeper.starts == [2]
+
+
 def test_a_young_batch_protects_what_follows_it(keeper: Keeper) -> None:
     keeper.commit(3 * DAY_MS, 0, 3 * DAY_MS)
     keeper.limit(ms=DAY_MS)

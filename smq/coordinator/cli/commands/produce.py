@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 
 from smq.clients import BatchMetadata, Producer, RecordMetadata
-from smq.coordinator.cli.common import CONNECT_TIMEOUT_MS, counted, json_option, open_admin, run
+from smq.coordinator.cli.common import CONNECT_TIMEOUT_MS, answered, counted, json_option, open_admin, run
 from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.input import FORMATS, InputError, InputRecord, LineSource, Shape, format_of, read_records
+from smq.coordinator.cli.moments import SPAN
 from smq.coordinator.cli.record_format import parse_headers
 from smq.coordinator.cli.waiting import Waiting
 from smq.coordinator.user_errors import Interrupted
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 CHUNKS_AHEAD: Final = 4  # read and not sent yet: bounds memory, and keeps the reader busy
 PROGRESS_INTERVAL_S: Final = 0.1
+REQUEST_TIMEOUT_MS: Final = 30_000.0  # of one attempt, as the client's own default
 DELIVERIES_MAX: Final = 64  # chunks sent and not yet acknowledged; beyond, wait for the oldest
 
 _Item = tuple[list[InputRecord], int] | Exception | None
@@ -57,6 +59,14 @@ Delivery = asyncio.Future[list[BatchMetadata]] | asyncio.Future[RecordMetadata]
 @click.option("--partition", "-p", type=int, help="Send all records there. Default: by key, or spread evenly.")
 @click.option("--compression", type=click.Choice(sorted(CODECS)), default="lz4", show_default=True)
 @click.option("--acks", type=click.Choice(["all", "leader", "none"]), default="all", show_default=True)
+@click.option(
+    "--delivery-timeout",
+    "delivery_ms",
+    type=SPAN,
+    default="2m",
+    show_default=True,
+    help="Give up a record that is not acknowledged within this, such as 30s.",
+)
 @json_option
 @bootstrap_option
 def produce(
@@ -70,6 +80,7 @@ def produce(
     partition: int | None,
     compression: str,
     acks: Literal["all", "leader", "none"],
+    delivery_ms: float,
     as_json: bool,
     bootstrap: str,
 ) -> None:
@@ -96,7 +107,15 @@ def produce(
     sending: list[_Sending] = []
 
     async def work() -> int:
-        producer = Producer(bootstrap, acks=acks, compression=compression, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+        answered()  # `cli.waiting` knows the reasons
+        producer = Producer(
+            bootstrap,
+            acks=acks,
+            compression=compression,
+            delivery_timeout_ms=delivery_ms,
+            request_timeout_ms=min(delivery_ms, REQUEST_TIMEOUT_MS),
+            connect_timeout_ms=CONNECT_TIMEOUT_MS,
+        )
         with _progress(fd, source, producer):
             async with producer:
                 sending.append(_Sending(producer, topic, chunks, partition))

@@ -56,6 +56,8 @@ def test_a_separator_divides_key_and_value(smq: Smq, produce: Smq) -> None:
         (("--key-separator", ""), "--key-separator is empty"),
         (("--key-separator", ":", "--format", "jsonl"), "needs --format lines"),
         (("-H", "=1"), "is no header"),
+        (("--delivery-timeout", "5"), "'5' is no duration: write a number and a unit (500ms, 30s, 5m)"),
+        (("--delivery-timeout", "0s"), "is no duration"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(produce: Smq, options: tuple[str, ...], says: str) -> None:

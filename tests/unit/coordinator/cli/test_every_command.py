@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -46,13 +48,18 @@ def every_command() -> Iterator[tuple[str, click.Command]]:
 
 
 COMMANDS = dict(every_command())
+SHELL_LINES = COMMANDS["completion"].help or ""  # its lines for a start-up file are its examples
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - WITHOUT_JSON))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_a_command_has_json_and_an_example(name: str) -> None:
     command = COMMANDS[name]
-    assert any("--json" in p.opts for p in command.params), name
-    assert "Example" in (command.help or ""), name
+    assert any("--json" in p.opts for p in command.params) is (name not in WITHOUT_JSON)
+    told = (command.help or "").partition("Example")[2] or SHELL_LINES
+    examples = re.findall(rf"smq {name}(?![-\w])([^|<;\n)]*)", told)
+    assert examples, name
+    for words in map(shlex.split, examples):
+        command.make_parser(click.Context(command)).parse_args(words)  # an option that is none raises
 
 
 def test_summaries_are_those_of_the_commands_and_are_not_cut() -> None:

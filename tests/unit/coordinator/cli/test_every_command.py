@@ -48,6 +48,7 @@ def every_command() -> Iterator[tuple[str, click.Command]]:
 
 
 COMMANDS = dict(every_command())
+PAGE = Path(__file__).parents[4] / "docs" / "cli.md"
 SHELL_LINES = COMMANDS["completion"].help or ""  # its lines for a start-up file are its examples
 
 
@@ -60,6 +61,16 @@ def test_a_command_has_json_and_an_example(name: str) -> None:
     assert examples, name
     for words in map(shlex.split, examples):
         command.make_parser(click.Context(command)).parse_args(words)  # an option that is none raises
+
+
+def documented() -> dict[str, set[str]]:
+    """Command -> the fields that docs/cli.md names."""
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    return {name: set(re.findall(r"`(\w+)`", text)) for names, text in rows for name in re.findall(r"`(.*?)`", names)}
+
+
+def test_the_page_names_the_document_of_every_command_with_json() -> None:
+    assert COMMANDS.keys() - WITHOUT_JSON - documented().keys() == set()
 
 
 def test_summaries_are_those_of_the_commands_and_are_not_cut() -> None:
@@ -86,6 +97,7 @@ def test_changes_are_reported_as_json(smq: Smq) -> None:
         (("node", "undrain", 1), {"node": 1, "drained": False}),
     ):
         assert json.loads(smq(*arguments, "--json").stdout) == expected
+        assert expected.keys() <= documented()[" ".join(map(str, arguments[:2]))]
 
 
 def test_errors_are_json_too(smq: Smq) -> None:

@@ -16,10 +16,12 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.cli import root
 from smq.coordinator.cli.moments import MOMENT
 from smq.coordinator.cli.root import SUMMARIES, cli
 from smq.coordinator.cli.tables import Table
+from smq.records import NewRecord
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.node_process import CLI
 
@@ -128,6 +130,12 @@ def test_deletions_ask_only_at_a_terminal(smq: Smq, cluster: FakeCluster, monkey
         refused = smq("topic", "delete", "t", input=answer)
         assert (refused.exit_code, "nothing was done" in refused.stderr) == (1, True)
         assert "t" in cluster.topics
+    cluster.append("t", 0, [NewRecord(b"k", b"v", 1)])
+    cluster.groups["readers"] = pb.DescribeGroupResponse(group=pb.GroupSummary(group="readers", state="Empty"))
+    for other in (("topic", "trim", "t", "--offset", 1, "--partition", 0), ("group", "delete", "readers")):
+        refused = smq(*other, input="n\n")
+        assert (refused.exit_code, "nothing was done" in refused.stderr) == (1, True), other
+    assert (cluster.topics["t"][0].log_start, set(cluster.groups)) == (0, {"readers"})
     assert smq("topic", "delete", "t", input="y\n").exit_code == 0
     cluster.create("t", 1)
     assert smq("topic", "delete", "t", "--yes").exit_code == 0
@@ -156,8 +164,6 @@ def test_a_completion_script_names_the_command(smq: Smq, shell: str) -> None:
 def test_names_of_topics_and_groups_are_completed(
     cluster: FakeCluster, environment: dict[str, str], words: str, last: str, expected: set[str]
 ) -> None:
-    from smq.clients.pb import smq_pb2 as pb
-
     cluster.create("two", 1)
     cluster.groups["readers"] = pb.DescribeGroupResponse(group=pb.GroupSummary(group="readers", state="Empty"))
     asked = {"_SMQ_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}

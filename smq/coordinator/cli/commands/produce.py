@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Final, Literal, NamedTuple
 
 import click
 
@@ -27,9 +27,6 @@ from smq.coordinator.cli.record_format import parse_headers
 from smq.coordinator.cli.waiting import Waiting
 from smq.coordinator.user_errors import Interrupted
 from smq.records import CODECS
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 CHUNKS_AHEAD: Final = 4  # read and not sent yet: bounds memory, and keeps the reader busy
 PROGRESS_INTERVAL_S: Final = 0.1
@@ -259,8 +256,8 @@ class _ChunkReader:
 def _progress(fd: int, source: LineSource, producer: Producer) -> Iterator[None]:
     """Standard error gets a line for what the command waits for and, if it is a terminal, a bar: bytes read of the
     file, and records acknowledged."""
-    with _bar(fd) as (progress, task):
-        waiting = Waiting(lambda line: progress.console.print(line, markup=False, highlight=False, soft_wrap=True))
+    with _bar(fd) if _has_bar(fd) else nullcontext(_NO_BAR) as bar:
+        waiting = Waiting(bar.say)
 
         def look() -> None:
             waiting.look(producer.waits_for, producer.stats.records_acked, time.monotonic())
@@ -268,7 +265,7 @@ def _progress(fd: int, source: LineSource, producer: Producer) -> Iterator[None]
         async def watch() -> None:
             while True:
                 look()
-                progress.update(task, completed=source.bytes_read, acked=producer.stats.records_acked)
+                bar.update(source.bytes_read, producer.stats.records_acked)
                 await asyncio.sleep(PROGRESS_INTERVAL_S)
 
         watcher = asyncio.create_task(watch())
@@ -279,14 +276,25 @@ def _progress(fd: int, source: LineSource, producer: Producer) -> Iterator[None]
             watcher.cancel()
 
 
+class _Bar(NamedTuple):
+    say: Callable[[str], None]  # a line
+    update: Callable[[int, int], None]  # bytes read, records acknowledged
+
+
+_NO_BAR: Final = _Bar(lambda line: click.echo(line, err=True), lambda _read, _acked: None)
+
+
+def _has_bar(fd: int) -> bool:
+    """Not if standard error is no terminal, or if the user types the records."""
+    return sys.stderr.isatty() and not (fd == sys.stdin.fileno() and sys.stdin.isatty())
+
+
 @contextmanager
-def _bar(fd: int) -> Iterator[tuple["Progress", "TaskID"]]:
-    """Hidden if standard error is no terminal, or if the user types the records."""
-    from rich.console import Console  # slow to import, and `smq --help` needs none of it
+def _bar(fd: int) -> Iterator[_Bar]:
+    from rich.console import Console  # slow to import, and most calls show no bar
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    is_hidden = not console.is_terminal or (fd == sys.stdin.fileno() and sys.stdin.isatty())
     about = os.fstat(fd)
     total = about.st_size if stat.S_ISREG(about.st_mode) else None
     columns = (
@@ -295,5 +303,9 @@ def _bar(fd: int) -> Iterator[tuple["Progress", "TaskID"]]:
         TextColumn("{task.fields[acked]:,} records stored"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
-        yield progress, progress.add_task("produce", total=total, acked=0)
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("produce", total=total, acked=0)
+        yield _Bar(
+            lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+            lambda read, acked: progress.update(task, completed=read, acked=acked),
+        )

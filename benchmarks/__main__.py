@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import (
+    commands,
     commit_rounds,
     compaction,
     failover,
@@ -61,6 +62,7 @@ def _sections_alone(quick: bool) -> dict[str, Callable[[Report], None]]:
     """Sections that need no cluster."""
     return {
         "judging": lambda r: judging.measure(r, operations=100_000 if quick else 1_000_000),
+        "commands": lambda r: commands.measure(r, times=3 if quick else 15),
         "rounds": lambda r: rounds.measure(r, rounds=300 if quick else 3_000),
     }
 

@@ -21,7 +21,7 @@ from smq.clients.partition_queue import (
 )
 from smq.clients.partition_queue import ProducerIdentity as ProducerIdentity
 from smq.clients.partitioner import TopicQueues
-from smq.clients.retry import Backoff, RandomFn, Verdict, judge_batch
+from smq.clients.retry import Backoff, RandomFn, Verdict, judge_batch, of_partition
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import Headers, open_batch
 
@@ -321,12 +321,12 @@ class Accumulator:
                 self._give_up(batch, self._expiry_error(batch))
 
     def _expiry_error(self, batch: Batch) -> SmqError:
-        where = f"{batch.topic}/{batch.partition}"
         timeout_ms = self.settings.delivery_timeout_ms
-        message = f"{batch.count} records for {where} were not acknowledged in {timeout_ms:.0f} ms"
+        message = f"no acknowledgement in {timeout_ms:.0f} ms of {batch.in_words}"
         last = batch.last_error
         if last is None:
             return SmqError(ErrorCode.LEADER_UNAVAILABLE, f"{message}: no leader was found")
+        last = of_partition(last)
         code = last.code if last.code.is_definite and not batch.outcome_unknown else ErrorCode.TIMED_OUT
         return SmqError(code, f"{message}; the last answer was {last.code.name}: {last.message}", last.details)
 

@@ -19,7 +19,7 @@ from smq.clients.errors import build, error_from_rpc
 from smq.clients.forked import check_owner
 from smq.clients.metadata import Metadata, parse_bootstrap, view_from_message
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.retry import Backoff, RandomFn, Step, decide_call
+from smq.clients.retry import Backoff, RandomFn, Step, decide_call, of_partition
 from smq.clients.tls import Tls, tls_from_environment
 from smq.raft_state.errors import ErrorCode, SmqError
 
@@ -157,7 +157,7 @@ class ClusterClient:
                 random=self.random,
             )
             if decision.step is Step.GIVE_UP:
-                raise error
+                raise of_partition(error) if topics else error
             if decision.wait_ms:
                 await asyncio.sleep(decision.wait_ms / 1000.0)
             if self._is_closed:

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 from smq.clients.errors import build, error_from_detail
 from smq.clients.metadata import Metadata
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.retry import Backoff, RandomFn, needs_refresh
+from smq.clients.retry import Backoff, RandomFn, needs_refresh, of_partition
 from smq.clients.types import RawBatch, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
 
@@ -237,7 +237,8 @@ class FetchPlanner:
             fetch.stalled_since_ms = now_ms
         may_pass = error.code.is_retriable or (needs_refresh(error) and fetch.attempts < LAGGING_ANSWERS_MAX)
         if not may_pass or now_ms - fetch.stalled_since_ms >= self.settings.stall_timeout_ms:
-            fetch.error = SmqError(error.code, f"{fetch.topic}/{fetch.partition}: {error.message}", error.details)
+            shown = of_partition(error)
+            fetch.error = SmqError(shown.code, f"{fetch.topic}/{fetch.partition}: {shown.message}", shown.details)
             return True
         if error.code in _AVOID:
             fetch.avoid[address] = now_ms + AVOID_REPLICA_MS

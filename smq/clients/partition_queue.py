@@ -97,11 +97,15 @@ class Batch:
 
     def final_error(self, error: SmqError) -> SmqError:
         """The error for the sender: never a definite one if an earlier attempt may have been stored."""
-        where = f"{self.topic}/{self.partition}"
         if not self.outcome_unknown or not error.code.is_definite:
             return error
-        message = f"it is unknown whether {self.count} records for {where} are stored; the last answer was {error}"
+        message = f"the outcome of {self.in_words} is unknown; the last answer was {error}"
         return SmqError(ErrorCode.TIMED_OUT, message, error.details)
+
+    @property
+    def in_words(self) -> str:
+        """For an error message."""
+        return f"{self.count} record{'' if self.count == 1 else 's'} for {self.topic}/{self.partition}"
 
 
 class PartitionQueue:

@@ -119,6 +119,14 @@ def judge_batch(error: SmqError, *, is_head: bool, refusals: int, acks_all: bool
     return Verdict.RETRY if code.is_retriable else Verdict.FAIL
 
 
+def of_partition(error: SmqError) -> SmqError:
+    """The error for the user of a partition whose nodes do not answer. UNREACHABLE would say to look for the
+    cluster, and the cluster has been found."""
+    if error.code is not ErrorCode.UNREACHABLE:
+        return error
+    return SmqError(ErrorCode.LEADER_UNAVAILABLE, error.message, error.details)
+
+
 def needs_refresh(error: SmqError) -> bool:
     """True if the error says that the client's metadata may be out of date."""
     return error.code in _STALE_LEADER or error.code in _POSSIBLE_FROM_LAGGING_NODE

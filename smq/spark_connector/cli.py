@@ -18,6 +18,8 @@ def spark_shell(bootstrap: str, master: str, settings: tuple[str, ...]) -> None:
     """Opens a Python shell with a Spark session on a running cluster.
 
     Commands may also be piped in: their output goes to standard output, and the exit code is 1 if one failed.
+
+    Example: smq spark-shell --cluster-dir D
     """
     conf = {}
     for setting in settings:

@@ -62,7 +62,8 @@ def test_dev_produce_and_consume_round_trip_as_a_newcomer_types_it(dev: Foregrou
     assert (record["offset"], record["value"]) == (1, "world")
     listed = run_cli("topic", "list", *bootstrap)
     assert "greetings" in listed.stdout
-    assert run_cli("status", *bootstrap).returncode == 0
+    status = run_cli("status", *bootstrap)
+    assert (status.returncode, str(dev.nodes()[0]["kafka"]) in status.stdout) == (0, True)
     assert (tmp_path / "smq-data").is_dir()
 
 

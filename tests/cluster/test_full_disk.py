@@ -1,9 +1,11 @@
-"""A file system that fills up, a real one: records are refused, everything else goes on, and records come again.
+"""A disk down to its reserve: records are refused, everything else goes on, and records come again.
 
-The three nodes share one small tmpfs, so all fill up together, and no node with space is left to hand leadership to.
+In the long test a real file system fills up: three nodes share one small tmpfs, so all fill up together, and no node
+with space is left to hand leadership to. In the short one the reserve is larger than any disk.
 """
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,9 +15,7 @@ import pytest
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.cluster import Cluster
-from smq.testing.node_process import wait_for
-
-pytestmark = pytest.mark.full
+from smq.testing.node_process import run_cli, wait_for
 
 SIZE_MIB, GROWN_MIB = 700, 1_400
 RESERVE_MIB = 256  # the default
@@ -68,6 +68,7 @@ def _published(cluster: Cluster, topic: str) -> int | None:
     return leader.raw.publish_values(topic, 0, [b"again"]).base_offset + 1
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_full_file_system_refuses_records_and_nothing_else(small_disk: Path) -> None:
     cluster = Cluster(small_disk)
@@ -98,3 +99,22 @@ def test_a_full_file_system_refuses_records_and_nothing_else(small_disk: Path) -
         assert all(kept[offset] == VALUE for offset in offsets)
     finally:
         cluster.stop()
+
+
+def test_the_command_line_names_a_disk_below_its_reserve_while_it_waits_and_fails(tmp_path: Path) -> None:
+    """`smq produce` said nothing for a minute, and `smq status` was content."""
+    cluster = Cluster(tmp_path, size=1)
+    try:
+        cluster.start().tune(disk_reserve_bytes=1 << 50)
+        cluster.kill(1)
+        cluster.restart(1)
+        topic, where = cluster.make_topic(), ("--bootstrap", cluster.nodes[1].grpc)
+        sent = run_cli("produce", topic, "--delivery-timeout", "3s", *where, input="x\n")
+        status = run_cli("status", *where)
+    finally:
+        cluster.stop()
+    first, *_, last = sent.stderr.splitlines()
+    assert re.match(rf"waiting for the next attempt at {topic}/0 \(STORAGE_FULL: node 1 has \d+ MiB left", first)
+    assert sent.returncode == 1
+    assert last.startswith(f"smq: STORAGE_FULL: no acknowledgement in 3000 ms of 1 record for {topic}/0")
+    assert (status.returncode, "node 1 has" in status.stdout) == (1, True)

@@ -1,4 +1,7 @@
-"""A node that has lost its quorum: a clear, retriable error within the deadline, never a hang; works after the heal."""
+"""A node that has lost its quorum: a clear, retriable error within the deadline, never a hang; works after the heal.
+
+And what the command line says without a quorum, or without a leader.
+"""
 
 import secrets
 import signal
@@ -11,7 +14,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import RawNode, Unanswered
-from smq.testing.node_process import wait_for
+from smq.testing.node_process import run_cli, wait_for
 
 ASKED_MS = 1_500
 HANG_S = 12.0  # far beyond what was asked, on whatever machine; a call that is forgotten ends at its own 15 s
@@ -116,3 +119,33 @@ def test_readyz_reports_that_the_quorum_is_gone_and_that_it_is_back(fault_cluste
     assert fault_cluster.http_status(survivor, "/healthz") == 200
     fault_cluster.restart(*others)
     fault_cluster.wait_http(survivor, "/readyz", 200)
+
+
+def test_the_command_line_says_that_a_partition_has_no_leader_and_fails(fault_cluster: Cluster) -> None:
+    topic = fault_cluster.make_topic(replication_factor=1)
+    leader = fault_cluster.wait_leader(topic, 0)
+    fault_cluster.kill(leader)
+    where = ("--bootstrap", ",".join(node.grpc for node in fault_cluster.alive()))
+    sent = run_cli("produce", topic, "--delivery-timeout", "3s", *where, input="x\n")
+    read = run_cli("consume", topic, *where)
+    status = run_cli("status", *where)
+    assert sent.stderr.startswith(f"waiting for a leader of {topic}/0")
+    assert "`smq status` shows which nodes are up" in sent.stderr.splitlines()[-1]
+    (why,) = read.stderr.splitlines()
+    assert "`smq status`" in why
+    assert f"no leader: {topic}/0" in status.stdout
+    assert [sent.returncode, read.returncode, status.returncode] == [1, 1, 1]
+
+
+def test_the_command_line_says_that_there_is_no_quorum_and_fails(lonely: tuple[str, RawNode]) -> None:
+    topic, node = lonely
+    where = ("--bootstrap", node.address)
+    sent = run_cli("produce", topic, "--delivery-timeout", "3s", *where, input="x\n")
+    made = run_cli("topic", "create", f"{topic}-u", *where)
+    status = run_cli("status", *where)
+    assert sent.stderr.startswith("waiting for ")
+    (why,) = made.stderr.splitlines()
+    assert "NO_QUORUM" in why
+    assert "`smq status`" in why
+    assert "does not answer" in status.stdout
+    assert [sent.returncode, made.returncode, status.returncode] == [1, 1, 1]

@@ -8,6 +8,7 @@ import json
 import socket
 import sys
 from collections.abc import Coroutine
+from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 import click
@@ -32,6 +33,7 @@ def open_admin(bootstrap: str, timeout_ms: float = CALL_TIMEOUT_MS) -> "clients.
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON, errors included (docs/cli.md).")
 yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask, even on a terminal.")
+_notice: Final[ContextVar[asyncio.TimerHandle | None]] = ContextVar("notice", default=None)
 _NO_MAJORITY: Final = frozenset({ErrorCode.NO_QUORUM, ErrorCode.LEADER_UNAVAILABLE, ErrorCode.NODE_NOT_READY})
 
 
@@ -48,20 +50,33 @@ def run(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
 
 
 async def _with_notice(work: Coroutine[Any, Any, T]) -> T:
-    """A person at the terminal learns after a while that the command waits for the cluster."""
-    if not sys.stderr.isatty():
+    """A person at the terminal learns after a while that the command waits for the cluster's first answers."""
+    if not is_watched():
         return await work
     notice = "waiting for an answer: the cluster may lack a leader, or a majority of its nodes (`smq status`)"
     timer = asyncio.get_running_loop().call_later(NOTICE_S, lambda: click.echo(notice, err=True))
+    _notice.set(timer)
     try:
         return await work
     finally:
         timer.cancel()
 
 
+def answered() -> None:
+    """For a command that goes on for longer than its first answers take: from here on it is not the cluster that it
+    waits for, or it says so by itself."""
+    if (timer := _notice.get()) is not None:
+        timer.cancel()
+
+
 def done(text: str, *, as_json: bool, **fields: object) -> None:
     """The last word of a command that has changed something: a sentence, or with --json the fields as one object."""
     click.echo(json.dumps(fields, ensure_ascii=False) if as_json else text)
+
+
+def is_watched() -> bool:
+    """Whether a person reads standard error. Scripts get errors there, and nothing else."""
+    return sys.stderr.isatty()
 
 
 def is_terminal() -> bool:

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from smq.clients import Consumer, StartAt
-from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, counted, json_option, open_admin, run
+from smq.coordinator.cli.common import (
+    CALL_TIMEOUT_MS,
+    CONNECT_TIMEOUT_MS,
+    answered,
+    counted,
+    json_option,
+    open_admin,
+    run,
+)
 from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.export_files import FORMATS, RecordFile, record_file
@@ -77,6 +85,7 @@ def topic_export(
 
     async def work() -> list[ExportRange]:
         ranges = await _ranges(bootstrap, topic, partitions, first, end)
+        answered()
         with record_file(path, chosen) as file:
             await _copy(bootstrap, topic, ranges, file)
         return ranges

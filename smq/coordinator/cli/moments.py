@@ -1,6 +1,6 @@
-"""How the command line writes a time: an age, or a date and time.
+"""How the command line writes a time (an age, or a date and time) and a duration.
 
-Owns the type of such options. Commands import it.
+Owns the types of such options. Commands import it.
 """
 
 import re
@@ -40,4 +40,17 @@ class Moment(click.ParamType):  # type: ignore[type-arg] # generic in the newest
         return found
 
 
+class Span(click.ParamType):  # type: ignore[type-arg] # as above
+    """Milliseconds, of 500ms, 30s, 5m or 12h."""
+
+    name = "DURATION"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = _AGE.fullmatch(str(value))
+        if found is None or not int(found[1]):
+            self.fail(f"{str(value)!r} is no duration: write a number and a unit (500ms, 30s, 5m)", param, ctx)
+        return int(found[1]) * _SECONDS[found[2]] * 1_000
+
+
 MOMENT: Final = Moment()
+SPAN: Final = Span()

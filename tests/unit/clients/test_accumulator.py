@@ -301,6 +301,16 @@ def test_expired_batch_reports_the_last_definite_answer() -> None:
     assert "the disk is full" in error.message
 
 
+def test_expired_batch_whose_leader_is_gone_does_not_send_the_user_to_look_for_the_cluster() -> None:
+    w = World()
+    w.add_batches(b"a")
+    w.refuse(w.sends()[0], SmqError(ErrorCode.UNREACHABLE, "no node answers at h:1"))
+    [(_, error)] = w.poll(after_ms=1_000).failed
+    assert error.code is ErrorCode.LEADER_UNAVAILABLE
+    assert "no acknowledgement in 1000 ms of 1 record for" in error.message
+    assert "h:1" in error.message
+
+
 def test_batch_in_flight_does_not_expire_before_its_answer() -> None:
     w = World()
     w.add_batches(b"a")

@@ -95,6 +95,28 @@ def test_grpc_failure_becomes_an_error_that_names_the_address(status: grpc.Statu
     assert "host:1" in error.message or code is ErrorCode.LIMIT_EXCEEDED
 
 
+@pytest.mark.parametrize(
+    ("sign", "says"),
+    [
+        (
+            "Ssl handshake failed: error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER",
+            "uses TLS, and",
+        ),
+        ("error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED", "not signed by this client's CA"),
+        ("connect: Connection refused (111)", "connection refused"),
+        ("Hostname Verification Check failed.", "for another host name"),
+        ("Socket closed", "does it ask for TLS"),
+    ],
+)
+def test_a_connection_that_was_not_made_is_told_in_plain_words_and_sent_nothing(sign: str, says: str) -> None:
+    text = f"failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7401: {sign}"
+    error = error_from_rpc(Failure(grpc.StatusCode.UNAVAILABLE, text), "host:1")
+    assert (error.code, error.code.is_definite) == (ErrorCode.UNREACHABLE, True)
+    assert says in error.message
+    assert "nothing was sent" in str(error)
+    assert "SSL" not in error.message
+
+
 def test_garbage_trailers_are_ignored() -> None:
     error = error_from_rpc(Failure(grpc.StatusCode.UNAVAILABLE, "", ((ERROR_METADATA_KEY, b"\xff\xff"),)), "h:1")
     assert error.code is ErrorCode.TIMED_OUT

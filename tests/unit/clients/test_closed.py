@@ -11,6 +11,7 @@ from smq.clients import (
     Admin,
     ClientClosed,
     Consumer,
+    Forked,
     OffsetAssigner,
     Producer,
     SmqError,
@@ -149,6 +150,21 @@ def test_in_a_forked_child_everything_of_the_parents_raises_at_once() -> None:
             cluster.append("t", 0, [NewRecord(b"k", b"lets the held one go", 1)])
             assert waiting.result(20).offset == 0
             assert admin.list_topics(), "the parent's clients go on"
+
+
+def _names_of_topics(address: str) -> object:
+    return _lists_topics(address)()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_pool_of_forked_children_gets_the_error_too() -> None:
+    """The error must survive pickling: a pool waits for ever for what it cannot read."""
+    with cluster_in_thread(1, t=1) as cluster, SyncAdmin(cluster.servers) as admin:
+        assert admin.list_topics()
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            asked = pool.apply_async(_names_of_topics, (cluster.servers,))
+            with pytest.raises(Forked, match="by multiprocessing's spawn method"):
+                asked.get(30)
 
 
 def test_a_client_that_reaches_nobody_fails_within_its_timeout_and_says_that_nothing_was_sent() -> None:

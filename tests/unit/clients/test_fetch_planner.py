@@ -152,6 +152,15 @@ def test_passing_failures_are_silent_and_lasting_ones_are_raised() -> None:
     assert planner.plan(1e9) == [], "until the reader has heard of it"
 
 
+def test_replicas_that_are_gone_are_reported_as_a_partition_without_them() -> None:
+    planner = planner_of([1], stall_timeout_ms=0.0)
+    [plan] = planner.plan(0.0)
+    assert planner.failed(plan, SmqError(ErrorCode.UNREACHABLE, "no node answers at h:1"), 0.0)
+    error = planner.assigned[T, 0].error
+    assert error is not None
+    assert (error.code, "h:1" in error.message) == (ErrorCode.LEADER_UNAVAILABLE, True)
+
+
 def test_out_of_range_is_raised_immediately() -> None:
     planner = planner_of([1])
     [plan] = planner.plan(0.0)

@@ -25,6 +25,24 @@ def test_values_go_through_a_topic_in_the_format_that_was_chosen() -> None:
     assert [STRING.decode(r.value) for r in (third, fourth)] == ["x", None]
 
 
+def test_a_record_that_does_not_decode_stops_no_reader() -> None:
+    """It would, if the consumer decoded: it could return neither that record nor those behind it."""
+    with cluster_in_thread(1, t=1) as cluster:
+        with SyncProducer(cluster.servers) as producer:
+            producer.send_many("t", [b'"a"', b"{", b'"c"'])
+        found, broken = [], []
+        with SyncConsumer(cluster.servers, group="g") as consumer:
+            consumer.assign("t", end_offset="latest")
+            for record in consumer:
+                try:
+                    found.append(JSON.decode(record.value))
+                except InvalidRequest:
+                    broken.append(record.offset)
+            consumer.commit()
+            assert consumer.committed()["t", 0].offset == 3
+    assert (found, broken) == (["a", "c"], [1])
+
+
 def test_what_a_format_cannot_hold_is_a_typed_error() -> None:
     for wrong in (object(), float("nan")):
         with pytest.raises(InvalidRequest, match="cannot be encoded"):

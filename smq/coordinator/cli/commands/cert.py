@@ -34,7 +34,10 @@ def cert() -> None:
 @_directory
 @click.option("--days", type=click.IntRange(min=1), default=CA_DAYS, show_default=True, help="Days it is valid.")
 def cert_init(directory: Path, days: int) -> None:
-    """Makes a new authority in DIRECTORY/ca."""
+    """Makes a new authority in DIRECTORY/ca.
+
+    Example: smq cert init certs
+    """
     make_authority(directory, "smq CA", days=days)
     click.echo(f"{authority(directory).ca} signs what `smq cert node` and `smq cert client` make")
 
@@ -46,7 +49,10 @@ def cert_init(directory: Path, days: int) -> None:
 @click.option("--host", "hosts", multiple=True, help="Name or address by which clients reach it; may be repeated.")
 @_days
 def cert_node(directory: Path, cluster_id: str, node_id: int, hosts: tuple[str, ...], days: int) -> None:
-    """Makes or renews the certificate of one node, in DIRECTORY/node-N. It always includes the loopback names."""
+    """Makes or renews the certificate of one node, in DIRECTORY/node-N. It always includes the loopback names.
+
+    Example: smq cert node certs --cluster-id prod --node 1 --host node1.example.com
+    """
     made = make_node(directory.absolute(), cluster_id=cluster_id, node_id=NodeId(node_id), hosts=hosts, days=days)
     _report(made, f"names {node_uri(cluster_id, NodeId(node_id))} and ")
     click.echo("\n".join(tls_table(made.ca, made.certificate, made.key)))
@@ -57,7 +63,10 @@ def cert_node(directory: Path, cluster_id: str, node_id: int, hosts: tuple[str, 
 @click.option("--name", default=OPERATOR, show_default=True, help="The client's name: the certificate's common name.")
 @_days
 def cert_client(directory: Path, name: str, days: int) -> None:
-    """Makes or renews the certificate of a client, in DIRECTORY/client-NAME."""
+    """Makes or renews the certificate of a client, in DIRECTORY/client-NAME.
+
+    Example: smq cert client certs --name alice
+    """
     made = make_client(directory.absolute(), name, days=days)
     _report(made)
     files = {"CA": made.ca, "CERTIFICATE": made.certificate, "KEY": made.key}
@@ -67,7 +76,10 @@ def cert_client(directory: Path, name: str, days: int) -> None:
 @cert.command("show")
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def cert_show(files: tuple[Path, ...]) -> None:
-    """Shows when certificates expire, the first of each file. Exit code 1 if one has expired."""
+    """Shows when certificates expire, the first of each file. Exit code 1 if one has expired.
+
+    Example: smq cert show certs/*/*.crt
+    """
     now = datetime.now(UTC)
     has_expired = False
     for path in files:

@@ -79,7 +79,10 @@ def dev(
     tls: bool,
     ready_file: Path | None,
 ) -> None:
-    """Runs one node in the foreground, for development."""
+    """Runs one node in the foreground, for development.
+
+    Example: smq dev --ephemeral
+    """
     ports = Ports(grpc=grpc_port, http=http_port, kafka=kafka_port)
     with contextlib.ExitStack() as stack:
         if ephemeral:
@@ -147,7 +150,10 @@ def cluster(
     tls: bool,
     ready_file: Path | None,
 ) -> None:
-    """Runs a cluster of several node processes on this machine, in the foreground."""
+    """Runs a cluster of several node processes on this machine, in the foreground.
+
+    Example: smq cluster --nodes 3 --data-dir D --tls
+    """
     ports = Ports(grpc=grpc_port, http=http_port, kafka=kafka_port)
     with hold_directory(data_dir):
         remove_ready_file(ready_file)
@@ -217,7 +223,10 @@ async def _cluster(config_paths: list[Path], data_dir: Path, ready_file: Path | 
 @click.option("--child", is_flag=True, hidden=True, help="Stop when stdin ends: the parent holds its other end.")
 def serve(config_path: Path | None, insecure: bool, settings: tuple[str, ...], child: bool) -> None:
     """Runs one node in the foreground from its node.toml. What --set gives takes precedence over variables of the
-    environment (SMQ_NODE_ID and so on), and these over the file."""
+    environment (SMQ_NODE_ID and so on), and these over the file.
+
+    Example: smq serve --config /etc/smq/node.toml --set rack=a
+    """
     # A child's file was written for it, and variables are for one node: those of the parent are not the child's.
     config = load_config(config_path, insecure=insecure, environment={} if child else os.environ)
     config = replace(config, settings=config.settings | parse_settings(settings))

@@ -16,7 +16,7 @@ import click
 
 from smq.clients import OFFSET_TYPES, Admin, Consumer, ConsumerRecord, StartAt
 from smq.clients.types import TopicPartition
-from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, json_option, open_admin, run
+from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, answered, json_option, open_admin, run
 from smq.coordinator.cli.completions import GROUP, TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.moments import MOMENT
@@ -98,6 +98,7 @@ def consume(
             group=group,
             from_replica=from_replica,
             connect_timeout_ms=CONNECT_TIMEOUT_MS,
+            request_timeout_ms=CALL_TIMEOUT_MS,
             stall_timeout_ms=CALL_TIMEOUT_MS,
         ) as consumer:
             async with open_admin(bootstrap) as admin:
@@ -105,6 +106,7 @@ def consume(
                 starts = dict.fromkeys(assigned, start) if offset is None else await _starts(admin, assigned, offset)
                 positions = await consumer.assign({tp: _or_default(s, group) for tp, s in starts.items()})
                 ends = None if follow else await _ends(admin, assigned, until)
+            answered()
             for tp, position in positions.items():
                 _report_moved(tp, starts[tp], position)
             reading = _Reading(

@@ -39,7 +39,10 @@ def disk_renew(directory: Path) -> None:
     Use it for a copy that is restored while the other nodes are up, for one node at a time. A majority of renewed
     disks can never rejoin, and there is no way back. The other nodes recognise most old copies by themselves, but not a
     copy made while a node was away that is back now. After this command they need not recognise it. The records in
-    DIRECTORY are kept."""
+    DIRECTORY are kept.
+
+    Example: smq disk renew /var/lib/smq
+    """
     with _opened(directory) as opened:
         replace_disk_id(opened, SystemRng(), "its operator said that its data directory is an old copy", [], _nothing)
     click.echo(
@@ -55,7 +58,10 @@ def disk_forget(directory: Path) -> None:
     """Makes DIRECTORY forget what it knows of the state of other nodes' disks.
 
     Use it only if all nodes were restored from copies of different moments, and then on each of them: otherwise the
-    newest copies would reject the others as old. Records acknowledged after the oldest copies may be lost."""
+    newest copies would reject the others as old. Records acknowledged after the oldest copies may be lost.
+
+    Example: smq disk forget /var/lib/smq
+    """
     with _opened(directory) as opened:
         journal = RaftJournal()
         for _ in journal.load(opened):

@@ -21,7 +21,10 @@ _LEADING_DOT: Final = re.compile(r"^([.'])", re.MULTILINE)  # roff would take th
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.pass_context
 def man(ctx: click.Context, directory: Path) -> None:
-    """Writes the man pages smq.1, smq-topic.1 and so on into DIRECTORY, such as ~/.local/share/man/man1."""
+    """Writes the man pages smq.1, smq-topic.1 and so on into DIRECTORY, such as ~/.local/share/man/man1.
+
+    Example: smq man ~/.local/share/man/man1
+    """
     directory.mkdir(parents=True, exist_ok=True)
     root = ctx.find_root()
     assert isinstance(root.command, click.Group)

@@ -13,7 +13,7 @@ import click
 from smq.clients import Admin
 from smq.clients.types import ClusterDescription
 from smq.coordinator.cli.command_group import CommandGroup
-from smq.coordinator.cli.common import counted, done, json_option, open_admin, run
+from smq.coordinator.cli.common import answered, counted, done, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.tables import Table, print_table
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -84,6 +84,7 @@ def node_drain(number: int, no_wait: bool, as_json: bool, bootstrap: str) -> Non
     async def work() -> str:
         async with open_admin(bootstrap) as admin:
             await admin.set_node_drained(number, True)
+            answered()
             if no_wait:
                 return f"node {number} is being drained: `smq node list` shows what it still leads"
             return await _wait_drained(admin, number)

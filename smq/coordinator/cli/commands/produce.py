@@ -11,27 +11,26 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Final, Literal, NamedTuple
 
 import click
 
 from smq.clients import BatchMetadata, Producer, RecordMetadata
-from smq.coordinator.cli.common import CONNECT_TIMEOUT_MS, counted, json_option, open_admin, run
+from smq.coordinator.cli.common import CONNECT_TIMEOUT_MS, answered, counted, json_option, open_admin, run
 from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.input import FORMATS, InputError, InputRecord, LineSource, Shape, format_of, read_records
+from smq.coordinator.cli.moments import SPAN
 from smq.coordinator.cli.record_format import parse_headers
 from smq.coordinator.cli.waiting import Waiting
 from smq.coordinator.user_errors import Interrupted
 from smq.records import CODECS
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
 CHUNKS_AHEAD: Final = 4  # read and not sent yet: bounds memory, and keeps the reader busy
 PROGRESS_INTERVAL_S: Final = 0.1
+REQUEST_TIMEOUT_MS: Final = 30_000.0  # of one attempt, as the client's own default
 DELIVERIES_MAX: Final = 64  # chunks sent and not yet acknowledged; beyond, wait for the oldest
 
 _Item = tuple[list[InputRecord], int] | Exception | None
@@ -57,6 +56,14 @@ Delivery = asyncio.Future[list[BatchMetadata]] | asyncio.Future[RecordMetadata]
 @click.option("--partition", "-p", type=int, help="Send all records there. Default: by key, or spread evenly.")
 @click.option("--compression", type=click.Choice(sorted(CODECS)), default="lz4", show_default=True)
 @click.option("--acks", type=click.Choice(["all", "leader", "none"]), default="all", show_default=True)
+@click.option(
+    "--delivery-timeout",
+    "delivery_ms",
+    type=SPAN,
+    default="2m",
+    show_default=True,
+    help="Give up a record that is not acknowledged within this, such as 30s.",
+)
 @json_option
 @bootstrap_option
 def produce(
@@ -70,6 +77,7 @@ def produce(
     partition: int | None,
     compression: str,
     acks: Literal["all", "leader", "none"],
+    delivery_ms: float,
     as_json: bool,
     bootstrap: str,
 ) -> None:
@@ -96,7 +104,15 @@ def produce(
     sending: list[_Sending] = []
 
     async def work() -> int:
-        producer = Producer(bootstrap, acks=acks, compression=compression, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+        answered()  # `cli.waiting` knows the reasons
+        producer = Producer(
+            bootstrap,
+            acks=acks,
+            compression=compression,
+            delivery_timeout_ms=delivery_ms,
+            request_timeout_ms=min(delivery_ms, REQUEST_TIMEOUT_MS),
+            connect_timeout_ms=CONNECT_TIMEOUT_MS,
+        )
         with _progress(fd, source, producer):
             async with producer:
                 sending.append(_Sending(producer, topic, chunks, partition))
@@ -240,8 +256,8 @@ class _ChunkReader:
 def _progress(fd: int, source: LineSource, producer: Producer) -> Iterator[None]:
     """Standard error gets a line for what the command waits for and, if it is a terminal, a bar: bytes read of the
     file, and records acknowledged."""
-    with _bar(fd) as (progress, task):
-        waiting = Waiting(lambda line: progress.console.print(line, markup=False, highlight=False, soft_wrap=True))
+    with _bar(fd) if _has_bar(fd) else nullcontext(_NO_BAR) as bar:
+        waiting = Waiting(bar.say)
 
         def look() -> None:
             waiting.look(producer.waits_for, producer.stats.records_acked, time.monotonic())
@@ -249,7 +265,7 @@ def _progress(fd: int, source: LineSource, producer: Producer) -> Iterator[None]
         async def watch() -> None:
             while True:
                 look()
-                progress.update(task, completed=source.bytes_read, acked=producer.stats.records_acked)
+                bar.update(source.bytes_read, producer.stats.records_acked)
                 await asyncio.sleep(PROGRESS_INTERVAL_S)
 
         watcher = asyncio.create_task(watch())
@@ -260,14 +276,25 @@ def _progress(fd: int, source: LineSource, producer: Producer) -> Iterator[None]
             watcher.cancel()
 
 
+class _Bar(NamedTuple):
+    say: Callable[[str], None]  # a line
+    update: Callable[[int, int], None]  # bytes read, records acknowledged
+
+
+_NO_BAR: Final = _Bar(lambda line: click.echo(line, err=True), lambda _read, _acked: None)
+
+
+def _has_bar(fd: int) -> bool:
+    """Not if standard error is no terminal, or if the user types the records."""
+    return sys.stderr.isatty() and not (fd == sys.stdin.fileno() and sys.stdin.isatty())
+
+
 @contextmanager
-def _bar(fd: int) -> Iterator[tuple["Progress", "TaskID"]]:
-    """Hidden if standard error is no terminal, or if the user types the records."""
-    from rich.console import Console  # slow to import, and `smq --help` needs none of it
+def _bar(fd: int) -> Iterator[_Bar]:
+    from rich.console import Console  # slow to import, and most calls show no bar
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    is_hidden = not console.is_terminal or (fd == sys.stdin.fileno() and sys.stdin.isatty())
     about = os.fstat(fd)
     total = about.st_size if stat.S_ISREG(about.st_mode) else None
     columns = (
@@ -276,5 +303,9 @@ def _bar(fd: int) -> Iterator[tuple["Progress", "TaskID"]]:
         TextColumn("{task.fields[acked]:,} records stored"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
-        yield progress, progress.add_task("produce", total=total, acked=0)
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("produce", total=total, acked=0)
+        yield _Bar(
+            lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+            lambda read, acked: progress.update(task, completed=read, acked=acked),
+        )

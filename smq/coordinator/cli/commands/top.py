@@ -18,7 +18,7 @@ from rich.text import Text
 from smq.clients import Admin
 from smq.clients.types import ClusterDescription, GroupDescription, NodeDescription, NodeStatus, ReplicaStatus
 from smq.coordinator.amounts import size_text
-from smq.coordinator.cli.common import counted, open_admin, run
+from smq.coordinator.cli.common import answered, counted, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.groups.lag import total_cells
 from smq.coordinator.cli.tables import Table
@@ -63,6 +63,7 @@ def top(interval: float, count: int | None, rows: int, bootstrap: str) -> None:
         async with open_admin(bootstrap, _ANSWER_MS) as admin:
             while True:
                 now = await look(admin)
+                answered()
                 if live is not None:
                     live.update(render(now, before, rows), refresh=True)
                 else:

@@ -128,8 +128,8 @@ def topic_list(as_json: bool, bootstrap: str) -> None:
 def topic_describe(name: str, as_json: bool, bootstrap: str) -> None:
     """Shows the partitions of the topic NAME: leaders, replicas, offsets, ring slots.
 
-    Ring slots: the part of a ring of 16,384 places that belongs to the partition, for callers who place keys by a hash
-    of their own. Producers and Kafka's clients do not use them.
+    Ring slots: the keys of a topic lie on a ring of 32 slots for each partition. A key's slot comes from the hash by
+    which Kafka's default partitioner chooses its partition, so a partition's slots are those of its keys.
 
     Example: smq topic describe events
     """

@@ -18,7 +18,7 @@ import click
 from smq.clients import Admin
 from smq.clients.types import KAFKA_GROUP_PREFIX, GroupDescription, GroupMember, GroupPosition
 from smq.coordinator.amounts import age_text, size_text
-from smq.coordinator.cli.common import end_text, json_option, open_admin, run
+from smq.coordinator.cli.common import answered, end_text, json_option, open_admin, run
 from smq.coordinator.cli.completions import GROUP
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.groups.thresholds import NOTATION, Threshold, parse_threshold
@@ -133,6 +133,7 @@ def group_watch(
             with _screen(is_wanted=not as_json) as show:
                 while True:
                     found = await describe(admin, name)
+                    answered()
                     now = time.monotonic()
                     show(_look(found, before, now, as_json=as_json))
                     before, looks = (now, found.lag), looks + 1

@@ -15,6 +15,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE
 from smq.coordinator.cli.root import cli
 from smq.coordinator.tls.certificates import make_authority, make_client
+from smq.raft_state.ids import RING_SLOTS_PER_PARTITION, PartitionIndex, ring_range
 from smq.records import NewRecord, encode_batch
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.runner import cluster_in_thread
@@ -457,3 +458,12 @@ def test_node_is_drained_and_undrained(cluster: FakeCluster, smq: Smq) -> None:
     assert "no other node can lead" in lines(smq("node", "drain", 1))[0], "there is no other node"
     assert lines(smq("node", "undrain", 1)) == ["node 1 is in service"]
     assert cluster.drained == set()
+
+
+def test_ring_slots_are_explained_where_they_are_shown(smq: Smq) -> None:
+    told = " ".join(smq("topic", "describe", "--help").stdout.split())
+    assert f"a ring of {RING_SLOTS_PER_PARTITION} slots for each partition" in told
+    partitions = json.loads(smq("topic", "describe", "t", "--json").stdout)["partitions"]
+    last = lines(smq("topic", "describe", "t"))[-1]
+    start, stop = ring_range(PartitionIndex(len(partitions) - 1))
+    assert last.endswith(f"{start}-{stop - 1}")

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,10 +16,12 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.cli import root
 from smq.coordinator.cli.moments import MOMENT
 from smq.coordinator.cli.root import SUMMARIES, cli
 from smq.coordinator.cli.tables import Table
+from smq.records import NewRecord
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.node_process import CLI
 
@@ -46,13 +50,29 @@ def every_command() -> Iterator[tuple[str, click.Command]]:
 
 
 COMMANDS = dict(every_command())
+PAGE = Path(__file__).parents[4] / "docs" / "cli.md"
+SHELL_LINES = COMMANDS["completion"].help or ""  # its lines for a start-up file are its examples
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - WITHOUT_JSON))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_a_command_has_json_and_an_example(name: str) -> None:
     command = COMMANDS[name]
-    assert any("--json" in p.opts for p in command.params), name
-    assert "Example" in (command.help or ""), name
+    assert any("--json" in p.opts for p in command.params) is (name not in WITHOUT_JSON)
+    told = (command.help or "").partition("Example")[2] or SHELL_LINES
+    examples = re.findall(rf"smq {name}(?![-\w])([^|<;\n)]*)", told)
+    assert examples, name
+    for words in map(shlex.split, examples):
+        command.make_parser(click.Context(command)).parse_args(words)  # an option that is none raises
+
+
+def documented() -> dict[str, set[str]]:
+    """Command -> the fields that docs/cli.md names."""
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    return {name: set(re.findall(r"`(\w+)`", text)) for names, text in rows for name in re.findall(r"`(.*?)`", names)}
+
+
+def test_the_page_names_the_document_of_every_command_with_json() -> None:
+    assert COMMANDS.keys() - WITHOUT_JSON - documented().keys() == set()
 
 
 def test_summaries_are_those_of_the_commands_and_are_not_cut() -> None:
@@ -79,6 +99,7 @@ def test_changes_are_reported_as_json(smq: Smq) -> None:
         (("node", "undrain", 1), {"node": 1, "drained": False}),
     ):
         assert json.loads(smq(*arguments, "--json").stdout) == expected
+        assert expected.keys() <= documented()[" ".join(map(str, arguments[:2]))]
 
 
 def test_errors_are_json_too(smq: Smq) -> None:
@@ -109,6 +130,12 @@ def test_deletions_ask_only_at_a_terminal(smq: Smq, cluster: FakeCluster, monkey
         refused = smq("topic", "delete", "t", input=answer)
         assert (refused.exit_code, "nothing was done" in refused.stderr) == (1, True)
         assert "t" in cluster.topics
+    cluster.append("t", 0, [NewRecord(b"k", b"v", 1)])
+    cluster.groups["readers"] = pb.DescribeGroupResponse(group=pb.GroupSummary(group="readers", state="Empty"))
+    for other in (("topic", "trim", "t", "--offset", 1, "--partition", 0), ("group", "delete", "readers")):
+        refused = smq(*other, input="n\n")
+        assert (refused.exit_code, "nothing was done" in refused.stderr) == (1, True), other
+    assert (cluster.topics["t"][0].log_start, set(cluster.groups)) == (0, {"readers"})
     assert smq("topic", "delete", "t", input="y\n").exit_code == 0
     cluster.create("t", 1)
     assert smq("topic", "delete", "t", "--yes").exit_code == 0
@@ -137,8 +164,6 @@ def test_a_completion_script_names_the_command(smq: Smq, shell: str) -> None:
 def test_names_of_topics_and_groups_are_completed(
     cluster: FakeCluster, environment: dict[str, str], words: str, last: str, expected: set[str]
 ) -> None:
-    from smq.clients.pb import smq_pb2 as pb
-
     cluster.create("two", 1)
     cluster.groups["readers"] = pb.DescribeGroupResponse(group=pb.GroupSummary(group="readers", state="Empty"))
     asked = {"_SMQ_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}

@@ -1,6 +1,17 @@
 """When a command says what it waits for: within a second, again after a while, and never while there is progress."""
 
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+from click.testing import Result
+
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.cli import common
 from smq.coordinator.cli.waiting import AGAIN_S, Waiting
+from smq.records import NewRecord
+from smq.testing.fake.cluster import FakeCluster
 
 LOOK_S = 0.1  # between two looks
 
@@ -53,3 +64,38 @@ def test_the_newest_reason_is_the_one_that_is_said() -> None:
         "waiting for a leader of t/0",
         "waiting for the node at h:1 to acknowledge records of t/0, for 6 s so far",
     ]
+
+
+# --------------------------------------------------------------------------- the notice of all other commands
+SILENT_S = 1.0  # in place of the 3 s that a person waits
+
+
+@pytest.fixture
+def person(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person reads standard error."""
+    monkeypatch.setattr(common, "is_watched", lambda: True)
+    monkeypatch.setattr(common, "NOTICE_S", SILENT_S)
+
+
+def test_a_person_learns_that_the_cluster_does_not_answer_and_a_script_does_not(
+    person: None, cluster: FakeCluster, smq: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.nodes[1].hook = lambda name, request: asyncio.sleep(1.5 * SILENT_S)
+    listed = smq("topic", "list")
+    assert (listed.exit_code, listed.stderr.count("waiting for an answer: the cluster may lack a leader")) == (0, 1)
+    monkeypatch.setattr(common, "is_watched", lambda: False)
+    assert smq("topic", "list").stderr == ""
+
+
+def test_nothing_is_said_of_the_cluster_while_a_command_waits_for_records_or_for_its_next_look(
+    person: None, cluster: FakeCluster, smq: Callable[..., Result]
+) -> None:
+    """`consume -f` of a quiet topic used to say, after three seconds, that the cluster may lack a leader."""
+    late = threading.Timer(2 * SILENT_S, cluster.append, ("t", 0, [NewRecord(b"k", b"late", 1)]))
+    late.start()
+    followed = smq("consume", "t", "-f", "-n", 1, "-g", "readers", "--commit")
+    late.join()
+    assert (followed.stdout, followed.stderr) == ("late\n", "")
+    cluster.groups["readers"] = pb.DescribeGroupResponse(group=pb.GroupSummary(group="readers", state="Empty"))
+    watched = smq("group", "watch", "readers", "--interval", 1.5 * SILENT_S, "--count", 2)
+    assert (watched.exit_code, len(watched.stdout.splitlines()), watched.stderr) == (0, 2, "")

@@ -7,8 +7,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from smq.clients import BatchTooLarge, Producer
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator import limits
+from smq.coordinator.addresses import format_address
 from smq.coordinator.grpc.answer_budget import AnswerBudget
 from smq.coordinator.limits import MIB
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -57,6 +59,19 @@ def test_a_grpc_request_up_to_the_limit_is_taken_and_one_byte_more_is_refused(tm
         assert request.ByteSize() == 2 * MIB + excess
         (answer,) = await served.publish(request)
         assert answer.error.name == ("BATCH_TOO_LARGE" if excess > 0 else "")
+
+    serving(tmp_path, body, request_bytes_max=2 * MIB)
+
+
+def test_a_record_far_above_the_limit_says_which_limit_and_costs_no_other(tmp_path: Path) -> None:
+    """It said "raise the cluster's limit", which is none."""
+
+    async def body(served: Served) -> None:
+        await served.create()
+        async with Producer(format_address(served.server.grpc_address)) as producer:
+            with pytest.raises(BatchTooLarge, match=r"3145\d{3} bytes for t/0 .*request_bytes_max.*message\.bytes"):
+                await producer.send("t", bytes(3 * MIB), partition=0)
+            assert (await producer.send("t", b"small", partition=0)).offset == 0
 
     serving(tmp_path, body, request_bytes_max=2 * MIB)
 

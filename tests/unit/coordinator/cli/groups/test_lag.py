@@ -99,6 +99,13 @@ def test_describe_shows_the_lag_of_partitions_and_members(smq: Smq) -> None:
     assert (document["lag"], document["lag_bytes"], document["lag_ms"]) == (4, 2_048, 90_000)
 
 
+def test_a_commit_beyond_the_end_is_not_told_as_a_lag_of_0(smq: Smq, cluster: FakeCluster) -> None:
+    cluster.groups["g"].offsets[1].offset = 1_000_000_003
+    assert ["t", "1", "1,000,000,003", "3", "1,000,000,000 beyond the end", "0 B", "0 s", "-"] in cells(
+        smq("group", "describe", "g")
+    )
+
+
 def test_list_shows_the_lag_of_each_group_if_asked(smq: Smq) -> None:
     assert ["g", "Stable", "1", "1", "consumer", "4", "2.0 KiB", "1 m 30 s"] in cells(smq("group", "list", "--lag"))
     assert ["g", "Stable", "1", "1", "consumer"] in cells(smq("group", "list"))

@@ -1,0 +1,41 @@
+"""The modules that a command loads: most of a short command's time, and of the start of `smq dev`.
+
+No test asserts a time. These name what must not be loaded, and bound how many modules are.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+SERVER = {"lmdb", "pysyncobj", "uvloop", "structlog", "aiohttp", "prometheus_client", "cryptography"}
+SLOW = {"rich", "aiokafka", "cramjam", "numpy", "pandas", "pyarrow", "pyspark"}
+LIST_MODULES_MAX = 330  # 278 on Python 3.11; rich alone would bring 70 more, the codec of records 60
+DEV_MODULES_MAX = 1_150  # about 1,020, a third of them ours
+
+
+def _loaded(*modules: str) -> list[str]:
+    script = f"import sys, {', '.join(modules)}\nprint(*sys.modules)"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+
+
+def _packages(modules: list[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
+
+
+@pytest.mark.parametrize("command", ["topic", "status", "node", "config", "offsets", "txn"])
+def test_a_short_command_loads_neither_the_server_nor_what_draws_and_decodes(command: str) -> None:
+    loaded = _loaded("smq.coordinator.cli.main", f"smq.coordinator.cli.commands.{command}", "smq.clients.admin")
+    assert not _packages(loaded) & (SERVER | SLOW)
+    assert len(loaded) <= LIST_MODULES_MAX
+
+
+def test_help_loads_no_client_either() -> None:
+    loaded = _packages(_loaded("smq.coordinator.cli.root"))
+    assert not loaded & (SERVER | SLOW | {"grpc", "google", "asyncio"})
+
+
+def test_a_node_loads_nothing_of_spark() -> None:
+    loaded = _loaded("smq.coordinator.cli.commands.cluster")
+    assert not _packages(loaded) & {"pyarrow", "pyspark", "pandas", "numpy"}
+    assert len(loaded) <= DEV_MODULES_MAX

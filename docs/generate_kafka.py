@@ -204,8 +204,6 @@ The program is killed and its state directory removed, so that it restores its s
 killed. With `at_least_once` no word is counted too rarely. With `exactly_once_v2` a committed reader gets every count
 of every word once, in order.
 
-Compaction leaves the batches of transactions as they are, so a changelog written with `exactly_once_v2` keeps growing.
-
 ## Kafka Connect
 
 `pytest -m full tests/kafka/test_connect.py`: a worker of Kafka Connect 4.3.0 in distributed mode, with the file source

@@ -10,8 +10,7 @@ from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
 from smq.testing.kafka_client import RawKafka
 from smq.testing.node_process import wait_for
-
-PATIENCE_S = 60.0
+from tests.kafka.reading import PATIENCE_S
 
 
 def fresh(name: str) -> str:

@@ -31,7 +31,6 @@ CHANGELOG, REPARTITION = "words-count-changelog", "words-word-repartition"
 GROUP = "words"
 EXACT = "exactly_once_v2"
 SEED = 17
-COMPACTED = {"at_least_once"}  # of a log with transactions, compaction leaves their batches as they are
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +151,7 @@ def test_counts_survive_the_death_of_the_program_of_its_state_and_of_a_node(clus
     assert changelog.config["cleanup.policy"] == "compact", "as Streams has asked for it"
     words.write()
     wait_for("all of the first part is counted", words.is_all_counted, JVM_S)
-    is_compacted = words.guarantee in COMPACTED
-    if is_compacted:
-        _await_compacted(words)
+    _await_compacted(words)
     _await_purged(words)
 
     words.write()
@@ -162,7 +159,7 @@ def test_counts_survive_the_death_of_the_program_of_its_state_and_of_a_node(clus
     words.wait_written("counts", part + part // 4)
     restored = words.kill_and_wipe()
     assert len(WORDS) <= restored
-    assert not is_compacted or restored < part, "restored from what compaction had left"
+    assert restored < part, "restored from what compaction had left"
 
     words.write()
     words.wait_written("counts", 2 * part + part // 4)

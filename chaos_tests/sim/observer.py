@@ -364,10 +364,10 @@ def count_log_events(counts: Counter[str]) -> Callable[[], None]:
     """Counts truncations that cut something, and producers that expire; returns a function that stops the counting."""
     original, original_forget = PartitionLog.truncate, PartitionLog.forget_producers
 
-    def counted(self: PartitionLog, end: Any) -> None:
+    def counted(self: PartitionLog, end: Any) -> bool:
         if end < self.appended_end:
             counts["truncations"] += 1
-        original(self, end)
+        return original(self, end)
 
     def counted_forget(self: PartitionLog, start: Any) -> int:
         gone = original_forget(self, start)

@@ -194,9 +194,10 @@ class PartitionLog(AbortedLog):
         # Batches below log_start count as gone: their producers and times stay, as after the deletion.
         end = self._boundary(max(min(cut, self.appended_end), self.log_start))
         state = self._state_up_to(end) if end > self._first else self._base
+        is_whole = state.end == end or end <= self._first or self._is_empty()
         if state.end <= self._base.end or self._is_empty():
             self._replace_all(self._base.copy())
-            return state.end == end or end <= self._first
+            return is_whole
         if end <= self.log_start and state.end == end:
             self._replace_all(state)
             return True
@@ -204,7 +205,6 @@ class PartitionLog(AbortedLog):
             self.has_producers = False  # a batch that is about to be deleted is damaged, and so is its row
             self._replace_all(state)
             return False
-        is_whole = state.end == end
         end = state.end  # before a batch if both it and its row are damaged: the batch is fetched again
         pid, stop = self.pid, partition_stop(self.pid)
         ops: list[Op] = [

@@ -68,7 +68,11 @@ RETENTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         name="retention-deletes-nothing",
         rule="retention: what is not to be kept goes",
         mutations=(
-            Mutation("smq.replication.partition.retention:Retainer.visit", "if limits is not None and", "if False and"),
+            Mutation(
+                "smq.replication.partition.retention:Retainer.visit",
+                "if _may_be_exceeded(replica, limits):",
+                "if False:",
+            ),
         ),
         scenario="retention",
         anomalies=frozenset({"late-deletion"}),

@@ -51,7 +51,7 @@ def _find_staged(state: ClusterState, item: StagedTransaction) -> TransactionSta
     none that its caller had not staged. Otherwise the refusals of EndTransaction."""
     transaction = find_transaction(state, item.transactional_id, item.producer_id, item.producer_epoch)
     name = quoted(item.transactional_id)
-    if transaction.outcome is not TransactionOutcome.NONE:
+    if transaction.has_outlived_one:
         raise Refused(
             ErrorCode.INVALID_TRANSACTION_STATE,
             f"the producer of {name} has ended a transaction in this epoch ({transaction.outcome.name}): it must start"

@@ -43,6 +43,7 @@ def await_start(node: RawNode, topic: str, offset: int) -> None:
     wait_for(f"{topic} begins at {offset}", is_there, SETTLED_S)
 
 
+@pytest.mark.full
 def test_a_file_stays_bounded_while_fifty_times_the_retained_size_is_written(cluster: Cluster) -> None:
     cluster.nodes[1].raw.create_topic("bounded", 1, config={"retention.bytes": str(RETAINED)})
     node = cluster.nodes[cluster.wait_leader("bounded", 0)].raw

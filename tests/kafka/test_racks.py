@@ -101,6 +101,7 @@ def _placed(cluster: Cluster) -> tuple[int, int]:
     return leader, next(n for n in RACKS if n != leader)
 
 
+@pytest.mark.full
 def test_a_consumer_reads_from_the_follower_in_its_rack_and_from_the_leader_once_that_is_dead(racked: Cluster) -> None:
     leader, follower = _placed(racked)
     _write(racked, 0)

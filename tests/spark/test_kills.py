@@ -164,7 +164,7 @@ def test_many_micro_batches_through_kills_and_replays_read_each_record_once(
 @pytest.mark.parametrize(
     ("driver_kills", "batches"),
     [
-        pytest.param(1, 4, marks=pytest.mark.timeout(1000)),
+        pytest.param(1, 4, marks=[pytest.mark.full, pytest.mark.timeout(1000)]),
         pytest.param(6, 20, marks=[pytest.mark.full, pytest.mark.timeout(3000)]),
     ],
 )

@@ -110,8 +110,8 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         mutations=(
             Mutation(
                 "smq.replication.log.cleaning:is_aborted",
-                "return header.is_transactional",
-                "return False and header.is_transactional",
+                "return aborted.covers(",
+                "return False and aborted.covers(",
             ),
         ),
         scenario="transactions+compaction",
@@ -122,7 +122,11 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         name="aborted-with-its-neighbours",
         rule="compaction: the records of committed transactions stay, also among those of aborted ones",
         mutations=(
-            Mutation("smq.replication.log.aborted:AbortedTransactions.covers", "a.producer_id == producer_id", "True"),
+            Mutation(
+                "smq.replication.log.aborted:AbortedTransactions.covers",
+                "own = self._of_producers.get(producer_id, [])",
+                "own = self._entries",
+            ),
         ),
         scenario="transactions+compaction",
         anomalies=_LOST_IN_LEDGERS,

@@ -30,10 +30,11 @@ _CRC_BYTES: Final = 4
 class AbortedTransactions:
     """In the order of their markers."""
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "_of_producers")
 
     def __init__(self, entries: list[Aborted]) -> None:
         self._entries = entries
+        self._of_producers: dict[ProducerId, list[Aborted]] | None = None  # made by `covers`, void after a change
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -43,14 +44,17 @@ class AbortedTransactions:
 
     def add(self, aborted: Aborted) -> None:
         self._entries.append(aborted)
+        self._of_producers = None
 
     def cut(self, end: Offset) -> None:
         """The log ends at `end` now."""
         del self._entries[self._index(end) :]
+        self._of_producers = None
 
     def forget_before(self, first: Offset) -> None:
         """The log begins at `first` now."""
         del self._entries[: self._index(first)]
+        self._of_producers = None
 
     def within(self, start: Offset, end: Offset) -> list[Aborted]:
         """Those that have records in [start, end)."""
@@ -72,9 +76,16 @@ class AbortedTransactions:
         is_here = at < len(self._entries) and self._entries[at][:2] == (marker, first)
         return self._entries[at] if is_here else None
 
-    def covers(self, producer_id: int, base: Offset) -> bool:
-        """Whether a transactional batch of this producer at `base` was aborted."""
-        return any(a.producer_id == producer_id for a in self.within(base, Offset(base + 1)))
+    def covers(self, producer_id: ProducerId, base: Offset) -> bool:
+        """Whether a transactional batch of this producer at `base` was aborted. A producer's transactions follow one
+        another, so it is the first one that ends after that, or none, however many others were open meanwhile."""
+        if self._of_producers is None:
+            self._of_producers = {}
+            for aborted in self._entries:
+                self._of_producers.setdefault(aborted.producer_id, []).append(aborted)
+        own = self._of_producers.get(producer_id, [])
+        at = bisect_left(own, base, key=lambda aborted: aborted.marker)
+        return at < len(own) and own[at].first <= base
 
     def copy(self) -> "AbortedTransactions":
         """Shares the entries, which never change. A millisecond for 100,000."""

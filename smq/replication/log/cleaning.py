@@ -8,7 +8,7 @@ replicated state: the pass says what is dirty, what was aborted, and what may go
 
 from typing import Final, NamedTuple
 
-from smq.raft_state.ids import Offset
+from smq.raft_state.ids import Offset, ProducerId
 from smq.replication.log.aborted import AbortedTransactions
 from smq.replication.log.codec import StoredValue, parse_header_of
 from smq.replication.log.key_table import KeyTable
@@ -42,7 +42,9 @@ def find_dirt(log: LogReader, start: Offset, stop: Offset, newest_ms_max: int) -
 def is_aborted(stored: StoredValue, aborted: AbortedTransactions) -> bool:
     """Whether no committed reader returns the batch's records. Its transaction has ended."""
     _, header = parse_header_of(stored.value, verify=None)
-    return header.is_transactional and not header.is_control and aborted.covers(header.producer_id, stored.base)
+    if not header.is_transactional or header.is_control:
+        return False
+    return aborted.covers(ProducerId(header.producer_id), stored.base)
 
 
 class Stretch(NamedTuple):

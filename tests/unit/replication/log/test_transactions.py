@@ -3,12 +3,12 @@
 from typing import NamedTuple
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerId, TsNs
 from smq.records import NewRecord, encode_batch, marker_batch, parse_header
 from smq.replication.api import Aborted
 from smq.replication.log import partition_log
@@ -267,6 +267,28 @@ def test_a_look_up_stops_where_later_markers_belong_to_later_transactions() -> N
     entries = [Aborted(Offset(n * 10 + 5), Offset(n * 10), 1, Offset(n * 10 + 6)) for n in range(1_000)]  # type: ignore[arg-type] # a number
     index = AbortedTransactions(entries)
     assert [a.first for a in index.within(Offset(17), Offset(31))] == [20, 30]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40), st.integers(0, 45), st.integers(0, 3))
+def test_a_batch_is_aborted_if_a_transaction_of_its_producer_around_it_is(
+    steps: list[tuple[int, bool]], base: int, producer: int
+) -> None:
+    """Each step is an offset: a batch of a producer, or the abort of what it has open."""
+    opened: dict[int, int] = {}
+    entries: list[Aborted] = []
+    for offset, (who, ends) in enumerate(steps):
+        if not ends:
+            opened.setdefault(who, offset)
+        elif who in opened:
+            first = opened.pop(who)
+            stable = min(opened.values(), default=offset + 1)
+            entries.append(Aborted(Offset(offset), Offset(first), ProducerId(who), Offset(stable)))
+    index = AbortedTransactions(entries)
+    around = [a for a in entries if a.producer_id == producer and a.first <= base <= a.marker]
+    assert index.covers(ProducerId(producer), Offset(base)) == bool(around)
+    assert {a.producer_id for a in index.within(Offset(base), Offset(base + 1))} >= {a.producer_id for a in around}
+    index.cut(Offset(0))
+    assert not index.covers(ProducerId(producer), Offset(base))
 
 
 @pytest.mark.parametrize("size", [0, 5, 20, 21])

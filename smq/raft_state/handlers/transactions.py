@@ -96,6 +96,7 @@ def end_transaction(state: ClusterState, command: EndTransaction) -> Applied:
             return Applied(reply=_answer(transaction, command))
         _check_may_end_nothing(transaction, command, is_repetition=is_repetition)
     if command.is_commit:
+        _check_is_kept(transaction)
         commit_staged(state, transaction)
     if command.is_fencing:
         fence(transaction, is_replaced=command.is_replacing)
@@ -129,6 +130,16 @@ def _check_may_end_nothing(transaction: TransactionState, command: EndTransactio
             f" {transaction.outcome.name}",
         )
     check_may_grow(transaction)
+
+
+def _check_is_kept(transaction: TransactionState) -> None:
+    """A temporary id is forgotten after the commit, and then nothing could answer a repetition as the first. Of a
+    CommitBatch the reply is remembered."""
+    if transaction.is_temporary:
+        raise Refused(
+            ErrorCode.INVALID_REQUEST,
+            f"{quoted(transaction.transactional_id)} is temporary: commit its transaction with CommitBatch",
+        )
 
 
 def _answer(transaction: TransactionState, command: EndTransaction) -> Done | ProducerIdAllocated:

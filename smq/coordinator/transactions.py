@@ -63,13 +63,14 @@ class Transactions:
         try:
             if open_one is None or open_one.phase is not TransactionPhase.ONGOING:
                 return await self._init(producer, transaction_timeout_ms, timeout_ms, is_temporary=is_temporary)
-            await self._abort(producer if is_named else _producer_of(open_one), timeout_ms, is_replacing=not is_named)
+            await self.abort(producer if is_named else producer_of(open_one), timeout_ms, is_replacing=not is_named)
         except SmqError as e:
             if open_one is None or e.code not in (_ENDED if is_named else _OVERTAKEN):
                 raise
         raise SmqError(ErrorCode.TRANSACTION_ENDING, f"the open transaction of {name!r} has been aborted just now")
 
-    async def _abort(self, producer: Producer, timeout_ms: int, *, is_replacing: bool) -> None:
+    async def abort(self, producer: Producer, timeout_ms: int, *, is_replacing: bool = False) -> None:
+        """Fences the producer, too. Unless another one `is_replacing` it, it may ask for its next epoch."""
         abort = EndTransaction(
             transactional_id=producer.transactional_id,
             coordinator_epoch=self.groups.epoch_of(producer.transactional_id),
@@ -172,7 +173,8 @@ class Transactions:
         return await self.calls.change(lambda done: self.groups.change(command, timeout_ms, done), timeout_ms)
 
 
-def _producer_of(transaction: TransactionState) -> Producer:
+def producer_of(transaction: TransactionState) -> Producer:
+    """The present one of its id."""
     return Producer(
         transactional_id=transaction.transactional_id,
         producer_id=transaction.producer_id,

@@ -11,7 +11,7 @@ from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.transactions import open_ms, state_name
 from smq.coordinator.service.turns import Turns
-from smq.raft_state.commands import EndTransaction
+from smq.coordinator.transactions import Transactions, producer_of
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import split_partition_id
@@ -60,15 +60,7 @@ class TransactionAdmin(Service, smq_pb2_grpc.AdminServicer):
                 return pb.AbortTransactionResponse()
             name = transaction.transactional_id
             raise SmqError(ErrorCode.INVALID_TRANSACTION_STATE, f"transactional id {name!r} has no open transaction")
-        command = EndTransaction(
-            transactional_id=transaction.transactional_id,
-            coordinator_epoch=self._groups.epoch_of(transaction.transactional_id),
-            producer_id=transaction.producer_id,
-            producer_epoch=transaction.producer_epoch,
-            is_commit=False,
-            is_fencing=True,
-        )
-        await self._calls.change(lambda done: self._groups.change(command, timeout_ms, done), timeout_ms)
+        await Transactions(self._calls, self._groups).abort(producer_of(transaction), timeout_ms)
         return pb.AbortTransactionResponse()
 
     async def _find(self, name: str, timeout_ms: int) -> TransactionState:

@@ -392,7 +392,7 @@ class Producer:
         try:
             yield
             await self.commit()
-        except BaseException:
+        except BaseException:  # also if it is cancelled: an open transaction holds every committed reader back
             if self._publisher.fatal is None:
                 with contextlib.suppress(SmqError):  # the error of the block is the one to see
                     await self.abort()

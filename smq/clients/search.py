@@ -4,6 +4,7 @@ Owns the filter, the page, and the calls behind them. A page is one call, to any
 one, at whatever node and after whatever pause. `Searching` has the consumer's methods for them. Consumers import it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -59,7 +60,7 @@ class SearchPage:
     end_offset: int
 
 
-class Searching:
+class Searching(ABC):
     """A consumer's searches. They need no assignment."""
 
     _cluster: ClusterClient
@@ -67,8 +68,9 @@ class Searching:
     _planner: FetchPlanner
     _timeout_ms: float
 
+    @abstractmethod
     async def _resolve(self, wanted: Mapping[TopicPartition, Wanted]) -> dict[TopicPartition, int]:
-        raise NotImplementedError  # by the consumer
+        """The offsets of these positions, as the consumer finds them."""
 
     async def search_page(
         self,

@@ -4,6 +4,7 @@ Owns their shapes only; `registry` lists their bytes and their handlers. Time an
 proposing node reads them. It must never do I/O or read a clock. Any module on the node may import it.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -47,7 +48,7 @@ class Request(Command):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coordinated(Request):
+class Coordinated(Request, ABC):
     """A change of a group or of a transactional id by its coordinator. It is refused unless the coordinator's epoch is
     current and its subject has changed as often as the coordinator had seen when it proposed the command (see
     `fencing`)."""
@@ -56,9 +57,9 @@ class Coordinated(Request):
     changes_seen: int = UNSEEN
 
     @property
+    @abstractmethod
     def subject(self) -> str:
         """The name that decides the coordinator."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

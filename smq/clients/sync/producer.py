@@ -140,7 +140,7 @@ class SyncProducer(BlockingClient):
         try:
             yield
             self.commit()
-        except BaseException:
+        except BaseException:  # also on Ctrl-C: an open transaction holds every committed reader back
             with contextlib.suppress(SmqError):  # the error of the block is the one to see
                 self.abort()
             raise

@@ -6,6 +6,7 @@ an error. Commands import it.
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 _PATIENCE_MS: Final = 1_000.0
 
 
-class _Named(click.ParamType):  # type: ignore[type-arg] # generic in the newest click alone
+class _Named(click.ParamType, ABC):  # type: ignore[type-arg] # generic in the newest click alone
     name = "name"
 
+    @abstractmethod
     async def names(self, admin: "Admin") -> list[str]:
-        raise NotImplementedError
+        """All that may stand there."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from smq.clients import Admin, SmqError

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from chaos_tests.demo.flights import Flights
-from smq.clients.delivery import BatchMetadata
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producer import Producer
+from smq.clients.producing.delivery import BatchMetadata
 from smq.raft_state.ids import key_partition
 from smq.testing.cluster import Cluster
 

@@ -183,14 +183,14 @@ from smq.raft_state.errors import (
 if TYPE_CHECKING:
     from smq.clients.admin import Admin as Admin
     from smq.clients.consumer import Consumer as Consumer
-    from smq.clients.delivery import BatchMetadata as BatchMetadata
-    from smq.clients.delivery import Delivery as Delivery
     from smq.clients.offset_assigner import OffsetAssigner as OffsetAssigner
     from smq.clients.positions import OFFSET_TYPES as OFFSET_TYPES
     from smq.clients.positions import StartAt as StartAt
     from smq.clients.producer import Producer as Producer
     from smq.clients.producer import ProducerStats as ProducerStats
     from smq.clients.producer import RecordMetadata as RecordMetadata
+    from smq.clients.producing.delivery import BatchMetadata as BatchMetadata
+    from smq.clients.producing.delivery import Delivery as Delivery
     from smq.clients.search import RecordFilter as RecordFilter
     from smq.clients.search import SearchPage as SearchPage
     from smq.clients.serde import JSON as JSON
@@ -212,8 +212,8 @@ _MODULES: Final = {
     "JSON": "smq.clients.serde",
     "STRING": "smq.clients.serde",
     "Serde": "smq.clients.serde",
-    "Delivery": "smq.clients.delivery",
-    "BatchMetadata": "smq.clients.delivery",
+    "Delivery": "smq.clients.producing.delivery",
+    "BatchMetadata": "smq.clients.producing.delivery",
     "Consumer": "smq.clients.consumer",
     "ConsumerRecord": "smq.clients.types",
     "OFFSET_TYPES": "smq.clients.positions",

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
-from smq.clients.accumulator import IN_FLIGHT_MAX, BatchingSettings
 from smq.clients.arguments import (
     INT32_MAX,
     Duration,
@@ -28,18 +27,19 @@ from smq.clients.arguments import (
     shown,
 )
 from smq.clients.cluster import ClusterClient, now_ms
-from smq.clients.delivery import BatchMetadata as BatchMetadata
-from smq.clients.delivery import BulkDelivery, Delivery
-from smq.clients.delivery import RecordMetadata as RecordMetadata
 from smq.clients.forked import check_owner
-from smq.clients.partition_queue import PartitionQueue
-from smq.clients.partitioner import TopicQueues
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.publisher import PRODUCER_BACKOFF, Publisher
-from smq.clients.publisher import ProducerStats as ProducerStats
+from smq.clients.producing.accumulator import IN_FLIGHT_MAX, BatchingSettings
+from smq.clients.producing.delivery import BatchMetadata as BatchMetadata
+from smq.clients.producing.delivery import BulkDelivery, Delivery
+from smq.clients.producing.delivery import RecordMetadata as RecordMetadata
+from smq.clients.producing.partition_queue import PartitionQueue
+from smq.clients.producing.partitioner import TopicQueues
+from smq.clients.producing.publisher import PRODUCER_BACKOFF, Publisher
+from smq.clients.producing.publisher import ProducerStats as ProducerStats
+from smq.clients.producing.transactions import CLOSE_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS, Phase, Transactions
 from smq.clients.retry import RandomFn
 from smq.clients.tls import Tls
-from smq.clients.transactions import CLOSE_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS, Phase, Transactions
 from smq.clients.types import CommittedOffset, TopicPartition
 from smq.raft_state.errors import ErrorCode, ProducerFenced, SmqError
 from smq.records import CODECS, Headers

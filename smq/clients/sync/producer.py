@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Unpack
 
 from smq.clients.arguments import Instant
-from smq.clients.delivery import BatchMetadata, Delivery, Settled
 from smq.clients.producer import Producer, ProducerOptions, ProducerStats, checked_record
+from smq.clients.producing.delivery import BatchMetadata, Delivery, Settled
 from smq.clients.sync.loop import BlockingClient, documented_as
 from smq.clients.types import CommittedOffset, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from smq.clients.accumulator import Accumulator, BatchingSettings, Polled
-from smq.clients.partition_queue import Batch, PartitionQueue, ProducerIdentity
+from smq.clients.producing.accumulator import Accumulator, BatchingSettings, Polled
+from smq.clients.producing.partition_queue import Batch, PartitionQueue, ProducerIdentity
 from smq.clients.retry import REFUSALS_UNTIL_FINAL, Verdict
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId, key_partition

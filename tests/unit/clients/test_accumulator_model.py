@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from smq.clients.accumulator import Accumulator, BatchingSettings
-from smq.clients.partition_queue import Batch, ProducerIdentity
+from smq.clients.producing.accumulator import Accumulator, BatchingSettings
+from smq.clients.producing.partition_queue import Batch, ProducerIdentity
 from smq.clients.retry import Verdict
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId

@@ -10,16 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from smq.clients.accumulator import Accumulator, BatchingSettings, Polled, ProducerIdentity
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient, now_ms
-from smq.clients.delivery import deliver, fail, fail_token
 from smq.clients.errors import build, error_from_detail
-from smq.clients.partition_queue import Batch, PartitionQueue
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.publish_stream import PublishStream
+from smq.clients.producing.accumulator import Accumulator, BatchingSettings, Polled, ProducerIdentity
+from smq.clients.producing.delivery import deliver, fail, fail_token
+from smq.clients.producing.partition_queue import Batch, PartitionQueue
+from smq.clients.producing.publish_stream import PublishStream
+from smq.clients.producing.transactions import Transactions
 from smq.clients.retry import Backoff, Verdict, needs_refresh
-from smq.clients.transactions import Transactions
 from smq.raft_state.errors import ErrorCode, SmqError
 
 # One refresh per 150 ms while a leader is missing: an election takes 0.3-1.5 s, so this adds little.

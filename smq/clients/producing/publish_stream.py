@@ -14,8 +14,8 @@ from grpc import aio
 
 from smq.clients.channels import NodeStubs
 from smq.clients.errors import error_from_rpc
-from smq.clients.partition_queue import Batch
 from smq.clients.pb import smq_pb2 as pb
+from smq.clients.producing.partition_queue import Batch
 from smq.raft_state.errors import ErrorCode, SmqError
 
 ANSWER_GRACE_MS: Final = 2_000.0  # after the request's timeout: a healthy node has answered by then

@@ -6,7 +6,7 @@ Owns the choice of partition and nothing else. Sans-IO; the random source is inj
 
 from typing import Final
 
-from smq.clients.partition_queue import PartitionQueue
+from smq.clients.producing.partition_queue import PartitionQueue
 from smq.clients.retry import RandomFn
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import key_partition

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from smq.clients.forked import check_owner
-from smq.clients.partition_queue import Batch
+from smq.clients.producing.partition_queue import Batch
 from smq.raft_state.errors import SmqError
 
 

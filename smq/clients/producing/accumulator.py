@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from smq.clients.arguments import check_name
-from smq.clients.partition_queue import (
+from smq.clients.producing.partition_queue import (
     NO_SEQUENCE,
     NOT_IDEMPOTENT,
     Batch,
@@ -19,8 +19,8 @@ from smq.clients.partition_queue import (
     append_to,
     check_record,
 )
-from smq.clients.partition_queue import ProducerIdentity as ProducerIdentity
-from smq.clients.partitioner import TopicQueues
+from smq.clients.producing.partition_queue import ProducerIdentity as ProducerIdentity
+from smq.clients.producing.partitioner import TopicQueues
 from smq.clients.retry import Backoff, RandomFn, Verdict, judge_batch, of_partition
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import Headers, open_batch

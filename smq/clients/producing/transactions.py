@@ -13,8 +13,8 @@ from smq.clients.arguments import check_name
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import CallFn, ClusterClient, T
 from smq.clients.errors import build
-from smq.clients.partition_queue import ProducerIdentity
 from smq.clients.pb import smq_pb2 as pb
+from smq.clients.producing.partition_queue import ProducerIdentity
 from smq.clients.types import CommittedOffset, TopicPartition
 from smq.raft_state.errors import ErrorCode, InvalidTransactionState, SmqError
 

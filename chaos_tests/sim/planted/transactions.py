@@ -88,7 +88,7 @@ TRANSACTION_BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 _HANDLERS + "transactions:end_transaction",
-                "if command.is_commit:\n        commit_staged",
+                "if command.is_commit:\n        _check_is_kept(transaction)\n        commit_staged",
                 "if True:\n        commit_staged",
             ),
         ),

@@ -21,6 +21,7 @@ from smq.replication.log.codec import (
     TIME_ABORTED,
     TIME_APPEND,
     TIME_CREATE,
+    BatchDamaged,
     BatchInfo,
     StoredValue,
     after_append_time,
@@ -60,8 +61,9 @@ class PartitionLog(AbortedLog):
     """See the module. `generation` grows whenever batches are dropped from the end, or all of them.
 
     `damaged_batches` holds the base of every batch that is known to fail its CRC and that `replace` has not repaired.
-    `tail_damage` is set if recovery found a damaged batch and no index row that describes it: the log then ends before
-    that batch, and refuses appends until it is truncated (everything after the damage goes too) or dropped.
+    `tail_damage` is set if recovery, or a cut, found a damaged batch and no index row that describes it: the log then
+    ends before that batch, and refuses appends until it is truncated again (everything after the damage goes too) or
+    dropped.
     `has_producers` is false if other logs held batches below this log's start that this one never had: their producers
     are unknown here until `adopt_producers` brings them from a log that knows them. `producers_start` is the one up to
     which `forget_producers` has removed expired producers. While it `is_installing`, the disk may have older bytes.
@@ -188,16 +190,19 @@ class PartitionLog(AbortedLog):
     # -------------------------------------------------------------------------------------------- cutting
     def truncate(self, cut: Offset) -> bool:
         """Drops every batch that ends beyond `cut`: immediately in memory, in order of submission on disk. False if
-        damage made it drop more: what a batch and its index row both do not say, nothing after it can do without."""
+        damage hides a part of what is to stay: the log then ends before it, with `tail_damage`, and the disk keeps all.
+        """
         if self.tail_damage is None and (cut >= self.appended_end or self._is_empty()):
             return True
         # Batches below log_start count as gone: their producers and times stay, as after the deletion.
         end = self._boundary(max(min(cut, self.appended_end), self.log_start))
         state = self._state_up_to(end) if end > self._first else self._base
-        is_whole = state.end == end or end <= self._first or self._is_empty()
+        if max(self.log_start, self._first) <= state.end < end and self.tail_damage is None:
+            self._hide_from(state)
+            return False
         if state.end <= self._base.end or self._is_empty():
             self._replace_all(self._base.copy())
-            return is_whole
+            return True
         if end <= self.log_start and state.end == end:
             self._replace_all(state)
             return True
@@ -224,7 +229,17 @@ class PartitionLog(AbortedLog):
             ops.append(self._checkpoint())
         self._settle_producers()
         self._disk.submit(ops)
-        return is_whole
+        return True
+
+    def _hide_from(self, state: LogState) -> None:
+        """Ends the log with this state, in memory alone: as if it had just been recovered. What is behind the damage
+        stays on the disk until the others know of it (rule 23), so that the next process finds it, too."""
+        self._forget_tail(state.end)
+        self.aborted.cut(state.end)
+        self.durable_end = min(self.durable_end, state.end)
+        self._state = state
+        self._settle_producers()
+        self.tail_damage = BatchDamaged(self.pid, state.end, "both the batch and its index row are damaged")
 
     def advance_log_start(
         self, offset: Offset, *, forget_producers: bool = False, lacks_producers: bool = False
@@ -378,16 +393,6 @@ class PartitionLog(AbortedLog):
         self._base = state.copy()
         self._first = self.durable_end = state.end
         self._disk.submit([*delete_partition(self.pid), self._partition_row(), row])
-
-    def _boundary(self, at: Offset) -> Offset:
-        """The base of the batch that contains `at`; if none does, appended_end or the first batch's base."""
-        if at >= self.appended_end:
-            return self.appended_end
-        if at <= self._first:
-            return self._first
-        if self._tail and at >= self._tail[0].base:
-            return next(stored.base for stored in reversed(self._tail) if stored.base <= at)
-        return base_of_key(self._key_of_batch_at(at))
 
     def _forget_tail_before(self, first: Offset) -> None:
         """Batches that begin below `first`, which are durable, are read from the disk from now on, if at all."""

@@ -123,6 +123,16 @@ class LogReader:
                 break
         return state
 
+    def _boundary(self, at: Offset) -> Offset:
+        """The base of the batch that contains `at`; if none does, appended_end or the first batch's base."""
+        if at >= self.appended_end:
+            return self.appended_end
+        if at <= self._first:
+            return self._first
+        if self._tail and at >= self._tail[0].base:
+            return next(stored.base for stored in reversed(self._tail) if stored.base <= at)
+        return base_of_key(self._key_of_batch_at(at))
+
     def _counted_below(self, end: Offset) -> int:
         """The size of the batches between the base and `end`, as far as their index rows can be read."""
         size, start = 0, after_append_time(self.pid, self._base.last_ts_ns)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from smq.raft_state.commands import MarkIncomplete
 from smq.raft_state.ids import Offset
 from smq.replication.log import partition_log
 from smq.replication.log.codec import TIME_APPEND, batch_key, parse_value, times_range
@@ -9,7 +10,7 @@ from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.rewriting import SegmentWriter, digest_of
 from smq.replication.log.segments import replaced
 from smq.replication.ports import Put, Table
-from tests.unit.replication.support import PEER_B, Host, batch
+from tests.unit.replication.support import INCARNATION, ME, PEER_B, Host, batch, register
 from tests.unit.replication.test_rules import append, follower, stored
 
 JOINED = range(3, 8)  # the records that compaction removes: a checkpoint lies inside the batch that is left
@@ -74,17 +75,27 @@ def test_a_log_that_is_cut_keeps_what_is_valid(host: Host) -> None:
     assert covered(host.live.log) == [(0, 10)]
 
 
-def test_damage_that_costs_valid_batches_in_a_cut_is_reported_before_the_log_is_sealed() -> None:
-    """Rule 23: this replica has acknowledged what it no longer has."""
+def test_a_cut_that_meets_damage_leaves_the_disk_alone_until_the_others_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 23: this replica has acknowledged what it no longer has, and the next process must know that, too."""
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 12)
     host = follower()
     append(host, *[stored(batch(b"v"), n, 1, ts_ns=10 + 5 * n) for n in range(12)])
     host.settle()
     host.advance(10)
     lose(host, 4)
     host.live.log._forget_tail_before(Offset(12))  # as if it were older than what memory keeps
-    before = host.damage_reports
     host.elect(PEER_B, end=10)
     host.settle()
-    assert host.live.log.appended_end == 4
-    assert host.damage_reports > before
-    assert host.live.seal(host.part.epoch) is None
+    for incarnation in (INCARNATION + 1, INCARNATION + 2):
+        assert (host.live.log.appended_end, host.live.is_end_hidden) == (4, True)
+        assert host.live.seal(host.part.epoch) is None
+        host.reopen(incarnation)
+    host.apply(register(ME, incarnation=INCARNATION + 2))
+    host.apply(MarkIncomplete(node=ME, incarnation=host.identity.incarnation, partitions=(host.part.pid,)))
+    assert not host.live.is_end_hidden
+    again = [stored(batch(b"v"), n, 1, ts_ns=10 + 5 * n) for n in range(4, 10)]
+    append(host, *again, epoch=host.part.epoch, peer=PEER_B)
+    host.settle()
+    assert (host.live.log.appended_end, host.live.log.tail_damage) == (10, None)
+    host.reopen(INCARNATION + 3)
+    assert (host.live.log.appended_end, host.live.is_end_hidden) == (10, False)

@@ -432,12 +432,14 @@ class LogReader:
             return self._walk_to_timestamp(create_ms, after.ts_ns if after is not None else 0)
         start = create_time_key(self.pid, max(create_ms, self._base.create_ms_max + 1), 0)
         keys = self.rows.scan_keys(Table.TIMES, start, times_range(self.pid, TIME_CREATE)[1], limit=1)
-        # The row may belong to a batch that is not durable yet, or to one whose deletion is still queued. It may also
-        # belong to a batch that contains log_start, and so begins below durable_end, while no batch is durable.
+        # The row may belong to a batch that is not durable yet. It may also belong to a batch that contains log_start,
+        # and so begins below durable_end, while no batch is durable.
         is_any_durable = self.durable_end > self.log_start
-        if not keys or not is_any_durable or not self._first <= (base := base_of_key(keys[0])) < self.durable_end:
+        if not keys or not is_any_durable or (base := base_of_key(keys[0])) >= self.durable_end:
             return next((info for info in self._undurable_infos() if info.max_timestamp_ms >= create_ms), None)
-        if base < self.log_start:  # it contains log_start, or waits to be deleted: later batches may have no row
+        # It contains log_start, or waits to be deleted; or it is gone, and this is the time of a record that compaction
+        # had removed from it. Later batches may have no row.
+        if base < self.log_start:
             return self._walk_to_timestamp(create_ms, 0)
         key = batch_key(self.pid, base)
         value = self.rows.get(Table.BATCHES, key)

@@ -104,6 +104,23 @@ def records_in(value: StoredValue) -> list[int]:
     return [r.offset for r in decode_batch(value.batch)] if header.count and not header.is_control else []
 
 
+def test_a_look_up_passes_the_times_of_records_that_were_compacted_and_then_deleted() -> None:
+    """Their rows stay: what is left of the batch does not say that it had such a time."""
+    node = Node(FakeHarness(0))
+    for key in range(8):
+        node.append([key], 0)  # created at its offset
+    node.harness.settle()
+    new = rewritten(node.log.read_segment(Offset(0), Offset(7), 1 << 20), {4, 5, 6}, 0, node.log.aborted)
+    assert node.install(0, 7, new)
+    node.log.advance_log_start(Offset(7))
+    node.harness.settle()
+    for create_ms in range(4, 8):
+        found = node.log.find_timestamp(create_ms)
+        assert found is not None
+        assert found.base == 7
+    assert node.log.find_timestamp(8) is None
+
+
 class Segments(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from(["fake", "lmdb"]))
     def begin(self, kind: str) -> None:

@@ -1769,7 +1769,7 @@ class StartProducerRequest(_message.Message):
     timeout_ms: _builtins.int
     """0 = 30 s"""
     temporary: _builtins.bool
-    """the id is forgotten once its transaction has ended"""
+    """forgotten once its transaction has ended; only CommitBatch commits that"""
     def __init__(
         self,
         *,

@@ -1,5 +1,6 @@
 """A closed client says so: it never answers as if there were nothing."""
 
+import faulthandler
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -102,6 +103,7 @@ def _in_fork(calls: list[Callable[[], object]]) -> list[str]:
     reading, writing = context.Pipe(duplex=False)
 
     def child() -> None:
+        faulthandler.dump_traceback_later(25, exit=True)  # says where it hangs
         for call in calls:
             writing.send(_outcome(call))
         os._exit(0)
@@ -148,7 +150,7 @@ def test_in_a_forked_child_everything_of_the_parents_raises_at_once() -> None:
             assert _in_fork(calls) == [ErrorCode.FORKED.name] * len(calls)
             cluster.topics["t"][0].is_held = False
             cluster.append("t", 0, [NewRecord(b"k", b"lets the held one go", 1)])
-            assert waiting.result(20).offset == 0
+            assert waiting.result(20).offset in {0, 1}, "either of the two may have come first"
             assert admin.list_topics(), "the parent's clients go on"
 
 

@@ -9,6 +9,7 @@ PY := $(BIN)/python
 STAMP := $(VENV)/.setup-stamp
 SEEDS ?= 1000
 MINUTES ?= 480
+WORKERS ?= 2
 PYTEST := $(PY) -m pytest
 # Cheapest failures first. One pytest call, so there is one closing line and one exit code.
 SUITES := tests/unit tests/sim tests/cluster tests/kafka tests/spark tests/deploy tests/chaos
@@ -44,8 +45,8 @@ demo: $(STAMP) ## Publish real flights to three nodes, kill a leader midway, rea
 pipeline: $(STAMP) ## Stream flights through Spark into Parquet, kill it midway, check the result with pandas
 	$(PY) -m examples.pipeline
 
-test: $(STAMP) ## Run unit, simulation, live cluster, Kafka and Spark tests
-	$(PYTEST) $(SUITES)
+test: $(STAMP) ## Run unit, simulation, live cluster, Kafka and Spark tests, with WORKERS at a time
+	$(PYTEST) --numprocesses $(WORKERS) --dist loadfile $(SUITES)
 
 test-full: $(STAMP) ## Run all tests, long ones included
 	$(PYTEST) -m "" $(SUITES)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from smq.coordinator.amounts import age_text, size_text
 from smq.coordinator.groups.lag import lags_of
 from smq.coordinator.groups.view import PHASES, assigned_partitions, positions
-from smq.coordinator.http.console.history import SAMPLE_S, LagHistory
+from smq.coordinator.http.console.history import SAMPLE_S, History
 from smq.coordinator.http.console.markup import Content, Markup, facts, link, table, tag
 from smq.coordinator.http.console.overview import ROWS_MAX, moment
 from smq.coordinator.service.calls import NodeCalls
@@ -20,12 +20,12 @@ TIMEOUT_MS = 5_000
 _WIDTH, _HEIGHT = 600, 100  # of the drawing, in units of its own
 
 
-def groups_page(calls: NodeCalls, history: LagHistory, after: str) -> list[Markup]:
+def groups_page(calls: NodeCalls, history: History, after: str) -> list[Markup]:
     state = calls.node.state
     names = sorted(name for name in state.groups if name > after)
     rows: list[tuple[Content, ...]] = []
     for name in names[:ROWS_MAX]:
-        group, known = state.groups[name], history.samples.get(name)
+        group, known = state.groups[name], history.lags.get(name)
         lag: Content = known[-1] if known else None
         phase = PHASES[group.phase]
         rows.append((link(name, "groups", name), phase, len(group.members), group.generation, len(group.offsets), lag))
@@ -34,7 +34,7 @@ def groups_page(calls: NodeCalls, history: LagHistory, after: str) -> list[Marku
     return [tag("p", f"Lag as of the last {SAMPLE_S:.0f} seconds."), table("Groups", heads, rows), *more]
 
 
-async def group_page(calls: NodeCalls, history: LagHistory, group: GroupState) -> list[Markup]:
+async def group_page(calls: NodeCalls, history: History, group: GroupState) -> list[Markup]:
     state = calls.node.state
     places = list(positions(state, group))[:ROWS_MAX]
     lags = await lags_of(calls, places, TIMEOUT_MS, with_sizes=True, now_ns=time.time_ns())
@@ -72,7 +72,7 @@ async def group_page(calls: NodeCalls, history: LagHistory, group: GroupState) -
     heads = ("Partition", "Committed", "High water mark", "Lag", "Bytes", "Time", "Committed at", "Member")
     return [
         summary,
-        drawing(list(history.samples.get(group.name, ()))),
+        drawing(list(history.lags.get(group.name, ()))),
         table("Members", ("Member", "Instance", "Client", "Host", "Partitions"), members),
         table("Offsets", heads, rows),
     ]

@@ -1,4 +1,4 @@
-"""The lag of each group over the last hour, for the console to draw.
+"""The lag of each group over the last hour, for the console to draw, and the rate of each topic.
 
 Owns the samples, which are bounded in number and in groups. It reads what this node knows, and waits for no other node.
 Of a partition without a replica here, the last tenth of a second may be missing. The composition root starts it.
@@ -18,12 +18,15 @@ SAMPLE_S: Final = 30.0  # 100,000 offsets take a tenth of a second of the loop, 
 SAMPLES_MAX: Final = 120  # an hour
 
 
-class LagHistory:
-    """`samples` has the total lag of each group in offsets, the oldest first."""
+class History:
+    """`lags` has the total lag of each group in offsets, the oldest first; `rates` the records per second that each
+    topic took between the last two looks."""
 
     def __init__(self, node: NodeApi) -> None:
         self._node = node
-        self.samples: dict[str, deque[int]] = {}
+        self.lags: dict[str, deque[int]] = {}
+        self.rates: dict[str, float] = {}
+        self._ends: dict[str, tuple[float, int]] = {}  # topic -> when and up to where: the sum of its marks
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -41,8 +44,24 @@ class LagHistory:
             await asyncio.sleep(SAMPLE_S)
 
     async def sample(self) -> None:
-        """One sample of each group; forgets the groups that are gone."""
+        """One look at each group and topic; forgets those that are gone."""
         turns = Turns()
+        await self._look_at_groups(turns)
+        await self._look_at_topics(turns)
+
+    async def _look_at_topics(self, turns: Turns) -> None:
+        ends: dict[str, tuple[float, int]] = {}
+        rates: dict[str, float] = {}
+        for topic in list(self._node.state.topics.values()):
+            end = sum([self._node.known_hwm(part) async for part in turns.over(list(topic.partitions))])
+            now = asyncio.get_running_loop().time()
+            ends[topic.name] = now, end
+            then, before = self._ends.get(topic.name, (now, end))
+            if now > then:
+                rates[topic.name] = max(0, end - before) / (now - then)  # a topic made again begins at 0
+        self.rates, self._ends = rates, ends
+
+    async def _look_at_groups(self, turns: Turns) -> None:
         groups = list(islice(self._node.state.groups.values(), METRICS_GROUPS_MAX))
         for group in groups:
             lag = 0
@@ -50,6 +69,6 @@ class LagHistory:
                 part, position = self._node.state.partition(pid), committed.position
                 if part is not None and position is not None:
                     lag += max(0, self._node.known_hwm(part) - position)
-            self.samples.setdefault(group.name, deque(maxlen=SAMPLES_MAX)).append(lag)
-        for name in self.samples.keys() - {group.name for group in groups}:
-            del self.samples[name]
+            self.lags.setdefault(group.name, deque(maxlen=SAMPLES_MAX)).append(lag)
+        for name in self.lags.keys() - {group.name for group in groups}:
+            del self.lags[name]

@@ -86,6 +86,7 @@ _PAGES: Final = (
     ("Cluster", ""),
     ("Topics", "topics"),
     ("Groups", "groups"),
+    ("Transactions", "transactions"),
     ("Settings", "settings"),
     ("Events", "events"),
 )

@@ -10,6 +10,7 @@ from typing import Final
 from smq.coordinator.amounts import size_text
 from smq.coordinator.config import ServerConfig
 from smq.coordinator.http.console.events import Event, EventLog
+from smq.coordinator.http.console.history import History
 from smq.coordinator.http.console.markup import Content, Markup, facts, joined, link, table, tag
 from smq.coordinator.service.lookup import has_leader
 from smq.coordinator.service.settings import Settings
@@ -51,7 +52,7 @@ async def cluster_page(node: NodeApi, events: EventLog) -> list[Markup]:
             ("Cluster", state.cluster_id),
             ("Raft leader", raft),
             ("Topics", len(state.topics)),
-            ("Partitions with records", len(parts)),
+            ("Partitions", len(parts)),
             ("Without a leader", _good(not without, "0", f"{without}")),
             ("Groups", len(state.groups)),
             ("This node", _good(status.is_ready, f"{node.node_id}, ready", f"{node.node_id}, not ready")),
@@ -84,14 +85,23 @@ async def _all_partitions(state: ClusterState) -> AsyncIterator[PartitionState]:
 
 
 # ------------------------------------------------------------------------------------------------------- topics
-async def topics_page(node: NodeApi, after: str) -> list[Markup]:
+async def topics_page(node: NodeApi, history: History, after: str) -> list[Markup]:
     """In order of name, from the one after `after`."""
     names = sorted(name for name in node.state.topics if name > after)
     turns = Turns()
-    rows = [await _topic_row(node, topic, turns) for name in names[:ROWS_MAX] if (topic := node.state.topics.get(name))]
-    heads = ("Topic", "Partitions", "Replicas", "Leaders", "Records", "Stored on this node")
+    rows = []
+    for name in names[:ROWS_MAX]:
+        if (topic := node.state.topics.get(name)) is not None:
+            rows.append((*await _topic_row(node, topic, turns), _rate(history, name)))
+    heads = ("Topic", "Partitions", "Replicas", "Leaders", "Records", "Stored on this node", "Records/s")
     more = [tag("p", link("Further topics", "topics", after=names[ROWS_MAX - 1]))] if len(names) > ROWS_MAX else []
     return [table("Topics", heads, rows), *more]
+
+
+def _rate(history: History, topic: str) -> Content:
+    """Of the last half minute."""
+    rate = history.rates.get(topic)
+    return None if rate is None else round(rate)
 
 
 async def _topic_row(node: NodeApi, topic: TopicState, turns: Turns) -> tuple[Content, ...]:
@@ -113,7 +123,17 @@ def _stored(node: NodeApi, part: PartitionState) -> int:
 
 def topic_page(node: NodeApi, topic: TopicState, first: int) -> list[Markup]:
     rows = [_partition_row(node, topic.name, p) for p in topic.partitions[first : first + ROWS_MAX]]
-    heads = ("Partition", "Leader", "Epoch", "Replicas", "First offset", "High water mark", "Next offset", "Here", "")
+    heads = (
+        "Partition",
+        "Leader",
+        "Epoch",
+        "Replicas",
+        "First offset",
+        "High water mark",
+        "Next offset",
+        "Stored here",
+        "",
+    )
     facts_shown = facts(
         (
             ("Created", moment(topic.created_ms / 1000)),

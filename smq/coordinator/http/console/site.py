@@ -15,10 +15,11 @@ from aiohttp import web
 from smq.coordinator.config import ServerConfig
 from smq.coordinator.http.console.events import EventLog
 from smq.coordinator.http.console.groups import group_page, groups_page
-from smq.coordinator.http.console.history import LagHistory
+from smq.coordinator.http.console.history import History
 from smq.coordinator.http.console.markup import POLICY, STYLE, Markup, link, page, tag
 from smq.coordinator.http.console.messages import TAIL_S, BadRequest, messages_page, parse
 from smq.coordinator.http.console.overview import cluster_page, events_page, settings_page, topic_page, topics_page
+from smq.coordinator.http.console.transactions import transaction_page, transactions_page
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.raft_state.errors import SmqError
@@ -54,7 +55,7 @@ class Console:
         self._config = config
         self._hosts = {"localhost", config.http_address[0].lower()}
         self.events = EventLog(node)
-        self.history = LagHistory(node)
+        self.history = History(node)
 
     def start(self) -> None:
         self.events.start()
@@ -72,6 +73,8 @@ class Console:
             "/console/topics/{topic}/messages": self._messages,
             "/console/groups": self._groups,
             "/console/groups/{group}": self._group,
+            "/console/transactions": self._transactions,
+            "/console/transactions/{id}": self._transaction,
             "/console/settings": self._settings_page,
             "/console/events": self._events_page,
         }
@@ -127,7 +130,7 @@ class Console:
         return self._page("Cluster", "", await cluster_page(self._node, self.events), refresh_s=REFRESH_S)
 
     async def _topics(self, request: web.Request) -> web.Response:
-        return self._page("Topics", "topics", await topics_page(self._node, _after(request)))
+        return self._page("Topics", "topics", await topics_page(self._node, self.history, _after(request)))
 
     async def _topic(self, request: web.Request) -> web.Response:
         name = _name(request, "topic")
@@ -158,6 +161,17 @@ class Console:
             raise NotThere(f"there is no group {name!r}: the page of groups lists them")
         return self._page(f"Group {name}", "groups", await group_page(self._calls, self.history, group))
 
+    async def _transactions(self, request: web.Request) -> web.Response:
+        content = await transactions_page(self._node.state, _after(request))
+        return self._page("Transactions", "transactions", content)
+
+    async def _transaction(self, request: web.Request) -> web.Response:
+        name = _name(request, "id")
+        transaction = self._node.state.transactions.get(name)
+        if transaction is None:
+            raise NotThere(f"there is no transactional id {name!r}: the page of transactions lists them")
+        return self._page(f"Transaction {name}", "transactions", transaction_page(self._node.state, transaction))
+
     async def _settings_page(self, _request: web.Request) -> web.Response:
         return self._page("Settings", "settings", settings_page(self._node, self._settings, self._config))
 
@@ -176,7 +190,7 @@ async def _home(_request: web.Request) -> web.Response:
 def _name(request: web.Request, what: str) -> str:
     name = request.match_info[what]
     if len(name) > NAME_CHARS_MAX:
-        raise BadRequest(f"a {what} has no such name: it may have {NAME_CHARS_MAX} characters")
+        raise BadRequest(f"no {what} has such a name: it may have {NAME_CHARS_MAX} characters")
     return name
 
 

@@ -10,7 +10,9 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
+from smq.clients import Producer
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.addresses import format_address
 from smq.coordinator.config import TlsConfig
 from smq.coordinator.http.console import reading
 from smq.coordinator.http.console.markup import POLICY, text
@@ -100,12 +102,18 @@ async def fill(served: Served) -> None:
     await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group=EVIL, offsets=places))
 
 
+def transactional(served: Served, name: str) -> Producer:
+    return Producer(format_address(served.server.grpc_address), transactional_id=name)
+
+
 def test_every_page_is_whole_and_safe_whatever_names_and_records_hold(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await fill(served)
+        async with transactional(served, EVIL) as producer, producer.transaction():
+            await producer.send("t", EVIL.encode(), partition=1)
         group = quote(EVIL, safe="")
-        paths = ("", "topics", "topics/t", "topics/t/messages", "groups", f"groups/{group}", "settings", "events")
-        for path in paths:
+        paths = ("", "topics", "topics/t", "topics/t/messages", "groups", f"groups/{group}", "transactions")
+        for path in (*paths, f"transactions/{group}", "settings", "events"):
             page = await get(served, path)
             assert page.status == 200, path
             check_is_safe(page)
@@ -121,7 +129,12 @@ def test_every_page_is_whole_and_safe_whatever_names_and_records_hold(tmp_path: 
             check_is_safe(page)
             waiting += page.links()
         assert len(seen) > 10
-        for missing in (f"topics/{group}", f"groups/{group}x", f"topics/t/messages?contains={group}&offset={group}"):
+        for missing in (
+            f"topics/{group}",
+            f"groups/{group}x",
+            f"transactions/{group}x",
+            f"topics/t/messages?contains={group}&offset={group}",
+        ):
             page = await get(served, missing)
             assert page.status in (400, 404), missing
             check_is_safe(page)
@@ -142,7 +155,7 @@ def test_records_are_counted_before_the_replicated_state_has_their_mark(
         assert "1 0 5 5" in (await get(served, "topics/t")).text
         history = served.server._console.history
         await history.sample()
-        assert history.samples[EVIL][-1] == 5
+        assert history.lags[EVIL][-1] == 5
 
     serving(tmp_path, body)
 
@@ -295,7 +308,7 @@ def test_the_lag_of_a_group_is_drawn_with_its_figures_in_words(tmp_path: Path) -
         await fill(served)
         history = served.server._console.history
         path = f"groups/{quote(EVIL, safe='')}"
-        history.samples.clear()
+        history.lags.clear()
         await history.sample()
         assert "drawn once there are two samples" in (await get(served, path)).text
         await served.publish(produce(NewRecord(None, b"v", 1)))
@@ -304,6 +317,50 @@ def test_the_lag_of_a_group_is_drawn_with_its_figures_in_words(tmp_path: Path) -
         (image,) = [a for tag, a in page.tags if tag == "svg"]
         assert image["role"] == "img"
         assert "from 5 to 6, at most 6" in (image["aria-label"] or "")
+
+    serving(tmp_path, body)
+
+
+def test_open_transactions_come_first_and_name_what_they_hold_up(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await fill(served)
+        async with transactional(served, EVIL) as producer, producer.transaction():
+            await producer.send("t", b"v", partition=1)
+        async with transactional(served, "open") as producer:
+            producer.begin()
+            await producer.send("t", b"v", partition=1)
+            await producer.flush()
+            await producer.send_offsets(EVIL, {("t", 0): 3})
+            page = await get(served, "transactions")
+            assert "Open or ending 1 Transactional ids 2" in page.text
+            assert page.text.count("Ongoing") == 2, "in both tables"
+            assert page.text.count("CompleteCommit") == 1, "that one has ended"
+            shown = await get(served, "transactions/open")
+            for expected in ("State Ongoing", "t/1", "smq txn abort"):
+                assert expected in shown.text
+            assert f"groups/{quote(EVIL, safe='')}" in " ".join(shown.links())
+            check_is_safe(shown)
+            await producer.abort()
+        assert "Ongoing" not in (await get(served, "transactions")).text
+
+    serving(tmp_path, body)
+
+
+def test_a_topic_shows_the_records_per_second_that_it_takes(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await fill(served)
+        history = served.server._console.history
+        await history.sample()
+        await served.publish(*(produce(NewRecord(None, b"v", 1)) for _ in range(50)))
+        await history.sample()
+        rate = history.rates["t"]
+        assert rate > 0
+        assert f"{round(rate):,}" in (await get(served, "topics")).text
+        await history.sample()
+        assert history.rates["t"] == 0
+        await served.admin.DeleteTopic(pb.DeleteTopicRequest(name="t"))
+        await history.sample()
+        assert history.rates == {}
 
     serving(tmp_path, body)
 

@@ -15,7 +15,7 @@ PYTEST := $(PY) -m pytest
 SUITES := tests/unit tests/sim tests/cluster tests/kafka tests/spark tests/deploy tests/chaos
 STUBS := smq_pb2.py smq_pb2.pyi smq_pb2_grpc.py smq_pb2_grpc.pyi
 
-.PHONY: help setup package demo pipeline test test-full check lint types imports proto proto-check docs sim chaos bench lock clean
+.PHONY: help setup package demo pipeline test test-full check lint types imports proto proto-check docs site sim chaos bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -90,6 +90,9 @@ docs: $(STAMP) ## Generate the pages that come from code
 	$(PY) docs/generate_metrics.py
 	$(PY) docs/generate_tree.py
 	$(PY) -m chaos_tests ledger
+
+site: $(STAMP) ## Build the documentation as a site in build/site
+	$(PY) -m sphinx -q -W --keep-going -c docs/site . build/site
 
 sim: $(STAMP) ## Simulate whole clusters under SEEDS seeds
 	$(PY) -m chaos_tests sim --seeds $(SEEDS)

@@ -104,7 +104,7 @@ def _lines() -> list[tuple[str, str]]:
     return [
         (f"{_name(path)}:{number}", line)
         for path in _tracked()
-        if not _is_generated(path)
+        if not _is_generated(path) and path.suffix != ".png"
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
     ]
 

@@ -130,14 +130,17 @@ def test_readme_table_names_every_room_of_the_card() -> None:
     assert all((ROOT / row).exists() for row in rows[: len(CARD)])
 
 
-def test_no_binary_file_is_committed() -> None:
+def test_no_binary_file_is_committed_but_the_pictures_of_the_pages() -> None:
     def is_binary(data: bytes) -> bool:
         try:
             return "\0" in data.decode("utf-8")
         except UnicodeDecodeError:
             return True
 
-    assert [_name(path) for path in _tracked() if is_binary(path.read_bytes())] == []
+    found = {path for path in _tracked() if is_binary(path.read_bytes())}
+    assert found == {path for path in _tracked() if path.suffix == ".png"}
+    pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    assert [name for path in found if f"({(name := _name(path).removeprefix('docs/'))})" not in pages] == []
 
 
 def test_no_registry_host_is_named() -> None:

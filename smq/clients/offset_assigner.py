@@ -30,7 +30,9 @@ class OffsetAssigner(Lifecycle):
 
     Any number of tasks may call it concurrently: calls of one turn of the event loop share a message, and calls that
     reach one node together share one round of Raft. One assigner for all tasks of a process is therefore the fast way.
-    `timeout_ms` bounds each call, attempts at other nodes included."""
+    `timeout_ms` bounds each call, attempts at other nodes included; `connect_timeout_ms` bounds start(). Beside its own
+    errors every call raises INVALID_REQUEST for a wrong argument, UNKNOWN_TOPIC, UNKNOWN_PARTITION, and NO_QUORUM,
+    TIMED_OUT or UNREACHABLE if the cluster has not answered in time."""
 
     def __init__(
         self,

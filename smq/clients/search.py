@@ -85,7 +85,8 @@ class Searching(ABC):
     ) -> SearchPage:
         """One page of the records that pass a filter, which a node finds; without an assignment. The first page begins
         at `start`, and the search covers what is there now, at most up to `end_offset`. A further page needs the cursor
-        of the page before and the same filter. `max_records`: 0 is the node's default, 500."""
+        of the page before and the same filter. `max_records`: 0 is the node's default, 500. UNKNOWN_TOPIC,
+        UNKNOWN_PARTITION; OFFSET_OUT_OF_RANGE (lo, hi), also if records were deleted since the page before."""
         offset = None
         if cursor is None:
             parsed = parse_start(start, group=self._group)
@@ -105,7 +106,7 @@ class Searching(ABC):
         follow: bool = False,
     ) -> AsyncIterator[ConsumerRecord]:
         """All records of a partition that pass a filter, as `search_page` finds them. With `follow` it goes on with new
-        records, until `end_offset` or for ever."""
+        records, until `end_offset` or for ever. UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE."""
         async for page in self.search_pages(
             topic, partition, wanted, start=start, end_offset=end_offset, follow=follow
         ):
@@ -122,7 +123,7 @@ class Searching(ABC):
         end_offset: int | None = None,
         follow: bool = False,
     ) -> AsyncIterator[SearchPage]:
-        """As `search`, page by page; a page may be empty."""
+        """As `search`, page by page; a page may be empty. UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE."""
         page = await self.search_page(topic, partition, wanted, start=start, end_offset=end_offset)
         while True:
             yield page

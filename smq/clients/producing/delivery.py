@@ -75,14 +75,15 @@ class Delivery:
 
     def result(self, timeout: float | timedelta | None = None) -> RecordMetadata:
         """Waits for the acknowledgement, at most `timeout` seconds. TimeoutError, or the SmqError that ended the
-        record; FORKED in a child process."""
+        record, such as UNKNOWN_TOPIC; FORKED in a child process."""
         outcome = self._wait(timeout)
         if isinstance(outcome, SmqError):
             raise SmqError(outcome.code, outcome.message, outcome.details)
         return outcome
 
     def exception(self, timeout: float | timedelta | None = None) -> SmqError | None:
-        """As `result`, but returns the error; None after a success."""
+        """As `result`, with `timeout` in seconds, but returns the error; None after a success. TimeoutError; FORKED in
+        a child process."""
         outcome = self._wait(timeout)
         return outcome if isinstance(outcome, SmqError) else None
 

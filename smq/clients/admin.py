@@ -9,7 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
 from smq.clients.arguments import (
+    INT32_MAX,
     Duration,
+    check_flag,
+    check_int,
     check_name,
     check_partition,
     invalid,
@@ -204,6 +207,7 @@ class Admin(Lifecycle):
         """Nodes and topics (all if none is named). UNKNOWN_TOPIC; NO_QUORUM unless a majority of the nodes answers. Not
         linearizable: as any one node knows them, without a majority."""
         wanted = names("topics", topics)
+        check_flag("is_linearizable", is_linearizable)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeClusterResponse:
             request = build(pb.DescribeClusterRequest, topics=wanted, linearizable=is_linearizable, timeout_ms=node_ms)
@@ -217,6 +221,7 @@ class Admin(Lifecycle):
 
     async def describe_topic(self, name: str) -> TopicDescription:
         """UNKNOWN_TOPIC if there is none."""
+        check_name("name", name)
         for topic in (await self.describe_cluster([name])).topics:
             if topic.name == name:
                 return topic
@@ -225,6 +230,11 @@ class Admin(Lifecycle):
     async def node_status(self, node: int | str, *, with_digest: bool = False) -> NodeStatus:
         """One node's own view, by its id or gRPC address, without a majority. UNREACHABLE if it does not answer: not
         retried, and no other node is asked. INVALID_REQUEST for an id that no node has."""
+        check_flag("with_digest", with_digest)
+        if isinstance(node, str):
+            check_name("node", node)
+        else:
+            check_int("node", node, 0, INT32_MAX)
         address = node if isinstance(node, str) else await self._address_of(node)
 
         async def run(stubs: NodeStubs, node_ms: int, call_s: float) -> pb.NodeStatusResponse:
@@ -261,6 +271,8 @@ class Admin(Lifecycle):
     ) -> dict[TopicPartition, ListedOffset]:
         """The position that each start means now. UNKNOWN_TOPIC, UNKNOWN_PARTITION; OFFSET_OUT_OF_RANGE (lo, hi) if one
         has no position, unless `reset_if_gone`: then retention has passed it, and it means the log start."""
+        if group is not None:
+            check_name("group", group)
         parsed = parse_starts(starts, group=group)
         return await resolve_starts(
             self._cluster, parsed, group=group, reset_if_gone=reset_if_gone, timeout_ms=self._timeout_ms
@@ -301,6 +313,7 @@ class Admin(Lifecycle):
 
     async def describe_group(self, name: str, *, with_sizes: bool = False) -> GroupDescription:
         """UNKNOWN_GROUP if there is none. `with_sizes` also measures the lag in bytes and in time."""
+        check_name("name", name)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeGroupResponse:
             request = build(pb.DescribeGroupRequest, group=name, timeout_ms=node_ms, with_sizes=with_sizes)
@@ -311,6 +324,7 @@ class Admin(Lifecycle):
 
     async def delete_group(self, name: str) -> None:
         """Deletes its committed offsets, too. GROUP_NOT_EMPTY while it has members, UNKNOWN_GROUP if there is none."""
+        check_name("name", name)
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:

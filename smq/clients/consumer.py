@@ -17,8 +17,10 @@ from smq.clients.arguments import (
     Instant,
     check_choice,
     check_int,
+    check_kind,
     check_name,
     check_partition,
+    check_place,
     instant_ms,
     invalid,
     milliseconds,
@@ -278,6 +280,7 @@ class Consumer(Searching, Lifecycle):
         return self._assigned(topic, partition).hwm
 
     def _assigned(self, topic: str, partition: int) -> PartitionFetch:
+        check_place(topic, partition)
         fetch = self._planner.assigned.get((topic, partition))
         if fetch is None:
             raise SmqError(ErrorCode.INVALID_REQUEST, f"{topic}/{partition} is not assigned: assign() it first")
@@ -292,6 +295,7 @@ class Consumer(Searching, Lifecycle):
         group = self._named_group()
         if offsets is None:
             offsets = {tp: f.position for tp, f in self._planner.assigned.items()}
+        check_kind("offsets", offsets, Mapping)
         if offsets:
             await commit_offsets(self._cluster, group, offsets, self._timeout_ms)
 
@@ -300,7 +304,7 @@ class Consumer(Searching, Lifecycle):
     ) -> dict[TopicPartition, CommittedOffset]:
         """Committed offsets of the assigned partitions, or of the given ones. Partitions without a commit are absent.
         INVALID_REQUEST without a group; NO_QUORUM."""
-        wanted = self.assignment() if partitions is None else list(partitions)
+        wanted = self.assignment() if partitions is None else partitions
         return await fetch_offsets(self._cluster, self._named_group(), wanted, self._timeout_ms)
 
     def _named_group(self) -> str:
@@ -380,6 +384,7 @@ class Consumer(Searching, Lifecycle):
         """One fetch of raw batches from `offset` on, without an assignment, from any replica that can serve it. Waits
         up to `max_wait_ms` for a batch and gives at most `max_bytes` (0: the node's default), or one larger batch.
         UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE (lo, hi)."""
+        check_place(topic, partition)
         if self._cluster.metadata.partition(topic, partition) is None:
             await self._cluster.refresh((topic,), timeout_ms=self._timeout_ms)
         item = build(pb.FetchPartition, topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from smq.clients.arguments import INT32_MAX, Duration, check_int, check_name, milliseconds
+from smq.clients.arguments import Duration, check_int, check_place, milliseconds
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient
 from smq.clients.errors import build
@@ -85,10 +85,11 @@ class OffsetAssigner(Lifecycle):
         A later call with the same `request_id` (16 bytes, chosen by the caller) returns the same offsets. With
         `not_before`, a next_offset from before the first such call, it is refused if the cluster has forgotten the
         request; without it, it would then get other offsets."""
-        check_name("topic", topic)
-        check_int("partition", partition, 0, INT32_MAX)
+        check_place(topic, partition)
         check_int("count", count, 1)
-        key, request_id_used = (topic, partition), request_id or secrets.token_bytes(16)
+        if not_before is not None:
+            check_int("not_before", not_before, 0)
+        key, request_id_used = (topic, partition), secrets.token_bytes(16) if request_id is None else request_id
         if key not in self._bounds:
             self._bounds[key] = await self._next_offset(topic, partition)
         bound = not_before if not_before is not None else self._bounds[key]

@@ -181,6 +181,7 @@ class Producer:
         """With `deliver`, first delivers all records sent so far (within `delivery_timeout_ms`). Then releases
         everything: records that were not sent fail with SHUTTING_DOWN, those under way with TIMED_OUT. A transaction
         that is still open is aborted. Every later call raises CLIENT_CLOSED."""
+        check_flag("deliver", deliver)
         if self._publisher.is_closing:
             return
         try:

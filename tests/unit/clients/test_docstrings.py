@@ -74,7 +74,7 @@ def test_the_walk_finds_the_clients_and_their_methods() -> None:
 def test_every_public_class_has_a_docstring_of_its_own(name: str) -> None:
     doc = vars(public_classes()[name]).get("__doc__")
     assert doc
-    assert not doc.startswith(f"{name}(")  # what a dataclass writes for want of one
+    assert not doc.startswith(f"{name}(")  # what a dataclass writes without one
 
 
 @pytest.mark.parametrize(("owner", "function"), all_methods())

@@ -9,7 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
 from smq.clients.arguments import (
+    INT32_MAX,
     Duration,
+    check_flag,
+    check_int,
     check_name,
     check_partition,
     invalid,
@@ -62,8 +65,11 @@ class AdminOptions(TypedDict, total=False):
 
 
 class Admin(Lifecycle):
-    """`async with Admin("host:port") as a: await a.create_topic("t", 6)`. `timeout_ms` bounds each call, retries
-    included."""
+    """`async with Admin("host:port") as a: await a.create_topic("t", 6)`.
+
+    `timeout_ms` bounds each call, retries included; `connect_timeout_ms` bounds start(). Beside its own errors every
+    call raises INVALID_REQUEST for a wrong argument, and NO_QUORUM, TIMED_OUT or UNREACHABLE if the cluster has not
+    answered in time. A change has one request id, so its retries take effect once."""
 
     def __init__(
         self,
@@ -198,8 +204,10 @@ class Admin(Lifecycle):
     # -- views
 
     async def describe_cluster(self, topics: Iterable[str] = (), *, is_linearizable: bool = True) -> ClusterDescription:
-        """Nodes and topics (all if none is named). Not linearizable: as any one node knows them, without a quorum."""
+        """Nodes and topics (all if none is named). UNKNOWN_TOPIC; NO_QUORUM unless a majority of the nodes answers. Not
+        linearizable: as any one node knows them, without a majority."""
         wanted = names("topics", topics)
+        check_flag("is_linearizable", is_linearizable)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeClusterResponse:
             request = build(pb.DescribeClusterRequest, topics=wanted, linearizable=is_linearizable, timeout_ms=node_ms)
@@ -208,18 +216,25 @@ class Admin(Lifecycle):
         return cluster_from_message(await self._call(run))
 
     async def list_topics(self) -> list[TopicDescription]:
-        """All topics, in order of name, with their partitions' leaders and offsets as of the call."""
+        """All topics, in order of name, with their partitions' leaders and offsets as of the call. NO_QUORUM."""
         return sorted((await self.describe_cluster()).topics, key=lambda t: t.name)
 
     async def describe_topic(self, name: str) -> TopicDescription:
         """UNKNOWN_TOPIC if there is none."""
+        check_name("name", name)
         for topic in (await self.describe_cluster([name])).topics:
             if topic.name == name:
                 return topic
         raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {name!r}")
 
     async def node_status(self, node: int | str, *, with_digest: bool = False) -> NodeStatus:
-        """One node's own view, by its id or gRPC address. Not retried at another node."""
+        """One node's own view, by its id or gRPC address, without a majority. UNREACHABLE if it does not answer: not
+        retried, and no other node is asked. INVALID_REQUEST for an id that no node has."""
+        check_flag("with_digest", with_digest)
+        if isinstance(node, str):
+            check_name("node", node)
+        else:
+            check_int("node", node, 0, INT32_MAX)
         address = node if isinstance(node, str) else await self._address_of(node)
 
         async def run(stubs: NodeStubs, node_ms: int, call_s: float) -> pb.NodeStatusResponse:
@@ -254,7 +269,10 @@ class Admin(Lifecycle):
         group: str | None = None,
         reset_if_gone: bool = False,
     ) -> dict[TopicPartition, ListedOffset]:
-        """The position that each start means now. OFFSET_OUT_OF_RANGE (lo, hi) if one has no position."""
+        """The position that each start means now. UNKNOWN_TOPIC, UNKNOWN_PARTITION; OFFSET_OUT_OF_RANGE (lo, hi) if one
+        has no position, unless `reset_if_gone`: then retention has passed it, and it means the log start."""
+        if group is not None:
+            check_name("group", group)
         parsed = parse_starts(starts, group=group)
         return await resolve_starts(
             self._cluster, parsed, group=group, reset_if_gone=reset_if_gone, timeout_ms=self._timeout_ms
@@ -263,7 +281,7 @@ class Admin(Lifecycle):
     # -- settings of the cluster
 
     async def cluster_config(self) -> list[ClusterSetting]:
-        """All settings of the cluster, under Kafka's names."""
+        """All settings of the cluster, under Kafka's names. NO_QUORUM."""
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeClusterConfigResponse:
             request = pb.DescribeClusterConfigRequest(timeout_ms=node_ms)
@@ -286,7 +304,7 @@ class Admin(Lifecycle):
     # -- groups
 
     async def list_groups(self) -> list[GroupSummary]:
-        """All groups, in order of name."""
+        """All groups, in order of name. NO_QUORUM."""
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListGroupsResponse:
             return await node.admin.ListGroups(pb.ListGroupsRequest(timeout_ms=node_ms), timeout=call_s)
@@ -295,6 +313,7 @@ class Admin(Lifecycle):
 
     async def describe_group(self, name: str, *, with_sizes: bool = False) -> GroupDescription:
         """UNKNOWN_GROUP if there is none. `with_sizes` also measures the lag in bytes and in time."""
+        check_name("name", name)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.DescribeGroupResponse:
             request = build(pb.DescribeGroupRequest, group=name, timeout_ms=node_ms, with_sizes=with_sizes)
@@ -305,6 +324,7 @@ class Admin(Lifecycle):
 
     async def delete_group(self, name: str) -> None:
         """Deletes its committed offsets, too. GROUP_NOT_EMPTY while it has members, UNKNOWN_GROUP if there is none."""
+        check_name("name", name)
         request_id = _new_request_id()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
@@ -316,7 +336,7 @@ class Admin(Lifecycle):
     # -- transactions
 
     async def list_transactions(self) -> list[TransactionSummary]:
-        """All transactional ids, in their order."""
+        """All transactional ids, in their order. NO_QUORUM."""
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListTransactionsResponse:
             return await node.admin.ListTransactions(pb.ListTransactionsRequest(timeout_ms=node_ms), timeout=call_s)
@@ -366,7 +386,8 @@ class Admin(Lifecycle):
     async def fetch_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Partitions without a commit are absent. None: every partition that the group has committed."""
+        """The group's next offsets. Partitions without a commit are absent; None: every partition that the group has
+        committed. Linearizable: NO_QUORUM unless a majority of the nodes answers."""
         return await fetch_offsets(self._cluster, group, partitions, self._timeout_ms)
 
 

@@ -66,6 +66,16 @@ def check_kind(argument: str, value: object, kind: type) -> None:
         raise invalid(f"{argument} must be a {kind.__name__}, not {shown(value)}")
 
 
+def seconds(argument: str, value: object) -> float | None:
+    """How long to wait, as in the standard library: a number of seconds, or a timedelta. None: without a limit."""
+    found = value.total_seconds() if isinstance(value, timedelta) else value
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float) or math.isnan(found):
+        raise invalid(f"{argument} must be a number of seconds, a timedelta or None, not {shown(value)}")
+    return found
+
+
 def milliseconds(argument: str, value: object, *, lo: float = 1.0) -> float:
     """A duration: a number of milliseconds, or a timedelta. At least `lo`, at most 24 days."""
     found = value / _MS if isinstance(value, timedelta) else value
@@ -140,3 +150,9 @@ def check_partition(argument: str, value: object) -> None:
         raise invalid(f"{argument}: write (topic, partition), not {shown(value)}")
     check_name(f"{argument}: topic", value[0])
     check_int(f"{argument}: partition", value[1], 0, INT32_MAX)
+
+
+def check_place(topic: object, partition: object) -> None:
+    """A partition that is given as two arguments."""
+    check_name("topic", topic)
+    check_int("partition", partition, 0, INT32_MAX)

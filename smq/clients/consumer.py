@@ -17,8 +17,10 @@ from smq.clients.arguments import (
     Instant,
     check_choice,
     check_int,
+    check_kind,
     check_name,
     check_partition,
+    check_place,
     instant_ms,
     invalid,
     milliseconds,
@@ -74,6 +76,12 @@ class Consumer(Searching, Lifecycle):
     timedelta (so long ago), or a StartAt; the default is RESUME_OR_EARLIEST with a group and RESET_TO_EARLIEST without.
     `from_replica`: read from this node id only; otherwise leaders first, and another replica if one fails.
     OFFSET_OUT_OF_RANGE (with lo and hi) is raised unless `auto_offset_reset` is "earliest" or "latest".
+
+    One fetch waits up to `max_wait_ms` for records and gives at most `fetch_max_bytes`, of each partition about
+    `partition_max_bytes`; a batch that is larger comes whole. Reading raises the error of a partition that no replica
+    has served for `stall_timeout_ms`. `request_timeout_ms` bounds every other call, retries included, and
+    `connect_timeout_ms` start(). Beside its own errors every call raises INVALID_REQUEST for a wrong argument, and
+    NO_QUORUM, TIMED_OUT or UNREACHABLE if the cluster has not answered in time.
     """
 
     def __init__(
@@ -240,12 +248,12 @@ class Consumer(Searching, Lifecycle):
         return {tp: position.offset for tp, position in listed.items()}
 
     def assignment(self) -> list[TopicPartition]:
-        """The assigned partitions."""
+        """The assigned partitions; empty before assign()."""
         return list(self._planner.assigned)
 
     async def seek(self, topic: str, partition: int, start: Start) -> int:
         """Moves to an offset within [lo, hi] (OFFSET_OUT_OF_RANGE otherwise), or to the position that `start` means
-        now."""
+        now. INVALID_REQUEST for a partition that is not assigned."""
         self._check_usable()
         fetch = self._assigned(topic, partition)
         found = await self._resolve({(topic, partition): parse_start(start, group=self._group)})
@@ -255,11 +263,12 @@ class Consumer(Searching, Lifecycle):
         return fetch.position
 
     def position(self, topic: str, partition: int) -> int:
-        """The offset after the last record that was returned."""
+        """The offset after the last record that was returned. INVALID_REQUEST for a partition that is not assigned."""
         return self._assigned(topic, partition).position
 
     async def lag(self, topic: str, partition: int) -> int:
-        """How many offsets lie between the position and the last known high water mark."""
+        """How many offsets lie between the position and the last known high water mark. INVALID_REQUEST for a partition
+        that is not assigned."""
         fetch = self._assigned(topic, partition)
         if fetch.hwm < 0:
             latest = await self._resolve({(topic, partition): Wanted(type="RESET_TO_LATEST")})
@@ -267,10 +276,11 @@ class Consumer(Searching, Lifecycle):
         return max(fetch.hwm - fetch.position, 0)
 
     def high_water_mark(self, topic: str, partition: int) -> int:
-        """As of the last answer; -1 before the first."""
+        """As of the last answer; -1 before the first. INVALID_REQUEST for a partition that is not assigned."""
         return self._assigned(topic, partition).hwm
 
     def _assigned(self, topic: str, partition: int) -> PartitionFetch:
+        check_place(topic, partition)
         fetch = self._planner.assigned.get((topic, partition))
         if fetch is None:
             raise SmqError(ErrorCode.INVALID_REQUEST, f"{topic}/{partition} is not assigned: assign() it first")
@@ -279,20 +289,22 @@ class Consumer(Searching, Lifecycle):
     # -- group offsets
 
     async def commit(self, offsets: Mapping[TopicPartition, int | CommittedOffset] | None = None) -> None:
-        """Commits the group's next offsets: the positions of all assigned partitions, or the given ones.
-        INVALID_REQUEST without a group."""
+        """Commits the group's next offsets: the positions of all assigned partitions, or the given ones. All or none;
+        linearizable once it returns. INVALID_REQUEST without a group, UNKNOWN_TOPIC, UNKNOWN_PARTITION, INVALID_OFFSET;
+        UNKNOWN_MEMBER while the group has members."""
         group = self._named_group()
         if offsets is None:
             offsets = {tp: f.position for tp, f in self._planner.assigned.items()}
+        check_kind("offsets", offsets, Mapping)
         if offsets:
             await commit_offsets(self._cluster, group, offsets, self._timeout_ms)
 
     async def committed(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Committed offsets of the assigned partitions, or of the given ones. Partitions without a commit are
-        absent."""
-        wanted = self.assignment() if partitions is None else list(partitions)
+        """Committed offsets of the assigned partitions, or of the given ones. Partitions without a commit are absent.
+        INVALID_REQUEST without a group; NO_QUORUM."""
+        wanted = self.assignment() if partitions is None else partitions
         return await fetch_offsets(self._cluster, self._named_group(), wanted, self._timeout_ms)
 
     def _named_group(self) -> str:
@@ -336,7 +348,9 @@ class Consumer(Searching, Lifecycle):
     async def getmany(
         self, max_records: int = 10_000, timeout_ms: Duration = 0.0
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """Up to about `max_records` (a batch is never split) by partition; empty if nothing arrives in time."""
+        """Up to about `max_records` (a batch is never split) by partition; empty if nothing arrives in `timeout_ms`.
+        Raises the SmqError of a partition that cannot be read, such as OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC or
+        LEADER_UNAVAILABLE."""
         self._check_usable()
         check_int("max_records", max_records, 1)
         timeout_ms = milliseconds("timeout_ms", timeout_ms, lo=0)
@@ -354,8 +368,9 @@ class Consumer(Searching, Lifecycle):
         return {tp: records for tp, records in out.items() if records}
 
     async def getbatch(self, timeout_ms: Duration = 0.0) -> RawBatch | None:
-        """The next RecordBatch exactly as it is in the log; the position moves past it. None if none arrives in time.
-        The caller must skip records below the position before the call, and those at or beyond an end."""
+        """The next RecordBatch exactly as it is in the log; the position moves past it. None if none arrives within
+        `timeout_ms`. The caller must skip records below the position before the call, and those at or beyond an end.
+        Raises what getmany() raises, such as OFFSET_OUT_OF_RANGE."""
         self._check_usable()
         self._discard_decoded()
         batch = await self._batch_within(milliseconds("timeout_ms", timeout_ms, lo=0))
@@ -366,7 +381,10 @@ class Consumer(Searching, Lifecycle):
     async def fetch_range(
         self, topic: str, partition: int, offset: int, *, max_bytes: int = 0, max_wait_ms: int = 0
     ) -> FetchedRange:
-        """One fetch of raw batches, without an assignment, from any replica that can serve it."""
+        """One fetch of raw batches from `offset` on, without an assignment, from any replica that can serve it. Waits
+        up to `max_wait_ms` for a batch and gives at most `max_bytes` (0: the node's default), or one larger batch.
+        UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE (lo, hi)."""
+        check_place(topic, partition)
         if self._cluster.metadata.partition(topic, partition) is None:
             await self._cluster.refresh((topic,), timeout_ms=self._timeout_ms)
         item = build(pb.FetchPartition, topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from smq.clients.arguments import INT32_MAX, Duration, check_int, check_name, milliseconds
+from smq.clients.arguments import Duration, check_int, check_place, milliseconds
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient
 from smq.clients.errors import build
@@ -30,7 +30,9 @@ class OffsetAssigner(Lifecycle):
 
     Any number of tasks may call it concurrently: calls of one turn of the event loop share a message, and calls that
     reach one node together share one round of Raft. One assigner for all tasks of a process is therefore the fast way.
-    `timeout_ms` bounds each call, attempts at other nodes included."""
+    `timeout_ms` bounds each call, attempts at other nodes included; `connect_timeout_ms` bounds start(). Beside its own
+    errors every call raises INVALID_REQUEST for a wrong argument, UNKNOWN_TOPIC, UNKNOWN_PARTITION, and NO_QUORUM,
+    TIMED_OUT or UNREACHABLE if the cluster has not answered in time."""
 
     def __init__(
         self,
@@ -83,10 +85,11 @@ class OffsetAssigner(Lifecycle):
         A later call with the same `request_id` (16 bytes, chosen by the caller) returns the same offsets. With
         `not_before`, a next_offset from before the first such call, it is refused if the cluster has forgotten the
         request; without it, it would then get other offsets."""
-        check_name("topic", topic)
-        check_int("partition", partition, 0, INT32_MAX)
+        check_place(topic, partition)
         check_int("count", count, 1)
-        key, request_id_used = (topic, partition), request_id or secrets.token_bytes(16)
+        if not_before is not None:
+            check_int("not_before", not_before, 0)
+        key, request_id_used = (topic, partition), secrets.token_bytes(16) if request_id is None else request_id
         if key not in self._bounds:
             self._bounds[key] = await self._next_offset(topic, partition)
         bound = not_before if not_before is not None else self._bounds[key]

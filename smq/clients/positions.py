@@ -61,7 +61,7 @@ def offset_type(name: object) -> str:
         if found in OFFSET_TYPES:
             return found
     known = ", ".join((*_SHORT, *OFFSET_TYPES))
-    raise invalid(f"{shown(name)} is no offset type: use one of {known}")
+    raise invalid(f"start: {shown(name)} is no offset type: use one of {known}")
 
 
 def parse_start(start: Start, *, group: str | None) -> Wanted:
@@ -80,7 +80,7 @@ def parse_start(start: Start, *, group: str | None) -> Wanted:
     elif isinstance(start, tuple) and len(start) == 2:
         parsed = StartAt(type=start[0], value=start[1])
     else:
-        raise invalid(f"{shown(start)} is no start position: give an offset, an offset type or a datetime")
+        raise invalid(f"start: {shown(start)} is no position: give an offset, an offset type or a datetime")
     kind = offset_type(parsed.type)
     if isinstance(start, str) and kind in _NEEDS_VALUE:
         raise invalid(f"{kind} needs a value: write ({kind!r}, value)")

@@ -77,11 +77,16 @@ class Producer:
     wait_room()). send_many() is the fast way for many records. A record waits up to `linger_ms` for others to share its
     batch, but only while batches are in flight: an idle producer sends immediately. With `idempotent` (the default)
     every record is stored once and in order, whatever fails; without it a retry may store records twice. `acks="none"`
-    implies idempotent=False. delivery_timeout_ms bounds all attempts for a record together, request_timeout_ms one
-    attempt.
+    implies idempotent=False. `batch_bytes` bounds a batch before compression, `buffer_bytes` all records that wait.
+
+    `delivery_timeout_ms` bounds all attempts for a record together, `request_timeout_ms` one attempt, and
+    `connect_timeout_ms` start(). A record that is not acknowledged by then fails with what it was last refused for, or
+    with TIMED_OUT if it may have been stored; UNKNOWN_TOPIC, BATCH_TOO_LARGE and other final errors end it earlier.
+    After PRODUCER_FENCED every call raises it.
 
     With a `transactional_id` every record is part of a transaction: `async with producer.transaction(): ...`, or
-    begin(), commit() and abort(). Readers get all of its records or none. start() fences other producers of the id.
+    begin(), commit() and abort(). Readers get all of its records or none. start() fences other producers of the id. The
+    cluster aborts a transaction that is open for longer than `transaction_timeout_ms`.
     """
 
     def __init__(
@@ -150,7 +155,8 @@ class Producer:
     # -- life
 
     async def start(self) -> None:
-        """Finds the cluster. UNREACHABLE if none of the bootstrap addresses answers."""
+        """Finds the cluster, within `connect_timeout_ms`. Fences other producers of the id. UNREACHABLE,
+        INVALID_TRANSACTION_TIMEOUT. `async with` calls it."""
         self._loop = asyncio.get_running_loop()
         self._publisher.start()
         await self._cluster.start()
@@ -172,8 +178,10 @@ class Producer:
         await self.close(deliver=kind is None or not issubclass(kind, asyncio.CancelledError))
 
     async def close(self, *, deliver: bool = True) -> None:
-        """With `deliver`, first delivers all records sent so far (within the delivery timeout). Then releases
-        everything; undelivered records fail. A transaction that is still open is aborted."""
+        """With `deliver`, first delivers all records sent so far (within `delivery_timeout_ms`). Then releases
+        everything: records that were not sent fail with SHUTTING_DOWN, those under way with TIMED_OUT. A transaction
+        that is still open is aborted. Every later call raises CLIENT_CLOSED."""
+        check_flag("deliver", deliver)
         if self._publisher.is_closing:
             return
         try:
@@ -213,7 +221,9 @@ class Producer:
     ) -> "asyncio.Future[RecordMetadata]":
         """Takes the record. The future gives its offset once it is acknowledged, or the SmqError that ended it.
 
-        OVERLOADED (raised here) while the buffer is full: `await wait_room()` and send again.
+        `timestamp_ms`: its create time, now if it is None. Raised here: OVERLOADED while the buffer is full (`await
+        wait_room()` and send again), INVALID_REQUEST for a wrong argument, and, with a `transactional_id`,
+        INVALID_TRANSACTION_STATE unless a transaction is open.
         """
         when, headers, _ = checked_record(topic, value, key, headers, partition, timestamp_ms)
         token: asyncio.Future[RecordMetadata] = self._usable().create_future()
@@ -230,7 +240,8 @@ class Producer:
         timestamp_ms: int,
         token: "asyncio.Future[RecordMetadata] | Delivery",
     ) -> None:
-        """As send() of a `checked_record`, with the caller's own token. For the blocking producer."""
+        """As send() of a `checked_record` created at `timestamp_ms`, with the caller's own token. For the blocking
+        producer."""
         self._usable()
         if self._transactions is not None:
             self._transactions.check_open()
@@ -250,7 +261,8 @@ class Producer:
     ) -> "asyncio.Future[list[BatchMetadata]]":
         """The bulk path. Returns once all records are buffered (waiting for space if necessary), with a future of
         their offsets: one BatchMetadata per run of adjacent records. Records of one partition keep their order. The
-        future fails with the first error once all records are settled."""
+        future fails with the first error once all records are settled. `timestamp_ms`: the create time of all, or one
+        for each. INVALID_REQUEST names a wrong argument, before any record is buffered; UNKNOWN_TOPIC."""
         loop = self._usable()
         if self._transactions is not None:
             self._transactions.check_open()
@@ -324,13 +336,15 @@ class Producer:
         return taken
 
     async def wait_room(self) -> None:
-        """Waits until the buffer has space for at least one record."""
+        """Waits until the buffer has space for at least one record, which send() then takes without OVERLOADED. Returns
+        also once the producer is closed."""
         while self._accumulator.is_full and not self._publisher.is_closing:
             self._publisher.not_full.clear()
             await self._publisher.not_full.wait()
 
     async def flush(self) -> None:
-        """Waits until every record sent before is acknowledged or failed. Errors are in the records' own futures."""
+        """Waits until every record sent before is acknowledged or failed. Errors are in the records' own futures;
+        CLIENT_CLOSED is raised here."""
         loop = self._usable(even_if_fatal=True)
         waiting = [_future_of(token, loop) for token in self._accumulator.waiting_tokens()]
         marks = [future for future in waiting if future is not None]
@@ -350,7 +364,9 @@ class Producer:
         self._transactional().begin()
 
     async def send_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
-        """The group's next offsets, committed with the transaction: what is read is done once what is written is."""
+        """The group's next offsets, committed with the transaction: what is read is done once what is written is.
+        INVALID_TRANSACTION_STATE if none is open, UNKNOWN_TOPIC, UNKNOWN_PARTITION, INVALID_OFFSET; after any error the
+        transaction must be aborted."""
         self._usable()
         transactions = self._transactional()
         transactions.check_open()
@@ -359,7 +375,8 @@ class Producer:
     async def commit(self) -> None:
         """Returns once all records are stored and the decision is made. Raises the error of the first record that was
         not stored: then nothing is committed, and the transaction must be aborted. After an error that is not definite
-        it is open whether it was committed: commit() again says so."""
+        it is open whether it was committed: commit() again says so. INVALID_TRANSACTION_STATE if none has begun,
+        PRODUCER_FENCED if the cluster has aborted it or another producer has the id."""
         self._usable()
         transactions = self._transactional()
         transactions.check_begun()
@@ -371,7 +388,7 @@ class Producer:
 
     async def abort(self) -> None:
         """Records that are not stored yet fail, and no reader gets the others. INVALID_TRANSACTION_STATE if the
-        transaction has been committed: a commit() before had no answer."""
+        transaction has been committed (a commit() before had no answer), or none has begun."""
         self._usable()
         transactions = self._transactional()
         transactions.check_begun()
@@ -387,7 +404,8 @@ class Producer:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """`async with producer.transaction(): ...` commits at the end of the block, and aborts if it raises."""
+        """`async with producer.transaction(): ...` commits at the end of the block, and aborts if it raises. Raises
+        what begin() and commit() raise, such as INVALID_TRANSACTION_STATE."""
         self.begin()
         try:
             yield

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from smq.clients.arguments import check_flag, check_int, check_kind, check_place
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.errors import build
@@ -85,7 +86,9 @@ class Searching(ABC):
     ) -> SearchPage:
         """One page of the records that pass a filter, which a node finds; without an assignment. The first page begins
         at `start`, and the search covers what is there now, at most up to `end_offset`. A further page needs the cursor
-        of the page before and the same filter. `max_records`: 0 is the node's default, 500."""
+        of the page before and the same filter. `max_records`: 0 is the node's default, 500. UNKNOWN_TOPIC,
+        UNKNOWN_PARTITION; OFFSET_OUT_OF_RANGE (lo, hi), also if records were deleted since the page before."""
+        check_place(topic, partition)
         offset = None
         if cursor is None:
             parsed = parse_start(start, group=self._group)
@@ -105,7 +108,7 @@ class Searching(ABC):
         follow: bool = False,
     ) -> AsyncIterator[ConsumerRecord]:
         """All records of a partition that pass a filter, as `search_page` finds them. With `follow` it goes on with new
-        records, until `end_offset` or for ever."""
+        records, until `end_offset` or for ever. UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE."""
         async for page in self.search_pages(
             topic, partition, wanted, start=start, end_offset=end_offset, follow=follow
         ):
@@ -122,7 +125,8 @@ class Searching(ABC):
         end_offset: int | None = None,
         follow: bool = False,
     ) -> AsyncIterator[SearchPage]:
-        """As `search`, page by page; a page may be empty."""
+        """As `search`, page by page; a page may be empty. UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE."""
+        check_flag("follow", follow)
         page = await self.search_page(topic, partition, wanted, start=start, end_offset=end_offset)
         while True:
             yield page
@@ -183,6 +187,9 @@ async def _fetch_page(
     """The first page, from `offset` to `end_offset` (None: the present end), or the one that a cursor leads to. If
     `offset` is the end, the node waits `max_wait_ms` for a record there.
     OFFSET_OUT_OF_RANGE with what is there, also if records were deleted since the page before."""
+    check_kind("wanted", wanted, RecordFilter)
+    if end_offset is not None:
+        check_int("end_offset", end_offset, 0)
     request = build(
         pb.SearchRecordsRequest,
         topic=topic,
@@ -190,7 +197,7 @@ async def _fetch_page(
         filter=wanted.to_pb(),
         offset=offset,
         end_offset=end_offset,
-        cursor=cursor or b"",
+        cursor=b"" if cursor is None else cursor,
         max_records=max_records,
         max_wait_ms=max_wait_ms,
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import NamedTuple
 
+from smq.clients.arguments import seconds
 from smq.clients.forked import check_owner
 from smq.clients.producing.partition_queue import Batch
 from smq.raft_state.errors import SmqError
@@ -75,14 +76,15 @@ class Delivery:
 
     def result(self, timeout: float | timedelta | None = None) -> RecordMetadata:
         """Waits for the acknowledgement, at most `timeout` seconds. TimeoutError, or the SmqError that ended the
-        record; FORKED in a child process."""
+        record, such as UNKNOWN_TOPIC; INVALID_REQUEST for a `timeout` that is no time; FORKED in a child process."""
         outcome = self._wait(timeout)
         if isinstance(outcome, SmqError):
             raise SmqError(outcome.code, outcome.message, outcome.details)
         return outcome
 
     def exception(self, timeout: float | timedelta | None = None) -> SmqError | None:
-        """As `result`, but returns the error; None after a success."""
+        """As `result`, with `timeout` in seconds, but returns the error; None after a success. TimeoutError; FORKED in
+        a child process."""
         outcome = self._wait(timeout)
         return outcome if isinstance(outcome, SmqError) else None
 
@@ -96,10 +98,9 @@ class Delivery:
             self._call_back()
 
     def _wait(self, timeout: float | timedelta | None) -> RecordMetadata | SmqError:
-        settled = self._settled
+        settled, timeout_s = self._settled, seconds("timeout", timeout)
         if self._outcome is None:
             settled.check_owner()
-            timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
             with settled.condition:
                 settled.waiting += 1
                 try:

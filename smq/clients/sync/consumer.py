@@ -60,7 +60,7 @@ class SyncConsumer(BlockingClient):
         return self._run(self._consumer.seek(topic, partition, start))
 
     def position(self, topic: str, partition: int) -> int:
-        """The offset after the last record that was returned."""
+        """The offset after the last record that was returned. INVALID_REQUEST for a partition that is not assigned."""
         self._check_usable()
         ahead = (r.offset for r in self._ahead if (r.topic, r.partition) == (topic, partition))
         return next(ahead, self._consumer.position(topic, partition))
@@ -70,7 +70,6 @@ class SyncConsumer(BlockingClient):
         return self._run(self._consumer.lag(topic, partition)) + ahead
 
     def commit(self, offsets: Mapping[TopicPartition, int | CommittedOffset] | None = None) -> None:
-        """Commits the positions of all assigned partitions, or the given offsets."""
         if offsets is None:
             offsets = {tp: self.position(*tp) for tp in self.assignment()}
         self._run(self._consumer.commit(offsets))

@@ -59,7 +59,8 @@ class SyncProducer(BlockingClient):
         partition: int | None = None,
         timestamp_ms: Instant | None = None,
     ) -> Delivery:
-        """Takes the record and returns immediately; waits only while the producer's buffer is full. INVALID_REQUEST.
+        """Takes the record and returns immediately; waits only while the producer's buffer is full. `timestamp_ms`: its
+        create time, now if it is None. INVALID_REQUEST names a wrong argument.
 
         The Delivery's `result()` waits for the acknowledgement and gives its RecordMetadata, or raises the SmqError
         that ended it. A record whose Delivery is dropped is delivered all the same: flush() or close() waits for it,
@@ -88,8 +89,9 @@ class SyncProducer(BlockingClient):
         partition: int | None = None,
         timestamp_ms: Instant | Sequence[Instant] | None = None,
     ) -> list[BatchMetadata]:
-        """Sends all and waits until all are acknowledged. Returns where they are, one BatchMetadata per run. Raises the
-        first error after all are settled."""
+        """Sends all and waits until all are acknowledged. Returns where they are, one BatchMetadata per run.
+        `timestamp_ms`: the create time of all, or one for each. INVALID_REQUEST names a wrong argument, before any
+        record is sent; UNKNOWN_TOPIC. Otherwise raises the first record's error after all are settled."""
 
         async def work() -> list[BatchMetadata]:
             await self._take_all()
@@ -101,7 +103,8 @@ class SyncProducer(BlockingClient):
         return self._run(work())
 
     def flush(self) -> None:
-        """Waits until every record sent before is acknowledged or failed. Errors are in the records' Deliveries."""
+        """Waits until every record sent before is acknowledged or failed. Errors are in the records' Deliveries;
+        CLIENT_CLOSED is raised here."""
 
         async def work() -> None:
             await self._take_all()
@@ -135,7 +138,8 @@ class SyncProducer(BlockingClient):
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """`with producer.transaction(): ...` commits at the end of the block, and aborts if it raises."""
+        """`with producer.transaction(): ...` commits at the end of the block, and aborts if it raises. Raises what
+        begin() and commit() raise, such as INVALID_TRANSACTION_STATE."""
         self.begin()
         try:
             yield
@@ -146,7 +150,8 @@ class SyncProducer(BlockingClient):
             raise
 
     def close(self) -> None:
-        """Delivers everything sent so far, within the delivery timeout. Then every call raises CLIENT_CLOSED."""
+        """Delivers everything sent so far, within `delivery_timeout_ms`; what is not acknowledged by then fails. A
+        transaction that is still open is aborted. Then every call raises CLIENT_CLOSED."""
 
         async def work() -> None:
             await self._take_all()

@@ -4,6 +4,7 @@ Owns the end of the process: Ctrl-C and a closed pipe end it without a traceback
 that cannot be written is an error. Light on purpose: it imports nothing until it can catch a Ctrl-C.
 """
 
+import gc
 import os
 import sys
 
@@ -25,6 +26,7 @@ def main() -> None:
 
 
 def _run() -> int:
+    gc.disable()  # while modules load, which stay: passes over them took a tenth of a start. `root` enables it again
     from smq.coordinator.cli.root import cli
 
     try:

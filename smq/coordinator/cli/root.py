@@ -5,6 +5,7 @@ commands by entry points of the group `smq.cli`, each under the entry point's na
 added command whose function takes `bootstrap` gets the options by which every command reaches a cluster.
 """
 
+import gc
 import importlib
 import os
 import sys
@@ -88,6 +89,16 @@ class SmqGroup(click.Group):
             entry, *_ = entry_points(group=_PLUGIN_GROUP, name=cmd_name)
             return _added(entry.load())
         return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Loads the command's modules. From here on garbage is collected, and the modules are never searched for it."""
+        found = super().resolve_command(ctx, args)
+        if not gc.isenabled():  # `main` has disabled it
+            gc.freeze()
+            gc.enable()
+        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """By the table: `smq --help` imports none of smq's own commands, which would take a second."""

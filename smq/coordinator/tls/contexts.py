@@ -11,16 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 import structlog
-from cryptography import x509
 
 from smq.coordinator.config import TlsConfig
 from smq.coordinator.user_errors import StartError
 from smq.raft_state.ids import NodeId
 from smq.replication.net.tls import node_uri
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 log = structlog.get_logger(__name__)
 
@@ -144,7 +146,7 @@ class ClientTls:
             ca_ends_s=_end_of_issuer(own[0], _parse(config.ca, ca)),
         )
 
-    def _check_own(self, own: x509.Certificate) -> None:
+    def _check_own(self, own: "x509.Certificate") -> None:
         """TlsError for a certificate that is not valid now."""
         path = self._config.certificate
         now = datetime.now(UTC)
@@ -184,8 +186,10 @@ class NodeTls(ClientTls):
         )
         return replace(loaded, nodes=nodes)
 
-    def _check_own(self, own: x509.Certificate) -> None:
+    def _check_own(self, own: "x509.Certificate") -> None:
         """TlsError also for a certificate with which no peer would admit this node."""
+        from cryptography import x509
+
         try:
             names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             uris = names.get_values_for_type(x509.UniformResourceIdentifier)
@@ -257,14 +261,16 @@ def _read(path: Path) -> bytes:
         raise TlsError(f"cannot read {path}: {e.strerror or e}") from e
 
 
-def _parse(path: Path, pem: bytes) -> list[x509.Certificate]:
+def _parse(path: Path, pem: bytes) -> "list[x509.Certificate]":
+    from cryptography import x509  # slow to import, and a node without TLS needs none of it
+
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as e:
         raise TlsError(f"{path} holds no PEM certificate: {e}") from e
 
 
-def _end_of_issuer(own: x509.Certificate, trusted: list[x509.Certificate]) -> float:
+def _end_of_issuer(own: "x509.Certificate", trusted: "list[x509.Certificate]") -> float:
     issuers = [ca for ca in trusted if ca.subject == own.issuer] or trusted
     return max(ca.not_valid_after_utc.timestamp() for ca in issuers)
 

@@ -18,12 +18,11 @@ from typing import Final
 import click
 
 from smq.coordinator.addresses import format_address
-from smq.coordinator.cli.cluster_dir import NODES_MAX, Ports, find_nodes, hold_directory, prepare_cluster
+from smq.coordinator.cli.cluster_dir import NODES_MAX, Ports, Secure, find_nodes, hold_directory, prepare_cluster
 from smq.coordinator.cli.common import counted, parse_settings
 from smq.coordinator.cli.supervisor import Supervisor, describe_node
 from smq.coordinator.config import ServerConfig, check_config, load_config
 from smq.coordinator.server import Server, run_server
-from smq.coordinator.tls.certificates import secure_cluster
 from smq.coordinator.user_errors import PortTaken
 from smq.raft_state.cluster_config import IN_NODE_TOML
 
@@ -97,7 +96,7 @@ def dev(
                     ports,
                     new_peer_ports=is_retry,
                     settings=parse_settings(settings),
-                    secure=secure_cluster if tls else None,
+                    secure=_secure() if tls else None,
                     are_ports_checked=True,
                 )[0],
                 data_dir,
@@ -160,7 +159,7 @@ def cluster(
         count = nodes or len(find_nodes(data_dir)) or _NODES_DEFAULT
 
         def start(is_retry: bool) -> int:
-            secure = secure_cluster if tls else None
+            secure = _secure() if tls else None
             named = racks.split(",") if racks else []
             paths = prepare_cluster(
                 data_dir,
@@ -235,6 +234,12 @@ def serve(config_path: Path | None, insecure: bool, settings: tuple[str, ...], c
 
 
 # ------------------------------------------------------------------------------------------------ shared parts
+def _secure() -> Secure:
+    from smq.coordinator.tls.certificates import secure_cluster  # cryptography is slow to import
+
+    return secure_cluster
+
+
 def _with_other_ports(run: Callable[[bool], int]) -> int:
     """Runs again with other free ports if one was taken between its choice and its use."""
     for attempt in range(1, _START_ATTEMPTS + 1):

@@ -37,17 +37,19 @@ class _Partition:
 
 def uncover(history: History) -> Uncovered:
     """Judges what is missing in every poll, and fills it in. Nothing happens in a history without compaction."""
-    noted = history.noted("compaction")
-    if not noted:
+    if not history.noted("compaction"):
         return Uncovered([], {}, {})
     findings = Findings()
     removed: dict[str, set[int]] = {}
     superseded: dict[str, set[int]] = {}
     partitions = _index(history)
     for key, partition in partitions.items():
-        _judge(key, partition, noted[0], findings)
+        noted = history.noted_of("compaction", key)
+        if noted is None:
+            continue
+        _judge(key, partition, noted, findings)
         removed[key] = _guess_stamps(partition)
-        superseded[key] = _superseded(partition, noted[0]["keys"])
+        superseded[key] = _superseded(partition, noted["keys"])
         for op, _, _ in partition.polls:
             _fill(op, partition)
     return Uncovered(findings.found, removed, superseded)

@@ -65,14 +65,14 @@ def _bind_all() -> None:
 
 def _last_records_go() -> None:
     """Compaction takes every record of a key that it has seen for superseded, the last one, too."""
+    from smq.records import KeyedRecord
     from smq.replication.log.cleaning import Cleaner
-    from smq.replication.log.rewriting import RecordSpan
 
-    def keeps(self: Any, offset: int, span: RecordSpan) -> bool:
-        return span.key is None or offset > self._table.newest(span.key)
+    def select(self: Any, records: list[KeyedRecord]) -> list[bool]:
+        return [key is None or offset > self._table.newest([key])[0] for offset, key, _ in records]
 
     planted: Any = Cleaner
-    planted._keeps = keeps
+    planted._select = select
 
 
 def _too_much_goes() -> None:

@@ -97,7 +97,7 @@ def rewritten(
         if is_aborted(value, aborted):
             writer.add_aborted(value)
         else:
-            writer.add(value, lambda offset, _: offset not in removed)
+            writer.add(value, lambda records: [offset not in removed for offset, *_ in records])
     return writer.finish().values
 
 

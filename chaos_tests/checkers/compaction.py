@@ -120,10 +120,17 @@ def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) ->
 
 
 def _superseded(partition: _Partition, keys: int) -> set[int]:
-    """Records with a later one of their key, and tombstones."""
-    found = {offset for offset, value in partition.values.items() if is_tombstone(value)}
-    for offsets in partition.by_key(keys).values():
+    """Records with a later one of their key, or perhaps with one: nothing says what was at a later offset, and a record
+    of their key may have been stored there. And tombstones."""
+    values = partition.values
+    found = {offset for offset, value in values.items() if is_tombstone(value)}
+    doubtful = {key_of(value, keys) for value in partition.doubtful}
+    end = max((op.reply["hwm"] for op, _, _ in partition.polls), default=0)
+    unknown = next((offset for offset in range(end - 1, -1, -1) if offset not in values), -1)
+    for record_key, offsets in partition.by_key(keys).items():
         found.update(offsets[:-1])
+        if record_key in doubtful and offsets[-1] < unknown:
+            found.add(offsets[-1])
     return found
 
 

@@ -34,7 +34,20 @@ def a_tombstone_is_gone_in_time(s: Story) -> None:
     s.final([batch(0, [GONE, GONE])], hwm=2)
 
 
-@pytest.mark.parametrize("tell", [older_ones_are_gone, a_tombstone_is_gone_in_time])
+def a_record_in_doubt_may_have_superseded_one_that_was_deleted(s: Story) -> None:
+    """It was at 1, and compaction has taken it, a tombstone, away before anybody read it."""
+    begin(s)
+    s.note("retention", records=2, most=2, ms=0)
+    s.send(PLAIN[:1], 0)
+    s.send([TOMBSTONE], None, kind="info")
+    s.note("start", k="t/0", lo=1, hwm=2, clock=0)
+    s.final([batch(1, [GONE])], hwm=2, lo=1)
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [older_ones_are_gone, a_tombstone_is_gone_in_time, a_record_in_doubt_may_have_superseded_one_that_was_deleted],
+)
 def test_what_was_superseded_may_be_gone(tell: Callable[[Story], None]) -> None:
     assert anomalies(tell) == set()
 

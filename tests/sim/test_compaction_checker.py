@@ -35,7 +35,7 @@ def a_tombstone_is_gone_in_time(s: Story) -> None:
 
 
 def a_record_in_doubt_may_have_superseded_one_that_was_deleted(s: Story) -> None:
-    """It was at 1, and compaction has taken it, a tombstone, away before anybody read it."""
+    """It was at 1, and compaction has taken it, a tombstone, away before any client read it."""
     begin(s)
     s.note("retention", records=2, most=2, ms=0)
     s.send(PLAIN[:1], 0)

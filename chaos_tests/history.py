@@ -37,6 +37,12 @@ epoch), `died` (n, err), `late-proposal` (n), `heal`, `settled` (ok, why, took_m
 while a fault lasts), `topic` (k: known partition), `gdrained` (g, ends: {k: offset}: the group has read everything
 below), `found` (why: an anomaly that an observer saw itself), `advertise` (n, address: of its
 new process), `told` (n, of, seen: the addresses that n knows of another node, at the end).
+
+What records topics keep is noted before they are written: `retention` (records: this many stay at least, most: and this
+many at most, ms, topics?, created_0_ms?: the create time of a record that is sent at t = 0, sampled_ns?: how late a log
+start is noted at most) and `compaction` (keys, tombstone_ms, topics?). Without `topics` it holds for all. Then come
+`start` (k, lo, hwm, clock: a log start that a client learned), `log-digest` (n, k, d) and `compacted` (n, k, twice,
+left).
 """
 
 import json
@@ -133,6 +139,11 @@ class History:
 
     def noted(self, function: str) -> list[Event]:
         return self.notes.get(function, [])
+
+    def noted_of(self, function: str, key: str) -> Event | None:
+        """The first observation that holds for the partition's topic: it names that topic, or none."""
+        topic = key.rpartition("/")[0]
+        return next((e for e in self.noted(function) if topic in e.get("topics", (topic,))), None)
 
 
 def pair(events: Iterable[Event]) -> History:

@@ -8,6 +8,7 @@ another layer; every layer may import it. Layout: the Kafka protocol guide, "Rec
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -386,9 +387,27 @@ def restamped(batch: Buffer, *, producer_id: int, producer_epoch: int, base_sequ
 
 def decode_batch(batch: Buffer) -> Iterator[Record]:
     """The records of one batch, in order, decompressed. BatchCorrupt if they do not decode."""
+    codec = _compiled()
+    with _refusing():
+        for r in codec.DefaultRecordBatch(batch):
+            yield Record(r.offset, r.timestamp, r.key, r.value, r.headers)
+
+
+KeyedRecord: TypeAlias = tuple[int, bytes | None, bool]  # offset, key, whether it is a tombstone: it has no value
+
+
+def keyed_records(batch: Buffer) -> list[KeyedRecord]:
+    """As `decode_batch`, without what compaction does not look at: it decodes every record of a log, twice."""
+    codec = _compiled()
+    with _refusing():
+        return [(r.offset, r.key, r.value is None) for r in codec.DefaultRecordBatch(batch)]
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Only after `_compiled`, which sees to it that one thread imports aiokafka."""
     import zlib
 
-    default_records = _compiled()
     from aiokafka.errors import CorruptRecordException
     from cramjam import DecompressionError
 
@@ -396,7 +415,6 @@ def decode_batch(batch: Buffer) -> Iterator[Record]:
     # raises its own errors (gzip: EOFError, zlib.error, OSError; snappy's framing: struct.error).
     refusals = (CorruptRecordException, DecompressionError, zlib.error, struct.error, EOFError, OSError)
     try:
-        for r in default_records.DefaultRecordBatch(batch):
-            yield Record(r.offset, r.timestamp, r.key, r.value, r.headers)
+        yield
     except (*refusals, ValueError, OverflowError) as e:
         raise BatchCorrupt(f"the records do not decode: {e}") from e

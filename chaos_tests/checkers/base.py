@@ -183,7 +183,7 @@ def index(history: History) -> Facts:
     for op in history.of("trim"):
         partitions[op.request["k"]].trims.append(op)
     if history.noted("retention"):
-        for event in history.noted("local"):
+        for event in (*history.noted("local"), *history.noted("start")):
             partitions[event["k"]].retention_starts.setdefault(event["lo"], event["t"])
     _index_polls(history.of("poll"), partitions)
     return Facts(history=history, partitions=dict(partitions))

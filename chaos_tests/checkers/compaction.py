@@ -37,17 +37,19 @@ class _Partition:
 
 def uncover(history: History) -> Uncovered:
     """Judges what is missing in every poll, and fills it in. Nothing happens in a history without compaction."""
-    noted = history.noted("compaction")
-    if not noted:
+    if not history.noted("compaction"):
         return Uncovered([], {}, {})
     findings = Findings()
     removed: dict[str, set[int]] = {}
     superseded: dict[str, set[int]] = {}
     partitions = _index(history)
     for key, partition in partitions.items():
-        _judge(key, partition, noted[0], findings)
+        noted = history.noted_of("compaction", key)
+        if noted is None:
+            continue
+        _judge(key, partition, noted, findings)
         removed[key] = _guess_stamps(partition)
-        superseded[key] = _superseded(partition, noted[0]["keys"])
+        superseded[key] = _superseded(partition, noted["keys"])
         for op, _, _ in partition.polls:
             _fill(op, partition)
     return Uncovered(findings.found, removed, superseded)
@@ -118,10 +120,17 @@ def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) ->
 
 
 def _superseded(partition: _Partition, keys: int) -> set[int]:
-    """Records with a later one of their key, and tombstones."""
-    found = {offset for offset, value in partition.values.items() if is_tombstone(value)}
-    for offsets in partition.by_key(keys).values():
+    """Records with a later one of their key, or perhaps with one: nothing says what was at a later offset, and a record
+    of their key may have been stored there. And tombstones."""
+    values = partition.values
+    found = {offset for offset, value in values.items() if is_tombstone(value)}
+    doubtful = {key_of(value, keys) for value in partition.doubtful}
+    end = max((op.reply["hwm"] for op, _, _ in partition.polls), default=0)
+    unknown = next((offset for offset in range(end - 1, -1, -1) if offset not in values), -1)
+    for record_key, offsets in partition.by_key(keys).items():
         found.update(offsets[:-1])
+        if record_key in doubtful and offsets[-1] < unknown:
+            found.add(offsets[-1])
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches
 from chaos_tests.history import Op
 
-SAMPLED_NS: Final = 1_000_000_000  # a log start is sampled at the latest that long after a client learned it
+SAMPLED_NS: Final = 1_000_000_000  # a log start is noted at the latest that long after a client learned it
 
 
 def check(facts: Facts) -> list[Violation]:
@@ -18,7 +18,8 @@ def check(facts: Facts) -> list[Violation]:
         for poll in partition.uneven:
             _check_poll(partition.key, poll, findings)
         _check_timestamps(partition, findings)
-        _check_refusals(partition, findings)
+        limits = facts.history.noted_of("retention", partition.key) or {}
+        _check_refusals(partition, limits.get("sampled_ns", SAMPLED_NS), findings)
     return findings.found
 
 
@@ -52,7 +53,7 @@ def _check_timestamps(partition: PartitionFacts, findings: Findings) -> None:
         last_ts, last_base = ts_ns + max(count, 1) - 1, base
 
 
-def _check_refusals(partition: PartitionFacts, findings: Findings) -> None:
+def _check_refusals(partition: PartitionFacts, sampled_ns: int, findings: Findings) -> None:
     """OFFSET_OUT_OF_RANGE is only answered for offsets out of range (rule 13). DATA_DAMAGED means that every other
     replica's copy is damaged, too, or that no repair has an effect: no fault does that to a committed record."""
     for op in partition.refused_polls:
@@ -65,7 +66,7 @@ def _check_refusals(partition: PartitionFacts, findings: Findings) -> None:
     for op in refused:
         hwm = partition.mark_before(op.start_ns).end
         trims = [t.request["o"] for t in partition.trims if t.kind != "fail" and t.start_ns <= op.end_ns]
-        seen_by_ns = op.end_ns + SAMPLED_NS
+        seen_by_ns = op.end_ns + sampled_ns
         if any(start >= op.reply["lo"] and t < seen_by_ns for start, t in partition.retention_starts.items()):
             trims.append(op.reply["lo"])
         lo = max(trims, default=first_lo)

@@ -1,7 +1,8 @@
 """What retention deletes: early-deletion, late-deletion.
 
-Owns the judgement of every log start that a node had while topics had limits. Clients' own deletions explain a log
-start, too. Age is judged by the replicated clock, as the node knew it with that log start.
+Owns the judgement of every log start that a node had, or that a client learned, while topics had limits. Clients' own
+deletions explain a log start, too. Age is judged by the replicated clock, as the node knew it with that log start, or
+by one that is not behind it.
 """
 
 from typing import Final
@@ -18,20 +19,23 @@ NS_PER_MS: Final = 1_000_000
 
 def check(facts: Facts) -> list[Violation]:
     findings = Findings()
-    limits = facts.history.noted("retention")
-    if not limits:
+    history = facts.history
+    if not history.noted("retention"):
         return []
     by_key: dict[str, list[Event]] = {}
-    for event in facts.history.noted("local"):
+    for event in (*history.noted("local"), *history.noted("start")):
         by_key.setdefault(event["k"], []).append(event)
     for key, events in by_key.items():
+        limits = history.noted_of("retention", key)
+        if limits is None:
+            continue
         removed = facts.uncovered.superseded.get(key, set())
-        events.sort(key=lambda event: (event["i"], event["t"]))
+        events.sort(key=lambda event: (event.get("i", 0), event["t"]))
         for event in events:
-            _check_early(facts.partitions[key], event, limits[0], removed, findings)
+            _check_early(facts.partitions[key], event, limits, removed, findings)
         if facts.partitions[key].finals:
-            slack = COMPACTED_RECORDS_MAX if facts.history.noted("compaction") else LATE_RECORDS_MAX
-            _check_late(key, events[-1], limits[0], slack, findings)
+            slack = COMPACTED_RECORDS_MAX if history.noted_of("compaction", key) else LATE_RECORDS_MAX
+            _check_late(key, events[-1], limits, slack, findings)
     return findings.found
 
 
@@ -41,7 +45,7 @@ def _check_early(partition: PartitionFacts, event: Event, limits: Event, removed
     trims = (op.request["o"] for op in partition.trims if op.kind != "fail" and op.start_ns <= event["t"])
     if lo <= max(trims, default=0) or (limits["records"] and event["hwm"] - lo >= limits["records"]):
         return
-    young_ms = event["clock"] - limits["ms"] - CREATED_0_MS + LATE_SEND_MS
+    young_ms = event["clock"] - limits["ms"] - limits.get("created_0_ms", CREATED_0_MS) + LATE_SEND_MS
     for acked in partition.acked:
         # What compaction has removed no longer keeps its batch.
         is_deleted = acked.end <= lo and not removed.issuperset(range(acked.base, acked.end))
@@ -52,6 +56,6 @@ def _check_early(partition: PartitionFacts, event: Event, limits: Event, removed
 
 def _check_late(key: str, last: Event, limits: Event, slack: int, findings: Findings) -> None:
     """Once everything has healed, no more records are left than are to be kept, but for the newest few."""
-    kept = last["hwm"] - last["lo"]
-    if limits["records"] and kept > limits["records"] + slack:
-        findings.add("late-deletion", f"{key}: {kept} records are left of {limits['records']}")
+    kept, most = last["hwm"] - last["lo"], limits.get("most", limits["records"])
+    if most and kept > most + slack:
+        findings.add("late-deletion", f"{key}: {kept} records are left of {most}")

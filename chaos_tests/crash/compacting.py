@@ -99,7 +99,7 @@ class _Course:
             if parse_header(value.batch).is_transactional and not parse_header(value.batch).is_control:
                 writer.add_aborted(value)
             else:
-                writer.add(value, lambda offset, _: offset >= newest)
+                writer.add(value, lambda records: [offset >= newest for offset, *_ in records])
         return writer.finish().values
 
     def _step(self, values: list[StoredValue], start: Offset = Offset(0), end: Offset = Offset(0)) -> Step:

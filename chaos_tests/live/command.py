@@ -28,6 +28,7 @@ from chaos_tests.live.faults.plan import FAULTS_MIN, SCENARIOS, PlanError, Step,
 from chaos_tests.live.faults.planted import PLANTED, command_of
 from chaos_tests.live.fleet import Fleet
 from chaos_tests.live.history_run import SPARK, TOPIC, HistoryRun, topics_of
+from chaos_tests.live.load.kept import TUNING
 from chaos_tests.live.report.campaign_page import INDEX, write_index
 from chaos_tests.live.report.page import REPORT, write_report
 from chaos_tests.live.report.summary import SUMMARY, Summary, new_summary, read_summary
@@ -175,6 +176,7 @@ def _fleet(options: argparse.Namespace, directory: Path, seed: int, topic: str) 
         network=network,
         disks=disks.Images(directory / "disks") if has_images else disks.Directories(),
         clocks=clocks.Clocks(directory / "clocks") if clocks.why_not() is None else None,
+        tuning=TUNING,
     )
     if options.plant:
         fleet.serve = command_of(options.plant)
@@ -196,7 +198,8 @@ def _print_outcome(summary: Summary, directory: Path) -> None:
     verdict = "everything held" if summary.holds else f"{len(summary.violations)} violations: {summary.replay}"
     print(
         f"  {len(summary.faults)} faults in {summary.seconds:.0f} s, {summary.acked_records} records acknowledged, "
-        f"{summary.records_read} read; {verdict}; {directory / 'report.html'}",
+        f"{summary.records_read} read, {summary.records_deleted} deleted, {summary.records_compacted} compacted away; "
+        f"{verdict}; {directory / 'report.html'}",
         flush=True,
     )
 

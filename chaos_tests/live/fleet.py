@@ -5,7 +5,7 @@ environment; `Nodes` owns their processes.
 """
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chaos_tests.live.environment.clocks import Clocks
 from chaos_tests.live.environment.disks import Disks
@@ -16,7 +16,7 @@ from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
 from smq.coordinator.config import load_config
 from smq.raft_state.errors import SmqError
 from smq.testing.node_client import Unanswered
-from smq.testing.node_process import ASK_S, Node, Nodes
+from smq.testing.node_process import ASK_S, Node, Nodes, add_tuning
 
 
 @dataclass(kw_only=True)
@@ -24,12 +24,14 @@ class Fleet(Nodes):
     network: Network
     disks: Disks
     clocks: Clocks | None = None
+    tuning: dict[str, int] = field(default_factory=dict)
 
     def start(self) -> None:
         """Creates the cluster and starts every node; returns when all are ready."""
         paths = prepare_cluster(self.root / "nodes", self.size, Ports(grpc=0, http=0, kafka=0))
         self.network.prepare(paths)
         for path in paths:
+            add_tuning(path, self.tuning)
             config = load_config(path)
             assert config.kafka_address is not None
             self.nodes[config.node_id] = Node(

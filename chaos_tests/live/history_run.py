@@ -34,6 +34,7 @@ from chaos_tests.live.load.grpc import (
     stop,
 )
 from chaos_tests.live.load.kafka import kafka_clients
+from chaos_tests.live.load.kept import KEPT, StartWatcher, create_kept, kept_clients, partitions_of, topic_of, wait_kept
 from chaos_tests.live.load.spark import SparkRead
 from chaos_tests.live.report.summary import SUMMARY, Struck, Summary, count, failover_ms
 from chaos_tests.live.watcher import Watcher
@@ -62,9 +63,9 @@ TRAFFIC_S: Final = 120.0  # a machine that is slower than that must do with fewe
 FINAL_POLLS_MAX: Final = 20_000
 
 
-def topics_of(topic: str) -> tuple[str, str]:
-    """The topics of a run: one with records, and one with storage=external."""
-    return topic, f"{topic}-offsets"
+def topics_of(topic: str) -> tuple[str, ...]:
+    """The topics of a run: one with records, one with storage=external, and those that keep only some of theirs."""
+    return topic, f"{topic}-offsets", *(topic_of(topic, kept) for kept in KEPT)
 
 
 class LateReader(Protocol):
@@ -109,6 +110,7 @@ class HistoryRun:
         self.recorder = SharedRecorder(self._sink)
         self._start_ns: int = self.recorder.note("begin")["t"]  # the zero of the summary's times; also in the history
         self._rng = random.Random(f"run/{summary.seed}")
+        self._clocks_jump = any(step.fault.family == "clock" for step in steps)
         self._failed: list[str] = []
         self._acks_at_last_fault = 0
 
@@ -127,6 +129,7 @@ class HistoryRun:
             watcher = Watcher(self.fleet, self.recorder)
             watcher.start()
             clients = grpc_clients(world)
+            clients += kept_clients(world, with_kafka=self._with_kafka, clocks_jump=self._clocks_jump)
             if self._with_kafka:
                 clients += [*kafka_clients(world), TeamWatcher(world, "team-watcher")]
             for client in clients:
@@ -175,15 +178,17 @@ class HistoryRun:
         kafka = ",".join(member.kafka for member in self.fleet.nodes.values()) if self._with_kafka else ""
         first = next(iter(raws.values()))
         # Replicated on all nodes: a majority of the nodes is then a majority of each partition.
-        records, offsets = topics_of(self.topic)
+        records, offsets, *_ = topics_of(self.topic)
         first.create_topic(records, PARTITIONS, timeout_ms=20_000, replication_factor=self.fleet.size)
         first.create_topic(offsets, 1, timeout_ms=20_000, config={"storage": "external"})
+        create_kept(first, self.topic, self.recorder, replicas=self.fleet.size, clocks_jump=self._clocks_jump)
         partitions = [Partition(records, index) for index in range(PARTITIONS)]
         for found in sockets.unexpected(self.fleet):
             self._violate(f"bound-beyond: {found}")
         external = [Partition(offsets, 0)]
         tls = next(iter(self.fleet.nodes.values())).tls
-        return World(self.recorder, raws, kafka, partitions, self._rng, external, tls=tls)
+        kept = partitions_of(self.topic)
+        return World(self.recorder, raws, kafka, partitions, self._rng, external, kept, tls=tls)
 
     def _late_readers(self, world: World) -> list[LateReader]:
         late: list[LateReader] = []
@@ -298,15 +303,22 @@ class HistoryRun:
         world.stopping.clear()
         producer, ranges, member = Producer(world, "probe"), RangeReader(world, "probe"), GroupMember(world, "probe")
         for client in (producer, ranges, member):
-            for partition in world.partitions:
+            for partition in [*world.partitions, *world.kept] if client is not member else world.partitions:
                 client.any_partition = lambda p=partition: p  # type: ignore[method-assign, misc]  # each in turn
                 client.step()
         if not self._settle("after the probes"):
             return
+        begun = time.monotonic()
+        for problem in wait_kept(world, SETTLE_S):
+            self._print_line(f"NOT DONE: {problem}")  # the checkers find it, too
+        self._print_line(f"nothing more is due after {(time.monotonic() - begun) * 1000:.0f} ms")
         reader = Reader(world, "final")
-        for partition in world.partitions:
+        for partition in [*world.partitions, *world.kept]:
             for node in self.fleet.nodes:
                 self._read_all(reader, partition, node)
+        watcher = StartWatcher(world, "final-start", clocks_jump=self._clocks_jump)
+        for partition in world.kept:
+            watcher.watch(partition)
         for node in self.fleet.nodes:
             status = self.fleet.status(node, with_digest=True)
             if status is not None:
@@ -324,7 +336,7 @@ class HistoryRun:
     # ----------------------------------------------------------------------------------------------- measuring
     def _wait_acks(self, world: World, since_ns: int, timeout_s: float, when: str) -> None:
         """Waits until every partition has acknowledged a record since then; ClusterError if one does not in time."""
-        missing = {partition.key for partition in world.partitions}
+        missing = {partition.key for partition in [*world.partitions, *world.kept]}
 
         def have_all() -> bool:
             for ack in reversed(list(world.acks)):
@@ -386,10 +398,10 @@ class HistoryRun:
         summary, events = self.summary, self.recorder.events
         summary.seconds = self._since(time.monotonic_ns())
         summary.fault_seconds = sum(f.end_s - f.start_s for f in summary.faults)
-        violations = judge(events)
+        count(summary, events)
+        violations = judge(events)  # fills in what compaction removed
         summary.anomalies = dict(Counter(v.anomaly for v in violations) + Counter(v.split(":")[0] for v in self._found))
         summary.violations = [str(v) for v in violations] + self._found
-        count(summary, events)
         if summary.acked_sends < ACKED_MIN:
             summary.invalid.append(f"{summary.acked_sends} acknowledged sends, at least {ACKED_MIN} are needed")
         summary.invalid += self._failed

@@ -55,7 +55,7 @@ class NodeConfig:
     tail_bytes_kept: int = TAIL_BYTES_KEPT  # of durable batches per partition, read from memory
     retention_check_ms: int = 1_000  # between two looks at what a led partition does not retain
     compaction_check_ms: int = 15_000  # between two looks at what may be compacted of a led partition
-    compaction_memory_bytes: int = 128 << 20  # of the table of keys: 5.9 million keys in one pass
+    compaction_memory_bytes: int = 128 << 20  # of the table of keys: 6.7 million keys in one pass
     compaction_segment_bytes: int = 8 << 20  # fetched, checked and installed as one
     compaction_reset_ms: int = 60_000  # how long compacted bytes may be nowhere before the leader gives them up
     scrub_period_s: int = 7 * 24 * 3600  # everything on disk is read and checked once per period; 0: never

@@ -21,7 +21,7 @@ from typing import Any
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
 from smq.testing.node_client import Unanswered
-from smq.testing.node_process import CLI, READY_S, ClusterError, Node, Nodes, end, tail, wait_for
+from smq.testing.node_process import CLI, READY_S, ClusterError, Node, Nodes, add_tuning, end, tail, wait_for
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback, whatever the environment says
 
@@ -78,10 +78,8 @@ class Cluster(Nodes):
 
     def tune(self, **tuning: int) -> None:
         """Adds settings to the table [tuning] of every node, which has none yet. They act after a restart."""
-        lines = ["", "[tuning]", *(f"{name} = {value}" for name, value in tuning.items()), ""]
         for node in self.nodes.values():
-            with node.config.open("a") as config:
-                config.write("\n".join(lines))
+            add_tuning(node.config, tuning)
 
     def restart(self, *nodes: int, wait: bool = True) -> None:
         """Starts nodes that have ended, on their old addresses and directories, as an operator would."""

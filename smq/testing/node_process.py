@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,6 +60,13 @@ def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = 30
 def tail(log: Path) -> str:
     """The last lines of a log, for error messages."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]) if log.exists() else "(no log)"
+
+
+def add_tuning(config: Path, tuning: Mapping[str, int]) -> None:
+    """Adds the table [tuning] to a node.toml that has none yet. It acts when the node starts next."""
+    lines = ["", "[tuning]", *(f"{name} = {value}" for name, value in tuning.items()), ""]
+    with config.open("a") as file:
+        file.write("\n".join(lines))
 
 
 def end(process: subprocess.Popen[bytes], how: signal.Signals = signal.SIGINT) -> None:

@@ -28,6 +28,7 @@ from smq.records import (
     decode_batch,
     encode_batch,
     is_commit_marker,
+    keyed_records,
     marker_batch,
     parse_header,
     patched_prefix,
@@ -370,3 +371,11 @@ def test_threads_that_use_the_codec_first_at_the_same_time_all_get_it() -> None:
     for _ in range(5):
         done = subprocess.run([sys.executable, "-c", _THREADS, data], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@given(records=st.lists(st.tuples(st.none() | st.binary(max_size=3), st.none() | st.binary(max_size=3)), min_size=1))
+def test_keyed_records_are_those_that_decode_batch_finds(records: list[tuple[bytes | None, bytes | None]]) -> None:
+    batch = encode_batch([NewRecord(key, value, 5) for key, value in records])
+    assert keyed_records(batch) == [(r.offset, r.key, r.value is None) for r in decode_batch(batch)]
+    with pytest.raises(BatchCorrupt):
+        keyed_records(batch[:-1])

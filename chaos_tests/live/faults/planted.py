@@ -1,4 +1,4 @@
-"""Bugs that only a real disk or a real network reveals, planted into the nodes of a run.
+"""Bugs planted into the nodes of a run: most of them only a real disk or a real network reveals.
 
 Owns the list PLANTED and the process that runs a broken node:
 `python -m chaos_tests.live.faults.planted NAME CONFIG`. Each is a few lines over the production code, here and nowhere
@@ -63,6 +63,33 @@ def _bind_all() -> None:
     vars(listeners)["bind_listener"] = bound
 
 
+def _last_records_go() -> None:
+    """Compaction takes every record of a key that it has seen for superseded, the last one, too."""
+    from smq.records import KeyedRecord
+    from smq.replication.log.cleaning import Cleaner
+
+    def select(self: Any, records: list[KeyedRecord]) -> list[bool]:
+        return [key is None or offset > self._table.newest([key])[0] for offset, key, _ in records]
+
+    planted: Any = Cleaner
+    planted._select = select
+
+
+def _too_much_goes() -> None:
+    """Retention keeps half of what it is asked for."""
+    from smq.raft_state.topic_config import Retention
+    from smq.replication.partition.retention import Retainer
+
+    planted: Any = Retainer
+    original = planted._limits
+
+    def halved(self: Any, replica: Any) -> Retention | None:
+        limits = original(self, replica)
+        return limits and Retention(*(None if limit is None else limit // 2 for limit in limits))
+
+    planted._limits = halved
+
+
 # If the cluster does not recover, no full read finds the loss; reused offsets reveal it before that. So do records that
 # were read and are others now, and commits that are gone.
 _LOSS: Final = frozenset({"lost-write", "offset-reuse", "inconsistent-offsets", "stale-commit"})
@@ -91,6 +118,20 @@ PLANTED: Final = {
             "kill-one",
             frozenset({"bound-beyond"}),
             _bind_all,
+        ),
+        Plant(
+            "last-records-go",
+            "compaction removes the last record of a key, too",
+            "kill-one",
+            frozenset({"lost-key"}),
+            _last_records_go,
+        ),
+        Plant(
+            "too-much-goes",
+            "retention keeps half of what it is asked for",
+            "kill-one",
+            frozenset({"early-deletion"}),
+            _too_much_goes,
         ),
     )
 }

@@ -10,15 +10,17 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TextIO
 
 from chaos_tests.history import Event, Recorder
+from chaos_tests.keyed import GONE, record_of, values_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import Tls
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.testing.node_client import RawNode, ReadBatch, Unanswered, batch_of
+from smq.records import check_crc, encode_batch, parse_header
+from smq.testing.node_client import RawNode, Unanswered
 
 ATTEMPT_MS: Final = 700  # a client that waited longer for a dead node would hide the speed of the others
 SEND_S: Final = 12.0  # after that a send's outcome is unknown
@@ -53,6 +55,7 @@ class Partition:
     index: int
     leader: int = 0  # a guess, corrected by NOT_LEADER
     hwm: int = 0  # the highest in any answer
+    keys: int = 0  # different keys of its records; 0: no record has one
 
     @property
     def key(self) -> str:
@@ -78,6 +81,7 @@ class World:
     partitions: list[Partition]
     rng: random.Random
     external: list[Partition] = field(default_factory=list)  # of a topic with storage=external
+    kept: list[Partition] = field(default_factory=list)  # of topics that keep only some of their records
     stopping: threading.Event = field(default_factory=threading.Event)
     acks: list[Ack] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # of the harness's own threads: they make a run invalid
@@ -96,9 +100,10 @@ class Client(ABC):
 
     think_s = 0.06  # the mean: the machine should be busy with faults, not with clients
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, partitions: Sequence[Partition] = ()) -> None:
         self.world = world
         self.name = name
+        self.partitions = partitions or world.partitions
         self.rng = random.Random(f"{name}/{world.rng.random()}")
         self.process = world.recorder.new_process()
         self.stopping = world.stopping
@@ -126,7 +131,7 @@ class Client(ABC):
         return self.rng.choice(list(self.world.nodes))
 
     def any_partition(self) -> Partition:
-        return self.rng.choice(self.world.partitions)
+        return self.rng.choice(self.partitions)
 
     def ask(self, node: int, call: Callable[[RawNode], Any]) -> Any:
         """The answer, SmqError or Unanswered, as a value."""
@@ -162,8 +167,8 @@ class Producer(Client):
     acks: pb.Acks.ValueType = pb.ACKS_ALL
     idempotent = True
 
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world, name)
+    def __init__(self, world: World, name: str, partitions: Sequence[Partition] = ()) -> None:
+        super().__init__(world, name, partitions)
         self._session: pb.StartPublishSessionResponse | None = None
         self._sequences: dict[str, int] = {}
 
@@ -172,7 +177,9 @@ class Producer(Client):
         if self.idempotent and self._session is None and not self._open_session(partition.topic):
             return
         values = self.world.values(self.rng.randint(1, RECORDS_MAX))
-        batch = batch_of([b"%d" % value for value in values], **self._identity(partition))
+        now_ms = time.time_ns() // 1_000_000
+        records = [record_of(value, partition.keys, now_ms) for value in values]
+        batch = encode_batch(records, **self._identity(partition))
         requested = {"k": partition.key, "v": values, "acks": -1 if self.acks == pb.ACKS_ALL else 1}
         self.world.recorder.invoke(self.process, "send", **requested, idem=self.idempotent)
         result, unknown, node = self._attempts(partition, batch)
@@ -255,8 +262,8 @@ class Reader(Client):
 
     think_s = 0.1
 
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world, name)
+    def __init__(self, world: World, name: str, partitions: Sequence[Partition] = ()) -> None:
+        super().__init__(world, name, partitions)
         self._positions: dict[str, int] = {}
 
     def step(self) -> None:
@@ -280,15 +287,24 @@ class Reader(Client):
         result = self.ask(node, lambda raw: raw.fetch_once(request, ATTEMPT_MS / 1000))
         if isinstance(result, Exception):
             self.conclude("poll", result)
+            if isinstance(result, SmqError) and result.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                return max(position, result.details.lo or 0)
             return position
-        batches = [ReadBatch.of(batch) for batch in result.batches]
-        shown = [
-            [b.base_offset, b.ts_ns, [int(v) for v in b.values], b.producer_id, b.base_sequence, b.producer_epoch]
-            for b in batches
-        ]
+        shown = [_shown(batch) for batch in result.batches]
         self.world.recorder.ok(self.process, "poll", b=shown, lo=result.log_start, hwm=result.hwm)
         partition.hwm = max(partition.hwm, result.hwm)
-        return batches[-1].base_offset + len(batches[-1].values) if batches else position
+        return result.batches[-1].last_offset + 1 if result.batches else position
+
+
+def _shown(batch: pb.Batch) -> list[Any]:
+    """A batch in the form of the history."""
+    if not batch.data:  # compaction has left nothing in it
+        return [batch.base_offset, batch.ts_ns, [GONE] * (batch.last_offset + 1 - batch.base_offset), -1, -1, -1]
+    header = parse_header(batch.data)
+    check_crc(batch.data, header)
+    assert (header.base_offset, header.last_offset) == (batch.base_offset, batch.last_offset)
+    values = values_of(batch.data, header)
+    return [batch.base_offset, batch.ts_ns, values, header.producer_id, header.base_sequence, header.producer_epoch]
 
 
 class RangeReader(Client):
@@ -297,7 +313,10 @@ class RangeReader(Client):
     think_s = 0.15
 
     def step(self) -> None:
-        partition, node = self.any_partition(), self.any_node()
+        self.ask_range(self.any_partition())
+
+    def ask_range(self, partition: Partition) -> pb.GetPartitionRangeInfoResponse | None:
+        node = self.any_node()
         # One attempt, on a real clock: on a very busy machine it may fail although the cluster is healthy.
         self.world.recorder.invoke(self.process, "hwm", k=partition.key, n=node, may_fail=True)
         request = pb.GetPartitionRangeInfoRequest(
@@ -306,10 +325,12 @@ class RangeReader(Client):
         result = self.ask(node, lambda raw: raw.call(raw.broker.GetPartitionRangeInfo, request, ATTEMPT_MS / 1000 + 1))
         if isinstance(result, Exception):
             self.conclude("hwm", result)
-            return
+            return None
         found = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
         self.world.recorder.ok(self.process, "hwm", **found)
         partition.hwm = max(partition.hwm, result.hwm)
+        answer: pb.GetPartitionRangeInfoResponse = result
+        return answer
 
 
 class GroupMember(Client):

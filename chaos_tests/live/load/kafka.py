@@ -5,9 +5,11 @@ operations: value and offset of each, in the order in which the client received 
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
-from chaos_tests.live.load.grpc import SEND_S, Ack, Client, World
+from chaos_tests.keyed import record_of
+from chaos_tests.live.load.grpc import SEND_S, Ack, Client, Partition, World
 
 DELIVERY_MS: Final = int(SEND_S * 1000)
 BURST_MAX: Final = 20
@@ -22,8 +24,8 @@ class KafkaProducer(Client):
     acks = -1
     idempotent = True
 
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world, name)
+    def __init__(self, world: World, name: str, partitions: Sequence[Partition] = ()) -> None:
+        super().__init__(world, name, partitions)
         self._producer: Any = None
         self._free: list[int] = []  # process ids without an open operation
         self._open = 0
@@ -64,8 +66,16 @@ class KafkaProducer(Client):
         from confluent_kafka import KafkaException
 
         self._open += 1
+        record = record_of(value, partition.keys, 0)
         try:
-            self._producer.produce(partition.topic, b"%d" % value, partition=partition.index, on_delivery=delivered)
+            self._producer.produce(
+                partition.topic,
+                record.value,
+                record.key,
+                partition=partition.index,
+                headers=list(record.headers),
+                on_delivery=delivered,
+            )
         except KafkaException as e:  # it does not know the partition: the record was never sent
             self._open -= 1
             self.world.recorder.fail(process, "send", err=str(e)[:200])

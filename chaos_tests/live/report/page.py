@@ -40,6 +40,8 @@ _TIMES: Final = (
 )
 PROMISES: Final = (
     "Each record acknowledged with acks=all is on every replica at the acknowledged offset, once.",
+    "Where a topic keeps only some of its records, retention and compaction removed no others: the last record of each "
+    "key is there, and every replica ends with the same bytes.",
     "Records that definitely failed are on no replica.",
     "Every reader of every replica saw the same records at the same offsets, in order and without gaps.",
     "High water marks and committed group offsets are linearizable: no client got an older one than known before.",
@@ -88,6 +90,8 @@ def _verdict(summary: dict[str, Any]) -> str:
         f"{summary['commit'] or 'unknown'}, {summary['started']}, {summary['seconds']:.0f} s. "
         f"{len(summary['faults'])} faults, {summary['acked_records']:,} records acknowledged, "
         f"{summary['records_read']:,} read and compared. Clients: {', '.join(summary['workload'])}."
+        + f" {summary.get('records_deleted', 0):,} records were deleted by retention, and "
+        f"{summary.get('records_compacted', 0):,} compacted away."
         + (f" The nodes were broken on purpose: {summary['planted']}." if summary["planted"] else "")
     )
 
@@ -203,7 +207,9 @@ def _sends(events: list[Event], start: int) -> tuple[list[tuple[float, float, st
 
 
 def _fates(events: list[Event], start: int) -> tuple[list[float], list[float]]:
-    """Seconds of the acknowledgements (acks=all) with records in the final read, and of those without."""
+    """Seconds of the acknowledgements (acks=all) with records in the final read, and of those without. Not of topics
+    that keep only some of their records: the checkers say which of those had to stay."""
+    forgetful = {topic for event in events for topic in event.get("topics", ()) if event["p"] == OBSERVER}
     read: set[int] = set()
     finals: set[int] = set()
     open_ops: dict[int, Event] = {}
@@ -215,7 +221,8 @@ def _fates(events: list[Event], start: int) -> tuple[list[float], list[float]]:
                 open_ops[process] = event
             else:
                 requested = open_ops.pop(process)
-                if event["ty"] == "ok" and requested["acks"] == -1:
+                is_whole = requested["k"].rpartition("/")[0] not in forgetful
+                if event["ty"] == "ok" and requested["acks"] == -1 and is_whole:
                     acked.append(((event["t"] - start) / 1e9, requested["v"]))
         elif function == "poll" and event["ty"] == "invoke":
             (finals.add if event.get("final") else finals.discard)(process)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from chaos_tests.history import OBSERVER, Event
+from chaos_tests.keyed import GONE
 from chaos_tests.live.fleet import Fleet
 from chaos_tests.live.load.grpc import Ack
 
@@ -60,6 +61,8 @@ class Summary:
     acked_sends: int = 0
     acked_records: int = 0
     records_read: int = 0
+    records_deleted: int = 0  # by retention
+    records_compacted: int = 0  # away, as some reader saw
     settle_ms: float | None = None
     unavailable: dict[str, str] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
@@ -91,22 +94,28 @@ def failover_ms(acks: Iterable[Ack], struck: Struck, struck_ns: int, ended_ns: i
 
 def count(summary: Summary, events: list[Event]) -> None:
     counts: dict[str, Counter[str]] = {}
-    open_sends: dict[int, Event] = {}
+    asked: dict[int, Event] = {}
+    starts: dict[str, int] = {}
+    gone: dict[str, set[int]] = {}
     for event in events:
+        if event["f"] == "start":
+            starts[event["k"]] = event["lo"]
         if event["p"] == OBSERVER:
             continue
         if event["ty"] == "invoke":
-            if event["f"] == "send":
-                open_sends[event["p"]] = event
+            asked[event["p"]] = event
             continue
         counts.setdefault(event["f"], Counter())[event["ty"]] += 1
-        if event["f"] == "send":
-            requested = open_sends.pop(event["p"])
-            if event["ty"] == "ok" and requested["acks"] == -1:
-                summary.acked_sends += 1
-                summary.acked_records += len(requested["v"])
+        requested = asked.pop(event["p"])
+        if event["f"] == "send" and event["ty"] == "ok" and requested["acks"] == -1:
+            summary.acked_sends += 1
+            summary.acked_records += len(requested["v"])
         elif event["f"] == "poll" and event["ty"] == "ok":
-            summary.records_read += sum(len(batch[2]) for batch in event["b"])
+            missing = {o for base, _, values, *_ in event["b"] for o, v in enumerate(values, base) if v == GONE}
+            summary.records_read += sum(len(batch[2]) for batch in event["b"]) - len(missing)
+            gone.setdefault(requested["k"], set()).update(missing)
+    summary.records_deleted = sum(starts.values())
+    summary.records_compacted = sum(map(len, gone.values()))
     summary.operations = {function: dict(found) for function, found in sorted(counts.items())}
 
 

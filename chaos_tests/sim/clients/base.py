@@ -9,19 +9,19 @@ from random import Random
 from typing import Any
 
 from chaos_tests.history import Recorder
-from chaos_tests.keyed import GONE, VALUE_HEADER, is_tombstone, key_of
+from chaos_tests.keyed import record_of, values_of
 from chaos_tests.sim.clients.pace import Pace
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep, Wait
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, PartitionId
 from smq.raft_state.topic_config import BatchRules, batch_rules
-from smq.records import CRC_START, BatchCorrupt, BatchHeader, NewRecord, Record, check_crc, decode_batch, parse_header
+from smq.records import CRC_START, BatchCorrupt, BatchHeader, NewRecord, check_crc, parse_header
 from smq.replication.api import NodeApi, PartitionRange, StoredBatch
 from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.rng import Streams
 
 RpcResult = Any  # the handler's result, SmqError or Lost
-CORRUPT = -2  # the value of a record in a batch that was served although its CRC fails
+CORRUPT = -3  # the value of a record in a batch that was served although its CRC fails
 DECODED_MAX = 200_000  # remembered batches, by content: a run has a few thousand
 
 
@@ -68,12 +68,7 @@ class World:
 
     def record(self, value: int, timestamp_ms: int) -> NewRecord:
         """A record with this value; in a run with compaction it has a key, and may be a tombstone."""
-        if not self.keys:
-            return NewRecord(None, b"%d" % value, timestamp_ms)
-        key = b"key %d" % key_of(value, self.keys)
-        if is_tombstone(value):
-            return NewRecord(key, None, timestamp_ms, ((VALUE_HEADER, b"%d" % value),))
-        return NewRecord(key, b"%d" % value, timestamp_ms)
+        return record_of(value, self.keys, timestamp_ms)
 
     @property
     def rules(self) -> BatchRules:
@@ -93,12 +88,9 @@ class World:
         content = bytes(batch.data[CRC_START:])
         values = self._decoded.get(content)
         if values is None:
-            offsets = header.last_offset_delta + 1
             if not _is_intact(batch.data, header):
-                return [batch.base_offset, batch.ts_ns, [CORRUPT] * offsets, -1, -1, -1]
-            values = [GONE] * offsets
-            for record in decode_batch(batch.data) if header.count else ():
-                values[record.offset - header.base_offset] = value_of(record)
+                return [batch.base_offset, batch.ts_ns, [CORRUPT] * (header.last_offset_delta + 1), -1, -1, -1]
+            values = values_of(batch.data, header)
             if len(self._decoded) < DECODED_MAX:
                 self._decoded[content] = values
         if header.base_offset != batch.base_offset or header.last_offset != batch.last_offset:
@@ -115,12 +107,6 @@ class World:
             self.report_violation(node, f"the batch at {batch.base_offset} has codec {header.codec}: {rules}")
         if rules.is_append_time and header.max_timestamp != batch.ts_ns // 1_000_000:
             self.report_violation(node, f"the batch at {batch.base_offset} has another time than its append: {rules}")
-
-
-def value_of(record: Record) -> int:
-    if record.value is not None:
-        return int(record.value or b"-1")
-    return int(dict(record.headers)[VALUE_HEADER] or b"-1")
 
 
 def _is_intact(data: memoryview, header: BatchHeader) -> bool:

@@ -6,7 +6,8 @@ Owns the names and the creation of these topics. `transactor` owns what is writt
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, Known, World, request_range, value_of
+from chaos_tests.keyed import value_of
+from chaos_tests.sim.clients.base import Client, Known, World, request_range
 from chaos_tests.sim.rpc import Call, Lost, Script
 from smq.coordinator.service.visibility import is_visible
 from smq.raft_state.commands import CreateTopic

@@ -15,14 +15,14 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="compaction: the last record of each key stays",
         mutations=(
             Mutation(
-                "smq.replication.log.cleaning:Cleaner._keeps",
-                "if offset < self._table.newest(span.key):",
-                "if offset > self._table.newest(span.key) >= 0:",
+                "smq.replication.log.cleaning:Cleaner._select",
+                "offset >= next(newest)",
+                "((first := next(newest)) < 0 or offset <= first)",
             ),
             Mutation(
                 "smq.replication.log.cleaning:KeyScan.step",
-                "if span.key is not None:",
-                "if span.key is not None and self.table.newest(span.key) < 0:",
+                "if key is not None]",
+                "if key is not None and self.table.newest([key]) == [-1]]",
             ),
         ),
         scenario="compaction",

@@ -9,11 +9,12 @@ replicated state: the pass says what is dirty, what was aborted, and what may go
 from typing import Final, NamedTuple
 
 from smq.raft_state.ids import Offset, ProducerId
+from smq.records import KeyedRecord
 from smq.replication.log.aborted import AbortedTransactions
 from smq.replication.log.codec import StoredValue, parse_header_of
 from smq.replication.log.key_table import KeyTable
 from smq.replication.log.reader import LogReader
-from smq.replication.log.rewriting import RecordSpan, Rewritten, SegmentWriter, readable_records
+from smq.replication.log.rewriting import Rewritten, SegmentWriter, readable_records
 
 STEP_BYTES: Final = 1 << 20  # stored bytes read by one step
 NO_AGE: Final = -1
@@ -75,14 +76,13 @@ class KeyScan:
             return False
         for stored in values:
             found = readable_records(stored) if not is_aborted(stored, self._aborted) else None
-            if found is not None and not self.table.has_room(len(found[2])):
+            if found is not None and not self.table.has_room(len(found[2]), stored.end):
                 # Of a stretch before the last, the part that was read does no harm: its keys are deleted below it only.
                 self.end = stored.base if self._number == len(self._stretches) - 1 else stretch.start
                 self.is_done = True
                 return True
-            for span in found[2] if found is not None else ():
-                if span.key is not None:
-                    self.table.add(span.key, Offset(stored.base + span.offset_delta))
+            if found is not None:
+                self.table.add([(key, offset) for offset, key, _ in found[2] if key is not None])
             self._at = stored.end
         if self._at >= stretch.end:
             self._number += 1
@@ -138,7 +138,7 @@ class Cleaner:
             if is_aborted(stored, self._aborted):
                 self._writer.add_aborted(stored)
             else:
-                self._writer.add(stored, self._keeps)
+                self._writer.add(stored, self._select)
             self.at, self._read_bytes = stored.end, size
         self.is_done = self.at >= self._stop
         return True
@@ -152,10 +152,11 @@ class Cleaner:
         """A step of its own: it compresses, and computes every CRC."""
         return self._writer.finish()
 
-    def _keeps(self, offset: Offset, span: RecordSpan) -> bool:
+    def _select(self, records: list[KeyedRecord]) -> list[bool]:
         """The last record of each key stays, as do records without one."""
-        if span.key is None:
-            return True
-        if offset < self._table.newest(span.key):
-            return False
-        return not (span.is_tombstone and self._drops_tombstones and not self._writer.has_unread)
+        drops = self._drops_tombstones and not self._writer.has_unread
+        newest = iter(self._table.newest([key for _, key, _ in records if key is not None]))
+        return [
+            key is None or (offset >= next(newest) and not (drops and is_tombstone))
+            for offset, key, is_tombstone in records
+        ]

@@ -45,14 +45,19 @@ _Into = Callable[[memoryview, bytearray], int]
 
 def decode_bounded(batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) -> Iterator[Record]:
     """As `decode_batch`; LIMIT_EXCEEDED if the records would take more than `bytes_max` uncompressed."""
-    header = parse_header(batch)
+    return decode_batch(plain_batch(parse_header(batch), batch, bytes_max))
+
+
+def plain_batch(header: BatchHeader, batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) -> Buffer:
+    """The batch with its records decompressed, to be decoded: its CRC is that of the compressed one. BatchCorrupt, or
+    LIMIT_EXCEEDED."""
     if header.codec == CODECS["none"]:
-        return decode_batch(batch)
+        return batch
     plain = plain_records(header, batch, bytes_max)
     head = bytearray(batch[:HEADER_BYTES])
     struct.pack_into(">i", head, _LENGTH_AT, HEADER_BYTES + len(plain) - LENGTH_OVERHEAD)
     struct.pack_into(">h", head, _ATTRIBUTES_AT, header.attributes & ~CODEC_MASK)
-    return decode_batch(bytes(head) + plain)
+    return bytes(head) + plain
 
 
 def converted(batch: Buffer, header: BatchHeader, codec: int, level: int | None) -> bytes:

@@ -39,7 +39,7 @@ from smq.replication.log.codec import (
 from smq.replication.log.pending import Pending
 from smq.replication.log.producers import ProducerTable
 from smq.replication.log.reaper import BLIND_BATCHES, SLICE_BATCHES, SLICE_BYTES, delete_partition
-from smq.replication.log.segments import HeldSegments, Replaced, replacing_ops, segments_key
+from smq.replication.log.segments import HeldSegments, Replaced, newest_create_ms, replacing_ops, segments_key
 from smq.replication.log.state import (
     CHECKPOINT_BATCHES,
     CHECKPOINT_BYTES,
@@ -211,6 +211,7 @@ class PartitionLog(AbortedLog):
             self._replace_all(state)
             return False
         end = state.end  # before a batch if both it and its row are damaged: the batch is fetched again
+        state.create_ms_max = newest_create_ms(self, state.create_ms_max, end)
         pid, stop = self.pid, partition_stop(self.pid)
         ops: list[Op] = [
             Delete(Table.BATCHES, batch_key(pid, end), stop),
@@ -353,6 +354,7 @@ class PartitionLog(AbortedLog):
         base = self._state_up_to(first, self._base.copy())
         self._base = base if base.end == first else self._state_at(first)
         self._base.runs = []
+        self._base.create_ms_max = newest_create_ms(self, self._base.create_ms_max, first)  # these rows go, too
         self._first = first
         rows = (
             [Put(Table.CHECKPOINTS, segments_key(pid), self.segments.encode())]
@@ -464,6 +466,7 @@ class PartitionLog(AbortedLog):
             state = state if at == end_before else self._state_up_to(at)
             if state.end != at:
                 return False
+            state.create_ms_max = newest_create_ms(self, state.create_ms_max, at)
         ops = replacing_ops(self.pid, start, end, values, old)
         if start <= self._first < end:
             self._first = values[0].base
@@ -536,6 +539,7 @@ class PartitionLog(AbortedLog):
         if self._compacted_end:
             self._trim_limit = self._first  # until the replica knows what the state holds
         if segments is None:
+            self._state.create_ms_max = newest_create_ms(self, self._state.create_ms_max, self.appended_end)
             row = Put(Table.CHECKPOINTS, segments_key(self.pid), self.segments.encode())
             self._disk.submit([row, self._checkpoint()])
 

@@ -437,9 +437,7 @@ class LogReader:
         is_any_durable = self.durable_end > self.log_start
         if not keys or not is_any_durable or (base := base_of_key(keys[0])) >= self.durable_end:
             return next((info for info in self._undurable_infos() if info.max_timestamp_ms >= create_ms), None)
-        # It contains log_start, or waits to be deleted; or it is gone, and this is the time of a record that compaction
-        # had removed from it. Later batches may have no row.
-        if base < self.log_start:
+        if base < self.log_start:  # it contains log_start, or waits to be deleted: later batches may have no row
             return self._walk_to_timestamp(create_ms, 0)
         key = batch_key(self.pid, base)
         value = self.rows.get(Table.BATCHES, key)

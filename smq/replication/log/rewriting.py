@@ -5,12 +5,13 @@ its bytes, and the batches still touch: what is missing are records. A batch tha
 one before it, or stays without records. The information about producers stays as long as it changes an answer
 (`producers_start`). Epochs are never mixed, nor transactions: each keeps the first of its batches, and its control
 batch, so that a log says of every transaction where it began and how it ended. It must never decide what goes: its
-caller says that per record, and which batches were aborted. Only compaction uses it.
+caller says that of each record, and which batches were aborted. Only compaction uses it.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import compress
 from typing import Final, NamedTuple, TypeAlias
 
 from smq.raft_state.errors import SmqError
@@ -23,11 +24,15 @@ from smq.records import (
     TIMESTAMP_TYPE_MASK,
     BatchCorrupt,
     BatchHeader,
+    Buffer,
+    KeyedRecord,
     build_batch,
+    keyed_records,
     parse_header,
 )
 from smq.replication.log.codec import StoredValue, build_value, parse_header_of, parse_value
-from smq.replication.log.decoding import compress, plain_records
+from smq.replication.log.decoding import compress as compressed
+from smq.replication.log.decoding import plain_batch
 
 NO_TIMESTAMP: Final = -1
 _NO_PRODUCER: Final = -1
@@ -44,7 +49,7 @@ class RecordSpan(NamedTuple):
     is_tombstone: bool  # it has no value
 
 
-Keeps: TypeAlias = Callable[[Offset, RecordSpan], bool]
+Selects: TypeAlias = Callable[[list[KeyedRecord]], list[bool]]  # for each record of a batch: whether it stays
 
 
 def spans(body: bytes, count: int) -> Iterator[RecordSpan]:
@@ -72,7 +77,7 @@ def spans(body: bytes, count: int) -> Iterator[RecordSpan]:
         raise BatchCorrupt(f"{len(body) - at} bytes after the last record")
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: Buffer, at: int) -> tuple[int, int]:
     """A zigzag number, and where it ends."""
     try:
         byte = data[at]
@@ -92,18 +97,28 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         raise BatchCorrupt("a record is truncated") from None
 
 
-def readable_records(stored: StoredValue) -> tuple[BatchHeader, bytes, list[RecordSpan]] | None:
+def readable_records(stored: StoredValue) -> tuple[BatchHeader, memoryview, list[KeyedRecord]] | None:
     """Header, decompressed body and records of a batch that compaction may look into. None for control batches, and for
     bytes that do not decode: such a batch stays as it is."""
     _, header = parse_header_of(stored.value, verify=None)
     if header.is_control:
         return None
+    if not header.count:
+        return header, memoryview(b""), []
     try:
-        body = plain_records(header, stored.batch)
-        records = list(spans(body, header.count))
+        batch = plain_batch(header, stored.batch)
+        body = memoryview(batch)[HEADER_BYTES:]
+        return header, body, _keyed(header, batch, body)
     except (BatchCorrupt, SmqError):
         return None
-    return header, body, records
+
+
+def _keyed(header: BatchHeader, batch: Buffer, body: memoryview) -> list[KeyedRecord]:
+    try:
+        return keyed_records(batch)
+    except BatchCorrupt:  # it decodes headers, too, and these may be no text
+        found = spans(bytes(body), header.count)
+        return [(header.base_offset + span.offset_delta, span.key, span.is_tombstone) for span in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +159,7 @@ class SegmentWriter:
         self._removed = 0
         self.has_unread = False  # a batch of data that `readable_records` refuses: it may hold older records of any key
 
-    def add(self, stored: StoredValue, keeps: Keeps) -> None:
+    def add(self, stored: StoredValue, selects: Selects) -> None:
         ts_ns, header = parse_header_of(stored.value, verify=None)
         found = readable_records(stored)
         if found is None:
@@ -152,13 +167,14 @@ class SegmentWriter:
             self._put(_Draft(stored.end, stored.epoch, ts_ns, header, b"", stored.value, is_unread=True))
             return
         _, body, records = found
-        kept = [span for span in records if keeps(Offset(stored.base + span.offset_delta), span)]
-        self._has_tombstones |= any(span.is_tombstone and span.key is not None for span in kept)
-        self._removed += len(records) - len(kept)
+        stays = selects(records)
+        left = compress(records, stays)
+        self._has_tombstones |= any(is_tombstone and key is not None for _, key, is_tombstone in left)
+        self._removed += stays.count(False)
         raw: bytes | memoryview = stored.batch[HEADER_BYTES:]
         value: bytes | None = stored.value
-        if len(kept) < len(records):
-            header, raw, value = *_without_others(header, body, kept), None
+        if not all(stays):
+            header, raw, value = *_without_others(header, body, stays), None
         self._put(_Draft(stored.end, stored.epoch, ts_ns, header, raw, value))
 
     def add_aborted(self, stored: StoredValue) -> None:
@@ -228,13 +244,27 @@ def _without_records(header: BatchHeader) -> BatchHeader:
     return replace(header, attributes=header.attributes & ~CODEC_MASK, count=0, max_timestamp=NO_TIMESTAMP)
 
 
-def _without_others(header: BatchHeader, body: bytes, kept: list[RecordSpan]) -> tuple[BatchHeader, bytes]:
-    """Header and compressed records of a batch that holds only these records any more."""
-    if not kept:
+def _without_others(header: BatchHeader, body: memoryview, stays: list[bool]) -> tuple[BatchHeader, bytes]:
+    """Header and compressed records of a batch that holds only the records that stay any more."""
+    if not any(stays):
         return _without_records(header), b""
+    records, timestamp_deltas = _cut(body, stays)
     max_timestamp = header.max_timestamp
     if not header.attributes & TIMESTAMP_TYPE_MASK:
-        max_timestamp = header.base_timestamp + max(span.timestamp_delta for span in kept)
-    records = b"".join([body[span.start : span.stop] for span in kept])
-    new = replace(header, count=len(kept), max_timestamp=max_timestamp)
-    return new, bytes(compress(records, header.codec))
+        max_timestamp = header.base_timestamp + max(timestamp_deltas)
+    new = replace(header, count=len(timestamp_deltas), max_timestamp=max_timestamp)
+    return new, bytes(compressed(records, header.codec))
+
+
+def _cut(body: memoryview, stays: list[bool]) -> tuple[bytes, list[int]]:
+    """The records that stay, one after another, and their timestamps. The body has been decoded, so it is whole."""
+    parts, timestamp_deltas, at = list[memoryview](), list[int](), 0
+    for stays_here in stays:
+        start = at
+        length, at = _varint(body, at)
+        stop = at + length
+        if stays_here:
+            parts.append(body[start:stop])
+            timestamp_deltas.append(_varint(body, at + 1)[0])  # after the record's attributes
+        at = stop
+    return b"".join(parts), timestamp_deltas

@@ -22,6 +22,7 @@ from smq.replication.log.codec import (
     TIME_CREATE,
     StoredValue,
     after_append_time,
+    after_create_time,
     append_time_key,
     append_time_of_key,
     base_of_key,
@@ -45,6 +46,7 @@ _NOWHERE: Final = Offset(0)
 _SEGMENT: Final = struct.Struct(f">qq{SEGMENT_DIGEST_BYTES}s")  # start, end, digest
 _numbers: Final = count()
 _PART_BYTES: Final = 1 << 20  # read at a time for a digest
+_LAST_OFFSET: Final = b"\xff" * 8  # sorts after that of every row of a time
 
 
 class HeldSegments:
@@ -157,23 +159,23 @@ def replaced(log: LogReader, start: Offset, end: Offset) -> Replaced:
     return Replaced(first, size, stamps[0], stamps[-1], create_rows)
 
 
+def newest_create_ms(log: LogReader, known_ms: int, end: Offset) -> int:
+    """The newest create time in the rows of batches below `end`, or `known_ms` if that is later. Rows have times of
+    records that compaction removed, and the batches between them have no rows: nothing may take the rows for fewer."""
+    keys = log.rows.scan_keys(
+        Table.TIMES, after_create_time(log.pid, known_ms), times_range(log.pid, TIME_CREATE)[1], limit=1
+    )
+    if not keys or base_of_key(keys[0]) >= end:
+        return known_ms  # as in every log that is not compacted
+    lowest = times_range(log.pid, TIME_CREATE)[0]
+    stop = _key_at(lowest, _first_stamp(log, TIME_CREATE, end) - 1) + _LAST_OFFSET
+    return create_ms_of_key(log.rows.scan_keys(Table.TIMES, lowest, stop, reverse=True, limit=1)[0])
+
+
 def _rows_between(log: LogReader, kind: int, start: Offset, end: Offset) -> Iterator[tuple[bytes, bytes]]:
-    """The TIMES rows of a kind whose batches begin in [start, end). They ascend in time and in offset, so the first one
-    is found by halving the times."""
+    """The TIMES rows of a kind whose batches begin in [start, end)."""
     lowest, stop = times_range(log.pid, kind)
-    low, high = 0, 1 << 64
-
-    def key_at(stamp: int) -> bytes:
-        return lowest + stamp.to_bytes(8, "big")
-
-    while low < high:
-        middle = (low + high) // 2
-        keys = log.rows.scan_keys(Table.TIMES, key_at(middle), stop, limit=1)
-        if keys and base_of_key(keys[0]) < start:
-            low = middle + 1
-        else:
-            high = middle
-    at = key_at(max(low - 1, 0))
+    at = _key_at(lowest, max(_first_stamp(log, kind, start) - 1, 0))
     while rows := log.rows.scan(Table.TIMES, at, stop, limit=INDEX_ROWS_PER_SCAN):
         for key, value in rows:
             base = base_of_key(key)
@@ -182,6 +184,25 @@ def _rows_between(log: LogReader, kind: int, start: Offset, end: Offset) -> Iter
             if base >= start:
                 yield key, value
         at = rows[-1][0] + b"\x00"
+
+
+def _first_stamp(log: LogReader, kind: int, start: Offset) -> int:
+    """The lowest time after which no TIMES row of that kind belongs to a batch that begins below `start`. The rows
+    ascend in time and in offset, so it is found by halving the times."""
+    lowest, stop = times_range(log.pid, kind)
+    low, high = 0, 1 << 64
+    while low < high:
+        middle = (low + high) // 2
+        keys = log.rows.scan_keys(Table.TIMES, _key_at(lowest, middle), stop, limit=1)
+        if keys and base_of_key(keys[0]) < start:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _key_at(lowest: bytes, stamp: int) -> bytes:
+    return lowest + stamp.to_bytes(8, "big")
 
 
 def replacing_ops(pid: PartitionId, start: Offset, end: Offset, values: list[StoredValue], old: Replaced) -> list[Op]:

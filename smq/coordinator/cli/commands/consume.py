@@ -43,6 +43,7 @@ _TYPES: Final = ("earliest", "latest", *OFFSET_TYPES)
 )
 @click.option("--since", type=MOMENT, help="Start at the first record created at TIME or later (UTC), or 1h or 7d ago.")
 @click.option("--until", type=MOMENT, help="Stop before the first record created at TIME or later.")
+@click.option("--until-offset", type=click.IntRange(min=0), help="Stop before this offset of each partition.")
 @click.option(
     "--offset-type",
     type=click.Choice(_TYPES, case_sensitive=False),
@@ -65,6 +66,7 @@ def consume(
     offset: str | None,
     since: int | None,
     until: int | None,
+    until_offset: int | None,
     offset_type: str | None,
     offset_value: int | None,
     group: str | None,
@@ -87,7 +89,8 @@ def consume(
       smq consume events -p 0 -o -10 --output '%o %k %v'
       smq consume events --key user-7 --header type=login
     """
-    _check(offset, since, until, offset_type, group, commit, follow, as_json, format_text)
+    _check(offset, since, offset_type, group, commit, as_json, format_text)
+    _check_end(until, until_offset, follow)
     start = StartAt(timestamp_ms=since) if since is not None else _start(offset_type, offset_value, group)
     chosen = Filter(key=None if key is None else key.encode(errors="surrogateescape"), headers=parse_headers(headers))
     write = _writer(as_json, format_text)
@@ -105,7 +108,7 @@ def consume(
                 assigned = [(topic, p) for p in partitions] or await _all_partitions(admin, topic)
                 starts = dict.fromkeys(assigned, start) if offset is None else await _starts(admin, assigned, offset)
                 positions = await consumer.assign({tp: _or_default(s, group) for tp, s in starts.items()})
-                ends = None if follow else await _ends(admin, assigned, until)
+                ends = None if follow else await _ends(admin, assigned, until, until_offset)
             answered()
             for tp, position in positions.items():
                 _report_moved(tp, starts[tp], position)
@@ -129,25 +132,30 @@ def _run_until_ended(work: Coroutine[object, object, None], bootstrap: str, *, i
 def _check(
     offset: str | None,
     since: int | None,
-    until: int | None,
     offset_type: str | None,
     group: str | None,
     commit: bool,
-    follow: bool,
     as_json: bool,
     format_text: str | None,
 ) -> None:
     """UsageError for options that contradict each other."""
     if sum(given is not None for given in (offset, since, offset_type)) > 1:
         raise click.UsageError("--offset, --since and --offset-type all say where to start: pass one of them")
-    if follow and until is not None:
-        raise click.UsageError("--follow never ends, and --until does: pass one of them")
     if group is not None and not group:
         raise click.UsageError("--group is empty: name a group, or leave it out")
     if commit and not group:
         raise click.UsageError("--commit needs --group: the group to commit for")
     if as_json and format_text is not None:
         raise click.UsageError("--json and --output both say how to write a record: pass one of them")
+
+
+def _check_end(until: int | None, until_offset: int | None, follow: bool) -> None:
+    """UsageError for more than one end."""
+    given = [name for name, end in (("--until", until), ("--until-offset", until_offset)) if end is not None]
+    if len(given) > 1:
+        raise click.UsageError("--until and --until-offset both say where to stop: pass one of them")
+    if follow and given:
+        raise click.UsageError(f"--follow never ends, and {given[0]} does: pass one of them")
 
 
 @contextmanager
@@ -210,10 +218,15 @@ async def _all_partitions(admin: Admin, topic: str) -> list[TopicPartition]:
     return [(topic, p.partition) for p in (await admin.describe_topic(topic)).partitions]
 
 
-async def _ends(admin: Admin, partitions: list[TopicPartition], until_ms: int | None) -> dict[TopicPartition, int]:
+async def _ends(
+    admin: Admin, partitions: list[TopicPartition], until_ms: int | None, until_offset: int | None
+) -> dict[TopicPartition, int]:
+    """At most the present ends."""
     start = StartAt(type="RESET_TO_LATEST") if until_ms is None else StartAt(timestamp_ms=until_ms)
     listed = await admin.list_offsets(dict.fromkeys(partitions, start))
-    return {tp: found.offset for tp, found in listed.items()}
+    return {
+        tp: found.offset if until_offset is None else min(found.offset, until_offset) for tp, found in listed.items()
+    }
 
 
 class _Reading:

@@ -60,6 +60,14 @@ def test_it_stops_before_a_time_and_after_a_number_of_records(cluster: FakeClust
     assert written(smq("consume", "t", "-p", 0, "-n", 2)) == ["0", "1"]
 
 
+def test_it_stops_before_an_offset_and_at_the_present_end(cluster: FakeCluster, smq: Smq) -> None:
+    fill(cluster, [5, 4, 3, 2, 1])
+    for end, expected in ((0, []), (3, ["0", "1", "2"]), (99, ["0", "1", "2", "3", "4"])):
+        assert written(smq("consume", "t", "-p", 0, "--until-offset", end)) == expected
+    assert written(smq("consume", "t", "-p", 0, "-o", 1, "--until-offset", 3)) == ["1", "2"]
+    assert written(smq("consume", "t", "-p", 0, "-o", 3, "--until-offset", 3)) == []
+
+
 def test_only_records_with_the_key_and_the_headers_are_written_and_counted(cluster: FakeCluster, smq: Smq) -> None:
     fill(cluster, [5, 4, 3, 2, 1])
     assert written(smq("consume", "t", "--key", "k1")) == ["1", "3"]
@@ -90,6 +98,8 @@ def test_a_format_names_the_parts_of_a_record(cluster: FakeCluster, smq: Smq) ->
         (("--commit",), "--commit needs --group"),
         (("-o", "1", "--since", "1h"), "pass one of them"),
         (("-f", "--until", "1h"), "pass one of them"),
+        (("-f", "--until-offset", "3"), "--until-offset does"),
+        (("--until", "1h", "--until-offset", "3"), "where to stop"),
         (("--json", "--output", "%v"), "pass one of them"),
         (("--output", "%x"), "means nothing"),
         (("-o", "newest"), "write earliest, latest, an offset"),

@@ -43,7 +43,7 @@ def records_of(values: list[StoredValue]) -> list[Record]:
 def written(values: list[StoredValue], removed: set[int], producers_start: int = 0) -> Rewritten:
     writer = SegmentWriter(PID, Offset(producers_start))
     for value in values:
-        writer.add(value, lambda offset, _: offset not in removed)
+        writer.add(value, lambda records: [offset not in removed for offset, *_ in records])
     return writer.finish()
 
 
@@ -208,6 +208,18 @@ def test_a_batch_that_does_not_decode_is_left_alone() -> None:
     assert written([odd], {0, 1, 2}).values == [odd]
     later = stored(3, [b"a"])
     assert written([odd, later], {3}).values[0] == odd, "nor does an empty batch join it"
+
+
+def test_a_batch_with_a_header_whose_name_is_no_text_is_compacted() -> None:
+    value = stored(0, [b"a", b"b"])
+    ts_ns, header = parse_header_of(value.value, verify=None)
+    body = bytes(value.batch[61:])
+    batch = build_batch(header, body.replace(b"\x02h\x02x", b"\x02\xff\x02x"))
+    odd = parse_value(PID, build_value(PID, batch, parse_header(batch), value.base, value.epoch, ts_ns))
+    found = written([odd], {0})
+    assert (found.removed, parse_header(found.values[0].batch).count) == (1, 1)
+    assert body.endswith(b"\x02h\x02x")
+    assert bytes(found.values[0].batch).endswith(b"\x02\xff\x02x")
 
 
 def test_tombstones_are_noticed() -> None:

@@ -20,10 +20,12 @@ from smq.records import NewRecord, decode_batch, encode_batch, marker_batch, par
 from smq.replication.log import partition_log
 from smq.replication.log.aborted import AbortedTransactions
 from smq.replication.log.cleaning import is_aborted
+from smq.replication.log.codec import TIME_CREATE, base_of_key, create_ms_of_key, times_range
 from smq.replication.log.rewriting import SegmentWriter, digest_of
 from smq.replication.log.segments import own_digest, replaced
 from smq.replication.log.state import CHECKPOINT_BATCHES
 from smq.replication.log.store import LogStore, StoredValue
+from smq.replication.ports import Table
 from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness
 
 EVERY = "CHECKPOINT_BATCHES"
@@ -58,9 +60,10 @@ class Node:
         self.log.keep_from(Offset(0))
         self.harness.settle()
 
-    def append(self, keys: list[int], epoch: int) -> None:
+    def append(self, keys: list[int], epoch: int, created_ms: int | None = None) -> None:
         log = self.log
-        records = [NewRecord(b"%d" % key, b"v" * 20, log.appended_end) for key in keys]
+        time_ms = log.appended_end if created_ms is None else created_ms
+        records = [NewRecord(b"%d" % key, b"v" * 20, time_ms) for key in keys]
         batch = encode_batch(records, producer_id=7, producer_epoch=0, base_sequence=log.appended_end)
         self.write(batch, epoch)
 
@@ -94,7 +97,7 @@ def rewritten(
         if is_aborted(value, aborted):
             writer.add_aborted(value)
         else:
-            writer.add(value, lambda offset, _: offset not in removed)
+            writer.add(value, lambda records: [offset not in removed for offset, *_ in records])
     return writer.finish().values
 
 
@@ -104,21 +107,66 @@ def records_in(value: StoredValue) -> list[int]:
     return [r.offset for r in decode_batch(value.batch)] if header.count and not header.is_control else []
 
 
-def test_a_look_up_passes_the_times_of_records_that_were_compacted_and_then_deleted() -> None:
-    """Their rows stay: what is left of the batch does not say that it had such a time."""
+def create_rows(node: Node) -> list[tuple[int, int]]:
+    """Create time and base of each."""
+    keys = node.harness.disk.scan_keys(Table.TIMES, *times_range(PID, TIME_CREATE))
+    return [(create_ms_of_key(key), base_of_key(key)) for key in keys]
+
+
+def compacted(times: list[int], end: int, removed: set[int]) -> Node:
+    """A log of one record in each batch, created at these times, and compacted up to `end`."""
     node = Node(FakeHarness(0))
-    for key in range(8):
-        node.append([key], 0)  # created at its offset
+    for key, created_ms in enumerate(times):
+        node.append([key], 0, created_ms)
     node.harness.settle()
-    new = rewritten(node.log.read_segment(Offset(0), Offset(7), 1 << 20), {4, 5, 6}, 0, node.log.aborted)
-    assert node.install(0, 7, new)
+    old = node.log.read_segment(Offset(0), Offset(end), 1 << 20)
+    assert node.install(0, end, rewritten(old, removed, 0, node.log.aborted))
+    return node
+
+
+def found_at(node: Node, create_ms: int) -> int | None:
+    found = node.log.find_timestamp(create_ms)
+    return found.base if found is not None else None
+
+
+def test_the_times_of_records_that_were_compacted_away_go_with_what_is_left_of_their_batches() -> None:
+    node = compacted(list(range(8)), 7, {4, 5, 6})
     node.log.advance_log_start(Offset(7))
     node.harness.settle()
-    for create_ms in range(4, 8):
-        found = node.log.find_timestamp(create_ms)
-        assert found is not None
-        assert found.base == 7
-    assert node.log.find_timestamp(8) is None
+    assert create_rows(node) == [(7, 7)]
+    assert [found_at(node, create_ms) for create_ms in range(4, 9)] == [7, 7, 7, 7, None]
+
+
+def test_records_older_than_one_that_was_compacted_away_and_deleted_are_found() -> None:
+    """Only the newest record so far has a row, so the one at 1 has none."""
+    node = compacted([10, 7, 12], 1, {0})
+    node.log.advance_log_start(Offset(1))
+    node.harness.settle()
+    assert create_rows(node) == [(12, 2)]
+    for _ in range(2):
+        assert [found_at(node, create_ms) for create_ms in (6, 7, 8, 12, 13)] == [1, 1, 2, 2, None]
+        node.reopen()
+
+
+def test_records_older_than_one_that_was_compacted_away_are_found_after_a_cut() -> None:
+    node = compacted([10, 7, 6, 20], 2, {0})
+    node.log.truncate(Offset(3))
+    node.append([3], 0, 8)
+    node.harness.settle()
+    for _ in range(2):
+        assert [found_at(node, create_ms) for create_ms in (6, 7, 11)] == [0, 0, None]
+        node.reopen()
+    assert create_rows(node) == [(10, 0)]
+
+
+def test_records_older_than_one_that_was_compacted_away_are_found_after_the_log_has_grown_by_a_segment() -> None:
+    node, leader = compacted([10, 7, 6], 2, {0}), compacted([10, 7, 6, 8, 20], 2, {0})
+    node.log.truncate(Offset(2))
+    node.harness.settle()
+    assert node.install(2, 5, leader.log.read_segment(Offset(2), Offset(5), 1 << 20))
+    for _ in range(2):
+        assert [found_at(node, create_ms) for create_ms in (6, 7, 11, 21)] == [0, 0, 4, None]
+        node.reopen()
 
 
 class Segments(RuleBasedStateMachine):
@@ -144,10 +192,13 @@ class Segments(RuleBasedStateMachine):
     def compacted_end(self) -> int:
         return max(self.borders.values(), default=0)
 
-    @rule(batches=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=4))
-    def append(self, batches: list[list[int]]) -> None:
+    @rule(
+        batches=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=4),
+        created_ms=st.one_of(st.none(), st.integers(0, 60)),
+    )
+    def append(self, batches: list[list[int]], created_ms: int | None) -> None:
         for keys in batches:
-            self.leader.append(keys, self.epoch)
+            self.leader.append(keys, self.epoch, created_ms)
         self.leader.harness.settle()
 
     @rule(count=st.integers(1, 3), producer=st.sampled_from(PRODUCERS))

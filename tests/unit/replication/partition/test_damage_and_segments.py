@@ -41,7 +41,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     log = host.live.log
     writer = SegmentWriter(log.pid, Offset(12))
     for value in log.read_segment(Offset(0), Offset(8), 1 << 20):
-        writer.add(value, lambda offset, _: offset not in JOINED)
+        writer.add(value, lambda records: [offset not in JOINED for offset, *_ in records])
     new = writer.finish().values
     assert log.install(Offset(0), Offset(8), digest_of(new), new, replaced(log, Offset(0), Offset(8)), lambda: None)
     host.settle()

@@ -1,0 +1,140 @@
+"""The judge of compacted partitions: what may be gone is put back, nothing else is, and only in topics that compact."""
+
+from collections.abc import Callable
+
+import pytest
+
+from chaos_tests.checkers.retention import CREATED_0_MS, LATE_RECORDS_MAX
+from chaos_tests.keyed import GONE, is_tombstone
+from tests.sim.test_checkers import Story, anomalies, batch
+
+PLAIN = [value for value in range(100) if not is_tombstone(value)]
+TOMBSTONE = next(value for value in range(100) if is_tombstone(value))
+
+
+def begin(s: Story, *, topic: str = "t", tombstone_ms: int = 0) -> None:
+    s.note("compaction", keys=1, tombstone_ms=tombstone_ms, topics=[topic])
+
+
+def versions(s: Story, *values: int) -> None:
+    for offset, value in enumerate(values):
+        s.send([value], offset)
+
+
+def older_ones_are_gone(s: Story) -> None:
+    begin(s)
+    versions(s, *PLAIN[:3])
+    s.poll(0, [batch(0, PLAIN[:1])], hwm=1)
+    s.final([batch(0, [GONE, GONE]), batch(2, PLAIN[2:3])], hwm=3)
+
+
+def a_tombstone_is_gone_in_time(s: Story) -> None:
+    begin(s)
+    versions(s, PLAIN[0], TOMBSTONE)
+    s.final([batch(0, [GONE, GONE])], hwm=2)
+
+
+def a_record_in_doubt_may_have_superseded_one_that_was_deleted(s: Story) -> None:
+    """It was at 1, and compaction has taken it, a tombstone, away before any client read it."""
+    begin(s)
+    s.note("retention", records=2, most=2, ms=0)
+    s.send(PLAIN[:1], 0)
+    s.send([TOMBSTONE], None, kind="info")
+    s.note("start", k="t/0", lo=1, hwm=2, clock=0)
+    s.final([batch(1, [GONE])], hwm=2, lo=1)
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [older_ones_are_gone, a_tombstone_is_gone_in_time, a_record_in_doubt_may_have_superseded_one_that_was_deleted],
+)
+def test_what_was_superseded_may_be_gone(tell: Callable[[Story], None]) -> None:
+    assert anomalies(tell) == set()
+
+
+def the_last_is_gone(s: Story) -> None:
+    begin(s)
+    versions(s, *PLAIN[:3])
+    s.final([batch(0, PLAIN[:1]), batch(1, [GONE, GONE])], hwm=3)
+
+
+def another_topic_compacts(s: Story) -> None:
+    begin(s, topic="u")
+    versions(s, *PLAIN[:3])
+    s.final([batch(0, [GONE, GONE]), batch(2, PLAIN[2:3])], hwm=3)
+
+
+def a_tombstone_is_gone_early(s: Story) -> None:
+    begin(s, tombstone_ms=1_000)
+    versions(s, PLAIN[0], TOMBSTONE)
+    s.final([batch(0, [GONE, GONE])], hwm=2)
+
+
+def what_a_tombstone_deleted_is_back(s: Story) -> None:
+    begin(s)
+    versions(s, PLAIN[0], TOMBSTONE)
+    s.poll(0, [batch(0, [GONE, GONE])], hwm=2)
+    s.final([batch(0, [PLAIN[0], GONE])], hwm=2)
+
+
+def an_offset_holds_another_record(s: Story) -> None:
+    begin(s)
+    versions(s, *PLAIN[:3])
+    s.final([batch(0, [GONE, PLAIN[0]]), batch(2, PLAIN[2:3])], hwm=3)
+
+
+def replicas_hold_other_bytes(s: Story) -> None:
+    older_ones_are_gone(s)
+    for node, digest in ((1, "a"), (2, "b")):
+        s.note("log-digest", n=node, k="t/0", d=digest)
+
+
+def a_key_is_there_twice(s: Story) -> None:
+    older_ones_are_gone(s)
+    s.note("compacted", n=1, k="t/0", twice=1, left=0)
+
+
+@pytest.mark.parametrize(
+    ("tell", "anomaly"),
+    [
+        (the_last_is_gone, "lost-key"),
+        (another_topic_compacts, "lost-write"),
+        (a_tombstone_is_gone_early, "early-tombstone"),
+        (what_a_tombstone_deleted_is_back, "resurrected"),
+        (an_offset_holds_another_record, "offset-reuse"),
+        (replicas_hold_other_bytes, "divergent-bytes"),
+        (a_key_is_there_twice, "late-compaction"),
+    ],
+)
+def test_anomaly_of_compaction_is_found(tell: Callable[[Story], None], anomaly: str) -> None:
+    assert anomaly in anomalies(tell)
+
+
+def retained(s: Story, *, lo: int, hwm: int, topic: str = "t", clock: int = 0, **limits: int) -> None:
+    """As a live run notes it: the log starts that clients learned."""
+    s.note("retention", topics=[topic], created_0_ms=CREATED_0_MS, **{"records": 0, "most": 0, "ms": 0, **limits})
+    s.note("start", k="t/0", lo=lo, hwm=hwm, clock=clock)
+
+
+@pytest.mark.parametrize(
+    ("limits", "lo", "expected"),
+    [
+        ({"records": 1, "most": 1}, 2, set()),
+        ({"records": 2, "most": 2}, 2, {"early-deletion"}),
+        ({"records": 1, "most": 1}, 0, {"late-deletion"}),
+        ({"ms": 60_000, "clock": CREATED_0_MS + 62_000}, 2, set()),
+        ({"ms": 60_000, "clock": CREATED_0_MS + 50_000}, 2, {"early-deletion"}),
+        ({"records": 2, "most": 2, "topic": "u"}, 0, set()),
+    ],
+)
+def test_log_starts_that_clients_learned_are_judged_by_the_limits_of_the_topic(
+    limits: dict[str, int], lo: int, expected: set[str]
+) -> None:
+    def tell(s: Story) -> None:
+        s.send(PLAIN[:2], 0)
+        s.send(PLAIN[2:3], 2)
+        hwm = 3 if lo else 3 + LATE_RECORDS_MAX
+        retained(s, lo=lo, hwm=hwm, **limits)  # type: ignore[arg-type]  # `topic` is the only text
+        s.final([batch(0, PLAIN[:2]), batch(2, PLAIN[2:3])][lo // 2 :], hwm=3, lo=lo)
+
+    assert anomalies(tell) == expected

@@ -2,10 +2,7 @@
 
 Owns the only write transactions in it. It must never know what the keys and values mean (the codec's `home_of` answers
 its one question). `opening` builds it; all other code sees the `Disk` port. LMDB's own quirks live here and in the
-modules named for it:
-- it carries on after an fsync error, in an unknown state, so any error of the writer is fatal to the process;
-- every call gives up the GIL, so the process should run with SWITCH_INTERVAL_S: beside a busy loop, a transaction of
-  30 puts took 36 ms with Python's default of 5 ms, and 0.7 ms with 0.5 ms.
+modules named for it. After an fsync error it carries on in an unknown state.
 """
 
 import os
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
 MAP_BYTES: Final = 1 << 40  # virtual; large from the start, so that it rarely has to grow
 MAP_BYTES_MAX: Final = 1 << 46  # half of a process's address space; a larger map is impossible
 SNAPSHOT_TRIES: Final = 20  # each fails only if two commits end within microseconds
-SWITCH_INTERVAL_S: Final = 0.0005  # for sys.setswitchinterval, set by the composition root
 _META_PAGES: Final = 2
 
 

@@ -51,8 +51,10 @@ class SqliteDisk(StoreDisk):
         *,
         call_soon_threadsafe: Callable[[Callable[[], None]], object],
         on_fatal: Callable[[BaseException], None],
+        checkpoint_bytes: int = CHECKPOINT_BYTES,
         write_ahead_bytes: int = WRITE_AHEAD_BYTES,
     ) -> None:
+        self._checkpoint_bytes = checkpoint_bytes
         super().__init__(
             path, call_soon_threadsafe=call_soon_threadsafe, on_fatal=on_fatal, write_ahead_bytes=write_ahead_bytes
         )
@@ -67,7 +69,7 @@ class SqliteDisk(StoreDisk):
         for connection in self._of_threads:
             undo.callback(connection.close)
             self._idle.put(connection)
-        self._unchecked_bytes = CHECKPOINT_BYTES  # a crash may have left a long journal
+        self._unchecked_bytes = self._checkpoint_bytes  # a crash may have left a long journal
         (self._number,) = self._connection.execute("PRAGMA user_version").fetchone()
         number: int = self._number
         return number
@@ -102,7 +104,7 @@ class SqliteDisk(StoreDisk):
 
     def _tidy(self) -> None:
         """Brings the journal to the data file once it is long: it then begins again, unless reads still use it."""
-        if self._unchecked_bytes < CHECKPOINT_BYTES:
+        if self._unchecked_bytes < self._checkpoint_bytes:
             return
         _, pages, moved = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         if moved < pages and pages * PAGE_BYTES > JOURNAL_BYTES_MAX:

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from smq.coordinator.cli.command_group import CommandGroup
+from smq.coordinator.cli.common import done, json_option
 from smq.coordinator.user_errors import UserError
 from smq.replication.membership.identity import DISK_KEY, replace_disk_id
 from smq.replication.ports import DataDamaged, Disk, Table
@@ -79,11 +80,12 @@ def disk_forget(directory: Path) -> None:
     required=True,
     help="The copy's store: storage_engine in node.toml.",
 )
-def disk_copy(source: Path, to: Path, engine: str) -> None:
+@json_option
+def disk_copy(source: Path, to: Path, engine: str, as_json: bool) -> None:
     """Copies the data directory FROM to a new directory TO, with the store of your choice.
 
     The copy appears under its name when it is complete and has been read again and compared. Until then it is
-    TO.copying; if the command is interrupted, run it again. FROM stays as it is. The copy is the same disk with the
+    TO.copying; if the command is interrupted, run it again. FROM keeps its rows. The copy is the same disk with the
     same node: never start a node with each of the two.
 
     Example: smq disk copy /var/lib/smq /var/lib/smq-new --engine sqlite
@@ -92,9 +94,15 @@ def disk_copy(source: Path, to: Path, engine: str) -> None:
         copied = copy_directory(source, to, _engine_of(source), Engine(engine), lambda what: click.echo(what, err=True))
     except (DiskOpenError, OfflineFailed, OSError) as e:
         raise UserError(f"nothing was copied: {e}") from e
-    click.echo(
-        f"{to} holds the {copied.rows} rows of {source}, {copied.size} bytes, SHA-256 {copied.digest}. Now set data_dir "
-        f'= "{to}" and storage_engine = "{engine}" for this node, start it, and remove {source} once it runs'
+    done(
+        f"{to} holds the {copied.rows} rows of {source}, {copied.size} bytes, SHA-256 {copied.digest}. Now set "
+        f'data_dir = "{to}" and storage_engine = "{engine}" for this node, start it, and remove {source} once it runs',
+        as_json=as_json,
+        directory=str(to),
+        engine=engine,
+        rows=copied.rows,
+        bytes=copied.size,
+        sha256=copied.digest,
     )
 
 

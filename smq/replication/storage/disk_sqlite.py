@@ -69,7 +69,7 @@ class SqliteDisk(StoreDisk):
         for connection in self._of_threads:
             undo.callback(connection.close)
             self._idle.put(connection)
-        self._unchecked_bytes = self._checkpoint_bytes  # a crash may have left a long journal
+        self._unchecked_bytes = 0  # of new pages in the journal, at most
         (self._number,) = self._connection.execute("PRAGMA user_version").fetchone()
         number: int = self._number
         return number
@@ -99,7 +99,7 @@ class SqliteDisk(StoreDisk):
         run.execute(f"PRAGMA user_version = {number}")
         run.execute("COMMIT")
         self._number = number
-        self._unchecked_bytes += size + len(ops) * PAGE_BYTES  # at most
+        self._unchecked_bytes += size + len(ops) * PAGE_BYTES
         return number
 
     def _tidy(self) -> None:

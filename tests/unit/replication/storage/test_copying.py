@@ -10,6 +10,7 @@ import pytest
 from smq.replication.ports import Put, Table
 from smq.replication.storage import copying
 from smq.replication.storage.copying import UNFINISHED, copy_directory, summary_of
+from smq.replication.storage.database_sqlite import INLINE_BYTES_MAX
 from smq.replication.storage.directory import DirectoryInUse, DiskOpenError
 from smq.replication.storage.disk import StoreDisk
 from smq.replication.storage.disk_sqlite import SqliteDisk
@@ -18,7 +19,7 @@ from smq.replication.storage.offline import OfflineDisk, OfflineFailed
 from tests.unit.replication.storage.support import HARNESSES
 
 OTHER = {Engine.LMDB: Engine.SQLITE, Engine.SQLITE: Engine.LMDB}
-SIZES = (0, 1, 1_400, 1_401, 60_000)
+SIZES = (0, 1, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1, 60_000)
 
 
 def silent(_: str) -> None: ...

@@ -140,7 +140,7 @@ def _measure_stream(report: Report, folder: Path, name: str, size: int, count: i
     half = PID + (count // 2).to_bytes(8, "big")
     for label, store in _stores(folder / f"stream-{size}").items():
         before = written_bytes()
-        write_s = _timed(lambda: store.fill(values))  # noqa: B023  # called at once
+        write_s = _timed(lambda: store.fill(values))  # noqa: B023  # called immediately
         written = (written_bytes() - before) / total
         read_s = _timed(lambda: store.read_all(PID + b"\xff" * 8))  # noqa: B023
         size_ratio = store.disk.size_bytes() / total

@@ -1,9 +1,9 @@
 """All tables of an SQLite database as of one moment, with the pending rows that come after it: the port's Rows.
 
 Owns the read transaction of one connection, and what a row is in SQL. A value that is not in its row's page is read by
-itself, so that a walk passes over what nobody wants, and a value that the medium cannot give is empty. SQLite ends the
-transaction over such a value: what follows is then read in a newer one, with the pending rows of that moment. It must
-never write. Only the real disk imports it.
+itself, so that a walk passes over what its caller leaves out, and a value that the medium cannot give is empty. SQLite
+ends the transaction over such a value: what follows is then read in a newer one, with the pending rows of that moment.
+It must never write. Only the real disk imports it.
 """
 
 import sqlite3

@@ -1,4 +1,4 @@
-"""`smq disk`: what an operator does with a stopped node's data directory: facts that only he can know, and copies.
+"""`smq disk`: what an operator does with a stopped node's data directory: facts that nothing on it shows, and copies.
 
 Owns what these commands print. Each goes through the disk that a node would use: its lock protects the directory of a
 running node. `cli.root` loads it when it is used.

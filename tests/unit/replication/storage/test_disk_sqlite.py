@@ -214,7 +214,7 @@ def test_freed_pages_are_used_again(harness: SqliteHarness) -> None:
 
 # --------------------------------------------------------------------------------------------- damaged pages
 def settled_file(harness: SqliteHarness) -> Path:
-    """Everything is in the data file, and nobody has it open."""
+    """Everything is in the data file, and no process has it open."""
     harness.settle_in_store()
     harness.close()
     return harness.path / DATA_FILE

@@ -11,6 +11,7 @@ the writer.
 
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -69,6 +70,15 @@ def open_reader(path: Path) -> sqlite3.Connection:
     connection = _connect(path / DATA_FILE)
     connection.execute("PRAGMA query_only = ON")
     return connection
+
+
+def walk(path: str) -> None:
+    """Looks at every page; on damage this raises. For tools, while no process has the directory open."""
+    refuse_damaged_journal(Path(path) / JOURNAL_FILE)
+    with closing(_connect(Path(path) / DATA_FILE)) as connection:
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != "ok":
+        raise DiskOpenError(f"{Path(path) / DATA_FILE} is damaged: {found}. {REPLACE_ADVICE}")
 
 
 def _connect(file: Path) -> sqlite3.Connection:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -140,9 +141,9 @@ def _measure_stream(report: Report, folder: Path, name: str, size: int, count: i
     half = PID + (count // 2).to_bytes(8, "big")
     for label, store in _stores(folder / f"stream-{size}").items():
         before = written_bytes()
-        write_s = _timed(lambda: store.fill(values))  # noqa: B023  # called immediately
+        write_s = _timed(partial(store.fill, values))
         written = (written_bytes() - before) / total
-        read_s = _timed(lambda: store.read_all(PID + b"\xff" * 8))  # noqa: B023
+        read_s = _timed(partial(store.read_all, PID + b"\xff" * 8))
         size_ratio = store.disk.size_bytes() / total
         store.disk.submit([Delete(Table.BATCHES, PID, half)])
         delete_s = _timed(store.settle)

@@ -27,21 +27,14 @@ class _Disk:
         self.path = path
         self._is_direct = is_direct
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.disk = LmdbDisk(path, call_soon_threadsafe=self._calls.put, on_fatal=_fail)
+        self.disk = LmdbDisk(path, call_soon_threadsafe=self._calls.put, on_fatal=fail)
         self._count = 0
         self.taken: list[float] = []
         self.written = 0
 
     def round(self, size: int) -> None:
         self._count += 1
-        pid, base = b"p" * 20, self._count.to_bytes(8, "big")
-        ops: list[Op] = [
-            Put(Table.BATCHES, pid + base, bytes(size)),
-            Put(Table.TIMES, pid + b"\x00" + base * 2, bytes(42)),
-            Put(Table.TIMES, pid + b"\x01" + base * 2, b""),
-            Put(Table.RAFT_LOG, base, bytes(90)),
-            Put(Table.RAFT_META, b"journal", bytes(29)),
-        ]
+        ops = round_ops(self._count, size)
         began = time.perf_counter()
         self.disk.submit([NOTHING, *ops] if self._is_direct else ops)
         while self.disk.durable_seq < self.disk.submitted_seq:
@@ -49,17 +42,29 @@ class _Disk:
         self.taken.append((time.perf_counter() - began) * 1000)
 
     def turn(self, size: int, rounds: int) -> None:
-        before = _written_bytes()
+        before = written_bytes()
         for _ in range(rounds):
             self.round(size)
-        self.written += _written_bytes() - before
+        self.written += written_bytes() - before
 
 
-def _fail(error: BaseException) -> None:
+def round_ops(number: int, size: int) -> list[Op]:
+    """What one batch writes on a node, with Raft's entry."""
+    pid, base = b"p" * 20, number.to_bytes(8, "big")
+    return [
+        Put(Table.BATCHES, pid + base, bytes(size)),
+        Put(Table.TIMES, pid + b"\x00" + base * 2, bytes(42)),
+        Put(Table.TIMES, pid + b"\x01" + base * 2, b""),
+        Put(Table.RAFT_LOG, base, bytes(90)),
+        Put(Table.RAFT_META, b"journal", bytes(29)),
+    ]
+
+
+def fail(error: BaseException) -> None:
     raise error
 
 
-def _written_bytes() -> int:
+def written_bytes() -> int:
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["write_bytes"])
 
@@ -83,7 +88,7 @@ def _measure_size(report: Report, folder: Path, name: str, size: int, rounds: in
     copy = folder / "killed"
     shutil.copytree(ways["write-ahead"].path, copy)
     began = time.perf_counter()
-    again = LmdbDisk(copy, call_soon_threadsafe=lambda fn: None, on_fatal=_fail)
+    again = LmdbDisk(copy, call_soon_threadsafe=lambda fn: None, on_fatal=fail)
     taken = (time.perf_counter() - began) * 1000
     report.add(f"start after a kill, rounds of {name}", f"{taken:.0f} ms", ms=taken)
     for disk in (again, *(way.disk for way in ways.values())):

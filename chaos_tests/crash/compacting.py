@@ -1,6 +1,6 @@
 """A process that compacts a log as a node does, and prints how far it has come. Recorded by `recorder`.
 
-    python -m chaos_tests.crash.compacting DIRECTORY
+    python -m chaos_tests.crash.compacting DIRECTORY ENGINE
 
 Owns the course, a list of steps that can be computed again: batches of three keys, one aborted transaction per round,
 the segments that take their place, a segment that replaces two others, and one with which the log grows. Also the
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
 
+from chaos_tests.crash.stores import open_store
 from chaos_tests.crash.trace import Acked
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import NewRecord, encode_batch, marker_batch, parse_header
@@ -24,7 +25,7 @@ from smq.replication.log.rewriting import SegmentWriter, digest_of
 from smq.replication.log.segments import own_digest, replaced
 from smq.replication.log.store import LogStore, PartitionLog, StoredValue, parse_value
 from smq.replication.ports import Disk
-from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.replication.storage.engine import Engine
 
 PID: Final = PartitionId(b"compaction's images.")
 ROUNDS: Final = 4
@@ -173,14 +174,10 @@ def _all(log: PartitionLog) -> Iterator[StoredValue]:
         at = found[-1].end
 
 
-def main(directory: str) -> None:
+def main(directory: str, engine: Engine) -> None:
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    disk = LmdbDisk(
-        directory,
-        call_soon_threadsafe=calls.put,
-        on_fatal=_fail,
-        map_size=1 << 30,
-        write_ahead_bytes=WRITE_AHEAD_BYTES,
+    disk = open_store(
+        directory, engine, call_soon_threadsafe=calls.put, on_fatal=_fail, write_ahead_bytes=WRITE_AHEAD_BYTES
     )
     log = LogStore(disk, tail_bytes_kept=0).create(PID, Offset(0))
     for number, step in enumerate(course(), 1):
@@ -196,4 +193,4 @@ def _fail(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], Engine(sys.argv[2]))

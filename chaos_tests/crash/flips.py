@@ -23,8 +23,9 @@ from smq.replication.membership.identity import StartRefused, claim_identity
 from smq.replication.ports import DataDamaged, Delete, Disk, Put, Table
 from smq.replication.storage.directory import DiskOpenError
 from smq.replication.storage.disk_lmdb import LmdbDisk
-from smq.replication.storage.environment_lmdb import DATA_FILE, FORMAT_KEY, WRITE_AHEAD_KEY
-from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE
+from smq.replication.storage.environment_lmdb import DATA_FILE
+from smq.replication.storage.format_version import FORMAT_KEY
+from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE, WRITE_AHEAD_KEY
 from smq.testing.virtual.disk import DiskImage
 
 PAGE_BYTES: Final = 4096

@@ -1,7 +1,7 @@
-"""Records, with strace, the system calls with which a process writes its LMDB file and its write-ahead file.
+"""Records, with strace, the system calls with which a process writes the files of its store and its write-ahead file.
 
-    python -m chaos_tests.crash.recorder OUT SUBMISSIONS [LMDB_OPTION=VALUE ...]
-    python -m chaos_tests.crash.recorder OUT compacting
+    python -m chaos_tests.crash.recorder OUT ENGINE SUBMISSIONS [OPTION=VALUE ...]
+    python -m chaos_tests.crash.recorder OUT ENGINE compacting
 
 Owns the reading of strace's output. An unknown call on these files is an error, so that no write can be missed. It
 needs strace, but not root: a process may trace its own child.
@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from chaos_tests.crash.trace import Acked, Sync, Trace, Write, dump
-from smq.replication.storage.environment_lmdb import DATA_FILE
+from chaos_tests.crash.stores import FILES
+from chaos_tests.crash.trace import Acked, Sync, Trace, Truncate, Write, dump
+from smq.replication.storage.engine import Engine
 from smq.replication.storage.write_ahead import NEW, WRITE_AHEAD_FILE
 
 CALLS: Final = "openat,pwrite64,pwritev,pwritev2,writev,write,lseek,fdatasync,fsync,ftruncate,fallocate,msync,close"
@@ -28,31 +29,31 @@ class RecordingError(Exception):
     """strace is missing, or its output is not understood."""
 
 
-def record(submissions: int, options: tuple[str, ...] = ()) -> Trace:
-    return _recorded("workload", str(submissions), *options)
+def record(submissions: int, options: tuple[str, ...] = (), engine: Engine = Engine.LMDB) -> Trace:
+    return _recorded("workload", engine, str(submissions), *options)
 
 
-def record_compaction() -> Trace:
-    return _recorded("compacting")
+def record_compaction(engine: Engine = Engine.LMDB) -> Trace:
+    return _recorded("compacting", engine)
 
 
-def _recorded(workload: str, *arguments: str) -> Trace:
+def _recorded(workload: str, engine: Engine, *arguments: str) -> Trace:
     with tempfile.TemporaryDirectory() as folder:
         log, directory = Path(folder) / "strace.log", Path(folder) / "node"
-        worker = [sys.executable, "-m", f"chaos_tests.crash.{workload}", str(directory), *arguments]
+        worker = [sys.executable, "-m", f"chaos_tests.crash.{workload}", str(directory), engine, *arguments]
         strace = ["strace", "-f", "-xx", "-s", str(1 << 24), "-e", f"trace={CALLS}", "-o", str(log), *worker]
         try:
             subprocess.run(strace, check=True, stdout=subprocess.DEVNULL)
         except (OSError, subprocess.CalledProcessError) as e:
             raise RecordingError(f"strace could not record: {e}") from e
         with log.open() as lines:
-            return _Reader(directory).read(lines)
+            return _Reader(directory, engine).read(lines)
 
 
 class _Reader:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, engine: Engine) -> None:
         made = {WRITE_AHEAD_FILE + NEW: WRITE_AHEAD_FILE}  # renamed before the first acknowledgement
-        names = {name: name for name in (DATA_FILE, WRITE_AHEAD_FILE)} | made
+        names = {name: name for name in FILES[engine]} | made
         self._names = {_hex(str(directory / path)): name for path, name in names.items()}
         self._fds: dict[int, tuple[str, bool]] = {}  # of the files: the name, and whether it was opened with O_DSYNC
         self._at: dict[int, int] = {}
@@ -89,6 +90,8 @@ class _Reader:
     def _on_file(self, name: str, fd: int, arguments: str, result: int) -> None:
         if name in ("fdatasync", "fsync"):
             self._trace.events.append(Sync(self._fds[fd][0]))
+        elif name == "ftruncate":
+            self._trace.events.append(Truncate(self._fds[fd][0], int(arguments.split(",")[1])))
         elif name == "lseek":
             self._at[fd] = result
         elif name in ("write", "writev"):
@@ -116,6 +119,7 @@ def _hex(text: str) -> str:
 
 
 if __name__ == "__main__":
-    is_compaction = sys.argv[2] == "compacting"
-    made = record_compaction() if is_compaction else record(int(sys.argv[2]), tuple(sys.argv[3:]))
-    Path(sys.argv[1]).write_bytes(dump(made))
+    out, chosen, what, *given = sys.argv[1:]
+    is_compaction = what == "compacting"
+    made = record_compaction(Engine(chosen)) if is_compaction else record(int(what), tuple(given), Engine(chosen))
+    Path(out).write_bytes(dump(made))

@@ -7,6 +7,7 @@ A stored trace is compressed by xz and encoded in base64, so that it stays text.
     d ID BASE64      bytes that writes name (each once)
     w FILE OFFSET ID a write; durable after the next sync of that file
     W FILE OFFSET ID a write through O_DSYNC; durable when the next event begins
+    t FILE SIZE      ftruncate; durable as a write is
     s FILE           fdatasync has returned
     a START END INDEX   acknowledged: log start, log end, last index of the journal
 """
@@ -31,6 +32,12 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Truncate:
+    file: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sync:
     file: str
 
@@ -42,7 +49,7 @@ class Acked:
     journal_index: int
 
 
-Event = Write | Sync | Acked
+Event = Write | Truncate | Sync | Acked
 
 
 @dataclass(slots=True)
@@ -85,6 +92,8 @@ def dump(trace: Trace) -> bytes:
                     ids[data] = len(ids)
                     lines.append(f"d {ids[data]} {base64.b64encode(data).decode()}")
                 lines.append(f"{'W' if is_synced else 'w'} {file} {offset} {ids[data]}")
+            case Truncate(file, size):
+                lines.append(f"t {file} {size}")
             case Sync(file):
                 lines.append(f"s {file}")
             case Acked(start, end, index):
@@ -105,6 +114,8 @@ def parse(lines: Iterable[str]) -> Trace:
             blobs[rest[0]] = base64.b64decode(rest[1])
         elif kind in "wW":
             trace.events.append(Write(rest[0], int(rest[1]), blobs[rest[2]], kind == "W"))
+        elif kind == "t":
+            trace.events.append(Truncate(rest[0], int(rest[1])))
         elif kind == "s":
             trace.events.append(Sync(rest[0]))
         else:
@@ -126,7 +137,7 @@ def images(trace: Trace, seed: int, count: int) -> Iterable[Image]:
     first = next(i for i, event in enumerate(trace.events) if isinstance(event, Acked))
     moments = sorted(rng.randrange(first + 1, len(trace.events)) for _ in range(count))
     durable, acked, at = _Files(), Acked(0, 0, 0), 0
-    pending: list[Write] = []
+    pending: list[Write | Truncate] = []
     for moment in moments:
         while at < moment:
             event = trace.events[at]
@@ -137,15 +148,17 @@ def images(trace: Trace, seed: int, count: int) -> Iterable[Image]:
                 case Sync(file):
                     for write in pending:
                         if write.file == file:
-                            durable.apply(file, write.offset, write.data)
+                            durable.change(write)
                     pending = [write for write in pending if write.file != file]
                 case Write():
                     if event.is_synced:
-                        durable.apply(event.file, event.offset, event.data)
+                        durable.change(event)
                     else:
                         pending = [*pending, event]
+                case Truncate():
+                    pending = [*pending, event]
         under_way = trace.events[at]
-        torn = [*pending, under_way] if isinstance(under_way, Write) else pending
+        torn = [*pending, under_way] if isinstance(under_way, Write | Truncate) else pending
         yield Image(_torn(durable, torn, rng).contents(), acked)
 
 
@@ -156,6 +169,13 @@ class _Files:
     def contents(self) -> dict[str, bytes]:
         return {name: bytes(data) for name, data in self._files.items()}
 
+    def change(self, event: Write | Truncate) -> None:
+        if isinstance(event, Write):
+            self.apply(event.file, event.offset, event.data)
+            return
+        file = self._files.setdefault(event.file, bytearray())
+        file[event.size :] = bytes(max(event.size - len(file), 0))
+
     def apply(self, name: str, offset: int, data: bytes) -> None:
         file = self._files.setdefault(name, bytearray())
         if len(file) < offset:
@@ -163,15 +183,15 @@ class _Files:
         file[offset : offset + len(data)] = data
 
 
-def _torn(durable: _Files, pending: list[Write], rng: Random) -> _Files:
+def _torn(durable: _Files, pending: list[Write | Truncate], rng: Random) -> _Files:
     """Applies some of the unsynced writes, or some of their sectors."""
     image = _Files(durable.contents())
     sector, kept = rng.choice(SECTORS), rng.choice((0.05, 0.3, 0.5, 0.7, 0.95))
     is_complete = rng.random() < 0.4
     for write in rng.sample(pending, len(pending)):
-        if is_complete:
+        if is_complete or isinstance(write, Truncate):
             if rng.random() < kept:
-                image.apply(write.file, write.offset, write.data)
+                image.change(write)
             continue
         for start in range(0, len(write.data), sector):
             if rng.random() < kept:

@@ -7,6 +7,7 @@ import queue
 from collections.abc import Callable
 from pathlib import Path
 
+from chaos_tests.crash.stores import open_store
 from chaos_tests.crash.trace import Acked, Image
 from chaos_tests.crash.workload import PID, batch, command
 from smq.records import CRC_START
@@ -14,7 +15,7 @@ from smq.replication.log.store import LogStore
 from smq.replication.ports import DataDamaged, Disk
 from smq.replication.raft.journal import RaftJournal
 from smq.replication.storage.directory import DiskOpenError
-from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.replication.storage.engine import Engine, engine_of
 
 
 def log_and_journal(disk: Disk, acked: Acked) -> str:
@@ -32,7 +33,8 @@ def verdict(directory: Path, image: Image, judge: Callable[[Disk, Acked], str] =
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     fatal: list[BaseException] = []
     try:
-        disk = LmdbDisk(directory, call_soon_threadsafe=calls.put, on_fatal=fatal.append, map_size=1 << 30)
+        engine = engine_of(directory) or Engine.LMDB
+        disk = open_store(directory, engine, call_soon_threadsafe=calls.put, on_fatal=fatal.append)
     except DiskOpenError as e:
         return f"it does not open: {e}"
     try:

@@ -1,9 +1,10 @@
 """A process that writes as a node does, and prints what the disk has acknowledged. Recorded by `recorder`.
 
-    python -m chaos_tests.crash.workload DIRECTORY SUBMISSIONS [LMDB_OPTION=VALUE ...]
+    python -m chaos_tests.crash.workload DIRECTORY ENGINE SUBMISSIONS [OPTION=VALUE ...]
 
 Owns the written data (all derived from its number) and the acknowledgements on standard output: `log start, log end,
-last journal index`. The options break LMDB's settings, to prove that the images would reveal it.
+last journal index`. The options break the store's settings (LMDB's arguments, SQLite's pragmas), to
+prove that the images would reveal it.
 """
 
 import queue
@@ -11,17 +12,19 @@ import random
 import struct
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from crc32c import crc32c
 
+from chaos_tests.crash.stores import open_store
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import parse_header
 from smq.replication.log.store import LogStore
 from smq.replication.raft.journal import RaftJournal
 from smq.replication.raft.writer import JournalWriter
-from smq.replication.storage import disk_lmdb
-from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.replication.storage import database_sqlite, disk_lmdb, disk_sqlite
+from smq.replication.storage.engine import Engine
 
 PID: Final = PartitionId(b"crash-images........")
 SIZES: Final = (50, 300, 1_500, 5_000, 14_000)  # inline in a leaf, and on overflow pages
@@ -41,18 +44,12 @@ def command(index: int) -> bytes:
     return b"\x00" + index.to_bytes(8, "big") * 10
 
 
-def main(directory: str, submissions: int, options: dict[str, bool]) -> None:
+def main(directory: str, engine: Engine, submissions: int, options: dict[str, str]) -> None:
     if options:
-        store: Any = vars(disk_lmdb)["lmdb"]  # the adapter alone imports it
-        honest: Callable[..., Any] = store.open
-        store.open = lambda *args, **given: honest(*args, **{**given, **options})
+        _break(engine, options)
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    disk = LmdbDisk(
-        directory,
-        call_soon_threadsafe=calls.put,
-        on_fatal=_fail,
-        map_size=1 << 30,
-        write_ahead_bytes=WRITE_AHEAD_BYTES,
+    disk = open_store(
+        directory, engine, call_soon_threadsafe=calls.put, on_fatal=_fail, write_ahead_bytes=WRITE_AHEAD_BYTES
     )
     log = LogStore(disk).create(PID, Offset(0))
     journal = RaftJournal()
@@ -71,9 +68,28 @@ def main(directory: str, submissions: int, options: dict[str, bool]) -> None:
         sys.stdout.flush()
 
 
+def _break(engine: Engine, options: dict[str, str]) -> None:
+    """The adapters alone import the libraries."""
+    if engine is Engine.LMDB:
+        lmdb: Any = vars(disk_lmdb)["lmdb"]
+        honest: Callable[..., Any] = lmdb.open
+        broken = {name: value == "True" for name, value in options.items()}
+        lmdb.open = lambda *args, **given: honest(*args, **{**given, **broken})
+        return
+    opened = database_sqlite.open_database
+
+    def open_broken(path: Path, *, write_ahead_bytes: int) -> Any:
+        connection = opened(path, write_ahead_bytes=write_ahead_bytes)
+        for name, value in options.items():
+            connection.execute(f"PRAGMA {name} = {value}")
+        return connection
+
+    vars(disk_sqlite)["open_database"] = open_broken
+
+
 def _fail(error: BaseException) -> None:
     raise error
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), {name: value == "True" for name, value in (a.split("=") for a in sys.argv[3:])})
+    main(sys.argv[1], Engine(sys.argv[2]), int(sys.argv[3]), dict(a.split("=") for a in sys.argv[4:]))

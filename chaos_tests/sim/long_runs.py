@@ -20,6 +20,7 @@ from chaos_tests.sim.ledger import code_commit
 from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import load
 from smq.replication.ports import Disk
+from smq.replication.storage.engine import Engine
 
 RUN: Final = "run.json"
 SUBMISSIONS: Final = 400  # in the trace that images are made from
@@ -71,14 +72,15 @@ def damage_files(count: int) -> Iterator[Damages]:
         yield sums
 
 
-def crash_images(count: int, out: Path) -> int:
+def crash_images(count: int, out: Path, engine: Engine) -> int:
     """The command `images`."""
     commit, begun = code_commit(), time.monotonic()
-    trace = record(SUBMISSIONS)
+    trace = record(SUBMISSIONS, engine=engine)
     with tempfile.TemporaryDirectory() as folder:
         found = list(image_failures(trace, Path(folder), count))
     figures = {"images": count, "minutes": _minutes(begun)}
-    return _keep(LongRun("crash images", commit, f"python -m chaos_tests images --count {count}", figures, found), out)
+    command = f"python -m chaos_tests images --engine {engine} --count {count}"
+    return _keep(LongRun("crash images", commit, command, figures, found), out)
 
 
 def bit_flips(count: int, out: Path) -> int:

@@ -40,6 +40,7 @@ from smq.raft_state.commands import Listener
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import RACK_BYTES_MAX
 from smq.replication.config import NodeConfig
+from smq.replication.storage.engine import Engine
 
 _NODE_ID_MAX: Final = 2**31 - 1
 _NODE_ID_OF_HOST: Final = "hostname"
@@ -72,6 +73,7 @@ class ServerConfig:
     node_id: NodeId
     cluster_id: str
     data_dir: Path
+    storage_engine: Engine = Engine.LMDB
     peers: dict[NodeId, Address]
     nodes_address: Address | None = None
     grpc_address: Address = ("127.0.0.1", 0)
@@ -206,6 +208,7 @@ def parse_config(
         node_id=node_id,
         cluster_id=string("cluster_id", raw["cluster_id"]),
         data_dir=base_dir / string("data_dir", raw["data_dir"]),
+        storage_engine=_engine(string("storage_engine", raw.get("storage_engine", Engine.LMDB))),
         peers={_peer_id(k): parse_address(f"peers.{k}", v) for k, v in table(raw, "peers").items()},
         nodes_address=parse_address("nodes_address", raw["nodes_address"]) if "nodes_address" in raw else None,
         grpc_address=parse_address("grpc_address", raw.get("grpc_address", "127.0.0.1:0")),
@@ -346,6 +349,7 @@ def dump_config(config: ServerConfig) -> str:
         f"node_id = {config.node_id}",
         f"cluster_id = {quoted(config.cluster_id)}",
         f"data_dir = {quoted(str(config.data_dir))}",
+        f"storage_engine = {quoted(config.storage_engine)}",
         *_address_lines(config),
         *([f"rack = {quoted(config.rack)}"] if config.rack else []),
         f"insecure = {str(config.insecure).lower()}",
@@ -401,6 +405,13 @@ def _tls(table: Mapping[str, Any], base_dir: Path) -> TlsConfig:
     return TlsConfig(
         **files, client_certificates=boolean("tls.client_certificates", table.get("client_certificates", True))
     )
+
+
+def _engine(name: str) -> Engine:
+    try:
+        return Engine(name)
+    except ValueError:
+        raise ConfigError(f"storage_engine is {name!r}: it must be {' or '.join(Engine)}") from None
 
 
 def _settings(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

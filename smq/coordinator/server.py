@@ -59,8 +59,9 @@ from smq.replication.ports import DataDamaged
 from smq.replication.raft.view import EngineTiming
 from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng, ThreadCompute
 from smq.replication.storage.directory import DiskOpenError, is_used
-from smq.replication.storage.disk_lmdb import SWITCH_INTERVAL_S, LmdbDisk
+from smq.replication.storage.disk import SWITCH_INTERVAL_S, StoreDisk
 from smq.replication.storage.hang import DiskHung
+from smq.replication.storage.opening import open_disk
 
 log = structlog.get_logger(__name__)
 
@@ -149,9 +150,14 @@ class Server:
                 reach[key] = told(bound, advertised), context
         return reach
 
-    def _open_disk(self, clock: AsyncioClock) -> LmdbDisk:
+    def _open_disk(self, clock: AsyncioClock) -> StoreDisk:
         try:
-            return LmdbDisk(self._config.data_dir, call_soon_threadsafe=clock.call_soon_threadsafe, on_fatal=die)
+            return open_disk(
+                self._config.data_dir,
+                self._config.storage_engine,
+                call_soon_threadsafe=clock.call_soon_threadsafe,
+                on_fatal=die,
+            )
         except DiskOpenError as e:
             raise StartError(str(e)) from e
 
@@ -195,7 +201,7 @@ class Server:
             on_clock=self._clock_check.note,
         )
 
-    async def _start(self, clock: AsyncioClock, disk: LmdbDisk, ports: "_Ports", network: TcpNetwork) -> None:
+    async def _start(self, clock: AsyncioClock, disk: StoreDisk, ports: "_Ports", network: TcpNetwork) -> None:
         config, caps = self._config, ports.caps
         self._disk = disk
         self._compute = ThreadCompute(clock)
@@ -397,7 +403,7 @@ def run_server(
     # A signal that ends the process (LMDB's map over a failing disk) leaves a stack in the log. The descriptor is given
     # by number, because a replaced sys.stderr may have none.
     faulthandler.enable(2)
-    # With Python's default of 5 ms a busy loop would delay the disk's writer thread (see disk_lmdb).
+    # With Python's default of 5 ms a busy loop would delay the disk's writer thread (see storage.disk).
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     measures = ProcessMeasures()
     HeapKeeper(measures.gc_pause).start()

@@ -186,7 +186,7 @@ class DiskMeasures:
     write: Histogram = field(
         default_factory=lambda: Histogram(
             "smq_disk_write_seconds",
-            "Time of one synced write: of a small round to the write-ahead file, or of a transaction of LMDB.",
+            "Time of one synced write: of a small round to the write-ahead file, or of a transaction of the store.",
             "to",
         )
     )

@@ -41,7 +41,8 @@ from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
 from smq.coordinator.config import load_config
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import Put, Table
-from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.replication.storage.engine import Engine
+from smq.replication.storage.opening import open_disk
 
 
 # ------------------------------------------------------------------------------------------------------ proxies
@@ -203,17 +204,18 @@ def test_a_cut_off_node_that_knows_old_epochs_does_not_name_the_leaders() -> Non
 
 
 # ---------------------------------------------------------------------------------------------------- damaged files
-def test_a_damaged_tree_is_known_before_the_next_fault(tmp_path: Path) -> None:
-    disk = LmdbDisk(tmp_path, call_soon_threadsafe=lambda fn: None, on_fatal=lambda e: None)
+@pytest.mark.parametrize("engine", list(Engine))
+def test_a_damaged_tree_is_known_before_the_next_fault(tmp_path: Path, engine: Engine) -> None:
+    disk = open_disk(tmp_path, engine, call_soon_threadsafe=lambda fn: None, on_fatal=lambda e: None)
     disk.submit([Put(Table.BATCHES, b"%06d" % i, bytes(500)) for i in range(2_000)])
     disk.close()
-    assert has_complete_tree(tmp_path)
-    (file,) = tmp_path.glob("data.mdb")
+    assert has_complete_tree(tmp_path, engine)
+    file = tmp_path / engine.data_file
     middle = file.stat().st_size // 2 // 4096 * 4096
     with file.open("r+b") as f:
         f.seek(middle)
         f.write(bytes(16 * 4096))
-    assert not has_complete_tree(tmp_path)
+    assert not has_complete_tree(tmp_path, engine)
 
 
 # -------------------------------------------------------------------------------------------------- hostile bytes

@@ -22,6 +22,7 @@ from typing import Final
 from chaos_tests.live.fleet import Fleet
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
+from smq.replication.storage.engine import Engine
 from smq.testing.node_client import Unanswered
 
 _STORM_KILLS: Final = 3
@@ -170,7 +171,7 @@ def damaged(change: Callable[[Arena, Path], int]) -> Strike:
     def strike(arena: Arena) -> list[int]:
         node = arena.any_node()
         arena.fleet.kill(node)
-        name = "data.mdb" if arena.rng.random() < DATABASE_SHARE else "data.wal"
+        name = arena.fleet.engine.data_file if arena.rng.random() < DATABASE_SHARE else "data.wal"
         (file,) = arena.fleet.nodes[node].data_dir.rglob(name)
         arena.flips += change(arena, file)
         return [node]
@@ -206,11 +207,11 @@ def truncate(arena: Arena, file: Path) -> int:
 
 def repaired(arena: Arena, nodes: list[int]) -> None:
     """Follows docs/operations.md: starts the node again, and empties its directory first if it refuses or dies. Also
-    empties it if LMDB's tree is damaged, once the node has shown its reaction: a damaged page read later would end the
-    node in the middle of the next fault, and then two of three nodes would be down."""
+    empties it if the store's tree is damaged, once the node has shown its reaction: a damaged page read later would end
+    the node in the middle of the next fault, and then two of three nodes would be down."""
     for node in nodes:
         member = arena.fleet.nodes[node]
-        is_complete = has_complete_tree(member.data_dir)
+        is_complete = has_complete_tree(member.data_dir, arena.fleet.engine)
         arena.fleet.run(node)
         give_up = time.monotonic() + _DAMAGED_START_S
         is_ready = False
@@ -228,9 +229,10 @@ def repaired(arena: Arena, nodes: list[int]) -> None:
         arena.fleet.run(node)
 
 
-def has_complete_tree(data_dir: Path) -> bool:
+def has_complete_tree(data_dir: Path, engine: Engine) -> bool:
     """For a node that is down. A damaged tree may end the process that walks it."""
-    code = f"from smq.replication.storage.environment_lmdb import walk; walk({str(data_dir)!r})"
+    module = {Engine.LMDB: "environment_lmdb", Engine.SQLITE: "database_sqlite"}[engine]
+    code = f"from smq.replication.storage.{module} import walk; walk({str(data_dir)!r})"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 

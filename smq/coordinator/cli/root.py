@@ -54,7 +54,7 @@ SUMMARIES: Final = {
     "config": "Shows and changes the settings of the whole cluster, which have Kafka's names.",
     "consume": "Writes the records of TOPIC, one per line: the value, with --json all fields, or what --output says.",
     "dev": "Runs one node in the foreground, for development.",
-    "disk": "Works on the data DIRECTORY of a stopped node, after it was restored from a copy.",
+    "disk": "Works on the data DIRECTORY of a stopped node: after a restore, or to change its store.",
     "group": "Lists, watches, changes and deletes consumer groups.",
     "man": "Writes the man pages smq.1, smq-topic.1 and so on into DIRECTORY, such as ~/.local/share/man/man1.",
     "node": "Lists nodes; drains a node before maintenance, and undrains it.",

@@ -1,12 +1,11 @@
 """Opens the LMDB environment of a data directory, or says why it must not be used.
 
-Owns the settings that make a commit durable, the format version, the names of the tables, and the refusal of a file
+Owns the settings that make a commit durable, the names of the tables, and the refusal of a file
 that was cut. It must never write anything but the first transaction of a new directory. Only the real disk imports it,
 and tests and tools that look into its file.
 """
 
 import os
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -22,18 +21,14 @@ from smq.replication.storage.directory import (
     FormatUnsupported,
     sync_directory,
 )
-from smq.replication.storage.write_ahead import Active
+from smq.replication.storage.engine import Engine
+from smq.replication.storage.format_version import FORMAT_KEY, check_format, first_rows
 
 if TYPE_CHECKING:
     from lmdb import _Database
 
-FORMAT_VERSION: Final = 2
-FORMAT_KEY: Final = b"format_version"
-WRITE_AHEAD_KEY: Final = b"write_ahead"
-_FORMAT: Final = struct.Struct(">I")
-
 LMDB_MAJOR: Final = 0  # LMDB 0.9's file format, explicit so that no environment variable can choose another
-DATA_FILE: Final = "data.mdb"
+DATA_FILE: Final = Engine.LMDB.data_file
 
 
 def open_environment(
@@ -120,14 +115,10 @@ def _open_tables(env: lmdb.Environment, path: Path, write_ahead_bytes: int) -> d
         found = txn.get(FORMAT_KEY, db=meta)
         if found is None and names:
             raise FormatUnsupported(f"{path} has no format version: it is not smq's, or it is damaged")
-        version = FORMAT_VERSION if found is None else int.from_bytes(found, "big")
-        if version != FORMAT_VERSION:
-            raise FormatUnsupported(
-                f"{path} has on-disk format {version}, this version of smq reads format {FORMAT_VERSION}: use the "
-                "version that wrote it, or move the directory away and start with an empty one while the others are up"
-            )
+        if found is not None:
+            check_format(path, found)
         tables = {table: env.open_db(table.value.encode(), txn=txn) for table in Table}
         if found is None:
-            txn.put(FORMAT_KEY, _FORMAT.pack(FORMAT_VERSION), db=meta)
-            txn.put(WRITE_AHEAD_KEY, Active(write_ahead_bytes, b"", b"").encode(), db=meta)
+            for key, value in first_rows(write_ahead_bytes).items():
+                txn.put(key, value, db=meta)
     return tables

@@ -1,7 +1,7 @@
-"""Rows that are durable in the write-ahead file and not in LMDB yet: every read of the disk sees them over LMDB's.
+"""Rows that are durable in the write-ahead file and not in the store yet: every read of the disk sees them over its.
 
-Owns them, in memory. There are only rows put: a round that deletes goes to LMDB together with everything here. It must
-never hold a row that is not durable. Only the real disk imports it.
+Owns them, in memory. There are only rows put: a round that deletes goes to the store together with everything here. It
+must never hold a row that is not durable. Only the real disk imports it.
 """
 
 import threading
@@ -13,11 +13,11 @@ from typing import Final
 from smq.replication.ports import Put, Table
 from smq.replication.storage.rows import Pair
 
-ROWS_MAX: Final = 8192  # LMDB takes them in some 10 ms, and a read sorts them in one
+ROWS_MAX: Final = 8192  # a store takes them in some 10 ms, and a read sorts them in one
 
 
 class PendingRows:
-    """One thread changes it, any thread reads. `base` is the transaction of LMDB's that these rows come after."""
+    """One thread changes it, any thread reads. `base` is the transaction of the store's that these rows come after."""
 
     def __init__(self, base: int) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class PendingRows:
                 values[put.key] = put.value
 
     def clear(self, base: int) -> None:
-        """LMDB has them all, as of this transaction."""
+        """The store has them all, as of this transaction."""
         with self._lock:
             self._base = base
             self.count = self.size = 0
@@ -69,8 +69,8 @@ class PendingRows:
         self, table: Table, start: bytes, stop: bytes, *, lowest: bytes | None, reverse: bool, limit: int
     ) -> tuple[int, list[Pair]]:
         """(base, rows): the rows in [start, stop), ascending or descending, at most `limit`. With `lowest`, the last
-        one in [lowest, start] comes first if there is one. They count for a transaction `base`; a later one of LMDB's
-        has them all."""
+        one in [lowest, start] comes first if there is one. They count for a transaction `base`; a later one of the
+        store's has them all."""
         with self._lock:
             keys, values = self._sorted(table), self._values[table]
             first, last = bisect_left(keys, start), bisect_left(keys, stop)

@@ -1,12 +1,15 @@
-"""Rows as the disk reads them: merged from LMDB and from those that it does not have yet, and taken within bounds.
+"""Rows as the disk reads them: merged from the store and from those that it does not have yet, and taken within bounds.
 
 Owns the order of a merge. It must never touch a disk. Only the real disk and its parts import it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
+from itertools import islice
 
-from smq.replication.ports import Examined
+from smq.replication.ports import Examined, Table
 
 # Key, size of the value if it is known unread, and how to read it: empty if the medium cannot give it
 Row = tuple[bytes, int | None, Callable[[], bytes]]
@@ -14,7 +17,7 @@ Pair = tuple[bytes, bytes]
 
 
 def merged(rows: Iterator[Row], pending: list[Pair], *, reverse: bool) -> Iterator[Row]:
-    """Both in order; of two with the same key, the pending one. A row of LMDB's must be read before the next one."""
+    """Both in order; of two with the same key, the pending one. A row of the store must be read before the next one."""
     return _interleaved(rows, pending, reverse=reverse) if pending else rows
 
 
@@ -69,7 +72,7 @@ def taken(rows: Iterator[Row], limit: int, bytes_max: int) -> list[Pair]:
 
 def within(rows: Iterator[Row], bytes_max: int) -> list[Pair]:
     """For rows whose sizes are known. Ends before the row that would make the values' total exceed `bytes_max`, but not
-    before the first. It must see merged rows: if LMDB's alone ended there, newer pending ones would follow after a gap.
+    before the first. It must see merged rows: if the store's ended there, newer pending ones would follow after a gap.
     """
     pairs: list[Pair] = []
     left = bytes_max
@@ -93,3 +96,40 @@ def examined(rows: Iterator[Row], bytes_max: int, check: Callable[[bytes, bytes]
         if size >= bytes_max:
             return Examined(damaged=damaged, size=size, next_key=key + b"\x00")
     return Examined(damaged=damaged, size=size, next_key=None)
+
+
+class WalkedRows(ABC):
+    """The port's Rows, read by one walk over a table."""
+
+    @abstractmethod
+    def _walk(
+        self, table: Table, start: bytes, stop: bytes, *, reverse: bool, limit: int
+    ) -> AbstractContextManager[Iterator[Row]]:
+        """The rows in [start, stop), to be read within the block. Of pending rows at most `limit` are merged in."""
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        rows = self.scan(table, key, key + b"\x00", limit=1)
+        return rows[0][1] if rows else None
+
+    def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        reverse: bool = False,
+        limit: int = 1 << 30,
+        bytes_max: int = 1 << 62,
+    ) -> list[tuple[bytes, bytes]]:
+        if limit <= 0 or start >= stop:
+            return []
+        with self._walk(table, start, stop, reverse=reverse, limit=limit) as rows:
+            return taken(rows, limit, bytes_max)
+
+    def scan_keys(
+        self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
+    ) -> list[bytes]:
+        if limit <= 0 or start >= stop:
+            return []
+        with self._walk(table, start, stop, reverse=reverse, limit=limit) as rows:
+            return [key for key, _, _ in islice(rows, limit)]

@@ -6,15 +6,14 @@ every row read. It must never read a row by any other way. Only the real disk im
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 
 from smq.replication.ports import DataDamaged, Table
 from smq.replication.storage.pages_lmdb import TREE_DAMAGE, PageReader, SnapshotGone
 from smq.replication.storage.pending_rows import PendingRows
-from smq.replication.storage.rows import Row, merged, taken
+from smq.replication.storage.rows import Row, WalkedRows, merged
 
 
-class Snapshot:
+class Snapshot(WalkedRows):
     """For a thread of its own, while it holds the transaction."""
 
     def __init__(self, reader: PageReader, transaction: int, pending: PendingRows) -> None:
@@ -23,36 +22,8 @@ class Snapshot:
         self._transaction = transaction
         self._pending = pending
 
-    def get(self, table: Table, key: bytes) -> bytes | None:
-        rows = self.scan(table, key, key + b"\x00", limit=1)
-        return rows[0][1] if rows else None
-
-    def scan(
-        self,
-        table: Table,
-        start: bytes,
-        stop: bytes,
-        *,
-        reverse: bool = False,
-        limit: int = 1 << 30,
-        bytes_max: int = 1 << 62,
-    ) -> list[tuple[bytes, bytes]]:
-        with self._walking(table, start, stop, reverse=reverse, limit=limit) as rows:
-            return taken(rows, limit, bytes_max)
-
-    def scan_keys(
-        self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
-    ) -> list[bytes]:
-        with self._walking(table, start, stop, reverse=reverse, limit=limit) as rows:
-            return [key for key, _, _ in islice(rows, limit)]
-
     @contextmanager
-    def _walking(
-        self, table: Table, start: bytes, stop: bytes, *, reverse: bool, limit: int
-    ) -> Iterator[Iterator[Row]]:
-        if limit <= 0 or start >= stop:
-            yield iter(())
-            return
+    def _walk(self, table: Table, start: bytes, stop: bytes, *, reverse: bool, limit: int) -> Iterator[Iterator[Row]]:
         base, pending = self._pending.between(table, start, stop, lowest=None, reverse=reverse, limit=limit)
         try:
             found = self._reader.rows(self._transaction, table.value.encode(), start, stop, reverse=reverse)

@@ -1,8 +1,8 @@
-"""The write-ahead file: a small round of writes is durable with one write to one place, before LMDB has it.
+"""The write-ahead file: a small round of writes is durable with one write to one place, before the store has it.
 
-Owns the file, its format and its recovery. LMDB's META table holds the generation that counts, and changes it in the
-transaction that takes over the rounds. So each round is either in LMDB or replayed, and what an older generation left
-in the file is not. It must never decide which rounds come here: the real disk does, its only user.
+Owns the file, its format and its recovery. The store's META table holds the generation that counts, and changes it in
+the transaction that takes over the rounds. So each round is either in the store or replayed, and what an older
+generation left in the file is not. It must never decide which rounds come here: the real disk does, its only user.
 
 The file has a fixed size and is written in full when it is made, so no later write needs space or changes metadata.
 It consists of sectors of 512 bytes: 508 of content, then the first four bytes of the generation. A frame holds one
@@ -33,11 +33,12 @@ from smq.replication.ports import DataDamaged, Put, Table
 from smq.replication.storage.directory import FILE_MODE, REPLACE_ADVICE, DiskOpenError, sync_directory
 
 WRITE_AHEAD_FILE: Final = "data.wal"
+WRITE_AHEAD_KEY: Final = b"write_ahead"  # of table meta: which generation counts
 NEW: Final = ".new"  # after the name, until the file is whole
-WRITE_AHEAD_BYTES: Final = 4 << 20  # 1,024 small rounds: LMDB takes them in some 10 ms, and a start replays them
+WRITE_AHEAD_BYTES: Final = 4 << 20  # 1,024 small rounds: a store takes them in some 10 ms, and a start replays them
 PAGE_BYTES: Final = 4096  # what a disk writes as one, and what direct writes are aligned to
 SECTOR_BYTES: Final = 512  # what a power loss leaves whole
-ROUND_BYTES_MAX: Final = 40 << 10  # of rows: beyond this, writing them twice costs more than LMDB's tree pages
+ROUND_BYTES_MAX: Final = 40 << 10  # of rows: beyond this, writing them twice costs more than the tree's pages
 
 _TAG_BYTES: Final = 4
 _CONTENT_BYTES: Final = SECTOR_BYTES - _TAG_BYTES
@@ -60,7 +61,7 @@ class WriteAheadDamaged(DiskOpenError):
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """What LMDB says of the file. `generation` is empty if no round in the file counts."""
+    """What the store says of the file. `generation` is empty if no round in the file counts."""
 
     size: int
     generation: bytes
@@ -116,7 +117,7 @@ class WriteAhead:
     """The file, open for writing. One thread writes."""
 
     def __init__(self, path: Path, active: Active) -> None:
-        """LMDB names this generation by now, durably: nothing that is in the file counts any more."""
+        """The store names this generation by now, durably: nothing that is in the file counts any more."""
         self.active = active
         self._at = 0
         self._number = 0
@@ -240,7 +241,7 @@ class _Changed(Exception):
 
 def _check_first(data: bytes, active: Active) -> None:
     """The first frame is of the generation before, or was never written, or not to its end. A whole one of another
-    generation shows that LMDB has lost its newest transaction, or that the two files do not belong together."""
+    generation shows that the store has lost its newest transaction, or that the two files do not belong together."""
     generation = _HEAD.unpack_from(data, 0)[1]
     try:
         is_whole = any(generation) and generation != active.before and _rows_at(data, 0, generation, 0) is not None

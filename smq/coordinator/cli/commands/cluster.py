@@ -25,6 +25,7 @@ from smq.coordinator.config import ServerConfig, check_config, load_config
 from smq.coordinator.server import Server, run_server
 from smq.coordinator.user_errors import PortTaken
 from smq.raft_state.cluster_config import IN_NODE_TOML
+from smq.replication.storage.engine import Engine
 
 _START_ATTEMPTS: Final = 3  # a free port may be taken between its choice and its use, but hardly three times in a row
 _READY_POLL_S: Final = 0.02
@@ -43,6 +44,11 @@ settings_option = click.option(
     metavar="KEY=VALUE",
     multiple=True,
     help=f"A setting under [settings] of node.toml; may be repeated. Keys: {', '.join(IN_NODE_TOML)}.",
+)
+engine_option = click.option(
+    "--storage-engine",
+    type=click.Choice([engine.value for engine in Engine]),
+    help="What stores the data. Default: as last time, or lmdb.",
 )
 ready_file = click.option(
     "--ready-file",
@@ -64,6 +70,7 @@ ready_file = click.option(
 @grpc_port
 @http_port
 @kafka_port
+@engine_option
 @settings_option
 @tls_option
 @ready_file
@@ -74,6 +81,7 @@ def dev(
     grpc_port: int | None,
     http_port: int | None,
     kafka_port: int | None,
+    storage_engine: str | None,
     settings: tuple[str, ...],
     tls: bool,
     ready_file: Path | None,
@@ -95,6 +103,7 @@ def dev(
                     1,
                     ports,
                     new_peer_ports=is_retry,
+                    engine=Engine(storage_engine) if storage_engine else None,
                     settings=parse_settings(settings),
                     secure=_secure() if tls else None,
                     are_ports_checked=True,
@@ -135,6 +144,7 @@ def _dev(path: Path, data_dir: Path, ready_file: Path | None, log_level: int) ->
 @http_port
 @kafka_port
 @click.option("--racks", default="", help="One per node, such as a,b,c. Kafka clients read in their own rack.")
+@engine_option
 @settings_option
 @tls_option
 @ready_file
@@ -145,6 +155,7 @@ def cluster(
     http_port: int | None,
     kafka_port: int | None,
     racks: str,
+    storage_engine: str | None,
     settings: tuple[str, ...],
     tls: bool,
     ready_file: Path | None,
@@ -167,6 +178,7 @@ def cluster(
                 ports,
                 new_peer_ports=is_retry,
                 racks=named,
+                engine=Engine(storage_engine) if storage_engine else None,
                 settings=parse_settings(settings),
                 secure=secure,
                 are_ports_checked=True,

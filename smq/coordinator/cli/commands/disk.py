@@ -1,34 +1,34 @@
-"""`smq disk`: records facts about a stopped node's data directory that only its operator can know.
+"""`smq disk`: what an operator does with a stopped node's data directory: facts that nothing on it shows, and copies.
 
-Owns what these commands print. Each changes one row, through the disk that a node would use: its lock protects the
-directory of a running node. `cli.root` loads it when it is used.
+Owns what these commands print. Each goes through the disk that a node would use: its lock protects the directory of a
+running node. `cli.root` loads it when it is used.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
 import click
 
 from smq.coordinator.cli.command_group import CommandGroup
+from smq.coordinator.cli.common import done, json_option
 from smq.coordinator.user_errors import UserError
 from smq.replication.membership.identity import DISK_KEY, replace_disk_id
-from smq.replication.ports import DataDamaged, Table
+from smq.replication.ports import DataDamaged, Disk, Table
 from smq.replication.raft.journal import RaftJournal
 from smq.replication.raft.writer import JournalWriter
 from smq.replication.runtime.asyncio_runtime import SystemRng
+from smq.replication.storage.copying import copy_directory
 from smq.replication.storage.directory import DiskOpenError
-from smq.replication.storage.disk_lmdb import LmdbDisk
-from smq.replication.storage.environment_lmdb import DATA_FILE
+from smq.replication.storage.engine import Engine, engine_of
+from smq.replication.storage.offline import OfflineDisk, OfflineFailed
 
 _directory = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 
 
 @click.group(cls=CommandGroup)
 def disk() -> None:
-    """Works on the data DIRECTORY of a stopped node, after it was restored from a copy."""
+    """Works on the data DIRECTORY of a stopped node: after a restore, or to change its store."""
 
 
 @disk.command("renew")
@@ -71,29 +71,60 @@ def disk_forget(directory: Path) -> None:
     click.echo(f"{directory} has forgotten what it knew of other nodes' disks")
 
 
+@disk.command("copy")
+@click.argument("source", metavar="FROM", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("to", metavar="TO", type=click.Path(path_type=Path))
+@click.option(
+    "--engine",
+    type=click.Choice([engine.value for engine in Engine]),
+    required=True,
+    help="The copy's store: storage_engine in node.toml.",
+)
+@json_option
+def disk_copy(source: Path, to: Path, engine: str, as_json: bool) -> None:
+    """Copies the data directory FROM to a new directory TO, with the store of your choice.
+
+    The copy appears under its name when it is complete and has been read again and compared. Until then it is
+    TO.copying; if the command is interrupted, run it again. FROM keeps its rows. The copy is the same disk with the
+    same node: never start a node with each of the two.
+
+    Example: smq disk copy /var/lib/smq /var/lib/smq-new --engine sqlite
+    """
+    try:
+        copied = copy_directory(source, to, _engine_of(source), Engine(engine), lambda what: click.echo(what, err=True))
+    except (DiskOpenError, OfflineFailed, OSError) as e:
+        raise UserError(f"nothing was copied: {e}") from e
+    done(
+        f"{to} holds the {copied.rows} rows of {source}, {copied.size} bytes, SHA-256 {copied.digest}. Now set "
+        f'data_dir = "{to}" and storage_engine = "{engine}" for this node, start it, and remove {source} once it runs',
+        as_json=as_json,
+        directory=str(to),
+        engine=engine,
+        rows=copied.rows,
+        bytes=copied.size,
+        sha256=copied.digest,
+    )
+
+
+def _engine_of(directory: Path) -> Engine:
+    found = engine_of(directory)
+    if found is None:
+        files = " or ".join(engine.data_file for engine in Engine)
+        raise UserError(f"{directory} holds no {files}: name a node's data directory (`data_dir` in node.toml)")
+    return found
+
+
 @contextmanager
-def _opened(directory: Path) -> Iterator[LmdbDisk]:
+def _opened(directory: Path) -> Iterator[Disk]:
     """The disk; committed and closed after the block. UserError if there is none, it is in use, or it is damaged."""
-    if not (directory / DATA_FILE).is_file():
-        raise UserError(f"{directory} holds no {DATA_FILE}: name a node's data directory (`data_dir` in node.toml)")
-    failures: list[BaseException] = []
-    calls: SimpleQueue[Any] = SimpleQueue()  # the disk's reports to a node's loop
+    engine = _engine_of(directory)
     try:
-        opened = LmdbDisk(directory, call_soon_threadsafe=calls.put, on_fatal=failures.append)
-    except DiskOpenError as e:
+        with OfflineDisk(directory, engine) as opened:
+            if opened.disk.get(Table.META, DISK_KEY) is None:
+                raise UserError(f"{directory} has no disk id: no node has run on it")
+            yield opened.disk
+    except (DiskOpenError, DataDamaged, OfflineFailed) as e:
         raise UserError(str(e)) from e
-    try:
-        if opened.get(Table.META, DISK_KEY) is None:
-            raise UserError(f"{directory} has no disk id: no node has run on it")
-        yield opened
-    except DataDamaged as e:
-        raise UserError(str(e)) from e
-    finally:
-        opened.close()
-        while not calls.empty():
-            calls.get()()
-    if failures:
-        raise UserError(f"{directory} could not be written: {failures[0]}")
 
 
 def _nothing() -> None: ...

@@ -1,4 +1,4 @@
-"""`smq disk`: what an operator does with a directory that was restored from a copy."""
+"""`smq disk`: what an operator does with a directory that was restored from a copy, or is to have another store."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,9 @@ from smq.replication.ports import Table
 from smq.replication.raft.journal import RaftJournal
 from smq.replication.raft.messages import NO_OP
 from smq.replication.raft.writer import JournalWriter
-from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.replication.storage.disk import StoreDisk
+from smq.replication.storage.engine import Engine, engine_of
+from smq.replication.storage.opening import open_disk
 
 CONFIG = NodeConfig(node_id=NodeId(1), cluster_id="c", peers={})
 
@@ -25,15 +27,17 @@ def fail(error: BaseException) -> None:
     raise error
 
 
-def opened(directory: Path) -> LmdbDisk:
+def opened(directory: Path) -> StoreDisk:
     calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-    return LmdbDisk(directory, call_soon_threadsafe=calls.put, on_fatal=fail, map_size=1 << 30)
+    engine = engine_of(directory) or Engine.LMDB
+    return open_disk(directory, engine, call_soon_threadsafe=calls.put, on_fatal=fail)
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
+@pytest.fixture(params=list(Engine))
+def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """Of a node that has run, and has heard of others' disks."""
-    disk = opened(tmp_path / "data")
+    calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    disk = open_disk(tmp_path / "data", request.param, call_soon_threadsafe=calls.put, on_fatal=fail)
     claim_identity(disk, CONFIG, Random(1), 1, lambda: None)
     journal = RaftJournal()
     journal.add(bytes([NO_OP]), 1, 0)
@@ -83,7 +87,7 @@ def test_a_directory_of_no_node_or_in_use_is_refused_in_a_sentence(
     (tmp_path / "empty").mkdir()
     result = smq(*command, tmp_path / "empty")
     assert result.exit_code == 1
-    assert "holds no data.mdb" in result.output
+    assert "holds no data.mdb or data.sqlite3" in result.output
     assert list((tmp_path / "empty").iterdir()) == []
     opened(tmp_path / "fresh").close()
     result = smq(*command, tmp_path / "fresh")
@@ -92,3 +96,29 @@ def test_a_directory_of_no_node_or_in_use_is_refused_in_a_sentence(
     result = smq(*command, directory)
     assert (result.exit_code, "is in use" in result.output) == (1, True)
     running.close()
+
+
+@pytest.mark.parametrize("engine", list(Engine))
+def test_a_copy_is_a_nodes_directory_with_the_other_store(directory: Path, tmp_path: Path, engine: Engine) -> None:
+    disk = opened(directory)
+    before = disk.get(Table.META, DISK_KEY)
+    disk.close()
+    result = smq("copy", directory, tmp_path / "to", "--engine", engine)
+    assert result.exit_code == 0, result.output
+    assert f'storage_engine = "{engine}"' in result.output
+    assert engine_of(tmp_path / "to") is engine
+    disk = opened(tmp_path / "to")
+    assert disk.get(Table.META, DISK_KEY) == before
+    claim_identity(disk, CONFIG, Random(2), 2, lambda: None)  # a node starts on it
+    disk.close()
+
+
+def test_a_copy_of_a_directory_in_use_or_to_one_is_refused_in_a_sentence(directory: Path, tmp_path: Path) -> None:
+    running = opened(directory)
+    result = smq("copy", directory, tmp_path / "to", "--engine", "sqlite")
+    assert (result.exit_code, "is in use" in result.output, "Traceback" in result.output) == (1, True, False)
+    running.close()
+    result = smq("copy", directory, directory, "--engine", "sqlite")
+    assert (result.exit_code, "is not empty" in result.output) == (1, True)
+    result = smq("copy", directory, tmp_path / "to", "--engine", "sqlte")
+    assert (result.exit_code, "sqlite" in result.output) == (2, True)

@@ -7,19 +7,23 @@ so that a test runs unchanged over the real disk and the simulated one.
 import heapq
 import random
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from crc32c import crc32c
 
 from smq.replication.ports import Delete, Disk, Put, Table
+from smq.replication.storage.disk import StoreDisk
 from smq.replication.storage.disk_lmdb import LmdbDisk
+from smq.replication.storage.disk_sqlite import SqliteDisk
 from smq.replication.storage.write_ahead import WRITE_AHEAD_BYTES
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 
 SETTLE_TIMEOUT_S = 60
+D = TypeVar("D", bound=StoreDisk)
 
 
 class ManualTimer:
@@ -133,31 +137,29 @@ class FakeHarness:
         self.fake.close()
 
 
-class LmdbHarness:
-    def __init__(self, path: Path, map_size: int = 1 << 30, write_ahead_bytes: int = WRITE_AHEAD_BYTES) -> None:
+class StoreHarness(ABC, Generic[D]):
+    """Of a real disk."""
+
+    def __init__(self, path: Path, write_ahead_bytes: int = WRITE_AHEAD_BYTES) -> None:
         self.path = path
-        self.map_size = map_size
         self.write_ahead_bytes = write_ahead_bytes
         self.fatal: list[BaseException] = []
         self.posts = 0
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._open()
 
+    @abstractmethod
+    def _opened(self) -> D: ...
+
     def _open(self) -> None:
-        self._lmdb = LmdbDisk(
-            self.path,
-            call_soon_threadsafe=self._calls.put,
-            on_fatal=self.fatal.append,
-            map_size=self.map_size,
-            write_ahead_bytes=self.write_ahead_bytes,
-        )
+        self._disk = self._opened()
 
     @property
-    def disk(self) -> LmdbDisk:
-        return self._lmdb
+    def disk(self) -> D:
+        return self._disk
 
     def settle(self) -> None:
-        while self._lmdb.durable_seq < self._lmdb.submitted_seq and not self.fatal:
+        while self._disk.durable_seq < self._disk.submitted_seq and not self.fatal:
             self._calls.get(timeout=SETTLE_TIMEOUT_S)()
             self.posts += 1
 
@@ -174,22 +176,50 @@ class LmdbHarness:
         while not self._calls.empty():
             self._calls.get()()
 
-    def reopen(self) -> LmdbDisk:
-        self._lmdb.close()
+    def reopen(self) -> D:
+        self._disk.close()
         self.settle()
         self._open()
-        return self._lmdb
+        return self._disk
 
-    def settle_in_lmdb(self) -> None:
+    def settle_in_store(self) -> None:
         """Until nothing is in the write-ahead file alone: a round that deletes takes everything with it."""
-        self._lmdb.submit([Delete(Table.META, b"x", b"x")])
+        self._disk.submit([Delete(Table.META, b"x", b"x")])
         self.settle()
 
     def submit_failing(self) -> None:
-        self._lmdb.submit([Put(Table.RAFT_LOG, b"k" * 1000, b"LMDB's keys have at most 511 bytes")])
+        self._disk.submit([Put(Table.RAFT_LOG, b"k" * 1000, b"keys have at most 511 bytes")])
 
     def close(self) -> None:
-        self._lmdb.close()
+        self._disk.close()
+
+
+class LmdbHarness(StoreHarness[LmdbDisk]):
+    def __init__(self, path: Path, map_size: int = 1 << 30, write_ahead_bytes: int = WRITE_AHEAD_BYTES) -> None:
+        self.map_size = map_size
+        super().__init__(path, write_ahead_bytes)
+
+    def _opened(self) -> LmdbDisk:
+        return LmdbDisk(
+            self.path,
+            call_soon_threadsafe=self._calls.put,
+            on_fatal=self.fatal.append,
+            map_size=self.map_size,
+            write_ahead_bytes=self.write_ahead_bytes,
+        )
+
+
+class SqliteHarness(StoreHarness[SqliteDisk]):
+    def _opened(self) -> SqliteDisk:
+        return SqliteDisk(
+            self.path,
+            call_soon_threadsafe=self._calls.put,
+            on_fatal=self.fatal.append,
+            write_ahead_bytes=self.write_ahead_bytes,
+        )
+
+
+HARNESSES: Final = {"lmdb": LmdbHarness, "sqlite": SqliteHarness}
 
 
 def make_batch(

@@ -1,4 +1,4 @@
-"""Power losses in the middle of real commits: whichever unsynced sectors of the two files survive, the store opens and
+"""Power losses in the middle of real commits: whichever unsynced sectors of the files survive, the store opens and
 holds every acknowledged batch and entry. It does not with the bugs planted here."""
 
 import shutil
@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 
 from chaos_tests.crash.recorder import record
-from chaos_tests.crash.trace import Acked, Sync, Trace, Write, dump, images, load, parse
+from chaos_tests.crash.stores import FILES
+from chaos_tests.crash.trace import Acked, Sync, Trace, Truncate, Write, dump, images, load, parse
 from chaos_tests.sim.long_runs import SUBMISSIONS, image_failures
 from smq.replication.storage import write_ahead
+from smq.replication.storage.database_sqlite import JOURNAL_FILE
+from smq.replication.storage.engine import Engine
 from smq.replication.storage.environment_lmdb import DATA_FILE
 from smq.replication.storage.write_ahead import PAGE_BYTES, WRITE_AHEAD_FILE
 
-RECORDED = Path(__file__).parent / "crash_trace.txt"  # python -m chaos_tests.crash.recorder FILE 60
+RECORDED = Path(__file__).parent / "crash_trace.txt"  # python -m chaos_tests.crash.recorder FILE lmdb 60
+OF_SQLITE = Path(__file__).parent / "crash_trace_of_sqlite.txt"  # python -m chaos_tests.crash.recorder FILE sqlite 60
 QUICK_IMAGES = 100
 FULL_IMAGES = 10_000
 
@@ -25,13 +29,21 @@ def failures(trace: Trace, folder: Path, count: int, *, enough: int = 1 << 30) -
     return list(islice(image_failures(trace, folder, count), enough))
 
 
-def test_every_image_of_a_recorded_trace_holds_every_acknowledged_record(tmp_path: Path) -> None:
-    assert failures(load(RECORDED), tmp_path, QUICK_IMAGES) == []
+@pytest.mark.parametrize("recorded", [RECORDED, OF_SQLITE])
+def test_every_image_of_a_recorded_trace_holds_every_acknowledged_record(tmp_path: Path, recorded: Path) -> None:
+    assert failures(load(recorded), tmp_path, QUICK_IMAGES) == []
 
 
-@pytest.mark.parametrize("file", [DATA_FILE, WRITE_AHEAD_FILE])
-def test_a_store_that_does_not_wait_for_its_disk_is_detected(tmp_path: Path, file: str) -> None:
-    assert failures(load(RECORDED).without_syncs(file), tmp_path, QUICK_IMAGES, enough=1) != []
+@pytest.mark.parametrize(
+    ("recorded", "file"),
+    [
+        (RECORDED, DATA_FILE),
+        (RECORDED, WRITE_AHEAD_FILE),
+        *((OF_SQLITE, file) for file in FILES[Engine.SQLITE]),
+    ],
+)
+def test_a_store_that_does_not_wait_for_its_disk_is_detected(tmp_path: Path, recorded: Path, file: str) -> None:
+    assert failures(load(recorded).without_syncs(file), tmp_path, QUICK_IMAGES, enough=1) != []
 
 
 def test_a_write_ahead_file_used_again_before_lmdb_is_durable_is_detected(tmp_path: Path) -> None:
@@ -80,9 +92,19 @@ def test_the_recorded_trace_is_rich_enough() -> None:
     assert len([e for e in write_ahead_writes if len(e.data) > PAGE_BYTES]) >= 10, "frames may be torn between pages"
 
 
+def test_the_recorded_trace_of_sqlite_is_rich_enough() -> None:
+    events = load(OF_SQLITE).events
+    assert sum(isinstance(e, Acked) for e in events) == 60
+    assert sum(isinstance(e, Sync) and e.file == Engine.SQLITE.data_file for e in events) >= 4, "checkpoints"
+    assert sum(isinstance(e, Sync) and e.file == JOURNAL_FILE for e in events) >= 10
+    journal = [e for e in events if isinstance(e, Write) and e.file == JOURNAL_FILE]
+    assert len([e for e in journal if e.offset == 0]) >= 3, "the journal began again"
+    assert max(e.log_start for e in events if isinstance(e, Acked)) > 0, "pages were freed and used again"
+
+
 def test_a_small_round_is_one_write_of_one_page_that_waits_for_the_disk() -> None:
     """The counts of one round: between two acknowledgements there is nothing but that write."""
-    rounds: list[list[Write | Sync]] = [[]]
+    rounds: list[list[Write | Truncate | Sync]] = [[]]
     for event in load(RECORDED).events:
         if isinstance(event, Acked):
             rounds.append([])
@@ -114,16 +136,20 @@ def test_a_trace_round_trips(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_ten_thousand_images_of_a_fresh_trace_hold_every_acknowledged_record(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", list(Engine))
+def test_ten_thousand_images_of_a_fresh_trace_hold_every_acknowledged_record(tmp_path: Path, engine: Engine) -> None:
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed: nothing can record the writes")
-    assert failures(record(SUBMISSIONS), tmp_path, FULL_IMAGES) == []
+    assert failures(record(SUBMISSIONS, engine=engine), tmp_path, FULL_IMAGES) == []
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("option", ["metasync=False", "sync=False"])
-def test_lmdb_without_its_syncs_loses_acknowledged_records(tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "option"),
+    [(Engine.LMDB, "metasync=False"), (Engine.LMDB, "sync=False"), (Engine.SQLITE, "synchronous=NORMAL")],
+)
+def test_a_store_without_its_syncs_loses_acknowledged_records(tmp_path: Path, engine: Engine, option: str) -> None:
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed: nothing can record the writes")
-    assert failures(record(60, (option,)), tmp_path, 1_500, enough=1) != []
+    assert failures(record(60, (option,), engine), tmp_path, 1_500, enough=1) != []

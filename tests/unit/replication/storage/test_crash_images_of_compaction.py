@@ -1,6 +1,6 @@
 """Power losses while segments are installed: the log opens, and holds the old segment or the new one, as its row says.
 
-The trace is of a real process: `python -m chaos_tests.crash.recorder FILE compacting`.
+The trace is of a real process: `python -m chaos_tests.crash.recorder FILE lmdb compacting`, and sqlite.
 """
 
 import shutil
@@ -14,10 +14,13 @@ from chaos_tests.crash.recorder import record_compaction
 from chaos_tests.crash.trace import Acked, Sync, Trace, load
 from chaos_tests.sim.long_runs import image_failures
 from smq.records import parse_header
+from smq.replication.storage.database_sqlite import JOURNAL_FILE
+from smq.replication.storage.engine import Engine
 from smq.replication.storage.environment_lmdb import DATA_FILE
 from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE
 
 RECORDED = Path(__file__).parent / "crash_trace_of_compaction.txt"
+OF_SQLITE = Path(__file__).parent / "crash_trace_of_compaction_sqlite.txt"
 QUICK_IMAGES = 100
 FULL_IMAGES = 2_000
 
@@ -26,13 +29,16 @@ def failures(trace: Trace, folder: Path, count: int, *, enough: int = 1 << 30) -
     return list(islice(image_failures(trace, folder, count, judge=verdict), enough))
 
 
-def test_every_image_holds_the_old_segments_or_the_new_ones(tmp_path: Path) -> None:
-    assert failures(load(RECORDED), tmp_path, QUICK_IMAGES) == []
+@pytest.mark.parametrize("recorded", [RECORDED, OF_SQLITE])
+def test_every_image_holds_the_old_segments_or_the_new_ones(tmp_path: Path, recorded: Path) -> None:
+    assert failures(load(recorded), tmp_path, QUICK_IMAGES) == []
 
 
-@pytest.mark.parametrize("file", [DATA_FILE, WRITE_AHEAD_FILE])
-def test_a_store_that_does_not_wait_for_its_disk_is_detected(tmp_path: Path, file: str) -> None:
-    assert failures(load(RECORDED).without_syncs(file), tmp_path, QUICK_IMAGES, enough=1) != []
+@pytest.mark.parametrize(
+    ("recorded", "file"), [(RECORDED, DATA_FILE), (RECORDED, WRITE_AHEAD_FILE), (OF_SQLITE, JOURNAL_FILE)]
+)
+def test_a_store_that_does_not_wait_for_its_disk_is_detected(tmp_path: Path, recorded: Path, file: str) -> None:
+    assert failures(load(recorded).without_syncs(file), tmp_path, QUICK_IMAGES, enough=1) != []
 
 
 def test_the_recorded_trace_is_rich_enough() -> None:
@@ -52,7 +58,10 @@ def test_the_recorded_trace_is_rich_enough() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_thousands_of_images_of_a_fresh_trace_hold_the_old_segments_or_the_new_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", list(Engine))
+def test_thousands_of_images_of_a_fresh_trace_hold_the_old_segments_or_the_new_ones(
+    tmp_path: Path, engine: Engine
+) -> None:
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed: nothing can record the writes")
-    assert failures(record_compaction(), tmp_path, FULL_IMAGES) == []
+    assert failures(record_compaction(engine), tmp_path, FULL_IMAGES) == []

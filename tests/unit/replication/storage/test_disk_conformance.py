@@ -1,4 +1,5 @@
-"""One suite over both disks: the real and the simulated one keep the promises of the Disk port alike."""
+"""One suite over all disks: the simulated one, and the real one with each of its stores, keep the promises of the Disk
+port alike."""
 
 import random
 import shutil
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
-from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness
+from tests.unit.replication.storage.support import HARNESSES, FakeHarness, Harness, StoreHarness
 
 T = Table.RAFT_LOG
 FIRST, BEYOND = b"\x00", b"\xff\xff"
@@ -247,24 +248,26 @@ class FakeAgainstDict(DiskAgainstDict):
         self.harness = FakeHarness()
 
 
-class LmdbAgainstDict(DiskAgainstDict):
+class StoreAgainstDict(DiskAgainstDict):
+    store: str
+
     def __init__(self) -> None:
         super().__init__()
         self.crashes = 0
         self.path = Path(tempfile.mkdtemp(prefix="smq-test-"))
-        self.harness = LmdbHarness(self.path / "node")
+        self.harness = HARNESSES[self.store](self.path / "node")
 
     @rule()
     def crash(self) -> None:
         """Goes on with the directory as kill -9 would leave it."""
         self.settle()
         harness = self.harness
-        assert isinstance(harness, LmdbHarness)
+        assert isinstance(harness, StoreHarness)
         self.crashes += 1
         copy = self.path / f"node-{self.crashes}"
         shutil.copytree(harness.path, copy)
         harness.close()
-        self.harness = LmdbHarness(copy)
+        self.harness = HARNESSES[self.store](copy)
 
     def teardown(self) -> None:
         super().teardown()
@@ -273,10 +276,23 @@ class LmdbAgainstDict(DiskAgainstDict):
 
 TestFakeAgainstDict = FakeAgainstDict.TestCase
 TestFakeAgainstDict.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
-TestLmdbAgainstDict = LmdbAgainstDict.TestCase
-TestLmdbAgainstDict.settings = settings(
+STORE_SETTINGS = settings(
     max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+class LmdbAgainstDict(StoreAgainstDict):
+    store = "lmdb"
+
+
+class SqliteAgainstDict(StoreAgainstDict):
+    store = "sqlite"
+
+
+TestLmdbAgainstDict = LmdbAgainstDict.TestCase
+TestLmdbAgainstDict.settings = STORE_SETTINGS
+TestSqliteAgainstDict = SqliteAgainstDict.TestCase
+TestSqliteAgainstDict.settings = STORE_SETTINGS
 
 
 # ---------------------------------------------------------------------------------------- reads off the loop

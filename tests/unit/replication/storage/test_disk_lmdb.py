@@ -14,10 +14,11 @@ import lmdb
 import pytest
 
 from smq.replication.ports import DataDamaged, Delete, Put, Table
-from smq.replication.storage import disk_lmdb
+from smq.replication.storage import disk, disk_lmdb
 from smq.replication.storage.directory import LOCK_FILE, DirectoryInUse, DiskOpenError, FormatUnsupported
 from smq.replication.storage.disk_lmdb import LmdbDisk
-from smq.replication.storage.environment_lmdb import DATA_FILE, FORMAT_KEY, FORMAT_VERSION, LMDB_MAJOR
+from smq.replication.storage.environment_lmdb import DATA_FILE, LMDB_MAJOR
+from smq.replication.storage.format_version import FORMAT_KEY, FORMAT_VERSION
 from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE
 from tests.unit.replication.storage.support import LmdbHarness
 
@@ -133,7 +134,7 @@ def test_a_map_that_cannot_grow_further_is_fatal(tmp_path: Path, monkeypatch: py
 
 
 def test_a_transaction_takes_no_more_than_its_cap_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_lmdb, "COMMIT_BYTES_MAX", 1000)
+    monkeypatch.setattr(disk, "COMMIT_BYTES_MAX", 1000)
     harness = LmdbHarness(tmp_path / "node")
     for i in range(20):
         harness.disk.submit([Put(T, b"%02d" % i, bytes(600))])

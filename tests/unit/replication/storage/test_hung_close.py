@@ -12,7 +12,7 @@ import pytest
 
 from smq.coordinator.user_errors import EXIT_FATAL
 from smq.replication.ports import Put, Table
-from smq.replication.storage import disk_lmdb
+from smq.replication.storage import disk
 from smq.replication.storage.disk_lmdb import LmdbDisk
 from smq.replication.storage.hang import DiskHung
 from smq.replication.storage.write_ahead import ROUND_BYTES_MAX, WriteAhead
@@ -24,7 +24,7 @@ WAIT_S = 0.2
 
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_lmdb, "CLOSE_S_MAX", WAIT_S)
+    monkeypatch.setattr(disk, "CLOSE_S_MAX", WAIT_S)
 
 
 # A round in the write-ahead file, and LMDB's last commit, which takes all rounds over
@@ -85,7 +85,7 @@ def test_a_disk_that_is_merely_slow_is_waited_for(tmp_path: Path, monkeypatch: p
 
     for owner, name in PLACES:
         monkeypatch.setattr(owner, name, slowed(getattr(owner, name)))
-    monkeypatch.setattr(disk_lmdb, "COMMIT_BYTES_MAX", 1)  # each submission is a round of its own
+    monkeypatch.setattr(disk, "COMMIT_BYTES_MAX", 1)  # each submission is a round of its own
     harness = LmdbHarness(tmp_path / "node")
     for number in range(6):
         harness.disk.submit([Put(Table.META, b"%d" % number, bytes(size))])
@@ -101,12 +101,13 @@ SCRIPT = """
 import sys, threading
 from smq.coordinator.server import die
 from smq.replication.ports import Put, Table
-from smq.replication.storage import disk_lmdb
-disk_lmdb.CLOSE_S_MAX = 0.2
-disk = disk_lmdb.LmdbDisk(sys.argv[1], call_soon_threadsafe=lambda fn: None, on_fatal=die)
-disk_lmdb.LmdbDisk._write = lambda disk, group, active: threading.Event().wait()
-disk.submit([Put(Table.META, b"k", b"v")])
-disk.close()
+from smq.replication.storage import disk
+from smq.replication.storage.disk_lmdb import LmdbDisk
+disk.CLOSE_S_MAX = 0.2
+opened = LmdbDisk(sys.argv[1], call_soon_threadsafe=lambda fn: None, on_fatal=die)
+LmdbDisk._write = lambda disk, group, active: threading.Event().wait()
+opened.submit([Put(Table.META, b"k", b"v")])
+opened.close()
 print("closed")
 """
 

@@ -28,7 +28,7 @@ def harness(tmp_path: Path) -> Iterator[LmdbHarness]:
 def filled(harness: LmdbHarness) -> PendingRows:
     """Every table has the same rows."""
     for rows in (OLD, NEW):
-        harness.settle_in_lmdb()
+        harness.settle_in_store()
         harness.disk.submit([Put(table, key, value) for table in Table for key, value in rows])
         harness.settle()
     assert harness.disk._pending.count == len(Table) * len(NEW)

@@ -25,7 +25,7 @@ def written(path: Path) -> LmdbHarness:
     harness = LmdbHarness(path)
     for key, value in VALUES.items():
         harness.disk.submit([Put(Table.BATCHES, key, value)])
-        harness.settle_in_lmdb()
+        harness.settle_in_store()
     return harness
 
 
@@ -78,7 +78,7 @@ def test_a_value_on_unreadable_pages_is_read_as_empty_and_can_be_replaced(
     assert read_later(harness, b"3") == [(b"3", b"new" * 9_000)]
     for i in range(50):  # the pages are used again
         harness.disk.submit([Put(Table.BATCHES, b"%d" % (i % 8), bytes([i]) * 20_000)])
-        harness.settle_in_lmdb()
+        harness.settle_in_store()
     assert [value[0] for _, value in harness.disk.scan(Table.BATCHES, b"", b"z")] == [48, 49, *range(42, 48)]
     harness.close()
     walk(str(harness.path))
@@ -92,7 +92,7 @@ def test_an_error_of_the_medium_that_passes_costs_nothing(tmp_path: Path, monkey
     medium.bad.clear()
     assert read_later(harness, b"3") == [(b"3", VALUES[b"3"])]
     harness.disk.submit([Put(Table.BATCHES, b"4", b"other")])
-    harness.settle_in_lmdb()
+    harness.settle_in_store()
     assert read_later(harness, b"3") == [(b"3", VALUES[b"3"])]
     harness.close()
 
@@ -103,7 +103,7 @@ def test_a_start_overwrites_unreadable_pages_before_it_brings_a_row_to_lmdb(
     """The process that met them was killed while the new row was in the write-ahead file alone."""
     harness = LmdbHarness(tmp_path / "node")
     harness.disk.submit([Put(Table.RAFT_META, b"k", VALUES[b"3"])])
-    harness.settle_in_lmdb()
+    harness.settle_in_store()
     harness.disk.submit([Put(Table.RAFT_META, b"k", b"new")])
     harness.settle()
     shutil.copytree(harness.path, tmp_path / "killed")
@@ -121,7 +121,7 @@ def test_a_row_written_since_its_pages_were_unreadable_keeps_its_new_pages(
     """The note of it may come late, from a read of an older transaction."""
     harness = written(tmp_path / "node")
     harness.disk.submit([Put(Table.BATCHES, b"3", b"new" * 9_000)])
-    harness.settle_in_lmdb()
+    harness.settle_in_store()
     harness.disk._pages.unreadable[Table.BATCHES.value.encode(), b"3"] = None
     wrote: list[int] = []
     monkeypatch.setattr(os, "pwrite", lambda *_: wrote.append(1))
@@ -187,7 +187,7 @@ from smq.replication.storage.scrub import found_again
 harness = LmdbHarness(Path(sys.argv[1]))
 for key, value in VALUES.items():
     harness.disk.submit([Put(Table.RAFT_META, key, value)])
-    harness.settle_in_lmdb()
+    harness.settle_in_store()
 last = max(VALUES, key=lambda key: page_of(harness, VALUES[key]))
 os.truncate(harness.path / DATA_FILE, (page_of(harness, VALUES[last]) + 1) * PAGE)
 found = []

@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 
 from smq.replication.ports import Delete, Op, Put, Table
-from smq.replication.storage import disk_lmdb, pages_lmdb, pending_rows, write_ahead
+from smq.replication.storage import disk, pages_lmdb, pending_rows, write_ahead
 from smq.replication.storage.directory import DiskOpenError
 from smq.replication.storage.disk_lmdb import LmdbDisk
-from smq.replication.storage.environment_lmdb import DATA_FILE, WRITE_AHEAD_KEY
+from smq.replication.storage.environment_lmdb import DATA_FILE
 from smq.replication.storage.write_ahead import (
     PAGE_BYTES,
     ROUND_BYTES_MAX,
     SECTOR_BYTES,
     WRITE_AHEAD_BYTES,
     WRITE_AHEAD_FILE,
+    WRITE_AHEAD_KEY,
     Active,
     WriteAhead,
     WriteAheadDamaged,
@@ -206,7 +207,7 @@ def test_a_close_while_the_file_holds_rounds_of_the_generation_before_starts_aga
     harness = LmdbHarness(tmp_path / "node")
     harness.disk.submit([Put(T, b"key", b"v")])
     harness.settle()
-    harness.settle_in_lmdb()
+    harness.settle_in_store()
     for _ in range(3):
         assert harness.reopen().get(T, b"key") == b"v"
     harness.close()
@@ -236,7 +237,7 @@ def test_a_crash_during_the_replay_repeats_it(tmp_path: Path, monkeypatch: pytes
         raise KeyboardInterrupt
 
     # The second time LMDB has the rounds, and the file is about to begin again
-    for place, name in ((LmdbDisk, "_write"), (disk_lmdb, "WriteAhead")):
+    for place, name in ((LmdbDisk, "_write"), (disk, "WriteAhead")):
         with monkeypatch.context() as patched:
             patched.setattr(place, name, killed)
             with pytest.raises(KeyboardInterrupt):
@@ -287,7 +288,7 @@ def test_too_many_pending_rows_go_to_lmdb(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_idle_disk_brings_everything_to_lmdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_lmdb, "PENDING_S_MAX", 0.01)
+    monkeypatch.setattr(disk, "PENDING_S_MAX", 0.01)
     harness = LmdbHarness(tmp_path / "node")
     harness.disk.submit([Put(T, b"a-small-round", b"v")])
     harness.settle()
@@ -391,7 +392,7 @@ def test_pending_rows_count_as_written_space(tmp_path: Path, monkeypatch: pytest
     harness.disk.submit([Put(T, b"a", bytes(20_000)), Put(T, b"b", bytes(1_000))])
     harness.settle()
     assert before - harness.disk.space().free_bytes == 21_000
-    harness.settle_in_lmdb()
+    harness.settle_in_store()
     assert harness.disk.space().free_bytes == before
     assert harness.disk.size_bytes() >= WRITE_AHEAD_BYTES
     harness.close()
@@ -453,7 +454,7 @@ def test_reads_merge_pending_rows_with_lmdbs_in_either_direction(tmp_path: Path,
     stored = rng.sample(keys, 40)
     for table in (Table.BATCHES, Table.TIMES):
         disk.submit([Put(table, key, expected[key] if rng.random() < 0.7 else b"older") for key in stored])
-    harness.settle_in_lmdb()
+    harness.settle_in_store()
     for table in (Table.BATCHES, Table.TIMES):
         late = [key for key in keys if key not in stored or disk.get(table, key) != expected[key]]
         for at in range(0, len(late), 10):
@@ -489,7 +490,7 @@ def test_a_read_of_limited_size_leaves_no_gap_before_pending_rows(
     harness = LmdbHarness(tmp_path / "node")
     rows = [(b"%02d" % i, bytes([i]) * (3_000 if i < 10 else 10)) for i in range(15)]
     harness.disk.submit([Put(Table.BATCHES, key, value) for key, value in rows[:10]])
-    harness.settle_in_lmdb()
+    harness.settle_in_store()
     harness.disk.submit([Put(Table.BATCHES, key, value) for key, value in rows[10:]])
     harness.settle()
     assert harness.disk._pending.count == 5

@@ -1,0 +1,177 @@
+"""The stores behind the Disk port, beside one another: LMDB, SQLite, and a dict in memory as the floor.
+
+Owns these figures: rounds that wait for the disk, a stream of batches, reads of them, the deletion of the older half,
+the file's size, and a start. The stores alternate, so that what else the machine does hits all of them. Needs no
+cluster.
+"""
+
+import queue
+import random
+import shutil
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from benchmarks.report import Report, percentile
+from benchmarks.rounds import fail, round_ops, written_bytes
+from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
+from smq.replication.storage.engine import Engine
+from smq.replication.storage.opening import open_disk
+from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.disk import FakeDisk
+
+ROUNDS: Final = {"100 B": 250, "16 KB": 16_300, "1 MB": 1_000_000}  # of the stored batch
+TURN: Final = 10  # rounds of one store before the next has its turn
+STREAMS: Final = {"250 B": 250, "16 KB": 16_300, "1 MB": 1_000_000}
+QUEUED_BYTES: Final = 4 << 20  # submitted before the writer has to be waited for
+FETCH_BYTES: Final = 1 << 20
+PID: Final = b"p" * 20
+
+
+class _Store(ABC):
+    disk: Disk
+
+    def __init__(self) -> None:
+        self.taken: list[float] = []
+        self.written = 0
+        self.count = 0
+
+    @abstractmethod
+    def run_next(self) -> None:
+        """Runs the loop until something has happened."""
+
+    def settle(self) -> None:
+        while self.disk.durable_seq < self.disk.submitted_seq:
+            self.run_next()
+
+    def turn(self, size: int) -> None:
+        before = written_bytes()
+        for _ in range(TURN):
+            self.count += 1
+            began = time.perf_counter()
+            self.disk.submit(round_ops(self.count, size))
+            self.settle()
+            self.taken.append((time.perf_counter() - began) * 1000)
+        self.written += written_bytes() - before
+
+    def fill(self, values: list[bytes]) -> None:
+        for number, value in enumerate(values):
+            key = PID + number.to_bytes(8, "big")
+            ops: list[Op] = [Put(Table.BATCHES, key, value), Put(Table.TIMES, PID + b"\x00" + key[20:] * 2, bytes(42))]
+            self.disk.submit(ops)
+            while self.disk.queued_bytes > QUEUED_BYTES:
+                self.run_next()
+        self.settle()
+
+    def read_all(self, stop: bytes) -> int:
+        at, size = PID, 0
+        while True:
+            found: list[list[tuple[bytes, bytes]] | DataDamaged] = []
+            self.disk.read_from(Table.BATCHES, at, at, stop, bytes_max=FETCH_BYTES, done=found.append)
+            while not found:
+                self.run_next()
+            rows = found[0]
+            assert not isinstance(rows, DataDamaged)
+            if not rows:
+                return size
+            size += sum(len(value) for _, value in rows)
+            at = rows[-1][0] + b"\x00"
+
+
+class _Real(_Store):
+    def __init__(self, path: Path, engine: Engine) -> None:
+        super().__init__()
+        self.path = path
+        self.engine = engine
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.disk = open_disk(path, engine, call_soon_threadsafe=self._calls.put, on_fatal=fail)
+
+    def run_next(self) -> None:
+        self._calls.get()()
+
+
+class _Memory(_Store):
+    """The simulation's disk, whose time is virtual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scheduler = Scheduler()
+        clock = SimClock(Process(self._scheduler, "memory", fail), Machine())
+        self.disk = FakeDisk(clock, random.Random(1), on_fatal=fail)
+
+    def run_next(self) -> None:
+        self._scheduler.run_for_ms(1)
+
+
+def _stores(folder: Path) -> dict[str, _Store]:
+    made: dict[str, _Store] = {engine.value: _Real(folder / engine, engine) for engine in Engine}
+    return {**made, "memory": _Memory()}
+
+
+def measure(report: Report, *, rounds: int, stream_mib: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, size in ROUNDS.items():
+            _measure_rounds(report, Path(folder), name, size, rounds if size < 1 << 19 else rounds // 5)
+        for name, size in STREAMS.items():
+            _measure_stream(report, Path(folder), name, size, (stream_mib << 20) // max(size, 2_000))
+
+
+def _measure_rounds(report: Report, folder: Path, name: str, size: int, rounds: int) -> None:
+    stores = _stores(folder / f"rounds-{size}")
+    for _ in range(rounds // TURN):
+        for store in stores.values():
+            store.turn(size)
+    for label, store in stores.items():
+        p50, p99 = percentile(store.taken, 50), percentile(store.taken, 99)
+        kb = store.written / len(store.taken) / 1024
+        text = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms, {kb:.1f} KB written"
+        report.add(f"round of {name}, {label}", text, p50_ms=p50, p99_ms=p99, kb=kb)
+        store.disk.close()
+
+
+def _measure_stream(report: Report, folder: Path, name: str, size: int, count: int) -> None:
+    rng = random.Random(1)
+    values = [rng.randbytes(size) for _ in range(min(count, 64))]
+    values = [values[n % len(values)] for n in range(count)]
+    total = size * count
+    half = PID + (count // 2).to_bytes(8, "big")
+    for label, store in _stores(folder / f"stream-{size}").items():
+        before = written_bytes()
+        write_s = _timed(partial(store.fill, values))
+        written = (written_bytes() - before) / total
+        read_s = _timed(partial(store.read_all, PID + b"\xff" * 8))
+        size_ratio = store.disk.size_bytes() / total
+        store.disk.submit([Delete(Table.BATCHES, PID, half)])
+        delete_s = _timed(store.settle)
+        figures = {"write_mb_s": total / write_s / 1e6, "read_mb_s": total / read_s / 1e6, "delete_ms": delete_s * 1000}
+        text = (
+            f"write {figures['write_mb_s']:.0f} MB/s ({written:.1f} bytes per byte), read {figures['read_mb_s']:.0f} "
+            f"MB/s, delete half {figures['delete_ms']:.0f} ms, file {size_ratio:.2f} of the data"
+        )
+        report.add(f"{total >> 20} MiB of {name}, {label}", text, written=written, file=size_ratio, **figures)
+        _measure_start(report, store, name, label)
+        store.disk.close()
+
+
+def _measure_start(report: Report, store: _Store, name: str, label: str) -> None:
+    """After a kill."""
+    if not isinstance(store, _Real):
+        return
+    copy = store.path.with_name(store.path.name + "-killed")
+    shutil.copytree(store.path, copy)
+    began = time.perf_counter()
+    again = _Real(copy, store.engine)
+    ms = (time.perf_counter() - began) * 1000
+    report.add(f"start after a kill, batches of {name}, {label}", f"{ms:.0f} ms", ms=ms)
+    again.disk.close()
+    shutil.rmtree(copy)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

@@ -1,0 +1,119 @@
+"""Copies a stopped node's data directory, from one store to another.
+
+Owns the order that makes a copy whole or absent: it is written beside its place, read again and compared with what was
+read of the original, and only then renamed. The rows are the same in every store, except the two that describe the
+directory itself. It must never change what a row holds: a damaged value stays damaged, and its node repairs it.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from smq.replication.ports import Examined, Put, Table
+from smq.replication.storage.directory import DiskOpenError, lock_directory, make_directory, sync_directory
+from smq.replication.storage.disk import KEY_BYTES_MAX
+from smq.replication.storage.engine import Engine
+from smq.replication.storage.format_version import FORMAT_KEY
+from smq.replication.storage.offline import OfflineDisk, OfflineFailed
+from smq.replication.storage.write_ahead import WRITE_AHEAD_KEY
+
+SLICE_BYTES: Final = 4 << 20  # of values, in memory at a time and in one transaction
+UNFINISHED: Final = ".copying"  # after the name, until the copy is whole
+_OF_THE_DIRECTORY: Final = {FORMAT_KEY, WRITE_AHEAD_KEY}  # rows of table meta
+_LAST: Final = b"\xff" * (KEY_BYTES_MAX + 1)
+Row = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    rows: int
+    size: int  # of keys and values, bytes
+    digest: str  # SHA-256 of all rows
+
+
+class Summary:
+    """Of all rows, in the order of tables and keys."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._rows = self._size = 0
+
+    def add(self, table: Table, rows: list[Row]) -> None:
+        for key, value in rows:
+            head = f"{table.value} {len(key)} {len(value)} ".encode()
+            self._hash.update(b"".join((head, key, value)))
+            self._size += len(key) + len(value)
+        self._rows += len(rows)
+
+    def copied(self) -> Copied:
+        return Copied(self._rows, self._size, self._hash.hexdigest())
+
+
+def copy_directory(source: Path, to: Path, found: Engine, wanted: Engine, told: Callable[[str], None]) -> Copied:
+    """`told` gets what happens, as an operator reads it. Raises DiskOpenError, for either directory, or OfflineFailed.
+    A copy that was interrupted begins again."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise DiskOpenError(f"{to} exists and is not empty: name a new directory for the copy")
+    unfinished = to.with_name(to.name + UNFINISHED)
+    with OfflineDisk(source, found) as original:
+        _remove_unfinished(unfinished)
+        read = Summary()
+        with OfflineDisk(unfinished, wanted) as copy:
+            for table in Table:
+                told(f"copying table {table.value}")
+                for rows in _slices(original, table):
+                    read.add(table, rows)
+                    copy.disk.submit([Put(table, key, value) for key, value in rows])
+                    copy.settle()
+        told("reading the copy")
+        if summary_of(unfinished, wanted) != read.copied():
+            raise OfflineFailed(
+                f"{unfinished} does not hold what was written to it: its disk changes data. Copy to another disk"
+            )
+        unfinished.rename(to)
+        sync_directory(to.parent)
+    return read.copied()
+
+
+def summary_of(directory: Path, engine: Engine) -> Copied:
+    """Raises DiskOpenError or OfflineFailed."""
+    summary = Summary()
+    with OfflineDisk(directory, engine) as opened:
+        for table in Table:
+            for rows in _slices(opened, table):
+                summary.add(table, rows)
+    return summary.copied()
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Raises DirectoryInUse if another process is writing it."""
+    if not path.exists():
+        return
+    make_directory(path)
+    lock = lock_directory(path)
+    try:
+        shutil.rmtree(path)
+    finally:
+        os.close(lock)
+
+
+def _slices(opened: OfflineDisk, table: Table) -> Iterator[list[Row]]:
+    """Read as the scrubber reads: a value that the medium cannot give is empty, and ends nothing."""
+    start: bytes | None = b""
+    while start is not None:
+        rows: list[Row] = []
+        ends: list[Examined] = []
+
+        def take(key: bytes, value: bytes, rows: list[Row] = rows) -> bool:
+            if table is not Table.META or key not in _OF_THE_DIRECTORY:
+                rows.append((key, value))
+            return True
+
+        opened.disk.examine(table, start, _LAST, SLICE_BYTES, take, ends.append)
+        opened.run_until(lambda ends=ends: bool(ends))  # type: ignore[misc]  # default binds ends
+        yield rows
+        start = ends[0].next_key

@@ -1,0 +1,167 @@
+"""The store SQLite: one database of the standard library's sqlite3, one connection that writes, others that read.
+
+Owns the connections, the number of each transaction, and when SQLite's own journal is brought to the data file. It
+must never know what the keys and values mean. `opening` builds it; all other code sees the `Disk` port.
+
+SQLite frees the pages of a value by following their chain, and has no checksums in its data file. So unlike with LMDB,
+damage to the chain of a value that is deleted ends the process, if SQLite sees it, or frees pages of other rows: these
+then fail their CRC.
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import groupby
+from queue import SimpleQueue
+from typing import Final
+
+from smq.replication.ports import DataDamaged, Op, Put, Rows, T, Table
+from smq.replication.storage.database_sqlite import (
+    DATA_FILE,
+    JOURNAL_FILE,
+    PAGE_BYTES,
+    SHARED_FILE,
+    open_database,
+    open_reader,
+)
+from smq.replication.storage.disk import READERS, StoreDisk
+from smq.replication.storage.engine import Engine
+from smq.replication.storage.moment_sqlite import Moment
+from smq.replication.storage.rows import Row
+from smq.replication.storage.write_ahead import WRITE_AHEAD_BYTES, WRITE_AHEAD_KEY, Active
+
+CHECKPOINT_BYTES: Final = 16 << 20  # of new pages in SQLite's journal, before the data file gets them
+JOURNAL_BYTES_MAX: Final = 128 << 20  # beyond, the writer waits until the reads under way have ended
+_NUMBER_MAX: Final = (1 << 31) - 1  # of a user_version
+
+_PUT: Final = {table: f"REPLACE INTO {table.value} VALUES (?, ?)" for table in Table}
+_DELETE: Final = {table: f"DELETE FROM {table.value} WHERE key >= ? AND key < ?" for table in Table}
+
+
+class SqliteDisk(StoreDisk):
+    """See StoreDisk."""
+
+    engine = Engine.SQLITE
+    errors = (sqlite3.Error,)
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        call_soon_threadsafe: Callable[[Callable[[], None]], object],
+        on_fatal: Callable[[BaseException], None],
+        checkpoint_bytes: int = CHECKPOINT_BYTES,
+        write_ahead_bytes: int = WRITE_AHEAD_BYTES,
+    ) -> None:
+        self._checkpoint_bytes = checkpoint_bytes
+        super().__init__(
+            path, call_soon_threadsafe=call_soon_threadsafe, on_fatal=on_fatal, write_ahead_bytes=write_ahead_bytes
+        )
+
+    def _open_store(self, undo: ExitStack, write_ahead_bytes: int) -> int:
+        self._connection = open_database(self._path, write_ahead_bytes=write_ahead_bytes)
+        undo.callback(self._connection.close)
+        self._of_loop = open_reader(self._path)
+        undo.callback(self._of_loop.close)
+        self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()  # of the threads that read
+        self._of_threads = [open_reader(self._path) for _ in range(READERS + 1)]  # one for the examiner
+        for connection in self._of_threads:
+            undo.callback(connection.close)
+            self._idle.put(connection)
+        self._unchecked_bytes = 0  # of new pages in the journal, at most
+        (self._number,) = self._connection.execute("PRAGMA user_version").fetchone()
+        number: int = self._number
+        return number
+
+    def _close_store(self) -> None:
+        """The last connection to be closed brings the journal to the data file, and removes it."""
+        for connection in (*self._of_threads, self._of_loop, self._connection):
+            connection.close()
+
+    def _prepare_recovery(self) -> None:
+        """SQLite reports what it cannot read, also where it frees the pages of a value."""
+
+    # ------------------------------------------------------------------------------------------ writes
+    def _write(self, ops: Sequence[Op], active: Active) -> int:
+        run = self._connection
+        run.execute("BEGIN IMMEDIATE")
+        size = 0
+        for (kind, table), group in groupby(ops, key=_kind):
+            if kind is Put:
+                rows = [(op.key, op.value) for op in group if isinstance(op, Put)]
+                size += sum(len(value) for _, value in rows)
+                run.executemany(_PUT[table], rows)
+            else:
+                run.executemany(_DELETE[table], [(op.start, op.stop) for op in group if not isinstance(op, Put)])
+        run.execute(_PUT[Table.META], (WRITE_AHEAD_KEY, active.encode()))
+        number = self._number + 1 if self._number < _NUMBER_MAX else 0
+        run.execute(f"PRAGMA user_version = {number}")
+        run.execute("COMMIT")
+        self._number = number
+        self._unchecked_bytes += size + len(ops) * PAGE_BYTES
+        return number
+
+    def _tidy(self) -> None:
+        """Brings the journal to the data file once it is long: it then begins again, unless reads still use it."""
+        if self._unchecked_bytes < self._checkpoint_bytes:
+            return
+        _, pages, moved = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if moved < pages and pages * PAGE_BYTES > JOURNAL_BYTES_MAX:
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        self._unchecked_bytes = 0
+
+    # ------------------------------------------------------------------------------------------- reads
+    @contextmanager
+    def _walk(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        reverse: bool = False,
+        limit: int = 1 << 30,
+        is_loop: bool = True,
+        lowest: bytes | None = None,
+        bytes_wanted: int = 1 << 62,
+    ) -> Iterator[Iterator[Row]]:
+        with (
+            self._moment(is_loop=is_loop, is_of_all_tables=False) as moment,
+            moment.walk(table, start, stop, reverse=reverse, limit=limit, lowest=lowest) as rows,
+        ):
+            yield rows
+
+    def _find(self, find: Callable[[Rows], T]) -> T:
+        with self._moment(is_loop=False, is_of_all_tables=True) as moment:
+            return find(moment)
+
+    @contextmanager
+    def _moment(self, *, is_loop: bool, is_of_all_tables: bool) -> Iterator[Moment]:
+        connection = self._of_loop if is_loop else self._idle.get()
+        moment = Moment(connection, self._pending, is_of_all_tables=is_of_all_tables)
+        try:
+            yield moment
+        except DataDamaged as e:
+            raise DataDamaged(f"{self._path / DATA_FILE}: {e}") from e
+        except sqlite3.Error as e:
+            raise DataDamaged(f"{self._path / DATA_FILE} cannot be read: {e}") from e
+        finally:
+            moment.end()
+            if not is_loop:
+                self._idle.put(connection)
+
+    # ------------------------------------------------------------------------------------------- space
+    def _reusable_bytes(self) -> int:
+        try:
+            (pages,) = self._of_loop.execute("PRAGMA freelist_count").fetchone()
+        except sqlite3.Error as e:
+            raise DataDamaged(f"{self._path / DATA_FILE} cannot be read: {e}") from e
+        size: int = pages * PAGE_BYTES
+        return size
+
+    def _store_files(self) -> tuple[str, ...]:
+        return tuple(name for name in (DATA_FILE, JOURNAL_FILE, SHARED_FILE) if (self._path / name).exists())
+
+
+def _kind(op: Op) -> tuple[type[Op], Table]:
+    return type(op), op.table

@@ -1,0 +1,295 @@
+"""Features of the SQLite store alone: its settings, its own journal, damage in its files."""
+
+import os
+import random
+import re
+import shutil
+import sqlite3
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smq.replication.ports import DataDamaged, Delete, Put, Table
+from smq.replication.storage import database_sqlite, disk_sqlite
+from smq.replication.storage.database_sqlite import DATA_FILE, JOURNAL_FILE, PAGE_BYTES, SHARED_FILE
+from smq.replication.storage.directory import LOCK_FILE, DirectoryInUse, DiskOpenError, FormatUnsupported
+from smq.replication.storage.disk_sqlite import SqliteDisk
+from smq.replication.storage.format_version import FORMAT_KEY
+from smq.replication.storage.journal_sqlite import JournalDamaged
+from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE
+from tests.unit.replication.storage.support import SqliteHarness
+
+T = Table.RAFT_LOG
+LARGE = 60_000  # a round with such a value goes to the store directly
+FRAME_BYTES = 24 + PAGE_BYTES
+
+
+def open_disk(path: Path) -> SqliteDisk:
+    return SqliteDisk(path, call_soon_threadsafe=lambda fn: None, on_fatal=lambda e: None)
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[SqliteHarness]:
+    made = SqliteHarness(tmp_path / "node")
+    yield made
+    made.close()
+
+
+def rounds(harness: SqliteHarness, *keys: bytes, size: int = LARGE) -> None:
+    for key in keys:
+        harness.disk.submit([Put(T, key, key * (size // len(key)))])
+        harness.settle()
+
+
+def killed(harness: SqliteHarness, name: str = "killed") -> Path:
+    """The directory as kill -9 would leave it."""
+    copy = harness.path.with_name(name)
+    shutil.copytree(harness.path, copy)
+    return copy
+
+
+def flip(file: Path, at: int) -> None:
+    with file.open("r+b") as f:
+        f.seek(at)
+        old = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([old ^ 1]))
+
+
+def test_only_the_owner_can_access_the_directory_and_its_files(tmp_path: Path) -> None:
+    old_umask = os.umask(0)
+    try:
+        disk = open_disk(tmp_path / "node")
+    finally:
+        os.umask(old_umask)
+    found = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "node").iterdir()}
+    disk.close()
+    assert found == dict.fromkeys([DATA_FILE, JOURNAL_FILE, SHARED_FILE, LOCK_FILE, WRITE_AHEAD_FILE], 0o600)
+    assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
+
+
+def test_a_second_disk_on_the_directory_is_refused(harness: SqliteHarness) -> None:
+    with pytest.raises(DirectoryInUse, match=f"in use by process {os.getpid()}"):
+        open_disk(harness.path)
+
+
+def test_every_commit_waits_for_the_disk(harness: SqliteHarness) -> None:
+    """test_crash_images.py covers power losses of a recorded trace only; a fresh trace needs strace."""
+    run = harness.disk._connection.execute
+    found = {name: run(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode", "mmap_size")}
+    assert found == {"synchronous": 2, "journal_mode": "wal", "mmap_size": 0}
+
+
+@pytest.mark.parametrize("key", [b"", b"k" * 512])
+def test_a_key_that_another_store_could_not_have_is_fatal(harness: SqliteHarness, key: bytes) -> None:
+    harness.disk.submit([Put(T, key, bytes(LARGE))])
+    harness.settle()
+    assert [type(e) for e in harness.fatal] == [sqlite3.IntegrityError]
+
+
+def test_a_database_that_is_not_smqs_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / DATA_FILE) as theirs:
+        theirs.execute("CREATE TABLE theirs (x)")
+    theirs.close()
+    before = (tmp_path / DATA_FILE).read_bytes()
+    with pytest.raises(FormatUnsupported, match="not smq's"):
+        open_disk(tmp_path)
+    assert (tmp_path / DATA_FILE).read_bytes() == before
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / DATA_FILE).write_bytes(b"something else entirely" * 1000)
+    for _ in range(2):  # and the lock was given back
+        with pytest.raises(FormatUnsupported, match=DATA_FILE):
+            open_disk(tmp_path)
+
+
+def test_another_format_version_is_refused(harness: SqliteHarness) -> None:
+    harness.disk.submit([Put(Table.META, FORMAT_KEY, (99).to_bytes(4, "big"))])
+    harness.settle()
+    harness.close()
+    with pytest.raises(FormatUnsupported, match=r"on-disk format 99, .*the version that wrote it.*empty one"):
+        open_disk(harness.path)
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
+def test_a_cut_data_file_is_refused_by_name(harness: SqliteHarness, kept: float) -> None:
+    rounds(harness, *(b"%03d" % n for n in range(20)))
+    harness.close()
+    file = harness.path / DATA_FILE
+    os.truncate(file, int(file.stat().st_size * kept) // PAGE_BYTES * PAGE_BYTES)
+    with pytest.raises(DiskOpenError, match=re.escape(str(file))):
+        open_disk(harness.path)
+
+
+# -------------------------------------------------------------------------------------------- its own journal
+def test_a_rotten_commit_of_the_journal_is_not_passed_over(harness: SqliteHarness) -> None:
+    """SQLite would take the first wrong frame for the end."""
+    rounds(harness, b"a", b"b", b"c")
+    copy = killed(harness)
+    frames = (copy / JOURNAL_FILE).stat().st_size // FRAME_BYTES
+    flip(copy / JOURNAL_FILE, 32 + FRAME_BYTES * (frames // 3) + 24 + 5_000)
+    for _ in range(2):  # what was refused is left as it was
+        with pytest.raises(JournalDamaged, match=r"data\.sqlite3-wal is damaged.*empty one"):
+            open_disk(copy)
+
+
+@pytest.mark.parametrize("at", [3, 9, 17, 25])
+def test_a_rotten_header_of_the_journal_is_not_taken_for_an_empty_one(harness: SqliteHarness, at: int) -> None:
+    rounds(harness, b"a")
+    copy = killed(harness)
+    flip(copy / JOURNAL_FILE, at)
+    with pytest.raises(JournalDamaged, match="header"):
+        open_disk(copy)
+
+
+def test_wherever_a_byte_of_the_journal_has_changed_no_commit_but_the_last_is_lost(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(2)
+    rounds(harness, *(b"%d" % n for n in range(6)))
+    intact = killed(harness)
+    size = (intact / JOURNAL_FILE).stat().st_size
+    outcomes = set()
+    for number in range(40):
+        copy = harness.path.with_name(f"flipped-{number}")
+        shutil.copytree(intact, copy)
+        flip(copy / JOURNAL_FILE, rng.randrange(32, size))
+        try:
+            disk = open_disk(copy)
+        except JournalDamaged:
+            outcomes.add("refused")
+            continue
+        found = disk.scan_keys(T, b"0", b"9")
+        disk.close()
+        assert found in ([b"%d" % n for n in range(5)], [b"%d" % n for n in range(6)])
+        outcomes.add(f"{len(found)} commits")
+    assert {"refused", "5 commits"} <= outcomes
+    monkeypatch.setattr(database_sqlite, "refuse_damaged_journal", lambda _path: None)
+    flip(intact / JOURNAL_FILE, 32 + 24 + 100)
+    disk = open_disk(intact)
+    assert len(disk.scan_keys(T, b"0", b"9")) < 5, "without the check commits are lost silently"
+    disk.close()
+
+
+def test_the_journal_is_bounded_while_reads_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_sqlite, "JOURNAL_BYTES_MAX", 2 << 20)
+    harness = SqliteHarness(tmp_path / "node")
+    harness.disk._checkpoint_bytes = 1 << 20
+    answers: list[object] = []
+    asked = 0
+    for number in range(100):
+        harness.disk.submit([Put(Table.BATCHES, b"%03d" % (number % 20), bytes(LARGE * 2))])
+        for _ in range(4):
+            asked += (
+                harness.disk.read_from(Table.BATCHES, b"", b"", b"9", bytes_max=1 << 30, done=answers.append)
+                is not None
+            )
+        harness.settle()
+    harness.wait(lambda: len(answers) == asked)
+    assert harness.fatal == []
+    assert (harness.path / JOURNAL_FILE).stat().st_size < 6 << 20, "12 MB were written"
+    harness.close()
+
+
+def test_freed_pages_are_used_again(harness: SqliteHarness) -> None:
+    """First in, first out, as retention deletes."""
+    for number in range(120):
+        key = b"%03d" % number
+        harness.disk.submit(
+            [Put(Table.BATCHES, key, bytes(LARGE * 4)), Delete(Table.BATCHES, b"", b"%03d" % max(number - 10, 0))]
+        )
+        harness.settle()
+    file = harness.path / DATA_FILE
+    assert file.stat().st_size < 30 * LARGE * 4
+    harness.disk.submit([Delete(Table.BATCHES, b"", b"9")])
+    harness.settle()
+    assert harness.disk.space().reusable_bytes > 5 * LARGE * 4
+
+
+# --------------------------------------------------------------------------------------------- damaged pages
+def settled_file(harness: SqliteHarness) -> Path:
+    """Everything is in the data file, and no process has it open."""
+    harness.settle_in_store()
+    harness.close()
+    return harness.path / DATA_FILE
+
+
+def test_flipped_bytes_of_a_value_change_that_value_alone(harness: SqliteHarness) -> None:
+    """The value's CRC, above the port, finds it."""
+    rows = [(b"%d" % n, bytes([n + 65]) * LARGE) for n in range(5)]
+    harness.disk.submit([Put(Table.BATCHES, key, value) for key, value in rows])
+    harness.settle()
+    file = settled_file(harness)
+    flip(file, file.read_bytes().index(b"C" * 4_000) + 2_000)
+    disk = open_disk(harness.path)
+    found = disk.scan(Table.BATCHES, b"0", b"9")
+    disk.close()
+    assert [key for (key, value), row in zip(found, rows, strict=True) if (key, value) != row] == [b"2"]
+
+
+def test_a_value_whose_chain_of_pages_is_broken_is_empty_and_the_others_are_read(harness: SqliteHarness) -> None:
+    rows = [(b"%d" % n, bytes([n + 65]) * LARGE) for n in range(5)]
+    harness.disk.submit([Put(Table.BATCHES, key, value) for key, value in rows])
+    harness.settle()
+    file = settled_file(harness)
+    page = file.read_bytes().index(b"C" * (PAGE_BYTES - 4)) // PAGE_BYTES * PAGE_BYTES
+    with file.open("r+b") as f:
+        f.seek(page)
+        f.write(struct.pack(">I", 1 << 30))  # the next page of the chain
+    disk = open_disk(harness.path)
+    found = disk.scan(Table.BATCHES, b"0", b"9")
+    assert [key for key, value in found if not value] == [b"2"]
+    assert [row for row in found if row[1]] == [row for row in rows if row[0] != b"2"]
+    disk.close()
+
+
+def test_a_tree_that_cannot_be_walked_is_damage(harness: SqliteHarness) -> None:
+    harness.disk.submit([Put(T, b"%06d" % n, bytes(900)) for n in range(500)])
+    harness.settle()
+    file = settled_file(harness)
+    data = file.read_bytes()
+    page = data.index(b"%06d" % 250) // PAGE_BYTES * PAGE_BYTES
+    with file.open("r+b") as f:
+        f.seek(page)
+        f.write(bytes(16))  # a page's header
+    disk = open_disk(harness.path)
+    with pytest.raises(DataDamaged, match=rf"{re.escape(str(file))}.*raft_log cannot be walked"):
+        disk.scan(T, b"", b"\xff")
+    disk.close()
+
+
+READ_ALL = """
+import sys
+from smq.replication.ports import Table
+from smq.replication.storage.disk_sqlite import SqliteDisk
+disk = SqliteDisk(sys.argv[1], call_soon_threadsafe=print, on_fatal=print)
+for key, value in disk.scan(Table.BATCHES, b"0", b"9"):
+    print(key.decode(), len(value))
+sys.stdout.flush()
+disk.close()
+"""
+
+
+def test_an_unreadable_page_of_a_value_empties_that_value_alone(harness: SqliteHarness, tmp_path: Path) -> None:
+    """strace fails one read of one page, as a medium does. SQLite ends the transaction over it; the walk goes on."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed: nothing can make a read fail")
+    harness.disk.submit([Put(Table.BATCHES, b"%d" % n, bytes([n + 65]) * LARGE) for n in range(5)])
+    harness.settle()
+    file = settled_file(harness)
+    at = file.read_bytes().index(b"C" * (PAGE_BYTES - 4)) // PAGE_BYTES * PAGE_BYTES
+    reads = [sys.executable, "-c", READ_ALL, str(harness.path)]
+    log = tmp_path / "strace.log"
+    strace = ["strace", "-f", "-o", str(log), "-P", str(file), "-e", "trace=pread64"]
+    subprocess.run([*strace, *reads], check=True, timeout=120)
+    calls = [line for line in log.read_text().splitlines() if "pread64(" in line]
+    (when,) = (n for n, line in enumerate(calls, 1) if f", {PAGE_BYTES}, {at})" in line)
+    failing = [*strace, "-e", f"inject=pread64:error=EIO:when={when}", *reads]
+    found = subprocess.run(failing, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert found.split() == ["0", str(LARGE), "1", str(LARGE), "2", "0", "3", str(LARGE), "4", str(LARGE)]

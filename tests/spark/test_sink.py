@@ -1,5 +1,8 @@
 """df.write and df.writeStream with format("smq") on a real Spark and cluster: each row once, whatever happens."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from smq.clients import SyncAdmin
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.ids import key_partition
 from smq.spark_connector.errors import SinkError
@@ -19,6 +23,8 @@ from smq.spark_connector.sink.options import sink_options
 from smq.spark_connector.sink.writer import SmqWriter, Staged
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import wait_for
+from tests.spark import speculating_job
+from tests.spark.killed_job import ROOT
 from tests.spark.support import numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -122,6 +128,21 @@ def test_a_task_that_is_tried_again_writes_its_rows_once(
     wait_for("the first attempts are aborted", lambda: open_transactions(cluster) == [], 60)
 
 
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_task_that_spark_runs_twice_at_the_same_time_writes_its_rows_once(
+    servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Speculation: of one slow task the second attempt is faster, and of another one the first."""
+    topic = new_topic(2)
+    options = {"servers": servers, "topic": topic, "transactionTimeoutMs": "240000"}
+    command = [sys.executable, "-m", "tests.spark.speculating_job", json.dumps(options), str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=400)
+    assert {path.name for path in tmp_path.iterdir()} == {"0-0", "0-1", "1-0", "1-1", "2-0", "3-0"}
+    assert numbers(read(topic)) == list(range(speculating_job.ROWS))
+    wait_for("what the other attempts have staged is aborted", lambda: open_transactions(cluster) == [], 300)
+
+
 def test_nothing_of_a_write_that_fails_is_visible(
     rows: RowsFn, servers: str, new_topic: TopicFn, read: ReadFn, publish: PublishFn, cluster: Cluster
 ) -> None:
@@ -143,12 +164,15 @@ def test_nothing_of_a_write_that_fails_is_visible(
     wait_for("all that was staged has ended", lambda: open_transactions(cluster) == [], 120)
 
 
-def staged(servers: str, topic: str, version: int, *texts: str) -> tuple[SmqWriter, Staged]:
+def staged(servers: str, topic: str, version: int, *texts: str, **options: str) -> tuple[SmqWriter, Staged]:
     """The work of one task, without Spark."""
-    given = {"servers": servers, "topic": topic, "txnappid": f"app of {topic}", "txnversion": str(version)}
-    schema = StructType().add("value", "string")
-    writer = SmqWriter(sink_options(given, overwrite=False, is_stream=False), schema)
+    named = {"txnappid": f"app of {topic}", "txnversion": str(version)}
+    writer = writer_of(_schema("value string"), servers=servers, topic=topic, **named, **options)
     return writer, writer.write(iter([pa.record_batch([pa.array(texts)], names=["value"])]))
+
+
+def writer_of(schema: StructType, **options: str) -> SmqWriter:
+    return SmqWriter(sink_options(options, overwrite=False, is_stream=False), schema)
 
 
 def test_two_jobs_with_one_name_are_fenced_and_not_interleaved(servers: str, new_topic: TopicFn, read: ReadFn) -> None:
@@ -167,12 +191,81 @@ def test_two_jobs_with_one_name_are_fenced_and_not_interleaved(servers: str, new
     assert numbers(read(topic)) == [0, 1, 2]
 
 
+def test_what_a_dead_task_has_staged_ends_by_its_time_out(
+    servers: str, new_topic: TopicFn, read: ReadFn, publish: PublishFn, cluster: Cluster
+) -> None:
+    """No client aborts it: readers wait at its first row, then they pass. A commit that comes later says what to do."""
+    topic = new_topic(1)
+    writer, of_task = staged(servers, topic, 0, "never visible", transactiontimeoutms="5000")
+    assert len(open_transactions(cluster)) == 1
+    publish(topic, 0, numbered(1))
+    wait_for("readers pass what was staged", lambda: read(topic).count() == 1, 120)
+    assert open_transactions(cluster) == []
+    with pytest.raises(SinkError, match=r"open for longer than transactionTimeoutMs.*start the query again"):
+        writer.commit([of_task])
+    assert [row.value for row in read(topic).collect()] == [b"v0"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"topic": None, "value": b"v"}, "its column 'topic' is null"),
+        ({"topic": "{topic}", "partition": 2, "value": b"v"}, "names partition 2: '{topic}' has partitions 0 to 1"),
+        ({"topic": "{topic}", "partition": -1, "value": b"v"}, "names partition -1"),
+        ({"topic": "no-such-topic", "value": b"v"}, "could not be written.*no-such-topic"),
+        ({"topic": "{topic}", "value": bytes(2_000_000)}, "could not be written.*BATCH_TOO_LARGE"),
+    ],
+    ids=["topic is null", "partition is too high", "partition is negative", "unknown topic", "too large"],
+)
+def test_a_row_that_cannot_be_written_fails_its_task_and_says_why(
+    servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster, row: dict[str, Any], message: str
+) -> None:
+    topic = new_topic(2)
+    columns = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("value", pa.binary())])
+    bad = row | {"topic": row["topic"] and row["topic"].format(topic=topic)}
+    rows = pa.RecordBatch.from_pylist([{"topic": topic, "value": b"good"}, bad], columns)
+    writer = writer_of(_schema("topic string, partition integer, value binary"), servers=servers)
+    with pytest.raises(SinkError, match=message.format(topic=topic)):
+        writer.write(iter([rows]))
+    wait_for("the task has aborted what it had staged", lambda: open_transactions(cluster) == [])
+    assert read(topic).count() == 0
+
+
+def _schema(text: str) -> StructType:
+    schema = StructType()
+    for column in text.split(", "):
+        name, kind = column.split()
+        schema.add(name, kind)
+    return schema
+
+
+def test_a_topic_that_is_deleted_while_rows_are_staged_costs_the_other_topics_nothing(
+    servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster
+) -> None:
+    """Deleted before the commit, it takes its rows with it. Deleted before its rows are sent, it fails the task."""
+    kept, deleted = new_topic(1), new_topic(1)
+    columns = pa.schema([("topic", pa.string()), ("value", pa.binary())])
+    rows = pa.RecordBatch.from_pylist([{"topic": kept, "value": b"0"}, {"topic": deleted, "value": b"1"}], columns)
+    first, second = (writer_of(_schema("topic string, value binary"), servers=servers) for _ in range(2))
+    of_first = first.write(iter([rows]))
+
+    def deleting() -> Iterator[pa.RecordBatch]:
+        yield rows
+        with SyncAdmin(cluster.servers) as admin:
+            admin.delete_topic(deleted)
+
+    with pytest.raises(SinkError, match=f"could not be written.*{deleted}"):
+        second.write(deleting())
+    first.commit([of_first])
+    assert [row.value for row in read(kept).collect()] == [b"0"]
+    wait_for("nothing is left open", lambda: open_transactions(cluster) == [])
+
+
 def test_rows_are_staged_through_the_death_of_a_leader(
     servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster
 ) -> None:
     topic = new_topic(3)
     victim = cluster.wait_leader(topic, 0)
-    schema = StructType().add("value", "string")
 
     def batches() -> Iterator[pa.RecordBatch]:
         for n in range(60):
@@ -181,8 +274,7 @@ def test_rows_are_staged_through_the_death_of_a_leader(
             texts = [f"{n * 1000 + i:0100}" for i in range(1000)]
             yield pa.record_batch([pa.array(texts)], names=["value"])
 
-    options = sink_options({"servers": servers, "topic": topic}, overwrite=False, is_stream=False)
-    writer = SmqWriter(options, schema)
+    writer = writer_of(_schema("value string"), servers=servers, topic=topic)
     try:
         writer.commit([writer.write(batches())])
     finally:

@@ -1,11 +1,9 @@
 """df.write and df.writeStream with format("smq") on a real Spark and cluster: each row once, whatever happens."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -23,8 +21,6 @@ from smq.spark_connector.sink.options import sink_options
 from smq.spark_connector.sink.writer import SmqWriter, Staged
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import wait_for
-from tests.spark import speculating_job
-from tests.spark.killed_job import ROOT
 from tests.spark.support import numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -126,21 +122,6 @@ def test_a_task_that_is_tried_again_writes_its_rows_once(
     frame.write.format("smq").options(servers=servers, topic=topic).mode("append").save()
     assert numbers(read(topic)) == list(range(30_000))
     wait_for("the first attempts are aborted", lambda: open_transactions(cluster) == [], 60)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_a_task_that_spark_runs_twice_at_the_same_time_writes_its_rows_once(
-    servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster, tmp_path: Path
-) -> None:
-    """Speculation: of one slow task the second attempt is faster, and of another one the first."""
-    topic = new_topic(2)
-    options = {"servers": servers, "topic": topic, "transactionTimeoutMs": "240000"}
-    command = [sys.executable, "-m", "tests.spark.speculating_job", json.dumps(options), str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=400)
-    assert {path.name for path in tmp_path.iterdir()} == {"0-0", "0-1", "1-0", "1-1", "2-0", "3-0"}
-    assert numbers(read(topic)) == list(range(speculating_job.ROWS))
-    wait_for("what the other attempts have staged is aborted", lambda: open_transactions(cluster) == [], 300)
 
 
 def test_nothing_of_a_write_that_fails_is_visible(
@@ -259,6 +240,24 @@ def test_a_topic_that_is_deleted_while_rows_are_staged_costs_the_other_topics_no
     first.commit([of_first])
     assert [row.value for row in read(kept).collect()] == [b"0"]
     wait_for("nothing is left open", lambda: open_transactions(cluster) == [])
+
+
+@pytest.mark.parametrize("winner", [0, 1])
+def test_of_two_attempts_at_the_same_time_the_one_that_spark_takes_is_visible(
+    servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, winner: int
+) -> None:
+    """Speculation, for which Spark needs a second machine: both attempts stage all rows, and one of them is taken."""
+    topic = new_topic(1)
+    found = []
+    for number in (0, 1):
+        attempt = SimpleNamespace(partitionId=lambda: 0, attemptNumber=lambda number=number: number)
+        monkeypatch.setattr(TaskContext, "get", lambda attempt=attempt: attempt)
+        writer, of_attempt = staged(servers, topic, 0, "0", "1", transactiontimeoutms="5000")
+        found.append(of_attempt)
+    assert len(open_transactions(cluster)) == 2, "neither has fenced the other"
+    writer.commit([found[winner]])
+    wait_for("what the other one has staged is aborted", lambda: open_transactions(cluster) == [], 120)
+    assert numbers(read(topic)) == [0, 1]
 
 
 def test_rows_are_staged_through_the_death_of_a_leader(

@@ -47,6 +47,7 @@ def test_each_record_reaches_another_topic_once_through_deaths_at_every_step_of_
     finally:
         job.close()
         cluster.heal()
+    log.info("%d micro-batches", job.committed())
     assert job.committed() > 200
     _check_copied(cluster, servers, topic, target)
 

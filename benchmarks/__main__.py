@@ -58,7 +58,7 @@ def _sections(quick: bool, against: str) -> dict[str, Section]:
         "retention": lambda c, r: retention.measure(c, r, quick=quick),
         "recovery": lambda c, r: recovery.measure(c, r, sizes_mib=[16] if quick else [64, 256, 1_024]),
         "opening": lambda c, r: recovery.measure_alone(c, r, sizes_mib=[256] if quick else [1_024, 10_240]),
-        "versions": lambda c, r: versions.measure(c, r, against=against, turns=3 if quick else 9, records=records // 5),
+        "versions": lambda c, r: versions.measure(c, r, against=against, turns=3 if quick else 9, records=records // 2),
     }
 
 

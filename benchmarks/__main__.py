@@ -25,20 +25,21 @@ from benchmarks import (
     retention,
     rounds,
     snapshot,
-    spark,
-    spark_stages,
     stores,
+    transactions,
+    versions,
 )
 from benchmarks.peers.comparison import compare
 from benchmarks.peers.page import write_page
 from benchmarks.peers.systems import SYSTEMS
 from benchmarks.report import Report, machine
+from benchmarks.spark import reads, sink, stages
 from smq.testing.cluster import Cluster
 
 Section = Callable[[Cluster, Report], None]
 
 
-def _sections(quick: bool) -> dict[str, Section]:
+def _sections(quick: bool, against: str) -> dict[str, Section]:
     records = 50_000 if quick else 500_000
     return {
         "latency": lambda c, r: latency.measure(c, r, count=300 if quick else 3_000),
@@ -50,12 +51,15 @@ def _sections(quick: bool) -> dict[str, Section]:
         "snapshot": lambda c, r: snapshot.measure(c, r, quick=quick),
         "passes": lambda c, r: passes.measure(c, r, quick=quick),
         "offsets": lambda c, r: offsets.measure(c, r, calls=500 if quick else 5_000),
-        "spark": lambda c, r: spark.measure(c, r, records=4 * records),
-        "spark-stages": lambda c, r: spark_stages.measure(c, r, records=2 * records),
+        "spark": lambda c, r: reads.measure(c, r, records=4 * records),
+        "spark-stages": lambda c, r: stages.measure(c, r, records=2 * records),
+        "spark-sink": lambda c, r: sink.measure(c, r, records=records),
+        "transactions": lambda c, r: transactions.measure(c, r, count=40 if quick else 400),
         "compaction": lambda c, r: compaction.measure(c, r, rounds=1 if quick else 5, versions=3 if quick else 10),
         "retention": lambda c, r: retention.measure(c, r, quick=quick),
         "recovery": lambda c, r: recovery.measure(c, r, sizes_mib=[16] if quick else [64, 256, 1_024]),
         "opening": lambda c, r: recovery.measure_alone(c, r, sizes_mib=[256] if quick else [1_024, 10_240]),
+        "versions": lambda c, r: versions.measure(c, r, against=against, turns=3 if quick else 9, records=records // 2),
     }
 
 
@@ -72,9 +76,11 @@ def _sections_alone(quick: bool) -> dict[str, Callable[[Report], None]]:
 def main() -> None:
     """Runs the sections, each with its own cluster if it needs one."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures smq on this machine.")
-    names = [*_sections(quick=True), *_sections_alone(quick=True)]
+    names = [*_sections(quick=True, against=""), *_sections_alone(quick=True)]
     parser.add_argument("--only", choices=names, action="append", help="one section; may be repeated")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, for trying it out")
+    against = "versions: the commit to compare with (default: the last one without transactions)"
+    parser.add_argument("--against", default=versions.BEFORE_TRANSACTIONS, metavar="COMMIT", help=against)
     parser.add_argument("peers", nargs="?", choices=["peers"], help="compare smq with Kafka, etcd and NATS")
     systems = [kind.name for kind in SYSTEMS]
     parser.add_argument("--system", choices=systems, action="append", help="peers: one system; may be repeated")
@@ -92,7 +98,7 @@ def main() -> None:
         return
     report = Report()
     print(f"smq benchmarks: {machine()}", flush=True)
-    for name, section in _sections(arguments.quick).items():
+    for name, section in _sections(arguments.quick, arguments.against).items():
         if arguments.only and name not in arguments.only:
             continue
         print(f"{name}:", flush=True)

@@ -47,21 +47,21 @@ def _measure(cluster: Cluster, report: Report, records: int, singles: int) -> No
 def _measure_size(cluster: Cluster, report: Report, name: str, size: int, count: int, singles: int) -> None:
     topic = cluster.make_topic(PARTITIONS)
     label = f"{name}, {len(cluster.nodes)} node{'s' if len(cluster.nodes) > 1 else ''}"
-    _rate(cluster, report, f"produce {label}", count, size, lambda: produce(_bootstrap(cluster), topic, count, size))
+    _rate(cluster, report, f"produce {label}", count, size, lambda: produce(bootstrap_of(cluster), topic, count, size))
     for suffix, settings in CONSUMERS.items():
         work = partial(_consume, cluster, topic, count, settings)
         _rate(cluster, report, f"consume {label}{suffix}", count, size, work)
-    taken = _one_at_a_time(cluster, topic, singles, size)
+    taken = one_at_a_time(cluster, topic, singles, size)
     p50, p99 = percentile(taken, 50), percentile(taken, 99)
     text = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"
     report.add(f"produce {label}, one at a time", text, p50_ms=p50, p99_ms=p99, count=singles)
 
 
 def _rate(cluster: Cluster, report: Report, what: str, count: int, size: int, work: Callable[[], list[float]]) -> None:
-    cpu, began = _cpu_s(cluster), time.perf_counter()
+    cpu, began = nodes_cpu_s(cluster), time.perf_counter()
     latencies = work()
     taken = time.perf_counter() - began
-    share = (_cpu_s(cluster) - cpu) / taken
+    share = (nodes_cpu_s(cluster) - cpu) / taken
     numbers: dict[str, Any] = {"records_per_s": count / taken, "records": count, "node_cores": share}
     text = f"{count / taken:,.0f} records/s, {count * size / taken / 1e6:.1f} MB/s, nodes {100 * share:.0f} % of a core"
     if latencies:
@@ -70,7 +70,7 @@ def _rate(cluster: Cluster, report: Report, what: str, count: int, size: int, wo
     report.add(what, text, **numbers)
 
 
-def _cpu_s(cluster: Cluster) -> float:
+def nodes_cpu_s(cluster: Cluster) -> float:
     """CPU seconds of all nodes so far: fields 14 and 15 of stat, after the name in brackets."""
     ticks = 0
     for node in cluster.alive():
@@ -79,7 +79,7 @@ def _cpu_s(cluster: Cluster) -> float:
     return ticks / _TICKS_S
 
 
-def _bootstrap(cluster: Cluster) -> str:
+def bootstrap_of(cluster: Cluster) -> str:
     return ",".join(node.kafka for node in cluster.alive())
 
 
@@ -127,7 +127,7 @@ def produce(bootstrap: str, topic: str, count: int, size: int, linger_ms: float 
 
 def _consume(cluster: Cluster, topic: str, count: int, settings: dict[str, int]) -> list[float]:
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": _bootstrap(cluster), "group.id": "bench", "enable.auto.commit": False, **settings}
+        {"bootstrap.servers": bootstrap_of(cluster), "group.id": "bench", "enable.auto.commit": False, **settings}
     )
     consumer.assign(
         [confluent_kafka.TopicPartition(topic, p, confluent_kafka.OFFSET_BEGINNING) for p in range(PARTITIONS)]
@@ -142,9 +142,9 @@ def _consume(cluster: Cluster, topic: str, count: int, settings: dict[str, int])
     return []
 
 
-def _one_at_a_time(cluster: Cluster, topic: str, count: int, size: int) -> list[float]:
+def one_at_a_time(cluster: Cluster, topic: str, count: int, size: int) -> list[float]:
     """Milliseconds from produce to acknowledgement, one record at a time."""
-    producer, value, taken = _producer(_bootstrap(cluster), 0), b"v" * size, list[float]()
+    producer, value, taken = _producer(bootstrap_of(cluster), 0), b"v" * size, list[float]()
 
     def on_delivery(error: confluent_kafka.KafkaError | None, _message: confluent_kafka.Message) -> None:
         if error is not None:

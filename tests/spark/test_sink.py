@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from smq.clients import SyncAdmin
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.ids import key_partition
 from smq.spark_connector.errors import SinkError
@@ -143,12 +145,15 @@ def test_nothing_of_a_write_that_fails_is_visible(
     wait_for("all that was staged has ended", lambda: open_transactions(cluster) == [], 120)
 
 
-def staged(servers: str, topic: str, version: int, *texts: str) -> tuple[SmqWriter, Staged]:
+def staged(servers: str, topic: str, version: int, *texts: str, **options: str) -> tuple[SmqWriter, Staged]:
     """The work of one task, without Spark."""
-    given = {"servers": servers, "topic": topic, "txnappid": f"app of {topic}", "txnversion": str(version)}
-    schema = StructType().add("value", "string")
-    writer = SmqWriter(sink_options(given, overwrite=False, is_stream=False), schema)
+    named = {"txnappid": f"app of {topic}", "txnversion": str(version)}
+    writer = writer_of(_schema("value string"), servers=servers, topic=topic, **named, **options)
     return writer, writer.write(iter([pa.record_batch([pa.array(texts)], names=["value"])]))
+
+
+def writer_of(schema: StructType, **options: str) -> SmqWriter:
+    return SmqWriter(sink_options(options, overwrite=False, is_stream=False), schema)
 
 
 def test_two_jobs_with_one_name_are_fenced_and_not_interleaved(servers: str, new_topic: TopicFn, read: ReadFn) -> None:
@@ -167,12 +172,99 @@ def test_two_jobs_with_one_name_are_fenced_and_not_interleaved(servers: str, new
     assert numbers(read(topic)) == [0, 1, 2]
 
 
+def test_what_a_dead_task_has_staged_ends_by_its_time_out(
+    servers: str, new_topic: TopicFn, read: ReadFn, publish: PublishFn, cluster: Cluster
+) -> None:
+    """No client aborts it: readers wait at its first row, then they pass. A commit that comes later says what to do."""
+    topic = new_topic(1)
+    writer, of_task = staged(servers, topic, 0, "never visible", transactiontimeoutms="5000")
+    assert len(open_transactions(cluster)) == 1
+    publish(topic, 0, numbered(1))
+    wait_for("readers pass what was staged", lambda: read(topic).count() == 1, 120)
+    assert open_transactions(cluster) == []
+    with pytest.raises(SinkError, match=r"open for longer than transactionTimeoutMs.*start the query again"):
+        writer.commit([of_task])
+    assert [row.value for row in read(topic).collect()] == [b"v0"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"topic": None, "value": b"v"}, "its column 'topic' is null"),
+        ({"topic": "{topic}", "partition": 2, "value": b"v"}, "names partition 2: '{topic}' has partitions 0 to 1"),
+        ({"topic": "{topic}", "partition": -1, "value": b"v"}, "names partition -1"),
+        ({"topic": "no-such-topic", "value": b"v"}, "could not be written.*no-such-topic"),
+        ({"topic": "{topic}", "value": bytes(2_000_000)}, "could not be written.*BATCH_TOO_LARGE"),
+    ],
+    ids=["topic is null", "partition is too high", "partition is negative", "unknown topic", "too large"],
+)
+def test_a_row_that_cannot_be_written_fails_its_task_and_says_why(
+    servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster, row: dict[str, Any], message: str
+) -> None:
+    topic = new_topic(2)
+    columns = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("value", pa.binary())])
+    bad = row | {"topic": row["topic"] and row["topic"].format(topic=topic)}
+    rows = pa.RecordBatch.from_pylist([{"topic": topic, "value": b"good"}, bad], columns)
+    writer = writer_of(_schema("topic string, partition integer, value binary"), servers=servers)
+    with pytest.raises(SinkError, match=message.format(topic=topic)):
+        writer.write(iter([rows]))
+    wait_for("the task has aborted what it had staged", lambda: open_transactions(cluster) == [])
+    assert read(topic).count() == 0
+
+
+def _schema(text: str) -> StructType:
+    schema = StructType()
+    for column in text.split(", "):
+        name, kind = column.split()
+        schema.add(name, kind)
+    return schema
+
+
+def test_a_topic_that_is_deleted_while_rows_are_staged_costs_the_other_topics_nothing(
+    servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster
+) -> None:
+    """Deleted before the commit, it takes its rows with it. Deleted before its rows are sent, it fails the task."""
+    kept, deleted = new_topic(1), new_topic(1)
+    columns = pa.schema([("topic", pa.string()), ("value", pa.binary())])
+    rows = pa.RecordBatch.from_pylist([{"topic": kept, "value": b"0"}, {"topic": deleted, "value": b"1"}], columns)
+    first, second = (writer_of(_schema("topic string, value binary"), servers=servers) for _ in range(2))
+    of_first = first.write(iter([rows]))
+
+    def deleting() -> Iterator[pa.RecordBatch]:
+        yield rows
+        with SyncAdmin(cluster.servers) as admin:
+            admin.delete_topic(deleted)
+
+    with pytest.raises(SinkError, match=f"could not be written.*{deleted}"):
+        second.write(deleting())
+    first.commit([of_first])
+    assert [row.value for row in read(kept).collect()] == [b"0"]
+    wait_for("nothing is left open", lambda: open_transactions(cluster) == [])
+
+
+@pytest.mark.parametrize("winner", [0, 1])
+def test_of_two_attempts_at_the_same_time_the_one_that_spark_takes_is_visible(
+    servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, winner: int
+) -> None:
+    """Speculation, for which Spark needs a second machine: both attempts stage all rows, and one of them is taken."""
+    topic = new_topic(1)
+    found = []
+    for number in (0, 1):
+        attempt = SimpleNamespace(partitionId=lambda: 0, attemptNumber=lambda number=number: number)
+        monkeypatch.setattr(TaskContext, "get", lambda attempt=attempt: attempt)
+        writer, of_attempt = staged(servers, topic, 0, "0", "1", transactiontimeoutms="5000")
+        found.append(of_attempt)
+    assert len(open_transactions(cluster)) == 2, "neither has fenced the other"
+    writer.commit([found[winner]])
+    wait_for("what the other one has staged is aborted", lambda: open_transactions(cluster) == [], 120)
+    assert numbers(read(topic)) == [0, 1]
+
+
 def test_rows_are_staged_through_the_death_of_a_leader(
     servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster
 ) -> None:
     topic = new_topic(3)
     victim = cluster.wait_leader(topic, 0)
-    schema = StructType().add("value", "string")
 
     def batches() -> Iterator[pa.RecordBatch]:
         for n in range(60):
@@ -181,8 +273,7 @@ def test_rows_are_staged_through_the_death_of_a_leader(
             texts = [f"{n * 1000 + i:0100}" for i in range(1000)]
             yield pa.record_batch([pa.array(texts)], names=["value"])
 
-    options = sink_options({"servers": servers, "topic": topic}, overwrite=False, is_stream=False)
-    writer = SmqWriter(options, schema)
+    writer = writer_of(_schema("value string"), servers=servers, topic=topic)
     try:
         writer.commit([writer.write(batches())])
     finally:

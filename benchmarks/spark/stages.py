@@ -1,6 +1,6 @@
 """The time per row in Spark's Python workers: fetching and decoding measured separately, without Spark.
 
-Owns the profile behind the table of benchmarks/spark.py, as CPU time of this process: records of one size and of mixed
+Owns the profile behind the table of reads.py, as CPU time of this process: records of one size and of mixed
 sizes, all columns and one, by codec.
 """
 

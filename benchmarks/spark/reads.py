@@ -2,7 +2,7 @@
 
 Owns the queries and the figures: rows per second, rows per CPU second of Spark (driver, Java and Python workers; the
 nodes' CPU time is separate), a warm query of two tasks, the cost of one more task, and a micro-batch. All run in one
-session on two cores, which the nodes share. A Python source that does nothing (spark_floor.py) shows which part is
+session on two cores, which the nodes share. A Python source that does nothing (floor.py) shows which part is
 Spark's own.
 """
 
@@ -20,11 +20,12 @@ from typing import Any, Final
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.cpu import TreeCpu
-from benchmarks.kafka_jars import JarsMissing, KafkaJars, fetch_kafka_jars
 from benchmarks.report import Report
-from benchmarks.spark_floor import FloorSource
+from benchmarks.spark.floor import FloorSource
+from benchmarks.spark.jars import JarsMissing, KafkaJars, fetch_kafka_jars
 from smq.clients.sync import SyncProducer
 from smq.spark_connector import session
 from smq.testing.cluster import Cluster
@@ -51,26 +52,29 @@ class Source:
     tasks: Callable[[str, int], DataFrame] | None = None
 
 
+Sink = Callable[[DataFrame], DataStreamWriter]
+
+
+def to_nothing(frame: DataFrame) -> DataStreamWriter:
+    return frame.writeStream.format("noop")
+
+
 def measure(cluster: Cluster, report: Report, *, records: int) -> None:
     """Measures all sources. If no Maven registry answers, it reports that the Kafka connector is left out."""
     with tempfile.TemporaryDirectory(prefix="smq-bench-spark-") as name:
         directory = Path(name)
         topics = {codec: _fill(cluster, records, codec) for codec in ("none", "lz4")}
         small = _fill(cluster, 2 * TASKS_MANY, "none")
-        try:
-            jars: KafkaJars | None = fetch_kafka_jars(pyspark.__version__, directory)
-        except JarsMissing as e:
-            report.add("Spark's Kafka connector", f"left out: {e}")
-            jars = None
-        with _spark(jars) as spark:
-            runs = _Runs(spark, cluster, report, records)
+        jars = find_jars(report, directory)
+        with spark_session(jars) as spark:
+            runs = Runs(spark, cluster, report, records)
             sources = _sources(spark, cluster, jars)
             for codec, topic in topics.items():
                 for source in sources:
                     runs.rates(source, topic, f"100 B values, {codec}")
             runs.rates(_parquet(spark, sources[0], topics["none"], directory / "rows"), "", "Parquet, snappy")
-            runs.rates(_floor(spark, records), "", "ready made")
-            few = _floor(spark, 2 * TASKS_MANY)
+            runs.rates(floor(spark, records), "", "ready made")
+            few = floor(spark, 2 * TASKS_MANY)
             for source in [*sources, few, _parquet(spark, sources[0], small, directory / "few")]:
                 runs.query(source, small)
             for source in sources:
@@ -79,6 +83,14 @@ def measure(cluster: Cluster, report: Report, *, records: int) -> None:
                 runs.micro_batches(source, small, 2, directory)
                 runs.micro_batches(source, topics["none"], max(2, records // 40), directory)
             runs.micro_batches(few, small, 2, directory)
+
+
+def find_jars(report: Report, directory: Path) -> KafkaJars | None:
+    try:
+        return fetch_kafka_jars(pyspark.__version__, directory)
+    except JarsMissing as e:
+        report.add("Spark's Kafka connector", f"left out: {e}")
+        return None
 
 
 def _fill(cluster: Cluster, records: int, codec: str) -> str:
@@ -95,7 +107,7 @@ def _fill(cluster: Cluster, records: int, codec: str) -> str:
 
 
 @contextmanager
-def _spark(jars: KafkaJars | None) -> Iterator[SparkSession]:
+def spark_session(jars: KafkaJars | None) -> Iterator[SparkSession]:
     conf = {"spark.log.level": "ERROR"}
     if jars is not None:
         conf["spark.jars"] = ",".join(map(str, jars.jars))
@@ -139,7 +151,7 @@ def _kafka_like(spark: SparkSession, format_name: str, name: str, options: dict[
     return Source(name=name, batch=batch, needed=prunes, stream=stream, tasks=tasks)
 
 
-def _floor(spark: SparkSession, rows: int) -> Source:
+def floor(spark: SparkSession, rows: int) -> Source:
     spark.dataSource.register(FloorSource)
 
     def stream(_: str, of_batch: int) -> DataFrame:
@@ -167,11 +179,10 @@ QUERIES: Final[dict[str, Callable[[DataFrame], Any]]] = {
 NEEDED: Final = {"count": "offset bigint", "aggregate": "value binary, offset bigint, timestamp timestamp"}
 
 
-class _Runs:
+class Runs:
     """Measurements in one session."""
 
     def __init__(self, spark: SparkSession, cluster: Cluster, report: Report, records: int) -> None:
-        self._spark = spark
         self._report = report
         self._records = records
         self._nodes = [TreeCpu(node.pid) for node in cluster.nodes.values()]
@@ -192,14 +203,14 @@ class _Runs:
     def rates(self, source: Source, topic: str, what: str) -> None:
         """Runs each query over all columns, and over only those that it uses."""
         for name, query in QUERIES.items():
-            self._rate(f"{name}, {what}: {source.name}", query, partial(source.batch, topic))
+            self.rate(f"{name}, {what}: {source.name}", query, partial(source.batch, topic))
         if source.needed is None:
             return
         for name, columns in NEEDED.items():
             needed = partial(source.needed, topic, columns)
-            self._rate(f"{name} of its columns, {what}: {source.name}", QUERIES[name], needed)
+            self.rate(f"{name} of its columns, {what}: {source.name}", QUERIES[name], needed)
 
-    def _rate(self, what: str, query: Callable[[DataFrame], object], load: Callable[[], DataFrame]) -> None:
+    def rate(self, what: str, query: Callable[[DataFrame], object], load: Callable[[], DataFrame]) -> None:
         """Runs twice to warm up (unless that takes minutes), then REPEATS times: the best wall time, and the CPU time
         of all runs, split into Java and Python."""
         began = time.perf_counter()
@@ -251,17 +262,18 @@ class _Runs:
         cost = 2 * (many - few) / (TASKS_MANY - 2)  # two tasks run in parallel
         self._report.add(f"one task more: {source.name}", f"{cost:.1f} ms of a core", task_ms=cost)
 
-    def micro_batches(self, source: Source, topic: str, rows_max: int, directory: Path) -> None:
-        """About forty micro-batches of a stateless query with its checkpoint on this disk; the first ten warm up."""
-        if source.stream is None:
-            return
-        frame = source.stream(topic, rows_max)
+    def micro_batches(
+        self, source: Source, topic: str, rows_max: int, directory: Path, sink: Sink = to_nothing, label: str = ""
+    ) -> float:
+        """About forty micro-batches of a stateless query with its checkpoint on this disk; the first ten warm up.
+        Returns their median in ms."""
+        assert source.stream is not None
         checkpoint = tempfile.mkdtemp(dir=directory)
-        query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).trigger(availableNow=True)
-        running = query.start()
+        query = sink(source.stream(topic, rows_max)).option("checkpointLocation", checkpoint)
+        running = query.trigger(availableNow=True).start()
         running.awaitTermination()
         progress = [p for p in running.recentProgress if p["numInputRows"]][10:]
-        times = [p["durationMs"]["triggerExecution"] for p in progress]
+        times: list[float] = [p["durationMs"]["triggerExecution"] for p in progress]
         parts = {
             name: statistics.median(p["durationMs"].get(name, 0) for p in progress)
             for name in ("latestOffset", "queryPlanning", "addBatch", "walCommit", "commitOffsets")
@@ -269,12 +281,13 @@ class _Runs:
         split = ", ".join(f"{name} {ms:.0f}" for name, ms in parts.items())
         rows = statistics.median(p["numInputRows"] for p in progress)
         self._report.add(
-            f"micro-batch of {rows:,.0f} rows: {source.name}",
-            f"p50 {statistics.median(times):.0f} ms, min {min(times)} ms (aim {AIM_BATCH_MS:.0f}; {split})",
+            f"micro-batch of {rows:,.0f} rows: {label or source.name}",
+            f"p50 {statistics.median(times):.0f} ms, min {min(times):.0f} ms (aim {AIM_BATCH_MS:.0f}; {split})",
             p50_ms=statistics.median(times),
             min_ms=min(times),
             parts_ms=parts,
         )
+        return statistics.median(times)
 
 
 def _times_ms(work: Callable[[], object], count: int) -> list[float]:

@@ -28,7 +28,8 @@ async def begin(served: Served, name: str, value: bytes) -> dict[str, Any]:
 
 
 async def fill(served: Served) -> dict[str, Any]:
-    """An aborted record, a committed one, a plain one, an open one, and a plain one after it; who has the open one."""
+    """An aborted record, a committed one, a plain one, an open one, and a plain one after it. Gives the producer of the
+    open one."""
     await served.create()
     who = await start(served)
     for sequence, (value, commit) in enumerate(((b"aborted", False), (b"committed", True))):

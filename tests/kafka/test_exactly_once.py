@@ -29,7 +29,7 @@ GROUP = "copiers"
 CLIENTS = ("confluent-kafka", "kafka-clients (Java)", "franz-go")
 # librdkafka's issues 5511 and 5456: if the group's coordinator, as it remembers it, is missing in an answer to Metadata
 # (a node that is not back yet is), then rd_kafka_send_offsets_to_transaction() waits for ever, whatever its time-out.
-# So its program needs what the others do without: somebody who starts it again.
+# So its program needs what the others do without: to be started again.
 HANGING = ("confluent-kafka",)
 STALL_S = 30.0  # without progress: longer than a restart of all nodes, an election and a session
 

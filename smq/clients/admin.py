@@ -11,6 +11,7 @@ from typing import TypedDict
 from smq.clients.arguments import (
     INT32_MAX,
     Duration,
+    check_choice,
     check_flag,
     check_int,
     check_name,
@@ -31,11 +32,14 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, parse_starts, resolve_starts
 from smq.clients.tls import Tls
 from smq.clients.types import (
+    ISOLATIONS,
+    AppSummary,
     ClusterDescription,
     ClusterSetting,
     CommittedOffset,
     GroupDescription,
     GroupSummary,
+    Isolation,
     ListedOffset,
     NodeStatus,
     PartitionRange,
@@ -43,6 +47,7 @@ from smq.clients.types import (
     TopicPartition,
     TransactionDescription,
     TransactionSummary,
+    app_from_message,
     cluster_from_message,
     group_from_message,
     group_summary_from_message,
@@ -268,14 +273,21 @@ class Admin(Lifecycle):
         *,
         group: str | None = None,
         reset_if_gone: bool = False,
+        isolation: Isolation = "read_committed",
     ) -> dict[TopicPartition, ListedOffset]:
-        """The position that each start means now. UNKNOWN_TOPIC, UNKNOWN_PARTITION; OFFSET_OUT_OF_RANGE (lo, hi) if one
-        has no position, unless `reset_if_gone`: then retention has passed it, and it means the log start."""
+        """The position that each start means now, for a reader of this isolation: "latest" and `hi` are its end.
+        UNKNOWN_TOPIC, UNKNOWN_PARTITION; OFFSET_OUT_OF_RANGE (lo, hi) if one has no position, unless `reset_if_gone`:
+        then retention has passed it, and it means the log start."""
+        check_choice("isolation", isolation, ISOLATIONS)
         if group is not None:
             check_name("group", group)
-        parsed = parse_starts(starts, group=group)
         return await resolve_starts(
-            self._cluster, parsed, group=group, reset_if_gone=reset_if_gone, timeout_ms=self._timeout_ms
+            self._cluster,
+            parse_starts(starts, group=group),
+            group=group,
+            reset_if_gone=reset_if_gone,
+            isolation=isolation,
+            timeout_ms=self._timeout_ms,
         )
 
     # -- settings of the cluster
@@ -361,6 +373,14 @@ class Admin(Lifecycle):
             await node.admin.AbortTransaction(request, timeout=call_s)
 
         await self._call(run)
+
+    async def list_apps(self) -> list[AppSummary]:
+        """The apps that commit batches, as Spark's queries do, by name."""
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListAppsResponse:
+            return await node.admin.ListApps(pb.ListAppsRequest(timeout_ms=node_ms), timeout=call_s)
+
+        return [app_from_message(app) for app in (await self._call(run)).apps]
 
     # -- groups' offsets
 

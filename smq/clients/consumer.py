@@ -44,7 +44,15 @@ from smq.clients.positions import (
 from smq.clients.retry import RandomFn
 from smq.clients.search import Searching
 from smq.clients.tls import Tls
-from smq.clients.types import CommittedOffset, ConsumerRecord, FetchedRange, RawBatch, TopicPartition
+from smq.clients.types import (
+    ISOLATIONS,
+    CommittedOffset,
+    ConsumerRecord,
+    FetchedRange,
+    Isolation,
+    RawBatch,
+    TopicPartition,
+)
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import decode_batch
 
@@ -62,6 +70,7 @@ class ConsumerOptions(TypedDict, total=False):
     max_wait_ms: Duration
     from_replica: int | None
     auto_offset_reset: ResetTo
+    isolation: Isolation
     request_timeout_ms: Duration
     stall_timeout_ms: Duration
     connect_timeout_ms: Duration
@@ -82,6 +91,8 @@ class Consumer(Searching, Lifecycle):
     has served for `stall_timeout_ms`. `request_timeout_ms` bounds every other call, retries included, and
     `connect_timeout_ms` start(). Beside its own errors every call raises INVALID_REQUEST for a wrong argument, and
     NO_QUORUM, TIMED_OUT or UNREACHABLE if the cluster has not answered in time.
+    With `isolation` "read_uncommitted" the records of open and of aborted transactions come, too, and the log ends at
+    the high water mark, not at the last stable offset.
     """
 
     def __init__(
@@ -94,6 +105,7 @@ class Consumer(Searching, Lifecycle):
         max_wait_ms: Duration = 500,
         from_replica: int | None = None,
         auto_offset_reset: ResetTo = "none",
+        isolation: Isolation = "read_committed",
         request_timeout_ms: Duration = 30_000.0,
         stall_timeout_ms: Duration = 60_000.0,
         connect_timeout_ms: Duration = 10_000.0,
@@ -101,6 +113,7 @@ class Consumer(Searching, Lifecycle):
         random_source: RandomFn = random.random,
     ) -> None:
         check_choice("auto_offset_reset", auto_offset_reset, ("none", "earliest", "latest"))
+        check_choice("isolation", isolation, ISOLATIONS)
         if group is not None:
             check_name("group", group)
         if from_replica is not None:
@@ -119,6 +132,7 @@ class Consumer(Searching, Lifecycle):
             reset=auto_offset_reset,
             stall_timeout_ms=milliseconds("stall_timeout_ms", stall_timeout_ms),
             only_node=from_replica,
+            isolation=isolation,
         )
         self._planner = FetchPlanner(settings, self._cluster.metadata, random_source)
         self._tasks: set[asyncio.Task[None]] = set()  # at most one fetch per partition, and one refresh
@@ -243,6 +257,7 @@ class Consumer(Searching, Lifecycle):
             wanted,
             group=self._group,
             reset_if_gone=reset == "earliest",
+            isolation=self._planner.settings.isolation,
             timeout_ms=self._timeout_ms,
         )
         return {tp: position.offset for tp, position in listed.items()}
@@ -393,6 +408,7 @@ class Consumer(Searching, Lifecycle):
             partitions=[item],
             max_wait_ms=max_wait_ms,
             max_bytes=self._planner.settings.response_bytes_max,
+            isolation=ISOLATIONS[self._planner.settings.isolation],
         )
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.FetchedPartition:

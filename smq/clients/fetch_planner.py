@@ -17,7 +17,7 @@ from smq.clients.errors import build, error_from_detail
 from smq.clients.metadata import Metadata
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.retry import Backoff, RandomFn, needs_refresh, of_partition
-from smq.clients.types import RawBatch, TopicPartition
+from smq.clients.types import ISOLATIONS, Isolation, RawBatch, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
 
 ResetTo: TypeAlias = Literal["none", "earliest", "latest"]
@@ -48,6 +48,7 @@ class FetchSettings:
     reset: ResetTo = "none"
     stall_timeout_ms: float = 60_000.0  # retriable errors are retried silently for this long, then reported
     only_node: int | None = None
+    isolation: Isolation = "read_committed"
     backoff: Backoff = field(default_factory=Backoff)
 
 
@@ -139,6 +140,7 @@ class PlannedFetch:
             partitions=partitions,
             max_wait_ms=settings.max_wait_ms,
             max_bytes=settings.response_bytes_max,
+            isolation=ISOLATIONS[settings.isolation],
         )
 
 

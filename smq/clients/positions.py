@@ -15,7 +15,7 @@ from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.errors import build, error_from_detail
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.types import ListedOffset, TopicPartition
+from smq.clients.types import ISOLATIONS, Isolation, ListedOffset, TopicPartition
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset
 
@@ -135,6 +135,7 @@ async def resolve_starts(
     *,
     group: str | None,
     reset_if_gone: bool,
+    isolation: Isolation,
     timeout_ms: float,
 ) -> dict[TopicPartition, ListedOffset]:
     """Every partition's position, or the first SmqError. Asks the leaders, several partitions per call."""
@@ -144,9 +145,9 @@ async def resolve_starts(
         missing = await cluster.refresh(unknown, timeout_ms=timeout_ms)
         for topic in missing:
             raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}")
-    found = await _ask_together(cluster, asks, timeout_ms)
+    found = await _ask_together(cluster, asks, isolation, timeout_ms)
     rest = [tp for tp in asks if tp not in found]
-    singles = await asyncio.gather(*(_ask_one(cluster, asks[tp], timeout_ms) for tp in rest))
+    singles = await asyncio.gather(*(_ask_one(cluster, asks[tp], isolation, timeout_ms) for tp in rest))
     found.update(zip(rest, singles, strict=True))
     for tp, start in starts.items():
         _check_strict(tp, start, found[tp])
@@ -174,7 +175,10 @@ def _check_strict(tp: TopicPartition, start: Wanted, listed: ListedOffset) -> No
 
 
 async def _ask_together(
-    cluster: ClusterClient, asks: Mapping[TopicPartition, pb.ListOffsetsPartition], timeout_ms: float
+    cluster: ClusterClient,
+    asks: Mapping[TopicPartition, pb.ListOffsetsPartition],
+    isolation: Isolation,
+    timeout_ms: float,
 ) -> dict[TopicPartition, ListedOffset]:
     """One call per leader; partitions with a retriable error are left out."""
     groups: dict[str, list[pb.ListOffsetsPartition]] = {}
@@ -186,15 +190,19 @@ async def _ask_together(
         for address, group in groups.items()
         for i in range(0, len(group), LIST_PARTITIONS_MAX)
     ]
-    answers = await asyncio.gather(*(_ask_chunk(cluster, a, chunk, timeout_ms) for a, chunk in chunks))
+    answers = await asyncio.gather(*(_ask_chunk(cluster, a, chunk, isolation, timeout_ms) for a, chunk in chunks))
     return {tp: listed for answer in answers for tp, listed in answer.items()}
 
 
 async def _ask_chunk(
-    cluster: ClusterClient, address: str, asks: Sequence[pb.ListOffsetsPartition], timeout_ms: float
+    cluster: ClusterClient,
+    address: str,
+    asks: Sequence[pb.ListOffsetsPartition],
+    isolation: Isolation,
+    timeout_ms: float,
 ) -> dict[TopicPartition, ListedOffset]:
     async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListOffsetsResponse:
-        return await node.broker.ListOffsets(pb.ListOffsetsRequest(partitions=asks, timeout_ms=node_ms), timeout=call_s)
+        return await node.broker.ListOffsets(_request(asks, isolation, node_ms), timeout=call_s)
 
     outcome = await cluster.attempt(run, address, timeout_ms)
     if isinstance(outcome, SmqError):
@@ -210,10 +218,11 @@ async def _ask_chunk(
     return found
 
 
-async def _ask_one(cluster: ClusterClient, ask: pb.ListOffsetsPartition, timeout_ms: float) -> ListedOffset:
+async def _ask_one(
+    cluster: ClusterClient, ask: pb.ListOffsetsPartition, isolation: Isolation, timeout_ms: float
+) -> ListedOffset:
     async def run(node: NodeStubs, node_ms: int, call_s: float) -> ListedOffset:
-        request = pb.ListOffsetsRequest(partitions=[ask], timeout_ms=node_ms)
-        answer = (await node.broker.ListOffsets(request, timeout=call_s)).offsets[0]
+        answer = (await node.broker.ListOffsets(_request([ask], isolation, node_ms), timeout=call_s)).offsets[0]
         if answer.HasField("error"):
             raise error_from_detail(answer.error)
         return _listed(answer)
@@ -222,6 +231,10 @@ async def _ask_one(cluster: ClusterClient, ask: pb.ListOffsetsPartition, timeout
         return cluster.metadata.replica_addresses(ask.topic, ask.partition, now_ms()) or cluster.any_node()
 
     return await cluster.call(run, timeout_ms=timeout_ms, candidates=candidates, topics=(ask.topic,))
+
+
+def _request(asks: Sequence[pb.ListOffsetsPartition], isolation: Isolation, timeout_ms: int) -> pb.ListOffsetsRequest:
+    return pb.ListOffsetsRequest(partitions=asks, isolation=ISOLATIONS[isolation], timeout_ms=timeout_ms)
 
 
 def _listed(answer: pb.ListedOffset) -> ListedOffset:

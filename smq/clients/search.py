@@ -15,7 +15,7 @@ from smq.clients.errors import build
 from smq.clients.fetch_planner import FetchPlanner
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, Wanted, parse_start
-from smq.clients.types import ConsumerRecord, TopicPartition
+from smq.clients.types import ISOLATIONS, ConsumerRecord, Isolation, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
 
 
@@ -166,6 +166,7 @@ class Searching(ABC):
             max_records=max_records,
             max_wait_ms=max_wait_ms,
             only_node=self._planner.settings.only_node,
+            isolation=self._planner.settings.isolation,
             timeout_ms=self._timeout_ms,
         )
 
@@ -182,6 +183,7 @@ async def _fetch_page(
     max_records: int,
     max_wait_ms: int,
     only_node: int | None,
+    isolation: Isolation,
     timeout_ms: float,
 ) -> SearchPage:
     """The first page, from `offset` to `end_offset` (None: the present end), or the one that a cursor leads to. If
@@ -200,6 +202,7 @@ async def _fetch_page(
         cursor=b"" if cursor is None else cursor,
         max_records=max_records,
         max_wait_ms=max_wait_ms,
+        isolation=ISOLATIONS[isolation],
     )
     if cluster.metadata.partition(topic, partition) is None:
         await cluster.refresh((topic,), timeout_ms=timeout_ms)

@@ -3,8 +3,9 @@
 Owns the shapes, and how they are read from the wire. Plain data: it must never do I/O. Every module may import it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from smq.clients.pb import smq_pb2 as pb
 
@@ -14,9 +15,17 @@ if TYPE_CHECKING:  # a command that reads no records need not load their codec
 TopicPartition: TypeAlias = tuple[str, int]
 KAFKA_GROUP_PREFIX: Final = "kafka-cg-"  # of groups of Kafka clients, whose group g is kafka-cg-g here
 
+# Which records a reader gets: up to the last stable offset and none of an aborted transaction, or all below the high
+# water mark, whatever becomes of their transactions.
+Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
+ISOLATIONS: Final[Mapping[str, "pb.Isolation.ValueType"]] = {
+    "read_committed": pb.READ_COMMITTED,
+    "read_uncommitted": pb.READ_UNCOMMITTED,
+}
+
 
 class ConsumerRecord(NamedTuple):
-    """A committed record. `timestamp_ms` is the producer's create time, `ts_ns` the leader's append
+    """A record below the high water mark. `timestamp_ms` is the producer's create time, `ts_ns` the leader's append
     time in nanoseconds, which is strictly increasing in a partition, record by record."""
 
     topic: str
@@ -44,7 +53,7 @@ class RawBatch(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedRange:
     """The answer of a one-shot fetch. `batches` is empty if nothing arrived within the wait. A batch without data has
-    no record to read: it was aborted, or says how a transaction ended."""
+    no record for this reader: it was aborted, or says how a transaction ended."""
 
     log_start: int
     hwm: int
@@ -291,6 +300,16 @@ class TransactionDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AppSummary:
+    """An app that commits batches. Both times are by the cluster's own clock, which moves in steps."""
+
+    app: str
+    batch_id: int  # the last that it has committed
+    idle_ms: int  # since its last commit
+    expires_ms: int | None  # until it is forgotten, if it commits nothing; None: never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSummary:
     """`state` is Empty, PreparingRebalance, CompletingRebalance or Stable. A Kafka client's group g is kafka-cg-g."""
 
@@ -363,6 +382,15 @@ def transaction_from_message(m: pb.DescribeTransactionResponse) -> TransactionDe
         coordinator=m.coordinator if m.HasField("coordinator") else None,
         partitions=tuple((p.topic, p.partition) for p in m.partitions),
         groups=tuple(m.groups),
+    )
+
+
+def app_from_message(a: pb.App) -> AppSummary:
+    return AppSummary(
+        app=a.app,
+        batch_id=a.batch_id,
+        idle_ms=a.idle_ms,
+        expires_ms=a.expires_ms if a.HasField("expires_ms") else None,
     )
 
 

@@ -100,6 +100,10 @@ class PartitionRange:
     epoch: Epoch
     replicas: tuple[NodeId, ...]
 
+    def end_for(self, *, is_committed: bool) -> Offset:
+        """Where the log ends for a reader of what is committed, or of everything."""
+        return self.lso if is_committed else self.hwm
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionEnd:

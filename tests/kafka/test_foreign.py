@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from smq.testing.cluster import Cluster
+from smq.testing.node_process import wait_for
 from tests.kafka.client_adapters import Item, bootstrap
 from tests.kafka.foreign.clients import BUILDS, Missing, start
 from tests.kafka.foreign.driver import Client
@@ -43,6 +44,8 @@ class Clients:
         self._build = build
         self._started: dict[str, Client | Missing] = {}
         self._written: set[str] = set()
+        self._transactions: dict[str, str] = {}
+        self.fenced: dict[str, str] = {}  # the error of each client's fenced producer
         self.matrix: dict[str, dict[str, Any]] = {}
 
     def get(self, name: str) -> Client:
@@ -66,6 +69,13 @@ class Clients:
                 client.produce(topic, codec, ITEMS)
             self._written.add(name)
         return topic, ITEMS * len(client.codecs)
+
+    def transactions(self, name: str) -> str:
+        """A topic in which the client has committed "0" and "2" and aborted "1", with a group's offsets."""
+        if name not in self._transactions:
+            topic = self._transactions[name] = self._cluster.make_topic()
+            self.fenced[name] = self.get(name).transact(topic)
+        return self._transactions[name]
 
     def note(self, name: str, **capabilities: Any) -> None:
         self.matrix.setdefault(name, {}).update(capabilities)
@@ -126,6 +136,28 @@ def test_a_client_seeks_to_a_time(clients: Clients, name: str) -> None:
     clients.note(name, time=True)
 
 
+TRANSACTIONAL = tuple(name for name in BUILDS if name != "kcat")  # kcat writes no transactions, and reads committed
+
+
+@pytest.mark.parametrize("name", [each for each in EACH if each.values[0] in TRANSACTIONAL])
+def test_a_client_commits_aborts_and_is_fenced(cluster: Cluster, clients: Clients, name: str) -> None:
+    client, topic = clients.get(name), clients.transactions(name)
+    assert client.is_transactional
+    assert clients.fenced[name] not in ("", "none")
+    asked = f"kafka-cg-group-{topic}"
+    wait_for("the offset of the last commit", lambda: cluster.nodes[1].raw.committed(asked, topic, 0) == 2, 30)
+    clients.note(name, transactions=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("reader", BUILDS)
+@pytest.mark.parametrize("writer", TRANSACTIONAL)
+def test_a_committed_reader_leaves_out_what_another_client_aborted(clients: Clients, reader: str, writer: str) -> None:
+    assert clients.get(reader).committed(clients.transactions(writer), 2) == [b"0", b"2"]
+    read = clients.matrix.get(reader, {}).get("committed", [])
+    clients.note(reader, committed=sorted({*read, writer}, key=list(BUILDS).index))
+
+
 @pytest.mark.full
 def test_the_matrix_is_the_documented_one(clients: Clients, request: pytest.FixtureRequest) -> None:
     """Runs last, over what the tests above have shown; of clients that are missing here nothing is said."""
@@ -135,6 +167,7 @@ def test_the_matrix_is_the_documented_one(clients: Clients, request: pytest.Fixt
         MATRIX.write_text(json.dumps(shown, indent=2) + "\n")
     saved = json.loads(MATRIX.read_text())
     for name, row in shown.items():
-        others = [other for other in saved[name]["reads"] if other in shown]
         known = {key: saved[name][key] for key in row}  # what `make test` shows of a client may not have been run here
-        assert row == known | {"reads": others, "version": row["version"]}, name
+        for key in ("reads", "committed"):
+            known[key] = [other for other in known.get(key, []) if other in shown]
+        assert row == known | {"version": row["version"]}, name

@@ -1,14 +1,18 @@
 """smq's own tools for transactions: `smq txn`, the admin client and the metrics, with a Kafka producer that hangs."""
 
 import json
+import re
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 
 import confluent_kafka
+import grpc
 import pytest
 
 from smq.clients import SyncAdmin
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.pb import smq_pb2_grpc
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import CLI, wait_for
@@ -26,7 +30,11 @@ def admin(cluster: Cluster) -> Iterator[SyncAdmin]:
 
 
 def smq(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [*CLI, "txn", *words, "--bootstrap", cluster.nodes[1].grpc]
+    return run_smq(cluster, "txn", *words)
+
+
+def run_smq(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [*CLI, *words, "--bootstrap", cluster.nodes[1].grpc]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
 
 
@@ -60,6 +68,53 @@ def test_a_hanging_transaction_is_seen_and_aborted(
         lambda: admin.describe_transaction(name).summary.state == "CompleteAbort",
         PATIENCE_S,
     )
+
+
+def test_consume_shows_what_is_not_committed_if_it_is_told_to(
+    cluster: Cluster, bootstrap: str, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    producer = transactional(bootstrap, fresh("tx"))
+    for value, is_open in ((b"aborted", False), (b"open", True)):
+        producer.begin_transaction()
+        producer.produce(topic, value, partition=0)
+        assert producer.flush(PATIENCE_S) == 0
+        if not is_open:
+            producer.abort_transaction(PATIENCE_S)
+
+    def consumed(*words: str) -> list[str]:
+        done = run_smq(cluster, "consume", topic, *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    uncommitted = ("--isolation", "read_uncommitted")
+    wait_for("the open record", lambda: consumed(*uncommitted) == ["aborted", "open"], PATIENCE_S)
+    assert consumed() == consumed("--isolation", "read_committed") == []
+    assert consumed("--offset", "-1", *uncommitted) == ["open"]
+    assert consumed("-f", "-n", "2", *uncommitted) == ["aborted", "open"]
+    refused = run_smq(cluster, "consume", topic, "--isolation", "dirty")
+    assert (refused.returncode, "read_committed" in refused.stderr) == (2, True)
+    producer.commit_transaction(PATIENCE_S)
+    wait_for("the committed record", lambda: consumed() == ["open"], PATIENCE_S)
+
+
+def test_apps_that_commit_batches_are_listed(cluster: Cluster, admin: SyncAdmin) -> None:
+    name = fresh("app")
+    assert name not in smq(cluster, "apps").stdout
+    with grpc.insecure_channel(cluster.nodes[1].grpc) as channel:
+        for number in (4, 5, 3):
+            smq_pb2_grpc.TransactionsStub(channel).CommitBatch(pb.CommitBatchRequest(app=name, batch_id=number))
+    (found,) = [app for app in admin.list_apps() if app.app == name]
+    (shown,) = [app for app in json.loads(smq(cluster, "apps", "--json").stdout) if app["app"] == name]
+    assert found.batch_id == shown["batch_id"] == 5
+    assert found.expires_ms is not None
+    assert found.idle_ms + found.expires_ms == 90 * 24 * 3_600_000
+    (line,) = [line for line in smq(cluster, "apps").stdout.splitlines() if line.startswith(name)]
+    assert re.fullmatch(rf"{name} +5 +\d+ s +(90 d 0 h|89 d 23 h)", line.rstrip()), line
+    with urllib.request.urlopen(f"http://{cluster.nodes[2].http}/metrics", timeout=10) as answer:
+        metrics = answer.read().decode()
+    assert int(float(re.findall(r"^smq_cluster_apps (\S+)$", metrics, re.MULTILINE)[0])) >= 1
+    assert "\nsmq_cluster_apps_max 10000.0\n" in metrics
 
 
 def test_what_is_not_there_is_an_error_with_the_reason(cluster: Cluster, admin: SyncAdmin, bootstrap: str) -> None:

@@ -86,6 +86,26 @@ RESUME_OR_EARLIEST: OffsetType.ValueType  # 6
 RESUME_OR_LATEST: OffsetType.ValueType  # 7
 Global___OffsetType: _TypeAlias = OffsetType  # noqa: Y015
 
+class _Isolation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _IsolationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Isolation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    READ_COMMITTED: _Isolation.ValueType  # 0
+    """up to the last stable offset, without aborted transactions"""
+    READ_UNCOMMITTED: _Isolation.ValueType  # 1
+    """up to the high water mark, whatever becomes of their transactions"""
+
+class Isolation(_Isolation, metaclass=_IsolationEnumTypeWrapper):
+    """Which records a reader gets. A control batch is no record: nobody gets one."""
+
+READ_COMMITTED: Isolation.ValueType  # 0
+"""up to the last stable offset, without aborted transactions"""
+READ_UNCOMMITTED: Isolation.ValueType  # 1
+"""up to the high water mark, whatever becomes of their transactions"""
+Global___Isolation: _TypeAlias = Isolation  # noqa: Y015
+
 @_typing.final
 class ErrorDetail(_message.Message):
     """------------------------------------------------------------------------------------------------ errors"""
@@ -512,6 +532,7 @@ class SubscribeInit(_message.Message):
     STOP_AT_END_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     WINDOW_BYTES_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.str
     """chosen by the caller; unique on the node"""
     topic: _builtins.str
@@ -525,11 +546,12 @@ class SubscribeInit(_message.Message):
     stop_offset: _builtins.int
     """exclusive; 0 = never. The stream ends there"""
     stop_at_end: _builtins.bool
-    """the stream ends at the hwm as of the call"""
+    """the stream ends at the reader's end as of the call"""
     max_bytes: _builtins.int
     """of one response's batches; 0 = 1 MiB"""
     window_bytes: _builtins.int
     """of responses not yet acknowledged; 0 = no acknowledgements, only HTTP/2 flow control"""
+    isolation: Global___Isolation.ValueType
     def __init__(
         self,
         *,
@@ -544,10 +566,11 @@ class SubscribeInit(_message.Message):
         stop_at_end: _builtins.bool = ...,
         max_bytes: _builtins.int = ...,
         window_bytes: _builtins.int = ...,
+        isolation: Global___Isolation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_offset_value", b"_offset_value", "_partition", b"_partition", "offset_value", b"offset_value", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offset_value", b"_offset_value", "_partition", b"_partition", "group", b"group", "max_bytes", b"max_bytes", "offset_type", b"offset_type", "offset_value", b"offset_value", "partition", b"partition", "reset_if_gone", b"reset_if_gone", "stop_at_end", b"stop_at_end", "stop_offset", b"stop_offset", "subscription_id", b"subscription_id", "topic", b"topic", "window_bytes", b"window_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offset_value", b"_offset_value", "_partition", b"_partition", "group", b"group", "isolation", b"isolation", "max_bytes", b"max_bytes", "offset_type", b"offset_type", "offset_value", b"offset_value", "partition", b"partition", "reset_if_gone", b"reset_if_gone", "stop_at_end", b"stop_at_end", "stop_offset", b"stop_offset", "subscription_id", b"subscription_id", "topic", b"topic", "window_bytes", b"window_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__offset_value: _TypeAlias = _typing.Literal["offset_value"]  # noqa: Y015
     _WhichOneofArgType__offset_value: _TypeAlias = _typing.Literal["_offset_value", b"_offset_value"]  # noqa: Y015
@@ -987,16 +1010,16 @@ Global___FetchPartition: _TypeAlias = FetchPartition  # noqa: Y015
 
 @_typing.final
 class FetchRequest(_message.Message):
-    """Readers get what is committed: nothing from the last stable offset on."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITIONS_FIELD_NUMBER: _builtins.int
     MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     max_wait_ms: _builtins.int
     max_bytes: _builtins.int
     """of the whole response; 0 = the node's limit"""
+    isolation: Global___Isolation.ValueType
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FetchPartition]: ...
     def __init__(
@@ -1005,10 +1028,11 @@ class FetchRequest(_message.Message):
         partitions: _abc.Iterable[Global___FetchPartition] | None = ...,
         max_wait_ms: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
+        isolation: Global___Isolation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1027,7 +1051,7 @@ class Batch(_message.Message):
     ts_ns: _builtins.int
     """of the record at base_offset; at base_offset + n, it is n more"""
     data: _builtins.bytes
-    """RecordBatch v2; empty if there is no record to read: aborted, or a control batch"""
+    """RecordBatch v2; empty if this reader gets no record of it: aborted, or a control batch"""
     def __init__(
         self,
         *,
@@ -1195,6 +1219,7 @@ class SearchRecordsRequest(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     """must be set"""
@@ -1205,7 +1230,7 @@ class SearchRecordsRequest(_message.Message):
     """
     end_offset: _builtins.int
     cursor: _builtins.bytes
-    """a further page: of the answer before, with the same filter"""
+    """a further page: of the answer before, with the same filter and isolation"""
     max_records: _builtins.int
     """of a page; 0 = 500"""
     max_bytes: _builtins.int
@@ -1214,6 +1239,7 @@ class SearchRecordsRequest(_message.Message):
     """0 = 30 s"""
     max_wait_ms: _builtins.int
     """of a first page: if `offset` is the end, waits so long for a record there"""
+    isolation: Global___Isolation.ValueType
     @_builtins.property
     def filter(self) -> Global___RecordFilter:
         """absent: all records"""
@@ -1231,10 +1257,11 @@ class SearchRecordsRequest(_message.Message):
         max_bytes: _builtins.int = ...,
         timeout_ms: _builtins.int = ...,
         max_wait_ms: _builtins.int = ...,
+        isolation: Global___Isolation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_offset", b"_offset", "_partition", b"_partition", "end_offset", b"end_offset", "filter", b"filter", "offset", b"offset", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_offset", b"_offset", "_partition", b"_partition", "cursor", b"cursor", "end_offset", b"end_offset", "filter", b"filter", "max_bytes", b"max_bytes", "max_records", b"max_records", "max_wait_ms", b"max_wait_ms", "offset", b"offset", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_offset", b"_offset", "_partition", b"_partition", "cursor", b"cursor", "end_offset", b"end_offset", "filter", b"filter", "isolation", b"isolation", "max_bytes", b"max_bytes", "max_records", b"max_records", "max_wait_ms", b"max_wait_ms", "offset", b"offset", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__end_offset: _TypeAlias = _typing.Literal["end_offset"]  # noqa: Y015
     _WhichOneofArgType__end_offset: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset"]  # noqa: Y015
@@ -1348,7 +1375,10 @@ class ListOffsetsRequest(_message.Message):
 
     PARTITIONS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     timeout_ms: _builtins.int
+    isolation: Global___Isolation.ValueType
+    """whose end counts: `hi`, "latest", and the end for a time that no record has"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListOffsetsPartition]: ...
     def __init__(
@@ -1356,10 +1386,11 @@ class ListOffsetsRequest(_message.Message):
         *,
         partitions: _abc.Iterable[Global___ListOffsetsPartition] | None = ...,
         timeout_ms: _builtins.int = ...,
+        isolation: Global___Isolation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["isolation", b"isolation", "partitions", b"partitions", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2606,6 +2637,78 @@ class AbortTransactionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AbortTransactionResponse: _TypeAlias = AbortTransactionResponse  # noqa: Y015
+
+@_typing.final
+class ListAppsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    timeout_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAppsRequest: _TypeAlias = ListAppsRequest  # noqa: Y015
+
+@_typing.final
+class App(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APP_FIELD_NUMBER: _builtins.int
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    IDLE_MS_FIELD_NUMBER: _builtins.int
+    EXPIRES_MS_FIELD_NUMBER: _builtins.int
+    app: _builtins.str
+    batch_id: _builtins.int
+    """the last that it has committed"""
+    idle_ms: _builtins.int
+    """since its last CommitBatch, by the cluster's clock of expiry, which moves in steps"""
+    expires_ms: _builtins.int
+    """until it is forgotten, if it commits nothing; absent: never"""
+    def __init__(
+        self,
+        *,
+        app: _builtins.str = ...,
+        batch_id: _builtins.int = ...,
+        idle_ms: _builtins.int = ...,
+        expires_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expires_ms", b"_expires_ms", "expires_ms", b"expires_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expires_ms", b"_expires_ms", "app", b"app", "batch_id", b"batch_id", "expires_ms", b"expires_ms", "idle_ms", b"idle_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expires_ms: _TypeAlias = _typing.Literal["expires_ms"]  # noqa: Y015
+    _WhichOneofArgType__expires_ms: _TypeAlias = _typing.Literal["_expires_ms", b"_expires_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expires_ms) -> _WhichOneofReturnType__expires_ms | None: ...
+
+Global___App: _TypeAlias = App  # noqa: Y015
+
+@_typing.final
+class ListAppsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def apps(self) -> _containers.RepeatedCompositeFieldContainer[Global___App]: ...
+    def __init__(
+        self,
+        *,
+        apps: _abc.Iterable[Global___App] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apps", b"apps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAppsResponse: _TypeAlias = ListAppsResponse  # noqa: Y015
 
 @_typing.final
 class DeleteOffsetsRequest(_message.Message):

@@ -1006,6 +1006,11 @@ class AdminStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionResponse.FromString,
                 _registered_method=True)
+        self.ListApps = channel.unary_unary(
+                '/smq.v1.Admin/ListApps',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListAppsRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListAppsResponse.FromString,
+                _registered_method=True)
         self.DeleteOffsets = channel.unary_unary(
                 '/smq.v1.Admin/DeleteOffsets',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteOffsetsRequest.SerializeToString,
@@ -1113,6 +1118,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListApps(self, request, context):
+        """The apps of CommitBatch, by name, read after a barrier.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteOffsets(self, request, context):
         """Forgets what a group has committed for these partitions. GROUP_SUBSCRIBED if a member subscribes to one's topic. At
         the group's coordinator.
@@ -1213,6 +1225,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.AbortTransaction,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionResponse.SerializeToString,
+            ),
+            'ListApps': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListApps,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListAppsRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListAppsResponse.SerializeToString,
             ),
             'DeleteOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteOffsets,
@@ -1544,6 +1561,33 @@ class Admin:
             '/smq.v1.Admin/AbortTransaction',
             smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionRequest.SerializeToString,
             smq_dot_clients_dot_pb_dot_smq__pb2.AbortTransactionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListApps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/ListApps',
+            smq_dot_clients_dot_pb_dot_smq__pb2.ListAppsRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.ListAppsResponse.FromString,
             options,
             channel_credentials,
             insecure,

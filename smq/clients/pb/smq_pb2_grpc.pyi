@@ -378,6 +378,8 @@ class AdminStub:
     DescribeTransaction: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeTransactionRequest, _smq_pb2.DescribeTransactionResponse]
     AbortTransaction: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AbortTransactionRequest, _smq_pb2.AbortTransactionResponse]
     """Aborts an open transaction, and fences its producer: as CommitOffsets, at the id's coordinator."""
+    ListApps: _grpc.UnaryUnaryMultiCallable[_smq_pb2.ListAppsRequest, _smq_pb2.ListAppsResponse]
+    """The apps of CommitBatch, by name, read after a barrier."""
     DeleteOffsets: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DeleteOffsetsRequest, _smq_pb2.DeleteOffsetsResponse]
     """Forgets what a group has committed for these partitions. GROUP_SUBSCRIBED if a member subscribes to one's topic. At
     the group's coordinator.
@@ -414,6 +416,8 @@ class AdminAsyncStub(AdminStub):
     DescribeTransaction: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeTransactionRequest, _smq_pb2.DescribeTransactionResponse]  # type: ignore[assignment]
     AbortTransaction: _aio.UnaryUnaryMultiCallable[_smq_pb2.AbortTransactionRequest, _smq_pb2.AbortTransactionResponse]  # type: ignore[assignment]
     """Aborts an open transaction, and fences its producer: as CommitOffsets, at the id's coordinator."""
+    ListApps: _aio.UnaryUnaryMultiCallable[_smq_pb2.ListAppsRequest, _smq_pb2.ListAppsResponse]  # type: ignore[assignment]
+    """The apps of CommitBatch, by name, read after a barrier."""
     DeleteOffsets: _aio.UnaryUnaryMultiCallable[_smq_pb2.DeleteOffsetsRequest, _smq_pb2.DeleteOffsetsResponse]  # type: ignore[assignment]
     """Forgets what a group has committed for these partitions. GROUP_SUBSCRIBED if a member subscribes to one's topic. At
     the group's coordinator.
@@ -513,6 +517,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.AbortTransactionResponse, _abc.Awaitable[_smq_pb2.AbortTransactionResponse]]:
         """Aborts an open transaction, and fences its producer: as CommitOffsets, at the id's coordinator."""
+
+    @_abc_1.abstractmethod
+    def ListApps(
+        self,
+        request: _smq_pb2.ListAppsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.ListAppsResponse, _abc.Awaitable[_smq_pb2.ListAppsResponse]]:
+        """The apps of CommitBatch, by name, read after a barrier."""
 
     @_abc_1.abstractmethod
     def DeleteOffsets(

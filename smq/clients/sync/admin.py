@@ -10,11 +10,13 @@ from smq.clients.admin import Admin, AdminOptions
 from smq.clients.positions import Start
 from smq.clients.sync.loop import BlockingClient, documented_as
 from smq.clients.types import (
+    AppSummary,
     ClusterDescription,
     ClusterSetting,
     CommittedOffset,
     GroupDescription,
     GroupSummary,
+    Isolation,
     ListedOffset,
     NodeStatus,
     PartitionRange,
@@ -83,9 +85,16 @@ class SyncAdmin(BlockingClient):
         return self._run(self._admin.partition_range(topic, partition))
 
     def list_offsets(
-        self, starts: Mapping[TopicPartition, Start], *, group: str | None = None, reset_if_gone: bool = False
+        self,
+        starts: Mapping[TopicPartition, Start],
+        *,
+        group: str | None = None,
+        reset_if_gone: bool = False,
+        isolation: Isolation = "read_committed",
     ) -> dict[TopicPartition, ListedOffset]:
-        return self._run(self._admin.list_offsets(starts, group=group, reset_if_gone=reset_if_gone))
+        return self._run(
+            self._admin.list_offsets(starts, group=group, reset_if_gone=reset_if_gone, isolation=isolation)
+        )
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
         self._run(self._admin.commit_offsets(group, offsets))
@@ -109,6 +118,9 @@ class SyncAdmin(BlockingClient):
 
     def abort_transaction(self, transactional_id: str) -> None:
         self._run(self._admin.abort_transaction(transactional_id))
+
+    def list_apps(self) -> list[AppSummary]:
+        return self._run(self._admin.list_apps())
 
     def describe_group(self, name: str, *, with_sizes: bool = False) -> GroupDescription:
         return self._run(self._admin.describe_group(name, with_sizes=with_sizes))

@@ -32,7 +32,7 @@ from smq.coordinator.service.lookup import Start, StartAsk, find_partition, star
 from smq.coordinator.service.positions import OffsetType, parse_offset_type
 from smq.coordinator.service.requests import check_count, check_group
 from smq.coordinator.service.sessions import StreamCounts
-from smq.coordinator.service.visibility import is_visible
+from smq.coordinator.service.visibility import is_committed_reader, is_visible
 from smq.raft_state.commands import NO_GENERATION, OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, PartitionId, ring_range, split_partition_id
@@ -57,13 +57,14 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
         check_count("partitions", request.partitions, FETCH_PARTITIONS_MAX)
         if request.max_wait_ms < 0 or request.max_bytes < 0 or any(p.max_bytes < 0 for p in request.partitions):
             raise SmqError(ErrorCode.INVALID_REQUEST, "max_wait_ms and max_bytes must be 0 or more")
+        is_committed = is_committed_reader(request.isolation)
         fetches = [
             PartitionFetch(
                 topic=p.topic,
                 partition=p.partition,
                 offset=p.offset,
                 max_bytes=p.max_bytes or FETCH_PARTITION_BYTES_DEFAULT,
-                is_committed=True,
+                is_committed=is_committed,
             )
             for p in request.partitions
         ]
@@ -105,6 +106,7 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
     @guarded
     async def ListOffsets(self, request: pb.ListOffsetsRequest, context: Context) -> pb.ListOffsetsResponse:
         check_count("partitions", request.partitions, LIST_OFFSETS_MAX)
+        is_committed = is_committed_reader(request.isolation)
         timeout_ms = deadline_ms(request.timeout_ms, context)
         listed: dict[int, pb.ListedOffset] = {}  # by place in the request
         asks: dict[int, StartAsk] = {}
@@ -113,7 +115,7 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
                 if requested.HasField("max_bytes"):
                     listed[place] = await self._list_end(requested, timeout_ms)
                 else:
-                    asks[place] = _start_ask(requested)
+                    asks[place] = _start_ask(requested, is_committed=is_committed)
             except SmqError as e:
                 listed[place] = _failed(requested, self.audience.told(e))
         starts = await start_positions(self._calls, list(asks.values()), timeout_ms)
@@ -122,7 +124,7 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
             if isinstance(start, SmqError):
                 listed[place] = _failed(requested, self.audience.told(start))
             else:
-                listed[place] = _started(requested, start)
+                listed[place] = _started(requested, start, is_committed=is_committed)
         return pb.ListOffsetsResponse(offsets=[listed[place] for place in range(len(listed))])
 
     async def _list_end(self, requested: pb.ListOffsetsPartition, timeout_ms: int) -> pb.ListedOffset:
@@ -227,7 +229,7 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
         return pb.PartitionOffset(topic=name, partition=index, offset=committed.offset, metadata=committed.metadata)
 
 
-def _start_ask(requested: pb.ListOffsetsPartition) -> StartAsk:
+def _start_ask(requested: pb.ListOffsetsPartition, *, is_committed: bool) -> StartAsk:
     is_by_time = requested.HasField("timestamp_ms")
     kind = OffsetType.EXACT_TS_NS if is_by_time else parse_offset_type(requested.offset_type)
     if not is_by_time:
@@ -240,10 +242,11 @@ def _start_ask(requested: pb.ListOffsetsPartition) -> StartAsk:
         group=requested.group,
         reset_if_gone=requested.reset_if_gone,
         timestamp_ms=requested.timestamp_ms if is_by_time else None,
+        is_committed=is_committed,
     )
 
 
-def _started(requested: pb.ListOffsetsPartition, start: Start) -> pb.ListedOffset:
+def _started(requested: pb.ListOffsetsPartition, start: Start, *, is_committed: bool) -> pb.ListedOffset:
     position, range_ = start
     return pb.ListedOffset(
         topic=requested.topic,
@@ -251,7 +254,7 @@ def _started(requested: pb.ListOffsetsPartition, start: Start) -> pb.ListedOffse
         offset=position.offset,
         clamped=position.clamped,
         lo=range_.log_start,
-        hi=range_.lso,
+        hi=range_.end_for(is_committed=is_committed),
     )
 
 

@@ -29,13 +29,13 @@ class Chunk:
 
 
 def chunks(fetched: Fetched, position: Offset, stop: Offset, bytes_max: int) -> Iterator[Chunk | None]:
-    """The records in [position, min(stop, lso)), in chunks of about `bytes_max`. None marks a good moment to let other
-    tasks run, because decoding never waits."""
+    """The records in [position, stop), in chunks of about `bytes_max`. None marks a good moment to let other tasks run,
+    because decoding never waits."""
     records: list[pb.Record] = []
     size = 0
     chunk_start = position
     for batch in fetched.batches:
-        if batch.last_offset >= fetched.lso or position >= stop:
+        if position >= stop:
             break
         for i, record in enumerate(decode_stored(batch) if is_visible(fetched, batch) else ()):
             if i % DECODE_CHUNK_RECORDS == DECODE_CHUNK_RECORDS - 1:

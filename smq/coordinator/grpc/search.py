@@ -2,8 +2,8 @@
 
 Owns how much is read for one page and how many searches run, and the form of a cursor. A page ends with its bounds or
 with its share of work, so a search over a large log is many short calls, and costs other clients little. It must never
-return a record at or beyond the last stable offset, one of an aborted transaction, or a control record. `grpc.broker`
-alone imports it.
+return a record that its reader does not get (`service.visibility`), or one at or beyond that reader's end.
+`grpc.broker` alone imports it.
 """
 
 import asyncio
@@ -40,14 +40,15 @@ from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import find_partition
 from smq.coordinator.service.positions import resolve_seek
 from smq.coordinator.service.record_filter import RecordFilter
-from smq.coordinator.service.visibility import is_visible
+from smq.coordinator.service.visibility import is_committed_reader, is_visible
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.records import Record, parse_header
 from smq.replication.api import StoredBatch, TimeKind
 
-_CURSOR: Final = struct.Struct(f">B{PARTITION_ID_BYTES}sqqI")  # version, partition, next offset, end, filter's CRC
+# Version, partition, next offset, end, and a CRC of the filter and the isolation
+_CURSOR: Final = struct.Struct(f">B{PARTITION_ID_BYTES}sqqI")
 _CURSOR_VERSION: Final = 1
 
 
@@ -60,6 +61,7 @@ class _Page:
     records_max: int
     bytes_max: int
     until_s: float
+    is_committed: bool
     records: list[pb.Record] = field(default_factory=list)
     size: int = 0
     scanned: int = 0
@@ -91,7 +93,7 @@ class Searches:
 
     async def page(self, request: pb.SearchRecordsRequest, context: Context) -> pb.SearchRecordsResponse:
         """INVALID_REQUEST, OFFSET_OUT_OF_RANGE with what is there, OVERLOADED, and the errors of a fetch."""
-        wanted = filter_of(request.filter)
+        wanted, is_committed = filter_of(request.filter), is_committed_reader(request.isolation)
         _check(request)
         timeout_ms = deadline_ms(request.timeout_ms, context)
         bytes_max = request.max_bytes or SEARCH_BYTES_DEFAULT
@@ -104,7 +106,7 @@ class Searches:
             else:
                 position, end = await self._first(request, wanted, timeout_ms)
             until_s = time.monotonic() + min(SEARCH_SCAN_S_MAX, timeout_ms / 2000)
-            page = _Page(position, end, request.max_records or SEARCH_RECORDS_DEFAULT, bytes_max, until_s)
+            page = _Page(position, end, request.max_records or SEARCH_RECORDS_DEFAULT, bytes_max, until_s, is_committed)
             peer = context.peer()
             async with self._answers.reserved(peer, SEARCH_READ_BYTES + bytes_max, timeout_ms):
                 await self._fill(page, request.topic, request.partition, wanted)
@@ -126,7 +128,7 @@ class Searches:
             max_bytes=0,
             max_wait_ms=wait_ms,
             answer_ms=min(wait_ms + FETCH_BARRIER_MS, timeout_ms),
-            is_committed=True,
+            is_committed=is_committed_reader(request.isolation),
         )
 
     @contextmanager
@@ -144,8 +146,8 @@ class Searches:
     ) -> tuple[Offset, Offset]:
         """Where a search begins and ends, as the partition's leader knows it now."""
         range_ = await self._calls.partition_range(request.topic, request.partition, timeout_ms)
-        position = resolve_seek(request.offset, range_.log_start, range_.lso).offset
-        end = range_.lso
+        end = range_.end_for(is_committed=is_committed_reader(request.isolation))
+        position = resolve_seek(request.offset, range_.log_start, end).offset
         if request.HasField("end_offset"):
             end = min(Offset(request.end_offset), end)
         if wanted.from_ms is not None and position < end:
@@ -164,7 +166,7 @@ class Searches:
                 max_bytes=SEARCH_READ_BYTES,
                 max_wait_ms=SEARCH_LAG_MS,
                 answer_ms=SEARCH_LAG_MS + FETCH_BARRIER_MS,
-                is_committed=True,
+                is_committed=page.is_committed,
             )
             if not fetched.batches:
                 return  # this replica lags: the next page asks again
@@ -175,8 +177,8 @@ class Searches:
 
 
 async def _search(batch: StoredBatch, page: _Page, wanted: RecordFilter, *, has_records: bool) -> None:
-    """The rest of the batch from the page's position on, until the page is full. Without records for a committed
-    reader, the position passes it all the same."""
+    """The rest of the batch from the page's position on, until the page is full. Without records for this reader, the
+    position passes it all the same."""
     page.scanned += len(batch.data)
     if has_records and wanted.may_hold(parse_header(batch.data)):
         for number, record in enumerate(decode_stored(batch), 1):
@@ -241,11 +243,12 @@ def filter_of(given: pb.RecordFilter) -> RecordFilter:
 
 # ---------------------------------------------------------------------------------------------------- cursors
 def _cursor(request: pb.SearchRecordsRequest, pid: PartitionId, page: _Page) -> bytes:
-    return _CURSOR.pack(_CURSOR_VERSION, pid, page.position, page.end, _digest(request.filter))
+    return _CURSOR.pack(_CURSOR_VERSION, pid, page.position, page.end, _digest(request))
 
 
-def _digest(given: pb.RecordFilter) -> int:
-    return crc32c(given.SerializeToString(deterministic=True))
+def _digest(request: pb.SearchRecordsRequest) -> int:
+    """Of what all pages of a search share. Two isolations never have the same: the CRC begins with it."""
+    return crc32c(request.filter.SerializeToString(deterministic=True), request.isolation)
 
 
 def _resumed(request: pb.SearchRecordsRequest, pid: PartitionId) -> tuple[Offset, Offset]:
@@ -257,8 +260,8 @@ def _resumed(request: pb.SearchRecordsRequest, pid: PartitionId) -> tuple[Offset
         _, of, position, end, digest = _CURSOR.unpack(request.cursor)
         if of != pid:
             wrong = "is of another partition, or of a topic of this name that was deleted"
-        elif digest != _digest(request.filter):
-            wrong = "is of another filter"
+        elif digest != _digest(request):
+            wrong = "is of another filter or isolation"
         elif not 0 <= position < end:
             wrong = "is damaged"
         else:

@@ -1,8 +1,8 @@
 """One SubscribeRecord stream: the records of one partition from a position on, with seeks and acknowledgements.
 
 Owns the position of one reader. It holds at most one response's records beyond what gRPC has taken, so a slow reader
-costs the others nothing. It must never send a record at or beyond the last stable offset. `grpc.agent` alone imports
-it.
+costs the others nothing. It must never send a record at or beyond the end of its reader: the last stable offset, or
+the high water mark if it reads what is not committed, too. `grpc.agent` alone imports it.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from smq.coordinator.limits import (
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import StartAsk, start_position
 from smq.coordinator.service.positions import Position, parse_offset_type, resolve_seek
+from smq.coordinator.service.visibility import is_committed_reader
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from smq.replication.api import Fetched, PartitionRange
@@ -63,8 +64,11 @@ class SubscribeStream:
     """`run` returns at the stop offset, and raises the SmqError that ends the stream. A client cancels it."""
 
     def __init__(self, calls: NodeCalls, init: pb.SubscribeInit, context: Context) -> None:
+        """INVALID_REQUEST for what can be refused without a look-up."""
+        _check_init(init)
         self._calls = calls
         self._init = init
+        self._is_committed = is_committed_reader(init.isolation)
         self._context = context
         self._window = Window(init.window_bytes)
         self._bytes_max = min(init.max_bytes or SUBSCRIBE_BYTES_DEFAULT, SUBSCRIBE_BYTES_MAX)
@@ -75,7 +79,6 @@ class SubscribeStream:
         self._wake = asyncio.Event()
 
     async def run(self, requests: AsyncIterable[pb.SubscribeRecordRequest]) -> None:
-        check_init(self._init)
         control = asyncio.create_task(self._read_control(requests))
         try:
             await self._serve()
@@ -105,24 +108,26 @@ class SubscribeStream:
             value=init.offset_value,
             group=init.group,
             reset_if_gone=init.reset_if_gone,
+            is_committed=self._is_committed,
         )
         position, range_ = await start_position(self._calls, ask, TIMEOUT_MS_DEFAULT)
         if init.stop_at_end:
-            self._stop = min(self._stop, range_.lso)
+            self._stop = min(self._stop, range_.end_for(is_committed=self._is_committed))
         await self._send_start(position, range_)
         return position.offset
 
     async def _do_seek(self) -> Offset:
         offset, self._seek = self._seek or 0, None
         range_ = await self._calls.partition_range(self._init.topic, self._init.partition, TIMEOUT_MS_DEFAULT)
-        position = resolve_seek(offset, range_.log_start, range_.lso)
+        position = resolve_seek(offset, range_.log_start, range_.end_for(is_committed=self._is_committed))
         self._window.reset()
         await self._send_start(position, range_)
         return position.offset
 
     async def _send_start(self, position: Position, range_: PartitionRange) -> None:
-        started = pb.StartedAt(offset=position.offset, clamped=position.clamped, lo=range_.log_start, hi=range_.lso)
-        await self._context.write(self._response([], position.offset, range_.hwm, range_.lso, started))
+        end = range_.end_for(is_committed=self._is_committed)
+        started = pb.StartedAt(offset=position.offset, clamped=position.clamped, lo=range_.log_start, hi=end)
+        await self._context.write(self._response([], position.offset, range_.hwm, end, started))
 
     # ------------------------------------------------------------------------------------------------ records
     async def _send_next(self, position: Offset) -> Offset:
@@ -135,13 +140,16 @@ class SubscribeStream:
                 await asyncio.sleep(0)
             else:
                 position = chunk.next_offset
-                # A replica that lags knows no better end than the high water mark.
-                end = fetched.lso if fetched.readable_end >= fetched.hwm else fetched.hwm
-                await self._context.write(self._response(chunk.records, position, fetched.hwm, end))
+                await self._context.write(self._response(chunk.records, position, fetched.hwm, self._end(fetched)))
                 self._window.sent(position, chunk.size)
             if self._seek is not None or self._control_error is not None or self._window.is_full:
                 break  # the rest of what was decoded is read again
         return position
+
+    def _end(self, fetched: Fetched) -> Offset:
+        """The reader's, as far as this replica knows. One that lags knows no better one than the high water mark."""
+        is_stable = self._is_committed and fetched.readable_end >= fetched.hwm
+        return fetched.lso if is_stable else fetched.hwm
 
     async def _fetch(self, position: Offset) -> Fetched | None:
         """A long poll; None if a control message has interrupted it."""
@@ -152,7 +160,7 @@ class SubscribeStream:
             max_bytes=self._bytes_max,
             max_wait_ms=SUBSCRIBE_POLL_MS,
             answer_ms=SUBSCRIBE_POLL_MS + TIMEOUT_MS_DEFAULT,
-            is_committed=True,
+            is_committed=self._is_committed,
         )
         poll = self._poll = asyncio.create_task(call)
         try:
@@ -202,8 +210,7 @@ class SubscribeStream:
             self._poll.cancel()
 
 
-def check_init(init: pb.SubscribeInit) -> None:
-    """INVALID_REQUEST for what can be refused without a lookup."""
+def _check_init(init: pb.SubscribeInit) -> None:
     if init.stop_offset < 0 or init.max_bytes < 0 or init.window_bytes < 0:
         raise SmqError(ErrorCode.INVALID_REQUEST, "stop_offset, max_bytes and window_bytes must be 0 or more")
     check_required(init)

@@ -1,4 +1,4 @@
-"""The transaction part of the Admin service: list, describe, abort.
+"""The transaction part of the Admin service: list, describe, abort, and the apps of CommitBatch.
 
 Owns no state: each answer is read from the replicated state after a barrier, and the id's coordinator aborts.
 `grpc.admin` extends it.
@@ -12,10 +12,11 @@ from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.transactions import open_ms, state_name
 from smq.coordinator.service.turns import Turns
 from smq.coordinator.transactions import Transactions, producer_of
+from smq.raft_state.cluster_config import offsets_retention_ms
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import split_partition_id
-from smq.raft_state.state import ClusterState, TransactionOutcome, TransactionPhase, TransactionState
+from smq.raft_state.state import AppState, ClusterState, TransactionOutcome, TransactionPhase, TransactionState
 
 
 class TransactionAdmin(Service, smq_pb2_grpc.AdminServicer):
@@ -63,12 +64,29 @@ class TransactionAdmin(Service, smq_pb2_grpc.AdminServicer):
         await Transactions(self._calls, self._groups).abort(producer_of(transaction), timeout_ms)
         return pb.AbortTransactionResponse()
 
+    @guarded
+    async def ListApps(self, request: pb.ListAppsRequest, context: Context) -> pb.ListAppsResponse:
+        await self._calls.barrier(deadline_ms(request.timeout_ms, context))
+        state = self._calls.node.state
+        apps = sorted(state.apps.items())
+        return pb.ListAppsResponse(apps=[_app(state, name, app) async for name, app in Turns().over(apps)])
+
     async def _find(self, name: str, timeout_ms: int) -> TransactionState:
         await self._calls.barrier(timeout_ms)
         transaction = self._calls.node.state.transactions.get(name)
         if transaction is None:
             raise SmqError(ErrorCode.UNKNOWN_TRANSACTIONAL_ID, f"there is no transactional id {name!r}")
         return transaction
+
+
+def _app(state: ClusterState, name: str, app: AppState) -> pb.App:
+    idle_ms, retention_ms = state.expiry_clock_ms - app.used_ms, offsets_retention_ms(state.config)
+    return pb.App(
+        app=name,
+        batch_id=app.batch_id,
+        idle_ms=idle_ms,
+        expires_ms=max(retention_ms - idle_ms, 0) if retention_ms else None,
+    )
 
 
 def _summary(state: ClusterState, transaction: TransactionState) -> pb.TransactionSummary:

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from smq.coordinator.http.partition_metrics import Backlogs, series_pieces
 from smq.coordinator.service.transactions import oldest_open_ms
+from smq.raft_state.limits import APPS_MAX
 from smq.raft_state.state import ClusterState
 from smq.replication.api import NodeApi, NodeStatus, StorageStatus
 
@@ -88,6 +89,12 @@ NODE_GAUGES: Final[tuple[tuple[str, str, Callable[[NodeStatus, ClusterState], fl
     ("smq_cluster_topics", "Topics.", lambda n, s: len(s.topics)),
     ("smq_cluster_groups", "Consumer groups with commits or members.", lambda n, s: len(s.groups)),
     ("smq_cluster_transactional_ids", "Transactional ids.", lambda n, s: len(s.transactions)),
+    (
+        "smq_cluster_apps",
+        "Apps that commit batches (Spark's queries): `smq txn apps` lists them.",
+        lambda n, s: len(s.apps),
+    ),
+    ("smq_cluster_apps_max", "Beyond this number new apps are refused.", lambda n, s: APPS_MAX),
     (
         "smq_cluster_oldest_transaction_seconds",
         "How long the oldest open transaction has been open, by the replicated clock; 0: none is.",

@@ -110,7 +110,7 @@ async def _position(
 ) -> tuple[int, int]:
     """The offset, and the record's timestamp if the request names a time."""
     if timestamp == LATEST:
-        return range_.lso if is_committed else range_.hwm, -1
+        return range_.end_for(is_committed=is_committed), -1
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return range_.log_start, -1
     if timestamp < 0 and timestamp != MAX_TIMESTAMP:

@@ -91,8 +91,12 @@ async def fetch_many(
 
 
 def _watched(request: PartitionFetch, outcome: Outcome) -> int:
-    """The offset to wait at: the end of what this read returned, or would have without the partition's byte cap."""
-    return max(request.offset, outcome.readable_end) if isinstance(outcome, Fetched) else request.offset
+    """The offset to wait at: the end of what this read returned, or would have without the partition's byte cap. For a
+    committed reader that may be far below what the replica can serve: each transaction that ends moves it on."""
+    if not isinstance(outcome, Fetched):
+        return request.offset
+    end = min(outcome.lso, outcome.readable_end) if request.is_committed else outcome.readable_end
+    return max(request.offset, end)
 
 
 class _Fetches:

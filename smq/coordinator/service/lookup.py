@@ -67,6 +67,7 @@ class StartAsk:
     group: str = ""
     reset_if_gone: bool = False
     timestamp_ms: int | None = None
+    is_committed: bool = True  # the log ends at the last stable offset, otherwise at the high water mark
 
 
 Start: TypeAlias = tuple[Position, PartitionRange]
@@ -80,8 +81,8 @@ async def start_position(calls: NodeCalls, ask: StartAsk, timeout_ms: int) -> St
 
 
 async def start_positions(calls: NodeCalls, asks: Sequence[StartAsk], timeout_ms: int) -> list[Start | SmqError]:
-    """Looks up what the offset types need, all commits of a group and all ranges together, then resolves each position.
-    `hi` is the last stable offset: readers here are read-committed."""
+    """Looks up what the offset types need, all commits of a group and all ranges together, then resolves each
+    position."""
 
     def are_known(state: ClusterState) -> bool:
         return all(state.partition_of(ask.topic, ask.partition) is not None for ask in asks)
@@ -104,7 +105,10 @@ async def start_positions(calls: NodeCalls, asks: Sequence[StartAsk], timeout_ms
     prepared = await asyncio.gather(*(prepare(ask) for ask in asks))
     wanted = [(ask.topic, ask.partition) for ask, p in zip(asks, prepared, strict=True) if not isinstance(p, SmqError)]
     ranges = iter(await calls.partition_ranges(wanted, timeout_ms))
-    return [p if isinstance(p, SmqError) else _resolved(p, next(ranges)) for p in prepared]
+    return [
+        p if isinstance(p, SmqError) else _resolved(p, next(ranges), is_committed=ask.is_committed)
+        for ask, p in zip(asks, prepared, strict=True)
+    ]
 
 
 Commits: TypeAlias = dict[tuple[str, PartitionId], CommittedOffset]
@@ -145,11 +149,13 @@ async def _prepared(calls: NodeCalls, ask: StartAsk, commits: Commits, timeout_m
     )
 
 
-def _resolved(start: StartRequest, range_: PartitionRange | SmqError) -> Start | SmqError:
+def _resolved(start: StartRequest, range_: PartitionRange | SmqError, *, is_committed: bool) -> Start | SmqError:
     if isinstance(range_, SmqError):
         return range_
+    # A group that has read beyond an open transaction, and now reads what is committed, goes on where it was: it waits.
+    is_resuming = start.type.needs_commit and start.committed is not None
     try:
-        return resolve(start, range_.log_start, range_.lso), range_
+        return resolve(start, range_.log_start, range_.end_for(is_committed=is_committed and not is_resuming)), range_
     except SmqError as e:
         return e
 

@@ -105,6 +105,11 @@ class Admin(AdminServicer):
         raise _no_transaction(request.transactional_id)
 
     @answering
+    async def ListApps(self, _request: pb.ListAppsRequest) -> Message:
+        """As for transactions."""
+        return pb.ListAppsResponse()
+
+    @answering
     async def DeleteOffsets(self, request: pb.DeleteOffsetsRequest) -> Message:
         def change() -> Message:
             for p in request.partitions:

@@ -9,7 +9,9 @@ Owns the protocol. A request is an object with `op` and the arguments of that op
 - `read` topic, count -> `records` from the beginning;
 - `group` topic, group, count -> the next `records` for the group, committed up to the last of them;
 - `time` topic, timestamp -> `records`: the first at or after that time, found by the client's own look-up;
-- `tools` topic, `transact` topic, `commits` topic, partitions, count: see `Client`.
+- `transact` topic, `committed` topic, count -> `records`: see `Client`; `is_transactional` of `hello` is false if the
+  client has no transactional producer;
+- `tools` topic, `commits` topic, partitions, count, `copy` topic, target, group, partitions, count: see `Client`.
 
 A record has `k`ey and `v`alue (base64 or null), `t`imestamp in milliseconds, `h`eaders (pairs of a name and base64),
 and, if it was read, its `o`ffset.
@@ -28,6 +30,7 @@ from typing import Any
 from tests.kafka.client_adapters import Item
 
 ANSWER_S = 90.0  # a group's first join waits for more members, on a busy machine for longer
+COPY_S = 400.0  # through several deaths
 
 
 def packed(item: Item, offset: int | None = None) -> dict[str, Any]:
@@ -84,6 +87,12 @@ class Client:
         self.version: str = hello["version"]
         self.codecs: list[str] = hello["codecs"]
         self.is_timed: bool = hello.get("is_timed", True)
+        self.is_transactional: bool = hello.get("is_transactional", True)
+
+    def kill(self) -> None:
+        """SIGKILL; a thread that waits for an answer gets an AssertionError."""
+        self._process.kill()
+        self._process.wait()
 
     def close(self) -> None:
         """A driver stops at the end of its input."""
@@ -122,34 +131,47 @@ class Client:
         return self._ask("tools", topic=topic)
 
     def transact(self, topic: str) -> str:
-        """Commits "0" and "2" and aborts "1"; the error of its fenced producer. Java only."""
+        """Commits "0" and "2" and aborts "1", each with its number as the offset of `group-TOPIC` in its topic; the
+        error of its producer once another one of its id has fenced it, or "none"."""
         return str(self._ask("transact", topic=topic)["failure"])
+
+    def committed(self, topic: str, count: int) -> list[bytes | None]:
+        """The first values that a reader of committed records gets."""
+        return [unpacked(record).value for record in self._ask("committed", topic=topic, count=count)["records"]]
 
     def commits(self, topic: str, partitions: int, count: int) -> list[int]:
         """Transactions 0 to count - 1, each with its number to every partition, every third aborted; which of them have
         failed. Java and franz-go only."""
         return list(self._ask("commits", topic=topic, partitions=partitions, count=count)["failed"])
 
-    def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
+    def copy(self, topic: str, target: str, group: str, partitions: int, count: int) -> dict[str, int]:
+        """Copies each record, with "copy of " before its value, to the same partition of the target, ten or fewer in a
+        transaction with the group's offsets, until the group has `count` committed in each partition. Every fifth
+        transaction is aborted, and its records are copied again. After an error a new producer and a new consumer go
+        on. How many were `aborted`, and how often it has `failed`. confluent-kafka, Java and franz-go only."""
+        asked = {"topic": topic, "target": target, "group": group, "partitions": partitions, "count": count}
+        return dict(self._ask("copy", COPY_S, **asked))
+
+    def _ask(self, op: str, answer_s: float = ANSWER_S, /, **fields: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"op": op, **fields}).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # `_line` reports how it ended
-        answer: dict[str, Any] = json.loads(self._line(op))
+        answer: dict[str, Any] = json.loads(self._line(op, answer_s))
         if "error" in answer:
             raise AssertionError(f"{self.name}: {op}: {answer['error']}\n{self._tail()}")
         return answer
 
-    def _line(self, op: str) -> bytes:
+    def _line(self, op: str, answer_s: float) -> bytes:
         assert self._process.stdout is not None
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + answer_s
         while b"\n" not in self._rest:
             ready = self._selector.select(max(0, deadline - time.monotonic()))
             data = os.read(self._process.stdout.fileno(), 1 << 20) if ready else b""
             if not data:
-                why = "ended" if ready else f"did not answer within {ANSWER_S:.0f} s"
+                why = "ended" if ready else f"did not answer within {answer_s:.0f} s"
                 raise AssertionError(f"{self.name}: {op}: the driver {why}\n{self._tail()}")
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")

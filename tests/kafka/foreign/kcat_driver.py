@@ -14,6 +14,7 @@ from tests.kafka.client_adapters import READ_S, Item
 from tests.kafka.foreign.driver import packed, serve, unpacked
 
 SERVERS = sys.argv[1]
+_LACKS = {"is_timed": False, "is_transactional": False}
 
 
 def _kcat(*arguments: str, stdin: str | None = None) -> str:
@@ -33,7 +34,7 @@ def _version() -> str:
 
 
 def _hello(_request: dict[str, Any]) -> dict[str, Any]:
-    return {"version": _version(), "codecs": ["none", "gzip", "snappy", "lz4", "zstd"], "is_timed": False}
+    return {"version": _version(), "codecs": ["none", "gzip", "snappy", "lz4", "zstd"], **_LACKS}
 
 
 def _create(request: dict[str, Any]) -> dict[str, Any]:
@@ -68,10 +69,13 @@ def _record(found: dict[str, Any]) -> dict[str, Any]:
     return packed(Item(key, value, found["ts"], pairs), found["offset"])
 
 
-def _read(request: dict[str, Any]) -> dict[str, Any]:
-    return _records(
-        _kcat("-C", "-J", "-t", request["topic"], "-p", "0", "-o", "beginning", "-c", str(request["count"]))
-    )
+def _read(request: dict[str, Any], isolation: str = "read_uncommitted") -> dict[str, Any]:
+    place = ("-t", request["topic"], "-p", "0", "-o", "beginning", "-c", str(request["count"]))
+    return _records(_kcat("-C", "-J", *place, "-X", f"isolation.level={isolation}"))
+
+
+def _committed(request: dict[str, Any]) -> dict[str, Any]:
+    return _read(request, "read_committed")
 
 
 def _group(request: dict[str, Any]) -> dict[str, Any]:
@@ -85,4 +89,14 @@ def _time(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve({"hello": _hello, "create": _create, "produce": _produce, "read": _read, "group": _group, "time": _time})
+    serve(
+        {
+            "hello": _hello,
+            "create": _create,
+            "produce": _produce,
+            "read": _read,
+            "committed": _committed,
+            "group": _group,
+            "time": _time,
+        }
+    )

@@ -1,6 +1,7 @@
 """The Python clients behind the drivers' protocol: `python_driver.py CLIENT SERVERS`. See driver.py for the operations.
 
-Writing and reading is that of client_adapters.py, which `make test` holds all of them to.
+Writing and reading is that of client_adapters.py, which `make test` holds all of them to; transactions are those of
+python_transactions.py.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from smq.records import CODECS
 from tests.kafka import client_adapters as faces
 from tests.kafka.client_adapters import READ_S, Item
 from tests.kafka.foreign.driver import packed, serve, unpacked
+from tests.kafka.foreign.python_transactions import COMMITTED, TRANSACT, confluent_copy
 
 NAME, SERVERS = sys.argv[1:]
 Request = dict[str, Any]
@@ -203,8 +205,16 @@ def main() -> None:
         found = read(SERVERS, request["topic"], range(request["count"]))
         return {"records": [packed(item, offset) for offset, item in enumerate(found)]}
 
+    def committed(request: Request) -> Request:
+        values = COMMITTED[NAME](SERVERS, request["topic"], request["count"])
+        return {"records": [packed(Item(None, value, 0)) for value in values]}
+
+    copy = {"copy": lambda request: confluent_copy(SERVERS, request)} if NAME == "confluent-kafka" else {}
     serve(
-        {
+        copy
+        | {
+            "transact": lambda request: {"failure": TRANSACT[NAME](SERVERS, request["topic"])},
+            "committed": committed,
             "hello": lambda _: {"version": version, "codecs": list(CODECS)},
             "create": create,
             "produce": produce,

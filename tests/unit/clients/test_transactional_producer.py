@@ -12,6 +12,8 @@ from smq.clients import (
     InvalidTransactionState,
     Producer,
     ProducerFenced,
+    RecordFilter,
+    SyncConsumer,
     SyncProducer,
     UnknownPartition,
     UnknownTopic,
@@ -58,6 +60,61 @@ def test_readers_get_what_is_committed(tmp_path: Path) -> None:
             async with producer.transaction():
                 pass  # nothing is asked of the cluster
         await await_values(served, *(b"%d-%d" % (n, p) for n in (0, 2, 3, 5, 7) for p in range(3)))
+
+    serving(tmp_path, body)
+
+
+def test_a_reader_of_uncommitted_records_gets_those_of_open_and_aborted_transactions(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer, Admin(servers(served)) as admin:
+            producer.begin()
+            await producer.send("t", b"aborted")
+            await producer.abort()
+            producer.begin()
+            await producer.send("t", b"open")  # at 2: a control batch lies between
+            async with Consumer(servers(served), isolation="read_uncommitted", group="g") as consumer:
+                await consumer.assign("t", "earliest", end_offset="latest")
+                assert [(r.offset, r.value) async for r in consumer] == [(0, b"aborted"), (2, b"open")]
+                found = [r.value async for r in consumer.search("t", 0, RecordFilter())]
+                assert found == [b"aborted", b"open"]
+                fetched = await consumer.fetch_range("t", 0, 0)
+                assert [bool(b.data) for b in fetched.batches] == [True, False, True], "no control batch has data"
+                assert await consumer.seek("t", 0, "latest") == 3
+                await consumer.commit()
+            assert await values(served) == []
+            ends = {
+                isolation: (await admin.list_offsets({("t", 0): "latest"}, isolation=isolation))["t", 0].offset
+                for isolation in ("read_committed", "read_uncommitted")
+            }
+            assert ends == {"read_committed": 2, "read_uncommitted": 3}
+            async with Consumer(servers(served), group="g") as consumer:
+                assert await consumer.assign("t") == {("t", 0): 3}, "it waits there for the end of the transaction"
+                await producer.commit()
+                await admin.delete_offsets("g", [("t", 0)])
+        await await_values(served, b"open")
+
+    serving(tmp_path, body)
+
+
+def test_the_blocking_consumer_and_the_admin_client_name_the_isolations(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+            producer.begin()
+            await producer.send("t", b"open")
+
+            def blocking() -> list[bytes | None]:
+                with SyncConsumer(servers(served), isolation="read_uncommitted") as consumer:
+                    consumer.assign("t", end_offset="latest")
+                    return [record.value for record in consumer]
+
+            assert await asyncio.to_thread(blocking) == [b"open"]
+        with pytest.raises(InvalidRequest, match="isolation must be one of read_committed, read_uncommitted"):
+            Consumer(servers(served), isolation="serializable")  # type: ignore[arg-type]  # a caller's mistake
+        async with Admin(servers(served)) as admin:
+            with pytest.raises(InvalidRequest, match="isolation"):
+                await admin.list_offsets({("t", 0): "latest"}, isolation="dirty")  # type: ignore[arg-type]  # likewise
 
     serving(tmp_path, body)
 

@@ -15,7 +15,7 @@ from typing import BinaryIO, Final
 import click
 
 from smq.clients import OFFSET_TYPES, Admin, Consumer, ConsumerRecord, StartAt
-from smq.clients.types import TopicPartition
+from smq.clients.types import ISOLATIONS, Isolation, TopicPartition
 from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, answered, json_option, open_admin, run
 from smq.coordinator.cli.completions import GROUP, TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
@@ -57,6 +57,13 @@ _TYPES: Final = ("earliest", "latest", *OFFSET_TYPES)
 @click.option("--key", help="Only records with this key.")
 @click.option("--header", "headers", metavar="NAME[=VALUE]", multiple=True, help="Only with this; may be repeated.")
 @click.option("--output", "format_text", metavar="FORMAT", help=FORMAT_HELP)
+@click.option(
+    "--isolation",
+    type=click.Choice(tuple(ISOLATIONS)),
+    default="read_committed",
+    show_default=True,
+    help="read_uncommitted: the records of open and aborted transactions, too.",
+)
 @click.option("--from-replica", type=int, metavar="NODE", help="Read only from this node's copy.")
 @json_option
 @bootstrap_option
@@ -76,6 +83,7 @@ def consume(
     key: str | None,
     headers: tuple[str, ...],
     format_text: str | None,
+    isolation: Isolation,
     from_replica: int | None,
     as_json: bool,
     bootstrap: str,
@@ -99,6 +107,7 @@ def consume(
         async with Consumer(
             bootstrap,
             group=group,
+            isolation=isolation,
             from_replica=from_replica,
             connect_timeout_ms=CONNECT_TIMEOUT_MS,
             request_timeout_ms=CALL_TIMEOUT_MS,
@@ -106,9 +115,12 @@ def consume(
         ) as consumer:
             async with open_admin(bootstrap) as admin:
                 assigned = [(topic, p) for p in partitions] or await _all_partitions(admin, topic)
-                starts = dict.fromkeys(assigned, start) if offset is None else await _starts(admin, assigned, offset)
+                if offset is None:
+                    starts: Mapping[TopicPartition, StartAt | None] = dict.fromkeys(assigned, start)
+                else:
+                    starts = await _starts(admin, assigned, offset, isolation)
                 positions = await consumer.assign({tp: _or_default(s, group) for tp, s in starts.items()})
-                ends = None if follow else await _ends(admin, assigned, until, until_offset)
+                ends = None if follow else await _ends(admin, assigned, until, until_offset, isolation)
             answered()
             for tp, position in positions.items():
                 _report_moved(tp, starts[tp], position)
@@ -189,7 +201,9 @@ def _start(offset_type: str | None, offset_value: int | None, group: str | None)
     return StartAt(type=offset_type, value=offset_value or 0)
 
 
-async def _starts(admin: Admin, partitions: list[TopicPartition], text: str) -> Mapping[TopicPartition, StartAt | None]:
+async def _starts(
+    admin: Admin, partitions: list[TopicPartition], text: str, isolation: Isolation
+) -> Mapping[TopicPartition, StartAt | None]:
     """What --offset means for each partition."""
     if text.lower() in ("earliest", "latest"):
         return {tp: StartAt(type=text) for tp in partitions}
@@ -200,7 +214,8 @@ async def _starts(admin: Admin, partitions: list[TopicPartition], text: str) -> 
         raise click.UsageError(message) from None
     if number >= 0:
         return {tp: StartAt(value=number) for tp in partitions}
-    listed = await admin.list_offsets(dict.fromkeys(partitions, StartAt(type="RESET_TO_LATEST")))
+    latest = dict.fromkeys(partitions, StartAt(type="RESET_TO_LATEST"))
+    listed = await admin.list_offsets(latest, isolation=isolation)
     return {tp: StartAt(value=max(found.offset + number, found.lo)) for tp, found in listed.items()}
 
 
@@ -219,11 +234,11 @@ async def _all_partitions(admin: Admin, topic: str) -> list[TopicPartition]:
 
 
 async def _ends(
-    admin: Admin, partitions: list[TopicPartition], until_ms: int | None, until_offset: int | None
+    admin: Admin, partitions: list[TopicPartition], until_ms: int | None, until_offset: int | None, isolation: Isolation
 ) -> dict[TopicPartition, int]:
     """At most the present ends."""
     start = StartAt(type="RESET_TO_LATEST") if until_ms is None else StartAt(timestamp_ms=until_ms)
-    listed = await admin.list_offsets(dict.fromkeys(partitions, start))
+    listed = await admin.list_offsets(dict.fromkeys(partitions, start), isolation=isolation)
     return {
         tp: found.offset if until_offset is None else min(found.offset, until_offset) for tp, found in listed.items()
     }

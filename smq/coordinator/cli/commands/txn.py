@@ -1,4 +1,4 @@
-"""`smq txn ...`: transactional ids, their transactions, and the abort of one that hangs.
+"""`smq txn ...`: transactional ids, their transactions, the abort of one that hangs, and the apps that commit batches.
 
 Owns what these commands print. Everything they do goes through smq.clients. `cli.root` loads it when it is used.
 """
@@ -9,6 +9,7 @@ from dataclasses import asdict
 import click
 
 from smq.clients.types import TransactionDescription, TransactionSummary
+from smq.coordinator.amounts import age_text
 from smq.coordinator.cli.common import done, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.tables import Table, print_table
@@ -95,6 +96,33 @@ def txn_abort(transactional_id: str, as_json: bool, bootstrap: str) -> None:
     run(work(), bootstrap)
     text = f"aborted the transaction of {transactional_id}"
     done(text, as_json=as_json, transactional_id=transactional_id, aborted=True)
+
+
+@txn.command("apps")
+@json_option
+@bootstrap_option
+def txn_apps(as_json: bool, bootstrap: str) -> None:
+    """Lists the apps that commit batches, such as Spark's queries, each with the last batch that it has committed.
+
+    A batch that is not newer is taken for a repetition. An app that commits nothing for offsets.retention.minutes is
+    forgotten.
+
+    Example: smq txn apps --json | jq -r '.[] | select(.idle_ms > 86400000) | .app'
+    """
+
+    async def work() -> None:
+        async with open_admin(bootstrap) as admin:
+            found = await admin.list_apps()
+        if as_json:
+            click.echo(json.dumps([asdict(app) for app in found]))
+            return
+        table = Table("app", "last batch", "idle for", "forgotten in")
+        for app in found:
+            expires = "never" if app.expires_ms is None else age_text(app.expires_ms)
+            table.add_row(app.app, str(app.batch_id), age_text(app.idle_ms), expires)
+        print_table(table) if found else click.echo("there are no apps: the first batch of one makes it")
+
+    run(work(), bootstrap)
 
 
 def _open(transaction: TransactionSummary) -> str:

@@ -13,10 +13,16 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-const timeout = 40 * time.Second
+const (
+	timeout     = 40 * time.Second
+	copyTimeout = 400 * time.Second
+	step        = 500 * time.Millisecond
+)
 
 var codecs = map[string]kgo.CompressionCodec{
 	"none":   kgo.NoCompression(),
@@ -49,6 +55,7 @@ type request struct {
 	Group     string
 	Count     int
 	Timestamp int64
+	Target    string
 }
 
 type answer map[string]any
@@ -83,6 +90,12 @@ func run(servers kgo.Opt, asked request) (answer, error) {
 		return produce(ctx, servers, asked)
 	case "read":
 		return readAt(ctx, servers, asked, kgo.NewOffset().AtStart())
+	case "committed":
+		return readAt(ctx, servers, asked, kgo.NewOffset().AtStart(), kgo.FetchIsolationLevel(kgo.ReadCommitted()))
+	case "transact":
+		return transact(ctx, servers, asked.Topic)
+	case "copy":
+		return copyAll(servers, asked)
 	case "group":
 		return group(ctx, servers, asked)
 	case "time":
@@ -120,6 +133,138 @@ func commits(ctx context.Context, servers kgo.Opt, asked request) (answer, error
 		}
 	}
 	return answer{"failed": failed}, nil
+}
+
+// transact is Client.transact in ../driver.py.
+func transact(ctx context.Context, servers kgo.Opt, topic string) (answer, error) {
+	id, manual := kgo.TransactionalID("tx-"+topic), kgo.RecordPartitioner(kgo.ManualPartitioner())
+	client, err := kgo.NewClient(servers, id, manual)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	for n := range 3 {
+		if err := client.BeginTransaction(); err != nil {
+			return nil, fmt.Errorf("transaction %d: %w", n, err)
+		}
+		if err := client.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: fmt.Append(nil, n)}).FirstErr(); err != nil {
+			return nil, fmt.Errorf("record %d: %w", n, err)
+		}
+		if err := stage(ctx, client, topic, int64(n)); err != nil {
+			return nil, fmt.Errorf("offset %d: %w", n, err)
+		}
+		if err := client.EndTransaction(ctx, kgo.TransactionEndTry(n != 1)); err != nil {
+			return nil, fmt.Errorf("end of transaction %d: %w", n, err)
+		}
+	}
+	if err := client.BeginTransaction(); err != nil {
+		return nil, err
+	}
+	if err := client.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: []byte("zombie")}).FirstErr(); err != nil {
+		return nil, err
+	}
+	next, err := kgo.NewClient(servers, id, manual)
+	if err != nil {
+		return nil, err
+	}
+	defer next.Close()
+	if _, _, err := next.ProducerID(ctx); err != nil {
+		return nil, err
+	}
+	if err := client.EndTransaction(ctx, kgo.TryCommit); err != nil {
+		return answer{"failure": err.Error()}, nil
+	}
+	return answer{"failure": "none"}, nil
+}
+
+// stage brings an offset of the topic's group into the open transaction. Without a group of its own a client of franz-go
+// has no call for it, so this sends the request.
+func stage(ctx context.Context, client *kgo.Client, topic string, offset int64) error {
+	id, epoch, err := client.ProducerID(ctx)
+	if err != nil {
+		return err
+	}
+	partition := kmsg.NewTxnOffsetCommitRequestTopicPartition()
+	partition.Offset = offset
+	asked := kmsg.NewTxnOffsetCommitRequestTopic()
+	asked.Topic, asked.Partitions = topic, append(asked.Partitions, partition)
+	request := kmsg.NewPtrTxnOffsetCommitRequest()
+	request.TransactionalID, request.Group, request.Generation = "tx-"+topic, "group-"+topic, -1
+	request.ProducerID, request.ProducerEpoch, request.Topics = id, epoch, append(request.Topics, asked)
+	found, err := request.RequestWith(ctx, client)
+	if err != nil {
+		return err
+	}
+	return kerr.ErrorForCode(found.Topics[0].Partitions[0].ErrorCode)
+}
+
+// copyAll is Client.copy in ../driver.py.
+func copyAll(servers kgo.Opt, asked request) (answer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), copyTimeout)
+	defer cancel()
+	begun, aborted, failed := 0, 0, 0
+	for ctx.Err() == nil {
+		session, err := kgo.NewGroupTransactSession(
+			servers, kgo.TransactionalID("copy-"+asked.Target), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+			kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.RequireStableFetchOffsets(),
+			kgo.ConsumerGroup(asked.Group), kgo.ConsumeTopics(asked.Topic), kgo.SessionTimeout(6*time.Second),
+			kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+		if err != nil {
+			return nil, err
+		}
+		for done := false; err == nil && ctx.Err() == nil; {
+			done, err = copySome(ctx, session, asked, &begun, &aborted)
+			if done {
+				session.Close()
+				return answer{"aborted": aborted, "failed": failed}, nil
+			}
+		}
+		fmt.Fprintln(os.Stderr, "begins again:", err)
+		failed++
+		session.Close()
+	}
+	return nil, ctx.Err()
+}
+
+// copySome runs one transaction at most; it is true if there is nothing more to copy.
+func copySome(
+	ctx context.Context, session *kgo.GroupTransactSession, asked request, begun, aborted *int,
+) (bool, error) {
+	polling, cancel := context.WithTimeout(ctx, step)
+	records := session.PollRecords(polling, 10).Records()
+	cancel()
+	if len(records) == 0 {
+		return isCopied(ctx, session.Client(), asked)
+	}
+	if err := session.Begin(); err != nil {
+		return false, err
+	}
+	promise := kgo.AbortingFirstErrPromise(session.Client())
+	for _, record := range records {
+		value := append([]byte("copy of "), record.Value...)
+		session.Produce(ctx, &kgo.Record{Topic: asked.Target, Partition: record.Partition, Value: value}, promise.Promise())
+	}
+	*begun++
+	wanted := *begun%5 != 0
+	committed, err := session.End(ctx, kgo.TransactionEndTry(promise.Err() == nil && wanted))
+	if !committed {
+		*aborted++
+	}
+	return false, err
+}
+
+func isCopied(ctx context.Context, client *kgo.Client, asked request) (bool, error) {
+	found, err := kadm.NewClient(client).FetchOffsets(ctx, asked.Group)
+	if err != nil {
+		return false, nil // a node is down: the next look may be answered
+	}
+	copied := found[asked.Topic]
+	for _, offset := range copied {
+		if offset.Err != nil || offset.At < int64(asked.Count) {
+			return false, nil
+		}
+	}
+	return len(copied) == int(asked.Partitions), nil
 }
 
 func version() string {
@@ -169,9 +314,11 @@ func unbase64(text string) (data []byte, err error) {
 	return data, err
 }
 
-func readAt(ctx context.Context, servers kgo.Opt, asked request, at kgo.Offset) (answer, error) {
+func readAt(
+	ctx context.Context, servers kgo.Opt, asked request, at kgo.Offset, options ...kgo.Opt,
+) (answer, error) {
 	places := map[string]map[int32]kgo.Offset{asked.Topic: {0: at}}
-	client, err := kgo.NewClient(servers, kgo.ConsumePartitions(places))
+	client, err := kgo.NewClient(append(options, servers, kgo.ConsumePartitions(places))...)
 	if err != nil {
 		return nil, err
 	}

@@ -15,8 +15,10 @@ import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.DescribeTopicsOptions;
 import org.apache.kafka.clients.admin.ListConfigResourcesOptions;
 import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.consumer.CloseOptions;
 import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
@@ -33,6 +35,7 @@ import org.apache.kafka.common.utils.AppInfoParser;
 
 public final class Driver {
     private static final long TIMEOUT_MS = 40_000;
+    private static final Duration STEP = Duration.ofMillis(500);
     private static final Gson GSON = new GsonBuilder().serializeNulls().create();
 
     /** One record as the protocol writes it. */
@@ -41,7 +44,7 @@ public final class Driver {
     /** Every operation's arguments; those that it does not have are null. */
     record Request(
             String op, String topic, Integer partitions, String codec, List<Item> records, String group, Integer count,
-            Long timestamp) {}
+            Long timestamp, String target) {}
 
     private final Properties base = new Properties();
 
@@ -69,11 +72,13 @@ public final class Driver {
                     "version", AppInfoParser.getVersion(), "codecs", List.of("none", "gzip", "snappy", "lz4", "zstd"));
             case "create" -> create(request);
             case "produce" -> produce(request);
-            case "read" -> read(request);
+            case "read" -> read(request, with());
             case "group" -> group(request);
             case "time" -> time(request);
             case "tools" -> tools(request);
             case "transact" -> transact(request.topic());
+            case "committed" -> read(request, with("isolation.level", "read_committed"));
+            case "copy" -> copy(request);
             case "commits" -> commits(request.topic(), request.partitions(), request.count());
             default -> Map.of("error", "there is no operation " + request.op());
         };
@@ -178,6 +183,59 @@ public final class Driver {
         return Map.of("failed", failed);
     }
 
+    /** See Client.copy in ../driver.py. */
+    private Map<String, Object> copy(Request request) {
+        int[] counts = new int[3]; // begun, aborted, failed
+        boolean done = false;
+        while (!done) {
+            var serializer = new ByteArraySerializer();
+            var producer = new KafkaProducer<>(with("transactional.id", "copy-" + request.target()), serializer, serializer);
+            var consumer = consumer(with(
+                    "group.id", request.group(), "auto.offset.reset", "earliest", "isolation.level", "read_committed",
+                    "session.timeout.ms", "6000", "max.poll.records", "10"));
+            try {
+                producer.initTransactions();
+                consumer.subscribe(List.of(request.topic()));
+                while (!done) {
+                    done = copySome(request, producer, consumer, counts);
+                }
+            } catch (KafkaException e) {
+                System.err.println("begins again: " + e);
+                counts[2]++;
+            } finally {
+                producer.close(Duration.ZERO);
+                consumer.close(CloseOptions.timeout(STEP));
+            }
+        }
+        return Map.of("aborted", counts[1], "failed", counts[2]);
+    }
+
+    /** One transaction at most; true if there is nothing more to copy. */
+    private boolean copySome(
+            Request request, KafkaProducer<byte[], byte[]> producer, KafkaConsumer<byte[], byte[]> consumer, int[] counts) {
+        ConsumerRecords<byte[], byte[]> records = consumer.poll(STEP);
+        if (records.isEmpty()) {
+            return consumer.assignment().size() == request.partitions()
+                    && consumer.committed(consumer.assignment()).values().stream()
+                            .allMatch(at -> at != null && at.offset() >= request.count());
+        }
+        producer.beginTransaction();
+        for (ConsumerRecord<byte[], byte[]> record : records) {
+            byte[] copy = ("copy of " + new String(record.value())).getBytes();
+            producer.send(new ProducerRecord<>(request.target(), record.partition(), record.key(), copy));
+        }
+        producer.sendOffsetsToTransaction(records.nextOffsets(), consumer.groupMetadata());
+        if (++counts[0] % 5 != 0) {
+            producer.commitTransaction();
+            return false;
+        }
+        producer.abortTransaction();
+        counts[1]++;
+        consumer.committed(records.partitions())
+                .forEach((place, at) -> consumer.seek(place, at == null ? 0 : at.offset()));
+        return false;
+    }
+
     private Map<String, Object> produce(Request request) throws Exception {
         Properties settings = with("compression.type", request.codec(), "linger.ms", "50");
         var serializer = new ByteArraySerializer();
@@ -195,8 +253,8 @@ public final class Driver {
         return Map.of();
     }
 
-    private Map<String, Object> read(Request request) {
-        try (var consumer = consumer(with())) {
+    private Map<String, Object> read(Request request, Properties settings) {
+        try (var consumer = consumer(settings)) {
             TopicPartition place = new TopicPartition(request.topic(), 0);
             consumer.assign(List.of(place));
             consumer.seekToBeginning(List.of(place));

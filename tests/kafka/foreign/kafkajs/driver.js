@@ -36,8 +36,8 @@ function incoming(partition, { key, value, timestamp, headers, offset }) {
 }
 
 // kafkajs reads by group alone. `then` runs when `count` records are there, with the consumer still in its group.
-async function consume(groupId, topic, count, { offset, then } = {}) {
-  const consumer = kafka.consumer({ groupId });
+async function consume(groupId, topic, count, { offset, then, readUncommitted = true } = {}) {
+  const consumer = kafka.consumer({ groupId, readUncommitted });
   const records = [];
   await consumer.connect();
   await consumer.subscribe({ topic, fromBeginning: true });
@@ -59,6 +59,38 @@ async function consume(groupId, topic, count, { offset, then } = {}) {
   return { records };
 }
 
+const transactional = async (topic) => {
+  const producer = kafka.producer({
+    createPartitioner: Partitioners.DefaultPartitioner, transactionalId: `tx-${topic}`, idempotent: true, maxInFlightRequests: 1,
+  });
+  await producer.connect();
+  return producer;
+};
+
+async function transact(topic) {
+  const producer = await transactional(topic);
+  for (let n = 0; n < 3; n++) {
+    const transaction = await producer.transaction();
+    await transaction.send({ topic, acks: -1, messages: [{ partition: 0, value: String(n) }] });
+    const offsets = { topics: [{ topic, partitions: [{ partition: 0, offset: String(n) }] }] };
+    await transaction.sendOffsets({ consumerGroupId: `group-${topic}`, ...offsets });
+    await (n === 1 ? transaction.abort() : transaction.commit());
+  }
+  const transaction = await producer.transaction();
+  await transaction.send({ topic, acks: -1, messages: [{ partition: 0, value: "zombie" }] });
+  const next = await transactional(topic);
+  await (await next.transaction()).abort(); // kafkajs gets its id's next epoch with its first transaction
+  try {
+    await transaction.commit();
+    return { failure: "none" };
+  } catch (e) {
+    return { failure: e.type ?? e.name };
+  } finally {
+    await next.disconnect();
+    await producer.disconnect();
+  }
+}
+
 async function withAdmin(action) {
   const admin = kafka.admin();
   await admin.connect();
@@ -77,6 +109,9 @@ const OPERATIONS = {
     return {};
   },
   read: ({ topic, count }) => consume(`reader-${process.pid}-${readers++}`, topic, count),
+  committed: ({ topic, count }) =>
+    consume(`reader-${process.pid}-${readers++}`, topic, count, { readUncommitted: false }),
+  transact: ({ topic }) => transact(topic),
   group: ({ topic, group, count }) =>
     consume(group, topic, count, {
       then: (consumer, records) => {

@@ -237,6 +237,27 @@ def test_a_batch_is_visible_once_and_whole(tmp_path: Path) -> None:
     serving(tmp_path, body)
 
 
+def test_apps_are_listed_with_their_last_batch_and_when_they_are_forgotten(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        async def listed() -> list[pb.App]:
+            return list((await served.admin.ListApps(pb.ListAppsRequest())).apps)
+
+        async def keep_for(minutes: int) -> None:
+            change = pb.AlterClusterConfigRequest(set={"offsets.retention.minutes": str(minutes)})
+            await served.admin.AlterClusterConfig(change)
+
+        assert await listed() == []
+        for app, number in (("query-b", 3), ("query-a", 7), ("query-b", 4), ("query-a", 6), ("", 0)):
+            await served.transactions.CommitBatch(pb.CommitBatchRequest(app=app, batch_id=number))
+        await keep_for(10)
+        assert [(a.app, a.batch_id) for a in await listed()] == [("query-a", 7), ("query-b", 4)]
+        assert all(a.idle_ms + a.expires_ms == 600_000 for a in await listed())
+        await keep_for(0)
+        assert not any(a.HasField("expires_ms") for a in await listed())
+
+    serving(tmp_path, body)
+
+
 def test_without_an_app_batches_are_not_counted_and_temporary_ids_go(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()

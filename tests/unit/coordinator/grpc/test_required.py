@@ -17,6 +17,7 @@ DEFAULTS = {
     "timeout_ms": "30 s",
     "with_sizes": "the lag in records only",
     "max_wait_ms": "no wait",
+    "isolation": "what is committed",
     "max_bytes": "the node's limit",
     "window_bytes": "no acknowledgements",
     "stop_offset": "never",

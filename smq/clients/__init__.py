@@ -45,6 +45,9 @@ from smq.raft_state.errors import (
     IllegalGeneration as IllegalGeneration,
 )
 from smq.raft_state.errors import (
+    InconsistentProtocol as InconsistentProtocol,
+)
+from smq.raft_state.errors import (
     InternalError as InternalError,
 )
 from smq.raft_state.errors import (

@@ -34,6 +34,8 @@ DEFAULTS = {
     "start_offset": "a new topic begins at 0",
     "count": "refused: at least 1",
     "transaction_timeout_ms": "refused: at least 1",
+    "session_timeout_ms": "refused: at least 1 s",
+    "rebalance_timeout_ms": "the session's timeout",
     "timestamp_ms": "optional: the node's clock, or no look-up by time",
     "not_before": "optional: no bound",
     "end_offset": "optional: the present end",

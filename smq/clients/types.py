@@ -162,6 +162,16 @@ class CommittedOffset:
     metadata: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMembership:
+    """A group, and its member that acts for it; without a member id, none."""
+
+    group: str
+    member_id: str = ""
+    instance_id: str = ""
+    generation: int = -1
+
+
 def cluster_from_message(m: pb.DescribeClusterResponse) -> ClusterDescription:
     nodes = tuple(
         NodeDescription(

@@ -10,6 +10,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -89,6 +90,10 @@ class BlockingClient(ABC):
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._wait(work, lambda running: running.result())
+
+    def _wait(self, work: Coroutine[Any, Any, T], wait: Callable[[Future[T]], T]) -> T:
+        """Runs it, and waits for it as `wait` does."""
         try:
             check_owner(self._runner.pid)
         except SmqError:
@@ -96,7 +101,7 @@ class BlockingClient(ABC):
             raise
         running = asyncio.run_coroutine_threadsafe(work, self._runner.loop)
         try:
-            return running.result()
+            return wait(running)
         except KeyboardInterrupt:
             running.cancel()
             raise

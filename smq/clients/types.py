@@ -172,6 +172,15 @@ class GroupMembership:
     generation: int = -1
 
 
+def member_message(membership: GroupMembership) -> pb.GroupMember | None:
+    """None if no member acts."""
+    if not membership.member_id:
+        return None
+    return pb.GroupMember(
+        member_id=membership.member_id, instance_id=membership.instance_id, generation=membership.generation
+    )
+
+
 def cluster_from_message(m: pb.DescribeClusterResponse) -> ClusterDescription:
     nodes = tuple(
         NodeDescription(

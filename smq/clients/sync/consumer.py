@@ -14,7 +14,7 @@ from smq.clients.forked import check_owner
 from smq.clients.membership.subscribing import OnPartitions, Resume
 from smq.clients.positions import Start
 from smq.clients.search import RecordFilter, SearchPage
-from smq.clients.sync.callbacks import CallerThread
+from smq.clients.sync.callbacks import in_waiting_thread, wait_for_result
 from smq.clients.sync.loop import BlockingClient, documented_as
 from smq.clients.types import (
     CommittedOffset,
@@ -41,7 +41,6 @@ class SyncConsumer(BlockingClient):
         super().__init__()
         self._ahead: deque[ConsumerRecord] = deque()  # one batch, for iteration: one call per record would be too slow
         self._is_closed = False
-        self._caller = CallerThread()
         self._run(self._make(bootstrap, options))
 
     async def _make(self, bootstrap: str | Iterable[str], options: ConsumerOptions) -> None:
@@ -73,14 +72,11 @@ class SyncConsumer(BlockingClient):
             self._consumer.subscribe(
                 topics,
                 start=start,
-                on_assigned=self._handed_over(on_assigned),
-                on_revoked=self._handed_over(on_revoked),
-                on_lost=self._handed_over(on_lost),
+                on_assigned=_in_caller(on_assigned),
+                on_revoked=_in_caller(on_revoked),
+                on_lost=_in_caller(on_lost),
             )
         )
-
-    def _handed_over(self, callback: OnPartitionsSync | None) -> OnPartitions | None:
-        return None if callback is None else self._caller.hand_over(callback)
 
     def unsubscribe(self) -> None:
         self._discard_ahead()
@@ -96,7 +92,7 @@ class SyncConsumer(BlockingClient):
 
     def _poll(self, work: Coroutine[Any, Any, T]) -> T:
         """For calls that may run the callbacks of a subscription."""
-        return self._wait(work, self._caller.wait)
+        return wait_for_result(lambda: self._start(work))
 
     @property
     def is_finished(self) -> bool:
@@ -237,6 +233,10 @@ class SyncConsumer(BlockingClient):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(commit=kind is None)
+
+
+def _in_caller(callback: OnPartitionsSync | None) -> OnPartitions | None:
+    return None if callback is None else in_waiting_thread(callback)
 
 
 async def _next(pages: AsyncIterator[T]) -> T | None:

@@ -90,18 +90,17 @@ class BlockingClient(ABC):
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._wait(work, lambda running: running.result())
+        running = self._start(work)
+        try:
+            return running.result()
+        except KeyboardInterrupt:
+            running.cancel()
+            raise
 
-    def _wait(self, work: Coroutine[Any, Any, T], wait: Callable[[Future[T]], T]) -> T:
-        """Runs it, and waits for it as `wait` does."""
+    def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         try:
             check_owner(self._runner.pid)
         except SmqError:
             work.close()
             raise
-        running = asyncio.run_coroutine_threadsafe(work, self._runner.loop)
-        try:
-            return wait(running)
-        except KeyboardInterrupt:
-            running.cancel()
-            raise
+        return asyncio.run_coroutine_threadsafe(work, self._runner.loop)

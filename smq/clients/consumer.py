@@ -534,8 +534,8 @@ class Consumer(Subscribing, Searching, Lifecycle):
         return object() if self._is_waiting else (len(self._decoded), self._taken)
 
     def is_read_ahead_void(self) -> bool:
-        """For who returns records one by one that it has got at once: whether to get them again, because the group
-        rebalances. A sign of life of the application, too."""
+        """For a caller that has taken a batch and returns it record by record: whether to take the rest again, because
+        the group rebalances. A sign of life of the application, too."""
         self._taken += 1
         return self.has_news()
 

@@ -219,7 +219,7 @@ def test_two_followers_share_a_topic_and_commit_as_they_end(
         try:
             return sorted(len(m.partitions) for m in admin.describe_group(group).members)
         except SmqError:
-            return []  # nobody has joined yet
+            return []  # no member has joined yet
 
     both = []
     for output in outputs:

@@ -1,4 +1,4 @@
-"""Who gets which partitions: the assignors, under Kafka's names.
+"""The assignors, under Kafka's names: which member has which partitions.
 
 Owns the rules of `range`, `roundrobin` and `cooperative-sticky`. The group's leader runs one of them for all members,
 whichever client each of them is: the result must be one that any of Kafka's clients may get. Each partition of a

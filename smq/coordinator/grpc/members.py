@@ -1,8 +1,8 @@
 """The Groups service: members of groups that are no Kafka clients.
 
 Owns the way from the requests' fields to the group's coordinator, and the error of each outcome.
-`coordinator.membership` owns the waits. What a member is told, and when it is removed, is the same for both ports. Only
-the composition root imports it.
+`coordinator.membership` owns the waits. When a member rebalances, and when it is removed, is the same for both ports.
+Only the composition root imports it.
 """
 
 from typing import Final
@@ -23,7 +23,7 @@ from smq.raft_state.commands import GroupMember
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.replication.api import NodeApi
 
-_CODES: Final[dict[Outcome, ErrorCode]] = {
+OUTCOME_ERRORS: Final[dict[Outcome, ErrorCode]] = {
     Outcome.REBALANCING: ErrorCode.REBALANCE_IN_PROGRESS,
     Outcome.UNKNOWN_MEMBER: ErrorCode.UNKNOWN_MEMBER,
     Outcome.FENCED_INSTANCE: ErrorCode.FENCED_INSTANCE,
@@ -115,7 +115,7 @@ class GroupService(Service, smq_pb2_grpc.GroupsServicer):
         """Raises the error of an outcome that is none of success. A coordinator that has moved is named."""
         if outcome is Outcome.OK:
             return
-        code = _CODES[outcome]
+        code = OUTCOME_ERRORS[outcome]
         if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.NODE_NOT_READY) and (error := self._groups.refuse(group)):
             raise error
         raise SmqError(code, f"group {group!r}: {outcome.value}")

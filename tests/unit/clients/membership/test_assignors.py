@@ -96,7 +96,7 @@ def test_cooperative_members_never_get_what_another_still_owns(
     wanted = {topic for m in members for topic in m.subscription.topics} & counts.keys()
     assert given_out(second) == Counter((topic, p) for topic in wanted for p in range(counts[topic]))
     for member_id, share in first.items():
-        assert set(share) <= set(second[member_id])  # and nobody gives anything up twice
+        assert set(share) <= set(second[member_id])  # and no member gives anything up twice
     assert assign(counts, owning(members, second, 3)) == second
 
 

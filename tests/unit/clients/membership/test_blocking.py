@@ -1,7 +1,10 @@
 """The blocking consumer as a member: its callbacks run in the thread that polls, and may use it."""
 
+import re
 import threading
 from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +55,7 @@ def test_callbacks_run_in_the_thread_that_polls_and_may_use_the_consumer(broker:
     with consumer_of(broker, topic) as consumer:
         consumer.subscribe(topic, on_assigned=on_assigned, on_revoked=on_revoked)
         assert consumer.subscription() == [topic]
-        seen = [(r.partition, r.offset) for r, _ in zip(consumer, range(6), strict=False)]
+        seen = [(r.partition, r.offset) for r in islice(consumer, 6)]
         assert sorted(seen) == [(p, o) for p in range(2) for o in range(7, 10)]
     assert committed == [{(topic, 0): 10, (topic, 1): 10}]
     assert set(threads) == {threading.current_thread()}
@@ -66,7 +69,7 @@ def test_position_of_a_loop_is_committed_and_not_what_was_read_ahead(broker: Bro
         at = consumer.committed([(topic, 0), (topic, 1)])
         assert at[topic, first.partition].offset == 1
         consumer.subscribe(topic)
-        rest = [(r.partition, r.offset) for r, _ in zip(consumer, range(19), strict=False)]
+        rest = [(r.partition, r.offset) for r in islice(consumer, 19)]
     assert sorted([(first.partition, 0), *rest]) == [(p, o) for p in range(2) for o in range(10)]
 
 
@@ -121,6 +124,21 @@ def test_close_in_another_thread_ends_a_loop_that_waits(broker: Broker) -> None:
         next(iter(consumer))
     assert caught.value.code is ErrorCode.CLIENT_CLOSED
     closing.join()
+
+
+def test_the_block_of_the_clients_page_reads_and_commits(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "clients.md").read_text()
+    found = re.search(r"^## Sharing a topic: groups\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    broker.create_topic("events")
+    with SyncProducer(broker.grpc) as producer:
+        producer.send_many("events", [b"one", b"two"])
+    exec(compile(found[1].replace("127.0.0.1:7401", broker.grpc), "docs/clients.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    partitions = str([("events", 0)])
+    assert printed == [f"assigned {partitions}", "0 0 b'one'", "0 1 b'two'", f"revoked {partitions}"]
+    with SyncConsumer(broker.grpc, group="workers") as consumer:
+        assert consumer.committed([("events", 0)])["events", 0].offset == 2
 
 
 def test_offsets_of_a_member_are_staged_in_its_generation_only(broker: Broker, topic: str) -> None:

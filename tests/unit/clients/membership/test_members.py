@@ -45,7 +45,7 @@ async def fill(served: Served, count: int, topic: str = "t") -> None:
 
 
 class Watched:
-    """A subscribed consumer, and what its callbacks were told."""
+    """A subscribed consumer, and the calls of its callbacks."""
 
     def __init__(self, served: Served, **options: Any) -> None:
         settings = {"group": "g", "heartbeat_interval_ms": 20, "session_timeout_ms": 2_000, "max_wait_ms": 20}
@@ -161,7 +161,7 @@ def test_member_that_does_not_poll_leaves_and_learns_of_it(tmp_path: Path) -> No
             await until(lambda: len(slow.owned) == len(other.owned) == 2, slow, other)
             had = slow.owned
             await until(lambda: other.owned == ALL, other)
-            assert slow.owned == had  # it has not polled, so it has not been told
+            assert slow.owned == had  # it has not polled, so it does not know
             assert await code_of(slow.consumer.commit()) is ErrorCode.UNKNOWN_MEMBER
             await until(lambda: ("lost", had) in slow.told and len(slow.owned) == len(other.owned) == 2, slow, other)
 

@@ -9,7 +9,7 @@ import pytest
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.groups.outcomes import Outcome
-from smq.coordinator.grpc.members import _CODES, host_of
+from smq.coordinator.grpc.members import OUTCOME_ERRORS, host_of
 from smq.testing.served import Served, fails
 from smq.testing.served import serving as serving_node
 
@@ -180,7 +180,7 @@ def test_join_that_is_given_up_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_every_outcome_has_its_error() -> None:
-    assert _CODES.keys() == set(Outcome) - {Outcome.OK, Outcome.ID_RESERVED}
+    assert OUTCOME_ERRORS.keys() == set(Outcome) - {Outcome.OK, Outcome.ID_RESERVED}
 
 
 @pytest.mark.parametrize(

@@ -86,13 +86,16 @@ def assign_sticky(counts: Counts, members: Sequence[Candidate]) -> Shares:
     for tp, member_id in _rightful(members).items():
         if tp[1] < counts.get(tp[0], 0) and member_id in plan.subscribers.get(tp[0], {}):
             plan.shares[member_id].add(tp)
-    kept = set().union(*plan.shares.values())
+    kept = frozenset[TopicPartition]().union(*plan.shares.values())
     for topic, subscribers in sorted(plan.subscribers.items(), key=lambda found: (len(found[1]), found[0])):
         for index in range(counts[topic]):
             if (topic, index) not in kept:
                 plan.shares[min(subscribers, key=lambda m: len(plan.shares[m]))].add((topic, index))
-    while plan.move_one():
-        pass
+    # First what no member has, then the rest. So the generation after one in which partitions were given up finds the
+    # same places for them, and takes nothing more away.
+    for fixed in (kept, frozenset[TopicPartition]()):
+        while plan.move_one(fixed):
+            pass
     owners = _owners(members)
     return {
         member_id: sorted(tp for tp in share if not owners.get(tp, set()) - {member_id})
@@ -130,23 +133,24 @@ class _Plan:
     shares: dict[str, set[TopicPartition]]
     _given: dict[str, tuple[str, str]] = field(default_factory=dict)  # of a search: member -> the giver, and the topic
 
-    def move_one(self) -> bool:
+    def move_one(self, fixed: frozenset[TopicPartition]) -> bool:
         """Makes one member's share smaller and another's larger, if the two differ by more than one. Between them, a
-        partition each may pass through members that subscribe to both sides' topics."""
+        partition each may pass through members that subscribe to both sides' topics. Without such a pair, the shares
+        are as even as they can be (a theorem about semi-matchings: no better one is out of reach of such steps)."""
         for giver in sorted(self.shares, key=lambda m: (-len(self.shares[m]), m)):
-            taker = self._find_taker(giver)
+            taker = self._find_taker(giver, fixed)
             if taker is not None:
-                self._move(giver, taker)
+                self._move(giver, taker, fixed)
                 return True
         return False
 
-    def _find_taker(self, giver: str) -> str | None:
-        """The nearest member that has at least two partitions less, by a search in breadth."""
+    def _find_taker(self, giver: str, fixed: frozenset[TopicPartition]) -> str | None:
+        """The smallest of the members that have at least two partitions less, by a search in breadth."""
         self._given = {}
         seen_topics: set[str] = set()
         waiting = [giver]
         for member_id in waiting:
-            for topic in sorted({tp[0] for tp in self.shares[member_id]} - seen_topics):
+            for topic in sorted({tp[0] for tp in self.shares[member_id] - fixed} - seen_topics):
                 seen_topics.add(topic)
                 for other in self.subscribers[topic]:
                     if other != giver and other not in self._given:
@@ -155,10 +159,10 @@ class _Plan:
         takers = [m for m in waiting[1:] if len(self.shares[m]) <= len(self.shares[giver]) - 2]
         return min(takers, key=lambda m: len(self.shares[m]), default=None)
 
-    def _move(self, giver: str, taker: str) -> None:
+    def _move(self, giver: str, taker: str, fixed: frozenset[TopicPartition]) -> None:
         while taker != giver:
             before, topic = self._given[taker]
-            moved = max(tp for tp in self.shares[before] if tp[0] == topic)
+            moved = max(tp for tp in self.shares[before] - fixed if tp[0] == topic)
             self.shares[before].remove(moved)
             self.shares[taker].add(moved)
             taker = before

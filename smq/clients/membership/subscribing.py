@@ -206,7 +206,7 @@ class Subscribing(ABC):
 
     async def _starts(self, partitions: list[TopicPartition]) -> dict[TopicPartition, PartitionFetch]:
         """One whose start is out of range, or whose topic is gone, says so when it is read; the others go on."""
-        wanted = Wanted(type=self._resume)
+        wanted = self._resuming()
         try:
             found = await self._resolve(dict.fromkeys(partitions, wanted))
         except SmqError as e:
@@ -216,9 +216,13 @@ class Subscribing(ABC):
             return {tp: PartitionFetch(*tp, offset) for tp, offset in found.items()}
         return dict(zip(partitions, await asyncio.gather(*map(self._start, partitions)), strict=True))
 
+    def _resuming(self) -> Wanted:
+        """Not from an offset that the former member's transaction is about to move: it would be processed twice."""
+        return Wanted(type=self._resume, stable=True)
+
     async def _start(self, partition: TopicPartition) -> PartitionFetch:
         try:
-            found = await self._resolve({partition: Wanted(type=self._resume)})
+            found = await self._resolve({partition: self._resuming()})
         except SmqError as e:
             if e.code.is_retriable:
                 raise

@@ -1295,6 +1295,7 @@ class ListOffsetsPartition(_message.Message):
     RESET_IF_GONE_FIELD_NUMBER: _builtins.int
     TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
+    STABLE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     offset_type: Global___OffsetType.ValueType
@@ -1307,6 +1308,10 @@ class ListOffsetsPartition(_message.Message):
     """Instead of a type: the end of the batches that fit into this many stored bytes, beginning with the one that
     contains offset_value. At least one batch; if very many fit, possibly fewer than all of them.
     """
+    stable: _builtins.bool
+    """With RESUME types: OFFSET_NOT_AVAILABLE while an open transaction has staged an offset of the group. A member begins
+    so: from the offset before it would process again what the transaction may commit.
+    """
     def __init__(
         self,
         *,
@@ -1318,10 +1323,11 @@ class ListOffsetsPartition(_message.Message):
         reset_if_gone: _builtins.bool = ...,
         timestamp_ms: _builtins.int | None = ...,
         max_bytes: _builtins.int | None = ...,
+        stable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_offset_value", b"_offset_value", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "max_bytes", b"max_bytes", "offset_value", b"offset_value", "partition", b"partition", "timestamp_ms", b"timestamp_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_offset_value", b"_offset_value", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "group", b"group", "max_bytes", b"max_bytes", "offset_type", b"offset_type", "offset_value", b"offset_value", "partition", b"partition", "reset_if_gone", b"reset_if_gone", "timestamp_ms", b"timestamp_ms", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes", "_offset_value", b"_offset_value", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "group", b"group", "max_bytes", b"max_bytes", "offset_type", b"offset_type", "offset_value", b"offset_value", "partition", b"partition", "reset_if_gone", b"reset_if_gone", "stable", b"stable", "timestamp_ms", b"timestamp_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_bytes: _TypeAlias = _typing.Literal["max_bytes"]  # noqa: Y015
     _WhichOneofArgType__max_bytes: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes"]  # noqa: Y015

@@ -239,6 +239,7 @@ def _start_ask(requested: pb.ListOffsetsPartition) -> StartAsk:
         group=requested.group,
         reset_if_gone=requested.reset_if_gone,
         timestamp_ms=requested.timestamp_ms if is_by_time else None,
+        is_stable=requested.stable,
     )
 
 

@@ -141,6 +141,22 @@ def test_the_block_of_the_clients_page_reads_and_commits(broker: Broker, capsys:
         assert consumer.committed([("events", 0)])["events", 0].offset == 2
 
 
+def test_next_member_waits_for_the_transaction_that_has_staged_its_start(broker: Broker, topic: str) -> None:
+    with SyncProducer(broker.grpc, transactional_id=f"s-{topic}") as producer:
+        with consumer_of(broker, topic) as former:
+            former.subscribe(topic)
+            next(iter(former))
+            producer.begin()
+            producer.send_offsets(former.membership(), {(topic, 0): 10, (topic, 1): 6})
+        with consumer_of(broker, topic, request_timeout_ms=1_000) as following:
+            following.subscribe(topic)
+            with pytest.raises(SmqError) as caught:
+                following.getmany(timeout_ms=PATIENCE_S * 1_000)
+            assert caught.value.code is ErrorCode.OFFSET_NOT_AVAILABLE
+            producer.commit()
+            assert [(r.partition, r.offset) for r in islice(following, 4)] == [(1, o) for o in range(6, 10)]
+
+
 def test_offsets_of_a_member_are_staged_in_its_generation_only(broker: Broker, topic: str) -> None:
     with consumer_of(broker, topic) as consumer, SyncProducer(broker.grpc, transactional_id=f"t-{topic}") as producer:
         consumer.subscribe(topic)

@@ -27,6 +27,7 @@ DEFAULTS = {
     "temporary": "an id that stays",
     "linearizable": "a view, and no change",
     "with_digest": "no digest",
+    "stable": "the offset that is committed now",
     "reset_if_gone": "an error, the safest",
     "offset_type": "refused: it has no type 0",
     "partition_count": "refused: at least 1",

@@ -533,12 +533,6 @@ class Consumer(Subscribing, Searching, Lifecycle):
         """Another value while the application waits for records, or after it has taken one."""
         return object() if self._is_waiting else (len(self._decoded), self._taken)
 
-    def is_read_ahead_void(self) -> bool:
-        """For a caller that has taken a batch and returns it record by record: whether to take the rest again, because
-        the group rebalances. A sign of life of the application, too."""
-        self._taken += 1
-        return self.has_news()
-
     def _pump(self) -> None:
         if self._is_closed:
             return

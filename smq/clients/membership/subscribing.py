@@ -54,6 +54,7 @@ class Subscribing(ABC):
     _callbacks: Callbacks
     _resume: Resume
     _is_following: bool
+    _taken: int
     _committed_at_ms: float
     _auto_committed: dict[TopicPartition, int]
 
@@ -139,6 +140,12 @@ class Subscribing(ABC):
     def has_news(self) -> bool:
         """Whether the group has something for the application to do: the next call that returns records does it."""
         return self._member is not None and self._member.has_news
+
+    def is_read_ahead_void(self) -> bool:
+        """For a caller that has taken a batch and returns it record by record: whether to take the rest again, because
+        the group rebalances. A sign of life of the application, too."""
+        self._taken += 1
+        return self.has_news()
 
     def _on_news(self) -> None:
         self._discard_decoded()  # so that iteration comes here before the next record

@@ -7,7 +7,9 @@ import enum
 from collections.abc import Iterable
 from pathlib import Path
 
+from smq.coordinator.groups.outcomes import Outcome
 from smq.coordinator.groups.transitions import LEADS_TO, TABLE, Action, Event, Phase
+from smq.coordinator.grpc.members import OUTCOME_ERRORS
 from smq.coordinator.kafka.errors import OUTCOME_CODES
 
 TARGET = Path(__file__).with_name("groups.md")
@@ -36,17 +38,22 @@ The last column names the phases in which an action may leave the group, besides
 _OUTCOMES = """
 ## Outcomes
 
-The coordinator answers every request with one of these. Kafka clients get the code beside it.
+The coordinator answers every request with one of these. Clients get the code beside it.
 
-| outcome | meaning | Kafka |
-|---|---|---|
+| outcome | meaning | Kafka | gRPC |
+|---|---|---|---|
 """
+
+
+def _grpc(outcome: Outcome) -> str:
+    code = OUTCOME_ERRORS.get(outcome)
+    return "" if code is None else f"`{code.name}`"
 
 
 def render() -> str:
     """The whole of docs/groups.md."""
     outcomes = "".join(
-        f"| `{outcome.name}` | {outcome.value} | {code.value} `{code.name}` |\n"
+        f"| `{outcome.name}` | {outcome.value} | {code.value} `{code.name}` | {_grpc(outcome)} |\n"
         for outcome, code in OUTCOME_CODES.items()
     )
     actions = "".join(

@@ -45,6 +45,9 @@ from smq.raft_state.errors import (
     IllegalGeneration as IllegalGeneration,
 )
 from smq.raft_state.errors import (
+    InconsistentProtocol as InconsistentProtocol,
+)
+from smq.raft_state.errors import (
     InternalError as InternalError,
 )
 from smq.raft_state.errors import (
@@ -202,6 +205,7 @@ if TYPE_CHECKING:
     from smq.clients.sync import SyncProducer as SyncProducer
     from smq.clients.tls import Tls as Tls
     from smq.clients.types import ConsumerRecord as ConsumerRecord
+    from smq.clients.types import GroupMembership as GroupMembership
     from smq.clients.types import RawBatch as RawBatch
 
 # gRPC reads this when it is imported. Its handlers of forks end or hang children that never use it (see `forked`).
@@ -216,6 +220,7 @@ _MODULES: Final = {
     "BatchMetadata": "smq.clients.producing.delivery",
     "Consumer": "smq.clients.consumer",
     "ConsumerRecord": "smq.clients.types",
+    "GroupMembership": "smq.clients.types",
     "OFFSET_TYPES": "smq.clients.positions",
     "OffsetAssigner": "smq.clients.offset_assigner",
     "Producer": "smq.clients.producer",

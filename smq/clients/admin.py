@@ -412,14 +412,26 @@ class Admin(Lifecycle):
 
 
 async def commit_offsets(
-    cluster: ClusterClient, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset], timeout_ms: float
+    cluster: ClusterClient,
+    group: str,
+    offsets: Mapping[TopicPartition, int | CommittedOffset],
+    timeout_ms: float,
+    *,
+    member: pb.GroupMember | None = None,
 ) -> None:
-    """Commits all or none; linearizable once it returns."""
+    """Commits all or none, for a member or for a group without any; linearizable once it returns."""
     check_name("group", group)
     request_id, items = _new_request_id(), offset_items(offsets)
 
     async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
-        request = build(pb.CommitOffsetsRequest, group=group, offsets=items, request_id=request_id, timeout_ms=node_ms)
+        request = build(
+            pb.CommitOffsetsRequest,
+            group=group,
+            offsets=items,
+            request_id=request_id,
+            timeout_ms=node_ms,
+            member=member,
+        )
         await node.broker.CommitOffsets(request, timeout=call_s)
 
     await cluster.call(run, timeout_ms=timeout_ms)

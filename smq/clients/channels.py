@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Final
 from grpc import aio
 
 from smq.clients.forked import channel_opened
-from smq.clients.pb.smq_pb2_grpc import AdminStub, AgentStub, BrokerStub, TransactionsStub
+from smq.clients.pb.smq_pb2_grpc import AdminStub, AgentStub, BrokerStub, GroupsStub, TransactionsStub
 from smq.clients.tls import Tls
 
 if TYPE_CHECKING:  # these exist only for the type checker
-    from smq.clients.pb.smq_pb2_grpc import AdminAsyncStub, AgentAsyncStub, BrokerAsyncStub, TransactionsAsyncStub
+    from smq.clients.pb.smq_pb2_grpc import (
+        AdminAsyncStub,
+        AgentAsyncStub,
+        BrokerAsyncStub,
+        GroupsAsyncStub,
+        TransactionsAsyncStub,
+    )
 
 MESSAGE_BYTES_MAX: Final = 128 << 20  # above the server's largest cap (100 MiB), so that the server decides
 
@@ -35,6 +41,7 @@ class NodeStubs:
     channel: aio.Channel
     agent: "AgentAsyncStub"
     broker: "BrokerAsyncStub"
+    groups: "GroupsAsyncStub"
     transactions: "TransactionsAsyncStub"
     admin: "AdminAsyncStub"
 
@@ -59,6 +66,7 @@ class Channels:
                 channel=channel,
                 agent=AgentStub(channel),
                 broker=BrokerStub(channel),
+                groups=GroupsStub(channel),
                 transactions=TransactionsStub(channel),
                 admin=AdminStub(channel),
             )

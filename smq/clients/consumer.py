@@ -1,29 +1,30 @@
 """The asyncio consumer: assigned partitions, positions, iteration, raw batches, and a group's committed offsets.
 
-Owns the I/O around `fetch_planner`: long polls, failover to another replica, look-ups of positions. Groups here only
-keep offsets; the caller assigns the partitions. Users, `sync` and the command line import it.
+Owns the I/O around `fetch_planner`: long polls, failover to another replica, look-ups of positions. The caller assigns
+the partitions, or subscribes: then `membership` does so, with the other members of the group. Users, `sync` and the
+command line import it.
 """
 
 import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
-from typing import Literal, TypeAlias, TypedDict
+from types import TracebackType
+from typing import Literal, TypeAlias, Unpack
 
-from smq.clients.admin import commit_offsets, fetch_offsets
 from smq.clients.arguments import (
     INT32_MAX,
     Duration,
     Instant,
     check_choice,
     check_int,
-    check_kind,
     check_name,
     check_partition,
     check_place,
     instant_ms,
     invalid,
     milliseconds,
+    partitions_of,
     shown,
 )
 from smq.clients.channels import NodeStubs
@@ -31,6 +32,9 @@ from smq.clients.cluster import DEADLINE_GRACE_MS, ClusterClient, now_ms
 from smq.clients.errors import build, error_from_detail
 from smq.clients.fetch_planner import NO_END, FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
 from smq.clients.lifecycle import Lifecycle
+from smq.clients.membership.member import Member
+from smq.clients.membership.options import MemberOptions, member_settings
+from smq.clients.membership.subscribing import Callbacks, Resume, Subscribing
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import (
     Start,
@@ -44,15 +48,7 @@ from smq.clients.positions import (
 from smq.clients.retry import RandomFn
 from smq.clients.search import Searching
 from smq.clients.tls import Tls
-from smq.clients.types import (
-    ISOLATIONS,
-    CommittedOffset,
-    ConsumerRecord,
-    FetchedRange,
-    Isolation,
-    RawBatch,
-    TopicPartition,
-)
+from smq.clients.types import ISOLATIONS, ConsumerRecord, FetchedRange, Isolation, RawBatch, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import decode_batch
 
@@ -61,7 +57,7 @@ Assignment: TypeAlias = str | Iterable[Assigned] | Mapping[Assigned, Start] | Ma
 End: TypeAlias = int | Literal["latest"] | Mapping[TopicPartition, int]
 
 
-class ConsumerOptions(TypedDict, total=False):
+class ConsumerOptions(MemberOptions, total=False):
     """The options of Consumer, for its blocking version."""
 
     group: str | None
@@ -78,8 +74,9 @@ class ConsumerOptions(TypedDict, total=False):
     random_source: RandomFn
 
 
-class Consumer(Searching, Lifecycle):
+class Consumer(Subscribing, Searching, Lifecycle):
     """`async with Consumer("host:port") as c: await c.assign("topic"); async for record in c: ...`
+    `async with Consumer("host:port", group="g") as c: await c.subscribe("topic"); async for record in c: ...`
 
     A start position is an offset, "earliest", "latest", the name of another offset type, (type, value), a datetime, a
     timedelta (so long ago), or a StartAt; the default is RESUME_OR_EARLIEST with a group and RESET_TO_EARLIEST without.
@@ -93,6 +90,8 @@ class Consumer(Searching, Lifecycle):
     NO_QUORUM, TIMED_OUT or UNREACHABLE if the cluster has not answered in time.
     With `isolation` "read_uncommitted" the records of open and of aborted transactions come, too, and the log ends at
     the high water mark, not at the last stable offset.
+
+    `membership`: the options of subscribe().
     """
 
     def __init__(
@@ -111,6 +110,7 @@ class Consumer(Searching, Lifecycle):
         connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
         random_source: RandomFn = random.random,
+        **membership: Unpack[MemberOptions],
     ) -> None:
         check_choice("auto_offset_reset", auto_offset_reset, ("none", "earliest", "latest"))
         check_choice("isolation", isolation, ISOLATIONS)
@@ -143,6 +143,14 @@ class Consumer(Searching, Lifecycle):
         self._decoding: RawBatch | None = None
         self._next_partition = 0
         self._is_closed = False
+        self._settings = member_settings(membership)
+        self._member: Member | None = None
+        self._callbacks = Callbacks()
+        self._resume: Resume = "RESUME_OR_EARLIEST"
+        self._is_following = self._is_waiting = False
+        self._taken = 0  # by an application that takes records from our caller
+        self._committed_at_ms = now_ms()
+        self._auto_committed: dict[TopicPartition, int] = {}
 
     # -- life
 
@@ -154,8 +162,22 @@ class Consumer(Searching, Lifecycle):
             message = f"from_replica={node}: there is no such node (`smq status` lists them)"
             raise SmqError(ErrorCode.INVALID_REQUEST, message)
 
-    async def close(self) -> None:
-        """Ends all reading, without a commit. Every later call raises CLIENT_CLOSED."""
+    async def close(self, *, commit: bool = True) -> None:
+        """Ends all reading. A subscribed consumer commits what it has returned, if commits are automatic (and not with
+        `commit=False`, which is how a block ends that raises), and leaves its group. Every later call raises
+        CLIENT_CLOSED."""
+        try:
+            if not self._is_closed:
+                await self._leave_group(is_committing=commit)
+        finally:
+            await self._close()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(commit=kind is None)
+
+    async def _close(self) -> None:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -185,7 +207,9 @@ class Consumer(Searching, Lifecycle):
         or after it, or at the present end if there is none yet. With both, whichever comes first. When all partitions
         have ended, iteration stops, and `getmany` returns immediately."""
         self._check_usable()
-        wanted = await self._expanded(self._starts(partitions, start))
+        if self._member is not None:
+            raise invalid("the consumer has a subscription, which assigns its partitions: unsubscribe() first")
+        wanted = await self._expanded(self._given_starts(partitions, start))
         found = await self._resolve(wanted)
         ends = await self._ends(list(wanted), end_offset, until_ms)
         self._decoded.clear()
@@ -218,7 +242,7 @@ class Consumer(Searching, Lifecycle):
         assigned = self._planner.assigned.values()
         return not self._decoded and bool(assigned) and all(fetch.is_over for fetch in assigned)
 
-    def _starts(self, partitions: object, start: Start | None) -> dict[str | TopicPartition, Wanted]:
+    def _given_starts(self, partitions: object, start: Start | None) -> dict[str | TopicPartition, Wanted]:
         default: Start = "RESUME_OR_EARLIEST" if self._group else "RESET_TO_EARLIEST"
         given = {partitions: start} if isinstance(partitions, str) else partitions
         if isinstance(given, bytes) or not isinstance(given, Iterable):
@@ -277,6 +301,12 @@ class Consumer(Searching, Lifecycle):
         self._pump()
         return fetch.position
 
+    async def rewind(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Back to earlier positions of this assignment, without a look at a node: what was read ahead is read again."""
+        for tp, position in positions.items():
+            self._assigned(*tp).move(position)
+        self._pump()
+
     def position(self, topic: str, partition: int) -> int:
         """The offset after the last record that was returned. INVALID_REQUEST for a partition that is not assigned."""
         return self._assigned(topic, partition).position
@@ -301,31 +331,23 @@ class Consumer(Searching, Lifecycle):
             raise SmqError(ErrorCode.INVALID_REQUEST, f"{topic}/{partition} is not assigned: assign() it first")
         return fetch
 
-    # -- group offsets
+    async def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Returns no records of these partitions until resume(). They stay assigned, and their positions stay."""
+        chosen = [self._assigned(*tp) for tp in partitions_of("partitions", partitions)]
+        self._discard_decoded()
+        for fetch in chosen:
+            fetch.is_paused = True
 
-    async def commit(self, offsets: Mapping[TopicPartition, int | CommittedOffset] | None = None) -> None:
-        """Commits the group's next offsets: the positions of all assigned partitions, or the given ones. All or none;
-        linearizable once it returns. INVALID_REQUEST without a group, UNKNOWN_TOPIC, UNKNOWN_PARTITION, INVALID_OFFSET;
-        UNKNOWN_MEMBER while the group has members."""
-        group = self._named_group()
-        if offsets is None:
-            offsets = {tp: f.position for tp, f in self._planner.assigned.items()}
-        check_kind("offsets", offsets, Mapping)
-        if offsets:
-            await commit_offsets(self._cluster, group, offsets, self._timeout_ms)
+    async def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Ends a pause()."""
+        for tp in partitions_of("partitions", partitions):
+            self._assigned(*tp).is_paused = False
+        self._updated.set()
+        self._pump()
 
-    async def committed(
-        self, partitions: Iterable[TopicPartition] | None = None
-    ) -> dict[TopicPartition, CommittedOffset]:
-        """Committed offsets of the assigned partitions, or of the given ones. Partitions without a commit are absent.
-        INVALID_REQUEST without a group; NO_QUORUM."""
-        wanted = self.assignment() if partitions is None else partitions
-        return await fetch_offsets(self._cluster, self._named_group(), wanted, self._timeout_ms)
-
-    def _named_group(self) -> str:
-        if not self._group:
-            raise SmqError(ErrorCode.INVALID_REQUEST, "the consumer has no group: make it with group=...")
-        return self._group
+    def paused(self) -> list[TopicPartition]:
+        """Those of the assigned partitions that are paused. A partition that is revoked forgets it."""
+        return [tp for tp, fetch in self._planner.assigned.items() if fetch.is_paused]
 
     # -- records
 
@@ -338,6 +360,7 @@ class Consumer(Searching, Lifecycle):
         self._check_usable()
         while not self._decoded:
             self._check_usable()
+            await self._follow_group()
             batch = self._next_batch()
             if batch is not None:
                 self._decode(batch)
@@ -375,7 +398,9 @@ class Consumer(Searching, Lifecycle):
             record = self._pop_decoded()
             out.setdefault((record.topic, record.partition), []).append(record)
             count += 1
-        while count < max_records and (batch := await self._batch_within(0.0 if count else timeout_ms)):
+        while count < max_records and (
+            batch := self._next_batch() if count else await self._batch_within(timeout_ms)
+        ):  # what is taken here has not been returned yet: the group waits
             records = self._records_of(batch)
             out.setdefault((batch.topic, batch.partition), []).extend(records)
             self._advance(batch)
@@ -460,6 +485,8 @@ class Consumer(Searching, Lifecycle):
         fetches = list(self._planner.assigned.values())
         for step in range(len(fetches)):
             fetch = fetches[(self._next_partition + step) % len(fetches)]
+            if fetch.is_paused:
+                continue
             if fetch.batches:
                 self._next_partition = (self._next_partition + step + 1) % len(fetches)
                 batch = fetch.batches.popleft()
@@ -483,6 +510,7 @@ class Consumer(Searching, Lifecycle):
         deadline = now_ms() + timeout_ms
         while True:
             self._check_usable()
+            await self._follow_group()
             batch = self._next_batch()
             left = deadline - now_ms()
             if batch is not None or left <= 0 or self.is_finished:
@@ -490,15 +518,28 @@ class Consumer(Searching, Lifecycle):
             await self._wait_for_update(left)
 
     async def _wait_for_update(self, timeout_ms: float | None) -> None:
-        if not self._planner.assigned:
-            raise SmqError(ErrorCode.INVALID_REQUEST, "nothing is assigned: assign() partitions first")
+        if not self._planner.assigned and self._member is None:
+            message = "nothing is assigned: assign() partitions, or subscribe() to topics first"
+            raise SmqError(ErrorCode.INVALID_REQUEST, message)
         self._updated.clear()
         self._pump()
+        if self.has_news():
+            return
+        self._is_waiting = True
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000.0):
                 await self._updated.wait()
         except TimeoutError:
             pass  # nothing arrived: the caller checks its own deadline
+        finally:
+            self._is_waiting = False
+
+    def _wake(self) -> None:
+        self._updated.set()
+
+    def _progress(self) -> object:
+        """Another value while the application waits for records, or after it has taken one."""
+        return object() if self._is_waiting else (len(self._decoded), self._taken)
 
     def _pump(self) -> None:
         if self._is_closed:

@@ -67,6 +67,7 @@ class PartitionFetch:
         "generation",
         "hwm",
         "is_busy",
+        "is_paused",
         "log_start",
         "lso",
         "partition",
@@ -83,7 +84,7 @@ class PartitionFetch:
         self.position = self.fetch_offset = position
         self.batches: deque[RawBatch] = deque()  # bounded by partition_bytes_max and one response
         self.generation = 0
-        self.is_busy = False
+        self.is_busy = self.is_paused = False
         self.hwm = self.lso = self.log_start = -1
         self.avoid: dict[str, float] = {}  # address -> until when; at most the partition's replicas
         self.move(position)
@@ -185,7 +186,9 @@ class FetchPlanner:
         yield from fetches[: self._turn]
 
     def _is_ready(self, fetch: PartitionFetch, now_ms: float) -> bool:
-        if fetch.is_busy or fetch.error is not None or fetch.is_fetched or now_ms < fetch.retry_at_ms:
+        if fetch.is_busy or fetch.is_paused or fetch.error is not None:
+            return False
+        if fetch.is_fetched or now_ms < fetch.retry_at_ms:
             return False
         return fetch.buffered_bytes < self.settings.partition_bytes_max
 

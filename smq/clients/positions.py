@@ -48,6 +48,7 @@ class Wanted:
     value: int = 0
     strict: bool = False
     timestamp_ms: int | None = None
+    stable: bool = False  # waits for an open transaction that has staged the group's offset
 
 
 Start: TypeAlias = int | str | datetime | timedelta | tuple[str, int | datetime] | StartAt
@@ -164,6 +165,7 @@ def _ask(tp: TopicPartition, start: Wanted, group: str | None, reset_if_gone: bo
         group=group or "",
         reset_if_gone=reset_if_gone,
         timestamp_ms=start.timestamp_ms,
+        stable=start.stable,
     )
 
 

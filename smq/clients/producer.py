@@ -40,7 +40,7 @@ from smq.clients.producing.publisher import ProducerStats as ProducerStats
 from smq.clients.producing.transactions import CLOSE_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS, Phase, Transactions
 from smq.clients.retry import RandomFn
 from smq.clients.tls import Tls
-from smq.clients.types import CommittedOffset, TopicPartition
+from smq.clients.types import CommittedOffset, GroupMembership, TopicPartition
 from smq.raft_state.errors import ErrorCode, ProducerFenced, SmqError
 from smq.records import CODECS, Headers
 
@@ -363,10 +363,13 @@ class Producer:
         self._usable()
         self._transactional().begin()
 
-    async def send_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
-        """The group's next offsets, committed with the transaction: what is read is done once what is written is.
-        INVALID_TRANSACTION_STATE if none is open, UNKNOWN_TOPIC, UNKNOWN_PARTITION, INVALID_OFFSET; after any error the
-        transaction must be aborted."""
+    async def send_offsets(
+        self, group: str | GroupMembership, offsets: Mapping[TopicPartition, int | CommittedOffset]
+    ) -> None:
+        """The group's next offsets, committed with the transaction: what is read is done once what is written is. With
+        a subscribed consumer's `membership()` in place of the group's name, they are refused if the group has gone on
+        without that member: UNKNOWN_MEMBER, ILLEGAL_GENERATION, FENCED_INSTANCE. INVALID_TRANSACTION_STATE if none is
+        open, UNKNOWN_TOPIC, UNKNOWN_PARTITION, INVALID_OFFSET; after any error the transaction must be aborted."""
         self._usable()
         transactions = self._transactional()
         transactions.check_open()

@@ -171,6 +171,25 @@ class CommittedOffset:
     metadata: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMembership:
+    """A group, and its member that acts for it; without a member id, none."""
+
+    group: str
+    member_id: str = ""
+    instance_id: str = ""
+    generation: int = -1
+
+
+def member_message(membership: GroupMembership) -> pb.GroupMember | None:
+    """None if no member acts."""
+    if not membership.member_id:
+        return None
+    return pb.GroupMember(
+        member_id=membership.member_id, instance_id=membership.instance_id, generation=membership.generation
+    )
+
+
 def cluster_from_message(m: pb.DescribeClusterResponse) -> ClusterDescription:
     nodes = tuple(
         NodeDescription(

@@ -31,6 +31,7 @@ from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
 from smq.coordinator.grpc.listener import GrpcPort, GrpcServer
+from smq.coordinator.grpc.members import GroupService
 from smq.coordinator.grpc.producers import ProducerService
 from smq.coordinator.http.access import HttpAccess
 from smq.coordinator.http.connection_metrics import ConnectionCollector, PortConnections
@@ -303,6 +304,7 @@ class Server:
             self.node,
             AgentService(self.node, request_bytes_max=bytes_max),
             BrokerService(self.node, self._groups, response_bytes_max=bytes_max),
+            GroupService(self.node, self._groups),
             ProducerService(self.node, self._groups),
             AdminService(self.node, self._groups, self._settings, self._tls.node, self._warnings),
         )

@@ -114,6 +114,9 @@ class ErrorCode(enum.Enum):
         " message.timestamp.after.max.ms of the topic",
     )
 
+    INCONSISTENT_PROTOCOL = _Traits(
+        65, True, False, "choose an assignor that every member of the group knows (`smq group describe` shows theirs)"
+    )
     INVALID_REPLICA_ASSIGNMENT = _Traits(
         70,
         True,
@@ -337,6 +340,9 @@ class InvalidTransactionTimeout(SmqError): ...
 class InvalidTimestamp(SmqError): ...
 
 
+class InconsistentProtocol(SmqError): ...
+
+
 class InvalidReplicaAssignment(SmqError): ...
 
 
@@ -405,6 +411,7 @@ _BY_CODE: Final[dict[ErrorCode, type[SmqError]]] = {
     ErrorCode.TRANSACTION_ENDING: TransactionEnding,
     ErrorCode.INVALID_TRANSACTION_TIMEOUT: InvalidTransactionTimeout,
     ErrorCode.INVALID_TIMESTAMP: InvalidTimestamp,
+    ErrorCode.INCONSISTENT_PROTOCOL: InconsistentProtocol,
     ErrorCode.INVALID_REPLICA_ASSIGNMENT: InvalidReplicaAssignment,
     ErrorCode.FEATURE_NOT_ENABLED: FeatureNotEnabled,
     ErrorCode.UPGRADE_NEEDED: UpgradeNeeded,

@@ -38,6 +38,7 @@ class Served:
     def __post_init__(self) -> None:
         self.agent: Any = smq_pb2_grpc.AgentStub(self.channel)
         self.broker: Any = smq_pb2_grpc.BrokerStub(self.channel)
+        self.groups: Any = smq_pb2_grpc.GroupsStub(self.channel)
         self.transactions: Any = smq_pb2_grpc.TransactionsStub(self.channel)
         self.admin: Any = smq_pb2_grpc.AdminStub(self.channel)
 

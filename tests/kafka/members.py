@@ -11,6 +11,8 @@ import aiokafka
 import confluent_kafka
 import kafka
 
+from smq.clients import SyncConsumer
+
 WAIT_S = 30.0
 T = TypeVar("T")
 Place = tuple[str, int]
@@ -150,6 +152,34 @@ class AioMember:
 
     def close(self) -> None:
         _aio().run(self._consumer.stop())
+
+
+class SmqMember:
+    """smq's own client, over gRPC. Kafka's group g is its group kafka-cg-g."""
+
+    def __init__(self, servers: str, group: str, topics: list[str], **options: Any) -> None:
+        self.seen: list[Read] = []
+        self.told: list[tuple[str, set[Place]]] = []
+        settings = {"heartbeat_interval_ms": 300, "session_timeout_ms": 6_000, "request_timeout_ms": 10_000}
+        self.consumer = SyncConsumer(servers, group=f"kafka-cg-{group}", **{**settings, **options})
+
+        def note(what: str) -> Callable[[list[Place]], None]:
+            return lambda partitions: self.told.append((what, set(partitions)))
+
+        self.consumer.subscribe(topics, on_assigned=note("assigned"), on_revoked=note("revoked"), on_lost=note("lost"))
+
+    def poll(self) -> None:
+        for records in self.consumer.getmany(500, 100).values():
+            self.seen += [(r.topic, r.partition, r.offset) for r in records]
+
+    def assigned(self) -> set[Place]:
+        return set(self.consumer.assignment())
+
+    def commit(self) -> None:
+        self.consumer.commit()
+
+    def close(self) -> None:
+        self.consumer.close()
 
 
 LIBRARIES: dict[str, Callable[..., Member]] = {

@@ -666,6 +666,229 @@ class Broker:
             _registered_method=True)
 
 
+class GroupsStub:
+    """------------------------------------------------------------------------------------------------ groups
+
+    Members of a group, by the rules of Kafka's classic protocol: a Kafka client and a client of this service may be members
+    of the same group (the Kafka group "g" is the group "kafka-cg-g"). Only the group's coordinator serves these calls. Any
+    other node answers NOT_COORDINATOR, and names it in the error's details. A call that ends early (a cancellation, a lost
+    connection) withdraws its request. A repetition of any call is safe.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.JoinGroup = channel.unary_unary(
+                '/smq.v1.Groups/JoinGroup',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.JoinGroupRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.JoinGroupResponse.FromString,
+                _registered_method=True)
+        self.SyncGroup = channel.unary_unary(
+                '/smq.v1.Groups/SyncGroup',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.SyncGroupRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.SyncGroupResponse.FromString,
+                _registered_method=True)
+        self.Heartbeat = channel.unary_unary(
+                '/smq.v1.Groups/Heartbeat',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.HeartbeatRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.HeartbeatResponse.FromString,
+                _registered_method=True)
+        self.LeaveGroup = channel.unary_unary(
+                '/smq.v1.Groups/LeaveGroup',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.LeaveGroupRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.LeaveGroupResponse.FromString,
+                _registered_method=True)
+
+
+class GroupsServicer:
+    """------------------------------------------------------------------------------------------------ groups
+
+    Members of a group, by the rules of Kafka's classic protocol: a Kafka client and a client of this service may be members
+    of the same group (the Kafka group "g" is the group "kafka-cg-g"). Only the group's coordinator serves these calls. Any
+    other node answers NOT_COORDINATOR, and names it in the error's details. A call that ends early (a cancellation, a lost
+    connection) withdraws its request. A repetition of any call is safe.
+    """
+
+    def JoinGroup(self, request, context):
+        """Waits until the members of the next generation have come. The leader's answer lists them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SyncGroup(self, request, context):
+        """Waits for the generation's assignment, which its leader sends. REBALANCE_IN_PROGRESS: join again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Heartbeat(self, request, context):
+        """A member that sends nothing for its session timeout is removed. UNKNOWN_MEMBER, ILLEGAL_GENERATION, FENCED_INSTANCE:
+        what it had may be another's by now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaveGroup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_GroupsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'JoinGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinGroup,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.JoinGroupRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.JoinGroupResponse.SerializeToString,
+            ),
+            'SyncGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.SyncGroup,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.SyncGroupRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.SyncGroupResponse.SerializeToString,
+            ),
+            'Heartbeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Heartbeat,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.HeartbeatRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'LeaveGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaveGroup,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.LeaveGroupRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.LeaveGroupResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'smq.v1.Groups', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('smq.v1.Groups', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Groups:
+    """------------------------------------------------------------------------------------------------ groups
+
+    Members of a group, by the rules of Kafka's classic protocol: a Kafka client and a client of this service may be members
+    of the same group (the Kafka group "g" is the group "kafka-cg-g"). Only the group's coordinator serves these calls. Any
+    other node answers NOT_COORDINATOR, and names it in the error's details. A call that ends early (a cancellation, a lost
+    connection) withdraws its request. A repetition of any call is safe.
+    """
+
+    @staticmethod
+    def JoinGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Groups/JoinGroup',
+            smq_dot_clients_dot_pb_dot_smq__pb2.JoinGroupRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.JoinGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SyncGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Groups/SyncGroup',
+            smq_dot_clients_dot_pb_dot_smq__pb2.SyncGroupRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.SyncGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Heartbeat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Groups/Heartbeat',
+            smq_dot_clients_dot_pb_dot_smq__pb2.HeartbeatRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaveGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Groups/LeaveGroup',
+            smq_dot_clients_dot_pb_dot_smq__pb2.LeaveGroupRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.LeaveGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class TransactionsStub:
     """------------------------------------------------------------------------------------------------ transactions
 

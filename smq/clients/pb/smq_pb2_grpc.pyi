@@ -235,6 +235,94 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
+class GroupsStub:
+    """------------------------------------------------------------------------------------------------ groups
+
+    Members of a group, by the rules of Kafka's classic protocol: a Kafka client and a client of this service may be members
+    of the same group (the Kafka group "g" is the group "kafka-cg-g"). Only the group's coordinator serves these calls. Any
+    other node answers NOT_COORDINATOR, and names it in the error's details. A call that ends early (a cancellation, a lost
+    connection) withdraws its request. A repetition of any call is safe.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> GroupsAsyncStub: ...
+    JoinGroup: _grpc.UnaryUnaryMultiCallable[_smq_pb2.JoinGroupRequest, _smq_pb2.JoinGroupResponse]
+    """Waits until the members of the next generation have come. The leader's answer lists them."""
+    SyncGroup: _grpc.UnaryUnaryMultiCallable[_smq_pb2.SyncGroupRequest, _smq_pb2.SyncGroupResponse]
+    """Waits for the generation's assignment, which its leader sends. REBALANCE_IN_PROGRESS: join again."""
+    Heartbeat: _grpc.UnaryUnaryMultiCallable[_smq_pb2.HeartbeatRequest, _smq_pb2.HeartbeatResponse]
+    """A member that sends nothing for its session timeout is removed. UNKNOWN_MEMBER, ILLEGAL_GENERATION, FENCED_INSTANCE:
+    what it had may be another's by now.
+    """
+    LeaveGroup: _grpc.UnaryUnaryMultiCallable[_smq_pb2.LeaveGroupRequest, _smq_pb2.LeaveGroupResponse]
+
+@_typing.type_check_only
+class GroupsAsyncStub(GroupsStub):
+    """------------------------------------------------------------------------------------------------ groups
+
+    Members of a group, by the rules of Kafka's classic protocol: a Kafka client and a client of this service may be members
+    of the same group (the Kafka group "g" is the group "kafka-cg-g"). Only the group's coordinator serves these calls. Any
+    other node answers NOT_COORDINATOR, and names it in the error's details. A call that ends early (a cancellation, a lost
+    connection) withdraws its request. A repetition of any call is safe.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    JoinGroup: _aio.UnaryUnaryMultiCallable[_smq_pb2.JoinGroupRequest, _smq_pb2.JoinGroupResponse]  # type: ignore[assignment]
+    """Waits until the members of the next generation have come. The leader's answer lists them."""
+    SyncGroup: _aio.UnaryUnaryMultiCallable[_smq_pb2.SyncGroupRequest, _smq_pb2.SyncGroupResponse]  # type: ignore[assignment]
+    """Waits for the generation's assignment, which its leader sends. REBALANCE_IN_PROGRESS: join again."""
+    Heartbeat: _aio.UnaryUnaryMultiCallable[_smq_pb2.HeartbeatRequest, _smq_pb2.HeartbeatResponse]  # type: ignore[assignment]
+    """A member that sends nothing for its session timeout is removed. UNKNOWN_MEMBER, ILLEGAL_GENERATION, FENCED_INSTANCE:
+    what it had may be another's by now.
+    """
+    LeaveGroup: _aio.UnaryUnaryMultiCallable[_smq_pb2.LeaveGroupRequest, _smq_pb2.LeaveGroupResponse]  # type: ignore[assignment]
+
+class GroupsServicer(metaclass=_abc_1.ABCMeta):
+    """------------------------------------------------------------------------------------------------ groups
+
+    Members of a group, by the rules of Kafka's classic protocol: a Kafka client and a client of this service may be members
+    of the same group (the Kafka group "g" is the group "kafka-cg-g"). Only the group's coordinator serves these calls. Any
+    other node answers NOT_COORDINATOR, and names it in the error's details. A call that ends early (a cancellation, a lost
+    connection) withdraws its request. A repetition of any call is safe.
+    """
+
+    @_abc_1.abstractmethod
+    def JoinGroup(
+        self,
+        request: _smq_pb2.JoinGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.JoinGroupResponse, _abc.Awaitable[_smq_pb2.JoinGroupResponse]]:
+        """Waits until the members of the next generation have come. The leader's answer lists them."""
+
+    @_abc_1.abstractmethod
+    def SyncGroup(
+        self,
+        request: _smq_pb2.SyncGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.SyncGroupResponse, _abc.Awaitable[_smq_pb2.SyncGroupResponse]]:
+        """Waits for the generation's assignment, which its leader sends. REBALANCE_IN_PROGRESS: join again."""
+
+    @_abc_1.abstractmethod
+    def Heartbeat(
+        self,
+        request: _smq_pb2.HeartbeatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.HeartbeatResponse, _abc.Awaitable[_smq_pb2.HeartbeatResponse]]:
+        """A member that sends nothing for its session timeout is removed. UNKNOWN_MEMBER, ILLEGAL_GENERATION, FENCED_INSTANCE:
+        what it had may be another's by now.
+        """
+
+    @_abc_1.abstractmethod
+    def LeaveGroup(
+        self,
+        request: _smq_pb2.LeaveGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.LeaveGroupResponse, _abc.Awaitable[_smq_pb2.LeaveGroupResponse]]: ...
+
+def add_GroupsServicer_to_server(servicer: GroupsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
 class TransactionsStub:
     """------------------------------------------------------------------------------------------------ transactions
 

@@ -15,7 +15,7 @@ from smq.clients.cluster import CallFn, ClusterClient, T
 from smq.clients.errors import build
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producing.partition_queue import ProducerIdentity
-from smq.clients.types import CommittedOffset, TopicPartition
+from smq.clients.types import CommittedOffset, GroupMembership, TopicPartition, member_message
 from smq.raft_state.errors import ErrorCode, InvalidTransactionState, SmqError
 
 TRANSACTION_TIMEOUT_MS: Final = 60_000.0  # Kafka's producers' default
@@ -110,8 +110,11 @@ class Transactions:
         await self._call(run)
         return identity
 
-    async def stage_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
-        check_name("group", group)
+    async def stage_offsets(
+        self, group: str | GroupMembership, offsets: Mapping[TopicPartition, int | CommittedOffset]
+    ) -> None:
+        membership = group if isinstance(group, GroupMembership) else GroupMembership(group=group)
+        check_name("group", membership.group)
         items = offset_items(offsets)
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
@@ -120,14 +123,15 @@ class Transactions:
                 transactional_id=self.id,
                 producer_id=identity.producer_id,
                 producer_epoch=identity.producer_epoch,
-                group=group,
+                group=membership.group,
                 offsets=items,
                 timeout_ms=node_ms,
+                member=member_message(membership),
             )
             await node.transactions.StageOffsets(request, timeout=call_s)
 
         try:
-            identity = await self.add(groups=[group])
+            identity = await self.add(groups=[membership.group])
             await self._call(run)
         except SmqError as e:
             self.fail(e)

@@ -4,19 +4,31 @@ Owns what iteration has read ahead. Users import it through `smq.clients`.
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from typing import Final, TypeVar, Unpack
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, TypeAlias, TypeVar, Unpack
 
 from smq.clients.arguments import Duration, Instant
 from smq.clients.consumer import Assignment, Consumer, ConsumerOptions, End
 from smq.clients.forked import check_owner
+from smq.clients.membership.subscribing import OnPartitions, Resume
 from smq.clients.positions import Start
 from smq.clients.search import RecordFilter, SearchPage
+from smq.clients.sync.callbacks import in_waiting_thread, wait_for_result
 from smq.clients.sync.loop import BlockingClient, documented_as
-from smq.clients.types import CommittedOffset, ConsumerRecord, FetchedRange, RawBatch, TopicPartition
+from smq.clients.types import (
+    CommittedOffset,
+    ConsumerRecord,
+    FetchedRange,
+    GroupMembership,
+    RawBatch,
+    TopicPartition,
+)
 from smq.raft_state.errors import ErrorCode, SmqError
 
 T = TypeVar("T")
+
+OnPartitionsSync: TypeAlias = Callable[[list[TopicPartition]], object]
 
 ITERATION_WAIT_MS: Final = 1_000.0  # how long iteration waits before it checks for close()
 
@@ -46,6 +58,42 @@ class SyncConsumer(BlockingClient):
         self._ahead.clear()
         return self._run(self._consumer.assign(partitions, start, end_offset=end_offset, until_ms=until_ms))
 
+    def subscribe(
+        self,
+        topics: str | Iterable[str],
+        *,
+        start: Resume = "RESUME_OR_EARLIEST",
+        on_assigned: OnPartitionsSync | None = None,
+        on_revoked: OnPartitionsSync | None = None,
+        on_lost: OnPartitionsSync | None = None,
+    ) -> None:
+        """As Consumer.subscribe. The callbacks are functions, and run in the thread that polls."""
+        self._run(
+            self._consumer.subscribe(
+                topics,
+                start=start,
+                on_assigned=_in_caller(on_assigned),
+                on_revoked=_in_caller(on_revoked),
+                on_lost=_in_caller(on_lost),
+            )
+        )
+
+    def unsubscribe(self) -> None:
+        self._discard_ahead()
+        self._poll(self._consumer.unsubscribe())
+
+    def subscription(self) -> list[str]:
+        self._check_usable()
+        return self._consumer.subscription()
+
+    def membership(self) -> GroupMembership:
+        self._check_usable()
+        return self._consumer.membership()
+
+    def _poll(self, work: Coroutine[Any, Any, T]) -> T:
+        """For calls that may run the callbacks of a subscription."""
+        return wait_for_result(lambda: self._start(work))
+
     @property
     def is_finished(self) -> bool:
         """Every assigned partition has an end, and everything before it has been returned."""
@@ -59,6 +107,17 @@ class SyncConsumer(BlockingClient):
         self._discard_ahead()
         return self._run(self._consumer.seek(topic, partition, start))
 
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        self._discard_ahead()
+        self._run(self._consumer.pause(partitions))
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        self._run(self._consumer.resume(partitions))
+
+    def paused(self) -> list[TopicPartition]:
+        self._check_usable()
+        return self._consumer.paused()
+
     def position(self, topic: str, partition: int) -> int:
         """The offset after the last record that was returned. INVALID_REQUEST for a partition that is not assigned."""
         self._check_usable()
@@ -71,7 +130,7 @@ class SyncConsumer(BlockingClient):
 
     def commit(self, offsets: Mapping[TopicPartition, int | CommittedOffset] | None = None) -> None:
         if offsets is None:
-            offsets = {tp: self.position(*tp) for tp in self.assignment()}
+            offsets = {tp: at for tp in self.assignment() if (at := self.position(*tp)) >= 0}
         self._run(self._consumer.commit(offsets))
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, CommittedOffset]:
@@ -81,11 +140,11 @@ class SyncConsumer(BlockingClient):
         self, max_records: int = 10_000, timeout_ms: Duration = 0.0
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         self._discard_ahead()
-        return self._run(self._consumer.getmany(max_records, timeout_ms))
+        return self._poll(self._consumer.getmany(max_records, timeout_ms))
 
     def getbatch(self, timeout_ms: Duration = 0.0) -> RawBatch | None:
         self._discard_ahead()
-        return self._run(self._consumer.getbatch(timeout_ms))
+        return self._poll(self._consumer.getbatch(timeout_ms))
 
     def fetch_range(
         self, topic: str, partition: int, offset: int, *, max_bytes: int = 0, max_wait_ms: int = 0
@@ -136,12 +195,14 @@ class SyncConsumer(BlockingClient):
         close()."""
         while True:
             self._check_usable()
+            if self._ahead and self._consumer.is_read_ahead_void():
+                self._discard_ahead()
             if self._ahead:
                 yield self._ahead.popleft()
             elif self.is_finished:
                 return
             else:
-                found = self._run(self._consumer.getmany(1, ITERATION_WAIT_MS))
+                found = self._poll(self._consumer.getmany(1, ITERATION_WAIT_MS))
                 self._ahead.extend(record for records in found.values() for record in records)
 
     def _check_usable(self) -> None:
@@ -156,12 +217,26 @@ class SyncConsumer(BlockingClient):
         for record in self._ahead:
             first.setdefault((record.topic, record.partition), record.offset)
         self._ahead.clear()
-        for (topic, partition), offset in first.items():
-            self._run(self._consumer.seek(topic, partition, offset))
+        if first:
+            self._run(self._consumer.rewind(first))
 
-    def close(self) -> None:
-        self._is_closed = True
-        self._run(self._consumer.close())
+    def close(self, *, commit: bool = True) -> None:
+        """As Consumer.close."""
+        if not self._is_closed:
+            self._discard_ahead()
+        try:
+            self._poll(self._consumer.close(commit=commit))  # its callbacks may use this consumer
+        finally:
+            self._is_closed = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(commit=kind is None)
+
+
+def _in_caller(callback: OnPartitionsSync | None) -> OnPartitions | None:
+    return None if callback is None else in_waiting_thread(callback)
 
 
 async def _next(pages: AsyncIterator[T]) -> T | None:

@@ -10,6 +10,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -89,14 +90,17 @@ class BlockingClient(ABC):
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            check_owner(self._runner.pid)
-        except SmqError:
-            work.close()
-            raise
-        running = asyncio.run_coroutine_threadsafe(work, self._runner.loop)
+        running = self._start(work)
         try:
             return running.result()
         except KeyboardInterrupt:
             running.cancel()
             raise
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        try:
+            check_owner(self._runner.pid)
+        except SmqError:
+            work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(work, self._runner.loop)

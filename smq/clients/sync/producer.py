@@ -14,7 +14,7 @@ from smq.clients.arguments import Instant
 from smq.clients.producer import Producer, ProducerOptions, ProducerStats, checked_record
 from smq.clients.producing.delivery import BatchMetadata, Delivery, Settled
 from smq.clients.sync.loop import BlockingClient, documented_as
-from smq.clients.types import CommittedOffset, TopicPartition
+from smq.clients.types import CommittedOffset, GroupMembership, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import Headers
 
@@ -119,7 +119,9 @@ class SyncProducer(BlockingClient):
 
         self._run(work())
 
-    def send_offsets(self, group: str, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:
+    def send_offsets(
+        self, group: str | GroupMembership, offsets: Mapping[TopicPartition, int | CommittedOffset]
+    ) -> None:
         self._run(self._producer.send_offsets(group, offsets))
 
     def commit(self) -> None:

@@ -12,7 +12,7 @@ from smq.coordinator.grpc.answer_budget import AnswerBudget
 from smq.coordinator.grpc.backlogs import measure_backlogs
 from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.offset_calls import Advances, Assignments, OffsetCalls
-from smq.coordinator.grpc.required import check_fields, check_offset_value
+from smq.coordinator.grpc.required import check_fields, check_offset_value, member_of
 from smq.coordinator.grpc.search import Searches
 from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import (
@@ -199,11 +199,10 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
             state = await find_partition(self._calls, o.topic, o.partition, timeout_ms)
             items.append(OffsetCommit(partition=state.pid, offset=Offset(o.offset), metadata=o.metadata))
         request_id = request_id_of(request.request_id)
+        who, generation = member_of(request) if request.HasField("member") else (NO_MEMBER, NO_GENERATION)
 
         def begin(done: DoneFn[Reply]) -> Cancel:
-            return self._groups.commit(
-                request.group, NO_MEMBER, NO_GENERATION, tuple(items), request_id, timeout_ms, done
-            )
+            return self._groups.commit(request.group, who, generation, tuple(items), request_id, timeout_ms, done)
 
         await self._calls.change(begin, timeout_ms)
         return pb.CommitOffsetsResponse()
@@ -243,6 +242,7 @@ def _start_ask(requested: pb.ListOffsetsPartition, *, is_committed: bool) -> Sta
         reset_if_gone=requested.reset_if_gone,
         timestamp_ms=requested.timestamp_ms if is_by_time else None,
         is_committed=is_committed,
+        is_stable=requested.stable,
     )
 
 

@@ -23,6 +23,7 @@ _STATUS: Final[dict[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.ILLEGAL_GENERATION: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.UNKNOWN_MEMBER: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.FENCED_INSTANCE: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.INCONSISTENT_PROTOCOL: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.REBALANCE_IN_PROGRESS: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.GROUP_NOT_EMPTY: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.GROUP_SUBSCRIBED: grpc.StatusCode.FAILED_PRECONDITION,

@@ -19,6 +19,7 @@ from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
 from smq.coordinator.grpc.connection_limit import ConnectionLimit
+from smq.coordinator.grpc.members import GroupService
 from smq.coordinator.grpc.producers import ProducerService
 from smq.coordinator.grpc.request_admission import RequestAdmission
 from smq.coordinator.listeners import port_taken
@@ -74,6 +75,7 @@ class GrpcServer:
         node: NodeApi,
         agent: AgentService,
         broker: BrokerService,
+        groups: GroupService,
         producers: ProducerService,
         admin: AdminService,
     ) -> None:
@@ -81,6 +83,7 @@ class GrpcServer:
             audience = Audience(node=node, listener=listener)
             smq_pb2_grpc.add_AgentServicer_to_server(agent.speaking_to(audience), server)
             smq_pb2_grpc.add_BrokerServicer_to_server(broker.speaking_to(audience), server)
+            smq_pb2_grpc.add_GroupsServicer_to_server(groups.speaking_to(audience), server)
             smq_pb2_grpc.add_TransactionsServicer_to_server(producers.speaking_to(audience), server)
             smq_pb2_grpc.add_AdminServicer_to_server(admin.speaking_to(audience), server)
 

@@ -5,13 +5,23 @@ partition 0. It must never know a default: a field with one is not here. Service
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from google.protobuf.message import Message
 
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.groups.types import Identity
 from smq.coordinator.service.positions import OffsetType
 from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Generation
+
+
+class _OfMember(Protocol):
+    """What a request says of the member that sends it."""
+
+    @property
+    def member(self) -> pb.GroupMember: ...
+
 
 _PRODUCER: Final = ("producer_id", "producer_epoch")
 REQUIRED: Final[dict[str, tuple[str, ...]]] = {
@@ -23,6 +33,7 @@ REQUIRED: Final[dict[str, tuple[str, ...]]] = {
     "EndTransactionRequest": (*_PRODUCER, "commit"),
     "FetchPartition": ("partition", "offset"),
     "GetPartitionRangeInfoRequest": ("partition",),
+    "GroupMember": ("generation",),
     "ListOffsetsPartition": ("partition",),
     "PartitionOffset": ("partition", "offset"),
     "PublishRecordRequest": ("partition",),
@@ -61,6 +72,16 @@ def check_offset_value(message: pb.ListOffsetsPartition | pb.SubscribeInit, kind
     """INVALID_REQUEST if the offset type needs a value and has none."""
     if kind in _WITH_VALUE:
         check_fields(message, ("offset_value",))
+
+
+def member_of(request: _OfMember) -> tuple[Identity, Generation]:
+    """The member that a request names, and the generation that it says it is in. INVALID_REQUEST if that is not said,
+    or no generation's number."""
+    member = request.member
+    check_fields(member, REQUIRED["GroupMember"])
+    if member.generation < 0:
+        raise SmqError(ErrorCode.INVALID_REQUEST, f"generation {member.generation} is not from JoinGroup")
+    return Identity(member_id=member.member_id, instance_id=member.instance_id), Generation(member.generation)
 
 
 def check_fields(message: Message, names: Iterable[str]) -> None:

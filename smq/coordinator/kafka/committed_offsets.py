@@ -22,6 +22,7 @@ from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
+from smq.coordinator.service.lookup import staged_partitions
 from smq.coordinator.service.requests import check_count
 from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -130,7 +131,7 @@ async def _fetch_group(gateway: Gateway, version: int, requested: Struct, *, sta
     except SmqError as e:
         answer["error_code"] = group_code_of(e)
         commits = {}
-    unstable = _staged(gateway.state, PREFIX + requested["group_id"]) if stable else frozenset()
+    unstable = staged_partitions(gateway.state, PREFIX + requested["group_id"]) if stable else frozenset()
     if requested["topics"] is None:
         answer["topics"] = _all_commits(gateway, commits, unstable)
         return answer
@@ -147,11 +148,6 @@ async def _fetch_group(gateway: Gateway, version: int, requested: Struct, *, sta
             partitions.append(_committed(index, found, code))
         answer["topics"].append({"name": topic["name"], "topic_id": topic_id, "partitions": partitions})
     return answer
-
-
-def _staged(state: ClusterState, group: str) -> frozenset[PartitionId]:
-    """The partitions for which an open transaction has staged offsets of the group."""
-    return frozenset(pid for transaction in state.transactions.values() for pid in transaction.offsets.get(group, ()))
 
 
 def _all_commits(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.membership import Memberships
 from smq.coordinator.service.audience import OWN
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
@@ -30,6 +31,10 @@ class Gateway:
     @property
     def state(self) -> ClusterState:
         return self.calls.node.state
+
+    @property
+    def memberships(self) -> Memberships:
+        return Memberships(self.calls, self.groups)
 
     @property
     def transactions(self) -> Transactions:

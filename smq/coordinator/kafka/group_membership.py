@@ -16,18 +16,14 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_names import PREFIX, is_group
-from smq.coordinator.limits import GROUP_COMMAND_MS_MAX
-from smq.coordinator.service.calls import Answer
+from smq.coordinator.membership import has_repeated_protocol, rebalance_timeout_of, shown_name
 from smq.raft_state.commands import GroupMember
-from smq.raft_state.errors import SmqError
-from smq.raft_state.limits import MEMBER_TEXT_BYTES_MAX
 
 _ID_FIRST_VERSION: Final = 4  # of JoinGroup: KIP-394
 _SKIP_VERSION: Final = 9  # of JoinGroup: KIP-814
 _PROTOCOL_TYPE_VERSION: Final = 7  # of JoinGroup: the answer may have no protocol
 _NAMED_PROTOCOL_VERSION: Final = 5  # of SyncGroup: the request names its protocol
 _BATCH_VERSION: Final = 3  # of LeaveGroup
-_REBALANCE_MS_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +41,13 @@ LongPoll: TypeAlias = Callable[[Gateway, int, Struct, Client], Awaitable[Struct]
 def join_group(gateway: Gateway, version: int, request: Struct, client: Client) -> Awaitable[Struct]:
     """Begins to join immediately. The awaitable is the answer once the generation has formed."""
     session_ms = request["session_timeout_ms"]
-    rebalance_ms = request["rebalance_timeout_ms"] if request["rebalance_timeout_ms"] > 0 else session_ms
     member = GroupMember(
         member_id=request["member_id"],
         instance_id=request["group_instance_id"] or "",
-        client_id=_cut(client.client_id),
-        client_host=_cut(client.host),
+        client_id=shown_name(client.client_id),
+        client_host=shown_name(client.host),
         session_timeout_ms=session_ms,
-        rebalance_timeout_ms=rebalance_ms,
+        rebalance_timeout_ms=rebalance_timeout_of(request["rebalance_timeout_ms"], session_ms),
         protocols=tuple((p["name"], bytes(p["metadata"])) for p in request["protocols"]),
     )
     code = _refusal(request["group_id"], member)
@@ -65,8 +60,7 @@ def join_group(gateway: Gateway, version: int, request: Struct, client: Client) 
         takes_id_first=version >= _ID_FIRST_VERSION,
         can_skip_assignment=version >= _SKIP_VERSION,
     )
-    answer = Answer[Joined](gateway.calls.timeouts)
-    return _joined(answer, version, rebalance_ms, gateway.groups.join(requested, answer.done))
+    return _joined(gateway.memberships.join(requested), version)
 
 
 async def _refused(response: Struct) -> Struct:
@@ -77,15 +71,11 @@ async def _refused(response: Struct) -> Struct:
 def _refusal(group: str, member: GroupMember) -> KafkaError:
     if not is_group(group):
         return KafkaError.INVALID_GROUP_ID
-    names = [name for name, _ in member.protocols]
-    return KafkaError.INVALID_REQUEST if len(set(names)) != len(names) else KafkaError.NONE
+    return KafkaError.INVALID_REQUEST if has_repeated_protocol(member) else KafkaError.NONE
 
 
-async def _joined(answer: Answer[Joined], version: int, wait_ms: int, withdraw: Callable[[], None]) -> Struct:
-    try:
-        joined = await answer.result(min(wait_ms, _REBALANCE_MS_MAX) + 3 * GROUP_COMMAND_MS_MAX, withdraw)
-    except SmqError:
-        joined = Joined(outcome=Outcome.UNCERTAIN, member_id="")
+async def _joined(answer: Awaitable[Joined], version: int) -> Struct:
+    joined = await answer
     return _join_response(OUTCOME_CODES[joined.outcome], joined, version)
 
 
@@ -108,11 +98,6 @@ def _join_response(code: KafkaError, joined: Joined, version: int) -> Struct:
     }
 
 
-def _cut(text: str) -> str:
-    """A client may choose any name. The one that is kept is bounded."""
-    return text[: MEMBER_TEXT_BYTES_MAX // 4]
-
-
 # -------------------------------------------------------------------------------------------------------- syncing
 def sync_group(gateway: Gateway, version: int, request: Struct, _client: Client) -> Awaitable[Struct]:
     """Begins immediately. The awaitable is the answer once the leader has given the assignment."""
@@ -127,16 +112,11 @@ def sync_group(gateway: Gateway, version: int, request: Struct, _client: Client)
         protocol=request["protocol_name"] if is_named else None,
         assignments=tuple((a["member_id"], bytes(a["assignment"])) for a in request["assignments"]),
     )
-    answer = Answer[Synced](gateway.calls.timeouts)
-    return _synced(answer, gateway.groups.sync(requested, answer.done))
+    return _synced(gateway.memberships.sync(requested))
 
 
-async def _synced(answer: Answer[Synced], withdraw: Callable[[], None]) -> Struct:
-    try:
-        # The coordinator ends the wait: it knows the members' rebalance time-outs.
-        synced = await answer.result(_REBALANCE_MS_MAX, withdraw)
-    except SmqError:
-        synced = Synced(outcome=Outcome.UNCERTAIN)
+async def _synced(answer: Awaitable[Synced]) -> Struct:
+    synced = await answer
     return _sync_response(OUTCOME_CODES[synced.outcome], synced)
 
 
@@ -159,7 +139,7 @@ async def heartbeat(gateway: Gateway, _version: int, request: Struct) -> Struct:
     code = KafkaError.INVALID_GROUP_ID
     if is_group(request["group_id"]):
         who = Identity(member_id=request["member_id"], instance_id=request["group_instance_id"] or "")
-        outcome = gateway.groups.heartbeat(PREFIX + request["group_id"], who, request["generation_id"])
+        outcome = gateway.memberships.heartbeat(PREFIX + request["group_id"], who, request["generation_id"])
         code = OUTCOME_CODES[outcome]
     return {"throttle_time_ms": 0, "error_code": code}
 
@@ -173,7 +153,7 @@ async def leave_group(gateway: Gateway, version: int, request: Struct) -> Struct
     ]
     codes = [KafkaError.INVALID_GROUP_ID] * len(leaving)
     if is_group(request["group_id"]):
-        codes = [OUTCOME_CODES[outcome] for outcome in await _leave(gateway, PREFIX + request["group_id"], leaving)]
+        codes = [OUTCOME_CODES[o] for o in await gateway.memberships.leave(PREFIX + request["group_id"], leaving)]
     if version < _BATCH_VERSION:
         return {"throttle_time_ms": 0, "error_code": codes[0], "members": []}
     overall = next((code for code in codes if code in _WHOLE_REQUEST), KafkaError.NONE)
@@ -186,15 +166,6 @@ async def leave_group(gateway: Gateway, version: int, request: Struct) -> Struct
         "error_code": overall,
         "members": members if overall is KafkaError.NONE else [],
     }
-
-
-async def _leave(gateway: Gateway, group: str, leaving: list[Identity]) -> list[Outcome]:
-    answer = Answer[list[Outcome]](gateway.calls.timeouts)
-    gateway.groups.leave(group, leaving, answer.done)
-    try:
-        return await answer.result(3 * GROUP_COMMAND_MS_MAX)
-    except SmqError:
-        return [Outcome.UNCERTAIN] * len(leaving)
 
 
 _WHOLE_REQUEST: Final = (

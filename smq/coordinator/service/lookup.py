@@ -68,6 +68,7 @@ class StartAsk:
     reset_if_gone: bool = False
     timestamp_ms: int | None = None
     is_committed: bool = True  # the log ends at the last stable offset, otherwise at the high water mark
+    is_stable: bool = False  # not while an open transaction has staged the group's offset
 
 
 Start: TypeAlias = tuple[Position, PartitionRange]
@@ -141,12 +142,29 @@ async def _prepared(calls: NodeCalls, ask: StartAsk, commits: Commits, timeout_m
     if ask.type.needs_commit and not ask.group:
         raise SmqError(ErrorCode.INVALID_REQUEST, "RESUME_OR_EARLIEST and RESUME_OR_LATEST need a group")
     committed = commits.get((ask.group, part.pid))
+    if ask.is_stable:
+        committed = _stable_commit(calls.node.state, ask, part.pid)
     return StartRequest(
         type=ask.type,
         value=ask.value,
         committed=committed.position if committed is not None else None,
         reset_if_gone=ask.reset_if_gone,
     )
+
+
+def _stable_commit(state: ClusterState, ask: StartAsk, pid: PartitionId) -> CommittedOffset | None:
+    """Of the state as it is now, after the barrier of `_commits`: one that was read before may be older than the end of
+    a transaction that is not seen any more."""
+    if pid in staged_partitions(state, ask.group):
+        message = f"an open transaction has staged an offset of group {ask.group!r} in {ask.topic}/{ask.partition}"
+        raise SmqError(ErrorCode.OFFSET_NOT_AVAILABLE, message)
+    group = state.groups.get(ask.group)
+    return None if group is None else group.offsets.get(pid)
+
+
+def staged_partitions(state: ClusterState, group: str) -> frozenset[PartitionId]:
+    """The partitions for which an open transaction has staged offsets of the group, as this node knows."""
+    return frozenset(pid for transaction in state.transactions.values() for pid in transaction.offsets.get(group, ()))
 
 
 def _resolved(start: StartRequest, range_: PartitionRange | SmqError, *, is_committed: bool) -> Start | SmqError:

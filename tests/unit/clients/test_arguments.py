@@ -284,12 +284,15 @@ def test_options_of_the_blocking_clients_are_those_of_the_others() -> None:
 
     from smq.clients.admin import AdminOptions
     from smq.clients.consumer import ConsumerOptions
+    from smq.clients.membership.options import MemberOptions
     from smq.clients.producer import ProducerOptions
 
     pairs = [(Producer, ProducerOptions), (Consumer, ConsumerOptions), (Admin, AdminOptions)]
     for client, options in [*pairs, (OffsetAssigner, AdminOptions)]:
         known = inspect.signature(client).parameters
-        assert list(options.__annotations__) == [n for n, p in known.items() if p.kind is p.KEYWORD_ONLY]
+        own = [n for n, p in known.items() if p.kind is p.KEYWORD_ONLY]
+        of_members = list(MemberOptions.__annotations__) if client is Consumer else []
+        assert list(options.__annotations__) == of_members + own
     with pytest.raises(TypeError, match="lingerr_ms"):
         SyncProducer(WHERE, lingerr_ms=5)  # type: ignore[call-arg] # mypy sees it, too: this ignore is the test
     with pytest.raises(TypeError, match="grup"):

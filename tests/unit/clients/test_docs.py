@@ -16,8 +16,9 @@ def test_every_block_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)  # a child made by spawn gets it, too
-    # The block of transactions needs a coordinator: tests/cluster/test_transactions.py runs it.
-    tour, _, children = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    # Groups and transactions need a coordinator: membership/test_blocking.py and tests/cluster/test_transactions.py
+    # run their blocks.
+    tour, _, _, children = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     with cluster_in_thread(1) as cluster:
         (tmp_path / "smq_page_tour.py").write_text(tour.replace(WRITTEN, cluster.servers))
         (tmp_path / "smq_page_children.py").write_text(children)

@@ -1,20 +1,31 @@
 """`smq consume`: writes records of a topic to standard output, starting at an offset, a time or any offset type.
 
 Owns the command, its output and its rule for commits: it commits what it has written or passed over, and nothing
-beyond, however it ends. `cli.root` loads it when it is used.
+beyond, however it ends. If it follows and commits for a group, it is a member of the group, and shares the topic with
+the others. `cli.root` loads it when it is used.
 """
 
 import asyncio
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import BinaryIO, Final
 
 import click
 
-from smq.clients import OFFSET_TYPES, Admin, Consumer, ConsumerRecord, StartAt
+from smq.clients import (
+    OFFSET_TYPES,
+    Admin,
+    Consumer,
+    ConsumerRecord,
+    IllegalGeneration,
+    RebalanceInProgress,
+    StartAt,
+    UnknownMember,
+)
+from smq.clients.membership.subscribing import Resume
 from smq.clients.types import ISOLATIONS, Isolation, TopicPartition
 from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, answered, json_option, open_admin, run
 from smq.coordinator.cli.completions import GROUP, TOPIC
@@ -33,6 +44,7 @@ from smq.coordinator.cli.record_format import (
 POLL_MS: Final = 500.0  # how often a waiting command checks whether it is done or should commit
 COMMIT_INTERVAL_S: Final = 5.0  # while following
 _TYPES: Final = ("earliest", "latest", *OFFSET_TYPES)
+_OF_GROUPS: Final = (None, "RESUME_OR_EARLIEST", "RESUME_OR_LATEST")
 
 
 @click.command()
@@ -51,7 +63,12 @@ _TYPES: Final = ("earliest", "latest", *OFFSET_TYPES)
 )
 @click.option("--offset-value", type=int, help="For EXACT_OFFSET, RESET_TO_OFFSET (an offset) and EXACT_TS_NS.")
 @click.option("--group", "-g", type=GROUP, help="The group whose committed offsets RESUME_* starts from.")
-@click.option("--commit", is_flag=True, help="Commit the offsets of what was written, for the group.")
+@click.option(
+    "--commit",
+    is_flag=True,
+    help="Commit the offsets of what was written, for the group. With --follow, and without --partition or a start of"
+    " its own, the command joins the group: several of them share the topic's partitions.",
+)
 @click.option("--follow", "-f", is_flag=True, help="Wait for new records. Default: stop at the present end.")
 @click.option("--max-records", "-n", type=click.IntRange(min=1), help="Stop after this many records.")
 @click.option("--key", help="Only records with this key.")
@@ -93,7 +110,7 @@ def consume(
     \b
     Examples:
       smq consume events --since 1h --json
-      smq consume events -f -g readers --commit
+      smq consume events -f -g readers --commit   (in several terminals: they share the work)
       smq consume events -p 0 -o -10 --output '%o %k %v'
       smq consume events --key user-7 --header type=login
     """
@@ -102,6 +119,8 @@ def consume(
     start = StartAt(timestamp_ms=since) if since is not None else _start(offset_type, offset_value, group)
     chosen = Filter(key=None if key is None else key.encode(errors="surrogateescape"), headers=parse_headers(headers))
     write = _writer(as_json, format_text)
+    has_own_start = offset is not None or since is not None or offset_type not in _OF_GROUPS
+    is_member = follow and commit and not partitions and from_replica is None and not has_own_start
 
     async def work() -> None:
         async with Consumer(
@@ -113,6 +132,18 @@ def consume(
             request_timeout_ms=CALL_TIMEOUT_MS,
             stall_timeout_ms=CALL_TIMEOUT_MS,
         ) as consumer:
+            reading = _Reading(consumer, max_records, write=write, chosen=chosen, commits=commit and group is not None)
+            if is_member:
+                await consumer.subscribe(
+                    topic,
+                    start=_resume(offset_type),
+                    on_assigned=reading.begin,
+                    on_revoked=reading.give_up,
+                    on_lost=reading.forget,
+                )
+                answered()
+                await reading.to_the_end()
+                return
             async with open_admin(bootstrap) as admin:
                 assigned = [(topic, p) for p in partitions] or await _all_partitions(admin, topic)
                 if offset is None:
@@ -124,9 +155,7 @@ def consume(
             answered()
             for tp, position in positions.items():
                 _report_moved(tp, starts[tp], position)
-            reading = _Reading(
-                consumer, positions, ends, max_records, write=write, chosen=chosen, commits=commit and group is not None
-            )
+            reading.begin(assigned, ends)
             await reading.to_the_end()
 
     _run_until_ended(work(), bootstrap, is_end_normal=follow)
@@ -201,6 +230,10 @@ def _start(offset_type: str | None, offset_value: int | None, group: str | None)
     return StartAt(type=offset_type, value=offset_value or 0)
 
 
+def _resume(offset_type: str | None) -> Resume:
+    return "RESUME_OR_LATEST" if offset_type == "RESUME_OR_LATEST" else "RESUME_OR_EARLIEST"
+
+
 async def _starts(
     admin: Admin, partitions: list[TopicPartition], text: str, isolation: Isolation
 ) -> Mapping[TopicPartition, StartAt | None]:
@@ -250,8 +283,6 @@ class _Reading:
     def __init__(
         self,
         consumer: Consumer,
-        positions: Mapping[TopicPartition, int],
-        ends: Mapping[TopicPartition, int] | None,
         max_records: int | None,
         *,
         write: WriteFn,
@@ -259,15 +290,33 @@ class _Reading:
         commits: bool,
     ) -> None:
         self._consumer = consumer
-        self._ends = ends
+        self._ends: Mapping[TopicPartition, int] | None = None
         self._left = max_records
         self._line = write
         self._chosen = chosen
         self._commits = commits
-        self._next = dict(positions)  # to commit: the offset after the last record written or passed over
-        self._committed = dict(positions)
+        self._next: dict[TopicPartition, int] = {}  # to commit: after the last record written or passed over
+        self._committed: dict[TopicPartition, int] = {}
         self._committed_at = time.monotonic()
         self._out: BinaryIO = sys.stdout.buffer
+
+    def begin(self, partitions: Iterable[TopicPartition], ends: Mapping[TopicPartition, int] | None = None) -> None:
+        """These partitions are read from now on, perhaps beside others."""
+        self._ends = ends
+        starts = {tp: self._consumer.position(*tp) for tp in partitions}
+        self._next.update(starts)
+        self._committed.update(starts)
+
+    async def give_up(self, partitions: Iterable[TopicPartition]) -> None:
+        """Other members go on with them."""
+        self._out.flush()
+        await self._commit()
+        self.forget(partitions)
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            self._next.pop(tp, None)
+            self._committed.pop(tp, None)
 
     async def to_the_end(self) -> None:
         """Until it is done, or a signal ends it. Then what was written is flushed and committed."""
@@ -311,6 +360,10 @@ class _Reading:
     async def _commit(self) -> None:
         moved = {tp: offset for tp, offset in self._next.items() if offset != self._committed[tp]}
         if moved:
-            await self._consumer.commit(moved)
-            self._committed.update(moved)
+            try:
+                await self._consumer.commit(moved)
+            except (IllegalGeneration, RebalanceInProgress, UnknownMember) as e:
+                click.echo(f"not committed, so other members will write these records again: {e}", err=True)
+            else:
+                self._committed.update(moved)
         self._committed_at = time.monotonic()

@@ -93,7 +93,7 @@ def test_nothing_is_said_of_the_cluster_while_a_command_waits_for_records_or_for
     """`consume -f` of a quiet topic used to say, after three seconds, that the cluster may lack a leader."""
     late = threading.Timer(2 * SILENT_S, cluster.append, ("t", 0, [NewRecord(b"k", b"late", 1)]))
     late.start()
-    followed = smq("consume", "t", "-f", "-n", 1, "-g", "readers", "--commit")
+    followed = smq("consume", "t", "-f", "-n", 1, "-g", "readers")
     late.join()
     assert (followed.stdout, followed.stderr) == ("late\n", "")
     cluster.groups["readers"] = pb.DescribeGroupResponse(group=pb.GroupSummary(group="readers", state="Empty"))

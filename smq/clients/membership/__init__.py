@@ -1,0 +1,1 @@
+"""A consumer as a member of a group: joining, assignments, heartbeats; `smq.clients.consumer` is what users see."""

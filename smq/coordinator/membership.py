@@ -1,0 +1,81 @@
+"""Members of groups, for every port: how long a request to the group's coordinator waits for its answer.
+
+Owns these waits, and what an answer that does not come means: the outcome is uncertain, and the member asks again. A
+request begins when the method is called, and waits in what the method returns. So a port keeps the order of a
+connection's requests, and their waits do not hold each other up. A wait that is cancelled (its client has gone)
+withdraws the request. It must never know a wire format. The Kafka port and the gRPC port import it.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from smq.coordinator.groups.coordinator import GroupCoordinator
+from smq.coordinator.groups.outcomes import Outcome
+from smq.coordinator.groups.types import Identity, Join, Joined, Sync, Synced
+from smq.coordinator.limits import GROUP_COMMAND_MS_MAX
+from smq.coordinator.service.calls import Answer, NodeCalls
+from smq.raft_state.commands import GroupMember
+from smq.raft_state.errors import SmqError
+from smq.raft_state.limits import MEMBER_TEXT_BYTES_MAX
+
+_WAIT_MS_MAX: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Memberships:
+    calls: NodeCalls
+    groups: GroupCoordinator
+
+    def join(self, request: Join) -> Awaitable[Joined]:
+        """The answer once the generation has formed."""
+        answer = Answer[Joined](self.calls.timeouts)
+        return _joined(answer, request.member, self.groups.join(request, answer.done))
+
+    def sync(self, request: Sync) -> Awaitable[Synced]:
+        """The answer once the leader has given the assignment."""
+        answer = Answer[Synced](self.calls.timeouts)
+        return _synced(answer, self.groups.sync(request, answer.done))
+
+    def heartbeat(self, group: str, who: Identity, generation: int) -> Outcome:
+        return self.groups.heartbeat(group, who, generation)
+
+    async def leave(self, group: str, leaving: list[Identity]) -> list[Outcome]:
+        """One outcome per member."""
+        answer = Answer[list[Outcome]](self.calls.timeouts)
+        self.groups.leave(group, leaving, answer.done)
+        try:
+            return await answer.result(3 * GROUP_COMMAND_MS_MAX)
+        except SmqError:
+            return [Outcome.UNCERTAIN] * len(leaving)
+
+
+async def _joined(answer: Answer[Joined], member: GroupMember, withdraw: Callable[[], None]) -> Joined:
+    wait_ms = min(member.rebalance_timeout_ms, _WAIT_MS_MAX) + 3 * GROUP_COMMAND_MS_MAX
+    try:
+        return await answer.result(wait_ms, withdraw)
+    except SmqError:
+        return Joined(outcome=Outcome.UNCERTAIN, member_id="")
+
+
+async def _synced(answer: Answer[Synced], withdraw: Callable[[], None]) -> Synced:
+    try:
+        # The coordinator ends the wait: it knows the members' rebalance time-outs.
+        return await answer.result(_WAIT_MS_MAX, withdraw)
+    except SmqError:
+        return Synced(outcome=Outcome.UNCERTAIN)
+
+
+def rebalance_timeout_of(requested_ms: int, session_timeout_ms: int) -> int:
+    """A member that names none means its session timeout."""
+    return requested_ms if requested_ms > 0 else session_timeout_ms
+
+
+def shown_name(text: str) -> str:
+    """A client may choose any name. The one that is kept is bounded."""
+    return text[: MEMBER_TEXT_BYTES_MAX // 4]
+
+
+def has_repeated_protocol(member: GroupMember) -> bool:
+    names = [name for name, _ in member.protocols]
+    return len(set(names)) != len(names)

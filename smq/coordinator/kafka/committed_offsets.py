@@ -126,12 +126,17 @@ async def _fetch_group(gateway: Gateway, version: int, requested: Struct, *, sta
     """`topics` null asks for all that the group has committed. If the offsets must be `stable`, those that an open
     transaction may yet move are refused: a member that began with the present one would read twice."""
     answer: Struct = {"group_id": requested["group_id"], "error_code": KafkaError.NONE, "topics": []}
+    name_of_group = PREFIX + requested["group_id"]
+    commits: dict[PartitionId, CommittedOffset] = {}
     try:  # after a barrier, so what is unknown afterwards is confirmed
-        commits = await gateway.calls.fetch_offsets(PREFIX + requested["group_id"], None, TIMEOUT_MS_DEFAULT)
+        await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
     except SmqError as e:
         answer["error_code"] = group_code_of(e)
-        commits = {}
-    unstable = staged_partitions(gateway.state, PREFIX + requested["group_id"]) if stable else frozenset()
+    else:
+        group = gateway.state.groups.get(name_of_group)
+        commits = {} if group is None else group.offsets
+    # Of the same state as the commits: a transaction that ended in between would show neither its offsets nor its end.
+    unstable = staged_partitions(gateway.state, name_of_group) if stable else frozenset()
     if requested["topics"] is None:
         answer["topics"] = _all_commits(gateway, commits, unstable)
         return answer

@@ -412,8 +412,9 @@ def _refusing() -> Iterator[None]:
     from cramjam import DecompressionError
 
     # The CRC proves only that the bytes are the producer's. Whether they decompress is up to the codec, and each codec
-    # raises its own errors (gzip: EOFError, zlib.error, OSError; snappy's framing: struct.error).
-    refusals = (CorruptRecordException, DecompressionError, zlib.error, struct.error, EOFError, OSError)
+    # raises its own errors (gzip: EOFError, zlib.error, OSError; snappy's framing: struct.error). MemoryError: for a
+    # length near 2^63, aiokafka's check of the bounds overflows.
+    refusals = (CorruptRecordException, DecompressionError, zlib.error, struct.error, EOFError, OSError, MemoryError)
     try:
         yield
     except (*refusals, ValueError, OverflowError) as e:

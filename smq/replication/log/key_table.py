@@ -8,6 +8,7 @@ is done per record is what a pass costs. Only compaction uses it.
 
 from collections.abc import Iterator
 from hashlib import blake2b
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from struct import Struct
 from typing import Final
 
@@ -26,9 +27,8 @@ class KeyTable:
         """For offsets from `start` on, and for up to `keys_max` keys."""
         self._start = start
         self._slot_count = max(_SLOTS_MIN, keys_max * 5 // 4)
-        # The system gives the memory as it is touched.
-        self._hashes = memoryview(bytearray(self._slot_count * 8)).cast("Q")
-        self._places = memoryview(bytearray(self._slot_count * 8)).cast("Q")  # 24 bits of the digest, and the offset
+        self._hashes = _zeros(self._slot_count)
+        self._places = _zeros(self._slot_count)  # 24 bits of the digest, and the offset
         self._keys_max = keys_max
         self.count = 0
 
@@ -65,6 +65,11 @@ class KeyTable:
                 at = at + 1 if at + 1 < slots else 0
             found.append((place & _OFFSET_MASK) + before if place else -1)
         return found
+
+
+def _zeros(count: int) -> memoryview:
+    """The system gives the memory as it is touched: a hundred megabytes in one go would hold the loop up."""
+    return memoryview(mmap(-1, count * 8, flags=MAP_PRIVATE | MAP_ANONYMOUS)).cast("Q")
 
 
 def _digests(keys: list[bytes]) -> Iterator[tuple[int, int]]:

@@ -466,7 +466,8 @@ class PartitionLog(AbortedLog):
             state = state if at == end_before else self._state_up_to(at)
             if state.end != at:
                 return False
-            state.create_ms_max = newest_create_ms(self, state.create_ms_max, at)
+            # The rows of what the segment replaces stay, at its batches.
+            state.create_ms_max = newest_create_ms(self, state.create_ms_max, end_before)
         ops = replacing_ops(self.pid, start, end, values, old)
         if start <= self._first < end:
             self._first = values[0].base
@@ -538,8 +539,9 @@ class PartitionLog(AbortedLog):
         self._compacted_end = self.segments.compacted_end
         if self._compacted_end:
             self._trim_limit = self._first  # until the replica knows what the state holds
-        if segments is None:
+            # It may be folded from an older checkpoint, over batches that compaction has taken records from.
             self._state.create_ms_max = newest_create_ms(self, self._state.create_ms_max, self.appended_end)
+        if segments is None:
             row = Put(Table.CHECKPOINTS, segments_key(self.pid), self.segments.encode())
             self._disk.submit([row, self._checkpoint()])
 

@@ -11,7 +11,8 @@ caller says that of each record, and which batches were aborted. Only compaction
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import compress
+from itertools import compress, islice
+from operator import lt
 from typing import Final, NamedTuple, TypeAlias
 
 from smq.raft_state.errors import SmqError
@@ -99,7 +100,7 @@ def _varint(data: Buffer, at: int) -> tuple[int, int]:
 
 def readable_records(stored: StoredValue) -> tuple[BatchHeader, memoryview, list[KeyedRecord]] | None:
     """Header, decompressed body and records of a batch that compaction may look into. None for control batches, and for
-    bytes that do not decode: such a batch stays as it is."""
+    bytes that do not decode, or whose records are not at ascending offsets of the batch: it stays as it is."""
     _, header = parse_header_of(stored.value, verify=None)
     if header.is_control:
         return None
@@ -108,7 +109,12 @@ def readable_records(stored: StoredValue) -> tuple[BatchHeader, memoryview, list
     try:
         batch = plain_batch(header, stored.batch)
         body = memoryview(batch)[HEADER_BYTES:]
-        return header, body, _keyed(header, batch, body)
+        records = _keyed(header, batch, body)
+        offsets = [offset for offset, _, _ in records]
+        is_ascending = all(map(lt, offsets, islice(offsets, 1, None)))
+        if not offsets or not is_ascending or offsets[0] < stored.base or offsets[-1] >= stored.end:
+            return None
+        return header, body, records
     except (BatchCorrupt, SmqError):
         return None
 
@@ -162,19 +168,23 @@ class SegmentWriter:
     def add(self, stored: StoredValue, selects: Selects) -> None:
         ts_ns, header = parse_header_of(stored.value, verify=None)
         found = readable_records(stored)
+        if found is not None:
+            _, body, records = found
+            stays = selects(records)
+            raw: bytes | memoryview = stored.batch[HEADER_BYTES:]
+            value: bytes | None = stored.value
+            try:
+                if not all(stays):
+                    header, raw, value = *_without_others(header, body, stays), None
+            except BatchCorrupt:  # it was decoded otherwise than it is cut: numbers that are longer than Kafka's
+                found = None
         if found is None:
             self.has_unread |= not header.is_control
             self._put(_Draft(stored.end, stored.epoch, ts_ns, header, b"", stored.value, is_unread=True))
             return
-        _, body, records = found
-        stays = selects(records)
         left = compress(records, stays)
         self._has_tombstones |= any(is_tombstone and key is not None for _, key, is_tombstone in left)
         self._removed += stays.count(False)
-        raw: bytes | memoryview = stored.batch[HEADER_BYTES:]
-        value: bytes | None = stored.value
-        if not all(stays):
-            header, raw, value = *_without_others(header, body, stays), None
         self._put(_Draft(stored.end, stored.epoch, ts_ns, header, raw, value))
 
     def add_aborted(self, stored: StoredValue) -> None:
@@ -252,6 +262,8 @@ def _without_others(header: BatchHeader, body: memoryview, stays: list[bool]) ->
     max_timestamp = header.max_timestamp
     if not header.attributes & TIMESTAMP_TYPE_MASK:
         max_timestamp = header.base_timestamp + max(timestamp_deltas)
+        if abs(max_timestamp) >> 63:
+            raise BatchCorrupt(f"a record's time is {max_timestamp} ms after 1970")
     new = replace(header, count=len(timestamp_deltas), max_timestamp=max_timestamp)
     return new, bytes(compressed(records, header.codec))
 

@@ -148,20 +148,23 @@ def replaced(log: LogReader, start: Offset, end: Offset) -> Replaced:
     """Of the durable batches in [start, end). Reads the disk, and only the keys decide: the bytes there may be
     damaged."""
     first, size, stamps = end, 0, [TsNs(0)]
-    for key, value in _rows_between(log, TIME_APPEND, start, end):
+    stop = min(end, log.durable_end)  # after it come rows of a cut that is on its way to the disk
+    for key, value in _rows_between(log, TIME_APPEND, start, stop):
         if first == end:
             first, stamps = base_of_key(key), [append_time_of_key(key)]
         stamps.append(append_time_of_key(key))
         with suppress(DataDamaged):
             info = parse_index_row(key, value)
             size += info.size if info.end > log.base_end else 0
-    create_rows = [(create_ms_of_key(key), base_of_key(key)) for key, _ in _rows_between(log, TIME_CREATE, start, end)]
+    create_rows = [(create_ms_of_key(key), base_of_key(key)) for key, _ in _rows_between(log, TIME_CREATE, start, stop)]
     return Replaced(first, size, stamps[0], stamps[-1], create_rows)
 
 
 def newest_create_ms(log: LogReader, known_ms: int, end: Offset) -> int:
-    """The newest create time in the rows of batches below `end`, or `known_ms` if that is later. Rows have times of
-    records that compaction removed, and the batches between them have no rows: nothing may take the rows for fewer."""
+    """The newest create time in the rows of durable batches below `end`, or `known_ms` if that is later. Some rows are
+    of records that compaction removed, and the batches between them have no rows: nothing may take the rows for fewer.
+    After the durable end come rows of a cut that is on its way to the disk; what is compacted is durable."""
+    end = min(end, log.durable_end)
     keys = log.rows.scan_keys(
         Table.TIMES, after_create_time(log.pid, known_ms), times_range(log.pid, TIME_CREATE)[1], limit=1
     )

@@ -2,13 +2,18 @@
 
 import itertools
 from dataclasses import replace
+from typing import cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import CODECS, BatchCorrupt, NewRecord, Record, build_batch, decode_batch, encode_batch, parse_header
+from smq.replication.log.aborted import AbortedTransactions
+from smq.replication.log.cleaning import KeyScan, Stretch
 from smq.replication.log.codec import StoredValue, build_value, parse_header_of, parse_value
+from smq.replication.log.reader import LogReader
 from smq.replication.log.rewriting import RecordSpan, Rewritten, SegmentWriter, digest_of, spans
 
 PID = PartitionId(b"a partition's 20 by.")
@@ -32,8 +37,12 @@ def stored(
     batch = encode_batch(
         records, codec=codec, producer_id=producer, producer_epoch=min(producer, 0), base_sequence=min(producer, 0)
     )
-    header = parse_header(batch)
-    return parse_value(PID, build_value(PID, batch, header, Offset(base), Epoch(epoch), TsNs(10_000 + 10 * base)))
+    return stored_batch(batch, base, epoch)
+
+
+def stored_batch(batch: bytes, base: int = 0, epoch: int = 0) -> StoredValue:
+    value = build_value(PID, batch, parse_header(batch), Offset(base), Epoch(epoch), TsNs(10_000 + 10 * base))
+    return parse_value(PID, value)
 
 
 def records_of(values: list[StoredValue]) -> list[Record]:
@@ -246,3 +255,53 @@ def test_any_bytes_are_records_or_corrupt(body: bytes, count: int) -> None:
         return
     assert len(found) == count
     assert all(isinstance(span, RecordSpan) and span.stop <= len(body) for span in found)
+
+
+def zigzag(number: int) -> bytes:
+    raw, out = (number << 1) ^ (number >> 127), bytearray()
+    while raw >= 0x80:
+        out.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    return bytes([*out, raw])
+
+
+def crafted(
+    key_size: int = 1, *, longer: int = 0, offset_delta: int = 0, time_delta: int = 0, headers: bytes = b"\x00"
+) -> bytes:
+    """A record of key "k" and value "v", with what no client writes in one place."""
+    content = b"\x00" + zigzag(time_delta) + zigzag(offset_delta) + zigzag(key_size) + b"k" + zigzag(1) + b"v" + headers
+    return zigzag(len(content) + longer) + content
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [crafted(), crafted((1 << 63) - 34)],
+        [crafted(), crafted(headers=zigzag(1) + zigzag((1 << 63) - 42) + b"x")],
+        [crafted(), crafted(longer=1 << 63), crafted(offset_delta=2)],
+        [crafted(), crafted(offset_delta=-8)],
+        [crafted(offset_delta=1), crafted(offset_delta=0)],
+        [crafted(), crafted(offset_delta=2)],
+        [crafted(), crafted(offset_delta=1, time_delta=1 << 63)],
+    ],
+    ids=["key", "header", "record", "before the batch", "not in order", "after the batch", "time"],
+)
+def test_a_crafted_batch_stays_as_it_is_and_stops_no_pass(records: list[bytes]) -> None:
+    """Its checksum is right, so a node has stored it."""
+    header = replace(parse_header(stored(0, [b"k"] * len(records)).batch), attributes=0)
+    value = stored_batch(build_batch(header, b"".join(records)))
+    scan = KeyScan([Stretch(Offset(0), value.end)], 100, AbortedTransactions([]))
+
+    class Log:
+        def read_segment(self, *_: object) -> list[StoredValue]:
+            return [value]
+
+    assert scan.step(cast(LogReader, Log()))
+    writer = SegmentWriter(PID, Offset(0))
+    writer.add(value, lambda found: [False] + [True] * (len(found) - 1))
+    rewritten = writer.finish()
+    if rewritten.is_changed:  # it decodes, whatever a client may make of it
+        assert rewritten.removed == 1
+    else:
+        assert writer.has_unread
+        assert [v.value for v in rewritten.values] == [value.value]

@@ -127,11 +127,13 @@ class ClusterClient:
         is_repeatable: bool = True,
         attempt_ms: float = ATTEMPT_TIMEOUT_MS,
         topics: Collection[str] = (),
+        follows_hints: bool = True,
     ) -> T:
         """Runs one logical call to success, at any node that serves it, within `timeout_ms`.
 
         `candidates` lists addresses, best first (default: any node); it is called again for every attempt.
-        `topics` are refreshed if an error says that our metadata is out of date.
+        `topics` are refreshed if an error says that our metadata is out of date. `follows_hints`: an error that names
+        the node to ask sends the next attempt there, whatever the candidates are.
         """
         self.check_usable()
         started, attempt, hint = now_ms(), 0, None
@@ -144,7 +146,7 @@ class ClusterClient:
                 outcome = await self.attempt(run, addresses[0], node_ms)
                 if not isinstance(outcome, SmqError):
                     return outcome[0]
-                error, hint = outcome, outcome.details.leader_address
+                error, hint = outcome, outcome.details.leader_address if follows_hints else None
             else:
                 error, hint = _no_node_error(topics), None
             decision = decide_call(
@@ -165,6 +167,22 @@ class ClusterClient:
             if decision.step is Step.REFRESH and topics:
                 hint = None
                 await self._refresh_quietly(topics)
+
+    async def call_replica(
+        self, run: CallFn[T], topic: str, partition: int, *, only_node: int | None, timeout_ms: float
+    ) -> T:
+        """`call`, at a node with a copy of the partition, best its leader; or at `only_node`, and at no other."""
+        if self.metadata.partition(topic, partition) is None:
+            await self.refresh((topic,), timeout_ms=timeout_ms)
+
+        def candidates() -> list[str]:
+            if only_node is not None:
+                return [a for a in [self.metadata.address(only_node)] if a]
+            return self.metadata.replica_addresses(topic, partition, now_ms()) or self.any_node()
+
+        return await self.call(
+            run, timeout_ms=timeout_ms, candidates=candidates, topics=(topic,), follows_hints=only_node is None
+        )
 
     async def attempt(self, run: CallFn[T], address: str, node_ms: float) -> tuple[T] | SmqError:
         """One attempt at one node: its answer, or the error (`run` may raise an SmqError from the answer)."""

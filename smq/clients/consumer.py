@@ -159,8 +159,7 @@ class Consumer(Subscribing, Searching, Lifecycle):
         await self._cluster.start()
         node = self._planner.settings.only_node
         if node is not None and self._cluster.metadata.address(node) is None:
-            message = f"from_replica={node}: there is no such node (`smq status` lists them)"
-            raise SmqError(ErrorCode.INVALID_REQUEST, message)
+            raise invalid(f"from_replica={node}: there is no such node (`smq status` lists them)")
 
     async def close(self, *, commit: bool = True) -> None:
         """Ends all reading. A subscribed consumer commits what it has returned, if commits are automatic (and not with
@@ -425,15 +424,14 @@ class Consumer(Subscribing, Searching, Lifecycle):
         up to `max_wait_ms` for a batch and gives at most `max_bytes` (0: the node's default), or one larger batch.
         UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE (lo, hi)."""
         check_place(topic, partition)
-        if self._cluster.metadata.partition(topic, partition) is None:
-            await self._cluster.refresh((topic,), timeout_ms=self._timeout_ms)
+        settings = self._planner.settings
         item = build(pb.FetchPartition, topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
         request = build(
             pb.FetchRequest,
             partitions=[item],
             max_wait_ms=max_wait_ms,
-            max_bytes=self._planner.settings.response_bytes_max,
-            isolation=ISOLATIONS[self._planner.settings.isolation],
+            max_bytes=settings.response_bytes_max,
+            isolation=ISOLATIONS[settings.isolation],
         )
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.FetchedPartition:
@@ -442,13 +440,9 @@ class Consumer(Subscribing, Searching, Lifecycle):
                 raise error_from_detail(answer.error)
             return answer
 
-        def candidates() -> list[str]:
-            only = self._planner.settings.only_node
-            if only is not None:
-                return [a for a in [self._cluster.metadata.address(only)] if a]
-            return self._cluster.metadata.replica_addresses(topic, partition, now_ms()) or self._cluster.any_node()
-
-        part = await self._cluster.call(run, timeout_ms=self._timeout_ms, candidates=candidates, topics=(topic,))
+        part = await self._cluster.call_replica(
+            run, topic, partition, only_node=settings.only_node, timeout_ms=self._timeout_ms
+        )
         batches = tuple(RawBatch(topic, partition, b.base_offset, b.last_offset, b.ts_ns, b.data) for b in part.batches)
         return FetchedRange(log_start=part.log_start, hwm=part.hwm, lso=part.lso, batches=batches)
 
@@ -519,8 +513,7 @@ class Consumer(Subscribing, Searching, Lifecycle):
 
     async def _wait_for_update(self, timeout_ms: float | None) -> None:
         if not self._planner.assigned and self._member is None:
-            message = "nothing is assigned: assign() partitions, or subscribe() to topics first"
-            raise SmqError(ErrorCode.INVALID_REQUEST, message)
+            raise invalid("nothing is assigned: assign() partitions, or subscribe() to topics first")
         self._updated.clear()
         self._pump()
         if self.has_news():

@@ -6,11 +6,11 @@ one, at whatever node and after whatever pause. `Searching` has the consumer's m
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from smq.clients.arguments import check_flag, check_int, check_kind, check_place
 from smq.clients.channels import NodeStubs
-from smq.clients.cluster import ClusterClient, now_ms
+from smq.clients.cluster import ClusterClient
 from smq.clients.errors import build
 from smq.clients.fetch_planner import FetchPlanner
 from smq.clients.pb import smq_pb2 as pb
@@ -22,31 +22,29 @@ from smq.raft_state.errors import ErrorCode, SmqError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordFilter:
     """Every condition that is given must hold. `headers`: a record must have each of them, with this value, or with any
-    if it is None. `from_ms` (inclusive) and `until_ms` (exclusive): the record's timestamp_ms."""
+    if it is None; as a list of pairs it may name a header twice, and then a record must have both values. `from_ms`
+    (inclusive) and `until_ms` (exclusive): the record's timestamp_ms."""
 
     key: bytes | None = None
     key_prefix: bytes | None = None
-    headers: Mapping[str, bytes | None] = field(default_factory=dict)
+    headers: Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]] = ()
     from_ms: int | None = None
     until_ms: int | None = None
 
     def to_pb(self) -> pb.RecordFilter:
         """INVALID_REQUEST for values of a wrong type."""
-        given: object = self.headers
-        if not isinstance(given, Mapping):
-            message = f"headers must be a mapping of names to bytes or None, not {type(given).__name__}"
-            raise SmqError(ErrorCode.INVALID_REQUEST, message)
+        headers = self.headers.items() if isinstance(self.headers, Mapping) else self.headers
         try:
             return build(
                 pb.RecordFilter,
                 key=self.key,
                 key_prefix=self.key_prefix,
-                headers=[build(pb.HeaderFilter, key=name, value=value) for name, value in self.headers.items()],
+                headers=[build(pb.HeaderFilter, key=name, value=value) for name, value in headers],
                 from_ms=self.from_ms,
                 until_ms=self.until_ms,
             )
-        except TypeError as e:
-            message = f"keys and headers' values must be bytes, times whole milliseconds: {self}"
+        except (TypeError, ValueError) as e:
+            message = f"headers must be a mapping of names to bytes or None, or a list of such pairs: {self}"
             raise SmqError(ErrorCode.INVALID_REQUEST, message) from e
 
 
@@ -124,10 +122,14 @@ class Searching(ABC):
         start: Start = "RESET_TO_EARLIEST",
         end_offset: int | None = None,
         follow: bool = False,
+        max_records: int = 0,
     ) -> AsyncIterator[SearchPage]:
-        """As `search`, page by page; a page may be empty. UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE."""
+        """As `search`, page by page; a page may be empty. `max_records`: of a page, as for `search_page`.
+        UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE."""
         check_flag("follow", follow)
-        page = await self.search_page(topic, partition, wanted, start=start, end_offset=end_offset)
+        page = await self.search_page(
+            topic, partition, wanted, start=start, end_offset=end_offset, max_records=max_records
+        )
         while True:
             yield page
             offset = None if page.cursor is not None else page.next_offset
@@ -140,6 +142,7 @@ class Searching(ABC):
                 offset=offset,
                 end_offset=end_offset if offset is not None else None,
                 cursor=page.cursor,
+                max_records=max_records,
                 max_wait_ms=self._planner.settings.max_wait_ms if offset is not None else 0,
             )
 
@@ -204,19 +207,12 @@ async def _fetch_page(
         max_wait_ms=max_wait_ms,
         isolation=ISOLATIONS[isolation],
     )
-    if cluster.metadata.partition(topic, partition) is None:
-        await cluster.refresh((topic,), timeout_ms=timeout_ms)
 
     async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.SearchRecordsResponse:
         request.timeout_ms = node_ms
         return await node.broker.SearchRecords(request, timeout=call_s)
 
-    def candidates() -> list[str]:
-        if only_node is not None:
-            return [a for a in [cluster.metadata.address(only_node)] if a]
-        return cluster.metadata.replica_addresses(topic, partition, now_ms()) or cluster.any_node()
-
-    answer = await cluster.call(run, timeout_ms=timeout_ms, candidates=candidates, topics=(topic,))
+    answer = await cluster.call_replica(run, topic, partition, only_node=only_node, timeout_ms=timeout_ms)
     return SearchPage(
         records=[_record(topic, partition, record) for record in answer.records],
         cursor=answer.cursor or None,

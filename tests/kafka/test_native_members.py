@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from smq.clients import SmqError, SyncAdmin
+from smq.clients import SmqError, SyncAdmin, SyncProducer
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import CLI, wait_for
 from tests.kafka.client_adapters import bootstrap as addresses
@@ -233,5 +233,24 @@ def test_two_followers_share_a_topic_and_commit_as_they_end(
         process.send_signal(SIGTERM)
         assert process.wait(60) == 0
     assert sorted(o.read_text().splitlines() for o in outputs) == lines
+    described = admin.describe_group(group)
+    assert (described.members, described.lag) == ((), 0)
+
+
+def test_a_follower_passes_over_what_its_filter_does_not_want(
+    cluster: Cluster, new_topic: NewTopic, admin: SyncAdmin, tmp_path: Path
+) -> None:
+    """A member filters what it fetches, with the meaning that a search has."""
+    topic, both, one = new_topic(1), [("a", b"1"), ("a", b"2")], [("a", b"2")]
+    group, output = f"followers-{topic}", tmp_path / "output"
+    options = ["--key-prefix", "k", "--header", "a=1", "--header", "a=2", "--output", "%v"]
+    records = [(b"k1", b"first", both), (b"k2", b"one", one), (b"x", b"other", both), (b"k", b"last", both)]
+    with SyncProducer(cluster.servers) as producer:
+        for key, value, headers in records:
+            producer.send(topic, value, key, headers, partition=0).result()
+    with output.open("wb") as out:
+        command = [*CLI, "consume", topic, "-f", "-g", group, "--commit", *options, "-n", "2"]
+        ended = subprocess.run([*command, "--bootstrap", cluster.servers], stdout=out, timeout=60, check=False)
+    assert (ended.returncode, output.read_text().splitlines()) == (0, ["first", "last"])
     described = admin.describe_group(group)
     assert (described.members, described.lag) == ((), 0)

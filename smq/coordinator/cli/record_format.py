@@ -1,10 +1,9 @@
-"""How `smq consume` writes a record: its value, a line of JSON, or a format of the user's; and which records it writes.
+"""How `smq consume` writes a record: its value, a line of JSON, or a format of the user's; and how headers are given.
 
-Owns the format's letters and the filters. It must never read or write by itself. `cli.consume` alone imports it.
+Owns the format's letters. It must never read or write by itself. The commands of records, and `reading`, import it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -75,22 +74,6 @@ def format_line(text: str) -> WriteFn:
 
 def _plain(text: bytes) -> WriteFn:
     return lambda _: text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Records with this key and all these headers; None and an empty value of a header stand for any."""
-
-    key: bytes | None
-    headers: Sequence[tuple[str, bytes | None]]
-
-    def admits(self, record: ConsumerRecord) -> bool:
-        if self.key is not None and record.key != self.key:
-            return False
-        return all(
-            any(key == name and (value is None or given == value) for key, given in record.headers)
-            for name, value in self.headers
-        )
 
 
 def parse_headers(texts: Sequence[str]) -> list[tuple[str, bytes | None]]:

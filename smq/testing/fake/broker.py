@@ -63,11 +63,7 @@ class Broker(BrokerServicer):
 
     def _fill(self, part: pb.FetchedPartition, requested: pb.FetchPartition, left: int) -> int:
         """Adds batches to the answer; returns their bytes."""
-        log = self.node.cluster.partition(requested.topic, requested.partition)
-        if requested.topic in self.node.cluster.external:
-            raise SmqError(ErrorCode.WRONG_STORAGE, "the records are stored elsewhere")
-        if self.node.number not in log.replicas:
-            raise SmqError(ErrorCode.NOT_REPLICA, "no copy here")
+        log = self._copy(requested.topic, requested.partition)
         part.log_start, part.hwm, part.lso = log.log_start, log.hwm, log.hwm
         if not log.log_start <= requested.offset <= log.hwm:
             details = ErrorDetails(lo=Offset(log.log_start), hi=Offset(log.hwm))
@@ -82,10 +78,19 @@ class Broker(BrokerServicer):
             taken += len(stored.data)
         return taken
 
+    def _copy(self, topic: str, partition: int) -> FakePartition:
+        """This node's."""
+        log = self.node.cluster.partition(topic, partition)
+        if topic in self.node.cluster.external:
+            raise SmqError(ErrorCode.WRONG_STORAGE, "the records are stored elsewhere")
+        if self.node.number not in log.replicas:
+            raise SmqError(ErrorCode.NOT_REPLICA, "no copy here")
+        return log
+
     @answering
     async def SearchRecords(self, request: pb.SearchRecordsRequest) -> Message:
         """A cursor is the next offset, and the end."""
-        log = self.node.cluster.partition(request.topic, request.partition)
+        log = self._copy(request.topic, request.partition)
         wanted = filter_of(request.filter)
         if request.cursor:
             position, end = map(int, request.cursor.split())
@@ -100,7 +105,7 @@ class Broker(BrokerServicer):
             details = ErrorDetails(lo=Offset(log.log_start), hi=Offset(log.hwm))
             raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, f"no offset {position}", details)
         answer = pb.SearchRecordsResponse(end_offset=end)
-        for stored in list(log.batches(position, BATCH_BYTES_MAX)):
+        for stored in list(log.batches(position, self.node.cluster.fetch_bytes_max)):
             for record in decode_batch(stored.data):
                 is_full = len(answer.records) >= (request.max_records or BATCH_BYTES_MAX)
                 if position <= record.offset < end and not is_full:
@@ -109,6 +114,7 @@ class Broker(BrokerServicer):
                         answer.records.append(to_pb(record, stored.ts_ns + record.offset - stored.base_offset))
         answer.next_offset = position
         answer.cursor = b"%d %d" % (position, end) if position < end else b""
+        self.node.pages.append(answer)
         return answer
 
     @answering

@@ -160,6 +160,7 @@ class FakeNode:
         self.seen: list[str] = []  # names of all calls
         self.published: list[pb.PublishRecordRequest] = []
         self.fetches: list[pb.FetchRequest] = []
+        self.pages: list[pb.SearchRecordsResponse] = []  # answers of SearchRecords
         self.hook: Callable[[str, Any], Later] = lambda name, request: None
         self.on_fetch: Callable[[pb.FetchedPartition], Later] = lambda part: None
         self.on_list: Callable[[pb.ListedOffset], Later] = lambda listed: None

@@ -57,7 +57,7 @@ CALLS: Final[dict[type, dict[str, dict[str, Any]]]] = {
         "fetch_range": PARTITION | {"offset": 0, "max_bytes": 0, "max_wait_ms": 0},
         "search_page": SEARCH | {"cursor": None, "max_records": 0},
         "search": SEARCH | {"follow": False},
-        "search_pages": SEARCH | {"follow": False},
+        "search_pages": SEARCH | {"follow": False, "max_records": 0},
     },
     Producer: {
         "send": PARTITION | {"value": b"", "key": None, "headers": (), "timestamp_ms": None},

@@ -34,6 +34,8 @@ def fill(cluster: FakeCluster) -> None:
         (RecordFilter(key_prefix=b"c"), [2, 5, 8, 11]),
         (RecordFilter(headers={"even": None}), [0, 2, 4, 6, 8, 10]),
         (RecordFilter(key=b"a", headers={"even": b"yes"}), [0, 6]),
+        (RecordFilter(headers=[("even", b"yes"), ("even", None)]), [0, 2, 4, 6, 8, 10]),
+        (RecordFilter(headers=[("even", b"yes"), ("even", b"no")]), []),
         (RecordFilter(headers={"even": b"no"}), []),
         (RecordFilter(from_ms=1_003, until_ms=1_006), [3, 4, 5]),
     ],
@@ -106,7 +108,7 @@ def test_a_search_follows_new_records_to_its_end() -> None:
     "wanted",
     [
         RecordFilter(key="text"),  # type: ignore[arg-type] # wrong on purpose
-        RecordFilter(headers=["even"]),  # type: ignore[arg-type] # wrong on purpose
+        RecordFilter(headers=["even"]),  # type: ignore[list-item] # wrong on purpose
         RecordFilter(headers={"even": "yes"}),  # type: ignore[dict-item] # wrong on purpose
         RecordFilter(from_ms=1.5),  # type: ignore[arg-type] # wrong on purpose
         RecordFilter(from_ms=9, until_ms=3),

@@ -1,50 +1,41 @@
 """`smq consume`: writes records of a topic to standard output, starting at an offset, a time or any offset type.
 
-Owns the command, its output and its rule for commits: it commits what it has written or passed over, and nothing
-beyond, however it ends. If it follows and commits for a group, it is a member of the group, and shares the topic with
-the others. `cli.root` loads it when it is used.
+Owns the command and its options, and which of the two ways to read they mean (`reading`): with a filter the nodes
+search. If the command follows and commits for a group, it is a member of the group, and shares the topic with the
+others. `cli.root` loads it when it is used.
 """
 
 import asyncio
 import signal
-import sys
-import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import BinaryIO, Final
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 import click
 
-from smq.clients import (
-    OFFSET_TYPES,
-    Admin,
-    Consumer,
-    ConsumerRecord,
-    IllegalGeneration,
-    RebalanceInProgress,
-    StartAt,
-    UnknownMember,
-)
+from smq.clients import OFFSET_TYPES, Admin, Consumer, StartAt
+from smq.clients import RecordFilter as Wanted
 from smq.clients.membership.subscribing import Resume
 from smq.clients.types import ISOLATIONS, Isolation, TopicPartition
 from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, answered, json_option, open_admin, run
 from smq.coordinator.cli.completions import GROUP, TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.moments import MOMENT
+from smq.coordinator.cli.reading import Fetching, Searching
 from smq.coordinator.cli.record_format import (
     FORMAT_HELP,
-    Filter,
     WriteFn,
     format_line,
     json_line,
     parse_headers,
     value_line,
 )
+from smq.coordinator.service.record_filter import RecordFilter
 
-POLL_MS: Final = 500.0  # how often a waiting command checks whether it is done or should commit
-COMMIT_INTERVAL_S: Final = 5.0  # while following
+FETCH_WAIT_MS: Final = 500
+SEARCH_WAIT_MS: Final = CALL_TIMEOUT_MS / 2  # a call for each partition: the longest that a node waits in one
 _TYPES: Final = ("earliest", "latest", *OFFSET_TYPES)
-_OF_GROUPS: Final = (None, "RESUME_OR_EARLIEST", "RESUME_OR_LATEST")
+_RESUMING: Final = ("RESUME_OR_EARLIEST", "RESUME_OR_LATEST")
 
 
 @click.command()
@@ -72,6 +63,7 @@ _OF_GROUPS: Final = (None, "RESUME_OR_EARLIEST", "RESUME_OR_LATEST")
 @click.option("--follow", "-f", is_flag=True, help="Wait for new records. Default: stop at the present end.")
 @click.option("--max-records", "-n", type=click.IntRange(min=1), help="Stop after this many records.")
 @click.option("--key", help="Only records with this key.")
+@click.option("--key-prefix", help="Only records whose key begins with this.")
 @click.option("--header", "headers", metavar="NAME[=VALUE]", multiple=True, help="Only with this; may be repeated.")
 @click.option("--output", "format_text", metavar="FORMAT", help=FORMAT_HELP)
 @click.option(
@@ -98,6 +90,7 @@ def consume(
     follow: bool,
     max_records: int | None,
     key: str | None,
+    key_prefix: str | None,
     headers: tuple[str, ...],
     format_text: str | None,
     isolation: Isolation,
@@ -113,52 +106,152 @@ def consume(
       smq consume events -f -g readers --commit   (in several terminals: they share the work)
       smq consume events -p 0 -o -10 --output '%o %k %v'
       smq consume events --key user-7 --header type=login
+      smq consume events -f --key-prefix user-
     """
     _check(offset, since, offset_type, group, commit, as_json, format_text)
     _check_end(until, until_offset, follow)
-    start = StartAt(timestamp_ms=since) if since is not None else _start(offset_type, offset_value, group)
-    chosen = Filter(key=None if key is None else key.encode(errors="surrogateescape"), headers=parse_headers(headers))
-    write = _writer(as_json, format_text)
-    has_own_start = offset is not None or since is not None or offset_type not in _OF_GROUPS
-    is_member = follow and commit and not partitions and from_replica is None and not has_own_start
+    if key is not None and key_prefix is not None:
+        raise click.UsageError("--key and --key-prefix both say which keys: pass one of them")
+    asked = _Asked(
+        bootstrap=bootstrap,
+        topic=topic,
+        partitions=partitions,
+        offset=offset,
+        start=StartAt(timestamp_ms=since) if since is not None else _start(offset_type, offset_value, group),
+        until=until,
+        until_offset=until_offset,
+        group=group,
+        commits=commit and group is not None,
+        follow=follow,
+        max_records=max_records,
+        chosen=RecordFilter(key=_bytes(key), key_prefix=_bytes(key_prefix), headers=tuple(parse_headers(headers))),
+        write=_writer(as_json, format_text),
+        isolation=isolation,
+        from_replica=from_replica,
+    )
+    _run_until_ended(asked.read(), bootstrap, is_end_normal=follow)
 
-    async def work() -> None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What the options ask for."""
+
+    bootstrap: str
+    topic: str
+    partitions: tuple[int, ...]
+    offset: str | None
+    start: StartAt | None
+    until: int | None
+    until_offset: int | None
+    group: str | None
+    commits: bool
+    follow: bool
+    max_records: int | None
+    chosen: RecordFilter
+    write: WriteFn
+    isolation: Isolation
+    from_replica: int | None
+
+    async def read(self) -> None:
+        """A member filters what it fetches, also after a filter was given: the consumer's fetches follow the group from
+        one assignment to the next, its searches do not."""
+        is_searching = self._has_filter and not self._is_member
         async with Consumer(
-            bootstrap,
-            group=group,
-            isolation=isolation,
-            from_replica=from_replica,
+            self.bootstrap,
+            group=self.group,
+            isolation=self.isolation,
+            from_replica=self.from_replica,
+            max_wait_ms=SEARCH_WAIT_MS if is_searching else FETCH_WAIT_MS,
             connect_timeout_ms=CONNECT_TIMEOUT_MS,
             request_timeout_ms=CALL_TIMEOUT_MS,
             stall_timeout_ms=CALL_TIMEOUT_MS,
         ) as consumer:
-            reading = _Reading(consumer, max_records, write=write, chosen=chosen, commits=commit and group is not None)
-            if is_member:
-                await consumer.subscribe(
-                    topic,
-                    start=_resume(offset_type),
-                    on_assigned=reading.begin,
-                    on_revoked=reading.give_up,
-                    on_lost=reading.forget,
-                )
-                answered()
-                await reading.to_the_end()
-                return
-            async with open_admin(bootstrap) as admin:
-                assigned = [(topic, p) for p in partitions] or await _all_partitions(admin, topic)
-                if offset is None:
-                    starts: Mapping[TopicPartition, StartAt | None] = dict.fromkeys(assigned, start)
-                else:
-                    starts = await _starts(admin, assigned, offset, isolation)
-                positions = await consumer.assign({tp: _or_default(s, group) for tp, s in starts.items()})
-                ends = None if follow else await _ends(admin, assigned, until, until_offset, isolation)
-            answered()
-            for tp, position in positions.items():
-                _report_moved(tp, starts[tp], position)
-            reading.begin(assigned, ends)
-            await reading.to_the_end()
+            if self._is_member:
+                await self._share(consumer)
+            elif is_searching:
+                await self._search(consumer)
+            else:
+                await self._fetch(consumer)
 
-    _run_until_ended(work(), bootstrap, is_end_normal=follow)
+    @property
+    def _has_filter(self) -> bool:
+        return self.chosen != RecordFilter()
+
+    @property
+    def _is_member(self) -> bool:
+        names_a_start = self.offset is not None or (self.start is not None and self.start.type not in _RESUMING)
+        is_bound = bool(self.partitions) or self.from_replica is not None
+        return self.follow and self.commits and not names_a_start and not is_bound
+
+    async def _share(self, consumer: Consumer) -> None:
+        """As a member of the group."""
+        reading = self._fetching(consumer)
+        await consumer.subscribe(
+            self.topic,
+            start=_resume(self.start),
+            on_assigned=reading.begin,
+            on_revoked=reading.give_up,
+            on_lost=reading.forget,
+        )
+        answered()
+        await reading.to_the_end()
+
+    async def _fetch(self, consumer: Consumer) -> None:
+        async with open_admin(self.bootstrap) as admin:
+            starts = await self._starts(admin)
+            positions = await consumer.assign(starts)
+            ends = await self._ends(admin, list(starts))
+        self._begin(starts, positions)
+        reading = self._fetching(consumer)
+        reading.begin(starts, ends)
+        await reading.to_the_end()
+
+    async def _search(self, consumer: Consumer) -> None:
+        async with open_admin(self.bootstrap) as admin:
+            starts = await self._starts(admin)
+            listed = await admin.list_offsets(starts, group=self.group, isolation=self.isolation)
+            ends = await self._ends(admin, list(starts))
+        positions = {tp: found.offset for tp, found in listed.items()}
+        self._begin(starts, positions)
+        reading = Searching(
+            consumer,
+            self.max_records,
+            write=self.write,
+            commits=self.commits,
+            wanted=Wanted(key=self.chosen.key, key_prefix=self.chosen.key_prefix, headers=self.chosen.headers),
+            positions=positions,
+            ends=ends,
+        )
+        await reading.to_the_end()
+
+    def _fetching(self, consumer: Consumer) -> Fetching:
+        return Fetching(consumer, self.max_records, write=self.write, commits=self.commits, chosen=self.chosen)
+
+    async def _starts(self, admin: Admin) -> dict[TopicPartition, StartAt]:
+        partitions = [(self.topic, p) for p in self.partitions] or await _all_partitions(admin, self.topic)
+        if self.offset is not None:
+            return await _starts(admin, partitions, self.offset, self.isolation)
+        default = StartAt(type="RESUME_OR_EARLIEST" if self.group else "RESET_TO_EARLIEST")
+        return dict.fromkeys(partitions, self.start or default)
+
+    async def _ends(self, admin: Admin, partitions: list[TopicPartition]) -> dict[TopicPartition, int] | None:
+        """At most the present ends. None: it follows."""
+        if self.follow:
+            return None
+        start = StartAt(type="RESET_TO_LATEST") if self.until is None else StartAt(timestamp_ms=self.until)
+        listed = await admin.list_offsets(dict.fromkeys(partitions, start), isolation=self.isolation)
+        last = self.until_offset
+        return {tp: found.offset if last is None else min(found.offset, last) for tp, found in listed.items()}
+
+    def _begin(self, starts: Mapping[TopicPartition, StartAt], positions: Mapping[TopicPartition, int]) -> None:
+        """The cluster has answered, and reading begins."""
+        answered()
+        for tp, position in positions.items():
+            _report_moved(tp, starts[tp], position)
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode(errors="surrogateescape")
 
 
 def _run_until_ended(work: Coroutine[object, object, None], bootstrap: str, *, is_end_normal: bool) -> None:
@@ -199,18 +292,6 @@ def _check_end(until: int | None, until_offset: int | None, follow: bool) -> Non
         raise click.UsageError(f"--follow never ends, and {given[0]} does: pass one of them")
 
 
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does: in order, with a commit."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
-
-
 def _writer(is_json: bool, format_text: str | None) -> WriteFn:
     if format_text is not None:
         return format_line(format_text)
@@ -230,13 +311,13 @@ def _start(offset_type: str | None, offset_value: int | None, group: str | None)
     return StartAt(type=offset_type, value=offset_value or 0)
 
 
-def _resume(offset_type: str | None) -> Resume:
-    return "RESUME_OR_LATEST" if offset_type == "RESUME_OR_LATEST" else "RESUME_OR_EARLIEST"
+def _resume(start: StartAt | None) -> Resume:
+    return "RESUME_OR_LATEST" if start is not None and start.type == "RESUME_OR_LATEST" else "RESUME_OR_EARLIEST"
 
 
 async def _starts(
     admin: Admin, partitions: list[TopicPartition], text: str, isolation: Isolation
-) -> Mapping[TopicPartition, StartAt | None]:
+) -> dict[TopicPartition, StartAt]:
     """What --offset means for each partition."""
     if text.lower() in ("earliest", "latest"):
         return {tp: StartAt(type=text) for tp in partitions}
@@ -252,118 +333,11 @@ async def _starts(
     return {tp: StartAt(value=max(found.offset + number, found.lo)) for tp, found in listed.items()}
 
 
-def _or_default(start: StartAt | None, group: str | None) -> StartAt:
-    return start or StartAt(type="RESUME_OR_EARLIEST" if group else "RESET_TO_EARLIEST")
-
-
-def _report_moved(tp: TopicPartition, start: StartAt | None, position: int) -> None:
+def _report_moved(tp: TopicPartition, start: StartAt, position: int) -> None:
     """Says so if RESET_TO_OFFSET starts elsewhere: at the nearest valid offset."""
-    if start is not None and start.type == "RESET_TO_OFFSET" and start.timestamp_ms is None and start.value != position:
+    if start.type == "RESET_TO_OFFSET" and start.timestamp_ms is None and start.value != position:
         click.echo(f"{tp[0]}/{tp[1]}: offset {start.value} is out of range, reading from {position}", err=True)
 
 
 async def _all_partitions(admin: Admin, topic: str) -> list[TopicPartition]:
     return [(topic, p.partition) for p in (await admin.describe_topic(topic)).partitions]
-
-
-async def _ends(
-    admin: Admin, partitions: list[TopicPartition], until_ms: int | None, until_offset: int | None, isolation: Isolation
-) -> dict[TopicPartition, int]:
-    """At most the present ends."""
-    start = StartAt(type="RESET_TO_LATEST") if until_ms is None else StartAt(timestamp_ms=until_ms)
-    listed = await admin.list_offsets(dict.fromkeys(partitions, start), isolation=isolation)
-    return {
-        tp: found.offset if until_offset is None else min(found.offset, until_offset) for tp, found in listed.items()
-    }
-
-
-class _Reading:
-    """One run of the command."""
-
-    def __init__(
-        self,
-        consumer: Consumer,
-        max_records: int | None,
-        *,
-        write: WriteFn,
-        chosen: Filter,
-        commits: bool,
-    ) -> None:
-        self._consumer = consumer
-        self._ends: Mapping[TopicPartition, int] | None = None
-        self._left = max_records
-        self._line = write
-        self._chosen = chosen
-        self._commits = commits
-        self._next: dict[TopicPartition, int] = {}  # to commit: after the last record written or passed over
-        self._committed: dict[TopicPartition, int] = {}
-        self._committed_at = time.monotonic()
-        self._out: BinaryIO = sys.stdout.buffer
-
-    def begin(self, partitions: Iterable[TopicPartition], ends: Mapping[TopicPartition, int] | None = None) -> None:
-        """These partitions are read from now on, perhaps beside others."""
-        self._ends = ends
-        starts = {tp: self._consumer.position(*tp) for tp in partitions}
-        self._next.update(starts)
-        self._committed.update(starts)
-
-    async def give_up(self, partitions: Iterable[TopicPartition]) -> None:
-        """Other members go on with them."""
-        self._out.flush()
-        await self._commit()
-        self.forget(partitions)
-
-    def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        for tp in partitions:
-            self._next.pop(tp, None)
-            self._committed.pop(tp, None)
-
-    async def to_the_end(self) -> None:
-        """Until it is done, or a signal ends it. Then what was written is flushed and committed."""
-        try:
-            with _ended_by_sigterm():
-                await self._read()
-        finally:
-            await self._finish()
-
-    async def _read(self) -> None:
-        while not self._is_done():
-            found = await self._consumer.getmany(1, POLL_MS)
-            for tp, records in found.items():
-                self._write(tp, records)
-            self._out.flush()
-            if self._commits and time.monotonic() - self._committed_at >= COMMIT_INTERVAL_S:
-                await self._commit()
-
-    def _is_done(self) -> bool:
-        if self._left == 0:
-            return True
-        ends = self._ends
-        return ends is not None and all(self._consumer.position(*tp) >= end for tp, end in ends.items())
-
-    def _write(self, tp: TopicPartition, records: list[ConsumerRecord]) -> None:
-        end = None if self._ends is None else self._ends[tp]
-        for record in records:
-            if self._left == 0 or (end is not None and record.offset >= end):
-                return
-            if self._chosen.admits(record):
-                self._out.write(self._line(record))
-                if self._left is not None:
-                    self._left -= 1
-            self._next[tp] = record.offset + 1
-
-    async def _finish(self) -> None:
-        self._out.flush()
-        if self._commits:
-            await self._commit()
-
-    async def _commit(self) -> None:
-        moved = {tp: offset for tp, offset in self._next.items() if offset != self._committed[tp]}
-        if moved:
-            try:
-                await self._consumer.commit(moved)
-            except (IllegalGeneration, RebalanceInProgress, UnknownMember) as e:
-                click.echo(f"not committed, so other members will write these records again: {e}", err=True)
-            else:
-                self._committed.update(moved)
-        self._committed_at = time.monotonic()

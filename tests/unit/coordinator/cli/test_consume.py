@@ -105,6 +105,7 @@ def test_a_format_names_the_parts_of_a_record(cluster: FakeCluster, smq: Smq) ->
         (("-o", "newest"), "write earliest, latest, an offset"),
         (("--since", "yesterday"), "is no time"),
         (("--header", "=x"), "is no header"),
+        (("--key", "a", "--key-prefix", "a"), "which keys"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_with_what_to_write(
@@ -115,14 +116,15 @@ def test_options_that_make_no_sense_are_refused_with_what_to_write(
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
-def test_however_it_is_ended_it_has_committed_what_it_wrote(
-    cluster: FakeCluster, environment: dict[str, str], end: signal.Signals
+@pytest.mark.parametrize(("options", "lines"), [((), ["0\n", "1\n", "2\n"]), (("--key", "k1"), ["1\n"])], ids=str)
+def test_however_it_is_ended_it_has_committed_what_it_wrote_or_passed_over(
+    cluster: FakeCluster, environment: dict[str, str], end: signal.Signals, options: tuple[str, ...], lines: list[str]
 ) -> None:
     fill(cluster, [3, 2, 1])
-    command = [*CLI, "consume", "t", "-p", "0", "-f", "-g", "g", "--commit"]
+    command = [*CLI, "consume", "t", "-p", "0", "-f", "-g", "g", "--commit", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True) as child:
         assert child.stdout is not None
-        assert [child.stdout.readline() for _ in range(3)] == ["0\n", "1\n", "2\n"]
+        assert [child.stdout.readline() for _ in lines] == lines
         child.send_signal(end)
         _, said = child.communicate(timeout=60)
     assert (child.returncode, said) == (0, "")
@@ -151,7 +153,8 @@ def test_a_full_device_is_an_error_in_one_line(cluster: FakeCluster, environment
 
 
 @pytest.mark.parametrize(
-    "command", ["consume t", "topic list", "topic list --json", "status", "--help", "topic --help"]
+    "command",
+    ["consume t", "consume t --header n", "topic list", "topic list --json", "status", "--help", "topic --help"],
 )
 def test_a_reader_that_leaves_ends_every_command_quietly(
     cluster: FakeCluster, environment: dict[str, str], command: str

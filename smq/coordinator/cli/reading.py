@@ -31,7 +31,7 @@ from smq.coordinator.service.record_filter import RecordFilter
 
 POLL_MS: Final = 500.0  # how often a waiting command checks whether it is done or should commit
 COMMIT_INTERVAL_S: Final = 5.0  # while it reads
-SEARCHES_MAX: Final = 4  # of all partitions, side by side: a node runs eight, and others search, too
+SEARCHES_TOGETHER_MAX: Final = 4  # of all partitions: a node runs eight, and others search, too
 PAGE_RECORDS_MAX: Final = 500
 
 
@@ -174,7 +174,7 @@ class Searching(Reading):
         self._wanted = wanted
         self._ends = ends
         self._page_records = PAGE_RECORDS_MAX if max_records is None else min(max_records, PAGE_RECORDS_MAX)
-        self._slots = asyncio.Semaphore(SEARCHES_MAX)
+        self._slots = asyncio.Semaphore(SEARCHES_TOGETHER_MAX)
         self._start_at(positions)
 
     async def _read(self) -> None:

@@ -153,8 +153,8 @@ class _Asked:
     from_replica: int | None
 
     async def read(self) -> None:
-        """A member filters what it fetches, also after a filter was given: the consumer's fetches follow the group from
-        one assignment to the next, its searches do not."""
+        """With a filter the nodes search. Not so for a member, which filters what it fetches: the consumer's fetches
+        follow the group from one assignment to the next, and its searches do not."""
         is_searching = self._has_filter and not self._is_member
         async with Consumer(
             self.bootstrap,

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.cli.reading import SEARCHES_MAX
+from smq.coordinator.cli.reading import SEARCHES_TOGETHER_MAX
 from smq.coordinator.cli.root import cli
 from smq.records import NewRecord
 from smq.testing.fake.cluster import FakeCluster
@@ -157,7 +157,7 @@ def test_few_searches_run_together(cluster: FakeCluster, smq: Smq) -> None:
 
     cluster.nodes[1].hook = lambda name, request: count() if name == "SearchRecords" else None
     assert sorted(map(int, written(smq("consume", "wide", "--key", "k")))) == list(range(12))
-    assert 1 < peak <= SEARCHES_MAX
+    assert 1 < peak <= SEARCHES_TOGETHER_MAX
 
 
 @pytest.mark.parametrize(

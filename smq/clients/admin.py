@@ -375,7 +375,7 @@ class Admin(Lifecycle):
         await self._call(run)
 
     async def list_apps(self) -> list[AppSummary]:
-        """The apps that commit batches, as Spark's queries do, by name."""
+        """The apps that commit batches, as Spark's queries do, by name. NO_QUORUM if none can be asked for."""
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListAppsResponse:
             return await node.admin.ListApps(pb.ListAppsRequest(timeout_ms=node_ms), timeout=call_s)

@@ -50,7 +50,7 @@ from smq.clients.search import Searching
 from smq.clients.tls import Tls
 from smq.clients.types import ISOLATIONS, ConsumerRecord, FetchedRange, Isolation, RawBatch, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.records import decode_batch
+from smq.records import BatchCorrupt, decode_batch
 
 Assigned: TypeAlias = str | TopicPartition  # a topic stands for all its partitions
 Assignment: TypeAlias = str | Iterable[Assigned] | Mapping[Assigned, Start] | Mapping[TopicPartition, Start]
@@ -358,9 +358,7 @@ class Consumer(Subscribing, Searching, Lifecycle):
         never ends as if the data did; StopAsyncIteration once all partitions have ended."""
         self._check_usable()
         while not self._decoded:
-            self._check_usable()
-            await self._follow_group()
-            batch = self._next_batch()
+            batch = await self._poll()
             if batch is not None:
                 self._decode(batch)
             elif self.is_finished:
@@ -370,7 +368,10 @@ class Consumer(Subscribing, Searching, Lifecycle):
         return self._pop_decoded()
 
     def _decode(self, batch: RawBatch) -> None:
-        self._decoded.extend(self._records_of(batch))
+        records = self._records_of(batch)
+        if records is None:
+            return
+        self._decoded.extend(records)
         self._decoding = batch
         if not self._decoded:
             self._advance(batch)
@@ -386,8 +387,9 @@ class Consumer(Subscribing, Searching, Lifecycle):
         self, max_records: int = 10_000, timeout_ms: Duration = 0.0
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         """Up to about `max_records` (a batch is never split) by partition; empty if nothing arrives in `timeout_ms`.
-        Raises the SmqError of a partition that cannot be read, such as OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC or
-        LEADER_UNAVAILABLE."""
+        Raises the SmqError of a partition that cannot be read, such as OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC,
+        INVALID_BATCH or LEADER_UNAVAILABLE; if it has records of other partitions it returns them, and the next call
+        raises."""
         self._check_usable()
         check_int("max_records", max_records, 1)
         timeout_ms = milliseconds("timeout_ms", timeout_ms, lo=0)
@@ -398,9 +400,11 @@ class Consumer(Subscribing, Searching, Lifecycle):
             out.setdefault((record.topic, record.partition), []).append(record)
             count += 1
         while count < max_records and (
-            batch := self._next_batch() if count else await self._batch_within(timeout_ms)
-        ):  # what is taken here has not been returned yet: the group waits
+            batch := self._next_batch(is_raising=False) if count else await self._batch_within(timeout_ms)
+        ):  # what is taken here has not been returned yet: the group and errors wait
             records = self._records_of(batch)
+            if records is None:
+                continue
             out.setdefault((batch.topic, batch.partition), []).extend(records)
             self._advance(batch)
             count += len(records)
@@ -446,15 +450,25 @@ class Consumer(Subscribing, Searching, Lifecycle):
         batches = tuple(RawBatch(topic, partition, b.base_offset, b.last_offset, b.ts_ns, b.data) for b in part.batches)
         return FetchedRange(log_start=part.log_start, hwm=part.hwm, lso=part.lso, batches=batches)
 
-    def _records_of(self, batch: RawBatch) -> list[ConsumerRecord]:
+    def _records_of(self, batch: RawBatch) -> list[ConsumerRecord] | None:
+        """None if it does not decode: that is the partition's error then, and its position stays before the batch."""
         fetch = self._planner.assigned[(batch.topic, batch.partition)]
         lo, hi = fetch.position, fetch.end if fetch.end is not None else NO_END
         topic, partition, ts_ns_of_0 = batch.topic, batch.partition, batch.ts_ns - batch.base_offset
-        return [
-            ConsumerRecord(topic, partition, r.offset, ts_ns_of_0 + r.offset, r.timestamp_ms, r.key, r.value, r.headers)
-            for r in decode_batch(batch.data)
-            if lo <= r.offset < hi
-        ]
+        try:
+            return [
+                ConsumerRecord(
+                    topic, partition, r.offset, ts_ns_of_0 + r.offset, r.timestamp_ms, r.key, r.value, r.headers
+                )
+                for r in decode_batch(batch.data)
+                if lo <= r.offset < hi
+            ]
+        except BatchCorrupt as e:
+            fetch.move(lo)
+            offsets = f"offsets {batch.base_offset} to {batch.last_offset}"
+            message = f"{topic}/{partition}: the records at {offsets} do not decode ({e}); seek past them to read on"
+            fetch.error = SmqError(ErrorCode.INVALID_BATCH, message)
+            return None
 
     def _advance(self, batch: RawBatch) -> None:
         self._planner.assigned[(batch.topic, batch.partition)].advance(batch.last_offset + 1)
@@ -468,26 +482,43 @@ class Consumer(Subscribing, Searching, Lifecycle):
 
     # -- the pump: starts every fetch that can be started
 
-    def _next_batch(self) -> RawBatch | None:
-        """The next one with records. Raises the error of a partition that cannot be read."""
-        while (batch := self._take_batch()) is not None and not batch.data:
+    async def _poll(self) -> RawBatch | None:
+        """What the group asks for, then the next batch. An error suspends first: the application may poll again
+        immediately, and heartbeats need a turn."""
+        self._check_usable()
+        try:
+            await self._follow_group()
+            return self._next_batch()
+        except SmqError:
+            await asyncio.sleep(0)
+            raise
+
+    def _next_batch(self, *, is_raising: bool = True) -> RawBatch | None:
+        """The next one with records. Raises the error of a partition that cannot be read, or leaves it to the next
+        call."""
+        while (batch := self._take_batch(is_raising=is_raising)) is not None and not batch.data:
             self._advance(batch)
         return batch
 
-    def _take_batch(self) -> RawBatch | None:
-        """Partitions take turns, one batch each."""
+    def _take_batch(self, *, is_raising: bool) -> RawBatch | None:
+        """Partitions take turns, one batch or one error each."""
         fetches = list(self._planner.assigned.values())
-        for step in range(len(fetches)):
-            fetch = fetches[(self._next_partition + step) % len(fetches)]
+        first = self._next_partition
+        for turn in range(first, first + len(fetches)):
+            fetch = fetches[turn % len(fetches)]
             if fetch.is_paused:
                 continue
             if fetch.batches:
-                self._next_partition = (self._next_partition + step + 1) % len(fetches)
+                self._next_partition = (turn + 1) % len(fetches)
                 batch = fetch.batches.popleft()
                 fetch.buffered_bytes -= len(batch.data)
                 self._pump()
                 return batch
+            if fetch.error is not None and not is_raising:
+                self._next_partition = turn % len(fetches)
+                return None
             if fetch.error is not None:
+                self._next_partition = (turn + 1) % len(fetches)
                 raise self._error_of(fetch)
         return None
 
@@ -503,12 +534,13 @@ class Consumer(Subscribing, Searching, Lifecycle):
     async def _batch_within(self, timeout_ms: float) -> RawBatch | None:
         deadline = now_ms() + timeout_ms
         while True:
-            self._check_usable()
-            await self._follow_group()
-            batch = self._next_batch()
-            left = deadline - now_ms()
-            if batch is not None or left <= 0 or self.is_finished:
+            batch = await self._poll()
+            if batch is not None:
                 return batch
+            left = deadline - now_ms()
+            if left <= 0 or self.is_finished:
+                await asyncio.sleep(0)  # an application may poll in a loop, and its fetches need a turn
+                return None
             await self._wait_for_update(left)
 
     async def _wait_for_update(self, timeout_ms: float | None) -> None:

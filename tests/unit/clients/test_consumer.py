@@ -1,13 +1,16 @@
 """The asyncio consumer over real gRPC: positions, order, failover, groups' offsets."""
 
 import asyncio
+import contextlib
+import struct
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from smq.clients import Admin, ClientClosed, Consumer, ConsumerRecord, Producer, SmqError, StartAt
 from smq.raft_state.errors import ErrorCode
-from smq.records import NewRecord, decode_batch, encode_batch
+from smq.records import CRC_START, HEADER_BYTES, NewRecord, decode_batch, encode_batch
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.runner import cluster_of
 from smq.testing.loops import run
@@ -439,3 +442,131 @@ def test_consumer_reads_what_a_producer_sent_for_every_codec() -> None:
 
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
         run(scenario(codec))
+
+
+def append_undecodable(cluster: FakeCluster) -> None:
+    """The next batch of t/0: its checksum is right, its producer compressed it wrongly."""
+    data = bytearray(encode_batch([NewRecord(b"k", b"v" * 500, 0)], codec="zstd"))
+    data[HEADER_BYTES : HEADER_BYTES + 4] = bytes(4)
+    struct.pack_into(">I", data, CRC_START - 4, crc32c(bytes(data[CRC_START:])))
+    cluster.topics["t"][0].append(bytes(data))
+    cluster.topics["t"][0].settle()
+
+
+async def drain(consumer: Consumer, errors: int) -> tuple[dict[int, list[int]], list[SmqError]]:
+    """The offsets by partition, and the errors, that getmany() gives until it has raised `errors` times."""
+    seen: dict[int, list[int]] = {}
+    raised: list[SmqError] = []
+    while len(raised) < errors:
+        try:
+            for (_, partition), records in (await consumer.getmany(timeout_ms=1_000)).items():
+                seen.setdefault(partition, []).extend(r.offset for r in records)
+        except SmqError as e:
+            raised.append(e)
+    return seen, raised
+
+
+async def buffered(consumer: Consumer, *partitions: int) -> None:
+    """Returns once the consumer has batches, or an error, of each."""
+    fetches = [consumer._planner.assigned["t", p] for p in partitions]
+    while not all(fetch.batches or fetch.error for fetch in fetches):  # noqa: ASYNC110 nothing signals all of them
+        await asyncio.sleep(0)
+
+
+async def assign_with_lost_records(cluster: FakeCluster, consumer: Consumer, lost: int) -> None:
+    """Three partitions of six records; those of `lost` at the consumer's position are gone."""
+    for partition in range(3):
+        fill(cluster, 6, partition=partition)
+    await consumer.assign("t", "RESET_TO_LATEST")
+    cluster.topics["t"][lost].log_start = 3
+    for partition in range(3):
+        await consumer.rewind({("t", partition): 0})
+    await buffered(consumer, 0, 1, 2)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_error_of_one_partition_costs_no_record_of_the_others(ahead: int) -> None:
+    """Also none that iteration has decoded ahead."""
+
+    async def scenario() -> None:
+        async with cluster_of(1, t=3) as cluster, consumer_of(cluster) as consumer:
+            await assign_with_lost_records(cluster, consumer, lost=1)
+            for record in await take(consumer, ahead):
+                assert (record.partition, record.offset) == (0, 0)
+            seen, errors = await drain(consumer, 4)
+            assert seen == {0: list(range(ahead, 6)), 2: list(range(6))}
+            assert {e.code for e in errors} == {ErrorCode.OFFSET_OUT_OF_RANGE}
+            assert [consumer.position("t", p) for p in range(3)] == [6, 0, 6]
+
+    run(scenario())
+
+
+def test_error_comes_with_the_call_after_the_records_and_not_when_the_others_are_empty() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=3) as cluster, consumer_of(cluster) as consumer:
+            await assign_with_lost_records(cluster, consumer, lost=1)
+            assert list(await consumer.getmany()) == [("t", 0)]
+            with pytest.raises(SmqError):
+                await consumer.getmany()
+            assert list(await consumer.getmany()) == [("t", 2), ("t", 0)]
+
+    run(scenario())
+
+
+def test_batch_that_does_not_decode_is_an_error_until_a_seek_past_it() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+            fill(cluster, 3)
+            append_undecodable(cluster)
+            fill(cluster, 3)
+            await consumer.assign([("t", 0)])
+            seen, errors = await drain(consumer, 2)
+            assert seen == {0: [0, 1, 2]}
+            for _ in range(2):
+                with pytest.raises(SmqError) as caught:
+                    await anext(consumer)
+                errors.append(caught.value)
+            assert {(e.code, "offsets 3 to 3" in e.message) for e in errors} == {(ErrorCode.INVALID_BATCH, True)}
+            assert consumer.position("t", 0) == 3
+            await consumer.seek("t", 0, 4)
+            assert [r.offset for r in await take(consumer, 3)] == [4, 5, 6]
+
+    run(scenario())
+
+
+def test_lasting_error_of_one_partition_does_not_keep_iteration_from_the_others() -> None:
+    async def scenario() -> None:
+        async with cluster_of(1, t=3) as cluster, consumer_of(cluster) as consumer:
+            await assign_with_lost_records(cluster, consumer, lost=0)
+            seen: list[tuple[int, int]] = []
+            errors = 0
+            while len(seen) < 12:
+                try:
+                    record = await anext(consumer)
+                    seen.append((record.partition, record.offset))
+                except SmqError:
+                    errors += 1
+                    assert errors < 12
+            assert sorted(seen) == [(p, o) for p in (1, 2) for o in range(6)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_poll_without_records_leaves_other_tasks_a_turn(is_failing: bool) -> None:
+    """Without it `while True: await consumer.getmany()` would starve the fetches and the heartbeats."""
+
+    async def scenario() -> None:
+        async with cluster_of(1, t=3) as cluster, consumer_of(cluster, max_wait_ms=10_000) as consumer:
+            if is_failing:
+                await assign_with_lost_records(cluster, consumer, lost=0)
+                await consumer.pause([("t", 1), ("t", 2)])
+            else:
+                await consumer.assign("t")
+            turn = asyncio.Event()
+            asyncio.get_running_loop().call_soon(turn.set)
+            with pytest.raises(SmqError) if is_failing else contextlib.nullcontext():
+                assert await consumer.getmany() == {}
+            assert turn.is_set()
+
+    run(scenario())

@@ -7,9 +7,10 @@ use that consumer, as code around it may. Only `sync.consumer` imports it.
 import asyncio
 import queue
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Final, TypeAlias, TypeVar
+
+from smq.clients.sync.loop import Running
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -19,22 +20,28 @@ _Call: TypeAlias = Callable[[], None] | None  # None: what the thread waits for 
 _calls: Final[ContextVar[queue.SimpleQueue[_Call]]] = ContextVar("calls for the thread that waits")
 
 
-def wait_for_result(start: Callable[[], Future[T]]) -> T:
-    """Starts a coroutine and waits for its result. Its callbacks run here meanwhile, and may wait in the same way."""
+def wait_for_result(running: Running[T]) -> T:
+    """Begins a coroutine and waits for its end, also on Ctrl-C. Its callbacks run here meanwhile, and may wait in the
+    same way."""
     calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-    token = _calls.set(calls)
+    running.ended.add_done_callback(lambda _: calls.put(None))
     try:
-        running = start()
-    finally:
-        _calls.reset(token)
-    running.add_done_callback(lambda _: calls.put(None))
-    try:
-        while (call := calls.get()) is not None:
-            call()
+        token = _calls.set(calls)
+        try:
+            running.begin()
+        finally:
+            _calls.reset(token)
+        _serve(calls, running)
     except BaseException:  # Ctrl-C, which may come in a callback, too
         running.cancel()
+        _serve(calls, running)
         raise
-    return running.result()
+    return running.ended.result()
+
+
+def _serve(calls: queue.SimpleQueue[_Call], running: Running[T]) -> None:
+    while not running.ended.done() and (call := calls.get()) is not None:
+        call()
 
 
 def in_waiting_thread(callback: Callable[[Q], object]) -> Callable[[Q], Awaitable[None]]:

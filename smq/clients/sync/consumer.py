@@ -1,10 +1,12 @@
 """The blocking consumer.
 
-Owns what iteration has read ahead. Users import it through `smq.clients`.
+Owns what iteration has read ahead, and what a poll that Ctrl-C has ended had taken already. The loop's thread puts it
+there, so that no record is lost between the threads. Users import it through `smq.clients`.
 """
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from itertools import chain
 from types import TracebackType
 from typing import Any, Final, TypeAlias, TypeVar, Unpack
 
@@ -40,6 +42,7 @@ class SyncConsumer(BlockingClient):
     def __init__(self, bootstrap: str | Iterable[str], **options: Unpack[ConsumerOptions]) -> None:
         super().__init__()
         self._ahead: deque[ConsumerRecord] = deque()  # one batch, for iteration: one call per record would be too slow
+        self._raw_ahead: RawBatch | None = None  # for getbatch()
         self._is_closed = False
         self._run(self._make(bootstrap, options))
 
@@ -55,7 +58,7 @@ class SyncConsumer(BlockingClient):
         end_offset: End | None = None,
         until_ms: Instant | None = None,
     ) -> dict[TopicPartition, int]:
-        self._ahead.clear()
+        self._discard_ahead()
         return self._run(self._consumer.assign(partitions, start, end_offset=end_offset, until_ms=until_ms))
 
     def subscribe(
@@ -92,12 +95,12 @@ class SyncConsumer(BlockingClient):
 
     def _poll(self, work: Coroutine[Any, Any, T]) -> T:
         """For calls that may run the callbacks of a subscription."""
-        return wait_for_result(lambda: self._start(work))
+        return wait_for_result(self._running(work))
 
     @property
     def is_finished(self) -> bool:
         """Every assigned partition has an end, and everything before it has been returned."""
-        return not self._ahead and self._consumer.is_finished
+        return not self._ahead and self._raw_ahead is None and self._consumer.is_finished
 
     def assignment(self) -> list[TopicPartition]:
         self._check_usable()
@@ -121,6 +124,9 @@ class SyncConsumer(BlockingClient):
     def position(self, topic: str, partition: int) -> int:
         """The offset after the last record that was returned. INVALID_REQUEST for a partition that is not assigned."""
         self._check_usable()
+        raw = self._raw_ahead
+        if raw is not None and (raw.topic, raw.partition) == (topic, partition):
+            return raw.base_offset
         ahead = (r.offset for r in self._ahead if (r.topic, r.partition) == (topic, partition))
         return next(ahead, self._consumer.position(topic, partition))
 
@@ -140,11 +146,24 @@ class SyncConsumer(BlockingClient):
         self, max_records: int = 10_000, timeout_ms: Duration = 0.0
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         self._discard_ahead()
-        return self._poll(self._consumer.getmany(max_records, timeout_ms))
+        found = self._poll(self._read_ahead(max_records, timeout_ms))
+        self._ahead.clear()
+        return found
+
+    async def _read_ahead(self, max_records: int, timeout_ms: Duration) -> dict[TopicPartition, list[ConsumerRecord]]:
+        found = await self._consumer.getmany(max_records, timeout_ms)
+        self._ahead.extend(chain.from_iterable(found.values()))
+        return found
 
     def getbatch(self, timeout_ms: Duration = 0.0) -> RawBatch | None:
         self._discard_ahead()
-        return self._poll(self._consumer.getbatch(timeout_ms))
+        found = self._poll(self._read_batch_ahead(timeout_ms))
+        self._raw_ahead = None
+        return found
+
+    async def _read_batch_ahead(self, timeout_ms: Duration) -> RawBatch | None:
+        self._raw_ahead = found = await self._consumer.getbatch(timeout_ms)
+        return found
 
     def fetch_range(
         self, topic: str, partition: int, offset: int, *, max_bytes: int = 0, max_wait_ms: int = 0
@@ -195,15 +214,14 @@ class SyncConsumer(BlockingClient):
         close()."""
         while True:
             self._check_usable()
-            if self._ahead and self._consumer.is_read_ahead_void():
+            if self._raw_ahead is not None or (self._ahead and self._consumer.is_read_ahead_void()):
                 self._discard_ahead()
             if self._ahead:
                 yield self._ahead.popleft()
             elif self.is_finished:
                 return
             else:
-                found = self._poll(self._consumer.getmany(1, ITERATION_WAIT_MS))
-                self._ahead.extend(record for records in found.values() for record in records)
+                self._poll(self._read_ahead(1, ITERATION_WAIT_MS))
 
     def _check_usable(self) -> None:
         """CLIENT_CLOSED, FORKED."""
@@ -212,13 +230,20 @@ class SyncConsumer(BlockingClient):
             raise SmqError(ErrorCode.CLIENT_CLOSED, "the consumer is closed")
 
     def _discard_ahead(self) -> None:
-        """Moves the position back before the records that iteration has read ahead: the next call reads them again."""
+        """Moves the position back before what was read ahead: the next call reads it again."""
+        if self._ahead or self._raw_ahead is not None:
+            self._run(self._rewind())
+
+    async def _rewind(self) -> None:
+        """One step of the loop: Ctrl-C comes before it or after it."""
         first: dict[TopicPartition, int] = {}
+        if self._raw_ahead is not None:
+            first[self._raw_ahead.topic, self._raw_ahead.partition] = self._raw_ahead.base_offset
         for record in self._ahead:
             first.setdefault((record.topic, record.partition), record.offset)
         self._ahead.clear()
-        if first:
-            self._run(self._consumer.rewind(first))
+        self._raw_ahead = None
+        await self._consumer.rewind(first)
 
     def close(self, *, commit: bool = True) -> None:
         """As Consumer.close."""

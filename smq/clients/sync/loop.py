@@ -10,9 +10,9 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, wait
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from smq.clients.forked import check_owner
 from smq.raft_state.errors import SmqError
@@ -72,6 +72,41 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+class Running(Generic[T]):
+    """A coroutine on the loop, for the thread that waits for it. `ended` is done once the coroutine has ended, not when
+    it is cancelled."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+        self.ended: Future[T] = Future()
+        self._work, self._loop = work, loop
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self) -> None:
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def cancel(self) -> None:
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:  # Ctrl-C came before begin()
+            self._work.close()
+            self.ended.set_exception(CancelledError())
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.ended.set_exception(CancelledError())
+        elif (error := task.exception()) is not None:
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_result(task.result())
+
+
 class BlockingClient(ABC):
     """Runs coroutines on the background loop and waits for them."""
 
@@ -90,17 +125,19 @@ class BlockingClient(ABC):
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        running = self._start(work)
+        running = self._running(work)
         try:
-            return running.result()
+            running.begin()
+            return running.ended.result()
         except KeyboardInterrupt:
             running.cancel()
+            wait([running.ended])  # what follows must not find it halfway
             raise
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def _running(self, work: Coroutine[Any, Any, T]) -> Running[T]:
         try:
             check_owner(self._runner.pid)
         except SmqError:
             work.close()
             raise
-        return asyncio.run_coroutine_threadsafe(work, self._runner.loop)
+        return Running(work, self._runner.loop)

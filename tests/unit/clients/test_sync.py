@@ -1,7 +1,10 @@
 """The blocking clients, used as a script would use them: without an event loop of its own."""
 
+import asyncio
 import multiprocessing
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -126,3 +129,58 @@ def test_client_from_before_a_fork_is_refused(address: str, monkeypatch: pytest.
             with pytest.raises(SmqError, match="before the process forked"):
                 admin.list_topics()
         assert admin.list_topics()
+
+
+@pytest.mark.parametrize(
+    "poll",
+    [
+        pytest.param(lambda c: c.getmany(100, 10_000), id="getmany"),
+        pytest.param(lambda c: c.getbatch(10_000), id="getbatch"),
+        pytest.param(lambda c: next(iter(c)), id="iteration"),
+    ],
+)
+def test_ctrl_c_during_a_poll_costs_no_record(
+    address: str, poll: Callable[[SyncConsumer], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the loop has taken the records, and the waiting thread does not have them yet."""
+    with SyncProducer(address) as producer:
+        producer.send_many("t", [b"%d" % i for i in range(10)], partition=0)
+    main = threading.main_thread().ident
+    assert main is not None
+    with SyncConsumer(address, group="g", max_wait_ms=50) as consumer:
+        consumer.assign([("t", 0)])
+        advance = consumer._consumer._advance
+
+        def interrupted(batch: Any) -> None:
+            advance(batch)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer._consumer, "_advance", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                poll(consumer)
+        assert consumer.position("t", 0) == 0
+        consumer.commit()
+        assert consumer.committed()["t", 0].offset == 0
+        assert next(iter(consumer)).offset == 0
+
+
+@pytest.mark.parametrize("way", ["_run", "_poll"])
+def test_ctrl_c_ends_a_call_and_waits_for_its_end(address: str, way: str) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    ended: list[bool] = []
+
+    async def call() -> None:
+        signal.pthread_kill(main, signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(100):
+                await asyncio.sleep(0.001)
+            ended.append(True)
+
+    with SyncConsumer(address) as consumer:
+        with pytest.raises(KeyboardInterrupt):
+            getattr(consumer, way)(call())
+        assert ended

@@ -339,12 +339,13 @@ def test_cancelled_poll_leaves_its_callback_to_the_next_one(tmp_path: Path) -> N
                 polling.cancel()
                 await asyncio.gather(polling, return_exceptions=True)
 
-            await watched.subscribe(**{f"on_{what}": callback(what) for what in ("assigned", "revoked", "lost")})
+            callbacks: dict[str, Any] = {f"on_{what}": callback(what) for what in ("assigned", "revoked", "lost")}
+            await watched.subscribe(**callbacks)
             await cancelled_poll()
             await until(lambda: len(watched.seen) == 2 * PARTITIONS, watched)
             assert {offset for _, offset in watched.seen} == {8, 9}
             assert calls == ["assigned"] * 2
-            await watched.subscribe(["t"], **{f"on_{what}": callback(what) for what in ("assigned", "revoked", "lost")})
+            await watched.subscribe(**callbacks)  # joins again
             await cancelled_poll()
             await until(lambda: len(calls) == 5, watched)
             assert calls == ["assigned"] * 2 + ["revoked"] * 2 + ["assigned"]

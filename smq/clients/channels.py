@@ -30,6 +30,10 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # A call may wait for minutes (JoinGroup). If its node hangs, this ends it after half a minute.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),  # no limit: a call that waits sends nothing
     ("grpc.enable_http_proxy", 0),  # nodes are addressed directly; a web proxy in the environment is not for them
     ("grpc.use_local_subchannel_pool", 1),  # one client's broken connection does not affect another's
 )

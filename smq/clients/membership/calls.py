@@ -1,7 +1,7 @@
 """One member's calls to its group's coordinator.
 
-Owns the requests, and where the coordinator was last found. What the coordinator refuses is not repeated here: `member`
-decides. It must never keep what a member is. Only `member` imports it.
+Owns the requests, how long each waits, and where the coordinator was last found. What the coordinator refuses is not
+repeated here: `member` decides. It must never keep what a member is. Only `member` imports it.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,8 @@ from smq.raft_state.errors import ErrorCode, SmqError
 
 CLIENT_ID: Final = "smq-python"
 CALL_SHARES: Final = 3  # attempts within one session timeout: a node that hangs does not cost a member its session
+RETRY_MS: Final = 5_000.0  # of a join or a sync; then `member` learns of it, and asks again
+WAIT_GRACE_S: Final = 5.0  # beyond the rebalance timeout, by which the coordinator has answered
 
 
 class GroupCalls:
@@ -44,10 +46,10 @@ class GroupCalls:
             protocols=[pb.GroupProtocol(name=name, metadata=data) for name, data in protocols.items()],
         )
 
-        async def run(node: NodeStubs, _node_ms: int, call_s: float) -> pb.JoinGroupResponse:
-            return await node.groups.JoinGroup(request, timeout=call_s)
+        async def run(node: NodeStubs, _node_ms: int, _call_s: float) -> pb.JoinGroupResponse:
+            return await node.groups.JoinGroup(request, timeout=self._wait_s)
 
-        return await self._call(run, self._settings.session_timeout_ms, shares=1)
+        return await self._call(run, RETRY_MS)
 
     async def sync(self, member: pb.GroupMember, protocol: str, assignments: Mapping[str, bytes]) -> bytes:
         """The member's assignment. Waits for the leader's."""
@@ -60,10 +62,15 @@ class GroupCalls:
             assignments=[pb.MemberAssignment(member_id=m, assignment=data) for m, data in assignments.items()],
         )
 
-        async def run(node: NodeStubs, _node_ms: int, call_s: float) -> pb.SyncGroupResponse:
-            return await node.groups.SyncGroup(request, timeout=call_s)
+        async def run(node: NodeStubs, _node_ms: int, _call_s: float) -> pb.SyncGroupResponse:
+            return await node.groups.SyncGroup(request, timeout=self._wait_s)
 
-        return (await self._call(run, self._settings.session_timeout_ms, shares=1)).assignment
+        return (await self._call(run, RETRY_MS)).assignment
+
+    @property
+    def _wait_s(self) -> float:
+        """Of a join or a sync, which wait for other members. The channel's keepalive notices a node that hangs."""
+        return self._settings.max_poll_interval_ms / 1000.0 + WAIT_GRACE_S
 
     async def heartbeat(self, member: pb.GroupMember) -> bool:
         """Whether the group rebalances."""
@@ -82,7 +89,7 @@ class GroupCalls:
 
         await self._call(run, timeout_ms)
 
-    async def _call(self, run: CallFn[T], timeout_ms: float, *, shares: int = CALL_SHARES) -> T:
+    async def _call(self, run: CallFn[T], timeout_ms: float) -> T:
         async def tracked(node: NodeStubs, node_ms: int, call_s: float) -> T | SmqError:
             self._coordinator = None
             try:
@@ -96,7 +103,7 @@ class GroupCalls:
             return answer
 
         answer = await self._cluster.call(
-            tracked, timeout_ms=timeout_ms, candidates=self._candidates, attempt_ms=timeout_ms / shares
+            tracked, timeout_ms=timeout_ms, candidates=self._candidates, attempt_ms=timeout_ms / CALL_SHARES
         )
         if isinstance(answer, SmqError):
             raise answer

@@ -6,6 +6,7 @@ application does not poll for `max_poll_interval_ms` leaves by itself. Only `sub
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
@@ -33,10 +34,13 @@ JOIN_PAUSE_S: Final = 0.25  # before the next attempt, if the coordinator was no
 # The member is no longer one, or not in this generation: what it had may be another's.
 _LOST: Final = frozenset({ErrorCode.UNKNOWN_MEMBER, ErrorCode.ILLEGAL_GENERATION})
 
+log = logging.getLogger(__name__)
+
 
 class Member:
-    """`on_news` is called whenever the application has to do something: `failure`, `lost`, `assigned` or `is_due` says
-    what, and `subscribing` in this order does it. `progress` gives another value after each sign of the application."""
+    """`on_news` is called whenever the application has to do something: `failure`, `lost` or `gone`, `untold`,
+    `assigned` or `is_due` says what, and `subscribing` does it in this order. `progress` gives another value after each
+    sign of the application."""
 
     def __init__(
         self,
@@ -55,6 +59,11 @@ class Member:
         self.lost: SmqError | None = None  # why what is owned may be another's
         self.assigned: frozenset[TopicPartition] | None = None  # of the present generation, and not yet taken
         self.is_due = True  # it has to join
+        self.is_ended = False  # the subscription is over, or about to be: nothing happens any more
+        # What the application has to learn, until the callback has ended.
+        self.untold: frozenset[TopicPartition] | None = None  # newly owned
+        self.gone: frozenset[TopicPartition] = frozenset()  # lost, and owned no more
+        self.leaving: frozenset[TopicPartition] = frozenset()  # revoked or lost: the callback runs
         self._cluster = cluster
         self._calls = GroupCalls(cluster, group, settings)
         self._on_news = on_news
@@ -83,9 +92,22 @@ class Member:
 
     @property
     def has_news(self) -> bool:
-        if self.failure is not None or self.lost is not None or self.assigned is not None:
+        if self.is_ended:
+            return False
+        if self.failure is not None or self.has_lost or self.untold is not None or self.assigned is not None:
             return True
         return self.is_due and not self.is_joining
+
+    @property
+    def has_lost(self) -> bool:
+        return self.lost is not None or bool(self.gone)
+
+    def drop(self, going: frozenset[TopicPartition]) -> None:
+        """The application has them no more."""
+        self.owned -= going
+        self.gone -= going
+        if self.untold:
+            self.untold = self.untold - going or None
 
     def polled(self) -> None:
         """The application is alive."""
@@ -93,7 +115,9 @@ class Member:
 
     # ---------------------------------------------------------------------------------------------------- joining
     def join(self) -> None:
-        """Begins to join with what is owned now. `assigned` or `failure` follows."""
+        """Begins to join with what is owned now. `assigned` or `failure` follows; nothing if it has ended."""
+        if self.is_ended:
+            return
         self.is_due = False
         self._joining = asyncio.create_task(self._join())
         if self._beating is None or self._beating.done():
@@ -102,7 +126,8 @@ class Member:
     async def _join(self) -> None:
         while True:
             try:
-                self.assigned = await self._join_once()
+                assigned = await self._join_once()
+                self.assigned = None if self.is_ended else assigned
                 break
             except SmqError as e:
                 if e.code in _LOST:
@@ -115,7 +140,8 @@ class Member:
                 elif not e.code.is_retriable:
                     self._fail(e)
                     break
-                else:
+                else:  # it has been repeated for seconds by now
+                    log.warning("group %s cannot be joined now, and is tried again: %s", self.group, e)
                     await asyncio.sleep(JOIN_PAUSE_S)
             except Exception as e:  # noqa: BLE001 - whatever it is, an application that waits must learn of it
                 self._fail(SmqError(ErrorCode.INTERNAL, f"the member of group {self.group!r} failed to join: {e!r}"))
@@ -173,6 +199,14 @@ class Member:
 
     # ---------------------------------------------------------------------------------------------- staying alive
     async def _keep_alive(self) -> None:
+        try:
+            await self._send_heartbeats()
+        except Exception as e:  # noqa: BLE001 - without heartbeats it loses what it has: the application must learn of it
+            self._stop_joining()
+            self._fail(SmqError(ErrorCode.INTERNAL, f"heartbeats of group {self.group!r} failed: {e!r}"))
+            self._on_news()
+
+    async def _send_heartbeats(self) -> None:
         while self.failure is None:
             await asyncio.sleep(self.settings.heartbeat_interval_ms / 1000.0)
             if self._is_application_silent():
@@ -218,13 +252,16 @@ class Member:
     async def _give_up(self) -> None:
         """Lets the others have what an application that does not poll would keep from them. A static member's session
         does that in its own time."""
-        if self._joining is not None:
-            self._joining.cancel()
+        self._stop_joining()
         member_id = self._member_id
         waited = f"the application has not polled for {self.settings.max_poll_interval_ms} ms (max_poll_interval_ms)"
         self._forget(SmqError(ErrorCode.UNKNOWN_MEMBER, f"the member has left group {self.group!r}: {waited}"))
         self._on_news()
         await self._leave(member_id)
+
+    def _stop_joining(self) -> None:
+        if self._joining is not None:
+            self._joining.cancel()
 
     def _set_due(self) -> None:
         if not self.is_due and not self.is_joining:
@@ -245,6 +282,10 @@ class Member:
         self.failure = error
 
     # ------------------------------------------------------------------------------------------------------- the end
+    def retire(self) -> None:
+        """Before the last revocation: whatever is under way, in another task, too, is not to give it anything more."""
+        self.is_ended, self.assigned, self.untold = True, None, None
+
     async def end(self) -> None:
         """Leaves the group, unless it is a static member, which may come back."""
         tasks = [task for task in (self._joining, self._beating) if task is not None]

@@ -171,18 +171,24 @@ class Subscribing(ABC):
             member.polled()
 
     async def _next_step(self, member: Member) -> None:
+        """A poll may be cancelled in any step: the next poll takes that step again, and its callback is called again.
+        A callback that raises has been called."""
         if member.failure is not None:
-            failure = member.failure
-            if failure.code is not ErrorCode.FENCED_INSTANCE:  # that process has been replaced for ever
-                member.failure = None
+            await self._report(member, member.failure)
+        elif member.has_lost:
             await self._lose(member)
-            raise SmqError(failure.code, failure.message, failure.details)
-        if member.lost is not None:
-            await self._lose(member)
+        elif member.untold is not None:
+            await self._tell_assigned(member, member.untold)
         elif member.assigned is not None:
             await self._take(member, member.assigned)
         else:
             await self._prepare(member)
+
+    async def _report(self, member: Member, failure: SmqError) -> None:
+        await self._lose(member)
+        if failure.code is not ErrorCode.FENCED_INSTANCE:  # that process has been replaced for ever
+            member.failure = None
+        raise SmqError(failure.code, failure.message, failure.details)
 
     async def _prepare(self, member: Member) -> None:
         """Before joining: an eager member gives up everything, a cooperative one what it no longer subscribes to."""
@@ -190,9 +196,9 @@ class Subscribing(ABC):
         if member.settings.is_cooperative:
             going = frozenset(tp for tp in going if tp[0] not in member.topics)
         await self._auto_commit()
-        if member.lost is None:
+        if not member.has_lost:
             await self._revoke(member, going)
-            member.join()
+            member.join()  # unless the subscription has ended meanwhile
 
     async def _take(self, member: Member, assigned: frozenset[TopicPartition]) -> None:
         going, new = member.owned - assigned, sorted(assigned - member.owned)
@@ -202,12 +208,20 @@ class Subscribing(ABC):
             await self._revoke(member, going)
         starts = await self._starts(new)
         if member.assigned is not assigned:
-            return  # it was lost meanwhile
+            return  # it was lost meanwhile, or the subscription has ended
         member.assigned = None
-        member.owned = assigned
+        member.owned, member.untold = assigned, frozenset(new)
         self._planner.assigned |= starts
+        await self._tell_assigned(member, member.untold)
+
+    async def _tell_assigned(self, member: Member, new: frozenset[TopicPartition]) -> None:
         try:
             await self._call_back(self._callbacks.on_assigned, new)
+        except Exception:
+            member.untold = None
+            raise
+        else:
+            member.untold = None
         finally:
             self._pump()
 
@@ -241,29 +255,41 @@ class Subscribing(ABC):
         return PartitionFetch(*partition, found[partition])
 
     async def _revoke(self, member: Member, going: frozenset[TopicPartition]) -> None:
-        self._discard_decoded()
-        try:
-            if going:
-                await self._call_back(self._callbacks.on_revoked, sorted(going))
-        finally:
-            self._drop(member, going)
+        await self._withdraw(member, self._callbacks.on_revoked, going & member.owned)
 
     async def _lose(self, member: Member) -> None:
-        gone, member.lost = member.owned, None
+        going, member.lost = member.gone | member.owned, None
+        self._drop(member, going)
+        member.gone = going
+        await self._withdraw(member, self._callbacks.on_lost or self._callbacks.on_revoked, going)
+
+    async def _withdraw(self, member: Member, callback: OnPartitions | None, going: frozenset[TopicPartition]) -> None:
+        """Another task, or the callback itself, may end the subscription while the callback runs. That does not call it
+        once more for the same partitions."""
         self._discard_decoded()
-        self._drop(member, gone)
-        if gone:
-            await self._call_back(self._callbacks.on_lost or self._callbacks.on_revoked, sorted(gone))
+        told = going - member.leaving
+        if not told:
+            return
+        member.leaving |= told
+        try:
+            await self._call_back(callback, told)
+        except Exception:
+            self._drop(member, told)
+            raise
+        else:
+            self._drop(member, told)
+        finally:
+            member.leaving -= told
 
     def _drop(self, member: Member, going: frozenset[TopicPartition]) -> None:
-        member.owned -= going
+        member.drop(going)
         for tp in going:
             self._planner.assigned.pop(tp, None)
             self._auto_committed.pop(tp, None)
 
-    async def _call_back(self, callback: OnPartitions | None, partitions: list[TopicPartition]) -> None:
+    async def _call_back(self, callback: OnPartitions | None, partitions: Iterable[TopicPartition]) -> None:
         if callback is not None:
-            result = callback(partitions)
+            result = callback(sorted(partitions))
             if inspect.isawaitable(result):
                 await result
 
@@ -272,14 +298,15 @@ class Subscribing(ABC):
         member = self._member
         if member is None:
             return
+        member.retire()
         try:
             with self._ended_subscription(member):
-                if is_committing and member.lost is None:
+                if is_committing and not member.has_lost:
                     await self._auto_commit()
-                if member.lost is None:
-                    await self._revoke(member, member.owned)
-                else:
+                if member.has_lost:
                     await self._lose(member)
+                else:
+                    await self._revoke(member, member.owned)
         finally:
             await member.end()
 

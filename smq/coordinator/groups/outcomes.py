@@ -26,7 +26,7 @@ class Outcome(enum.Enum):
     TOO_MANY_NEW_GROUPS = "this address has asked for too many groups that have no members yet"
     QUEUE_FULL = "too many requests wait for the group's command under way"
     BAD_SESSION_TIMEOUT = "the session time-out is too short or too long"
-    BAD_MEMBER = "a name is too long, or there are too many protocols"
+    BAD_MEMBER = "a name is too long, there are too many protocols, or a member that is not the leader assigns"
     BAD_GROUP = "the state machine refused the command as malformed"
     NOT_COORDINATOR = "another node coordinates the group"
     NOT_READY = "the coordinator cannot reach a majority"

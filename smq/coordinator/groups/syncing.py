@@ -51,6 +51,9 @@ def hold_sync(memory: GroupMemory, pending: PendingSync) -> None:
     group = _check(memory, pending)
     if group is None:
         return
+    if pending.request.assignments and pending.member_id != group.leader:
+        pending.refuse(Outcome.BAD_MEMBER)  # nothing reads them, and they would be in memory while it waits
+        return
     before = memory.syncing.get(pending.member_id)
     memory.syncing[pending.member_id] = pending
     if before is not None:

@@ -1,7 +1,7 @@
 """Consumers that subscribe, against one real node: shares, callbacks, commits, and members that stop polling."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from smq.clients import Admin, Consumer, Producer, SmqError
+from smq.clients.membership.calls import GroupCalls
 from smq.clients.pb import smq_pb2 as pb
+from smq.clients.positions import resolve_starts
 from smq.clients.types import GroupMembership, TopicPartition
 from smq.coordinator.addresses import format_address
+from smq.coordinator.groups.types import Join, Joined
+from smq.coordinator.membership import Memberships
 from smq.raft_state.errors import ErrorCode
 from smq.testing.served import PATIENCE_S, Served
 from smq.testing.served import serving as serving_node
@@ -25,11 +29,11 @@ def address(served: Served) -> str:
     return format_address(served.server.grpc_address)
 
 
-def serving(directory: Path, body: Callable[[Served], Coroutine[None, None, None]]) -> None:
-    """A node with a topic, whose groups do not wait for more members before their first generation."""
+def serving(directory: Path, body: Callable[[Served], Coroutine[None, None, None]], *, delay_ms: int = 0) -> None:
+    """A node with a topic, whose groups wait `delay_ms` for more members before their first generation."""
 
     async def prepared(served: Served) -> None:
-        changed = {"group.initial.rebalance.delay.ms": "0"}
+        changed = {"group.initial.rebalance.delay.ms": str(delay_ms)}
         await served.admin.AlterClusterConfig(pb.AlterClusterConfigRequest(set=changed))
         await served.create("t", partitions=PARTITIONS)
         await body(served)
@@ -116,6 +120,37 @@ def test_members_share_what_there_is_and_take_over_from_who_leaves(tmp_path: Pat
                 assert ("revoked", ALL) in one.told
             assert told_two[-1][0] == "revoked"
             assert sorted(one.seen + two.seen) == [(p, o) for p in range(PARTITIONS) for o in range(6)]
+
+    serving(tmp_path, body)
+
+
+def test_first_generation_may_take_longer_than_a_session(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        async with member(served, session_timeout_ms=1_000) as one:
+            await until(lambda: one.owned == ALL, one)
+
+    serving(tmp_path, body, delay_ms=2_000)
+
+
+def test_join_that_is_refused_for_long_is_logged_and_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("smq.clients.membership.calls.RETRY_MS", 1.0)
+
+    async def body(served: Served) -> None:
+        refusals = iter([SmqError(ErrorCode.NO_QUORUM, "no majority")])
+        joining = Memberships.join
+
+        def join(self: Memberships, request: Join) -> Awaitable[Joined]:
+            for refusal in refusals:
+                raise refusal
+            return joining(self, request)
+
+        monkeypatch.setattr(Memberships, "join", join)
+        async with member(served) as one:
+            await until(lambda: one.owned == ALL, one)
+        assert "group g cannot be joined now" in caplog.text
+        assert "no majority" in caplog.text
 
     serving(tmp_path, body)
 
@@ -219,6 +254,144 @@ def test_callbacks_may_seek_commit_and_fail(tmp_path: Path) -> None:
                 await until(lambda: len(watched.owned) == len(other.owned) == 2, watched, other)
             await watched.subscribe()
             assert {found.offset for found in (await consumer.committed(ALL)).values()} == {10}
+
+    serving(tmp_path, body)
+
+
+def test_unsubscribing_while_a_poll_revokes_leaves_no_member(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        entered, may_go = asyncio.Event(), asyncio.Event()
+        revoked: list[list[TopicPartition]] = []
+
+        async def flush(partitions: list[TopicPartition]) -> None:
+            revoked.append(partitions)
+            entered.set()
+            await may_go.wait()
+
+        watched = Watched(served)
+        async with watched.consumer as consumer:
+            await watched.subscribe(on_revoked=flush)
+            await until(lambda: watched.owned == ALL, watched)
+            async with member(served) as other:
+                polling = asyncio.create_task(until(lambda: not consumer.subscription(), watched))
+                await until(entered.is_set, other)
+                await consumer.unsubscribe()
+                may_go.set()
+                await asyncio.gather(polling, return_exceptions=True)
+                assert (revoked, watched.owned) == ([sorted(ALL)], set())
+                await until(lambda: other.owned == ALL, other)
+                async with Admin(address(served)) as admin:
+                    assert len((await admin.describe_group("g")).members) == 1
+
+    serving(tmp_path, body)
+
+
+def test_unsubscribing_while_a_poll_looks_up_positions_ends_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, may_go = asyncio.Event(), asyncio.Event()
+
+    async def slow_look_up(*args: Any, **kwargs: Any) -> Any:
+        found = await resolve_starts(*args, **kwargs)
+        entered.set()
+        await may_go.wait()
+        return found
+
+    async def body(served: Served) -> None:
+        await fill(served, 1)
+        monkeypatch.setattr("smq.clients.consumer.resolve_starts", slow_look_up)
+        async with member(served) as one:
+            polling = asyncio.create_task(until(lambda: not one.consumer.subscription(), one))
+            await entered.wait()
+            await one.consumer.unsubscribe()
+            may_go.set()
+            await asyncio.gather(polling, return_exceptions=True)
+            assert (one.told, one.owned, one.seen) == ([], set(), [])
+
+    serving(tmp_path, body)
+
+
+def test_cancelled_poll_leaves_its_callback_to_the_next_one(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await fill(served, 10)
+        watched = Watched(served, max_poll_interval_ms=1_000)
+        async with watched.consumer as consumer:
+            calls: list[str] = []
+            entered = asyncio.Event()
+
+            def callback(what: str) -> Callable[[list[TopicPartition]], Coroutine[None, None, None]]:
+                async def call(partitions: list[TopicPartition]) -> None:
+                    assert set(partitions) == ALL
+                    calls.append(what)
+                    entered.set()
+                    if calls.count(what) == 1:
+                        await asyncio.Event().wait()  # until the poll is cancelled
+                    if what == "assigned":
+                        for tp in partitions:
+                            await consumer.seek(*tp, 8)
+
+                return call
+
+            async def cancelled_poll() -> None:
+                entered.clear()
+                polling = asyncio.create_task(until(lambda: False, watched))
+                await entered.wait()
+                polling.cancel()
+                await asyncio.gather(polling, return_exceptions=True)
+
+            callbacks: dict[str, Any] = {f"on_{what}": callback(what) for what in ("assigned", "revoked", "lost")}
+            await watched.subscribe(**callbacks)
+            await cancelled_poll()
+            await until(lambda: len(watched.seen) == 2 * PARTITIONS, watched)
+            assert {offset for _, offset in watched.seen} == {8, 9}
+            assert calls == ["assigned"] * 2
+            await watched.subscribe(**callbacks)  # joins again
+            await cancelled_poll()
+            await until(lambda: len(calls) == 5, watched)
+            assert calls == ["assigned"] * 2 + ["revoked"] * 2 + ["assigned"]
+            while not consumer.has_news():  # noqa: ASYNC110 - it has not polled for too long
+                await asyncio.sleep(0.01)
+            await cancelled_poll()
+            await until(lambda: len(calls) == 8, watched)
+            assert calls[5:] == ["lost", "lost", "assigned"]
+
+    serving(tmp_path, body)
+
+
+def test_callback_may_unsubscribe(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        watched = Watched(served)
+        async with watched.consumer as consumer:
+            revoked: list[list[TopicPartition]] = []
+
+            async def stop(partitions: list[TopicPartition]) -> None:
+                revoked.append(partitions)
+                await consumer.unsubscribe()
+
+            await watched.subscribe(on_revoked=stop)
+            await until(lambda: watched.owned == ALL, watched)
+            await watched.subscribe(on_revoked=stop)  # joins again
+            assert await code_of(until(lambda: False, watched)) is ErrorCode.INVALID_REQUEST  # nothing is assigned
+            assert (revoked, consumer.subscription()) == ([sorted(ALL)], [])
+            async with member(served) as other:
+                await until(lambda: other.owned == ALL, other)
+
+    serving(tmp_path, body)
+
+
+def test_heartbeats_that_fail_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(served: Served) -> None:
+        async with member(served) as one:
+            await until(lambda: one.owned == ALL, one)
+            with monkeypatch.context() as patched:
+
+                async def fail(*_: object) -> bool:
+                    raise ZeroDivisionError
+
+                patched.setattr(GroupCalls, "heartbeat", fail)
+                assert await code_of(until(lambda: False, one)) is ErrorCode.INTERNAL
+            assert one.told[-1] == ("lost", ALL)
+            await until(lambda: one.owned == ALL, one)
 
     serving(tmp_path, body)
 

@@ -97,6 +97,9 @@ def test_two_members_share_a_generation_and_the_leader_assigns(tmp_path: Path) -
         assert again.leader == other.leader == first.member_id
         assert sorted(m.member_id for m in again.members) == sorted([first.member_id, other.member_id])
         assert not other.members
+        usurping = sync_request(other)
+        usurping.assignments.add(member_id=other.member_id, assignment=b"all")
+        assert (await fails(served.groups.SyncGroup(usurping))).name == "INVALID_REQUEST"
         waiting = asyncio.ensure_future(served.groups.SyncGroup(sync_request(other)))
         await served.groups.SyncGroup(sync_request(again, assign=b"half"))
         assert (await waiting).assignment == b"half"

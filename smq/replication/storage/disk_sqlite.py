@@ -18,6 +18,7 @@ from typing import Final
 
 from smq.replication.ports import DataDamaged, Op, Put, Rows, T, Table
 from smq.replication.storage.database_sqlite import (
+    BUSY_MS,
     DATA_FILE,
     JOURNAL_FILE,
     PAGE_BYTES,
@@ -32,7 +33,8 @@ from smq.replication.storage.rows import Row
 from smq.replication.storage.write_ahead import WRITE_AHEAD_BYTES, WRITE_AHEAD_KEY, Active
 
 CHECKPOINT_BYTES: Final = 16 << 20  # of new pages in SQLite's journal, before the data file gets them
-JOURNAL_BYTES_MAX: Final = 128 << 20  # beyond, the writer waits until the reads under way have ended
+JOURNAL_BYTES_MAX: Final = 128 << 20  # beyond, the writer waits for the reads under way, for RESTART_MS
+RESTART_MS: Final = 200  # far less than disk_hang_ms: a read on a failing medium must not make the disk look hung
 _NUMBER_MAX: Final = (1 << 31) - 1  # of a user_version
 
 _PUT: Final = {table: f"REPLACE INTO {table.value} VALUES (?, ?)" for table in Table}
@@ -86,7 +88,7 @@ class SqliteDisk(StoreDisk):
     def _write(self, ops: Sequence[Op], active: Active) -> int:
         run = self._connection
         run.execute("BEGIN IMMEDIATE")
-        size = 0
+        size, changes = 0, run.total_changes
         for (kind, table), group in groupby(ops, key=_kind):
             if kind is Put:
                 rows = [(op.key, op.value) for op in group if isinstance(op, Put)]
@@ -99,16 +101,20 @@ class SqliteDisk(StoreDisk):
         run.execute(f"PRAGMA user_version = {number}")
         run.execute("COMMIT")
         self._number = number
-        self._unchecked_bytes += size + len(ops) * PAGE_BYTES
+        self._unchecked_bytes += size + (run.total_changes - changes) * PAGE_BYTES  # a deleted range changes many rows
         return number
 
     def _tidy(self) -> None:
-        """Brings the journal to the data file once it is long: it then begins again, unless reads still use it."""
+        """Brings the journal to the data file once it is long: it then begins again, unless reads still use it. While
+        one read lasts, the journal grows."""
         if self._unchecked_bytes < self._checkpoint_bytes:
             return
-        _, pages, moved = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        if moved < pages and pages * PAGE_BYTES > JOURNAL_BYTES_MAX:
-            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        run = self._connection.execute
+        _, pages, _ = run("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if pages * PAGE_BYTES > JOURNAL_BYTES_MAX:
+            run(f"PRAGMA busy_timeout = {RESTART_MS}")
+            run("PRAGMA wal_checkpoint(RESTART)").fetchone()
+            run(f"PRAGMA busy_timeout = {BUSY_MS}")
         self._unchecked_bytes = 0
 
     # ------------------------------------------------------------------------------------------- reads

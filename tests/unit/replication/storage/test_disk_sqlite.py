@@ -9,16 +9,19 @@ import stat
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from smq.replication.ports import DataDamaged, Delete, Put, Table
+from smq.raft_state.ids import NodeId
+from smq.replication.config import NodeConfig
+from smq.replication.ports import DataDamaged, Delete, Put, Rows, Table
 from smq.replication.storage import database_sqlite, disk_sqlite
 from smq.replication.storage.database_sqlite import DATA_FILE, JOURNAL_FILE, PAGE_BYTES, SHARED_FILE
 from smq.replication.storage.directory import LOCK_FILE, DirectoryInUse, DiskOpenError, FormatUnsupported
-from smq.replication.storage.disk_sqlite import SqliteDisk
+from smq.replication.storage.disk_sqlite import RESTART_MS, SqliteDisk
 from smq.replication.storage.format_version import FORMAT_KEY
 from smq.replication.storage.journal_sqlite import JournalDamaged
 from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE
@@ -197,6 +200,61 @@ def test_the_journal_is_bounded_while_reads_go_on(tmp_path: Path, monkeypatch: p
     harness.close()
 
 
+def test_deleting_ranges_does_not_make_the_journal_grow(harness: SqliteHarness) -> None:
+    """As a deleted topic is reaped: each round has one operation, and changes hundreds of rows."""
+    disk = harness.disk
+    disk._checkpoint_bytes = 1 << 20
+    partitions, slices, rows = 8, 6, 100
+    for number in range(slices * rows):
+        disk.submit(
+            [Put(Table.BATCHES, b"%02d/%06d" % (part, number), bytes(3_000)) for part in range(partitions)],
+        )
+    harness.settle_in_store()
+    harness.reopen()
+    harness.disk._checkpoint_bytes = 1 << 20
+    for part in range(partitions):
+        for first in range(0, slices * rows, rows):
+            start, stop = b"%02d/%06d" % (part, first), b"%02d/%06d" % (part, first + rows)
+            harness.disk.submit([Delete(Table.BATCHES, start, stop)])
+            harness.settle()
+    assert harness.disk.scan_keys(Table.BATCHES, b"", b"9") == []
+    assert (harness.path / JOURNAL_FILE).stat().st_size < 6 << 20
+
+
+def test_one_read_that_does_not_end_holds_up_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages stay in the journal, which grows meanwhile, and begins again afterwards."""
+    monkeypatch.setattr(disk_sqlite, "JOURNAL_BYTES_MAX", 1 << 20)
+    harness = SqliteHarness(tmp_path / "node")
+    harness.disk._checkpoint_bytes = 1 << 20
+    rounds(harness, b"k")
+    has_begun, may_end = threading.Event(), threading.Event()
+    answers: list[object] = []
+
+    def read(found: Rows) -> int:
+        found.get(T, b"k")
+        has_begun.set()
+        may_end.wait()
+        return len(found.scan_keys(T, b"", b"z"))
+
+    assert harness.disk.look_up(read, answers.append)
+    has_begun.wait()
+    waits: list[str] = []
+    harness.disk._connection.set_trace_callback(waits.append)
+    rounds(harness, *(b"%02d" % number for number in range(60)))
+    assert (harness.path / JOURNAL_FILE).stat().st_size > 3 << 20
+    restarts = [at for at, sql in enumerate(waits) if "RESTART" in sql]
+    assert len(restarts) > 1
+    assert {waits[at - 1] for at in restarts} == {f"PRAGMA busy_timeout = {RESTART_MS}"}
+    assert 5 * RESTART_MS < NodeConfig(node_id=NodeId(1), cluster_id="c", peers={}).disk_hang_ms
+    may_end.set()
+    harness.wait(lambda: answers == [1])
+    grown = (harness.path / JOURNAL_FILE).stat().st_size
+    rounds(harness, *(b"%02d" % number for number in range(60)))
+    assert (harness.path / JOURNAL_FILE).stat().st_size < grown + (2 << 20), "and twice that was written"
+    assert harness.fatal == []
+    harness.close()
+
+
 def test_freed_pages_are_used_again(harness: SqliteHarness) -> None:
     """First in, first out, as retention deletes."""
     for number in range(120):
@@ -267,7 +325,7 @@ def test_a_tree_that_cannot_be_walked_is_damage(harness: SqliteHarness) -> None:
 READ_ALL = """
 import sys
 from smq.replication.ports import Table
-from smq.replication.storage.disk_sqlite import SqliteDisk
+from smq.replication.storage.disk_sqlite import RESTART_MS, SqliteDisk
 disk = SqliteDisk(sys.argv[1], call_soon_threadsafe=print, on_fatal=print)
 for key, value in disk.scan(Table.BATCHES, b"0", b"9"):
     print(key.decode(), len(value))

@@ -23,6 +23,7 @@ from smq.replication.storage.database_sqlite import (
     JOURNAL_FILE,
     PAGE_BYTES,
     SHARED_FILE,
+    checkpoint_start,
     open_database,
     open_reader,
 )
@@ -62,10 +63,9 @@ class SqliteDisk(StoreDisk):
         )
 
     def _open_store(self, undo: ExitStack, write_ahead_bytes: int) -> int:
-        self._connection = open_database(self._path, write_ahead_bytes=write_ahead_bytes)
-        undo.callback(self._connection.close)
-        self._of_loop = open_reader(self._path)
+        self._connection, self._of_loop = open_database(self._path, write_ahead_bytes=write_ahead_bytes)
         undo.callback(self._of_loop.close)
+        undo.callback(self._connection.close)  # first, so that the journal stays
         self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()  # of the threads that read
         self._of_threads = [open_reader(self._path) for _ in range(READERS + 1)]  # one for the examiner
         for connection in self._of_threads:
@@ -77,12 +77,17 @@ class SqliteDisk(StoreDisk):
         return number
 
     def _close_store(self) -> None:
-        """The last connection to be closed brings the journal to the data file, and removes it."""
-        for connection in (*self._of_threads, self._of_loop, self._connection):
+        """In order, the last connection brings the journal to the data file, and removes it. After a failure the
+        journal stays, as after a kill: the data file says that it is needed."""
+        last = (self._connection, self._of_loop) if self._is_failed else (self._of_loop, self._connection)
+        for connection in (*self._of_threads, *last):
             connection.close()
 
     def _prepare_recovery(self) -> None:
         """SQLite reports what it cannot read, also where it frees the pages of a value."""
+
+    def _settle_start(self) -> None:
+        checkpoint_start(self._connection, self._path)
 
     # ------------------------------------------------------------------------------------------ writes
     def _write(self, ops: Sequence[Op], active: Active) -> int:

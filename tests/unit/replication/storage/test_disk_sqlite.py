@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from smq.replication.storage.database_sqlite import DATA_FILE, JOURNAL_FILE, PAG
 from smq.replication.storage.directory import LOCK_FILE, DirectoryInUse, DiskOpenError, FormatUnsupported
 from smq.replication.storage.disk_sqlite import RESTART_MS, SqliteDisk
 from smq.replication.storage.format_version import FORMAT_KEY
-from smq.replication.storage.journal_sqlite import JournalDamaged
+from smq.replication.storage.journal_sqlite import JournalDamaged, cut_journal, whole_journal
 from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE
 from tests.unit.replication.storage.support import SqliteHarness
 
@@ -142,6 +142,108 @@ def test_a_rotten_commit_of_the_journal_is_not_passed_over(harness: SqliteHarnes
             open_disk(copy)
 
 
+def lose(journal: Path) -> None:
+    journal.unlink()
+
+
+def empty(journal: Path) -> None:
+    os.truncate(journal, 0)
+
+
+def zero(journal: Path) -> None:
+    journal.write_bytes(bytes(journal.stat().st_size))
+
+
+def zero_header(journal: Path) -> None:
+    with journal.open("r+b") as f:
+        f.write(bytes(512))
+
+
+@pytest.mark.parametrize("spoil", [lose, empty, zero, zero_header])
+@pytest.mark.parametrize("starts", [1, 2])
+def test_a_journal_that_is_gone_is_not_taken_for_one_that_was_never_written(
+    harness: SqliteHarness, spoil: Callable[[Path], None], starts: int
+) -> None:
+    """Its commits would be lost without a word."""
+    for _ in range(starts - 1):
+        harness.reopen()
+    rounds(harness, b"a", b"b")
+    copy = killed(harness)
+    spoil(copy / JOURNAL_FILE)
+    for _ in range(2):
+        with pytest.raises(JournalDamaged, match=r"data\.sqlite3-wal.*empty one"):
+            open_disk(copy)
+
+
+def test_a_start_that_ends_early_leaves_a_directory_that_opens(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed or refused at any point: the journal stays, or the data file does not need it."""
+    rounds(harness, b"a")
+    copy = killed(harness)
+    for number, name in enumerate(("_prepare", "sync_directory", "checkpoint_start")):
+        module = disk_sqlite if name == "checkpoint_start" else database_sqlite
+        real = getattr(module, name)
+
+        def end(*arguments: object, real: Callable[..., object] = real, number: int = number) -> None:
+            real(*arguments)
+            shutil.copytree(copy, copy.with_name(f"killed-{number}"))
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, end)
+            with pytest.raises(KeyboardInterrupt):
+                open_disk(copy)
+        for path in (copy, copy.with_name(f"killed-{number}")):
+            shutil.copytree(path, again := path.with_name(f"{path.name}-again-{number}"))
+            disk = open_disk(again)
+            assert disk.scan_keys(T, b"", b"z") == [b"a"]
+            disk.close()
+
+
+def test_a_disk_that_failed_leaves_its_journal(harness: SqliteHarness) -> None:
+    rounds(harness, b"a")
+    harness.submit_failing()
+    harness.settle()
+    assert harness.fatal
+    harness.disk.close()
+    assert (harness.path / JOURNAL_FILE).stat().st_size > LARGE
+    disk = open_disk(harness.path)
+    assert disk.scan_keys(T, b"", b"z") == [b"a"]
+    disk.close()
+    assert not (harness.path / JOURNAL_FILE).exists(), "as after every orderly close"
+
+
+def test_what_a_power_loss_has_torn_is_cut_off(harness: SqliteHarness) -> None:
+    """The first commit of a journal: the next one may have the same salts, and would look like one that followed it."""
+    harness.disk.submit([Put(T, b"%02d" % n, bytes(LARGE)) for n in range(4)])
+    harness.settle()
+    copy = killed(harness)
+    with (copy / JOURNAL_FILE).open("r+b") as f:
+        f.seek(32)
+        f.write(bytes(FRAME_BYTES))
+    size = whole_journal(copy / JOURNAL_FILE)
+    cut_journal(copy / JOURNAL_FILE, size)
+    assert (size, (copy / JOURNAL_FILE).stat().st_size) == (32, 32)
+
+
+def test_a_start_waits_for_no_other_program_that_reads(harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal would not begin again."""
+    monkeypatch.setattr(database_sqlite, "BUSY_MS", 100)
+    rounds(harness, b"a")
+    copy = killed(harness)
+    theirs = sqlite3.connect(copy / DATA_FILE, isolation_level=None)
+    theirs.execute("BEGIN")
+    theirs.execute("SELECT count(*) FROM raft_log").fetchone()
+    with pytest.raises(DiskOpenError, match=r"another program reads .*data\.sqlite3"):
+        open_disk(copy)
+    theirs.execute("ROLLBACK")
+    disk = open_disk(copy)
+    assert disk.scan_keys(T, b"", b"z") == [b"a"]
+    disk.close()
+    theirs.close()
+
+
 @pytest.mark.parametrize("at", [3, 9, 17, 25])
 def test_a_rotten_header_of_the_journal_is_not_taken_for_an_empty_one(harness: SqliteHarness, at: int) -> None:
     rounds(harness, b"a")
@@ -173,7 +275,7 @@ def test_wherever_a_byte_of_the_journal_has_changed_no_commit_but_the_last_is_lo
         assert found in ([b"%d" % n for n in range(5)], [b"%d" % n for n in range(6)])
         outcomes.add(f"{len(found)} commits")
     assert {"refused", "5 commits"} <= outcomes
-    monkeypatch.setattr(database_sqlite, "refuse_damaged_journal", lambda _path: None)
+    monkeypatch.setattr(database_sqlite, "whole_journal", lambda path: path.stat().st_size)
     flip(intact / JOURNAL_FILE, 32 + 24 + 100)
     disk = open_disk(intact)
     assert len(disk.scan_keys(T, b"0", b"9")) < 5, "without the check commits are lost silently"
@@ -245,7 +347,7 @@ def test_one_read_that_does_not_end_holds_up_no_write(tmp_path: Path, monkeypatc
     restarts = [at for at, sql in enumerate(waits) if "RESTART" in sql]
     assert len(restarts) > 1
     assert {waits[at - 1] for at in restarts} == {f"PRAGMA busy_timeout = {RESTART_MS}"}
-    assert 5 * RESTART_MS < NodeConfig(node_id=NodeId(1), cluster_id="c", peers={}).disk_hang_ms
+    assert NodeConfig(node_id=NodeId(1), cluster_id="c", peers={}).disk_hang_ms > 5 * RESTART_MS
     may_end.set()
     harness.wait(lambda: answers == [1])
     grown = (harness.path / JOURNAL_FILE).stat().st_size

@@ -2,7 +2,7 @@
 
 Owns the knowledge of the journal's format, and writes nothing but its end. A commit that a power loss has torn was not
 acknowledged, and is the last one: what follows a commit was written after it had become durable. So a commit that does
-not match its checksum and that other pages follow has changed on the disk. (One that nothing follows looks like a torn
+not match its checksum and that another commit follows has changed on the disk. (One that none follows looks like a torn
 one.) Every start cuts off a torn commit and begins a new journal, so that nothing else can follow. It must run before
 SQLite has opened the file.
 
@@ -27,6 +27,10 @@ _CHECKED_OF_HEADER: Final = 24
 _CHECKED_OF_FRAME: Final = 8
 _MAGIC: Final = 0x377F0682  # the lowest bit: checksums are of big-endian words
 _PAGE_BYTES_MAX: Final = 1 << 16
+_SECTOR_BYTES: Final = 512  # what a power loss leaves whole
+_SPLIT_AT: Final = (
+    _SECTOR_BYTES - 8
+)  # a frame that begins here has its salts in the next sector: they say nothing of it
 _WORD: Final = 0xFFFFFFFF
 _Sums = tuple[int, int]
 
@@ -89,15 +93,26 @@ def _whole(data: bytes, page_bytes: int) -> tuple[int, int]:
 
 
 def _has_two_commits(data: bytes, page_bytes: int, start: int) -> bool:
-    """Whether from there on a frame of this journal ends a commit, and another one of this journal comes after it."""
+    """Whether the frames of this journal from there on are of more than one commit: one of them ends a commit and
+    another one follows, or two have the same page. (A commit has a page once, unless in the frame that ends it: SQLite
+    writes a page that has changed again over its own frame. And each commit of ours changes the file's first page.)"""
     salts = _HEADER.unpack_from(data)[4:6]
+    pages_seen: set[int] = set()
     has_commit = False
     for at in _frames(data, page_bytes, start):
-        _, pages, *found, _, _ = _FRAME.unpack_from(data, at)
-        if tuple(found) == salts:
-            if has_commit:
-                return True
-            has_commit = pages > 0
+        page, pages, *found, _, _ = _FRAME.unpack_from(data, at)
+        if tuple(found) != salts:
+            continue
+        if has_commit:
+            return True
+        if at % _SECTOR_BYTES == _SPLIT_AT:
+            continue
+        if pages:
+            has_commit = True
+        elif page in pages_seen:
+            return True
+        else:
+            pages_seen.add(page)
     return False
 
 

@@ -253,6 +253,51 @@ def test_a_rotten_header_of_the_journal_is_not_taken_for_an_empty_one(harness: S
         open_disk(copy)
 
 
+def commit_ends(journal: bytes) -> list[int]:
+    """Where the frames begin that end a commit of this journal."""
+    frames = range(32, len(journal) - FRAME_BYTES + 1, FRAME_BYTES)
+    return [at for at in frames if journal[at + 8 : at + 16] == journal[16:24] and any(journal[at + 4 : at + 8])]
+
+
+def test_whatever_rots_of_the_frame_that_ends_the_last_commit_but_one_it_is_refused(
+    harness: SqliteHarness, tmp_path: Path
+) -> None:
+    """Its page, its mark of a commit, its salts, its checksums; or the sectors that it begins in."""
+    rounds(harness, b"a", b"b", b"c", size=LARGE // 2)
+    journal = (harness.path / JOURNAL_FILE).read_bytes()
+    at = commit_ends(journal)[-2]
+    rotten = [journal[: at + byte] + bytes([journal[at + byte] ^ 1]) + journal[at + byte + 1 :] for byte in range(24)]
+    sector = at // 512 * 512
+    rotten += [journal[:sector] + bytes(count * 512) + journal[sector + count * 512 :] for count in (1, 2)]
+    for number, changed in enumerate(rotten):
+        (tmp_path / "rotten").write_bytes(changed)
+        with pytest.raises(JournalDamaged, match="does not match"):
+            raise AssertionError(f"{number}: {whole_journal(tmp_path / 'rotten')}")
+
+
+def test_no_torn_commit_is_refused(harness: SqliteHarness, tmp_path: Path) -> None:
+    """Each sector of a last commit with many pages is as it was before, in another journal, or as it should be."""
+    rounds(harness, *(b"%02d" % n for n in range(30)))
+    harness.disk._checkpoint_bytes = 0
+    rounds(harness, b"a")
+    harness.disk._checkpoint_bytes = 1 << 30
+    rounds(harness, b"a")  # at the beginning of the file, which keeps the frames of the journal before
+    before = (harness.path / JOURNAL_FILE).read_bytes()
+    harness.disk.submit([Put(Table.TIMES, bytes([n]) * 20, bytes(LARGE // 4)) for n in range(60)])
+    harness.settle()
+    after = (harness.path / JOURNAL_FILE).read_bytes()
+    assert len(before) == len(after)
+    whole = commit_ends(before)[-1]
+    rng = random.Random(3)
+    for share in (0.02, 0.5, 0.98) * 8:
+        image = bytearray(after)
+        for at in range(0, len(after), 512):
+            if rng.random() < share:
+                image[at : at + 512] = before[at : at + 512]
+        (tmp_path / "torn").write_bytes(image)
+        assert whole_journal(tmp_path / "torn") in (whole + FRAME_BYTES, len(after))
+
+
 def test_wherever_a_byte_of_the_journal_has_changed_no_commit_but_the_last_is_lost(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

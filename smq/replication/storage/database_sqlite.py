@@ -46,7 +46,7 @@ def open_database(path: Path, *, write_ahead_bytes: int) -> tuple[sqlite3.Connec
         if whole := whole_journal(journal):
             cut_journal(journal, whole)
     except OSError as e:
-        raise DiskOpenError(f"{e.filename} cannot be opened: {e.strerror}; correct its owner or mode") from e
+        raise DiskOpenError(f"{e.filename or journal} cannot be opened: {e.strerror}; correct its owner or mode") from e
     try:
         if not whole:
             _refuse_lost_journal(path)
@@ -59,12 +59,7 @@ def open_database(path: Path, *, write_ahead_bytes: int) -> tuple[sqlite3.Connec
             sync_directory(path)
             undo.pop_all()
     except sqlite3.Error as e:
-        if getattr(e, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
-            raise FormatUnsupported(
-                f"{file} is not a data file of this version of smq ({e}): use the version that wrote it, or restore a "
-                "backup"
-            ) from e
-        raise DiskOpenError(f"{file} cannot be opened: {e}. If it is damaged: {REPLACE_ADVICE}") from e
+        raise _refusal(file, e) from e
     return connection, reader
 
 
@@ -111,6 +106,22 @@ def _refuse_lost_journal(path: Path) -> None:
             f"{path / JOURNAL_FILE} is missing or empty, and the directory was not closed in order: commits may be "
             f"lost. If the directory was copied, copy all its files. Otherwise: {REPLACE_ADVICE}"
         )
+
+
+def _refusal(file: Path, error: sqlite3.Error) -> DiskOpenError:
+    match getattr(error, "sqlite_errorcode", None):
+        case sqlite3.SQLITE_NOTADB:
+            return FormatUnsupported(
+                f"{file} is not a data file of this version of smq ({error}): use the version that wrote it, or "
+                "restore a backup"
+            )
+        case sqlite3.SQLITE_FULL:
+            return DiskOpenError(
+                f"{file} cannot be opened: its disk is full, and what is in {JOURNAL_FILE} needs space in it. Free at "
+                "least the size of that file on this disk, then start again: nothing acknowledged is lost"
+            )
+        case _:
+            return DiskOpenError(f"{file} cannot be opened: {error}. If it is damaged: {REPLACE_ADVICE}")
 
 
 def _in_use(path: Path) -> DiskOpenError:

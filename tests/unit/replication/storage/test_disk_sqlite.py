@@ -498,3 +498,18 @@ def test_an_unreadable_page_of_a_value_empties_that_value_alone(harness: SqliteH
     failing = [*strace, "-e", f"inject=pread64:error=EIO:when={when}", *reads]
     found = subprocess.run(failing, check=True, capture_output=True, text=True, timeout=120).stdout
     assert found.split() == ["0", str(LARGE), "1", str(LARGE), "2", "0", "3", str(LARGE), "4", str(LARGE)]
+
+
+def test_a_full_disk_is_refused_by_name_and_loses_nothing(harness: SqliteHarness, tmp_path: Path) -> None:
+    """strace fails the writes to the data file, which needs the pages of the journal."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed: nothing can make a write fail")
+    rounds(harness, b"a", b"b")
+    copy = killed(harness)
+    failing = ["-P", str(copy / DATA_FILE), "-e", "trace=pwrite64", "-e", "inject=pwrite64:error=ENOSPC"]
+    command = ["strace", "-f", "-o", str(tmp_path / "log"), *failing, sys.executable, "-c", READ_ALL, str(copy)]
+    opened = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert re.search(r"DiskOpenError: .*its disk is full.* Free at least .* then start again", opened.stderr)
+    disk = open_disk(copy)
+    assert disk.scan_keys(T, b"", b"z") == [b"a", b"b"]
+    disk.close()

@@ -107,7 +107,10 @@ def disk_copy(source: Path, to: Path, engine: str, as_json: bool) -> None:
 
 
 def _engine_of(directory: Path) -> Engine:
-    found = engine_of(directory)
+    try:
+        found = engine_of(directory)
+    except DiskOpenError as e:
+        raise UserError(str(e)) from e
     if found is None:
         files = " or ".join(engine.data_file for engine in Engine)
         raise UserError(f"{directory} holds no {files}: name a node's data directory (`data_dir` in node.toml)")

@@ -16,6 +16,7 @@ from smq.replication.ports import Table
 from smq.replication.raft.journal import RaftJournal
 from smq.replication.raft.messages import NO_OP
 from smq.replication.raft.writer import JournalWriter
+from smq.replication.storage.directory import DiskOpenError
 from smq.replication.storage.disk import StoreDisk
 from smq.replication.storage.engine import Engine, engine_of
 from smq.replication.storage.opening import open_disk
@@ -25,6 +26,10 @@ CONFIG = NodeConfig(node_id=NodeId(1), cluster_id="c", peers={})
 
 def fail(error: BaseException) -> None:
     raise error
+
+
+def fail_to_call(_: Callable[[], None]) -> None:
+    raise AssertionError("nothing was opened")
 
 
 def opened(directory: Path) -> StoreDisk:
@@ -96,6 +101,19 @@ def test_a_directory_of_no_node_or_in_use_is_refused_in_a_sentence(
     result = smq(*command, directory)
     assert (result.exit_code, "is in use" in result.output) == (1, True)
     running.close()
+
+
+def test_a_directory_with_two_data_files_is_refused_by_all_commands_and_starts(directory: Path, tmp_path: Path) -> None:
+    """Either could be the newer one: the other has lost what is acknowledged."""
+    for engine in Engine:
+        (directory / engine.data_file).touch()
+    for command in (["renew"], ["forget", "--yes"], ["copy", "--engine", "lmdb", directory]):
+        result = smq(*command, tmp_path / "to" if command[0] == "copy" else directory)
+        assert (result.exit_code, "data.mdb and data.sqlite3" in result.output) == (1, True)
+        assert "Traceback" not in result.output
+    for engine in Engine:
+        with pytest.raises(DiskOpenError, match="of two storage engines"):
+            open_disk(directory, engine, call_soon_threadsafe=fail_to_call, on_fatal=fail)
 
 
 @pytest.mark.parametrize("engine", list(Engine))

@@ -135,10 +135,11 @@ class Space:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """One slice of a table: the keys that failed the check, the bytes read, and the next slice's first key (None at the
-    end)."""
+    """One slice of a table: the keys that failed the check, those whose value the medium could not give (the check got
+    an empty one), the bytes read, and the next slice's first key (None at the end)."""
 
     damaged: list[bytes]
+    unreadable: list[bytes]
     size: int
     next_key: bytes | None
 

@@ -219,7 +219,8 @@ class Disk(Rows, Protocol):
     def look_up(self, find: Callable[[Rows], T], done: Callable[[T | DataDamaged], None]) -> GiveUp | None:
         """Runs `find` on a thread of the disk's own if it has one, over what was committed at one moment: it must touch
         nothing that the loop may change. `done` runs on the loop with what it returns, or with the DataDamaged that it
-        raises. None, and giving up: as for `read_from`. A value of any table that the medium cannot give is empty."""
+        raises. None, and giving up: as for `read_from`. A value of any table that the medium cannot give is empty; the
+        rows that are read after it may be of a later moment."""
 
     def examine(
         self,

@@ -296,6 +296,14 @@ def test_no_torn_commit_is_refused(harness: SqliteHarness, tmp_path: Path) -> No
                 image[at : at + 512] = before[at : at + 512]
         (tmp_path / "torn").write_bytes(image)
         assert whole_journal(tmp_path / "torn") in (whole + FRAME_BYTES, len(after))
+    first, split = whole + FRAME_BYTES, 32 + 41 * FRAME_BYTES
+    assert split > first
+    assert split % 512 == 504, "its page and mark are in one sector, its salts in the next"
+    image = bytearray(after)
+    image[first : first + FRAME_BYTES] = before[first : first + FRAME_BYTES]
+    image[split : split + 8] = struct.pack(">II", 2, 9)  # as of an older journal, whose frame ended a commit
+    (tmp_path / "torn").write_bytes(image)
+    assert whole_journal(tmp_path / "torn") == first
 
 
 def test_wherever_a_byte_of_the_journal_has_changed_no_commit_but_the_last_is_lost(

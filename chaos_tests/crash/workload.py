@@ -79,10 +79,10 @@ def _break(engine: Engine, options: dict[str, str]) -> None:
     opened = database_sqlite.open_database
 
     def open_broken(path: Path, *, write_ahead_bytes: int) -> Any:
-        connection = opened(path, write_ahead_bytes=write_ahead_bytes)
+        writer, reader = opened(path, write_ahead_bytes=write_ahead_bytes)
         for name, value in options.items():
-            connection.execute(f"PRAGMA {name} = {value}")
-        return connection
+            writer.execute(f"PRAGMA {name} = {value}")
+        return writer, reader
 
     vars(disk_sqlite)["open_database"] = open_broken
 

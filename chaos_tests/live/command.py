@@ -74,6 +74,9 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         given = vars(options)[option.removeprefix("--").replace("-", "_")]
         if given is not None:
             os.environ[variable] = given
+    if options.plant and options.engine != Engine.LMDB:
+        print("--plant breaks nodes with LMDB: it cannot be combined with another --engine", file=sys.stderr)
+        return 2
     if options.faults is None:
         options.faults = len(SCENARIOS["short"]) if options.scenario == "short" else FAULTS_MIN
     try:

@@ -135,10 +135,11 @@ class Space:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """One slice of a table: the keys that failed the check, the bytes read, and the next slice's first key (None at the
-    end)."""
+    """One slice of a table: the keys that failed the check, those whose value the medium could not give (the check got
+    an empty one), the bytes read, and the next slice's first key (None at the end)."""
 
     damaged: list[bytes]
+    unreadable: list[bytes]
     size: int
     next_key: bytes | None
 
@@ -218,7 +219,8 @@ class Disk(Rows, Protocol):
     def look_up(self, find: Callable[[Rows], T], done: Callable[[T | DataDamaged], None]) -> GiveUp | None:
         """Runs `find` on a thread of the disk's own if it has one, over what was committed at one moment: it must touch
         nothing that the loop may change. `done` runs on the loop with what it returns, or with the DataDamaged that it
-        raises. None, and giving up: as for `read_from`. A value of any table that the medium cannot give is empty."""
+        raises. None, and giving up: as for `read_from`. A value of any table that the medium cannot give is empty; the
+        rows that are read after it may be of a later moment."""
 
     def examine(
         self,

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
+from chaos_tests.__main__ import main
 from chaos_tests.checkers.judge import judge
 from chaos_tests.history import Recorder
 from chaos_tests.live.environment import sockets
@@ -528,3 +529,13 @@ def test_a_member_that_gets_its_assignment_again_shares_it_with_no_other_member(
     for each in (member, member if second == "same" else other):
         each._assigned(_Assigned(3), [TopicPartition(partition.topic, partition.index)])
     assert _anomalies(world.recorder) == anomalies
+
+
+def test_a_bug_is_not_planted_into_a_store_that_it_is_not_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run would find nothing, and would seem to show that the checks are blind."""
+    arguments = ["run", "--plant", "no-metasync", "--engine", "sqlite", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 2
+    assert "cannot be combined with another --engine" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

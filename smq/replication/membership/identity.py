@@ -20,6 +20,7 @@ NODE_KEY: Final = b"node_id"
 INCARNATION_KEY: Final = b"incarnation"
 DISK_KEY: Final = b"disk_id"
 REPLACED_KEY: Final = b"raft_replaced"
+COPIED_KEY: Final = b"copied_to"
 _INT: Final = struct.Struct(">q")
 
 
@@ -40,6 +41,7 @@ def claim_identity(disk: Disk, config: NodeConfig, rng: Rng, at_least: int, done
     `done` runs once it is on disk. Wall-clock nanoseconds as `at_least` make it grow even if the directory was lost;
     the stored one makes it grow if the clock went back.
     """
+    _refuse_copied(disk)
     _check(disk, CLUSTER_KEY, config.cluster_id.encode(), "cluster")
     _check(disk, NODE_KEY, str(config.node_id).encode(), "node")
     stored = disk.get(Table.META, INCARNATION_KEY)
@@ -83,6 +85,26 @@ def replacement(disk: Disk) -> str:
 
 def replacement_over() -> list[Op]:
     return [Delete(Table.META, REPLACED_KEY, REPLACED_KEY + b"\x00")]
+
+
+def copied_to(where: str) -> Put:
+    """From then on the disk with this id is elsewhere: no process may start on this directory."""
+    return Put(Table.META, COPIED_KEY, where.encode())
+
+
+def not_copied() -> list[Op]:
+    """For a directory that has another disk id than its copy."""
+    return [Delete(Table.META, COPIED_KEY, COPIED_KEY + b"\x00")]
+
+
+def _refuse_copied(disk: Disk) -> None:
+    where = disk.get(Table.META, COPIED_KEY)
+    if where is not None:
+        raise StartRefused(
+            f"the data directory was copied to {where.decode(errors='replace')}, and both are the same disk: start the "
+            "node on the copy. If there is none, run `smq disk copy` again. To use this directory nevertheless: `smq "
+            "disk renew` makes it another disk"
+        )
 
 
 def _check(disk: Disk, key: bytes, expected: bytes, what: str) -> None:

@@ -1,14 +1,15 @@
 """Copies a stopped node's data directory, from one store to another.
 
 Owns the order that makes a copy whole or absent: it is written beside its place, read again and compared with what was
-read of the original, and only then renamed. The rows are the same in every store, except the two that describe the
-directory itself. It must never change what a row holds: a damaged value stays damaged, and its node repairs it.
+read of the original, and only then renamed. The rows are the same in every store, except those that describe the
+directory itself. It must never change what a row holds: a damaged value stays damaged, and its node repairs it. With
+one that cannot be read there is no copy.
 """
 
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,8 +23,9 @@ from smq.replication.storage.offline import OfflineDisk, OfflineFailed
 from smq.replication.storage.write_ahead import WRITE_AHEAD_KEY
 
 SLICE_BYTES: Final = 4 << 20  # of values, in memory at a time and in one transaction
+_NAMED_MAX: Final = 10  # values, in a message
 UNFINISHED: Final = ".copying"  # after the name, until the copy is whole
-_OF_THE_DIRECTORY: Final = {FORMAT_KEY, WRITE_AHEAD_KEY}  # rows of table meta
+_OF_THE_DIRECTORY: Final = frozenset((FORMAT_KEY, WRITE_AHEAD_KEY))  # rows of table meta
 _LAST: Final = b"\xff" * (KEY_BYTES_MAX + 1)
 Row = tuple[bytes, bytes]
 
@@ -53,27 +55,39 @@ class Summary:
         return Copied(self._rows, self._size, self._hash.hexdigest())
 
 
-def copy_directory(source: Path, to: Path, found: Engine, wanted: Engine, told: Callable[[str], None]) -> Copied:
-    """`told` gets what happens, as an operator reads it. Raises DiskOpenError, for either directory, or OfflineFailed.
-    A copy that was interrupted begins again."""
+def copy_directory(
+    source: Path, to: Path, found: Engine, wanted: Engine, told: Callable[[str], None], mark: Put
+) -> Copied:
+    """`told` gets what happens, as an operator reads it. The original gets `mark`, a row of table meta, before the copy
+    gets its name; the copy never has it. Raises DiskOpenError, for either directory, or OfflineFailed. A copy that was
+    interrupted begins again."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise DiskOpenError(f"{to} exists and is not empty: name a new directory for the copy")
     unfinished = to.with_name(to.name + UNFINISHED)
     with OfflineDisk(source, found) as original:
         _remove_unfinished(unfinished)
         read = Summary()
+        unreadable: list[str] = []
         with OfflineDisk(unfinished, wanted) as copy:
             for table in Table:
                 told(f"copying table {table.value}")
-                for rows in _slices(original, table):
+                for rows in _slices(original, table, _OF_THE_DIRECTORY | {mark.key}, unreadable):
                     read.add(table, rows)
                     copy.disk.submit([Put(table, key, value) for key, value in rows])
                     copy.settle()
+        if unreadable:
+            raise OfflineFailed(
+                f"{len(unreadable)} of the values in {source} cannot be read: {', '.join(unreadable[:_NAMED_MAX])}. "
+                "Start its node on it while the others are up: it fetches batches from them. Copy it once `smq status` "
+                "shows no damage, or start with an empty directory"
+            )
         told("reading the copy")
         if summary_of(unfinished, wanted) != read.copied():
             raise OfflineFailed(
                 f"{unfinished} does not hold what was written to it: its disk changes data. Copy to another disk"
             )
+        original.disk.submit([mark])
+        original.settle()
         unfinished.rename(to)
         sync_directory(to.parent)
     return read.copied()
@@ -84,7 +98,7 @@ def summary_of(directory: Path, engine: Engine) -> Copied:
     summary = Summary()
     with OfflineDisk(directory, engine) as opened:
         for table in Table:
-            for rows in _slices(opened, table):
+            for rows in _slices(opened, table, _OF_THE_DIRECTORY, []):
                 summary.add(table, rows)
     return summary.copied()
 
@@ -101,19 +115,21 @@ def _remove_unfinished(path: Path) -> None:
         os.close(lock)
 
 
-def _slices(opened: OfflineDisk, table: Table) -> Iterator[list[Row]]:
-    """Read as the scrubber reads: a value that the medium cannot give is empty, and ends nothing."""
+def _slices(opened: OfflineDisk, table: Table, left_out: Set[bytes], unreadable: list[str]) -> Iterator[list[Row]]:
+    """Without the rows of table meta that are `left_out`. Read as the scrubber reads: a value that the medium cannot
+    give is empty, and ends nothing. Adds its name to `unreadable`."""
     start: bytes | None = b""
     while start is not None:
         rows: list[Row] = []
         ends: list[Examined] = []
 
         def take(key: bytes, value: bytes, rows: list[Row] = rows) -> bool:
-            if table is not Table.META or key not in _OF_THE_DIRECTORY:
+            if table is not Table.META or key not in left_out:
                 rows.append((key, value))
             return True
 
         opened.disk.examine(table, start, _LAST, SLICE_BYTES, take, ends.append)
         opened.run_until(lambda ends=ends: bool(ends))  # type: ignore[misc]  # default binds ends
+        unreadable.extend(f"table {table.value}, key {key.hex()}" for key in ends[0].unreadable)
         yield rows
         start = ends[0].next_key

@@ -11,11 +11,11 @@ the writer.
 
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
 
-from smq.replication.ports import Table
+from smq.replication.ports import DataDamaged, Table
 from smq.replication.storage.directory import (
     FILE_MODE,
     REPLACE_ADVICE,
@@ -26,65 +26,113 @@ from smq.replication.storage.directory import (
 from smq.replication.storage.disk import KEY_BYTES_MAX
 from smq.replication.storage.engine import Engine
 from smq.replication.storage.format_version import FORMAT_KEY, check_format, first_rows
-from smq.replication.storage.journal_sqlite import refuse_damaged_journal
+from smq.replication.storage.journal_sqlite import JournalDamaged, cut_journal, whole_journal
+from smq.replication.storage.write_ahead import WRITE_AHEAD_KEY, Active
 
 DATA_FILE: Final = Engine.SQLITE.data_file
 JOURNAL_FILE: Final = DATA_FILE + "-wal"
 SHARED_FILE: Final = DATA_FILE + "-shm"
 PAGE_BYTES: Final = 8192  # wrote batches of 100 KB 2.8 times as fast as 4,096, and took no more space
 INLINE_BYTES_MAX: Final = 7000  # a value of this size is in its row's page, beside a key of KEY_BYTES_MAX
-_BUSY_S: Final = 10.0  # for a checkpoint that waits until reads have ended
+BUSY_MS: Final = 10_000  # for another program that has a lock
 
 
-def open_database(path: Path, *, write_ahead_bytes: int) -> sqlite3.Connection:
-    """The writer's connection. Its journal begins again."""
-    file = path / DATA_FILE
-    refuse_damaged_journal(path / JOURNAL_FILE)
+def open_database(path: Path, *, write_ahead_bytes: int) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+    """The writer's connection, whose journal begins again, and a reader's. If the reader's is closed last, the journal
+    stays; SQLite removes it with the last connection that may write."""
+    file, journal = path / DATA_FILE, path / JOURNAL_FILE
     try:
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))  # SQLite would make it readable
+        if whole := whole_journal(journal):
+            cut_journal(journal, whole)
     except OSError as e:
-        raise DiskOpenError(f"{file} cannot be opened: {e.strerror}; correct its owner or mode") from e
-    connection = None
+        raise DiskOpenError(f"{e.filename or journal} cannot be opened: {e.strerror}; correct its owner or mode") from e
     try:
-        connection = _connect(file)
-        _prepare(connection, path, write_ahead_bytes)
-        sync_directory(path)
+        if not whole:
+            _refuse_lost_journal(path)
+        with ExitStack() as undo:
+            reader = open_reader(path)
+            undo.callback(reader.close)
+            connection = _connect(file)
+            undo.callback(connection.close)
+            _prepare(connection, path, write_ahead_bytes)
+            sync_directory(path)
+            undo.pop_all()
     except sqlite3.Error as e:
-        if connection is not None:
-            connection.close()
-        if getattr(e, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
-            raise FormatUnsupported(
-                f"{file} is not a data file of this version of smq ({e}): use the version that wrote it, or restore a "
-                "backup"
-            ) from e
-        raise DiskOpenError(f"{file} cannot be opened: {e}. If it is damaged: {REPLACE_ADVICE}") from e
-    except BaseException:
-        if connection is not None:
-            connection.close()
-        raise
-    return connection
+        raise _refusal(file, e) from e
+    return connection, reader
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
     """For one thread at a time."""
-    connection = _connect(path / DATA_FILE)
-    connection.execute("PRAGMA query_only = ON")
+    connection = _connect(path / DATA_FILE, "mode=ro")
+    try:
+        connection.execute("PRAGMA user_version").fetchone()  # from here on it is one that has the journal open
+    except BaseException:
+        connection.close()
+        raise
     return connection
+
+
+def checkpoint_start(connection: sqlite3.Connection, path: Path) -> None:
+    """Brings the first transaction to the data file, which then says that the directory is open. Only an orderly close
+    says that it is not, so that a journal that is missing is noticed. Raises DiskOpenError."""
+    _, pages, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    if moved < pages:
+        raise _in_use(path)
 
 
 def walk(path: str) -> None:
     """Looks at every page; on damage this raises. For tools, while no process has the directory open."""
-    refuse_damaged_journal(Path(path) / JOURNAL_FILE)
-    with closing(_connect(Path(path) / DATA_FILE)) as connection:
+    whole_journal(Path(path) / JOURNAL_FILE)
+    with closing(open_reader(Path(path))) as connection:
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if found != "ok":
         raise DiskOpenError(f"{Path(path) / DATA_FILE} is damaged: {found}. {REPLACE_ADVICE}")
 
 
-def _connect(file: Path) -> sqlite3.Connection:
+def _refuse_lost_journal(path: Path) -> None:
+    """If the directory was not closed in order. What is in the data file is as of the last checkpoint."""
+    with closing(_connect(path / DATA_FILE, "immutable=1")) as connection:
+        if Table.META.value not in _names(connection):
+            return
+        row = connection.execute("SELECT value FROM meta WHERE key = ?", (WRITE_AHEAD_KEY,)).fetchone()
+    try:
+        is_open = row is not None and bool(Active.decode(row[0]).generation)
+    except DataDamaged:
+        return  # refused when it is used
+    if is_open:
+        raise JournalDamaged(
+            f"{path / JOURNAL_FILE} is missing or empty, and the directory was not closed in order: commits may be "
+            f"lost. If the directory was copied, copy all its files. Otherwise: {REPLACE_ADVICE}"
+        )
+
+
+def _refusal(file: Path, error: sqlite3.Error) -> DiskOpenError:
+    match getattr(error, "sqlite_errorcode", None):
+        case sqlite3.SQLITE_NOTADB:
+            return FormatUnsupported(
+                f"{file} is not a data file of this version of smq ({error}): use the version that wrote it, or "
+                "restore a backup"
+            )
+        case sqlite3.SQLITE_FULL:
+            return DiskOpenError(
+                f"{file} cannot be opened: its disk is full, and what is in {JOURNAL_FILE} needs space in it. Free at "
+                "least the size of that file on this disk, then start again: nothing acknowledged is lost"
+            )
+        case _:
+            return DiskOpenError(f"{file} cannot be opened: {error}. If it is damaged: {REPLACE_ADVICE}")
+
+
+def _in_use(path: Path) -> DiskOpenError:
+    return DiskOpenError(f"another program reads {path / DATA_FILE}: end it, then start again")
+
+
+def _connect(file: Path, option: str = "mode=rw") -> sqlite3.Connection:
     connection = sqlite3.connect(
-        file,
-        timeout=_BUSY_S,
+        f"{file.absolute().as_uri()}?{option}",
+        uri=True,
+        timeout=BUSY_MS / 1000,
         isolation_level=None,  # transactions begin and end where the code says so
         check_same_thread=False,
         cached_statements=64,
@@ -98,7 +146,7 @@ def _connect(file: Path) -> sqlite3.Connection:
 def _prepare(connection: sqlite3.Connection, path: Path, write_ahead_bytes: int) -> None:
     """Checks the format version before anything is changed. A new database gets our version and its tables in one
     transaction."""
-    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    names = _names(connection)
     if names and Table.META.value not in names:
         raise FormatUnsupported(f"{path} holds an SQLite database that is not smq's: choose another directory")
     if names:
@@ -114,9 +162,15 @@ def _prepare(connection: sqlite3.Connection, path: Path, write_ahead_bytes: int)
     connection.execute("PRAGMA wal_autocheckpoint = 0")  # the disk decides when
     connection.execute("PRAGMA secure_delete = OFF")
     connection.execute("PRAGMA cache_size = -16384")  # KiB
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    is_busy, _, _ = connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+    if is_busy:
+        raise _in_use(path)
     if not names:
         _make_tables(connection, write_ahead_bytes)
+
+
+def _names(connection: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
 def _make_tables(connection: sqlite3.Connection, write_ahead_bytes: int) -> None:

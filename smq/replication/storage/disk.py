@@ -146,6 +146,10 @@ class StoreDisk(WalkedRows):
         """Before the pending rows of a crash are brought to the store."""
 
     @abstractmethod
+    def _settle_start(self) -> None:
+        """After the first transaction."""
+
+    @abstractmethod
     def _tidy(self) -> None:
         """On the writer's thread, after a transaction was reported."""
 
@@ -162,6 +166,7 @@ class StoreDisk(WalkedRows):
             self._prepare_recovery()
             active = active.next(has_rounds=bool(rounds))
             self._commit([], active)
+            self._settle_start()
         except DataDamaged as e:
             raise DiskOpenError(f"{data_file} is damaged: {e}. {REPLACE_ADVICE}") from e
         except self.errors as e:

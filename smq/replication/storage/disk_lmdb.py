@@ -85,6 +85,9 @@ class LmdbDisk(StoreDisk):
             for put in self._pending.all():
                 stored.get(put.table, put.key)
 
+    def _settle_start(self) -> None:
+        """A transaction is in the data file."""
+
     def _tidy(self) -> None:
         """Nothing is left after a transaction: LMDB uses freed pages again by itself."""
 

@@ -18,10 +18,12 @@ from typing import Final
 
 from smq.replication.ports import DataDamaged, Op, Put, Rows, T, Table
 from smq.replication.storage.database_sqlite import (
+    BUSY_MS,
     DATA_FILE,
     JOURNAL_FILE,
     PAGE_BYTES,
     SHARED_FILE,
+    checkpoint_start,
     open_database,
     open_reader,
 )
@@ -32,7 +34,8 @@ from smq.replication.storage.rows import Row
 from smq.replication.storage.write_ahead import WRITE_AHEAD_BYTES, WRITE_AHEAD_KEY, Active
 
 CHECKPOINT_BYTES: Final = 16 << 20  # of new pages in SQLite's journal, before the data file gets them
-JOURNAL_BYTES_MAX: Final = 128 << 20  # beyond, the writer waits until the reads under way have ended
+JOURNAL_BYTES_MAX: Final = 128 << 20  # beyond, the writer waits for the reads under way, for RESTART_MS
+RESTART_MS: Final = 200  # far less than disk_hang_ms: a read on a failing medium must not make the disk look hung
 _NUMBER_MAX: Final = (1 << 31) - 1  # of a user_version
 
 _PUT: Final = {table: f"REPLACE INTO {table.value} VALUES (?, ?)" for table in Table}
@@ -60,10 +63,9 @@ class SqliteDisk(StoreDisk):
         )
 
     def _open_store(self, undo: ExitStack, write_ahead_bytes: int) -> int:
-        self._connection = open_database(self._path, write_ahead_bytes=write_ahead_bytes)
-        undo.callback(self._connection.close)
-        self._of_loop = open_reader(self._path)
+        self._connection, self._of_loop = open_database(self._path, write_ahead_bytes=write_ahead_bytes)
         undo.callback(self._of_loop.close)
+        undo.callback(self._connection.close)  # first, so that the journal stays
         self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()  # of the threads that read
         self._of_threads = [open_reader(self._path) for _ in range(READERS + 1)]  # one for the examiner
         for connection in self._of_threads:
@@ -75,18 +77,23 @@ class SqliteDisk(StoreDisk):
         return number
 
     def _close_store(self) -> None:
-        """The last connection to be closed brings the journal to the data file, and removes it."""
-        for connection in (*self._of_threads, self._of_loop, self._connection):
+        """In order, the last connection brings the journal to the data file, and removes it. After a failure the
+        journal stays, as after a kill: the data file says that it is needed."""
+        last = (self._connection, self._of_loop) if self._is_failed else (self._of_loop, self._connection)
+        for connection in (*self._of_threads, *last):
             connection.close()
 
     def _prepare_recovery(self) -> None:
         """SQLite reports what it cannot read, also where it frees the pages of a value."""
 
+    def _settle_start(self) -> None:
+        checkpoint_start(self._connection, self._path)
+
     # ------------------------------------------------------------------------------------------ writes
     def _write(self, ops: Sequence[Op], active: Active) -> int:
         run = self._connection
         run.execute("BEGIN IMMEDIATE")
-        size = 0
+        size, changes = 0, run.total_changes
         for (kind, table), group in groupby(ops, key=_kind):
             if kind is Put:
                 rows = [(op.key, op.value) for op in group if isinstance(op, Put)]
@@ -99,16 +106,20 @@ class SqliteDisk(StoreDisk):
         run.execute(f"PRAGMA user_version = {number}")
         run.execute("COMMIT")
         self._number = number
-        self._unchecked_bytes += size + len(ops) * PAGE_BYTES
+        self._unchecked_bytes += size + (run.total_changes - changes) * PAGE_BYTES  # a deleted range changes many rows
         return number
 
     def _tidy(self) -> None:
-        """Brings the journal to the data file once it is long: it then begins again, unless reads still use it."""
+        """Brings the journal to the data file once it is long: it then begins again, unless reads still use it. While
+        one read lasts, the journal grows."""
         if self._unchecked_bytes < self._checkpoint_bytes:
             return
-        _, pages, moved = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        if moved < pages and pages * PAGE_BYTES > JOURNAL_BYTES_MAX:
-            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        run = self._connection.execute
+        _, pages, _ = run("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if pages * PAGE_BYTES > JOURNAL_BYTES_MAX:
+            run(f"PRAGMA busy_timeout = {RESTART_MS}")
+            run("PRAGMA wal_checkpoint(RESTART)").fetchone()
+            run(f"PRAGMA busy_timeout = {BUSY_MS}")
         self._unchecked_bytes = 0
 
     # ------------------------------------------------------------------------------------------- reads

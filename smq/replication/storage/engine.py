@@ -28,14 +28,22 @@ class WrongEngine(DiskOpenError):
 
 
 def engine_of(path: Path) -> Engine | None:
-    """The engine that has made the directory; None if none has."""
-    return next((engine for engine in Engine if (path / engine.data_file).exists()), None)
+    """The engine that has made the directory; None if none has. Raises DiskOpenError if two have."""
+    found = [engine for engine in Engine if (path / engine.data_file).exists()]
+    if len(found) > 1:
+        files = " and ".join(engine.data_file for engine in found)
+        raise DiskOpenError(
+            f"data directory {path} holds {files}, of two storage engines: move the one that is not this node's to a "
+            "directory of its own, with its other files. If you do not know which one it is, move the whole directory "
+            "away and start the node with an empty one while the others are up"
+        )
+    return found[0] if found else None
 
 
 def refuse_other_engine(path: Path, engine: Engine) -> None:
-    """WrongEngine if there is a data file, and only another engine's."""
+    """WrongEngine if another engine's data file is there. Raises DiskOpenError if there are two."""
     found = engine_of(path)
-    if found is None or (path / engine.data_file).exists():
+    if found is None or found is engine:
         return
     raise WrongEngine(
         f"data directory {path} was made by storage engine {found}, not by {engine}: set storage_engine = "

@@ -3,7 +3,8 @@
 Owns the read transaction of one connection, and what a row is in SQL. A value that is not in its row's page is read by
 itself, so that a walk passes over what its caller leaves out, and a value that the medium cannot give is empty. SQLite
 ends the transaction over such a value: what follows is then read in a newer one, with the pending rows of that moment.
-It must never write. Only the real disk imports it.
+So the rows after a value that could not be read may be of a later moment. It must never write. Only the real disk
+imports it.
 """
 
 import sqlite3

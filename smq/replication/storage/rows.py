@@ -86,16 +86,22 @@ def within(rows: Iterator[Row], bytes_max: int) -> list[Pair]:
 
 
 def examined(rows: Iterator[Row], bytes_max: int, check: Callable[[bytes, bytes], bool]) -> Examined:
+    """For rows whose sizes are known."""
     damaged: list[bytes] = []
-    size = 0
-    for key, _, read_value in rows:
+    unreadable: list[bytes] = []
+    total = 0
+    next_key = None
+    for key, size, read_value in rows:
         value = read_value()
+        if len(value) != size:
+            unreadable.append(key)
         if not check(key, value):
             damaged.append(key)
-        size += len(value)
-        if size >= bytes_max:
-            return Examined(damaged=damaged, size=size, next_key=key + b"\x00")
-    return Examined(damaged=damaged, size=size, next_key=None)
+        total += len(value)
+        if total >= bytes_max:
+            next_key = key + b"\x00"
+            break
+    return Examined(damaged=damaged, unreadable=unreadable, size=total, next_key=next_key)
 
 
 class WalkedRows(ABC):

@@ -314,7 +314,7 @@ class FakeDisk:
         size = sum(len(value) for _, value in rows)
         damaged = [key for key, value in rows if not check(key, value)]
         next_key = rows[-1][0] + b"\x00" if size >= bytes_max else None
-        self._clock.call_soon(lambda: done(Examined(damaged=damaged, size=size, next_key=next_key)))
+        self._clock.call_soon(lambda: done(Examined(damaged=damaged, unreadable=[], size=size, next_key=next_key)))
 
     def space(self) -> Space:
         if self.capacity is None:

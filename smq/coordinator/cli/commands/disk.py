@@ -13,7 +13,7 @@ import click
 from smq.coordinator.cli.command_group import CommandGroup
 from smq.coordinator.cli.common import done, json_option
 from smq.coordinator.user_errors import UserError
-from smq.replication.membership.identity import DISK_KEY, replace_disk_id
+from smq.replication.membership.identity import DISK_KEY, copied_to, not_copied, replace_disk_id
 from smq.replication.ports import DataDamaged, Disk, Table
 from smq.replication.raft.journal import RaftJournal
 from smq.replication.raft.writer import JournalWriter
@@ -37,14 +37,16 @@ def disk_renew(directory: Path) -> None:
     """Gives DIRECTORY a new disk id: its node rejoins as if its disk had been replaced.
 
     Use it for a copy that is restored while the other nodes are up, for one node at a time. A majority of renewed
-    disks can never rejoin, and there is no way back. The other nodes recognise most old copies by themselves, but not a
+    disks can never rejoin, and there is no way back. A directory that was copied with `smq disk copy` also needs it to
+    be used again. The other nodes recognise most old copies by themselves, but not a
     copy made while a node was away that is back now. After this command they need not recognise it. The records in
     DIRECTORY are kept.
 
     Example: smq disk renew /var/lib/smq
     """
     with _opened(directory) as opened:
-        replace_disk_id(opened, SystemRng(), "its operator said that its data directory is an old copy", [], _nothing)
+        why = "its operator said that its data directory is an old copy"
+        replace_disk_id(opened, SystemRng(), why, not_copied(), _nothing)
     click.echo(
         f"{directory} has a new disk id: its node rejoins, and has no vote until the other nodes admit it. Renew no "
         "other directory until `smq status` shows this node ready"
@@ -85,13 +87,20 @@ def disk_copy(source: Path, to: Path, engine: str, as_json: bool) -> None:
     """Copies the data directory FROM to a new directory TO, with the store of your choice.
 
     The copy appears under its name when it is complete and has been read again and compared. Until then it is
-    TO.copying; if the command is interrupted, run it again. FROM keeps its rows. The copy is the same disk with the
-    same node: never start a node with each of the two.
+    TO.copying; if the command is interrupted, run it again. FROM keeps its rows. The copy is the same disk of the same
+    node: no node starts on FROM any more, unless `smq disk renew` has made it another disk.
 
     Example: smq disk copy /var/lib/smq /var/lib/smq-new --engine sqlite
     """
     try:
-        copied = copy_directory(source, to, _engine_of(source), Engine(engine), lambda what: click.echo(what, err=True))
+        copied = copy_directory(
+            source,
+            to,
+            _engine_of(source),
+            Engine(engine),
+            lambda what: click.echo(what, err=True),
+            copied_to(str(to.absolute())),
+        )
     except (DiskOpenError, OfflineFailed, OSError) as e:
         raise UserError(f"nothing was copied: {e}") from e
     done(
@@ -107,7 +116,10 @@ def disk_copy(source: Path, to: Path, engine: str, as_json: bool) -> None:
 
 
 def _engine_of(directory: Path) -> Engine:
-    found = engine_of(directory)
+    try:
+        found = engine_of(directory)
+    except DiskOpenError as e:
+        raise UserError(str(e)) from e
     if found is None:
         files = " or ".join(engine.data_file for engine in Engine)
         raise UserError(f"{directory} holds no {files}: name a node's data directory (`data_dir` in node.toml)")

@@ -1,5 +1,6 @@
 """`smq disk`: what an operator does with a directory that was restored from a copy, or is to have another store."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -11,11 +12,12 @@ from click.testing import CliRunner, Result
 from smq.coordinator.cli.root import cli
 from smq.raft_state.ids import NodeId
 from smq.replication.config import NodeConfig
-from smq.replication.membership.identity import DISK_KEY, claim_identity, replacement
+from smq.replication.membership.identity import DISK_KEY, StartRefused, claim_identity, replacement
 from smq.replication.ports import Table
 from smq.replication.raft.journal import RaftJournal
 from smq.replication.raft.messages import NO_OP
 from smq.replication.raft.writer import JournalWriter
+from smq.replication.storage.directory import DiskOpenError
 from smq.replication.storage.disk import StoreDisk
 from smq.replication.storage.engine import Engine, engine_of
 from smq.replication.storage.opening import open_disk
@@ -25,6 +27,10 @@ CONFIG = NodeConfig(node_id=NodeId(1), cluster_id="c", peers={})
 
 def fail(error: BaseException) -> None:
     raise error
+
+
+def fail_to_call(_: Callable[[], None]) -> None:
+    raise AssertionError("nothing was opened")
 
 
 def opened(directory: Path) -> StoreDisk:
@@ -98,6 +104,19 @@ def test_a_directory_of_no_node_or_in_use_is_refused_in_a_sentence(
     running.close()
 
 
+def test_a_directory_with_two_data_files_is_refused_by_all_commands_and_starts(directory: Path, tmp_path: Path) -> None:
+    """Either could be the newer one: the other has lost what is acknowledged."""
+    for engine in Engine:
+        (directory / engine.data_file).touch()
+    for command in (["renew"], ["forget", "--yes"], ["copy", "--engine", "lmdb", directory]):
+        result = smq(*command, tmp_path / "to" if command[0] == "copy" else directory)
+        assert (result.exit_code, "data.mdb and data.sqlite3" in result.output) == (1, True)
+        assert "Traceback" not in result.output
+    for engine in Engine:
+        with pytest.raises(DiskOpenError, match="of two storage engines"):
+            open_disk(directory, engine, call_soon_threadsafe=fail_to_call, on_fatal=fail)
+
+
 @pytest.mark.parametrize("engine", list(Engine))
 def test_a_copy_is_a_nodes_directory_with_the_other_store(directory: Path, tmp_path: Path, engine: Engine) -> None:
     disk = opened(directory)
@@ -110,6 +129,39 @@ def test_a_copy_is_a_nodes_directory_with_the_other_store(directory: Path, tmp_p
     disk = opened(tmp_path / "to")
     assert disk.get(Table.META, DISK_KEY) == before
     claim_identity(disk, CONFIG, Random(2), 2, lambda: None)  # a node starts on it
+    disk.close()
+
+
+def test_no_node_starts_on_what_was_copied_until_it_is_another_disk(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the copy was interrupted before it got its name; the copy can be repeated then."""
+
+    rename = Path.rename
+
+    def interrupt(path: Path, to: Path) -> Path:
+        if to == tmp_path / "to":
+            raise KeyboardInterrupt
+        return rename(path, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", interrupt)
+        assert smq("copy", directory, tmp_path / "to", "--engine", "sqlite").exit_code == 130
+    for _ in range(2):
+        disk = opened(directory)
+        with pytest.raises(StartRefused, match=rf"copied to {re.escape(str(tmp_path / 'to'))}.*smq disk renew"):
+            claim_identity(disk, CONFIG, Random(2), 2, lambda: None)
+        disk.close()
+        if not (tmp_path / "to").exists():
+            assert smq("copy", directory, tmp_path / "to", "--engine", "sqlite").exit_code == 0
+    copy = opened(tmp_path / "to")
+    claim_identity(copy, CONFIG, Random(2), 2, lambda: None)
+    before = copy.get(Table.META, DISK_KEY)
+    copy.close()
+    assert smq("renew", directory).exit_code == 0
+    disk = opened(directory)
+    claim_identity(disk, CONFIG, Random(2), 2, lambda: None)
+    assert disk.get(Table.META, DISK_KEY) != before
     disk.close()
 
 

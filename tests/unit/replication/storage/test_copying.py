@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from smq.replication.ports import Put, Table
-from smq.replication.storage import copying
+from smq.replication.storage import copying, moment_sqlite
 from smq.replication.storage.copying import UNFINISHED, copy_directory, summary_of
 from smq.replication.storage.database_sqlite import INLINE_BYTES_MAX
 from smq.replication.storage.directory import DirectoryInUse, DiskOpenError
@@ -19,6 +19,7 @@ from smq.replication.storage.offline import OfflineDisk, OfflineFailed
 from tests.unit.replication.storage.support import HARNESSES
 
 OTHER = {Engine.LMDB: Engine.SQLITE, Engine.SQLITE: Engine.LMDB}
+MARK = Put(Table.META, b"mark", b"copied")
 SIZES = (0, 1, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1, 60_000)
 
 
@@ -47,18 +48,18 @@ def filled(path: Path, engine: Engine) -> dict[Table, list[tuple[bytes, bytes]]]
 def rows_of(path: Path, engine: Engine) -> dict[Table, list[tuple[bytes, bytes]]]:
     with OfflineDisk(path, engine) as opened:
         found = {table: opened.disk.scan(table, b"", b"\xff" * 512) for table in Table}
-    found[Table.META] = [row for row in found[Table.META] if row[0] not in copying._OF_THE_DIRECTORY]
+    found[Table.META] = [row for row in found[Table.META] if row[0] not in (*copying._OF_THE_DIRECTORY, MARK.key)]
     return found
 
 
 @pytest.mark.parametrize("engine", list(Engine))
 def test_a_copy_has_every_row_and_so_has_its_copy(tmp_path: Path, engine: Engine) -> None:
     rows = filled(tmp_path / "from", engine)
-    copied = copy_directory(tmp_path / "from", tmp_path / "to", engine, OTHER[engine], silent)
+    copied = copy_directory(tmp_path / "from", tmp_path / "to", engine, OTHER[engine], silent, MARK)
     assert engine_of(tmp_path / "to") is OTHER[engine]
     assert rows_of(tmp_path / "to", OTHER[engine]) == rows_of(tmp_path / "from", engine) == rows
     assert copied.rows == sum(map(len, rows.values()))
-    assert copy_directory(tmp_path / "to", tmp_path / "back", OTHER[engine], engine, silent) == copied
+    assert copy_directory(tmp_path / "to", tmp_path / "back", OTHER[engine], engine, silent, MARK) == copied
     assert rows_of(tmp_path / "back", engine) == rows
 
 
@@ -74,7 +75,7 @@ def test_a_directory_of_another_engine_is_refused_with_the_way_out(tmp_path: Pat
 def test_a_directory_in_use_is_not_copied(tmp_path: Path) -> None:
     running = HARNESSES[Engine.LMDB](tmp_path / "node")
     with pytest.raises(DirectoryInUse):
-        copy_directory(tmp_path / "node", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent)
+        copy_directory(tmp_path / "node", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent, MARK)
     assert [path.name for path in tmp_path.iterdir()] == ["node"]
     running.close()
 
@@ -83,7 +84,7 @@ def test_a_copy_replaces_nothing(tmp_path: Path) -> None:
     for name in ("node", "to"):
         HARNESSES[Engine.LMDB](tmp_path / name).close()
     with pytest.raises(DiskOpenError, match="not empty"):
-        copy_directory(tmp_path / "node", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent)
+        copy_directory(tmp_path / "node", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent, MARK)
     assert engine_of(tmp_path / "to") is Engine.LMDB
 
 
@@ -95,13 +96,13 @@ def test_an_interrupted_copy_has_no_name_and_begins_again(tmp_path: Path) -> Non
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        copy_directory(tmp_path / "from", tmp_path / "to", Engine.LMDB, Engine.SQLITE, interrupt)
+        copy_directory(tmp_path / "from", tmp_path / "to", Engine.LMDB, Engine.SQLITE, interrupt, MARK)
     assert not (tmp_path / "to").exists()
     unfinished = tmp_path / ("to" + UNFINISHED)
     assert summary_of(unfinished, Engine.SQLITE).rows > 0
     with OfflineDisk(unfinished, Engine.SQLITE), pytest.raises(DirectoryInUse):  # the other command still runs
-        copy_directory(tmp_path / "from", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent)
-    copy_directory(tmp_path / "from", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent)
+        copy_directory(tmp_path / "from", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent, MARK)
+    copy_directory(tmp_path / "from", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent, MARK)
     assert rows_of(tmp_path / "to", Engine.SQLITE) == rows
     assert not unfinished.exists()
 
@@ -114,5 +115,30 @@ def test_a_copy_that_lacks_a_row_gets_no_name(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(SqliteDisk, "submit", lossy)
     with pytest.raises(OfflineFailed, match="does not hold what was written"):
-        copy_directory(tmp_path / "from", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent)
+        copy_directory(tmp_path / "from", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent, MARK)
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_value_that_cannot_be_read_has_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_empty: bool
+) -> None:
+    """Its node would take the empty value in the copy for damage. A value that is empty is none."""
+    harness = HARNESSES[Engine.SQLITE](tmp_path / "from")
+    harness.disk.submit([Put(Table.BATCHES, b"a", b""), Put(Table.BATCHES, b"b", bytes(60_000))])
+    harness.settle()
+    harness.close()
+    read = moment_sqlite.Moment._value
+
+    def fails(moment: moment_sqlite.Moment, table: Table, key: bytes) -> bytes:
+        return b"" if key == b"b" and not is_empty else read(moment, table, key)
+
+    monkeypatch.setattr(moment_sqlite.Moment, "_value", fails)
+    if is_empty:
+        assert (
+            copy_directory(tmp_path / "from", tmp_path / "to", Engine.SQLITE, Engine.LMDB, silent, MARK).size >= 60_000
+        )
+        return
+    with pytest.raises(OfflineFailed, match=r"1 of the values in .* cannot be read: table batches, key 62"):
+        copy_directory(tmp_path / "from", tmp_path / "to", Engine.SQLITE, Engine.LMDB, silent, MARK)
     assert not (tmp_path / "to").exists()

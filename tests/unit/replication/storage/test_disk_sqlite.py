@@ -9,18 +9,21 @@ import stat
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from smq.replication.ports import DataDamaged, Delete, Put, Table
+from smq.raft_state.ids import NodeId
+from smq.replication.config import NodeConfig
+from smq.replication.ports import DataDamaged, Delete, Put, Rows, Table
 from smq.replication.storage import database_sqlite, disk_sqlite
 from smq.replication.storage.database_sqlite import DATA_FILE, JOURNAL_FILE, PAGE_BYTES, SHARED_FILE
 from smq.replication.storage.directory import LOCK_FILE, DirectoryInUse, DiskOpenError, FormatUnsupported
-from smq.replication.storage.disk_sqlite import SqliteDisk
+from smq.replication.storage.disk_sqlite import RESTART_MS, SqliteDisk
 from smq.replication.storage.format_version import FORMAT_KEY
-from smq.replication.storage.journal_sqlite import JournalDamaged
+from smq.replication.storage.journal_sqlite import JournalDamaged, cut_journal, whole_journal
 from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE
 from tests.unit.replication.storage.support import SqliteHarness
 
@@ -139,6 +142,108 @@ def test_a_rotten_commit_of_the_journal_is_not_passed_over(harness: SqliteHarnes
             open_disk(copy)
 
 
+def lose(journal: Path) -> None:
+    journal.unlink()
+
+
+def empty(journal: Path) -> None:
+    os.truncate(journal, 0)
+
+
+def zero(journal: Path) -> None:
+    journal.write_bytes(bytes(journal.stat().st_size))
+
+
+def zero_header(journal: Path) -> None:
+    with journal.open("r+b") as f:
+        f.write(bytes(512))
+
+
+@pytest.mark.parametrize("spoil", [lose, empty, zero, zero_header])
+@pytest.mark.parametrize("starts", [1, 2])
+def test_a_journal_that_is_gone_is_not_taken_for_one_that_was_never_written(
+    harness: SqliteHarness, spoil: Callable[[Path], None], starts: int
+) -> None:
+    """Its commits would be lost without a word."""
+    for _ in range(starts - 1):
+        harness.reopen()
+    rounds(harness, b"a", b"b")
+    copy = killed(harness)
+    spoil(copy / JOURNAL_FILE)
+    for _ in range(2):
+        with pytest.raises(JournalDamaged, match=r"data\.sqlite3-wal.*empty one"):
+            open_disk(copy)
+
+
+def test_a_start_that_ends_early_leaves_a_directory_that_opens(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed or refused at any point: the journal stays, or the data file does not need it."""
+    rounds(harness, b"a")
+    copy = killed(harness)
+    for number, name in enumerate(("_prepare", "sync_directory", "checkpoint_start")):
+        module = disk_sqlite if name == "checkpoint_start" else database_sqlite
+        real = getattr(module, name)
+
+        def end(*arguments: object, real: Callable[..., object] = real, number: int = number) -> None:
+            real(*arguments)
+            shutil.copytree(copy, copy.with_name(f"killed-{number}"))
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, end)
+            with pytest.raises(KeyboardInterrupt):
+                open_disk(copy)
+        for path in (copy, copy.with_name(f"killed-{number}")):
+            shutil.copytree(path, again := path.with_name(f"{path.name}-again-{number}"))
+            disk = open_disk(again)
+            assert disk.scan_keys(T, b"", b"z") == [b"a"]
+            disk.close()
+
+
+def test_a_disk_that_failed_leaves_its_journal(harness: SqliteHarness) -> None:
+    rounds(harness, b"a")
+    harness.submit_failing()
+    harness.settle()
+    assert harness.fatal
+    harness.disk.close()
+    assert (harness.path / JOURNAL_FILE).stat().st_size > LARGE
+    disk = open_disk(harness.path)
+    assert disk.scan_keys(T, b"", b"z") == [b"a"]
+    disk.close()
+    assert not (harness.path / JOURNAL_FILE).exists(), "as after every orderly close"
+
+
+def test_what_a_power_loss_has_torn_is_cut_off(harness: SqliteHarness) -> None:
+    """The first commit of a journal: the next one may have the same salts, and would look like one that followed it."""
+    harness.disk.submit([Put(T, b"%02d" % n, bytes(LARGE)) for n in range(4)])
+    harness.settle()
+    copy = killed(harness)
+    with (copy / JOURNAL_FILE).open("r+b") as f:
+        f.seek(32)
+        f.write(bytes(FRAME_BYTES))
+    size = whole_journal(copy / JOURNAL_FILE)
+    cut_journal(copy / JOURNAL_FILE, size)
+    assert (size, (copy / JOURNAL_FILE).stat().st_size) == (32, 32)
+
+
+def test_a_start_waits_for_no_other_program_that_reads(harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal would not begin again."""
+    monkeypatch.setattr(database_sqlite, "BUSY_MS", 100)
+    rounds(harness, b"a")
+    copy = killed(harness)
+    theirs = sqlite3.connect(copy / DATA_FILE, isolation_level=None)
+    theirs.execute("BEGIN")
+    theirs.execute("SELECT count(*) FROM raft_log").fetchone()
+    with pytest.raises(DiskOpenError, match=r"another program reads .*data\.sqlite3"):
+        open_disk(copy)
+    theirs.execute("ROLLBACK")
+    disk = open_disk(copy)
+    assert disk.scan_keys(T, b"", b"z") == [b"a"]
+    disk.close()
+    theirs.close()
+
+
 @pytest.mark.parametrize("at", [3, 9, 17, 25])
 def test_a_rotten_header_of_the_journal_is_not_taken_for_an_empty_one(harness: SqliteHarness, at: int) -> None:
     rounds(harness, b"a")
@@ -146,6 +251,59 @@ def test_a_rotten_header_of_the_journal_is_not_taken_for_an_empty_one(harness: S
     flip(copy / JOURNAL_FILE, at)
     with pytest.raises(JournalDamaged, match="header"):
         open_disk(copy)
+
+
+def commit_ends(journal: bytes) -> list[int]:
+    """Where the frames begin that end a commit of this journal."""
+    frames = range(32, len(journal) - FRAME_BYTES + 1, FRAME_BYTES)
+    return [at for at in frames if journal[at + 8 : at + 16] == journal[16:24] and any(journal[at + 4 : at + 8])]
+
+
+def test_whatever_rots_of_the_frame_that_ends_the_last_commit_but_one_it_is_refused(
+    harness: SqliteHarness, tmp_path: Path
+) -> None:
+    """Its page, its mark of a commit, its salts, its checksums; or the sectors that it begins in."""
+    rounds(harness, b"a", b"b", b"c", size=LARGE // 2)
+    journal = (harness.path / JOURNAL_FILE).read_bytes()
+    at = commit_ends(journal)[-2]
+    rotten = [journal[: at + byte] + bytes([journal[at + byte] ^ 1]) + journal[at + byte + 1 :] for byte in range(24)]
+    sector = at // 512 * 512
+    rotten += [journal[:sector] + bytes(count * 512) + journal[sector + count * 512 :] for count in (1, 2)]
+    for number, changed in enumerate(rotten):
+        (tmp_path / "rotten").write_bytes(changed)
+        with pytest.raises(JournalDamaged, match="does not match"):
+            raise AssertionError(f"{number}: {whole_journal(tmp_path / 'rotten')}")
+
+
+def test_no_torn_commit_is_refused(harness: SqliteHarness, tmp_path: Path) -> None:
+    """Each sector of a last commit with many pages is as it was before, in another journal, or as it should be."""
+    rounds(harness, *(b"%02d" % n for n in range(30)))
+    harness.disk._checkpoint_bytes = 0
+    rounds(harness, b"a")
+    harness.disk._checkpoint_bytes = 1 << 30
+    rounds(harness, b"a")  # at the beginning of the file, which keeps the frames of the journal before
+    before = (harness.path / JOURNAL_FILE).read_bytes()
+    harness.disk.submit([Put(Table.TIMES, bytes([n]) * 20, bytes(LARGE // 4)) for n in range(60)])
+    harness.settle()
+    after = (harness.path / JOURNAL_FILE).read_bytes()
+    assert len(before) == len(after)
+    whole = commit_ends(before)[-1]
+    rng = random.Random(3)
+    for share in (0.02, 0.5, 0.98) * 8:
+        image = bytearray(after)
+        for at in range(0, len(after), 512):
+            if rng.random() < share:
+                image[at : at + 512] = before[at : at + 512]
+        (tmp_path / "torn").write_bytes(image)
+        assert whole_journal(tmp_path / "torn") in (whole + FRAME_BYTES, len(after))
+    first, split = whole + FRAME_BYTES, 32 + 41 * FRAME_BYTES
+    assert split > first
+    assert split % 512 == 504, "its page and mark are in one sector, its salts in the next"
+    image = bytearray(after)
+    image[first : first + FRAME_BYTES] = before[first : first + FRAME_BYTES]
+    image[split : split + 8] = struct.pack(">II", 2, 9)  # as of an older journal, whose frame ended a commit
+    (tmp_path / "torn").write_bytes(image)
+    assert whole_journal(tmp_path / "torn") == first
 
 
 def test_wherever_a_byte_of_the_journal_has_changed_no_commit_but_the_last_is_lost(
@@ -170,7 +328,7 @@ def test_wherever_a_byte_of_the_journal_has_changed_no_commit_but_the_last_is_lo
         assert found in ([b"%d" % n for n in range(5)], [b"%d" % n for n in range(6)])
         outcomes.add(f"{len(found)} commits")
     assert {"refused", "5 commits"} <= outcomes
-    monkeypatch.setattr(database_sqlite, "refuse_damaged_journal", lambda _path: None)
+    monkeypatch.setattr(database_sqlite, "whole_journal", lambda path: path.stat().st_size)
     flip(intact / JOURNAL_FILE, 32 + 24 + 100)
     disk = open_disk(intact)
     assert len(disk.scan_keys(T, b"0", b"9")) < 5, "without the check commits are lost silently"
@@ -194,6 +352,61 @@ def test_the_journal_is_bounded_while_reads_go_on(tmp_path: Path, monkeypatch: p
     harness.wait(lambda: len(answers) == asked)
     assert harness.fatal == []
     assert (harness.path / JOURNAL_FILE).stat().st_size < 6 << 20, "12 MB were written"
+    harness.close()
+
+
+def test_deleting_ranges_does_not_make_the_journal_grow(harness: SqliteHarness) -> None:
+    """As a deleted topic is reaped: each round has one operation, and changes hundreds of rows."""
+    disk = harness.disk
+    disk._checkpoint_bytes = 1 << 20
+    partitions, slices, rows = 8, 6, 100
+    for number in range(slices * rows):
+        disk.submit(
+            [Put(Table.BATCHES, b"%02d/%06d" % (part, number), bytes(3_000)) for part in range(partitions)],
+        )
+    harness.settle_in_store()
+    harness.reopen()
+    harness.disk._checkpoint_bytes = 1 << 20
+    for part in range(partitions):
+        for first in range(0, slices * rows, rows):
+            start, stop = b"%02d/%06d" % (part, first), b"%02d/%06d" % (part, first + rows)
+            harness.disk.submit([Delete(Table.BATCHES, start, stop)])
+            harness.settle()
+    assert harness.disk.scan_keys(Table.BATCHES, b"", b"9") == []
+    assert (harness.path / JOURNAL_FILE).stat().st_size < 6 << 20
+
+
+def test_one_read_that_does_not_end_holds_up_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages stay in the journal, which grows meanwhile, and begins again afterwards."""
+    monkeypatch.setattr(disk_sqlite, "JOURNAL_BYTES_MAX", 1 << 20)
+    harness = SqliteHarness(tmp_path / "node")
+    harness.disk._checkpoint_bytes = 1 << 20
+    rounds(harness, b"k")
+    has_begun, may_end = threading.Event(), threading.Event()
+    answers: list[object] = []
+
+    def read(found: Rows) -> int:
+        found.get(T, b"k")
+        has_begun.set()
+        may_end.wait()
+        return len(found.scan_keys(T, b"", b"z"))
+
+    assert harness.disk.look_up(read, answers.append)
+    has_begun.wait()
+    waits: list[str] = []
+    harness.disk._connection.set_trace_callback(waits.append)
+    rounds(harness, *(b"%02d" % number for number in range(60)))
+    assert (harness.path / JOURNAL_FILE).stat().st_size > 3 << 20
+    restarts = [at for at, sql in enumerate(waits) if "RESTART" in sql]
+    assert len(restarts) > 1
+    assert {waits[at - 1] for at in restarts} == {f"PRAGMA busy_timeout = {RESTART_MS}"}
+    assert NodeConfig(node_id=NodeId(1), cluster_id="c", peers={}).disk_hang_ms > 5 * RESTART_MS
+    may_end.set()
+    harness.wait(lambda: answers == [1])
+    grown = (harness.path / JOURNAL_FILE).stat().st_size
+    rounds(harness, *(b"%02d" % number for number in range(60)))
+    assert (harness.path / JOURNAL_FILE).stat().st_size < grown + (2 << 20), "and twice that was written"
+    assert harness.fatal == []
     harness.close()
 
 
@@ -267,7 +480,7 @@ def test_a_tree_that_cannot_be_walked_is_damage(harness: SqliteHarness) -> None:
 READ_ALL = """
 import sys
 from smq.replication.ports import Table
-from smq.replication.storage.disk_sqlite import SqliteDisk
+from smq.replication.storage.disk_sqlite import RESTART_MS, SqliteDisk
 disk = SqliteDisk(sys.argv[1], call_soon_threadsafe=print, on_fatal=print)
 for key, value in disk.scan(Table.BATCHES, b"0", b"9"):
     print(key.decode(), len(value))
@@ -293,3 +506,18 @@ def test_an_unreadable_page_of_a_value_empties_that_value_alone(harness: SqliteH
     failing = [*strace, "-e", f"inject=pread64:error=EIO:when={when}", *reads]
     found = subprocess.run(failing, check=True, capture_output=True, text=True, timeout=120).stdout
     assert found.split() == ["0", str(LARGE), "1", str(LARGE), "2", "0", "3", str(LARGE), "4", str(LARGE)]
+
+
+def test_a_full_disk_is_refused_by_name_and_loses_nothing(harness: SqliteHarness, tmp_path: Path) -> None:
+    """strace fails the writes to the data file, which needs the pages of the journal."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed: nothing can make a write fail")
+    rounds(harness, b"a", b"b")
+    copy = killed(harness)
+    failing = ["-P", str(copy / DATA_FILE), "-e", "trace=pwrite64", "-e", "inject=pwrite64:error=ENOSPC"]
+    command = ["strace", "-f", "-o", str(tmp_path / "log"), *failing, sys.executable, "-c", READ_ALL, str(copy)]
+    opened = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert re.search(r"DiskOpenError: .*its disk is full.* Free at least .* then start again", opened.stderr)
+    disk = open_disk(copy)
+    assert disk.scan_keys(T, b"", b"z") == [b"a", b"b"]
+    disk.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from smq.replication.ports import DataDamaged, Delete, Put, Table
+from smq.replication.ports import DataDamaged, Delete, Examined, Put, Table
 from smq.replication.storage import pages_lmdb
 from smq.replication.storage.environment_lmdb import DATA_FILE, walk
 from tests.unit.replication.storage.support import LmdbHarness
@@ -134,12 +134,10 @@ def test_a_row_written_since_its_pages_were_unreadable_keeps_its_new_pages(
 def test_a_slice_that_is_examined_reports_an_unreadable_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     harness = written(tmp_path / "node")
     FailingMedium(monkeypatch).bad = {page_of(harness, VALUES[b"5"])}
-    slices: list[list[bytes]] = []
-    harness.disk.examine(
-        Table.BATCHES, b"", b"z", 1 << 30, lambda _key, value: bool(value), lambda found: slices.append(found.damaged)
-    )
+    slices: list[Examined] = []
+    harness.disk.examine(Table.BATCHES, b"", b"z", 1 << 30, lambda _key, value: bool(value), slices.append)
     harness.wait(lambda: bool(slices))
-    assert (slices, harness.fatal) == ([[b"5"]], [])
+    assert (slices[0].damaged, slices[0].unreadable, harness.fatal) == ([b"5"], [b"5"], [])
     harness.close()
 
 

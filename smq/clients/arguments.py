@@ -44,6 +44,12 @@ def check_flag(argument: str, value: object) -> None:
         raise invalid(f"{argument} must be True or False, not {shown(value)}")
 
 
+def check_callback(argument: str, value: object) -> None:
+    """A function, or None."""
+    if value is not None and not callable(value):
+        raise invalid(f"{argument} must be a function, not {shown(value)}")
+
+
 def check_choice(argument: str, value: object, allowed: Collection[str]) -> None:
     if not isinstance(value, str) or value not in allowed:
         raise invalid(f"{argument} must be one of {', '.join(allowed)}, not {shown(value)}")

@@ -17,15 +17,13 @@ from smq.clients.arguments import (
     Duration,
     Instant,
     check_choice,
+    check_flag,
     check_int,
     check_name,
-    check_partition,
     check_place,
-    instant_ms,
     invalid,
     milliseconds,
     partitions_of,
-    shown,
 )
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import DEADLINE_GRACE_MS, ClusterClient, now_ms
@@ -38,12 +36,12 @@ from smq.clients.membership.subscribing import Callbacks, Resume, Subscribing
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import (
     Start,
-    StartAt,
     Wanted,
-    check_end_name,
-    checked_ends,
+    ends_of,
+    expanded,
     parse_start,
     resolve_starts,
+    starts_of,
 )
 from smq.clients.retry import RandomFn
 from smq.clients.search import Searching
@@ -165,6 +163,7 @@ class Consumer(Subscribing, Searching, Lifecycle):
         """Ends all reading. A subscribed consumer commits what it has returned, if commits are automatic (and not with
         `commit=False`, which is how a block ends that raises), and leaves its group. Every later call raises
         CLIENT_CLOSED."""
+        check_flag("commit", commit)
         try:
             if not self._is_closed:
                 await self._leave_group(is_committing=commit)
@@ -208,9 +207,9 @@ class Consumer(Subscribing, Searching, Lifecycle):
         self._check_usable()
         if self._member is not None:
             raise invalid("the consumer has a subscription, which assigns its partitions: unsubscribe() first")
-        wanted = await self._expanded(self._given_starts(partitions, start))
+        wanted = await expanded(self._cluster, starts_of(partitions, start, group=self._group), self._timeout_ms)
         found = await self._resolve(wanted)
-        ends = await self._ends(list(wanted), end_offset, until_ms)
+        ends = await ends_of(self._resolve, list(wanted), end_offset, until_ms)
         self._decoded.clear()
         for old in self._planner.assigned.values():
             old.move(old.position)  # outstanding answers are discarded
@@ -218,54 +217,11 @@ class Consumer(Subscribing, Searching, Lifecycle):
         self._pump()
         return found
 
-    async def _ends(
-        self, partitions: list[TopicPartition], end_offset: End | None, until_ms: Instant | None
-    ) -> dict[TopicPartition, int]:
-        """The ends of those that have one."""
-        ends: dict[TopicPartition, int] = {}
-        if isinstance(end_offset, str):
-            check_end_name(end_offset)
-            ends = await self._resolve(dict.fromkeys(partitions, parse_start("RESET_TO_LATEST", group=None)))
-        elif end_offset is not None:
-            given = end_offset if isinstance(end_offset, Mapping) else dict.fromkeys(partitions, end_offset)
-            ends = checked_ends(given, partitions)
-        if until_ms is not None:
-            until = parse_start(StartAt(timestamp_ms=instant_ms("until_ms", until_ms)), group=None)
-            timed = await self._resolve(dict.fromkeys(partitions, until))
-            ends = {tp: min(found, ends.get(tp, found)) for tp, found in timed.items()}
-        return ends
-
     @property
     def is_finished(self) -> bool:
         """Every assigned partition has an end, and everything before it has been returned."""
         assigned = self._planner.assigned.values()
         return not self._decoded and bool(assigned) and all(fetch.is_over for fetch in assigned)
-
-    def _given_starts(self, partitions: object, start: Start | None) -> dict[str | TopicPartition, Wanted]:
-        default: Start = "RESUME_OR_EARLIEST" if self._group else "RESET_TO_EARLIEST"
-        given = {partitions: start} if isinstance(partitions, str) else partitions
-        if isinstance(given, bytes) or not isinstance(given, Iterable):
-            raise invalid(f"partitions must be a topic or a list of (topic, partition), not {shown(given)}")
-        if isinstance(given, Mapping):
-            if start is not None and given is partitions:
-                raise invalid("start: the mapping has a start for each partition already")
-            pairs = list(given.items())
-        else:
-            pairs = [(each, start) for each in given]
-        for each, _ in pairs:
-            check_name("partitions", each) if isinstance(each, str) else check_partition("partitions", each)
-        return {each: parse_start(default if s is None else s, group=self._group) for each, s in pairs}
-
-    async def _expanded(self, starts: Mapping[str | TopicPartition, Wanted]) -> dict[TopicPartition, Wanted]:
-        """With the partitions of the topics that are named as a whole; a partition that is named itself wins."""
-        out: dict[TopicPartition, Wanted] = {}
-        for topic in starts:
-            if isinstance(topic, str):
-                if await self._cluster.refresh((topic,), timeout_ms=self._timeout_ms):
-                    raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}")
-                count = self._cluster.metadata.partition_count(topic) or 0
-                out |= {(topic, index): starts[topic] for index in range(count)}
-        return out | {each: start for each, start in starts.items() if not isinstance(each, str)}
 
     def _check_usable(self) -> None:
         """CLIENT_CLOSED, FORKED."""
@@ -301,7 +257,8 @@ class Consumer(Subscribing, Searching, Lifecycle):
         return fetch.position
 
     async def rewind(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Back to earlier positions of this assignment, without a look at a node: what was read ahead is read again."""
+        """Back to earlier positions of this assignment, without a look at a node: what was read ahead is read again.
+        INVALID_REQUEST for a partition that is not assigned."""
         for tp, position in positions.items():
             self._assigned(*tp).move(position)
         self._pump()
@@ -331,14 +288,15 @@ class Consumer(Subscribing, Searching, Lifecycle):
         return fetch
 
     async def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Returns no records of these partitions until resume(). They stay assigned, and their positions stay."""
+        """Returns no records of these partitions until resume(). They stay assigned, and their positions stay.
+        INVALID_REQUEST for one that is not assigned."""
         chosen = [self._assigned(*tp) for tp in partitions_of("partitions", partitions)]
         self._discard_decoded()
         for fetch in chosen:
             fetch.is_paused = True
 
     async def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Ends a pause()."""
+        """Ends a pause(). INVALID_REQUEST for a partition that is not assigned."""
         for tp in partitions_of("partitions", partitions):
             self._assigned(*tp).is_paused = False
         self._updated.set()

@@ -5,12 +5,22 @@ consumer, the admin client and the command line import it.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from smq.clients.arguments import INT64_MAX, check_int, check_partition, instant_ms, instant_ns, invalid, shown
+from smq.clients.arguments import (
+    INT64_MAX,
+    Instant,
+    check_int,
+    check_name,
+    check_partition,
+    instant_ms,
+    instant_ns,
+    invalid,
+    shown,
+)
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.errors import build, error_from_detail
@@ -241,3 +251,57 @@ def _request(asks: Sequence[pb.ListOffsetsPartition], isolation: Isolation, time
 
 def _listed(answer: pb.ListedOffset) -> ListedOffset:
     return ListedOffset(offset=answer.offset, clamped=answer.clamped, lo=answer.lo, hi=answer.hi)
+
+
+def starts_of(partitions: object, start: Start | None, *, group: str | None) -> dict[str | TopicPartition, Wanted]:
+    """What a caller assigns: a topic, a list of topics and partitions that begin at `start`, or a mapping to starts.
+    INVALID_REQUEST for anything else."""
+    default: Start = "RESUME_OR_EARLIEST" if group else "RESET_TO_EARLIEST"
+    given = {partitions: start} if isinstance(partitions, str) else partitions
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise invalid(f"partitions must be a topic or a list of (topic, partition), not {shown(given)}")
+    if isinstance(given, Mapping):
+        if start is not None and given is partitions:
+            raise invalid("start: the mapping has a start for each partition already")
+        pairs = list(given.items())
+    else:
+        pairs = [(each, start) for each in given]
+    for each, _ in pairs:
+        check_name("partitions", each) if isinstance(each, str) else check_partition("partitions", each)
+    return {each: parse_start(default if s is None else s, group=group) for each, s in pairs}
+
+
+async def expanded(
+    cluster: ClusterClient, starts: Mapping[str | TopicPartition, Wanted], timeout_ms: float
+) -> dict[TopicPartition, Wanted]:
+    """With the partitions of the topics that are named as a whole; a partition that is named itself wins.
+    UNKNOWN_TOPIC."""
+    out: dict[TopicPartition, Wanted] = {}
+    for topic in starts:
+        if isinstance(topic, str):
+            if await cluster.refresh((topic,), timeout_ms=timeout_ms):
+                raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}")
+            count = cluster.metadata.partition_count(topic) or 0
+            out |= {(topic, index): starts[topic] for index in range(count)}
+    return out | {each: start for each, start in starts.items() if not isinstance(each, str)}
+
+
+async def ends_of(
+    resolve: Callable[[dict[TopicPartition, Wanted]], Awaitable[dict[TopicPartition, int]]],
+    partitions: list[TopicPartition],
+    end_offset: int | str | Mapping[TopicPartition, int] | None,
+    until_ms: Instant | None,
+) -> dict[TopicPartition, int]:
+    """The ends of those that have one."""
+    ends: dict[TopicPartition, int] = {}
+    if isinstance(end_offset, str):
+        check_end_name(end_offset)
+        ends = await resolve(dict.fromkeys(partitions, parse_start("RESET_TO_LATEST", group=None)))
+    elif end_offset is not None:
+        given = end_offset if isinstance(end_offset, Mapping) else dict.fromkeys(partitions, end_offset)
+        ends = checked_ends(given, partitions)
+    if until_ms is not None:
+        until = parse_start(StartAt(timestamp_ms=instant_ms("until_ms", until_ms)), group=None)
+        timed = await resolve(dict.fromkeys(partitions, until))
+        ends = {tp: min(found, ends.get(tp, found)) for tp, found in timed.items()}
+    return ends

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from smq.clients.admin import commit_offsets, fetch_offsets
-from smq.clients.arguments import check_choice, check_kind, invalid, names
+from smq.clients.arguments import check_callback, check_choice, check_kind, invalid, names
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.fetch_planner import FetchPlanner, PartitionFetch
 from smq.clients.membership.member import Member
@@ -101,6 +101,8 @@ class Subscribing(ABC):
         wanted = [topics] if isinstance(topics, str) else topics
         chosen = tuple(sorted(set(names("topics", wanted))))
         check_choice("start", start, _RESUMES)
+        for name, callback in (("on_assigned", on_assigned), ("on_revoked", on_revoked), ("on_lost", on_lost)):
+            check_callback(name, callback)
         group = self._named_group()
         if not chosen:
             raise invalid("topics must not be empty: unsubscribe() ends a subscription")
@@ -116,7 +118,7 @@ class Subscribing(ABC):
         self._member.is_due = True
 
     async def unsubscribe(self) -> None:
-        """Commits if commits are automatic, revokes what is assigned, and leaves the group."""
+        """Commits if commits are automatic, revokes what is assigned, and leaves the group. CLIENT_CLOSED."""
         self._check_usable()
         await self._leave_group(is_committing=True)
 

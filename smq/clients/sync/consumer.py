@@ -70,7 +70,8 @@ class SyncConsumer(BlockingClient):
         on_revoked: OnPartitionsSync | None = None,
         on_lost: OnPartitionsSync | None = None,
     ) -> None:
-        """As Consumer.subscribe. The callbacks are functions, and run in the thread that polls."""
+        """As Consumer.subscribe, with its errors (UNKNOWN_TOPIC, INVALID_REQUEST). The callbacks are functions, and run
+        in the thread that polls."""
         self._run(
             self._consumer.subscribe(
                 topics,
@@ -246,7 +247,7 @@ class SyncConsumer(BlockingClient):
         await self._consumer.rewind(first)
 
     def close(self, *, commit: bool = True) -> None:
-        """As Consumer.close."""
+        """As Consumer.close. Every later call raises CLIENT_CLOSED."""
         if not self._is_closed:
             self._discard_ahead()
         try:

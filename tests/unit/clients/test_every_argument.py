@@ -30,7 +30,7 @@ CALLS: Final[dict[type, dict[str, dict[str, Any]]]] = {
         "describe_topic": NAMED,
         "node_status": {"node": 1, "with_digest": False},
         "partition_range": PARTITION,
-        "list_offsets": {"starts": {("t", 0): 0}, "group": None, "reset_if_gone": False},
+        "list_offsets": {"starts": {("t", 0): 0}, "group": None, "reset_if_gone": False, "isolation": "read_committed"},
         "alter_cluster_config": {"set": {}, "unset": []},
         "describe_group": NAMED | {"with_sizes": False},
         "delete_group": NAMED,
@@ -46,6 +46,11 @@ CALLS: Final[dict[type, dict[str, dict[str, Any]]]] = {
     },
     Consumer: {
         "assign": {"partitions": "t", "start": None, "end_offset": None, "until_ms": None},
+        "subscribe": {"topics": "t", "start": "RESUME_OR_EARLIEST"}
+        | {"on_assigned": None, "on_revoked": None, "on_lost": None},
+        "pause": {"partitions": []},
+        "resume": {"partitions": []},
+        "close": {"commit": True},
         "seek": PARTITION | {"start": 0},
         "position": PARTITION,
         "lag": PARTITION,
@@ -77,8 +82,9 @@ def takes_arguments(cls: type) -> set[str]:
 
 def test_no_method_is_forgotten() -> None:
     # The blocking producer has checked what it gives to the first two. The third needs transactions, which a fake
-    # cluster has not; it checks its arguments as Admin.commit_offsets does.
-    others = {"take", "refused", "send_offsets"}
+    # cluster has not; it checks its arguments as Admin.commit_offsets does. The blocking consumer gives positions to
+    # the last one that it has had from it.
+    others = {"take", "refused", "send_offsets", "rewind"}
     for cls, calls in CALLS.items():
         assert takes_arguments(cls) - others == set(calls)
         for name, given in calls.items():

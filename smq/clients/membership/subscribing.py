@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 from smq.clients.admin import commit_offsets, fetch_offsets
@@ -217,13 +218,11 @@ class Subscribing(ABC):
         await self._tell_assigned(member, member.untold)
 
     async def _tell_assigned(self, member: Member, new: frozenset[TopicPartition]) -> None:
+        def told() -> None:
+            member.untold = None
+
         try:
-            await self._call_back(self._callbacks.on_assigned, new)
-        except Exception:
-            member.untold = None
-            raise
-        else:
-            member.untold = None
+            await self._call_back(self._callbacks.on_assigned, new, told)
         finally:
             self._pump()
 
@@ -269,19 +268,14 @@ class Subscribing(ABC):
         """Another task, or the callback itself, may end the subscription while the callback runs. That does not call it
         once more for the same partitions."""
         self._discard_decoded()
-        told = going - member.leaving
-        if not told:
+        leaving = going - member.leaving
+        if not leaving:
             return
-        member.leaving |= told
+        member.leaving |= leaving
         try:
-            await self._call_back(callback, told)
-        except Exception:
-            self._drop(member, told)
-            raise
-        else:
-            self._drop(member, told)
+            await self._call_back(callback, leaving, partial(self._drop, member, leaving))
         finally:
-            member.leaving -= told
+            member.leaving -= leaving
 
     def _drop(self, member: Member, going: frozenset[TopicPartition]) -> None:
         member.drop(going)
@@ -289,11 +283,19 @@ class Subscribing(ABC):
             self._planner.assigned.pop(tp, None)
             self._auto_committed.pop(tp, None)
 
-    async def _call_back(self, callback: OnPartitions | None, partitions: Iterable[TopicPartition]) -> None:
-        if callback is not None:
-            result = callback(sorted(partitions))
-            if inspect.isawaitable(result):
-                await result
+    async def _call_back(
+        self, callback: OnPartitions | None, partitions: Iterable[TopicPartition], told: Callable[[], None]
+    ) -> None:
+        """`told` runs when the callback has ended. A cancelled poll does not get there: it is called again."""
+        try:
+            if callback is not None:
+                result = callback(sorted(partitions))
+                if inspect.isawaitable(result):
+                    await result
+        except Exception:  # the application's own error: its callback has been called
+            told()
+            raise
+        told()
 
     async def _leave_group(self, *, is_committing: bool) -> None:
         """The end of the subscription, if there is one. An error of a callback propagates once all is done."""

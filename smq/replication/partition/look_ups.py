@@ -311,7 +311,7 @@ def _newest_ms(log: LogReader, end: Offset) -> int:
         return newest_ms  # as `_within`: exact to the batch only
     left = [record.timestamp_ms for record in records if record.offset >= log.log_start]
     later_ms = log.create_ms_max(end, after=first)
-    return max(left, default=later_ms) if later_ms > INT64_MAX else max(later_ms, *left)
+    return max(left, default=later_ms) if later_ms > INT64_MAX else max([later_ms, *left])
 
 
 def _within(log: LogReader, info: BatchInfo, kind: TimeKind, value: int) -> TimeOffset | None:

@@ -3,8 +3,9 @@
     python -m chaos_tests.crash.recorder OUT ENGINE SUBMISSIONS [OPTION=VALUE ...]
     python -m chaos_tests.crash.recorder OUT ENGINE compacting
 
-Owns the reading of strace's output. An unknown call on these files is an error, so that no write can be missed. It
-needs strace, but not root: a process may trace its own child.
+Owns the reading of strace's output. An unknown call on these files is an error, so that no write can be missed; so are
+two at a time on one file, because a sync need not wait for a write that began after it. It needs strace, but not root:
+a process may trace its own child.
 """
 
 import re
@@ -21,7 +22,9 @@ from smq.replication.storage.engine import Engine
 from smq.replication.storage.write_ahead import NEW, WRITE_AHEAD_FILE
 
 CALLS: Final = "openat,pwrite64,pwritev,pwritev2,writev,write,lseek,fdatasync,fsync,ftruncate,fallocate,msync,close"
-_LINE = re.compile(r"^\d+\s+(\w+)\((.*)\)\s+= (-?\d+)")
+_CALL = re.compile(r"^(\w+)\((.*)\)\s+= (-?\d+)")
+_BEGUN = re.compile(r"^(\w+)\((.*) <unfinished \.\.\.>$")  # another thread makes a call before this one ends
+_RESUMED = re.compile(r"^<\.\.\. \w+ resumed>(.*)$")
 _STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 
@@ -47,10 +50,12 @@ def _recorded(workload: str, engine: Engine, *arguments: str) -> Trace:
         except (OSError, subprocess.CalledProcessError) as e:
             raise RecordingError(f"strace could not record: {e}") from e
         with log.open() as lines:
-            return _Reader(directory, engine).read(lines)
+            return Reader(directory, engine).read(lines)
 
 
-class _Reader:
+class Reader:
+    """Of strace's output."""
+
     def __init__(self, directory: Path, engine: Engine) -> None:
         made = {WRITE_AHEAD_FILE + NEW: WRITE_AHEAD_FILE}  # renamed before the first acknowledgement
         names = {name: name for name in FILES[engine]} | made
@@ -60,27 +65,51 @@ class _Reader:
         self._trace = Trace()
 
     def read(self, lines: Iterable[str]) -> Trace:
+        begun: dict[str, tuple[str, str]] = {}  # by thread: calls that have not ended
         for line in lines:
-            if "unfinished" in line and any(f"({fd}," in line or f"({fd} " in line for fd in self._fds):
-                raise RecordingError(f"two calls at a time: {line[:120]}")
-            found = _LINE.match(line)
+            thread, _, text = line.rstrip("\n").partition(" ")
+            text = text.lstrip()
+            if (found := _BEGUN.match(text)) is not None:
+                self._refuse_overlap(found[1], found[2], begun)
+                if not self._call_begins(found[1], found[2]):
+                    begun[thread] = found[1], found[2]
+                continue
+            if (resumed := _RESUMED.match(text)) is not None:
+                name, arguments = begun.pop(thread, ("", ""))
+                text = f"{name}({arguments}{resumed[1]}"
+            found = _CALL.match(text)
             if found is not None:
-                self._call(found[1], found[2], int(found[3]))
+                self._refuse_overlap(found[1], found[2], begun)
+                if not self._call_begins(found[1], found[2]):
+                    self._call_ends(found[1], found[2], int(found[3]))
         return self._trace
 
-    def _call(self, name: str, arguments: str, result: int) -> None:
+    def _refuse_overlap(self, name: str, arguments: str, begun: dict[str, tuple[str, str]]) -> None:
+        file = self._file_of(name, arguments)
+        if file is not None and any(file == self._file_of(*other) for other in begun.values()):
+            raise RecordingError(f"two calls at a time on {file}: {name}({arguments[:120]}")
+
+    def _file_of(self, name: str, arguments: str) -> str | None:
+        return None if name == "openat" else self._fds.get(_fd(arguments), (None, False))[0]
+
+    def _call_begins(self, name: str, arguments: str) -> bool:
+        """Whether it counts from its beginning on: what is printed may be read before the call has ended, and another
+        thread may get a number that is being closed."""
+        if name == "close":
+            self._fds.pop(_fd(arguments), None)
+            return True
+        if name == "write" and _fd(arguments) == 1:
+            self._acked(_bytes(arguments).decode())
+            return True
+        return False
+
+    def _call_ends(self, name: str, arguments: str, result: int) -> None:
         if name == "openat":
             path = _STRING.search(arguments)
             if path is not None and path[1] in self._names and result >= 0:
                 self._fds[result] = self._names[path[1]], "O_DSYNC" in arguments
-            return
-        fd = int(arguments.split(",", 1)[0])
-        if name == "close":
-            self._fds.pop(fd, None)
-        elif name == "write" and fd == 1:
-            self._acked(_bytes(arguments).decode())
-        elif fd in self._fds:
-            self._on_file(name, fd, arguments, result)
+        elif _fd(arguments) in self._fds:
+            self._on_file(name, _fd(arguments), arguments, result)
 
     def _acked(self, text: str) -> None:
         for line in text.splitlines():
@@ -108,6 +137,10 @@ class _Reader:
             raise RecordingError(f"a write of {size} bytes shows {len(data)}")
         file, is_synced = self._fds[fd]
         self._trace.events.append(Write(file, offset, data, is_synced))
+
+
+def _fd(arguments: str) -> int:
+    return int(arguments.split(",", 1)[0])
 
 
 def _bytes(arguments: str) -> bytes:

@@ -78,11 +78,11 @@ def _break(engine: Engine, options: dict[str, str]) -> None:
         return
     opened = database_sqlite.open_database
 
-    def open_broken(path: Path, *, write_ahead_bytes: int) -> Any:
-        writer, reader = opened(path, write_ahead_bytes=write_ahead_bytes)
+    def open_broken(path: Path, **given: int) -> Any:
+        writer, readers = opened(path, **given)
         for name, value in options.items():
             writer.execute(f"PRAGMA {name} = {value}")
-        return writer, reader
+        return writer, readers
 
     vars(disk_sqlite)["open_database"] = open_broken
 

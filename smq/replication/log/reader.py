@@ -400,23 +400,24 @@ class LogReader:
             stop = keys[-1]
         return self._base.last_ts_ns + 1
 
-    def create_ms_max(self, end: Offset) -> int:
-        """The largest create time of the batches below `end`; INT64_MAX + 1, which no batch has, if there is
-        none.
+    def create_ms_max(self, end: Offset, *, after: BatchInfo | None = None) -> int:
+        """The largest create time of the batches below `end` (and after `after`); INT64_MAX + 1, which no batch has, if
+        there is none. The batch that contains log_start counts with all its records.
 
-        Usually one look-up; a walk over index rows if every batch that is left is older than the deleted ones, or if
-        records with the largest times may have been compacted away.
+        Usually one look-up; a walk over index rows with `after`, if every batch that is left is older than the deleted
+        ones, or if records with the largest times may have been compacted away.
         """
         start, stop = times_range(self.pid, TIME_CREATE)
         keys: list[bytes] = []
-        if not self._compacted_end:
+        if after is None and not self._compacted_end:
             keys = self.rows.scan_keys(Table.TIMES, start, stop, reverse=True, limit=INDEX_ROWS_PER_SCAN)
         for key in keys:
             # The rows ascend in time and in offset: the last readable one has the largest time of all readable ones.
             if max(self._first, self.log_start) <= base_of_key(key) < min(end, self.durable_end):
                 newer = (info.max_timestamp_ms for info in self._undurable_infos() if info.end <= end)
                 return max((create_ms_of_key(key), *newer))
-        times = (info.max_timestamp_ms for info in self._live_infos(0) if info.end <= end)
+        infos = self._live_infos(after.ts_ns if after is not None else 0)
+        times = (info.max_timestamp_ms for info in infos if info.end <= end)
         return max(times, default=INT64_MAX + 1)
 
     def find_timestamp(self, create_ms: int, *, after: BatchInfo | None = None) -> BatchInfo | None:

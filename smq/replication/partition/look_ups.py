@@ -16,7 +16,7 @@ from smq.raft_state.topic_config import Retention
 from smq.records import BatchCorrupt
 from smq.replication.api import Backlog, Cancel, DoneFn, PartitionEnd, SizedRun, TimeKind, TimeOffset
 from smq.replication.host import Host
-from smq.replication.log.codec import BatchDamaged, BatchInfo
+from smq.replication.log.codec import INT64_MAX, BatchDamaged, BatchInfo
 from smq.replication.log.decoding import decode_bounded
 from smq.replication.log.reader import LogReader
 from smq.replication.partition.ends import ExactEnds
@@ -285,7 +285,7 @@ def find_time(log: LogReader, *, end: Offset, kind: TimeKind, value: int) -> Tim
     """The first record at or after a time, below `end`. Raises BatchDamaged if the batch that it points to, or a row on
     the way, fails its CRC."""
     if kind is TimeKind.MAX_TIMESTAMP:
-        kind, value = TimeKind.TIMESTAMP_MS, log.create_ms_max(end)
+        kind, value = TimeKind.TIMESTAMP_MS, _newest_ms(log, end)
     info = log.find_ts_ns(value) if kind is TimeKind.TS_NS else log.find_timestamp(value)
     while info is not None and info.end <= end:
         match = _within(log, info, kind, value)
@@ -296,6 +296,22 @@ def find_time(log: LogReader, *, end: Offset, kind: TimeKind, value: int) -> Tim
             kind, value = TimeKind.TIMESTAMP_MS, ANY_TIMESTAMP_MS  # each of their records is later
         info = log.find_timestamp(value, after=info)
     return _NoMatch()
+
+
+def _newest_ms(log: LogReader, end: Offset) -> int:
+    """The largest create time of the records from log_start on; INT64_MAX + 1 if there is none. The newest record of
+    the batch that contains log_start may be below it."""
+    newest_ms, first = log.create_ms_max(end), log.find_timestamp(ANY_TIMESTAMP_MS)
+    if first is None or first.base >= log.log_start or first.max_timestamp_ms != newest_ms:
+        return newest_ms
+    found = log.read(log.log_start, first.end, 1)
+    try:
+        records = [record for stored in found for record in decode_bounded(stored.batch)]
+    except (BatchCorrupt, SmqError):
+        return newest_ms  # as `_within`: exact to the batch only
+    left = [record.timestamp_ms for record in records if record.offset >= log.log_start]
+    later_ms = log.create_ms_max(end, after=first)
+    return max(left, default=later_ms) if later_ms > INT64_MAX else max([later_ms, *left])
 
 
 def _within(log: LogReader, info: BatchInfo, kind: TimeKind, value: int) -> TimeOffset | None:

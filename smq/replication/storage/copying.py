@@ -6,16 +6,24 @@ directory itself. It must never change what a row holds: a damaged value stays d
 one that cannot be read there is no copy.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from smq.replication.ports import Examined, Put, Table
-from smq.replication.storage.directory import DiskOpenError, lock_directory, make_directory, sync_directory
+from smq.replication.storage.directory import (
+    DirectoryInUse,
+    DiskOpenError,
+    lock_directory,
+    make_directory,
+    sync_directory,
+)
 from smq.replication.storage.disk import KEY_BYTES_MAX
 from smq.replication.storage.engine import Engine
 from smq.replication.storage.format_version import FORMAT_KEY
@@ -61,11 +69,10 @@ def copy_directory(
     """`told` gets what happens, as an operator reads it. The original gets `mark`, a row of table meta, before the copy
     gets its name; the copy never has it. Raises DiskOpenError, for either directory, or OfflineFailed. A copy that was
     interrupted begins again."""
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise DiskOpenError(f"{to} exists and is not empty: name a new directory for the copy")
+    _refuse_used(to)
     unfinished = to.with_name(to.name + UNFINISHED)
-    with OfflineDisk(source, found) as original:
-        _remove_unfinished(unfinished)
+    with OfflineDisk(source, found) as original, _emptied(unfinished):
+        _refuse_used(to)  # another copy may have ended since
         read = Summary()
         unreadable: list[str] = []
         with OfflineDisk(unfinished, wanted) as copy:
@@ -103,16 +110,30 @@ def summary_of(directory: Path, engine: Engine) -> Copied:
     return summary.copied()
 
 
-def _remove_unfinished(path: Path) -> None:
-    """Raises DirectoryInUse if another process is writing it."""
-    if not path.exists():
-        return
-    make_directory(path)
-    lock = lock_directory(path)
-    try:
-        shutil.rmtree(path)
-    finally:
-        os.close(lock)
+def _refuse_used(to: Path) -> None:
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise DiskOpenError(f"{to} exists and is not empty: name a new directory for the copy")
+
+
+@contextmanager
+def _emptied(unfinished: Path) -> Iterator[None]:
+    """The directory, empty, and no other copy's until the block ends: between two openings, too, and under its new
+    name. Raises DirectoryInUse if another process is writing it."""
+    make_directory(unfinished)
+    with ExitStack() as held:
+        directory = os.open(unfinished, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        held.callback(os.close, directory)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            raise DirectoryInUse(f"another copy is writing {unfinished}: wait for it, or name another directory") from e
+        lock = lock_directory(unfinished)
+        try:
+            for path in unfinished.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        finally:
+            os.close(lock)
+        yield
 
 
 def _slices(opened: OfflineDisk, table: Table, left_out: Set[bytes], unreadable: list[str]) -> Iterator[list[Row]]:

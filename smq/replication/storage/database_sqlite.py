@@ -37,8 +37,10 @@ INLINE_BYTES_MAX: Final = 7000  # a value of this size is in its row's page, bes
 BUSY_MS: Final = 10_000  # for another program that has a lock
 
 
-def open_database(path: Path, *, write_ahead_bytes: int) -> tuple[sqlite3.Connection, sqlite3.Connection]:
-    """The writer's connection, whose journal begins again, and a reader's. If the reader's is closed last, the journal
+def open_database(
+    path: Path, *, write_ahead_bytes: int, readers: int
+) -> tuple[sqlite3.Connection, list[sqlite3.Connection]]:
+    """The writer's connection, whose journal begins again, and the readers'. If a reader's is closed last, the journal
     stays; SQLite removes it with the last connection that may write."""
     file, journal = path / DATA_FILE, path / JOURNAL_FILE
     try:
@@ -51,26 +53,22 @@ def open_database(path: Path, *, write_ahead_bytes: int) -> tuple[sqlite3.Connec
         if not whole:
             _refuse_lost_journal(path)
         with ExitStack() as undo:
-            reader = open_reader(path)
-            undo.callback(reader.close)
-            connection = _connect(file)
-            undo.callback(connection.close)
+            reading = [undo.enter_context(closing(open_reader(path))) for _ in range(readers)]
+            connection = undo.enter_context(closing(_connect(file)))
             _prepare(connection, path, write_ahead_bytes)
             sync_directory(path)
             undo.pop_all()
     except sqlite3.Error as e:
         raise _refusal(file, e) from e
-    return connection, reader
+    return connection, reading
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
     """For one thread at a time."""
-    connection = _connect(path / DATA_FILE, "mode=ro")
-    try:
+    with ExitStack() as undo:
+        connection = undo.enter_context(closing(_connect(path / DATA_FILE, "mode=ro")))
         connection.execute("PRAGMA user_version").fetchone()  # from here on it is one that has the journal open
-    except BaseException:
-        connection.close()
-        raise
+        undo.pop_all()
     return connection
 
 

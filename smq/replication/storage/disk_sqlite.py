@@ -25,7 +25,6 @@ from smq.replication.storage.database_sqlite import (
     SHARED_FILE,
     checkpoint_start,
     open_database,
-    open_reader,
 )
 from smq.replication.storage.disk import READERS, StoreDisk
 from smq.replication.storage.engine import Engine
@@ -63,13 +62,16 @@ class SqliteDisk(StoreDisk):
         )
 
     def _open_store(self, undo: ExitStack, write_ahead_bytes: int) -> int:
-        self._connection, self._of_loop = open_database(self._path, write_ahead_bytes=write_ahead_bytes)
-        undo.callback(self._of_loop.close)
-        undo.callback(self._connection.close)  # first, so that the journal stays
-        self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()  # of the threads that read
-        self._of_threads = [open_reader(self._path) for _ in range(READERS + 1)]  # one for the examiner
-        for connection in self._of_threads:
+        self._connection, reading = open_database(
+            self._path,
+            write_ahead_bytes=write_ahead_bytes,
+            readers=READERS + 2,  # one for the loop, one for the examiner
+        )
+        for connection in (*reading, self._connection):  # this one is closed first, so that the journal stays
             undo.callback(connection.close)
+        self._of_loop, *self._of_threads = reading
+        self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()  # of the threads that read
+        for connection in self._of_threads:
             self._idle.put(connection)
         self._unchecked_bytes = 0  # of new pages in the journal, at most
         (self._number,) = self._connection.execute("PRAGMA user_version").fetchone()

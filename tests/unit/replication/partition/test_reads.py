@@ -228,6 +228,27 @@ def test_a_look_up_by_create_time_is_exact_to_the_record(reader: Reader) -> None
     assert reader.host.offset_at(TimeKind.MAX_TIMESTAMP, 0) == 3
 
 
+@pytest.mark.parametrize(
+    ("created_ms", "newest"),
+    [
+        ([(30, 10), (20,), (15,)], 2),
+        ([(30, 10, 25), (20,)], 2),
+        ([(30, 10), (20,), (30,)], 3),
+        ([(30, 10), (5,)], 1),
+        ([(30, 10)], 1),
+        ([(30,), (20,)], 1),
+    ],
+)
+def test_the_largest_create_time_is_that_of_a_record_that_is_left(
+    reader: Reader, created_ms: list[tuple[int, ...]], newest: int
+) -> None:
+    """The first batch has a newer record than all others, or as new a one, but log_start is after it."""
+    reader.commit(*(encode_batch([NewRecord(None, b"v", ms) for ms in batch]) for batch in created_ms))
+    reader.host.apply(AdvanceLogStart(partition=reader.host.part.pid, offset=Offset(1)))
+    assert reader.host.live.log.log_start == 1
+    assert reader.host.offset_at(TimeKind.MAX_TIMESTAMP, 0) == newest
+
+
 def test_a_look_up_by_append_time_finds_the_first_record_at_or_after_it(reader: Reader) -> None:
     reader.commit(batch(count=2), batch(count=3))
     first, second = reader.host.live.log.read(Offset(0), Offset(5), 1 << 20)

@@ -107,6 +107,57 @@ def test_an_interrupted_copy_has_no_name_and_begins_again(tmp_path: Path) -> Non
     assert not unfinished.exists()
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_second_copy_to_the_same_name_is_refused_between_two_openings_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Before the first one is read again, and after that: the second would take its name, or lend it its own rows."""
+    rows = filled(tmp_path / "from", Engine.LMDB)
+    HARNESSES[Engine.SQLITE](tmp_path / "second").close()
+    refused: list[str] = []
+
+    def second() -> None:
+        with pytest.raises(DirectoryInUse, match=r"another copy is writing .*to\.copying"):
+            copy_directory(tmp_path / "second", tmp_path / "to", Engine.SQLITE, Engine.LMDB, silent, MARK)
+        refused.append(moment)
+
+    def read_again(directory: Path, engine: Engine) -> copying.Copied:
+        if moment == "before":
+            second()
+        found = summary_of(directory, engine)
+        if moment == "after":
+            second()
+        return found
+
+    monkeypatch.setattr(copying, "summary_of", read_again)
+    copy_directory(tmp_path / "from", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent, MARK)
+    assert refused == [moment]
+    assert rows_of(tmp_path / "to", Engine.SQLITE) == rows
+    with OfflineDisk(tmp_path / "second", Engine.SQLITE) as opened:
+        assert opened.disk.get(MARK.table, MARK.key) is None, "its node starts as before"
+
+
+def test_a_copy_that_ended_since_the_name_was_looked_at_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = filled(tmp_path / "from", Engine.LMDB)
+    HARNESSES[Engine.SQLITE](tmp_path / "second").close()
+    make = copying.make_directory
+
+    def make_late(path: Path) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(copying, "make_directory", make)
+            copy_directory(tmp_path / "from", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent, MARK)
+        make(path)
+
+    monkeypatch.setattr(copying, "make_directory", make_late)
+    with pytest.raises(DiskOpenError, match="not empty"):
+        copy_directory(tmp_path / "second", tmp_path / "to", Engine.SQLITE, Engine.LMDB, silent, MARK)
+    assert rows_of(tmp_path / "to", Engine.SQLITE) == rows
+    with OfflineDisk(tmp_path / "second", Engine.SQLITE) as opened:
+        assert opened.disk.get(MARK.table, MARK.key) is None
+
+
 def test_a_copy_that_lacks_a_row_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path / "from", Engine.LMDB)
 

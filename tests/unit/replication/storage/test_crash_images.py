@@ -1,6 +1,7 @@
 """Power losses in the middle of real commits: whichever unsynced sectors of the files survive, the store opens and
 holds every acknowledged batch and entry. It does not with the bugs planted here."""
 
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.crash.recorder import record
+from chaos_tests.crash.recorder import Reader, RecordingError, record
 from chaos_tests.crash.stores import FILES
 from chaos_tests.crash.trace import Acked, Sync, Trace, Truncate, Write, dump, images, load, parse
 from chaos_tests.sim.long_runs import SUBMISSIONS, image_failures
@@ -132,6 +133,54 @@ def test_a_trace_round_trips(tmp_path: Path) -> None:
     trace = load(RECORDED)
     (tmp_path / "again").write_bytes(dump(trace))
     assert load(tmp_path / "again").events == trace.events
+
+
+def strace_lines(*lines: str) -> list[str]:
+    """With strings as strace's option -xx shows them."""
+    return [
+        re.sub('"([^"]*)"', lambda found: '"' + "".join(f"\\x{byte:02x}" for byte in found[1].encode()) + '"', line)
+        for line in (
+            '1  openat(AT_FDCWD, "node/data.sqlite3", O_RDWR|O_CREAT|O_CLOEXEC, 0600) = 5',
+            '1  openat(AT_FDCWD, "node/data.sqlite3-wal", O_RDWR|O_CLOEXEC <unfinished ...>',
+            '2  write(3, "wakes", 5)             = 5',
+            "1  <... openat resumed>)            = 6",
+            *lines,
+            "1  +++ exited with 0 +++",
+        )
+    ]
+
+
+def test_calls_of_two_threads_are_recorded_as_late_as_their_effects_are_certain() -> None:
+    """A sync counts from its end on, and an acknowledgement from its beginning."""
+    lines = strace_lines(
+        '2  pwrite64(5, "page", 4, 8 <unfinished ...>',
+        '1  write(1, "acked 0 1 1", 11 <unfinished ...>',
+        "2  <... pwrite64 resumed>)          = 4",
+        "2  fdatasync(5 <unfinished ...>",
+        "1  <... write resumed>)             = 11",
+        '1  write(1, "acked 0 2 2", 11)      = 11',
+        "2  <... fdatasync resumed>)         = 0",
+        "2  close(5 <unfinished ...>",
+        '1  openat(AT_FDCWD, "elsewhere", O_RDWR) = 5',
+        "2  <... close resumed>)             = 0",
+        '1  pwrite64(5, "other", 5, 0)       = 5',
+    )
+    file = Engine.SQLITE.data_file
+    assert Reader(Path("node"), Engine.SQLITE).read(lines).events == [
+        Acked(0, 1, 1),
+        Write(file, 8, b"page", False),
+        Acked(0, 2, 2),
+        Sync(file),
+    ]
+
+
+def test_two_calls_at_a_time_on_one_file_are_not_recorded() -> None:
+    """The sync may not wait for the write."""
+    of_two_files = ["2  fdatasync(5 <unfinished ...>", '1  pwrite64(6, "page", 4, 8)        = 4']
+    Reader(Path("node"), Engine.SQLITE).read(strace_lines(*of_two_files))
+    for write in ('1  pwrite64(5, "page", 4, 8)        = 4', '1  pwrite64(5, "page", 4, 8 <unfinished ...>'):
+        with pytest.raises(RecordingError, match=r"two calls at a time on data\.sqlite3"):
+            Reader(Path("node"), Engine.SQLITE).read(strace_lines(of_two_files[0], write))
 
 
 @pytest.mark.full

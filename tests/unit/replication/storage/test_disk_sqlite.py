@@ -21,6 +21,7 @@ from smq.replication.ports import DataDamaged, Delete, Put, Rows, Table
 from smq.replication.storage import database_sqlite, disk_sqlite
 from smq.replication.storage.database_sqlite import DATA_FILE, JOURNAL_FILE, PAGE_BYTES, SHARED_FILE
 from smq.replication.storage.directory import LOCK_FILE, DirectoryInUse, DiskOpenError, FormatUnsupported
+from smq.replication.storage.disk import READERS
 from smq.replication.storage.disk_sqlite import RESTART_MS, SqliteDisk
 from smq.replication.storage.format_version import FORMAT_KEY
 from smq.replication.storage.journal_sqlite import JournalDamaged, cut_journal, whole_journal
@@ -199,6 +200,34 @@ def test_a_start_that_ends_early_leaves_a_directory_that_opens(
             disk = open_disk(again)
             assert disk.scan_keys(T, b"", b"z") == [b"a"]
             disk.close()
+
+
+@pytest.mark.parametrize("number", [1, 2, READERS + 2])
+def test_a_reader_that_cannot_be_opened_is_refused_by_name_and_nothing_stays_open(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As when the process may open no more files."""
+    rounds(harness, b"a")
+    copy = killed(harness)
+    opened: list[sqlite3.Connection] = []
+    real = database_sqlite.open_reader
+
+    def fails(path: Path) -> sqlite3.Connection:
+        if len(opened) + 1 == number:
+            raise sqlite3.OperationalError("unable to open database file")
+        opened.append(real(path))
+        return opened[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database_sqlite, "open_reader", fails)
+        with pytest.raises(DiskOpenError, match=rf"{re.escape(str(copy / DATA_FILE))} cannot be opened: unable"):
+            open_disk(copy)
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
+    disk = open_disk(copy)
+    assert disk.scan_keys(T, b"", b"z") == [b"a"]
+    disk.close()
 
 
 def test_a_disk_that_failed_leaves_its_journal(harness: SqliteHarness) -> None:

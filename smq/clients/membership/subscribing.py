@@ -91,8 +91,8 @@ class Subscribing(ABC):
         What follows happens inside the calls that return records. `on_assigned` gets the partitions that are new, after
         each rebalance and before their first record: it may seek. `on_revoked` gets those that go to other members, and
         may commit. `on_lost` gets those that others may have already, and cannot commit; without it, `on_revoked` gets
-        them. The callbacks are functions or coroutine functions. Reading begins at the group's commit, or where `start`
-        says."""
+        them. The callbacks are functions or coroutine functions; if a poll is cancelled in one, the next poll calls it
+        again. Reading begins at the group's commit, or where `start` says."""
         self._check_usable()
         wanted = [topics] if isinstance(topics, str) else topics
         chosen = tuple(sorted(set(names("topics", wanted))))

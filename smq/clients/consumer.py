@@ -28,17 +28,27 @@ from smq.clients.arguments import (
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import DEADLINE_GRACE_MS, ClusterClient, now_ms
 from smq.clients.errors import build, error_from_detail
-from smq.clients.fetch_planner import NO_END, FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
+from smq.clients.fetch_planner import (
+    NO_END,
+    NO_POSITION,
+    FetchPlanner,
+    FetchSettings,
+    PartitionFetch,
+    PlannedFetch,
+    ResetTo,
+)
 from smq.clients.lifecycle import Lifecycle
 from smq.clients.membership.member import Member
 from smq.clients.membership.options import MemberOptions, member_settings
 from smq.clients.membership.subscribing import Callbacks, Resume, Subscribing
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import (
+    LookUp,
     Start,
     Wanted,
     ends_of,
     expanded,
+    look_up_starts,
     parse_start,
     resolve_starts,
     starts_of,
@@ -132,6 +142,12 @@ class Consumer(Subscribing, Searching, Lifecycle):
             only_node=from_replica,
             isolation=isolation,
         )
+        self._look_ups: LookUp = {
+            "group": group,
+            "reset_if_gone": auto_offset_reset == "earliest",
+            "isolation": isolation,
+            "timeout_ms": self._timeout_ms,
+        }
         self._planner = FetchPlanner(settings, self._cluster.metadata, random_source)
         self._tasks: set[asyncio.Task[None]] = set()  # at most one fetch per partition, and one refresh
         self._refreshing: asyncio.Task[None] | None = None
@@ -230,16 +246,12 @@ class Consumer(Subscribing, Searching, Lifecycle):
         self._cluster.check_usable()
 
     async def _resolve(self, wanted: Mapping[TopicPartition, Wanted]) -> dict[TopicPartition, int]:
-        reset = self._planner.settings.reset
-        listed = await resolve_starts(
-            self._cluster,
-            wanted,
-            group=self._group,
-            reset_if_gone=reset == "earliest",
-            isolation=self._planner.settings.isolation,
-            timeout_ms=self._timeout_ms,
-        )
+        listed = await resolve_starts(self._cluster, wanted, **self._look_ups)
         return {tp: position.offset for tp, position in listed.items()}
+
+    async def _look_up(self, wanted: Mapping[TopicPartition, Wanted]) -> Mapping[TopicPartition, int | SmqError]:
+        listed = await look_up_starts(self._cluster, wanted, **self._look_ups)
+        return {tp: at if isinstance(at, SmqError) else at.offset for tp, at in listed.items()}
 
     def assignment(self) -> list[TopicPartition]:
         """The assigned partitions; empty before assign()."""
@@ -264,13 +276,16 @@ class Consumer(Subscribing, Searching, Lifecycle):
         self._pump()
 
     def position(self, topic: str, partition: int) -> int:
-        """The offset after the last record that was returned. INVALID_REQUEST for a partition that is not assigned."""
+        """The offset after the last record that was returned; -1 while it is not known where a subscription begins.
+        INVALID_REQUEST for a partition that is not assigned."""
         return self._assigned(topic, partition).position
 
     async def lag(self, topic: str, partition: int) -> int:
-        """How many offsets lie between the position and the last known high water mark. INVALID_REQUEST for a partition
-        that is not assigned."""
+        """How many offsets lie between the position and the last known high water mark; -1 while the position is not
+        known. INVALID_REQUEST for a partition that is not assigned."""
         fetch = self._assigned(topic, partition)
+        if fetch.position == NO_POSITION:
+            return -1
         if fetch.hwm < 0:
             latest = await self._resolve({(topic, partition): Wanted(type="RESET_TO_LATEST")})
             fetch.hwm = max(fetch.hwm, latest[(topic, partition)])
@@ -532,6 +547,9 @@ class Consumer(Subscribing, Searching, Lifecycle):
             self._spawn(self._fetch(plan))
         while self._planner.resets:
             self._spawn(self._reset(*self._planner.resets.pop()))
+        if self._planner.unplaced:
+            self._spawn(self._place_later(self._planner.unplaced))
+            self._planner.unplaced = []
         if self._planner.stale_topics and (self._refreshing is None or self._refreshing.done()):
             self._refreshing = self._spawn(self._refresh(sorted(self._planner.stale_topics)))
             self._planner.stale_topics.clear()

@@ -25,6 +25,7 @@ ResetTo: TypeAlias = Literal["none", "earliest", "latest"]
 AVOID_REPLICA_MS: Final = 2_000.0  # a replica that could not serve a partition is asked again after this
 LAGGING_ANSWERS_MAX: Final = 5  # a lagging node may not know a new topic yet: its answer counts after this many
 NO_END: Final = 1 << 63
+NO_POSITION: Final = -1  # of a partition whose start is not known yet
 PARTITIONS_PER_FETCH_MAX: Final = 200  # below the server's cap; more go into further calls
 _AVOID: Final = frozenset(
     {
@@ -151,6 +152,7 @@ class FetchPlanner:
         self.assigned: dict[TopicPartition, PartitionFetch] = {}
         self.stale_topics: set[str] = set()  # to refresh: no replica is known, or a node says our metadata is old
         self.resets: list[tuple[PartitionFetch, ResetTo]] = []  # positions to look up again
+        self.unplaced: list[PartitionFetch] = []  # starts to look up
         self._metadata = metadata
         self._random = random
         self._turn = 0
@@ -160,11 +162,16 @@ class FetchPlanner:
         return sum(f.buffered_bytes for f in self.assigned.values())
 
     def plan(self, now_ms: float) -> list[PlannedFetch]:
-        """The fetches to start now. Their partitions are busy until `fetched` or `failed`."""
+        """The fetches to start now. Their partitions are busy until `fetched` or `failed`, and those that become
+        `unplaced` until they move, or `not_placed`."""
         groups: dict[str, list[tuple[PartitionFetch, int]]] = {}
         if self.buffered_bytes < self.settings.buffer_bytes_max:
             for fetch in self._in_turn():
                 if not self._is_ready(fetch, now_ms):
+                    continue
+                if fetch.position == NO_POSITION:
+                    fetch.is_busy = True
+                    self.unplaced.append(fetch)
                     continue
                 address = self._address(fetch, now_ms)
                 if address is None:
@@ -232,7 +239,12 @@ class FetchPlanner:
                 has_update |= self._part_failed(fetch, plan.address, error, now_ms)
         return has_update
 
-    def _part_failed(self, fetch: PartitionFetch, address: str, error: SmqError, now_ms: float) -> bool:
+    def not_placed(self, fetch: PartitionFetch, error: SmqError, now_ms: float) -> bool:
+        """Its start is not known, and is looked up again later. True if the reader must get an error now."""
+        fetch.is_busy = False
+        return self._part_failed(fetch, None, error, now_ms)
+
+    def _part_failed(self, fetch: PartitionFetch, address: str | None, error: SmqError, now_ms: float) -> bool:
         fetch.attempts += 1
         if error.code is ErrorCode.OFFSET_OUT_OF_RANGE and self.settings.reset != "none":
             fetch.retry_at_ms = now_ms + self.settings.backoff.delay_ms(fetch.attempts, self._random)
@@ -245,7 +257,7 @@ class FetchPlanner:
             shown = of_partition(error)
             fetch.error = SmqError(shown.code, f"{fetch.topic}/{fetch.partition}: {shown.message}", shown.details)
             return True
-        if error.code in _AVOID:
+        if address is not None and error.code in _AVOID:
             fetch.avoid[address] = now_ms + AVOID_REPLICA_MS
         if needs_refresh(error):
             self.stale_topics.add(fetch.topic)

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypedDict, Unpack
 
 from smq.clients.arguments import (
     INT64_MAX,
@@ -58,7 +58,16 @@ class Wanted:
     value: int = 0
     strict: bool = False
     timestamp_ms: int | None = None
-    stable: bool = False  # waits for an open transaction that has staged the group's offset
+    stable: bool = False  # OFFSET_NOT_AVAILABLE while an open transaction has staged the group's offset
+
+
+class LookUp(TypedDict):
+    """How starts are looked up. `reset_if_gone`: a position that retention has passed means the log start."""
+
+    group: str | None
+    reset_if_gone: bool
+    isolation: Isolation
+    timeout_ms: float
 
 
 Start: TypeAlias = int | str | datetime | timedelta | tuple[str, int | datetime] | StartAt
@@ -141,39 +150,45 @@ def checked_ends(ends: Mapping[TopicPartition, int], assigned: Sequence[TopicPar
 
 
 async def resolve_starts(
-    cluster: ClusterClient,
-    starts: Mapping[TopicPartition, Wanted],
-    *,
-    group: str | None,
-    reset_if_gone: bool,
-    isolation: Isolation,
-    timeout_ms: float,
+    cluster: ClusterClient, starts: Mapping[TopicPartition, Wanted], **how: Unpack[LookUp]
 ) -> dict[TopicPartition, ListedOffset]:
-    """Every partition's position, or the first SmqError. Asks the leaders, several partitions per call."""
-    asks = {tp: _ask(tp, start, group, reset_if_gone) for tp, start in starts.items()}
-    unknown = sorted({topic for topic, _ in asks if cluster.metadata.partition_count(topic) is None})
-    if unknown:
-        missing = await cluster.refresh(unknown, timeout_ms=timeout_ms)
-        for topic in missing:
-            raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}")
-    found = await _ask_together(cluster, asks, isolation, timeout_ms)
-    rest = [tp for tp in asks if tp not in found]
-    singles = await asyncio.gather(*(_ask_one(cluster, asks[tp], isolation, timeout_ms) for tp in rest))
+    """Every partition's position, or the first SmqError. Asks again, within `timeout_ms`, while an error may pass."""
+    found = {}
+    for tp, listed in (await look_up_starts(cluster, starts, **how)).items():
+        if isinstance(listed, ListedOffset):
+            found[tp] = listed
+        elif not listed.code.is_retriable:
+            raise listed
+    rest = [tp for tp in starts if tp not in found]
+    singles = await asyncio.gather(*(_ask_one(cluster, _ask(tp, starts[tp], how), how) for tp in rest))
     found.update(zip(rest, singles, strict=True))
     for tp, start in starts.items():
         _check_strict(tp, start, found[tp])
     return found
 
 
-def _ask(tp: TopicPartition, start: Wanted, group: str | None, reset_if_gone: bool) -> pb.ListOffsetsPartition:
+async def look_up_starts(
+    cluster: ClusterClient, starts: Mapping[TopicPartition, Wanted], **how: Unpack[LookUp]
+) -> dict[TopicPartition, ListedOffset | SmqError]:
+    """Every partition's position, or why it has none now. Asks the leaders once, several partitions per call."""
+    unknown = sorted({tp[0] for tp in starts if cluster.metadata.partition(*tp) is None})
+    missing = await cluster.refresh(unknown, timeout_ms=how["timeout_ms"]) if unknown else ()
+    found: dict[TopicPartition, ListedOffset | SmqError] = {
+        tp: SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {tp[0]!r}") for tp in starts if tp[0] in missing
+    }
+    asks = {tp: _ask(tp, start, how) for tp, start in starts.items() if tp not in found}
+    return found | await _ask_together(cluster, asks, how)
+
+
+def _ask(tp: TopicPartition, start: Wanted, how: LookUp) -> pb.ListOffsetsPartition:
     return build(
         pb.ListOffsetsPartition,
         topic=tp[0],
         partition=tp[1],
         offset_type=pb.OffsetType.Value(start.type),
         offset_value=start.value,
-        group=group or "",
-        reset_if_gone=reset_if_gone,
+        group=how["group"] or "",
+        reset_if_gone=how["reset_if_gone"],
         timestamp_ms=start.timestamp_ms,
         stable=start.stable,
     )
@@ -187,14 +202,13 @@ def _check_strict(tp: TopicPartition, start: Wanted, listed: ListedOffset) -> No
 
 
 async def _ask_together(
-    cluster: ClusterClient,
-    asks: Mapping[TopicPartition, pb.ListOffsetsPartition],
-    isolation: Isolation,
-    timeout_ms: float,
-) -> dict[TopicPartition, ListedOffset]:
-    """One call per leader; partitions with a retriable error are left out."""
+    cluster: ClusterClient, asks: Mapping[TopicPartition, pb.ListOffsetsPartition], how: LookUp
+) -> dict[TopicPartition, ListedOffset | SmqError]:
+    """One call per leader."""
+    found: dict[TopicPartition, ListedOffset | SmqError] = {}
     groups: dict[str, list[pb.ListOffsetsPartition]] = {}
     for tp, ask in asks.items():
+        found[tp] = SmqError(ErrorCode.LEADER_UNAVAILABLE, "no node is known to serve it now")
         for address in cluster.metadata.replica_addresses(*tp, now_ms())[:1]:
             groups.setdefault(address, []).append(ask)
     chunks = [
@@ -202,54 +216,45 @@ async def _ask_together(
         for address, group in groups.items()
         for i in range(0, len(group), LIST_PARTITIONS_MAX)
     ]
-    answers = await asyncio.gather(*(_ask_chunk(cluster, a, chunk, isolation, timeout_ms) for a, chunk in chunks))
-    return {tp: listed for answer in answers for tp, listed in answer.items()}
-
-
-async def _ask_chunk(
-    cluster: ClusterClient,
-    address: str,
-    asks: Sequence[pb.ListOffsetsPartition],
-    isolation: Isolation,
-    timeout_ms: float,
-) -> dict[TopicPartition, ListedOffset]:
-    async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListOffsetsResponse:
-        return await node.broker.ListOffsets(_request(asks, isolation, node_ms), timeout=call_s)
-
-    outcome = await cluster.attempt(run, address, timeout_ms)
-    if isinstance(outcome, SmqError):
-        if outcome.code.is_retriable:
-            return {}
-        raise outcome
-    found = {}
-    for listed in outcome[0].offsets:
-        if not listed.HasField("error"):
-            found[(listed.topic, listed.partition)] = _listed(listed)
-        elif not (error := error_from_detail(listed.error)).code.is_retriable:
-            raise error
+    answers = await asyncio.gather(*(_ask_chunk(cluster, a, chunk, how) for a, chunk in chunks))
+    for answer in answers:
+        found |= answer
     return found
 
 
-async def _ask_one(
-    cluster: ClusterClient, ask: pb.ListOffsetsPartition, isolation: Isolation, timeout_ms: float
-) -> ListedOffset:
+async def _ask_chunk(
+    cluster: ClusterClient, address: str, asks: Sequence[pb.ListOffsetsPartition], how: LookUp
+) -> dict[TopicPartition, ListedOffset | SmqError]:
+    async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListOffsetsResponse:
+        return await node.broker.ListOffsets(_request(asks, how["isolation"], node_ms), timeout=call_s)
+
+    outcome = await cluster.attempt(run, address, how["timeout_ms"])
+    if isinstance(outcome, SmqError):
+        return {(ask.topic, ask.partition): outcome for ask in asks}
+    return {(answer.topic, answer.partition): _listed(answer) for answer in outcome[0].offsets}
+
+
+async def _ask_one(cluster: ClusterClient, ask: pb.ListOffsetsPartition, how: LookUp) -> ListedOffset:
     async def run(node: NodeStubs, node_ms: int, call_s: float) -> ListedOffset:
-        answer = (await node.broker.ListOffsets(_request([ask], isolation, node_ms), timeout=call_s)).offsets[0]
-        if answer.HasField("error"):
-            raise error_from_detail(answer.error)
-        return _listed(answer)
+        answer = (await node.broker.ListOffsets(_request([ask], how["isolation"], node_ms), timeout=call_s)).offsets[0]
+        listed = _listed(answer)
+        if isinstance(listed, SmqError):
+            raise listed
+        return listed
 
     def candidates() -> list[str]:
         return cluster.metadata.replica_addresses(ask.topic, ask.partition, now_ms()) or cluster.any_node()
 
-    return await cluster.call(run, timeout_ms=timeout_ms, candidates=candidates, topics=(ask.topic,))
+    return await cluster.call(run, timeout_ms=how["timeout_ms"], candidates=candidates, topics=(ask.topic,))
 
 
 def _request(asks: Sequence[pb.ListOffsetsPartition], isolation: Isolation, timeout_ms: int) -> pb.ListOffsetsRequest:
     return pb.ListOffsetsRequest(partitions=asks, isolation=ISOLATIONS[isolation], timeout_ms=timeout_ms)
 
 
-def _listed(answer: pb.ListedOffset) -> ListedOffset:
+def _listed(answer: pb.ListedOffset) -> ListedOffset | SmqError:
+    if answer.HasField("error"):
+        return error_from_detail(answer.error)
     return ListedOffset(offset=answer.offset, clamped=answer.clamped, lo=answer.lo, hi=answer.hi)
 
 

@@ -6,8 +6,10 @@ subscribed topic has exactly one member. (A cooperative partition that changes i
 its former member gives it up first.) Pure: the same members and topics give the same assignment.
 """
 
+from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, TypeAlias
 
 from smq.clients.membership.protocol import Subscription
@@ -82,24 +84,31 @@ def _subscribers(counts: Counts, members: Sequence[Candidate]) -> dict[str, dict
 def assign_sticky(counts: Counts, members: Sequence[Candidate]) -> Shares:
     """As evenly as the subscriptions allow, and otherwise as it was. What another member still owns is left out: it
     gives that up, joins again, and the next generation has it."""
-    plan = _Plan(subscribers=_subscribers(counts, members), shares={m.member_id: set() for m in members})
-    for tp, member_id in _rightful(members).items():
-        if tp[1] < counts.get(tp[0], 0) and member_id in plan.subscribers.get(tp[0], {}):
-            plan.shares[member_id].add(tp)
-    kept = frozenset[TopicPartition]().union(*plan.shares.values())
-    for topic, subscribers in sorted(plan.subscribers.items(), key=lambda found: (len(found[1]), found[0])):
-        for index in range(counts[topic]):
-            if (topic, index) not in kept:
-                plan.shares[min(subscribers, key=lambda m: len(plan.shares[m]))].add((topic, index))
+    plan = _Plan(subscribers=_subscribers(counts, members), members=[m.member_id for m in members])
+    kept = {
+        tp: member_id
+        for tp, member_id in _rightful(members).items()
+        if tp[1] < counts.get(tp[0], 0) and member_id in plan.subscribers.get(tp[0], {})
+    }
+    for member_id in kept.values():
+        plan.grow(member_id, 1)
+    for topic in sorted(plan.subscribers, key=lambda topic: (len(plan.subscribers[topic]), topic)):
+        plan.place(topic, [index for index in range(counts[topic]) if (topic, index) not in kept])
     # First what no member has, then the rest. So the generation after one in which partitions were given up finds the
     # same places for them, and takes nothing more away.
-    for fixed in (kept, frozenset[TopicPartition]()):
-        while plan.move_one(fixed):
-            pass
+    plan.even_out()
+    for (topic, index), member_id in kept.items():
+        insort(plan.movable[member_id].setdefault(topic, []), index)
+    plan.even_out()
     owners = _owners(members)
     return {
-        member_id: sorted(tp for tp in share if not owners.get(tp, set()) - {member_id})
-        for member_id, share in plan.shares.items()
+        member_id: [
+            (topic, index)
+            for topic, indexes in sorted(share.items())
+            for index in indexes
+            if not owners.get((topic, index), set()) - {member_id}
+        ]
+        for member_id, share in plan.movable.items()
     }
 
 
@@ -127,45 +136,88 @@ def _rightful(members: Sequence[Candidate]) -> dict[TopicPartition, str]:
     return found
 
 
-@dataclass(slots=True, kw_only=True)
 class _Plan:
-    subscribers: dict[str, dict[str, None]]
-    shares: dict[str, set[TopicPartition]]
-    _given: dict[str, tuple[str, str]] = field(default_factory=dict)  # of a search: member -> the giver, and the topic
+    """How much each member has, and what of it may move. A move that the whole group needs (from a member with the most
+    to one with the least) costs no look at the others, if one subscribes to what the other has."""
 
-    def move_one(self, fixed: frozenset[TopicPartition]) -> bool:
+    def __init__(self, *, subscribers: dict[str, dict[str, None]], members: Sequence[str]) -> None:
+        self.subscribers = subscribers
+        self.movable: dict[str, dict[str, list[int]]] = {m: {} for m in members}  # in order, by topic; none is empty
+        self._sizes = dict.fromkeys(members, 0)
+        self._least = [(0, m) for m in sorted(members)]  # two heaps, with entries that are out of date
+        self._most = list(self._least)
+        self._given: dict[str, tuple[str, str]] = {}  # of a search: member -> the giver, and the topic
+
+    def grow(self, member_id: str, by: int) -> None:
+        self._sizes[member_id] += by
+        heappush(self._least, (self._sizes[member_id], member_id))
+        heappush(self._most, (-self._sizes[member_id], member_id))
+
+    def place(self, topic: str, indexes: Sequence[int]) -> None:
+        """Each at the smallest of the subscribers."""
+        smallest = [(self._sizes[m], place, m) for place, m in enumerate(self.subscribers[topic])]
+        heapify(smallest)
+        for index in indexes:
+            size, place, member_id = smallest[0]
+            heapreplace(smallest, (size + 1, place, member_id))
+            self.movable[member_id].setdefault(topic, []).append(index)
+            self.grow(member_id, 1)
+
+    def even_out(self) -> None:
+        while self._move_one():
+            pass
+
+    def _move_one(self) -> bool:
         """Makes one member's share smaller and another's larger, if the two differ by more than one. Between them, a
         partition each may pass through members that subscribe to both sides' topics. Without such a pair, the shares
         are as even as they can be (a theorem about semi-matchings: no better one is out of reach of such steps)."""
-        for giver in sorted(self.shares, key=lambda m: (-len(self.shares[m]), m)):
-            taker = self._find_taker(giver, fixed)
+        most, least = self._current(self._most, -1), self._current(self._least, 1)
+        if self._sizes[most] - self._sizes[least] <= 1:
+            return False
+        for topic in self.movable[most]:
+            if least in self.subscribers[topic]:
+                self._hand_over(most, least, topic)
+                return True
+        for giver in sorted(self._sizes, key=lambda m: (-self._sizes[m], m)):
+            taker = self._find_taker(giver)
             if taker is not None:
-                self._move(giver, taker, fixed)
+                self._move(giver, taker)
                 return True
         return False
 
-    def _find_taker(self, giver: str, fixed: frozenset[TopicPartition]) -> str | None:
+    def _current(self, heap: list[tuple[int, str]], sign: int) -> str:
+        while heap[0][0] != sign * self._sizes[heap[0][1]]:
+            heappop(heap)
+        return heap[0][1]
+
+    def _find_taker(self, giver: str) -> str | None:
         """The smallest of the members that have at least two partitions less, by a search in breadth."""
         self._given = {}
         seen_topics: set[str] = set()
         waiting = [giver]
         for member_id in waiting:
-            for topic in sorted({tp[0] for tp in self.shares[member_id] - fixed} - seen_topics):
+            for topic in sorted(self.movable[member_id].keys() - seen_topics):
                 seen_topics.add(topic)
                 for other in self.subscribers[topic]:
                     if other != giver and other not in self._given:
                         self._given[other] = member_id, topic
                         waiting.append(other)
-        takers = [m for m in waiting[1:] if len(self.shares[m]) <= len(self.shares[giver]) - 2]
-        return min(takers, key=lambda m: len(self.shares[m]), default=None)
+        takers = [m for m in waiting[1:] if self._sizes[m] <= self._sizes[giver] - 2]
+        return min(takers, key=lambda m: self._sizes[m], default=None)
 
-    def _move(self, giver: str, taker: str, fixed: frozenset[TopicPartition]) -> None:
+    def _move(self, giver: str, taker: str) -> None:
         while taker != giver:
             before, topic = self._given[taker]
-            moved = max(tp for tp in self.shares[before] - fixed if tp[0] == topic)
-            self.shares[before].remove(moved)
-            self.shares[taker].add(moved)
+            self._hand_over(before, taker, topic)
             taker = before
+
+    def _hand_over(self, giver: str, taker: str, topic: str) -> None:
+        indexes = self.movable[giver][topic]
+        insort(self.movable[taker].setdefault(topic, []), indexes.pop())
+        if not indexes:
+            del self.movable[giver][topic]
+        self.grow(giver, -1)
+        self.grow(taker, 1)
 
 
 ASSIGNORS: Final[Mapping[str, Assignor]] = {

@@ -5,7 +5,6 @@ Owns when the application's callbacks run, and what is committed before partitio
 for that: `member` sends them. Only `consumer` imports it.
 """
 
-import asyncio
 import inspect
 import logging
 from abc import ABC, abstractmethod
@@ -18,7 +17,7 @@ from typing import Literal, TypeAlias
 from smq.clients.admin import commit_offsets, fetch_offsets
 from smq.clients.arguments import check_callback, check_choice, check_kind, invalid, names
 from smq.clients.cluster import ClusterClient, now_ms
-from smq.clients.fetch_planner import FetchPlanner, PartitionFetch
+from smq.clients.fetch_planner import NO_POSITION, FetchPlanner, PartitionFetch
 from smq.clients.membership.member import Member
 from smq.clients.membership.options import MemberSettings
 from smq.clients.pb import smq_pb2 as pb
@@ -29,9 +28,6 @@ from smq.raft_state.errors import ErrorCode, SmqError
 OnPartitions: TypeAlias = Callable[[list[TopicPartition]], Awaitable[None] | None]
 Resume: TypeAlias = Literal["RESUME_OR_EARLIEST", "RESUME_OR_LATEST"]
 _RESUMES = ("RESUME_OR_EARLIEST", "RESUME_OR_LATEST")
-NO_POSITION = -1  # of a partition whose start is not known: its error says why
-
-_LATEST = Wanted(type="RESET_TO_LATEST")
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +56,7 @@ class Subscribing(ABC):
     _auto_committed: dict[TopicPartition, int]
 
     @abstractmethod
-    async def _resolve(self, wanted: Mapping[TopicPartition, Wanted]) -> dict[TopicPartition, int]: ...
+    async def _look_up(self, wanted: Mapping[TopicPartition, Wanted]) -> Mapping[TopicPartition, int | SmqError]: ...
 
     @abstractmethod
     def _discard_decoded(self) -> None: ...
@@ -96,8 +92,8 @@ class Subscribing(ABC):
         What follows happens inside the calls that return records. `on_assigned` gets the partitions that are new, after
         each rebalance and before their first record: it may seek. `on_revoked` gets those that go to other members, and
         may commit. `on_lost` gets those that others may have already, and cannot commit; without it, `on_revoked` gets
-        them. The callbacks are functions or coroutine functions. Reading begins at the group's commit, or where `start`
-        says."""
+        them. The callbacks are functions or coroutine functions; if a poll is cancelled in one, the next poll calls it
+        again. Reading begins at the group's commit, or where `start` says."""
         self._check_usable()
         wanted = [topics] if isinstance(topics, str) else topics
         chosen = tuple(sorted(set(names("topics", wanted))))
@@ -209,12 +205,14 @@ class Subscribing(ABC):
             member.is_due = True  # so that their next members get them
             await self._auto_commit()
             await self._revoke(member, going)
-        starts = await self._starts(new)
+        starts = await self._look_up(dict.fromkeys(new, self._resuming()))
         if member.assigned is not assigned:
             return  # it was lost meanwhile, or the subscription has ended
         member.assigned = None
         member.owned, member.untold = assigned, frozenset(new)
-        self._planner.assigned |= starts
+        fetches = {tp: PartitionFetch(*tp, NO_POSITION) for tp in new}
+        self._planner.assigned |= fetches
+        self._place(fetches.values(), starts)
         await self._tell_assigned(member, member.untold)
 
     async def _tell_assigned(self, member: Member, new: frozenset[TopicPartition]) -> None:
@@ -226,34 +224,33 @@ class Subscribing(ABC):
         finally:
             self._pump()
 
-    async def _starts(self, partitions: list[TopicPartition]) -> dict[TopicPartition, PartitionFetch]:
-        """One whose start is out of range, or whose topic is gone, says so when it is read; the others go on."""
-        wanted = self._resuming()
-        try:
-            found = await self._resolve(dict.fromkeys(partitions, wanted))
-        except SmqError as e:
-            if e.code.is_retriable:
-                raise
-        else:
-            return {tp: PartitionFetch(*tp, offset) for tp, offset in found.items()}
-        return dict(zip(partitions, await asyncio.gather(*map(self._start, partitions)), strict=True))
-
     def _resuming(self) -> Wanted:
         """Not from an offset that the former member's transaction is about to move: it would be processed twice."""
         return Wanted(type=self._resume, stable=True)
 
-    async def _start(self, partition: TopicPartition) -> PartitionFetch:
+    async def _place_later(self, fetches: list[PartitionFetch]) -> None:
+        """Looks up the starts that were not known when the partitions came: the application gets the others' records
+        meanwhile, and its polls keep to their time."""
+        generations = [fetch.generation for fetch in fetches]
         try:
-            found = await self._resolve({partition: self._resuming()})
+            starts = await self._look_up(dict.fromkeys((fetch.key for fetch in fetches), self._resuming()))
         except SmqError as e:
-            if e.code.is_retriable:
-                raise
-            if e.code is ErrorCode.OFFSET_OUT_OF_RANGE and self._planner.settings.reset == "latest":
-                return PartitionFetch(*partition, (await self._resolve({partition: _LATEST}))[partition])
-            fetch = PartitionFetch(*partition, NO_POSITION)
-            fetch.error = e
-            return fetch
-        return PartitionFetch(*partition, found[partition])
+            starts = dict.fromkeys((fetch.key for fetch in fetches), e)
+        waiting = [f for f, generation in zip(fetches, generations, strict=True) if f.generation == generation]
+        if self._place(waiting, starts):
+            self._wake()
+        self._pump()
+
+    def _place(self, fetches: Iterable[PartitionFetch], starts: Mapping[TopicPartition, int | SmqError]) -> bool:
+        """Whether one of them has an error for the reader: such as one whose start is out of range."""
+        has_error = False
+        for fetch in fetches:
+            start = starts[fetch.key]
+            if isinstance(start, SmqError):
+                has_error |= self._planner.not_placed(fetch, start, now_ms())
+            else:
+                fetch.move(start)
+        return has_error
 
     async def _revoke(self, member: Member, going: frozenset[TopicPartition]) -> None:
         await self._withdraw(member, self._callbacks.on_revoked, going & member.owned)

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from smq.clients.errors import detail_from_error
-from smq.clients.fetch_planner import LAGGING_ANSWERS_MAX, FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch
+from smq.clients.fetch_planner import (
+    LAGGING_ANSWERS_MAX,
+    NO_POSITION,
+    FetchPlanner,
+    FetchSettings,
+    PartitionFetch,
+    PlannedFetch,
+)
 from smq.clients.metadata import ClusterView, Metadata, PartitionView, TopicView
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
@@ -200,3 +207,21 @@ def test_partition_without_a_known_replica_requests_a_refresh() -> None:
     planner.assigned["u", 0] = PartitionFetch("u", 0, 0)
     planner.plan(0.0)
     assert planner.stale_topics == {"u"}
+
+
+def test_start_that_is_not_known_is_looked_up_again_and_reported_in_the_end() -> None:
+    planner = planner_of([1, 1], stall_timeout_ms=1_000.0)
+    planner.assigned[T, 0].move(NO_POSITION)
+    assert partitions_of(planner.plan(0.0)) == {"n1:1": [1]}
+    [waiting] = planner.unplaced
+    planner.unplaced = []
+    error = SmqError(ErrorCode.OFFSET_NOT_AVAILABLE, "an open transaction has staged it")
+    assert not planner.not_placed(waiting, error, 0.0)
+    assert (planner.plan(0.0), planner.unplaced) == ([], []), "not before the pause is over"
+    assert (planner.plan(500.0), planner.unplaced) == ([], [waiting])
+    assert planner.not_placed(waiting, error, 1_000.0)
+    assert waiting.error is not None
+    assert waiting.error.code is ErrorCode.OFFSET_NOT_AVAILABLE
+    waiting.move(7)
+    [plan] = planner.plan(1_000.0)
+    assert [(f.partition, f.fetch_offset) for f, _ in plan.items] == [(0, 7)]

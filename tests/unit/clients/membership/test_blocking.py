@@ -148,7 +148,7 @@ def test_next_member_waits_for_the_transaction_that_has_staged_its_start(broker:
             next(iter(former))
             producer.begin()
             producer.send_offsets(former.membership(), {(topic, 0): 10, (topic, 1): 6})
-        with consumer_of(broker, topic, request_timeout_ms=1_000) as following:
+        with consumer_of(broker, topic, stall_timeout_ms=1_000) as following:
             following.subscribe(topic)
             with pytest.raises(SmqError) as caught:
                 following.getmany(timeout_ms=PATIENCE_S * 1_000)

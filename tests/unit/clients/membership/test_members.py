@@ -12,7 +12,7 @@ import pytest
 from smq.clients import Admin, Consumer, Producer, SmqError
 from smq.clients.membership.calls import GroupCalls
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.positions import resolve_starts
+from smq.clients.positions import look_up_starts
 from smq.clients.types import GroupMembership, TopicPartition
 from smq.coordinator.addresses import format_address
 from smq.coordinator.groups.types import Join, Joined
@@ -292,14 +292,14 @@ def test_unsubscribing_while_a_poll_looks_up_positions_ends_reading(
     entered, may_go = asyncio.Event(), asyncio.Event()
 
     async def slow_look_up(*args: Any, **kwargs: Any) -> Any:
-        found = await resolve_starts(*args, **kwargs)
+        found = await look_up_starts(*args, **kwargs)
         entered.set()
         await may_go.wait()
         return found
 
     async def body(served: Served) -> None:
         await fill(served, 1)
-        monkeypatch.setattr("smq.clients.consumer.resolve_starts", slow_look_up)
+        monkeypatch.setattr("smq.clients.consumer.look_up_starts", slow_look_up)
         async with member(served) as one:
             polling = asyncio.create_task(until(lambda: not one.consumer.subscription(), one))
             await entered.wait()
@@ -484,6 +484,27 @@ def test_commit_gone_by_retention_is_the_error_of_that_partition_alone(tmp_path:
             assert one.owned == ALL
             await one.consumer.seek("t", 0, "earliest")
             await until(lambda: (0, 3) in one.seen, one)
+
+    serving(tmp_path, body)
+
+
+def test_start_that_an_open_transaction_may_move_holds_up_its_own_partition_only(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await fill(served, 5)
+        async with Producer(address(served), transactional_id="x") as producer:
+            producer.begin()
+            await producer.send_offsets("g", {("t", 0): 3, ("t", 1): 3})
+            async with member(served, request_timeout_ms=1_000) as one:
+                await until(lambda: len(one.seen) == 5 * 2, one)
+                assert (one.told, one.owned) == ([("assigned", ALL)], ALL)
+                await one.consumer.seek("t", 1, 4)
+                await until(lambda: (1, 4) in one.seen, one)
+                await one.consumer.commit()
+                assert (await one.consumer.committed(ALL)).keys() == ALL - {("t", 0)}
+                assert one.consumer.position("t", 0) == await one.consumer.lag("t", 0) == -1
+                await producer.commit()
+                await until(lambda: (0, 4) in one.seen, one)
+                assert [at for at in one.seen if at[0] < 2] == [(1, 4), (0, 3), (0, 4)]
 
     serving(tmp_path, body)
 

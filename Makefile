@@ -15,7 +15,7 @@ PYTEST := $(PY) -m pytest
 SUITES := tests/unit tests/sim tests/cluster tests/kafka tests/spark tests/deploy tests/chaos
 STUBS := smq_pb2.py smq_pb2.pyi smq_pb2_grpc.py smq_pb2_grpc.pyi
 
-.PHONY: help setup package demo pipeline test test-full check lint types imports proto proto-check docs site sim chaos bench lock clean
+.PHONY: help setup package demo pipeline test test-full check lint types imports proto proto-check docs site sim chaos bench bench-nightly lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -103,6 +103,10 @@ chaos: $(STAMP) ## Run live histories with reports for MINUTES; resumes if stopp
 bench: $(STAMP) ## Measure this machine: rates, latencies, failover, recovery; then beside Kafka, etcd and NATS
 	$(PY) -m benchmarks
 	$(PY) -m benchmarks peers
+
+bench-nightly: $(STAMP) ## Measure the main figures, and show how they have changed since earlier nights
+	$(PY) -m benchmarks --only latency --only offsets --only kafka --only failover --only recovery --only commands
+	$(PY) -m benchmarks trend
 
 lock: ## Pin versions and hashes again (needs uv)
 	uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-annotate --quiet \

@@ -1,7 +1,7 @@
 """`make bench`: measures a three-node cluster on this machine, prints a table, writes JSON under benchmarks/results.
 
-`python -m benchmarks peers` measures smq beside Kafka, etcd and NATS instead. Owns the list of measurements and their
-sizes. Nothing may import it.
+`python -m benchmarks peers` measures smq beside Kafka, etcd and NATS instead, and `trend` shows how figures have
+changed from run to run. Owns the list of measurements and their sizes. Nothing may import it.
 """
 
 import argparse
@@ -14,26 +14,25 @@ from benchmarks import (
     commit_rounds,
     compaction,
     failover,
+    growth,
     handover,
     judging,
     kafka,
     latency,
     offsets,
-    passes,
     rates,
     recovery,
-    retention,
-    rounds,
-    snapshot,
-    stores,
     transactions,
+    trend,
     versions,
 )
+from benchmarks.many_partitions import passes, retention, snapshot
 from benchmarks.peers.comparison import compare
 from benchmarks.peers.page import write_page
 from benchmarks.peers.systems import SYSTEMS
 from benchmarks.report import Report, machine
 from benchmarks.spark import reads, sink, stages
+from benchmarks.storage import offset_kinds, rounds, stores
 from smq.testing.cluster import Cluster
 
 Section = Callable[[Cluster, Report], None]
@@ -58,6 +57,13 @@ def _sections(quick: bool, against: str) -> dict[str, Section]:
         "compaction": lambda c, r: compaction.measure(c, r, rounds=1 if quick else 5, versions=3 if quick else 10),
         "retention": lambda c, r: retention.measure(c, r, quick=quick),
         "recovery": lambda c, r: recovery.measure(c, r, sizes_mib=[16] if quick else [64, 256, 1_024]),
+        "growth": lambda c, r: growth.measure(
+            c,
+            r,
+            records=[10_000, 100_000] if quick else [10_000, 100_000, 1_000_000, 10_000_000],
+            partitions=[10, 100] if quick else [10, 100, 1_000, 10_000],
+            rounds=100 if quick else 1_000,
+        ),
         "opening": lambda c, r: recovery.measure_alone(c, r, sizes_mib=[256] if quick else [1_024, 10_240]),
         "versions": lambda c, r: versions.measure(c, r, against=against, turns=3 if quick else 9, records=records // 2),
     }
@@ -69,6 +75,7 @@ def _sections_alone(quick: bool) -> dict[str, Callable[[Report], None]]:
         "judging": lambda r: judging.measure(r, operations=100_000 if quick else 1_000_000),
         "commands": lambda r: commands.measure(r, times=3 if quick else 15),
         "rounds": lambda r: rounds.measure(r, rounds=300 if quick else 3_000),
+        "offset-kinds": lambda r: offset_kinds.measure(r, records=100_000 if quick else 1_000_000),
         "stores": lambda r: stores.measure(r, rounds=100 if quick else 1_000, stream_mib=32 if quick else 256),
     }
 
@@ -81,15 +88,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, for trying it out")
     against = "versions: the commit to compare with (default: the last one without transactions)"
     parser.add_argument("--against", default=versions.BEFORE_TRANSACTIONS, metavar="COMMIT", help=against)
-    parser.add_argument("peers", nargs="?", choices=["peers"], help="compare smq with Kafka, etcd and NATS")
+    other = "peers: compare smq with Kafka, etcd and NATS; trend: show how figures changed from run to run"
+    parser.add_argument("other", nargs="?", choices=["peers", "trend"], help=other)
     systems = [kind.name for kind in SYSTEMS]
     parser.add_argument("--system", choices=systems, action="append", help="peers: one system; may be repeated")
     parser.add_argument("--line", action="append", help="peers: lines whose name contains this; may be repeated")
     parser.add_argument("--rounds", type=int, default=3, help="peers: alternating runs (default: 3)")
-    parser.add_argument("--write", action="store_true", help="peers: rewrite the comparison in docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="peers, growth: rewrite docs/performance.md")
     parser.add_argument("--directory", type=Path, help="where the clusters keep their data (default: a temporary one)")
     arguments = parser.parse_args()
-    if arguments.peers == "peers":
+    if arguments.other == "trend":
+        trend.show()
+        return
+    if arguments.other == "peers":
         share = 0.2 if arguments.quick else 1.0
         path = compare(arguments.rounds, share, arguments.system or [], arguments.line or [], arguments.directory)
         print(f"written: {path}")
@@ -113,6 +124,9 @@ def main() -> None:
             print(f"{name}:", flush=True)
             alone(report)
     print(f"written: {report.write()}")
+    trend.add(report)
+    if arguments.write:
+        growth.write_growth(report)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,16 @@
-"""The comparison on docs/performance.md: its table between two marks, and the picture beside it.
+"""The comparison on docs/performance.md: its tables and its picture.
 
-Owns docs/performance/. It must never measure: it is made from the JSON file of a run.
+It must never measure: it is made from the JSON file of a run.
 """
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.pages import blank, rewrite, svg
 from benchmarks.peers.lines import LINES
 
-DOCS: Final = Path(__file__).parents[2] / "docs"
-PAGE: Final = DOCS / "performance.md"
-KEPT: Final = DOCS / "performance"
-BEGIN: Final = "<!-- peers: written by `python -m benchmarks peers --write` -->"
-END: Final = "<!-- /peers -->"
 _COLOURS: Final = {
     "smq": "#2a7f4f",
     "Kafka": "#555555",
@@ -33,13 +28,9 @@ _UNITS: Final = {"p50_ms": "ms", "gap_ms": "ms", "records_per_s": "records/s", "
 def write_page(result: Path) -> None:
     """Replaces the table, the picture and the kept JSON file."""
     document = json.loads(result.read_text())
-    KEPT.mkdir(exist_ok=True)
     del document["all"]
-    (KEPT / "peers.json").write_text(json.dumps(document, indent=1) + "\n")
-    (KEPT / "peers.svg").write_text(_picture(document))
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{_tables(document)}\n{END}{after}")
+    command = "python -m benchmarks peers --write"
+    rewrite("peers", command, _tables(document), picture=_picture(document), results=document)
 
 
 def _tables(document: dict[str, Any]) -> str:
@@ -76,7 +67,7 @@ def _tables(document: dict[str, Any]) -> str:
         + ". Private memory of the three nodes after the last rate: "
         + "; ".join(f"{s} {_last(document, s):,.0f} MB" for s in systems) + "."
     )  # fmt: skip
-    parts += [f"Not measured: {what}: {why}" for what, why in document["failures"].items()]
+    parts += [f"Not measured in every round: {what}: {why}" for what, why in document["failures"].items()]
     parts.append("![Each line relative to the best system](performance/peers.svg)")
     return "\n\n".join(parts)
 
@@ -98,17 +89,10 @@ def _last(document: dict[str, Any], system: str) -> float:
 
 def _picture(document: dict[str, Any]) -> str:
     """Bars per line: 1 is the best system; a bar of 2 takes twice as long, or has half the rate."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.fonttype"] = "none"
-    mpl.rcParams["svg.hashsalt"] = "peers"
-    from matplotlib import pyplot as plt
-
     rows = {(row["line"], row["system"]): row for row in document["medians"]}
     systems = list(document["flushes"])
     lines = [line for line in LINES if any((line.name, system) in rows for system in systems)]
-    figure, axes = plt.subplots(figsize=(10, 0.55 * len(lines) * len(systems) / 3 + 1))
+    figure, axes = blank(10, 0.55 * len(lines) * len(systems) / 3 + 1)
     thickness = 0.8 / len(systems)
     for place, line in enumerate(lines):
         found = {s: float(rows[line.name, s][line.judged]) for s in systems if (line.name, s) in rows}
@@ -122,8 +106,4 @@ def _picture(document: dict[str, Any]) -> str:
     axes.set_xscale("log")
     axes.set_xlabel("times the best system's time, or the best rate divided by this one (shorter is better)")
     axes.legend(loc="lower right", fontsize=8)
-    out = io.StringIO()
-    figure.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None})
-    plt.close(figure)
-    text = out.getvalue()
-    return text[text.index("<svg") :]
+    return svg(figure)

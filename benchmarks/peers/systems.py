@@ -1,7 +1,7 @@
 """The systems of the comparison as running processes: three nodes on loopback, each with its own directory.
 
-Owns how each is started, what it flushes before it acknowledges, and what its processes have used: CPU time, memory,
-bytes written. It must never send load. Everything is signalled by process id.
+Owns how each is started, and what it flushes before it acknowledges. It must never send load. Everything is signalled
+by process id.
 """
 
 import os
@@ -12,33 +12,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.programs import Jars, go_program, kafka_jars
+from benchmarks.usage import Usage, usage_of
 from smq.testing.cluster import Cluster
 
 NODES: Final = (1, 2, 3)
 READY_S: Final = 60.0
 STOP_S: Final = 20.0
-_TICKS_S: Final = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Of all nodes together: since they started, memory as of now."""
-
-    cpu_s: float
-    written_bytes: int  # handed to the block layer
-    private_bytes: int  # resident and of no file: no system is charged for the page cache
-
-    def since(self, before: "Usage") -> "Usage":
-        return Usage(
-            cpu_s=self.cpu_s - before.cpu_s,
-            written_bytes=self.written_bytes - before.written_bytes,
-            private_bytes=self.private_bytes,
-        )
 
 
 class System(ABC):
@@ -77,16 +60,7 @@ class System(ABC):
         os.kill(self.pids[place], signal.SIGKILL)
 
     def usage(self) -> Usage:
-        cpu = written = private = 0
-        for pid in self.pids:
-            try:
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                cpu += int(fields[11]) + int(fields[12])
-                written += _field(f"/proc/{pid}/io", "write_bytes")
-                private += _field(f"/proc/{pid}/status", "RssAnon") * 1024
-            except FileNotFoundError:
-                continue  # it was killed
-        return Usage(cpu_s=cpu / _TICKS_S, written_bytes=written, private_bytes=private)
+        return usage_of(self.pids)
 
 
 class Smq(System):
@@ -284,11 +258,3 @@ def running(kind: type[System], root: Path) -> Iterator[System]:
         yield system
     finally:
         system.stop()
-
-
-def _field(file: str, name: str) -> int:
-    for line in Path(file).read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0])
-    return 0  # the process was killed, and nothing is left of it but its exit code

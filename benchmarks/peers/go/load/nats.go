@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -26,11 +27,21 @@ func connectNats(servers []string, topic string) (System, error) {
 	return &natsSystem{connection, stream, servers, topic}, err
 }
 
+// Make asks again: nodes take connections before they have elected a leader for streams, and drop requests until then.
 func (n *natsSystem) Make(ctx context.Context, _ int) error {
-	_, err := n.stream.CreateStream(ctx, jetstream.StreamConfig{
-		Name: n.topic, Subjects: []string{n.topic}, Replicas: 3, Storage: jetstream.FileStorage,
-	})
-	return err
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		attempt, end := context.WithTimeout(ctx, time.Second)
+		_, err := n.stream.CreateStream(attempt, jetstream.StreamConfig{
+			Name: n.topic, Subjects: []string{n.topic}, Replicas: 3, Storage: jetstream.FileStorage,
+		})
+		end()
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 }
 
 func (n *natsSystem) Send(ctx context.Context, value []byte) error {

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pauses import INTERVAL_S, LONG_MS, Watch
+from benchmarks.many_partitions.pauses import INTERVAL_S, LONG_MS, Watch
 from benchmarks.report import Report
 from smq.clients import SyncAdmin
 from smq.raft_state.codec import FEATURE_LEVEL

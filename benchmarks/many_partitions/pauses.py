@@ -27,7 +27,7 @@ class Watch:
 
     @staticmethod
     def _start(address: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "benchmarks.pauses", address]
+        command = [sys.executable, "-m", "benchmarks.many_partitions.pauses", address]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> "Watch":

@@ -1,8 +1,8 @@
 """Long passes of a node's event loop, at 10,000 partitions and 1,000 groups, through all kinds of events.
 
-Owns the phases. The nodes run under `benchmarks.stretches`, which records how much of each long pass was CPU time of
-the loop itself. On a machine with fewer cores than busy processes, nothing else shows what the node itself causes.
-Kafka requests come from librdkafka.
+Owns the phases. The nodes run under `stretches`, which records how much of each long pass was CPU time of the loop
+itself. On a machine with fewer cores than busy processes, nothing else shows what the node itself causes. Kafka
+requests come from librdkafka.
 """
 
 import signal
@@ -18,10 +18,19 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # it is documented
 
-from benchmarks import stretches
+from benchmarks.many_partitions import stretches
+from benchmarks.many_partitions.snapshot import (
+    COMMITS,
+    GROUPS,
+    PARTITIONS,
+    REPLIES,
+    SETTLE_S,
+    SNAPSHOT_ENTRIES,
+    TOPICS,
+    commit,
+)
+from benchmarks.many_partitions.stretches import LONG_NS, Stretch
 from benchmarks.report import Report
-from benchmarks.snapshot import COMMITS, GROUPS, PARTITIONS, REPLIES, SETTLE_S, SNAPSHOT_ENTRIES, TOPICS, commit
-from benchmarks.stretches import LONG_NS, Stretch
 from smq.clients import SyncAdmin
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import wait_for

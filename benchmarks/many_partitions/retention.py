@@ -1,15 +1,15 @@
 """Long passes of a node's event loop while retention examines 10,000 partitions, and then deletes from all of them.
 
-Owns the figures of retention. The nodes run under `benchmarks.stretches`, as for `benchmarks.passes`.
+Owns the figures of retention. The nodes run under `stretches`, as for `passes`.
 """
 
 import time
 
 import confluent_kafka
 
-from benchmarks.passes import Phases, Watched, recorded_cluster
+from benchmarks.many_partitions.passes import Phases, Watched, recorded_cluster
+from benchmarks.many_partitions.snapshot import PARTITIONS, TOPICS
 from benchmarks.report import Report
-from benchmarks.snapshot import PARTITIONS, TOPICS
 from smq.clients import SyncAdmin
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import wait_for

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.report import Report, percentile
-from benchmarks.rounds import fail, round_ops, written_bytes
+from benchmarks.storage.rounds import fail, round_ops, written_bytes
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
 from smq.replication.storage.engine import Engine
 from smq.replication.storage.opening import open_disk
@@ -32,7 +32,9 @@ FETCH_BYTES: Final = 1 << 20
 PID: Final = b"p" * 20
 
 
-class _Store(ABC):
+class Store(ABC):
+    """A disk behind the port, with a loop of its own that runs while its caller waits."""
+
     disk: Disk
 
     def __init__(self) -> None:
@@ -45,6 +47,7 @@ class _Store(ABC):
         """Runs the loop until something has happened."""
 
     def settle(self) -> None:
+        """Returns when everything submitted is durable."""
         while self.disk.durable_seq < self.disk.submitted_seq:
             self.run_next()
 
@@ -82,7 +85,9 @@ class _Store(ABC):
             at = rows[-1][0] + b"\x00"
 
 
-class _Real(_Store):
+class RealStore(Store):
+    """On a disk, at `path`."""
+
     def __init__(self, path: Path, engine: Engine) -> None:
         super().__init__()
         self.path = path
@@ -94,7 +99,7 @@ class _Real(_Store):
         self._calls.get()()
 
 
-class _Memory(_Store):
+class _Memory(Store):
     """The simulation's disk, whose time is virtual."""
 
     def __init__(self) -> None:
@@ -107,8 +112,8 @@ class _Memory(_Store):
         self._scheduler.run_for_ms(1)
 
 
-def _stores(folder: Path) -> dict[str, _Store]:
-    made: dict[str, _Store] = {engine.value: _Real(folder / engine, engine) for engine in Engine}
+def _stores(folder: Path) -> dict[str, Store]:
+    made: dict[str, Store] = {engine.value: RealStore(folder / engine, engine) for engine in Engine}
     return {**made, "memory": _Memory()}
 
 
@@ -157,14 +162,14 @@ def _measure_stream(report: Report, folder: Path, name: str, size: int, count: i
         store.disk.close()
 
 
-def _measure_start(report: Report, store: _Store, name: str, label: str) -> None:
+def _measure_start(report: Report, store: Store, name: str, label: str) -> None:
     """After a kill."""
-    if not isinstance(store, _Real):
+    if not isinstance(store, RealStore):
         return
     copy = store.path.with_name(store.path.name + "-killed")
     shutil.copytree(store.path, copy)
     began = time.perf_counter()
-    again = _Real(copy, store.engine)
+    again = RealStore(copy, store.engine)
     ms = (time.perf_counter() - began) * 1000
     report.add(f"start after a kill, batches of {name}, {label}", f"{ms:.0f} ms", ms=ms)
     again.disk.close()

@@ -4,7 +4,7 @@ Owns the measurement from inside. A pass is all the work between two polls of th
 meanwhile wait for its end. The record splits it into CPU time of this thread (our own), waiting for a core (the
 machine's), and other waiting: Python's lock, a page, the disk. It uses asyncio's own loop, since uvloop cannot be
 inspected; its passes are a little longer. Run as a module it is the node's process:
-`python -m benchmarks.stretches serve --config FILE`, with the output file in BENCHMARK_STRETCHES.
+`python -m benchmarks.many_partitions.stretches serve --config FILE`, with the output file in BENCHMARK_STRETCHES.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 FILE: Final = "BENCHMARK_STRETCHES"
-COMMAND: Final = (sys.executable, "-m", "benchmarks.stretches", "serve", "--config")
+COMMAND: Final = (sys.executable, "-m", "benchmarks.many_partitions.stretches", "serve", "--config")
 LONG_NS: Final = 20_000_000  # a pass this long is recorded
 PART_NS: Final = 2_000_000  # a part of it this long is named
 

@@ -70,7 +70,8 @@ class _Native(_Log):
 
     def end(self) -> int:
         key, batch = self._last_below((1 << 64) - 1)
-        return int.from_bytes(key[len(PID) :]) + _COUNT.unpack_from(batch)[0]
+        (count,) = _COUNT.unpack_from(batch)
+        return int.from_bytes(key[len(PID) :]) + int(count)
 
     def _last_below(self, offset: int) -> tuple[bytes, bytes]:
         [row] = self._disk.scan(Table.BATCHES, PID, PID + _be64(offset), reverse=True, limit=1)

@@ -28,15 +28,7 @@ from smq.clients.arguments import (
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import DEADLINE_GRACE_MS, ClusterClient, now_ms
 from smq.clients.errors import build, error_from_detail
-from smq.clients.fetch_planner import (
-    NO_END,
-    NO_POSITION,
-    FetchPlanner,
-    FetchSettings,
-    PartitionFetch,
-    PlannedFetch,
-    ResetTo,
-)
+from smq.clients.fetch_planner import NO_END, FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
 from smq.clients.lifecycle import Lifecycle
 from smq.clients.membership.member import Member
 from smq.clients.membership.options import MemberOptions, member_settings
@@ -284,12 +276,10 @@ class Consumer(Subscribing, Searching, Lifecycle):
         """How many offsets lie between the position and the last known high water mark; -1 while the position is not
         known. INVALID_REQUEST for a partition that is not assigned."""
         fetch = self._assigned(topic, partition)
-        if fetch.position == NO_POSITION:
-            return -1
         if fetch.hwm < 0:
             latest = await self._resolve({(topic, partition): Wanted(type="RESET_TO_LATEST")})
             fetch.hwm = max(fetch.hwm, latest[(topic, partition)])
-        return max(fetch.hwm - fetch.position, 0)
+        return fetch.lag
 
     def high_water_mark(self, topic: str, partition: int) -> int:
         """As of the last answer; -1 before the first. INVALID_REQUEST for a partition that is not assigned."""

@@ -104,6 +104,11 @@ class PartitionFetch:
         """There is nothing more to fetch before the end."""
         return self.end is not None and self.fetch_offset >= self.end
 
+    @property
+    def lag(self) -> int:
+        """To the last known high water mark; -1 while the position is not known."""
+        return -1 if self.position == NO_POSITION else max(self.hwm - self.position, 0)
+
     def advance(self, position: int) -> None:
         """Past offsets that have been returned, or hold no record."""
         self.position = max(self.position, position if self.end is None else min(position, self.end))

@@ -82,6 +82,23 @@ def test_a_log_that_ends_inside_a_segment_and_grows_keeps_its_rows_in_order() ->
     assert create_rows(leader) == create_rows(follower)
 
 
+@pytest.mark.parametrize(("later", "newest"), [([], None), ([5], 3), ([5, 40, 6], 4), ([30], 3)])
+def test_the_newest_record_is_none_of_a_batch_that_has_no_record_left(later: list[int], newest: int | None) -> None:
+    """Compaction has left only the first record of its batch, and log_start is after it."""
+    node = Node(FakeHarness(0))
+    node.write(encode_batch([NewRecord(b"k", b"v", create_ms) for create_ms in (30, 10, 20)]), 0)
+    node.harness.settle()
+    assert node.install(
+        0, 3, rewritten(node.log.read_segment(Offset(0), Offset(3), 1 << 20), {1, 2}, 0, node.log.aborted)
+    )
+    for create_ms in later:
+        append(node, create_ms)
+    node.log.advance_log_start(Offset(1))
+    node.harness.settle()
+    found = find_time(node.log, end=node.log.durable_end, kind=TimeKind.MAX_TIMESTAMP, value=0)
+    assert getattr(found, "offset", None) == newest
+
+
 def test_after_a_damaged_checkpoint_a_compacted_log_takes_its_rows_for_no_fewer_than_they_are() -> None:
     node = compacted([10, 7, 6], 2, {0})
     disk = node.harness.disk

@@ -1,4 +1,5 @@
-"""Kafka's own command-line tools see and change configurations, and Kafka's own table of topic keys is ours."""
+"""Kafka's own command-line tools see and change configurations and groups, and Kafka's own table of topic keys is
+ours."""
 
 import json
 import subprocess
@@ -12,8 +13,11 @@ from smq.raft_state.config_keys import ConfigType
 from smq.raft_state.topic_config import TOPIC_CONFIG
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
+from smq.testing.node_process import run_cli
 from tests.kafka.client_adapters import bootstrap
 from tests.kafka.foreign.clients import Missing, copied, run
+from tests.kafka.members import ConfluentMember, SmqMember, drive
+from tests.kafka.test_groups import RECORDS, places, write
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -114,3 +118,67 @@ def test_every_node_shows_its_data_directory(cluster: Cluster, jars: Path, new_t
         assert (directory["error"], directory["logDir"]) == (None, str(cluster.nodes[node].data_dir))
         assert (partition["partition"], partition["isFuture"]) == (f"{topic}-0", False)
         assert partition["size"] > 10_000 or partition["offsetLag"] > 0
+
+
+@pytest.fixture
+def groups(cluster: Cluster, jars: Path) -> Tool:
+    """kafka-consumer-groups.sh"""
+
+    def tool(*arguments: str) -> str:
+        command = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+        return java(jars, command, "--bootstrap-server", bootstrap(cluster), *arguments)
+
+    return tool
+
+
+def of_partitions(shown: str) -> list[dict[str, str]]:
+    """The tool's table, by its head."""
+    head, *rows = [line.split() for line in shown.splitlines() if line.strip()]
+    return [dict(zip(head, row, strict=False)) for row in rows]
+
+
+@pytest.mark.parametrize("kind", [ConfluentMember, SmqMember])
+def test_kafkas_tool_and_ours_report_the_same_lag(
+    kind: type[ConfluentMember] | type[SmqMember], cluster: Cluster, groups: Tool, new_topic: Callable[..., str]
+) -> None:
+    topic, group = new_topic(2), f"lag-{kind.__name__}"
+    write(bootstrap(cluster), topic, 2)
+    servers = cluster.servers if kind is SmqMember else bootstrap(cluster)
+    member = kind(servers, group, [topic])
+    drive("it reads all", [member], lambda: len(member.seen) >= 2 * RECORDS and member.assigned() == places((topic, 2)))
+    member.commit()
+    write(bootstrap(cluster), topic, 2, first=RECORDS, count=3)
+    write(bootstrap(cluster), topic, 1, first=RECORDS + 3, count=1)
+    try:
+        shown = of_partitions(groups("--describe", "--group", group))
+    finally:
+        member.close()
+    lags = {int(row["PARTITION"]): int(row["LAG"]) for row in shown}
+    assert lags == {0: 4, 1: 3}
+    assert {row["CURRENT-OFFSET"] for row in shown} == {str(RECORDS)}
+    described = json.loads(
+        run_cli("group", "describe", f"kafka-cg-{group}", "--json", "--bootstrap", cluster.servers).stdout
+    )
+    assert {p["partition"]: p["lag"] for p in described["positions"]} == lags
+
+
+def test_kafkas_tool_resets_and_deletes_the_offsets_of_a_native_group(
+    cluster: Cluster, groups: Tool, new_topic: Callable[..., str]
+) -> None:
+    topic, group = new_topic(1), "reset-by-tool"
+    write(bootstrap(cluster), topic, 1)
+    member = SmqMember(cluster.servers, group, [topic])
+    drive("it reads all", [member], lambda: len(member.seen) >= RECORDS)
+    member.commit()
+    of_topic = ("--group", group, "--topic", topic)
+    assert "Assignments can only be reset if the group" in groups(
+        "--reset-offsets", *of_topic, "--to-earliest", "--execute"
+    )
+    member.close()
+    (row,) = of_partitions(groups("--reset-offsets", *of_topic, "--shift-by", "-2", "--execute"))
+    assert row["NEW-OFFSET"] == str(RECORDS - 2)
+    assert [row["LAG"] for row in of_partitions(groups("--describe", "--group", group))[-1:]] == ["2"]
+    groups("--delete-offsets", *of_topic)
+    assert topic not in groups("--describe", "--group", group)
+    groups("--delete", "--group", group)
+    assert group not in groups("--list").split()

@@ -11,7 +11,7 @@ from smq.replication.ports import Put, Table
 from smq.replication.storage import copying, moment_sqlite
 from smq.replication.storage.copying import UNFINISHED, copy_directory, summary_of
 from smq.replication.storage.database_sqlite import INLINE_BYTES_MAX
-from smq.replication.storage.directory import DirectoryInUse, DiskOpenError
+from smq.replication.storage.directory import DirectoryInUse, DiskOpenError, make_directory
 from smq.replication.storage.disk import StoreDisk
 from smq.replication.storage.disk_sqlite import SqliteDisk
 from smq.replication.storage.engine import Engine, WrongEngine, engine_of
@@ -142,13 +142,12 @@ def test_a_copy_that_ended_since_the_name_was_looked_at_is_not_replaced(
 ) -> None:
     rows = filled(tmp_path / "from", Engine.LMDB)
     HARNESSES[Engine.SQLITE](tmp_path / "second").close()
-    make = copying.make_directory
 
     def make_late(path: Path) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(copying, "make_directory", make)
+            patch.setattr(copying, "make_directory", make_directory)
             copy_directory(tmp_path / "from", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent, MARK)
-        make(path)
+        make_directory(path)
 
     monkeypatch.setattr(copying, "make_directory", make_late)
     with pytest.raises(DiskOpenError, match="not empty"):

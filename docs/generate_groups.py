@@ -75,7 +75,7 @@ def diagram() -> str:
         rows.append([event.name, *("" if action is Action.NOTHING else action.name for action in actions)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    return "".join(f"    {line}\n" for line in lines)
+    return "".join(["```text\n", *(f"{line}\n" for line in lines), "```\n"])
 
 
 def _described(members: type[enum.Enum]) -> str:

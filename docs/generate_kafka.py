@@ -26,14 +26,18 @@ Generated from `smq/coordinator/kafka` by `make docs`; do not edit.
 Every node speaks the Kafka protocol on its own port, on the log's own offsets: there is no gateway process, no offset
 mapping and no translation. gRPC and Spark read byte for byte what a Kafka client writes, and vice versa.
 
-    smq dev                                             # Kafka on 127.0.0.1:9092
-    smq cluster --nodes 3 --data-dir D --kafka-port 0   # free ports; the ready file and the output name them
+<!-- not run: both run until Ctrl-C; tests/cluster/test_cli.py starts and ends them -->
+```sh
+smq dev                                             # Kafka on 127.0.0.1:9092
+smq cluster --nodes 3 --data-dir D --kafka-port 0   # free ports; the ready file and the output name them
+```
 
 In `node.toml`, `kafka_address` opens the listener; without it, `smq serve` has none. `smq dev` and `smq cluster` open
 one. There may be more, such as one for clients outside: [docs/addresses.md](addresses.md#named-listeners). `rack` is
 the node's location (`smq cluster --racks a,b,c`); it can change when the node restarts. `request_bytes_max`
 bounds a request and the records of a response.
 
+<!-- run by tests/cluster/test_pages.py -->
 ```python
 from confluent_kafka import Producer
 

@@ -21,8 +21,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests start some hundreds of processes. Where PYTHONDONTWRITEBYTECODE keeps the checkout clean, each would
-    compile every module that it loads, a quarter of a node's start. So they share what is compiled, outside of it."""
+    """Tests start some hundreds of processes. If PYTHONDONTWRITEBYTECODE keeps the checkout clean, each would compile
+    every module that it loads, a quarter of a node's start. So they share what is compiled, beside the checkout."""
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
         compiled = tempfile.TemporaryDirectory(prefix="smq-tests-")
         os.environ["PYTHONPYCACHEPREFIX"] = compiled.name

@@ -186,6 +186,8 @@ from smq.raft_state.errors import (
 if TYPE_CHECKING:
     from smq.clients.admin import Admin as Admin
     from smq.clients.consumer import Consumer as Consumer
+    from smq.clients.interceptors import ConsumerInterceptor as ConsumerInterceptor
+    from smq.clients.interceptors import ProducerInterceptor as ProducerInterceptor
     from smq.clients.offset_assigner import OffsetAssigner as OffsetAssigner
     from smq.clients.positions import OFFSET_TYPES as OFFSET_TYPES
     from smq.clients.positions import StartAt as StartAt
@@ -194,6 +196,7 @@ if TYPE_CHECKING:
     from smq.clients.producer import RecordMetadata as RecordMetadata
     from smq.clients.producing.delivery import BatchMetadata as BatchMetadata
     from smq.clients.producing.delivery import Delivery as Delivery
+    from smq.clients.producing.outgoing import ProducerRecord as ProducerRecord
     from smq.clients.search import RecordFilter as RecordFilter
     from smq.clients.search import SearchPage as SearchPage
     from smq.clients.serde import JSON as JSON
@@ -219,11 +222,14 @@ _MODULES: Final = {
     "Delivery": "smq.clients.producing.delivery",
     "BatchMetadata": "smq.clients.producing.delivery",
     "Consumer": "smq.clients.consumer",
+    "ConsumerInterceptor": "smq.clients.interceptors",
     "ConsumerRecord": "smq.clients.types",
     "GroupMembership": "smq.clients.types",
     "OFFSET_TYPES": "smq.clients.positions",
     "OffsetAssigner": "smq.clients.offset_assigner",
     "Producer": "smq.clients.producer",
+    "ProducerInterceptor": "smq.clients.interceptors",
+    "ProducerRecord": "smq.clients.producing.outgoing",
     "ProducerStats": "smq.clients.producer",
     "RawBatch": "smq.clients.types",
     "RecordFilter": "smq.clients.search",

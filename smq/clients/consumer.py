@@ -27,8 +27,8 @@ from smq.clients.arguments import (
 )
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import DEADLINE_GRACE_MS, ClusterClient, now_ms
-from smq.clients.errors import build, error_from_detail
 from smq.clients.fetch_planner import NO_END, FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
+from smq.clients.interceptors import ConsumerChain, ConsumerInterceptor
 from smq.clients.lifecycle import Lifecycle
 from smq.clients.membership.member import Member
 from smq.clients.membership.options import MemberOptions, member_settings
@@ -45,12 +45,13 @@ from smq.clients.positions import (
     resolve_starts,
     starts_of,
 )
+from smq.clients.raw_batches import fetch_range, records_of
 from smq.clients.retry import RandomFn
 from smq.clients.search import Searching
 from smq.clients.tls import Tls
 from smq.clients.types import ISOLATIONS, ConsumerRecord, FetchedRange, Isolation, RawBatch, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.records import BatchCorrupt, decode_batch
+from smq.records import BatchCorrupt
 
 Assigned: TypeAlias = str | TopicPartition  # a topic stands for all its partitions
 Assignment: TypeAlias = str | Iterable[Assigned] | Mapping[Assigned, Start] | Mapping[TopicPartition, Start]
@@ -71,6 +72,7 @@ class ConsumerOptions(MemberOptions, total=False):
     stall_timeout_ms: Duration
     connect_timeout_ms: Duration
     tls: Tls | None
+    interceptors: Iterable[ConsumerInterceptor]
     random_source: RandomFn
 
 
@@ -91,6 +93,7 @@ class Consumer(Subscribing, Searching, Lifecycle):
     With `isolation` "read_uncommitted" the records of open and of aborted transactions come, too, and the log ends at
     the high water mark, not at the last stable offset.
 
+    `interceptors` see what iteration and getmany() are about to return, and commits: see ConsumerInterceptor.
     `membership`: the options of subscribe().
     """
 
@@ -109,6 +112,7 @@ class Consumer(Subscribing, Searching, Lifecycle):
         stall_timeout_ms: Duration = 60_000.0,
         connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
+        interceptors: Iterable[ConsumerInterceptor] = (),
         random_source: RandomFn = random.random,
         **membership: Unpack[MemberOptions],
     ) -> None:
@@ -121,6 +125,7 @@ class Consumer(Subscribing, Searching, Lifecycle):
         check_int("fetch_max_bytes", fetch_max_bytes, 1, INT32_MAX)
         check_int("partition_max_bytes", partition_max_bytes, 1, INT32_MAX)
         self._group = group
+        self._interceptors = ConsumerChain.of(interceptors)
         self._timeout_ms = milliseconds("request_timeout_ms", request_timeout_ms)
         self._cluster = ClusterClient(
             bootstrap, connect_timeout_ms=connect_timeout_ms, random_source=random_source, tls=tls
@@ -193,6 +198,8 @@ class Consumer(Subscribing, Searching, Lifecycle):
         await asyncio.gather(*tasks, return_exceptions=True)
         self._updated.set()
         await self._cluster.close()
+        if self._interceptors is not None:
+            self._interceptors.close()
 
     # -- assignment and positions
 
@@ -334,7 +341,7 @@ class Consumer(Subscribing, Searching, Lifecycle):
         records = self._records_of(batch)
         if records is None:
             return
-        self._decoded.extend(records)
+        self._decoded.extend(self._intercepted(records))
         self._decoding = batch
         if not self._decoded:
             self._advance(batch)
@@ -368,10 +375,13 @@ class Consumer(Subscribing, Searching, Lifecycle):
             records = self._records_of(batch)
             if records is None:
                 continue
-            out.setdefault((batch.topic, batch.partition), []).extend(records)
+            out.setdefault((batch.topic, batch.partition), []).extend(self._intercepted(records))
             self._advance(batch)
-            count += len(records)
+            count += len(records)  # also those that an interceptor leaves out: a poll ends
         return {tp: records for tp, records in out.items() if records}
+
+    def _intercepted(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
+        return records if self._interceptors is None else self._interceptors.on_consume(records)
 
     async def getbatch(self, timeout_ms: Duration = 0.0) -> RawBatch | None:
         """The next RecordBatch exactly as it is in the log; the position moves past it. None if none arrives within
@@ -390,47 +400,27 @@ class Consumer(Subscribing, Searching, Lifecycle):
         """One fetch of raw batches from `offset` on, without an assignment, from any replica that can serve it. Waits
         up to `max_wait_ms` for a batch and gives at most `max_bytes` (0: the node's default), or one larger batch.
         UNKNOWN_TOPIC, UNKNOWN_PARTITION, OFFSET_OUT_OF_RANGE (lo, hi)."""
-        check_place(topic, partition)
-        settings = self._planner.settings
-        item = build(pb.FetchPartition, topic=topic, partition=partition, offset=offset, max_bytes=max_bytes)
-        request = build(
-            pb.FetchRequest,
-            partitions=[item],
+        return await fetch_range(
+            self._cluster,
+            self._planner.settings,
+            (topic, partition),
+            offset,
+            bytes_max=max_bytes,
             max_wait_ms=max_wait_ms,
-            max_bytes=settings.response_bytes_max,
-            isolation=ISOLATIONS[settings.isolation],
+            timeout_ms=self._timeout_ms,
         )
-
-        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.FetchedPartition:
-            answer = (await node.broker.Fetch(request, timeout=call_s + max_wait_ms / 1000.0)).partitions[0]
-            if answer.HasField("error"):
-                raise error_from_detail(answer.error)
-            return answer
-
-        part = await self._cluster.call_replica(
-            run, topic, partition, only_node=settings.only_node, timeout_ms=self._timeout_ms
-        )
-        batches = tuple(RawBatch(topic, partition, b.base_offset, b.last_offset, b.ts_ns, b.data) for b in part.batches)
-        return FetchedRange(log_start=part.log_start, hwm=part.hwm, lso=part.lso, batches=batches)
 
     def _records_of(self, batch: RawBatch) -> list[ConsumerRecord] | None:
         """None if it does not decode: that is the partition's error then, and its position stays before the batch."""
         fetch = self._planner.assigned[(batch.topic, batch.partition)]
         lo, hi = fetch.position, fetch.end if fetch.end is not None else NO_END
-        topic, partition, ts_ns_of_0 = batch.topic, batch.partition, batch.ts_ns - batch.base_offset
         try:
-            return [
-                ConsumerRecord(
-                    topic, partition, r.offset, ts_ns_of_0 + r.offset, r.timestamp_ms, r.key, r.value, r.headers
-                )
-                for r in decode_batch(batch.data)
-                if lo <= r.offset < hi
-            ]
+            return records_of(batch, lo, hi)
         except BatchCorrupt as e:
             fetch.move(lo)
             offsets = f"offsets {batch.base_offset} to {batch.last_offset}"
-            message = f"{topic}/{partition}: the records at {offsets} do not decode ({e}); seek past them to read on"
-            fetch.error = SmqError(ErrorCode.INVALID_BATCH, message)
+            message = f"the records at {offsets} do not decode ({e}); seek past them to read on"
+            fetch.error = SmqError(ErrorCode.INVALID_BATCH, f"{batch.topic}/{batch.partition}: {message}")
             return None
 
     def _advance(self, batch: RawBatch) -> None:

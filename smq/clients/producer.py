@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import os
 import random
-import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, TypedDict
@@ -21,18 +20,18 @@ from smq.clients.arguments import (
     check_flag,
     check_int,
     check_name,
-    instant_ms,
     invalid,
     milliseconds,
-    shown,
 )
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.forked import check_owner
+from smq.clients.interceptors import ProducerChain, ProducerInterceptor
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producing.accumulator import IN_FLIGHT_MAX, BatchingSettings
 from smq.clients.producing.delivery import BatchMetadata as BatchMetadata
-from smq.clients.producing.delivery import BulkDelivery, Delivery
+from smq.clients.producing.delivery import BulkDelivery, Delivery, Intercepted
 from smq.clients.producing.delivery import RecordMetadata as RecordMetadata
+from smq.clients.producing.outgoing import ProducerRecord, checked_record, checked_times
 from smq.clients.producing.partition_queue import PartitionQueue
 from smq.clients.producing.partitioner import TopicQueues
 from smq.clients.producing.publisher import PRODUCER_BACKOFF, Publisher
@@ -45,7 +44,6 @@ from smq.raft_state.errors import ErrorCode, ProducerFenced, SmqError
 from smq.records import CODECS, Headers
 
 AcksName: TypeAlias = Literal["all", "leader", "none"]
-_BYTES_LIKE: Final = frozenset({bytes, bytearray, memoryview, type(None)})
 _ACKS: Final = {"all": pb.ACKS_ALL, "leader": pb.ACKS_LEADER, "none": pb.ACKS_NONE}
 
 YIELD_EVERY_RECORDS: Final = 4096  # send_many lets the event loop run this often (about 1 ms)
@@ -67,6 +65,7 @@ class ProducerOptions(TypedDict, total=False):
     buffer_bytes: int
     connect_timeout_ms: Duration
     tls: Tls | None
+    interceptors: Iterable[ProducerInterceptor]
     random_source: RandomFn
 
 
@@ -87,6 +86,8 @@ class Producer:
     With a `transactional_id` every record is part of a transaction: `async with producer.transaction(): ...`, or
     begin(), commit() and abort(). Readers get all of its records or none. start() fences other producers of the id. The
     cluster aborts a transaction that is open for longer than `transaction_timeout_ms`.
+
+    `interceptors` see every record before it is sent and learn its outcome, in this order: see ProducerInterceptor.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Producer:
         buffer_bytes: int = 32 << 20,
         connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
+        interceptors: Iterable[ProducerInterceptor] = (),
         random_source: RandomFn = random.random,
     ) -> None:
         check_choice("acks", acks, _ACKS)
@@ -119,6 +121,7 @@ class Producer:
         # Without sequences, a resent batch keeps its place only if one batch is in flight at a time.
         in_flight_max = max_in_flight if idempotent or acks == "none" else 1
         self._request_timeout_ms = milliseconds("request_timeout_ms", request_timeout_ms)
+        self._interceptors = ProducerChain.of(interceptors)
         self._cluster = ClusterClient(
             bootstrap, connect_timeout_ms=connect_timeout_ms, random_source=random_source, tls=tls
         )
@@ -167,7 +170,7 @@ class Producer:
         try:
             await self.start()
         except BaseException:  # cancellation included: __aexit__ is not called if __aenter__ fails
-            await self._cluster.close()
+            await self._release()
             raise
         return self
 
@@ -191,7 +194,17 @@ class Producer:
                 await self.flush()
         finally:
             await self._publisher.close()
-            await self._cluster.close()
+            await self._release()
+
+    async def _release(self) -> None:
+        await self._cluster.close()
+        if self._interceptors is not None:
+            self._interceptors.close()
+
+    @property
+    def interceptors(self) -> ProducerChain | None:
+        """None if there are none. For the blocking producer."""
+        return self._interceptors
 
     @property
     def stats(self) -> ProducerStats:
@@ -227,8 +240,19 @@ class Producer:
         """
         when, headers, _ = checked_record(topic, value, key, headers, partition, timestamp_ms)
         token: asyncio.Future[RecordMetadata] = self._usable().create_future()
-        self.take(topic, value, key, headers, partition, when, token)
+        if self._interceptors is None:
+            self.take(topic, value, key, headers, partition, when, token)
+        else:
+            record = ProducerRecord(topic, value, key, headers, partition, when)
+            self._take_watched(*self._interceptors.begin(record, token))
         return token
+
+    def _take_watched(self, record: ProducerRecord, token: Intercepted) -> None:
+        try:
+            self.take(*record, token)
+        except SmqError as e:
+            token.failed(e)  # each record that on_send has seen has one outcome
+            raise
 
     def take(
         self,
@@ -238,7 +262,7 @@ class Producer:
         headers: Headers,
         partition: int | None,
         timestamp_ms: int,
-        token: "asyncio.Future[RecordMetadata] | Delivery",
+        token: "asyncio.Future[RecordMetadata] | Delivery | Intercepted",
     ) -> None:
         """As send() of a `checked_record` created at `timestamp_ms`, with the caller's own token. For the blocking
         producer."""
@@ -266,13 +290,15 @@ class Producer:
         loop = self._usable()
         if self._transactions is not None:
             self._transactions.check_open()
-        when = _check_many(values, keys, timestamp_ms)
+        when = checked_times(values, keys, timestamp_ms)
         if partition is not None:
             check_int("partition", partition, 0, INT32_MAX)
         queues = await self._known_topic(topic)
         bulk = BulkDelivery(loop.create_future(), len(values))
         try:
-            if keys is None:
+            if self._interceptors is not None:
+                await self._add_watched(self._interceptors, topic, values, keys, when, partition, bulk)
+            elif keys is None:
                 await self._add_unkeyed(queues, values, when, partition, bulk)
             else:
                 await self._add_keyed(queues, values, keys, when, partition, bulk)
@@ -280,6 +306,26 @@ class Producer:
             bulk.refused(e)
             raise
         return bulk.future
+
+    async def _add_watched(
+        self,
+        chain: ProducerChain,
+        topic: str,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        when: int | Sequence[int],
+        partition: int | None,
+        bulk: BulkDelivery,
+    ) -> None:
+        """Record by record, as interceptors see them. They may send one elsewhere."""
+        for index, value in enumerate(values):
+            if self._accumulator.is_full:
+                await self.wait_room()
+            elif index % YIELD_EVERY_RECORDS == YIELD_EVERY_RECORDS - 1:
+                await asyncio.sleep(0)
+            key, created = None if keys is None else keys[index], when if isinstance(when, int) else when[index]
+            record = ProducerRecord(topic, value, key, (), partition, created)
+            self._take_watched(*chain.begin(record, bulk))
 
     async def _add_unkeyed(
         self,
@@ -470,6 +516,8 @@ def _aborted() -> SmqError:
 
 def _future_of(token: object, loop: asyncio.AbstractEventLoop) -> "asyncio.Future[Any] | None":
     """A future that is done when the token's record is settled."""
+    if isinstance(token, Intercepted):
+        return _future_of(token.token, loop)
     if isinstance(token, BulkDelivery):
         return token.future
     if isinstance(token, Delivery):
@@ -484,34 +532,6 @@ def _set_done(future: "asyncio.Future[None]") -> None:
         future.set_result(None)
 
 
-def checked_record(
-    topic: object, value: object, key: object, headers: Headers, partition: object, timestamp_ms: object
-) -> tuple[int, list[tuple[str, bytes | None]], int]:
-    """(create time in ms, the headers as a list, size in bytes). INVALID_REQUEST names the argument."""
-    if type(topic) is not str or not topic or not topic.isascii():
-        check_name("topic", topic)
-    if type(value) not in _BYTES_LIKE:
-        raise invalid(f"value must be bytes or None, not {shown(value)}")
-    if type(key) not in _BYTES_LIKE:
-        raise invalid(f"key must be bytes or None, not {shown(key)}")
-    if partition is not None:
-        check_int("partition", partition, 0, INT32_MAX)
-    when = int(time.time() * 1000) if timestamp_ms is None else instant_ms("timestamp_ms", timestamp_ms)
-    size = len(value or b"") + len(key or b"")  # type: ignore[arg-type] # checked above
-    return when, _listed_headers(headers) if headers else [], size
-
-
-def _listed_headers(headers: object) -> list[tuple[str, bytes | None]]:
-    """A copy that can be read twice, unlike a generator."""
-    found: list[Any] = list(headers) if isinstance(headers, Iterable) else [headers]
-    for pair in found:
-        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise invalid(f"headers must be a list of (str, bytes or None) pairs, not {shown(headers)}")
-        if type(pair[1]) not in _BYTES_LIKE:
-            raise invalid(f"headers: the value of {pair[0]!r} must be bytes or None, not {shown(pair[1])}")
-    return found
-
-
 def _delivery_ms(delivery_timeout_ms: Duration, linger_ms: Duration) -> float:
     delivery = milliseconds("delivery_timeout_ms", delivery_timeout_ms)
     if delivery <= milliseconds("linger_ms", linger_ms, lo=0):
@@ -519,33 +539,3 @@ def _delivery_ms(delivery_timeout_ms: Duration, linger_ms: Duration) -> float:
             f"linger_ms must be below delivery_timeout_ms, and they are {linger_ms} and {delivery_timeout_ms}"
         )
     return delivery
-
-
-def _check_many(
-    values: Sequence[bytes | None],
-    keys: Sequence[bytes | None] | None,
-    times: Instant | Sequence[Instant] | None,
-) -> int | Sequence[int]:
-    """All or nothing: finds a record that cannot be encoded before any is buffered. Returns the times in ms."""
-    for name, given in (("values", values), ("keys", keys)):
-        if given is not None:
-            _check_column(name, given)
-    if not values:
-        raise invalid("values is empty: send_many needs at least one record")
-    if keys is not None and len(keys) != len(values):
-        raise invalid(f"keys has {len(keys)} items, and values {len(values)}")
-    if times is None:
-        return int(time.time() * 1000)
-    if isinstance(times, str | bytes) or not isinstance(times, Sequence):
-        return instant_ms("timestamp_ms", times)
-    if len(times) != len(values):
-        raise invalid(f"timestamp_ms has {len(times)} items, and values {len(values)}")
-    return [instant_ms("timestamp_ms", each) for each in times]
-
-
-def _check_column(name: str, given: object) -> None:
-    if isinstance(given, str | bytes | bytearray | memoryview) or not isinstance(given, Sequence):
-        raise invalid(f"{name} must be a list of bytes or None, not {shown(given)}")
-    if not set(map(type, given)) <= _BYTES_LIKE:
-        wrong = next((i, item) for i, item in enumerate(given) if type(item) not in _BYTES_LIKE)
-        raise invalid(f"{name}[{wrong[0]}] must be bytes or None, not {shown(wrong[1])}")

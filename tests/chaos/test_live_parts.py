@@ -44,6 +44,7 @@ from smq.raft_state.ids import NodeId
 from smq.replication.ports import Put, Table
 from smq.replication.storage.engine import Engine
 from smq.replication.storage.opening import open_disk
+from tests.pages import claimed
 
 
 # ------------------------------------------------------------------------------------------------------ proxies
@@ -247,6 +248,14 @@ def test_listening_sockets_are_found_with_their_addresses() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- hooks
+def test_the_hooks_of_the_page_are_read(tmp_path: Path) -> None:
+    [page] = claimed("docs/chaos.md", __file__)
+    file = tmp_path / "hooks.toml"
+    file.write_text(page)
+    (fault,) = read_hooks(file)
+    assert (fault.name, fault.family) == ("kill", "kill")
+
+
 def test_hooks_run_the_commands_of_the_file_for_the_node_they_strike(tmp_path: Path) -> None:
     file = tmp_path / "hooks.toml"
     log = tmp_path / "log"

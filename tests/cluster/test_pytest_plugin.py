@@ -1,7 +1,6 @@
 """docs/pytest.md, as it stands: a project with the plugin runs each of its examples, and nothing is left running."""
 
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -9,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages import claimed
+
 ROOT = Path(__file__).resolve().parents[2]
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/pytest.md").read_text(), re.MULTILINE | re.DOTALL)
+BLOCKS = claimed("docs/pytest.md", __file__)
 RUN_S = 200
 
 LEFT_BEHIND = """

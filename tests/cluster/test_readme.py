@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from smq.testing.cluster import Cluster
+from tests.pages import claimed
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_S = 280  # a Spark session starts within 15 s, and within minutes on two cores that others keep busy
 WRITTEN = "127.0.0.1:7401"  # the address that the README names
 
 
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+SHELL, PYTHON, SPARK = claimed("README.md", __file__)
 
 
 def _run(command: list[str], cluster: Cluster, directory: Path) -> str:
@@ -34,8 +34,7 @@ def _run(command: list[str], cluster: Cluster, directory: Path) -> str:
 @pytest.fixture(scope="module")
 def shell_output(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of the README's shell block. The later blocks use the topics and records that it made."""
-    (script,) = _blocks("sh")
-    return _run(["sh", "-e", "-c", script], cluster, tmp_path_factory.mktemp("readme"))
+    return _run(["sh", "-e", "-c", SHELL], cluster, tmp_path_factory.mktemp("readme"))
 
 
 def test_shell_lines_produce_and_consume(shell_output: str) -> None:
@@ -44,16 +43,14 @@ def test_shell_lines_produce_and_consume(shell_output: str) -> None:
 
 
 def test_python_block_publishes_and_reads_back(shell_output: str, cluster: Cluster, tmp_path: Path) -> None:
-    script = next(block for block in _blocks("python") if "smq.clients" in block)
-    script = script.replace(WRITTEN, cluster.nodes[1].grpc)
+    script = PYTHON.replace(WRITTEN, cluster.nodes[1].grpc)
     assert "b'from python'" in _run([sys.executable, "-c", script], cluster, tmp_path)
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(RUN_S + 20)
 def test_spark_block_shows_every_record(shell_output: str, cluster: Cluster, tmp_path: Path) -> None:
-    script = next(block for block in _blocks("python") if "spark" in block)
-    shown = _run([sys.executable, "-c", script.replace(WRITTEN, cluster.nodes[1].grpc)], cluster, tmp_path)
+    shown = _run([sys.executable, "-c", SPARK.replace(WRITTEN, cluster.nodes[1].grpc)], cluster, tmp_path)
     assert re.search(r"\|\s*0\|\s*0\|\s*hello\|", shown)
     assert re.search(r"\|\s*0\|\s*1\|\s*world\|", shown)
     assert "from Spark|" in shown

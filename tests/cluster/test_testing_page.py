@@ -1,15 +1,16 @@
 """docs/testing.md, as it stands: every Python block is a file of tests, and passes."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.pages import claimed
+
 ROOT = Path(__file__).resolve().parents[2]
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/testing.md").read_text(), re.MULTILINE | re.DOTALL)
+BLOCKS = claimed("docs/testing.md", __file__)
 RUN_S = 200  # one block starts three processes, and kills one of them
 
 

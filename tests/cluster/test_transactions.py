@@ -1,13 +1,11 @@
 """Transactions of the Python producer on three nodes: consume-transform-produce once, through the deaths of nodes."""
 
-import re
-from pathlib import Path
-
 import pytest
 
 from smq.clients import InvalidTransactionState, SmqError, SyncAdmin, SyncConsumer, SyncProducer
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import wait_for
+from tests.pages import claimed
 
 ROUNDS = 24
 
@@ -64,10 +62,8 @@ def test_each_input_is_transformed_once_through_kills(fault_cluster: Cluster, vi
 
 
 def test_the_block_of_the_clients_page_copies_each_record_once(cluster: Cluster) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
-    found = re.search(r"^## Transactions\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    block = found[1].replace("127.0.0.1:7401", cluster.servers)
+    [block] = claimed("docs/clients.md", __file__)
+    block = block.replace("127.0.0.1:7401", cluster.servers)
     with SyncAdmin(cluster.servers) as admin:
         for topic in ("events", "copies"):
             admin.create_topic(topic, 1)

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import CLI, end, wait_for
+from tests.pages import claimed
 
 PAGE = Path(__file__).parents[2] / "docs" / "walkthrough.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
@@ -23,7 +24,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MUL
 @pytest.mark.timeout(240)
 def test_every_block_runs_and_prints_what_the_page_says(spark: SparkSession, cluster: Cluster, servers: str) -> None:
     blocks = BLOCK.findall(PAGE.read_text())
-    assert len(blocks) == PAGE.read_text().count("```python") >= 8
+    assert [text for block in blocks for text in block if text] == claimed("docs/walkthrough.md", __file__)
+    assert len(blocks) >= 8
     names: dict[str, object] = {"spark": spark, "servers": servers}
     for number, (source, wanted) in enumerate(blocks, 1):
         if "replica_lag" in source:

@@ -18,6 +18,7 @@ from smq.clients.admin import commit_offsets, fetch_offsets
 from smq.clients.arguments import check_callback, check_choice, check_kind, invalid, names
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.fetch_planner import NO_POSITION, FetchPlanner, PartitionFetch
+from smq.clients.interceptors import ConsumerChain
 from smq.clients.membership.member import Member
 from smq.clients.membership.options import MemberSettings
 from smq.clients.pb import smq_pb2 as pb
@@ -44,6 +45,7 @@ class Subscribing(ABC):
 
     _cluster: ClusterClient
     _group: str | None
+    _interceptors: ConsumerChain | None
     _planner: FetchPlanner
     _timeout_ms: float
     _settings: MemberSettings
@@ -341,6 +343,8 @@ class Subscribing(ABC):
             if e.code is not ErrorCode.ILLEGAL_GENERATION or self._member is None or not self._member.is_joining:
                 raise
             raise _rebalancing(group) from e
+        if self._interceptors is not None:
+            self._interceptors.on_commit(offsets)
 
     def _identity(self) -> pb.GroupMember | None:
         """None without a subscription."""

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from smq.clients.arguments import seconds
 from smq.clients.forked import check_owner
@@ -36,6 +36,9 @@ class BatchMetadata(NamedTuple):
     base_offset: int
     last_offset: int
     ts_ns: int
+
+
+OutcomeFn: TypeAlias = Callable[[RecordMetadata, SmqError | None], None]
 
 
 class Settled:
@@ -138,6 +141,24 @@ class Delivery:
                 logging.getLogger(__name__).exception("a callback of a delivery failed")
 
 
+class Intercepted:
+    """The sender's token of a record that interceptors have seen: they learn its outcome before the sender does."""
+
+    __slots__ = ("_partition", "_told", "_topic", "token")
+
+    def __init__(self, token: object, topic: str, partition: int | None, told: OutcomeFn) -> None:
+        self.token = token
+        self._topic = topic
+        self._partition = -1 if partition is None else partition
+        self._told = told
+
+    def delivered(self, place: RecordMetadata) -> None:
+        self._told(place, None)
+
+    def failed(self, error: SmqError) -> None:
+        self._told(RecordMetadata(self._topic, self._partition, -1, -1), error)
+
+
 class BulkDelivery:
     """The outcome of one send_many() call, counted down batch by batch."""
 
@@ -150,7 +171,11 @@ class BulkDelivery:
         self._error: SmqError | None = None
 
     def delivered(self, part: BatchMetadata, count: int) -> None:
-        self._parts.append(part)
+        last = self._parts[-1] if self._parts else None
+        if last is not None and _follows(last, part):  # records that were intercepted come one by one
+            self._parts[-1] = last._replace(last_offset=part.last_offset)
+        else:
+            self._parts.append(part)
         self._settle(count)
 
     def failed(self, error: SmqError, count: int) -> None:
@@ -167,15 +192,25 @@ class BulkDelivery:
         if self._left or self.future.done():
             return
         if self._error is None:
-            self.future.set_result(sorted(self._parts, key=lambda p: (p.partition, p.base_offset)))
+            self.future.set_result(sorted(self._parts, key=lambda p: (p.topic, p.partition, p.base_offset)))
         else:
             self.future.set_exception(self._error)
 
 
+def _follows(last: BatchMetadata, part: BatchMetadata) -> bool:
+    """Whether both are one run: adjacent records of one partition, with adjacent append times."""
+    place = (last.topic, last.partition, last.last_offset + 1, last.ts_ns + last.last_offset + 1 - last.base_offset)
+    return place == (part.topic, part.partition, part.base_offset, part.ts_ns) and part.base_offset > 0
+
+
 def deliver(batch: Batch, base_offset: int, ts_ns: int) -> None:
     """`base_offset` and `ts_ns` are the first record's, -1 if they are not known."""
+    _deliver(batch.tokens, batch, base_offset, ts_ns)
+
+
+def _deliver(tokens: list[tuple[int, int, object]], batch: Batch, base_offset: int, ts_ns: int) -> None:
     topic, partition, is_known, waiting = batch.topic, batch.partition, base_offset >= 0, None
-    for first, count, token in batch.tokens:
+    for first, count, token in tokens:
         if isinstance(token, BulkDelivery):
             start = base_offset + first if is_known else -1
             last = start + count - 1 if is_known else -1
@@ -187,6 +222,10 @@ def deliver(batch: Batch, base_offset: int, ts_ns: int) -> None:
         elif isinstance(token, asyncio.Future) and not token.done():
             place = (base_offset + first, ts_ns + first) if is_known else (-1, -1)
             token.set_result(RecordMetadata(topic, partition, *place))
+        elif isinstance(token, Intercepted):
+            place = (base_offset + first, ts_ns + first) if is_known else (-1, -1)
+            token.delivered(RecordMetadata(topic, partition, *place))
+            _deliver([(first, count, token.token)], batch, base_offset, ts_ns)
     if waiting is not None:
         waiting.wake()
 
@@ -201,7 +240,10 @@ def fail(batch: Batch, error: SmqError) -> None:
 
 
 def fail_token(token: object, count: int, error: SmqError) -> None:
-    if isinstance(token, BulkDelivery):
+    if isinstance(token, Intercepted):
+        token.failed(error)
+        fail_token(token.token, count, error)
+    elif isinstance(token, BulkDelivery):
         token.failed(error, count)
     elif isinstance(token, Delivery):
         token.fail(error)

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Unpack
 
 from smq.clients.arguments import Instant
-from smq.clients.producer import Producer, ProducerOptions, ProducerStats, checked_record
-from smq.clients.producing.delivery import BatchMetadata, Delivery, Settled
+from smq.clients.producer import Producer, ProducerOptions, ProducerStats
+from smq.clients.producing.delivery import BatchMetadata, Delivery, Intercepted, Settled, fail_token
+from smq.clients.producing.outgoing import ProducerRecord, checked_record
 from smq.clients.sync.loop import BlockingClient, documented_as
 from smq.clients.types import CommittedOffset, GroupMembership, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -22,7 +23,7 @@ HANDED_RECORDS_MAX: Final = 5_000  # handed over and not taken by the loop: abou
 HANDED_BYTES_MAX: Final = 4 << 20  # beside the producer's own buffer
 TAKEN_AT_ONCE: Final = 500  # then the loop turns to answers: about 2 ms
 
-_Record = tuple[str, bytes | None, bytes | None, Headers, int | None, int, Delivery]
+_Record = tuple[str, bytes | None, bytes | None, Headers, int | None, int, Delivery | Intercepted]
 
 
 @documented_as(Producer)
@@ -68,17 +69,29 @@ class SyncProducer(BlockingClient):
         when, headers, size = checked_record(topic, value, key, headers, partition, timestamp_ms)
         delivery = Delivery(self._settled)
         self._settled.check_owner()
+        chain = self._producer.interceptors
+        if chain is None:
+            self._hand_over((topic, value, key, headers, partition, when, delivery), size)
+        else:
+            record, token = chain.begin(ProducerRecord(topic, value, key, headers, partition, when), delivery)
+            try:
+                self._hand_over((*record, token), len(record.value or b"") + len(record.key or b""))
+            except SmqError as e:
+                token.failed(e)  # each record that on_send has seen has one outcome
+                raise
+        return delivery
+
+    def _hand_over(self, record: _Record, size: int) -> None:
         with self._lock:
             while len(self._handed) >= HANDED_RECORDS_MAX or self._handed_bytes >= HANDED_BYTES_MAX:
                 self._has_room.wait()
             if self._is_closed:
                 raise SmqError(ErrorCode.CLIENT_CLOSED, "the producer is closed")
-            self._handed.append((topic, value, key, headers, partition, when, delivery))
+            self._handed.append(record)
             self._handed_bytes += size
             is_first = len(self._handed) == 1
         if is_first:
             self._runner.loop.call_soon_threadsafe(self._begin_taking)
-        return delivery
 
     def send_many(
         self,
@@ -183,11 +196,11 @@ class SyncProducer(BlockingClient):
 
     async def _take(self, records: Sequence[_Record]) -> None:
         producer = self._producer
-        for topic, value, key, headers, partition, when, delivery in records:
+        for topic, value, key, headers, partition, when, token in records:
             if producer.is_full:
                 await producer.wait_room()
             try:
-                producer.take(topic, value, key, headers, partition, when, delivery)
+                producer.take(topic, value, key, headers, partition, when, token)
             except SmqError as e:
                 producer.refused(e)
-                delivery.fail(e)
+                fail_token(token, 1, e)

@@ -25,7 +25,7 @@ from typing import ClassVar, Final
 from smq.replication.measures import DiskMeasures
 from smq.replication.ports import DataDamaged, Examined, GiveUp, Op, Put, Rows, Space, T, Table
 from smq.replication.storage.directory import REPLACE_ADVICE, DiskOpenError, lock_directory, make_directory
-from smq.replication.storage.engine import Engine, refuse_other_engine
+from smq.replication.storage.engine import StoreName, refuse_other_engine
 from smq.replication.storage.hang import CLOSE_S_MAX, DiskHung
 from smq.replication.storage.pending_rows import PendingRows
 from smq.replication.storage.rows import Row, WalkedRows, examined, within
@@ -60,7 +60,7 @@ class _Submission:
 class StoreDisk(WalkedRows):
     """See the Disk port. Raises DiskOpenError from the constructor."""
 
-    engine: ClassVar[Engine]
+    engine: ClassVar[StoreName]
     errors: ClassVar[tuple[type[Exception], ...]]  # that the store raises
 
     def __init__(
@@ -216,7 +216,7 @@ class StoreDisk(WalkedRows):
                     self._commit(group, active := self._write_ahead.next())
                     self._write_ahead.restart(active)
                 self._writes += 1
-                self._measure(group, began_ns, "write_ahead" if is_small else self.engine)
+                self._measure(group, began_ns, "write_ahead" if is_small else str(self.engine))
                 self._post(partial(self._report, group))
                 if not is_small:
                     self._tidy()

@@ -6,12 +6,21 @@ refusal of a directory that another engine has made. It must never look into a f
 
 import enum
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from smq.replication.storage.directory import DiskOpenError
 
 
+class StoreName(Protocol):
+    """What a store's class says of itself. `str()` of it is its name."""
+
+    @property
+    def data_file(self) -> str: ...
+
+
 class Engine(enum.StrEnum):
+    """The stores that `storage_engine` may name."""
+
     LMDB = "lmdb"
     SQLITE = "sqlite"
 
@@ -40,7 +49,7 @@ def engine_of(path: Path) -> Engine | None:
     return found[0] if found else None
 
 
-def refuse_other_engine(path: Path, engine: Engine) -> None:
+def refuse_other_engine(path: Path, engine: StoreName) -> None:
     """WrongEngine if another engine's data file is there. Raises DiskOpenError if there are two."""
     found = engine_of(path)
     if found is None or found is engine:

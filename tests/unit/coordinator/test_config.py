@@ -1,5 +1,6 @@
 """node.toml: a written file reads back the same, and mistakes are named."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from smq.coordinator.config import ServerConfig, dump_config, load_config, parse_config, write_config
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.ids import NodeId
+from tests.pages import claimed
 
 GOOD = """
 node_id = 1
@@ -171,3 +173,16 @@ def test_insecure_allows_addresses_that_others_reach() -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.toml.*--config"):
         load_config(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize(("page", "number"), [*(("docs/addresses.md", i) for i in range(3)), ("deploy/README.md", 0)])
+def test_the_files_of_the_pages_are_read(page: str, number: int) -> None:
+    """Some show a part of a file: the rest of it is added."""
+    found = claimed(page, __file__)
+    assert len(found) == {"docs/addresses.md": 3, "deploy/README.md": 1}[page]
+    given = tomllib.loads(found[number])
+    rest = {"insecure": "true", "node_id": "1", "cluster_id": '"c"', "data_dir": '"data"'}
+    rest["kafka_address"] = '"127.0.0.1:9092"'
+    missing = "".join(f"{key} = {value}\n" for key, value in rest.items() if key not in given)
+    config = parse(missing + found[number] + ("" if "peers" in given else '\n[peers]\n1 = "127.0.0.1:9001"\n'))
+    assert config.node_id == 1

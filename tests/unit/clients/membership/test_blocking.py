@@ -1,10 +1,8 @@
 """The blocking consumer as a member: its callbacks run in the thread that polls, and may use it."""
 
-import re
 import threading
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ from smq.clients import SmqError, SyncConsumer, SyncProducer
 from smq.clients.types import TopicPartition
 from smq.raft_state.errors import ErrorCode
 from smq.testing.broker import Broker, running_broker
+from tests.pages import claimed
 
 PATIENCE_S = 30
 
@@ -127,13 +126,11 @@ def test_close_in_another_thread_ends_a_loop_that_waits(broker: Broker) -> None:
 
 
 def test_the_block_of_the_clients_page_reads_and_commits(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[4] / "docs" / "clients.md").read_text()
-    found = re.search(r"^## Sharing a topic: groups\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert found is not None
+    [block] = claimed("docs/clients.md", __file__)
     broker.create_topic("events")
     with SyncProducer(broker.grpc) as producer:
         producer.send_many("events", [b"one", b"two"])
-    exec(compile(found[1].replace("127.0.0.1:7401", broker.grpc), "docs/clients.md", "exec"), {})
+    exec(compile(block.replace("127.0.0.1:7401", broker.grpc), "docs/clients.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     partitions = str([("events", 0)])
     assert printed == [f"assigned {partitions}", "0 0 b'one'", "0 1 b'two'", f"revoked {partitions}"]

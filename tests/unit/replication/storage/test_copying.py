@@ -142,13 +142,12 @@ def test_a_copy_that_ended_since_the_name_was_looked_at_is_not_replaced(
 ) -> None:
     rows = filled(tmp_path / "from", Engine.LMDB)
     HARNESSES[Engine.SQLITE](tmp_path / "second").close()
-    make = make_directory
 
     def make_late(path: Path) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(copying, "make_directory", make)
+            patch.setattr(copying, "make_directory", make_directory)
             copy_directory(tmp_path / "from", tmp_path / "to", Engine.LMDB, Engine.SQLITE, silent, MARK)
-        make(path)
+        make_directory(path)
 
     monkeypatch.setattr(copying, "make_directory", make_late)
     with pytest.raises(DiskOpenError, match="not empty"):

@@ -4,6 +4,7 @@ port alike."""
 import random
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
-from tests.unit.replication.storage.support import HARNESSES, FakeHarness, Harness, StoreHarness
+from tests.unit.replication.storage.support import (
+    FakeHarness,
+    Harness,
+    LmdbHarness,
+    SqliteHarness,
+    StoreHarness,
+)
 
 T = Table.RAFT_LOG
 FIRST, BEYOND = b"\x00", b"\xff\xff"
@@ -249,13 +256,13 @@ class FakeAgainstDict(DiskAgainstDict):
 
 
 class StoreAgainstDict(DiskAgainstDict):
-    store: str
+    open_store: Callable[[Path], Harness]  # of the class itself
 
     def __init__(self) -> None:
         super().__init__()
         self.crashes = 0
         self.path = Path(tempfile.mkdtemp(prefix="smq-test-"))
-        self.harness = HARNESSES[self.store](self.path / "node")
+        self.harness = type(self).open_store(self.path / "node")
 
     @rule()
     def crash(self) -> None:
@@ -267,7 +274,7 @@ class StoreAgainstDict(DiskAgainstDict):
         copy = self.path / f"node-{self.crashes}"
         shutil.copytree(harness.path, copy)
         harness.close()
-        self.harness = HARNESSES[self.store](copy)
+        self.harness = type(self).open_store(copy)
 
     def teardown(self) -> None:
         super().teardown()
@@ -282,11 +289,11 @@ STORE_SETTINGS = settings(
 
 
 class LmdbAgainstDict(StoreAgainstDict):
-    store = "lmdb"
+    open_store = LmdbHarness
 
 
 class SqliteAgainstDict(StoreAgainstDict):
-    store = "sqlite"
+    open_store = SqliteHarness
 
 
 TestLmdbAgainstDict = LmdbAgainstDict.TestCase

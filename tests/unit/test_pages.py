@@ -1,0 +1,44 @@
+"""Every code block of the pages is run by a test, or says why not."""
+
+import re
+
+import pytest
+
+from tests.pages import ROOT, Block, blocks, blocks_of, pages
+
+
+def unmarked(found: list[Block]) -> list[int]:
+    return [block.line for block in found if not block.run_by and not block.not_run and block.language != "text"]
+
+
+def test_every_block_is_run_by_a_test_or_says_why_not() -> None:
+    assert {page: lines for page in pages() if (lines := unmarked(blocks(page)))} == {}
+
+
+def test_the_tests_that_are_named_take_the_blocks_of_their_page() -> None:
+    for page in pages():
+        for block in blocks(page):
+            if block.run_by is not None:
+                source = (ROOT / block.run_by).read_text(encoding="utf-8")
+                taken = re.search(rf'claimed\(\s*"{re.escape(page)}"', source) or f'"{page}"' in source
+                assert taken, f"{page}:{block.line} says that {block.run_by} runs it, which does not take that page"
+                assert "claimed(" in source, block.run_by
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("A page.\n\n```sh\nls\n```\n", [3]),
+        ("A page.\n\n    ls\n", [3]),
+        ("<!-- not run:  -->\n```sh\nls\n```\n", [2]),
+        ("<!-- not run: it needs a moon -->\n\nAnd then:\n\n```sh\nls\n```\n", [5]),
+        ("<!-- not run: it needs a moon -->\n```sh\nls\n```\n\n```sh\nls\n```\n", [6]),
+        ("1. A list\n\n   ```sh\n   ls\n   ```\n", [3]),
+        ("<!-- not run: it needs a moon -->\n```sh\nls\n```\n", []),
+        ("<!-- run by tests/x.py -->\n```python\n1\n```\n", []),
+        ("<!-- all blocks are run by tests/x.py -->\n\n# Title\n\n```python\n1\n```\n", []),
+        ("```text\noutput\n```\n", []),
+    ],
+)
+def test_a_block_that_says_neither_is_found(text: str, lines: list[int]) -> None:
+    assert unmarked(list(blocks_of(text))) == lines

@@ -257,7 +257,7 @@ def test_records_may_not_be_moved(returned: Any, caplog: pytest.LogCaptureFixtur
     class Moves(ConsumerInterceptor):
         def on_consume(self, records: list[ConsumerRecord]) -> Sequence[ConsumerRecord]:
             found: Any = {"again": [*records, *records], "reversed": records[::-1]}.get(str(returned), returned)
-            return found  # type: ignore[no-any-return]
+            return found  # type: ignore[no-any-return] # wrong on purpose
 
     async def scenario() -> None:
         async with (

@@ -148,6 +148,41 @@ def idempotent_producer(raw: RawKafka) -> int:
     return int(body["producer_id"])
 
 
+@pytest.mark.parametrize("epoch", [0, 2], ids=["older", "never given"])
+def test_a_request_of_another_epoch_changes_nothing(
+    owner: Connect, leader: Connect, coordinator: Connect, new_topic: NewTopic, epoch: int
+) -> None:
+    topic, name, group = new_topic(), fresh("tx"), fresh("group")
+    raw, at_leader, of_group = owner(name), leader(topic), coordinator(group)
+    producer = init(raw, name)["producer_id"]
+    assert init(raw, name)["producer_epoch"] == 1
+    assert add(raw, name, producer, 1, topic) == KafkaError.NONE
+    offset = write(at_leader, name, topic, producer, 1)["base_offset"]
+    who = {"transactional_id": name, "producer_id": producer, "producer_epoch": epoch}
+    offsets = [{"name": topic, "partitions": [{"partition_index": 0, "committed_offset": 7}]}]
+
+    def stage(version: int) -> int:
+        body = of_group.call(ApiKey.TXN_OFFSET_COMMIT, version, group_id=group, topics=offsets, **who)
+        return int(body["topics"][0]["partitions"][0]["error_code"])
+
+    def add_offsets(version: int) -> int:
+        return int(raw.call(ApiKey.ADD_OFFSETS_TO_TXN, version, group_id=group, **who)["error_code"])
+
+    for version, code in ((1, KafkaError.INVALID_PRODUCER_EPOCH), (3, KafkaError.PRODUCER_FENCED)):
+        assert add(raw, name, producer, epoch, topic, version) == code
+        assert add_offsets(version) == code
+        for is_commit in (True, False):
+            assert end(raw, name, producer, epoch, commit=is_commit, version=version) == code
+    for is_commit in (True, False):
+        assert finish(raw, name, producer, epoch, commit=is_commit)[0] == KafkaError.PRODUCER_FENCED
+    assert [stage(version) for version in (3, 5)] == [KafkaError.INVALID_PRODUCER_EPOCH] * 2
+    for version, code in ((3, KafkaError.INVALID_PRODUCER_EPOCH), (4, KafkaError.PRODUCER_FENCED)):
+        refused = init(raw, name, version, producer_id=producer, producer_epoch=epoch)
+        assert refused["error_code"] == code
+    assert committed(at_leader, topic) == offset, "it is still open"
+    commit_and_wait(raw, name, producer, at_leader, topic, offset)
+
+
 def test_a_transactional_producer_may_write_plainly_where_it_has_no_transaction(
     owner: Connect, leader: Connect, new_topic: NewTopic, bootstrap: str
 ) -> None:

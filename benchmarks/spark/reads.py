@@ -52,6 +52,14 @@ class Source:
     tasks: Callable[[str, int], DataFrame] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """What one of a query costs: milliseconds of wall time, and of Spark's CPU time."""
+
+    p50_ms: float
+    cpu_ms: float
+
+
 Sink = Callable[[DataFrame], DataStreamWriter]
 
 
@@ -264,15 +272,19 @@ class Runs:
 
     def micro_batches(
         self, source: Source, topic: str, rows_max: int, directory: Path, sink: Sink = to_nothing, label: str = ""
-    ) -> float:
-        """About forty micro-batches of a stateless query with its checkpoint on this disk; the first ten warm up.
-        Returns their median in ms."""
+    ) -> MicroBatch:
+        """About forty micro-batches of a stateless query with its checkpoint on this disk; the first ten warm up. The
+        CPU time is that of all, with the start of the query."""
         assert source.stream is not None
         checkpoint = tempfile.mkdtemp(dir=directory)
         query = sink(source.stream(topic, rows_max)).option("checkpointLocation", checkpoint)
+        cpu, nodes = self._python_cpu_s() + self._java_cpu_s(), self._nodes_cpu_s()
         running = query.trigger(availableNow=True).start()
         running.awaitTermination()
-        progress = [p for p in running.recentProgress if p["numInputRows"]][10:]
+        progress = [p for p in running.recentProgress if p["numInputRows"]]
+        cpu_ms = 1000 * (self._python_cpu_s() + self._java_cpu_s() - cpu) / len(progress)
+        nodes_cpu_ms = 1000 * (self._nodes_cpu_s() - nodes) / len(progress)
+        progress = progress[10:]
         times: list[float] = [p["durationMs"]["triggerExecution"] for p in progress]
         parts = {
             name: statistics.median(p["durationMs"].get(name, 0) for p in progress)
@@ -282,12 +294,15 @@ class Runs:
         rows = statistics.median(p["numInputRows"] for p in progress)
         self._report.add(
             f"micro-batch of {rows:,.0f} rows: {label or source.name}",
-            f"p50 {statistics.median(times):.0f} ms, min {min(times):.0f} ms (aim {AIM_BATCH_MS:.0f}; {split})",
+            f"p50 {statistics.median(times):.0f} ms, min {min(times):.0f} ms (aim {AIM_BATCH_MS:.0f}; {split});"
+            f" {cpu_ms:.0f} ms of CPU, nodes {nodes_cpu_ms:.0f} ms",
             p50_ms=statistics.median(times),
             min_ms=min(times),
             parts_ms=parts,
+            cpu_ms=cpu_ms,
+            nodes_cpu_ms=nodes_cpu_ms,
         )
-        return statistics.median(times)
+        return MicroBatch(p50_ms=statistics.median(times), cpu_ms=cpu_ms)
 
 
 def _times_ms(work: Callable[[], object], count: int) -> list[float]:

@@ -42,7 +42,7 @@ from smq.replication.partition.reads import Poll
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.send_order import comes_again
-from smq.replication.partition.transactional import UNCERTAIN
+from smq.replication.partition.transactional import NotYetKnown
 from smq.replication.ports import Buffer
 from smq.replication.preparation import Preparation
 from smq.replication.proposer import Barriers
@@ -157,7 +157,7 @@ class Requests:
                 error = e.with_traceback(None)
                 if error.code in JUDGED_BY_THE_LOG:
                     self._confirm(part, topic, timeout_ms, error, fail)
-                elif error.code in UNCERTAIN:
+                elif isinstance(error, NotYetKnown):
                     again = partial(self._append_again, topic, partition, lambda p: append(p, prepared), fail)
                     self._make_certain(part.pid, batch, timeout_ms, again, is_joining=is_joining)
                 else:

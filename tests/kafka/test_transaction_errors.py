@@ -1,6 +1,7 @@
 """Wrong requests around transactions, in both protocols: Kafka's own code, nothing hangs, nothing is half visible."""
 
 from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import pytest
 
@@ -8,11 +9,11 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
 from smq.testing.cluster import Cluster
-from smq.testing.kafka_client import RawKafka
+from smq.testing.kafka_client import RawKafka, batch
 from smq.testing.node_process import wait_for
 from tests.kafka.raw_transactions import add, end, fresh, init
 from tests.kafka.reading import PATIENCE_S
-from tests.kafka.test_second_protocol import JOINING, data, finish, write
+from tests.kafka.test_second_protocol import JOINING, committed, data, finish, write
 from tests.kafka.test_transactions import await_read, read
 
 NewTopic = Callable[..., str]
@@ -56,28 +57,143 @@ def test_an_ended_transaction_is_not_ended_the_other_way(
     await_read(bootstrap, topic, [b"v"])
 
 
-def test_a_batch_outside_a_transaction_of_an_epoch_or_of_a_producer_is_not_stored(
-    owner: Connect, leader: Connect, new_topic: NewTopic, version: int
+class Batch(NamedTuple):
+    """A batch as it differs from the next one of a producer in epoch 1, whose transaction is open."""
+
+    epoch: int = 1
+    sequence: int = 1
+    is_transactional: bool = True
+    is_named: bool = True  # the request names the transactional id
+    producer: Literal["own", "unknown", "idempotent"] = "own"
+    place: Literal["in it", "outside"] = "in it"  # a partition that the transaction has, or one that was not added
+    is_after_the_end: bool = False
+
+
+CODES_SINCE_11 = {9: KafkaError.INVALID_TXN_STATE, 11: KafkaError.TRANSACTION_ABORTABLE}
+NO_PRODUCER = KafkaError.INVALID_PRODUCER_ID_MAPPING
+# What Kafka 4.3 answers by the version of Produce: one code for all, or one for each that has this case. (After the end
+# Kafka takes a batch of version 12, because a client of that version has another epoch by then.)
+WRONG: dict[str, tuple[Batch, KafkaError | dict[int, KafkaError]]] = {
+    "of an epoch that was never given": (Batch(epoch=2, sequence=0), KafkaError.INVALID_PRODUCER_EPOCH),
+    "of such an epoch, and out of order": (Batch(epoch=2, sequence=7), KafkaError.INVALID_PRODUCER_EPOCH),
+    "of such an epoch, elsewhere": (Batch(epoch=2, sequence=0, place="outside"), KafkaError.INVALID_PRODUCER_EPOCH),
+    "of an older epoch": (Batch(epoch=0), KafkaError.INVALID_PRODUCER_EPOCH),
+    "of an older epoch, elsewhere": (Batch(epoch=0, place="outside"), KafkaError.INVALID_PRODUCER_EPOCH),
+    "of an unknown producer": (Batch(producer="unknown"), NO_PRODUCER),
+    "of a producer without transactions": (Batch(producer="idempotent"), NO_PRODUCER),
+    "of a partition that was not added": (Batch(sequence=0, place="outside"), CODES_SINCE_11),
+    "after the end": (Batch(is_after_the_end=True), CODES_SINCE_11 | {12: KafkaError.TRANSACTION_ABORTABLE}),
+    "after the end, and out of order": (Batch(sequence=7, is_after_the_end=True), CODES_SINCE_11),
+    "out of order": (Batch(sequence=7), KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER),
+    "without its transactional id": (Batch(is_named=False), KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+    "plain in a transaction": (Batch(is_transactional=False, is_named=False), KafkaError.INVALID_TXN_STATE),
+    "plain of a newer epoch": (
+        Batch(epoch=2, sequence=0, is_transactional=False, is_named=False),
+        KafkaError.INVALID_TXN_STATE,
+    ),
+    "plain of an older epoch": (
+        Batch(epoch=0, is_transactional=False, is_named=False),
+        KafkaError.INVALID_PRODUCER_EPOCH,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_batch_that_is_no_part_of_a_transaction_is_not_stored(
+    owner: Connect, leader: Connect, new_topic: NewTopic, case: str
 ) -> None:
-    topic, name = new_topic(), fresh("tx")
-    raw, at_leader = owner(name), leader(topic)
+    """It costs the transaction that is open nothing, nor its readers."""
+    wrong, wanted = WRONG[case]
+    codes = wanted if isinstance(wanted, dict) else dict.fromkeys((9, 11, 12), wanted)
+    topics = {"in it": new_topic(), "outside": new_topic()}
+    leaders = {place: leader(topic) for place, topic in topics.items()}
+    for version, code in codes.items():
+        name = fresh("tx")
+        raw = owner(name)
+        producer = init(raw, name)["producer_id"]
+        assert init(raw, name)["producer_epoch"] == 1
+        assert add(raw, name, producer, 1, topics["in it"]) == KafkaError.NONE
+        stored = write(leaders["in it"], name, topics["in it"], producer, 1, version=version)
+        assert stored["error_code"] == KafkaError.NONE
+        if wrong.is_after_the_end:
+            commit_and_wait(raw, name, producer, leaders["in it"], topics["in it"], stored["base_offset"])
+        ends = {place: leaders[place].list_offset(topic, -1)["offset"] for place, topic in topics.items()}
+        ids = {"own": producer, "unknown": producer + 1_000, "idempotent": idempotent_producer(raw)}
+        data = batch(
+            b"wrong",
+            producer_id=ids[wrong.producer],
+            producer_epoch=wrong.epoch,
+            base_sequence=wrong.sequence,
+            is_transactional=wrong.is_transactional,
+        )
+        answer = leaders[wrong.place].produce(
+            topics[wrong.place], data, version=version, transactional_id=name if wrong.is_named else None
+        )
+        assert (version, KafkaError(answer["error_code"])) == (version, code)
+        assert ends == {place: leaders[place].list_offset(topic, -1)["offset"] for place, topic in topics.items()}
+        if not wrong.is_after_the_end:
+            commit_and_wait(raw, name, producer, leaders["in it"], topics["in it"], stored["base_offset"])
+
+
+def commit_and_wait(raw: RawKafka, name: str, producer: int, at_leader: RawKafka, topic: str, offset: int) -> None:
+    """The transaction has one record, at this offset, and readers pass it and the marker after it."""
+    assert end(raw, name, producer, 1, commit=True) == KafkaError.NONE
+    wait_for("the marker is committed", lambda: committed(at_leader, topic) == offset + 2, PATIENCE_S)
+
+
+def idempotent_producer(raw: RawKafka) -> int:
+    body = raw.call(
+        ApiKey.INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1
+    )
+    return int(body["producer_id"])
+
+
+@pytest.mark.parametrize("epoch", [0, 2], ids=["older", "never given"])
+def test_a_request_of_another_epoch_changes_nothing(
+    owner: Connect, leader: Connect, coordinator: Connect, new_topic: NewTopic, epoch: int
+) -> None:
+    topic, name, group = new_topic(), fresh("tx"), fresh("group")
+    raw, at_leader, of_group = owner(name), leader(topic), coordinator(group)
     producer = init(raw, name)["producer_id"]
-
-    def code(of: int, epoch: int) -> int:
-        return int(write(at_leader, name, topic, of, epoch, version=version)["error_code"])
-
-    assert code(producer + 1_000, 0) == KafkaError.INVALID_PRODUCER_ID_MAPPING
-    if version == FIRST:
-        assert code(producer, 0) == KafkaError.INVALID_TXN_STATE, "no transaction is open"
     assert init(raw, name)["producer_epoch"] == 1
     assert add(raw, name, producer, 1, topic) == KafkaError.NONE
-    assert code(producer, 0) == KafkaError.INVALID_PRODUCER_EPOCH
-    # An epoch that no producer has been given yet. The leader's state may be behind, so it says what it knows.
-    never = KafkaError.INVALID_TXN_STATE if version == FIRST else KafkaError.INVALID_PRODUCER_EPOCH
-    assert code(producer, 2) == never
-    assert at_leader.list_offset(topic, -1)["offset"] == 0
-    assert code(producer, 1) == KafkaError.NONE
-    assert commit(raw, name, producer, 1, version) == KafkaError.NONE
+    offset = write(at_leader, name, topic, producer, 1)["base_offset"]
+    who = {"transactional_id": name, "producer_id": producer, "producer_epoch": epoch}
+    offsets = [{"name": topic, "partitions": [{"partition_index": 0, "committed_offset": 7}]}]
+
+    def stage(version: int) -> int:
+        body = of_group.call(ApiKey.TXN_OFFSET_COMMIT, version, group_id=group, topics=offsets, **who)
+        return int(body["topics"][0]["partitions"][0]["error_code"])
+
+    def add_offsets(version: int) -> int:
+        return int(raw.call(ApiKey.ADD_OFFSETS_TO_TXN, version, group_id=group, **who)["error_code"])
+
+    for version, code in ((1, KafkaError.INVALID_PRODUCER_EPOCH), (3, KafkaError.PRODUCER_FENCED)):
+        assert add(raw, name, producer, epoch, topic, version) == code
+        assert add_offsets(version) == code
+        for is_commit in (True, False):
+            assert end(raw, name, producer, epoch, commit=is_commit, version=version) == code
+    for is_commit in (True, False):
+        assert finish(raw, name, producer, epoch, commit=is_commit)[0] == KafkaError.PRODUCER_FENCED
+    assert [stage(version) for version in (3, 5)] == [KafkaError.INVALID_PRODUCER_EPOCH] * 2
+    for version, code in ((3, KafkaError.INVALID_PRODUCER_EPOCH), (4, KafkaError.PRODUCER_FENCED)):
+        refused = init(raw, name, version, producer_id=producer, producer_epoch=epoch)
+        assert refused["error_code"] == code
+    assert committed(at_leader, topic) == offset, "it is still open"
+    commit_and_wait(raw, name, producer, at_leader, topic, offset)
+
+
+def test_a_transactional_producer_may_write_plainly_where_it_has_no_transaction(
+    owner: Connect, leader: Connect, new_topic: NewTopic, bootstrap: str
+) -> None:
+    """As an idempotent one, in Kafka too."""
+    topic, other, name = new_topic(), new_topic(), fresh("tx")
+    raw, at_leader = owner(name), leader(other)
+    producer = init(raw, name)["producer_id"]
+    assert add(raw, name, producer, 0, topic) == KafkaError.NONE
+    plain = batch(b"p", producer_id=producer, producer_epoch=0, base_sequence=0)
+    assert at_leader.produce(other, plain)["error_code"] == KafkaError.NONE
+    await_read(bootstrap, other, [b"p"])
 
 
 def test_an_unknown_partition_costs_the_transaction_nothing(

@@ -1,4 +1,4 @@
-"""Shared by the Spark tests: numbered records to publish, and the offsets in a DataFrame."""
+"""Shared by the Spark tests: numbered records to publish, the offsets in a DataFrame, and what is staged."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,8 +6,10 @@ from contextlib import contextmanager
 import pytest
 from pyspark.sql import DataFrame
 
+from smq.clients.pb import smq_pb2 as pb
 from smq.records import NewRecord
 from smq.spark_connector import decode, range_fetcher
+from smq.testing.cluster import Cluster
 
 # Spark gives its Python ten seconds to start, and no setting changes that; on a busy machine it takes longer. The
 # operator of a job starts it again.
@@ -29,6 +31,13 @@ def offsets(frame: DataFrame) -> list[tuple[int, int]]:
 
 def span(partition: int, lo: int, hi: int) -> list[tuple[int, int]]:
     return [(partition, offset) for offset in range(lo, hi)]
+
+
+def open_transactions(cluster: Cluster) -> list[str]:
+    """The transactional ids of what is staged and neither committed nor aborted."""
+    node = cluster.alive()[0].raw
+    listed = node.call(node.admin.ListTransactions, pb.ListTransactionsRequest())
+    return [t.transactional_id for t in listed.transactions if t.state == "Ongoing"]
 
 
 @contextmanager

@@ -14,14 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from smq.clients import SyncAdmin
-from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.ids import key_partition
 from smq.spark_connector.errors import SinkError
 from smq.spark_connector.sink.options import sink_options
 from smq.spark_connector.sink.writer import SmqWriter, Staged
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import wait_for
-from tests.spark.support import numbered
+from tests.spark.support import numbered, open_transactions
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -44,12 +43,6 @@ def rows(spark: SparkSession) -> RowsFn:
 
 def numbers(frame: DataFrame) -> list[int]:
     return sorted(int(row.value) for row in frame.select("value").collect())
-
-
-def open_transactions(cluster: Cluster) -> list[str]:
-    node = cluster.alive()[0].raw
-    listed = node.call(node.admin.ListTransactions, pb.ListTransactionsRequest())
-    return [t.transactional_id for t in listed.transactions if t.state == "Ongoing"]
 
 
 # --------------------------------------------------------------------------------------------------- batches
@@ -246,7 +239,7 @@ def test_a_topic_that_is_deleted_while_rows_are_staged_costs_the_other_topics_no
 def test_of_two_attempts_at_the_same_time_the_one_that_spark_takes_is_visible(
     servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, winner: int
 ) -> None:
-    """Speculation, for which Spark needs a second machine: both attempts stage all rows, and one of them is taken."""
+    """Speculation, without the Spark cluster of `speculation`: both stage all rows, and one of them is taken."""
     topic = new_topic(1)
     found = []
     for number in (0, 1):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.ids import key_partition
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import wait_for
 from tests.spark.killed_job import PARTITIONS, Job, PublishFn, Row, in_the_log, publishing
 from tests.spark.steps import COMMIT, STAGED, STEPS, TASK
+from tests.spark.support import open_transactions
 
 log = logging.getLogger(__name__)  # --log-cli-level=INFO shows the counts
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(3000)]
@@ -76,7 +76,7 @@ def _check_copied(cluster: Cluster, servers: str, topic: str, target: str) -> No
     wanted = [(p, offset, key, b"%d %d %s" % (p, offset, value)) for p, offset, key, value in published]
     assert _by_key(copied) == _by_key(wanted)
     assert all(partition == key_partition(key, TARGETS) for partition, _, key, _ in copied)
-    wait_for("nothing is staged any more", lambda: not _staged(cluster))
+    wait_for("nothing is staged any more", lambda: not open_transactions(cluster))
 
 
 def _by_key(rows: Iterable[Row]) -> dict[bytes, list[bytes]]:
@@ -85,12 +85,6 @@ def _by_key(rows: Iterable[Row]) -> dict[bytes, list[bytes]]:
     for _, _, key, value in rows:
         found.setdefault(key, []).append(value)
     return found
-
-
-def _staged(cluster: Cluster) -> list[str]:
-    node = cluster.alive()[0].raw
-    listed = node.call(node.admin.ListTransactions, pb.ListTransactionsRequest())
-    return [t.transactional_id for t in listed.transactions if t.state == "Ongoing"]
 
 
 def test_two_queries_with_one_checkpoint_are_fenced_and_not_interleaved(

@@ -16,6 +16,7 @@ from smq.coordinator.kafka.errors import KafkaError, code_of, produce_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import TopicId
+from smq.records import is_transactional
 from smq.replication.api import Acks, Produced
 
 log = structlog.get_logger(__name__)
@@ -86,9 +87,10 @@ class ProduceCall:
             return KafkaError.INVALID_REQUIRED_ACKS
         if not records:
             return KafkaError.INVALID_RECORD
-        if self._is_transactional and self._acks is not Acks.ALL:
-            return KafkaError.INVALID_REQUIRED_ACKS  # a transaction's records must not be lost with their leader
-        return KafkaError.NONE
+        if self._is_transactional:  # a transaction's records must not be lost with their leader
+            return KafkaError.NONE if self._acks is Acks.ALL else KafkaError.INVALID_REQUIRED_ACKS
+        # As in Kafka: a request that names no transactional id has no right to any.
+        return KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if is_transactional(records) else KafkaError.NONE
 
     def _on_done(self, topic: str | TopicId, answer: Struct, result: Produced | SmqError) -> None:
         """Called by the node, which an exception in here would end."""

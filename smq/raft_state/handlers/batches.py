@@ -87,10 +87,11 @@ def _note(state: ClusterState, command: CommitBatch) -> None:
     """LIMIT_EXCEEDED if there is no room for one more app. None is forgotten for its sake: its next batch would be
     taken for a new one."""
     if command.app not in state.apps and len(state.apps) >= APPS_MAX:
+        way_out = "those without a batch for offsets.retention.minutes go by themselves"
+        if not offsets_retention_ms(state.config):
+            way_out = "none is ever forgotten, because offsets.retention.minutes is 0: set it, or use a known name"
         raise Refused(
-            ErrorCode.LIMIT_EXCEEDED,
-            f"there are {APPS_MAX} apps that commit batches, which is the limit: those without a batch for"
-            " offsets.retention.minutes go by themselves",
+            ErrorCode.LIMIT_EXCEEDED, f"there are {APPS_MAX} apps that commit batches, which is the limit: {way_out}"
         )
     state.apps[command.app] = AppState(batch_id=command.batch_id, used_ms=state.expiry_clock_ms)
 

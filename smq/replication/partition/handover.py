@@ -26,7 +26,7 @@ from smq.replication.host import Host
 from smq.replication.log.store import PartitionLog
 from smq.replication.partition.admission import JUDGED_BY_THE_LOG, Offer
 from smq.replication.partition.streams import FollowerStream
-from smq.replication.partition.transactional import UNCERTAIN
+from smq.replication.partition.transactional import NotYetKnown
 from smq.replication.ports import Buffer
 
 LAG_BYTES_MAX: Final = 4 << 20  # it begins only to a follower this close, to keep the pause short
@@ -168,7 +168,7 @@ class HandOver:
             try:
                 self._replica.produce(parked.offer, parked.acks, parked.timeout_ms, parked.done)
             except SmqError as e:
-                is_certain = e.code not in JUDGED_BY_THE_LOG and e.code not in UNCERTAIN
+                is_certain = e.code not in JUDGED_BY_THE_LOG and not isinstance(e, NotYetKnown)
                 self._refuse(parked, e if is_certain else handed_over())
 
     def park(self, offer: Offer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]) -> bool:

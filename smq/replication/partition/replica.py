@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from smq.raft_state.cluster_config import is_two_round
-from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.errors import ErrorCode, ErrorDetails, OutOfOrderSequence, SmqError
 from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import PartitionState
 from smq.raft_state.topic_config import Retention
@@ -28,6 +28,7 @@ from smq.replication.partition.handover import HandOver, handed_over
 from smq.replication.partition.owner import ReplicaOwner
 from smq.replication.partition.step_aside import step_aside
 from smq.replication.partition.streams import FollowerStream
+from smq.replication.partition.transactional import check_transaction
 from smq.replication.partition.waiters import WAITERS_MAX, Waiter, Waiters
 from smq.replication.ports import Buffer, Channel
 
@@ -245,7 +246,12 @@ class Replica:
             raise handed_over()
         self._check_has_space()
         header, log = validated(offer), self.log
-        cached = self._owner.send_order.check(self.pid, header, log.producers, self.part.producers_start)
+        try:
+            cached = self._owner.send_order.check(self.pid, header, log.producers, self.part.producers_start)
+        except OutOfOrderSequence:
+            if header.is_transactional:  # as in Kafka, whether it may come at all is said first
+                check_transaction(self._host.state, self.pid, log.producers, header)
+            raise
         if cached is not None:
             base, ts_ns = cached.base_offset, cached.ts_ns
             waiter = Waiter(cached.epoch, base, cached.end, ts_ns, acks, True, header, done, offer.rules)

@@ -13,12 +13,13 @@ from smq.raft_state.state import ClusterState, TransactionPhase
 from smq.records import BatchHeader
 from smq.replication.log.producers import ProducerTable
 
-# Without a barrier, or a join, after which the state is as of now.
-UNCERTAIN = (ErrorCode.INVALID_TRANSACTION_STATE, ErrorCode.UNKNOWN_TRANSACTIONAL_ID)
+
+class NotYetKnown(SmqError):
+    """Certain only after a barrier, or a join: the state is then as of now."""
 
 
 def check_transaction(state: ClusterState, pid: PartitionId, table: ProducerTable, header: BatchHeader) -> None:
-    """INVALID_TRANSACTION_STATE, UNKNOWN_TRANSACTIONAL_ID, PRODUCER_FENCED."""
+    """INVALID_TRANSACTION_STATE, UNKNOWN_TRANSACTIONAL_ID, PRODUCER_FENCED: NotYetKnown if the state may be behind."""
     if header.producer_id < 0:
         return
     transaction = state.transaction_of(ProducerId(header.producer_id))
@@ -30,7 +31,7 @@ def check_transaction(state: ClusterState, pid: PartitionId, table: ProducerTabl
             )
         return
     if transaction is None:
-        raise SmqError(
+        raise NotYetKnown(
             ErrorCode.UNKNOWN_TRANSACTIONAL_ID, f"producer {header.producer_id} has no transactional id, or no longer"
         )
     if header.producer_id != transaction.producer_id:
@@ -44,9 +45,14 @@ def check_transaction(state: ClusterState, pid: PartitionId, table: ProducerTabl
             f"producer {header.producer_id} is in epoch {transaction.producer_epoch}, the batch has the older"
             f" {header.producer_epoch}",
         )
-    is_open = transaction.phase is TransactionPhase.ONGOING and pid in transaction.partitions
-    if not is_open or header.producer_epoch != transaction.producer_epoch:
-        raise SmqError(
+    if header.producer_epoch > transaction.producer_epoch:
+        raise NotYetKnown(
+            ErrorCode.PRODUCER_FENCED,
+            f"producer {header.producer_id} is in epoch {transaction.producer_epoch}: the {header.producer_epoch} of"
+            " the batch has not been given to any producer",
+        )
+    if transaction.phase is not TransactionPhase.ONGOING or pid not in transaction.partitions:
+        raise NotYetKnown(
             ErrorCode.INVALID_TRANSACTION_STATE,
             f"producer {header.producer_id} has no open transaction that includes this partition",
         )

@@ -157,12 +157,35 @@ def test_bad_shapes_are_refused(driver: Driver, monkeypatch: pytest.MonkeyPatch)
     driver.refused(batch("app", 1, ("a", 0, 0), ("b", 1, 0)), ErrorCode.LIMIT_EXCEEDED)
 
 
-def test_a_full_table_refuses_new_apps_and_forgets_none(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("minutes", "way_out"),
+    [(60, "go by themselves"), (0, "none is ever forgotten, because offsets.retention.minutes is 0: set it")],
+)
+def test_a_full_table_refuses_new_apps_and_forgets_none(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, minutes: int, way_out: str
+) -> None:
     monkeypatch.setattr(batches, "APPS_MAX", 1)
+    driver.ok(settings(offsets_retention_minutes=minutes))
     assert committed(driver, batch("app", 1))
-    driver.refused(batch("other", 1, ("a", 0, 0)), ErrorCode.LIMIT_EXCEEDED)
+    refused = driver.refused(batch("other", 1, ("a", 0, 0)), ErrorCode.LIMIT_EXCEEDED)
+    assert way_out in refused.message
     assert phases(driver)["a"] == "ONGOING"
     assert committed(driver, batch("app", 2, ("a", 0, 0)))
+
+
+def test_a_retention_makes_room_in_a_table_that_kept_its_apps_for_ever(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "APPS_MAX", 1)
+    driver.ok(settings(offsets_retention_minutes=0))
+    expire(driver, HOUR_MS)
+    assert committed(driver, batch("app", 1))
+    for step in range(1, 4):
+        expire(driver, HOUR_MS + step * 500_000)
+    driver.refused(batch("other", 1), ErrorCode.LIMIT_EXCEEDED)
+    driver.ok(settings(offsets_retention_minutes=1))
+    expire(driver, HOUR_MS + 4 * 500_000)
+    assert committed(driver, batch("other", 1))
 
 
 # ------------------------------------------------------------------------------------------------------- expiry

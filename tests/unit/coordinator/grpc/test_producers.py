@@ -193,6 +193,10 @@ def test_wrong_requests_get_codes_of_their_own(tmp_path: Path) -> None:
                 "UNKNOWN_TOPIC",
             ),
             (t.StageOffsets(pb.StageOffsetsRequest(**who, group="g")), "INVALID_REQUEST"),
+            (
+                t.AddToTransaction(pb.AddToTransactionRequest(**who | {"producer_epoch": 1}, partitions=[place])),
+                "PRODUCER_FENCED",
+            ),
         ]
         for call, name in calls:
             detail = await fails(call)
@@ -201,6 +205,8 @@ def test_wrong_requests_get_codes_of_their_own(tmp_path: Path) -> None:
         await add(served, who, 0)
         assert (await publish(served, batch(who, b"v"), acks=pb.ACKS_LEADER)).error.name == "INVALID_REQUEST"
         assert not (await publish(served, batch(who, b"v"))).HasField("error")
+        never = await publish(served, batch(who | {"producer_epoch": 1}, b"v"))
+        assert never.error.name == "PRODUCER_FENCED", "an epoch that was never given"
         plain = await publish(served, batch(who, b"v", 1, is_transactional=False))
         assert plain.error.name == "INVALID_TRANSACTION_STATE"
 

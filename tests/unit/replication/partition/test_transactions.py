@@ -16,6 +16,7 @@ from smq.replication.partition.endings import Endings
 from smq.replication.partition.ends import ExactEnds, end_at_leader
 from smq.replication.partition.reads import Poll, Reads
 from smq.replication.partition.status import status_of
+from smq.replication.partition.transactional import NotYetKnown
 from smq.replication.proposer import Barriers
 from tests.unit.raft_state.support import add, init_transactions, proposed
 from tests.unit.raft_state.support import end as end_transaction
@@ -57,19 +58,22 @@ class World:
 
     def write(self, sequence: int = 0, epoch: int = 0, *, producer: int = 0, is_transactional: bool = True) -> str:
         """The error's name, or "" if the batch was appended."""
-        data = encode_batch(
+        try:
+            self.host.produce(self.data(sequence, epoch, producer=producer, is_transactional=is_transactional))
+        except SmqError as e:
+            return e.code.name
+        self.host.settle()
+        return ""
+
+    @staticmethod
+    def data(sequence: int, epoch: int, *, producer: int = 0, is_transactional: bool = True) -> bytes:
+        return encode_batch(
             [NewRecord(None, b"v", 1_000)],
             producer_id=producer,
             producer_epoch=epoch,
             base_sequence=sequence,
             is_transactional=is_transactional,
         )
-        try:
-            self.host.produce(data)
-        except SmqError as e:
-            return e.code.name
-        self.host.settle()
-        return ""
 
     def commit_all(self) -> None:
         """What is on disk is committed."""
@@ -136,8 +140,29 @@ def test_a_zombies_batch_is_refused_in_an_open_transaction_and_outside(world: Wo
     assert world.write() == "PRODUCER_FENCED"
     world.begin(epoch=1)
     assert world.write() == "PRODUCER_FENCED"
-    assert world.write(epoch=2) == "INVALID_TRANSACTION_STATE", "no epoch that was ever given"
+    assert world.write(epoch=2) == "PRODUCER_FENCED", "no epoch that was ever given"
     assert world.write(epoch=1) == ""
+
+
+@pytest.mark.parametrize("sequence", [0, 7])
+def test_only_an_older_epoch_is_certain_without_a_barrier(world: World, sequence: int) -> None:
+    """The state may be behind, so it may lack the producer, its epoch or its transaction. That a batch is also out of
+    order is said last."""
+    world.change(init_transactions("t"))
+    world.begin(epoch=1)
+    world.write(epoch=1)
+    assert refusal(world, epoch=0, sequence=sequence) == ("PRODUCER_FENCED", True)
+    assert refusal(world, epoch=2, sequence=sequence) == ("PRODUCER_FENCED", False)
+    assert refusal(world, epoch=0, producer=9, sequence=sequence) == ("UNKNOWN_TRANSACTIONAL_ID", False)
+    world.end(commit=True, epoch=1)
+    assert refusal(world, epoch=1, sequence=sequence + 1) == ("INVALID_TRANSACTION_STATE", False)
+
+
+def refusal(world: World, *, epoch: int, sequence: int, producer: int = 0) -> tuple[str, bool]:
+    """The error's name, and whether it is certain."""
+    with pytest.raises(SmqError) as caught:
+        world.host.produce(world.data(sequence, epoch, producer=producer))
+    return caught.value.code.name, not isinstance(caught.value, NotYetKnown)
 
 
 def test_a_plain_batch_of_a_producer_with_an_open_transaction_is_refused(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The built wheel and an environment that has it, shared by the tests of the package and of the container."""
+"""Shared by these tests: the built wheel, an environment that has it, and Helm with the chart."""
 
 import subprocess
 import sys
@@ -6,6 +6,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+
+from tests.deploy.helm import Chart
+from tests.deploy.programs import go_program
+from tests.kafka.foreign.clients import Missing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,3 +33,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site,) = home.glob("lib/python*/site-packages")
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return home / "bin"
+
+
+@pytest.fixture(scope="session")
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Chart:
+    directory = tmp_path_factory.mktemp("helm")
+    try:
+        return Chart(go_program("helm", directory), directory)
+    except Missing as e:
+        pytest.skip(f"Helm cannot be built here: {e}")

@@ -20,16 +20,16 @@ class Missing(Exception):
     """This client cannot run here."""
 
 
-def run(directory: Path, *command: str) -> None:
+def run(directory: Path, *command: str, timeout_s: float = BUILD_S) -> None:
     """A step of a build; `Missing` if it fails."""
     if shutil.which(command[0]) is None:
         raise Missing(f"there is no {command[0]} on this machine")
     try:
-        subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True, timeout=BUILD_S)
+        subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.CalledProcessError as e:
         raise Missing(f"{' '.join(command)} ended with {e.returncode}: {(e.stderr or e.stdout)[-500:]}") from e
     except subprocess.TimeoutExpired as e:
-        raise Missing(f"{' '.join(command)} took more than {BUILD_S} s") from e
+        raise Missing(f"{' '.join(command)} took more than {timeout_s} s") from e
 
 
 def copied(name: str, build: Path) -> Path:

@@ -312,7 +312,7 @@ def _flagged(flag: int) -> bytes:
         (batch(b"v")[:-1], KafkaError.CORRUPT_MESSAGE),
         (batch(b"v") + batch(b"w"), KafkaError.CORRUPT_MESSAGE),
         (batch(b"x" * (1 << 20) + b"and more"), KafkaError.MESSAGE_TOO_LARGE),
-        (_flagged(TRANSACTIONAL_MASK), KafkaError.INVALID_RECORD),
+        (_flagged(TRANSACTIONAL_MASK), KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
         (_flagged(CONTROL_MASK), KafkaError.INVALID_RECORD),
     ],
     ids=["null", "empty", "short", "magic", "crc", "record", "length", "cut", "two", "too large", "txn", "control"],

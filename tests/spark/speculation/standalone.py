@@ -93,7 +93,7 @@ def armed(root: Path) -> Path:
 
 
 class SpeculatingJob:
-    """The program of job.py, which writes on demand."""
+    """The program of job.py, which writes what its commands say."""
 
     def __init__(self, root: Path, master: str) -> None:
         command = [sys.executable, "-m", "tests.spark.speculation.job", master, str(root)]

@@ -53,9 +53,21 @@ def a_consumer_passes_over_what_was_superseded(s: Story) -> None:
     s.final([batch(0, [GONE, GONE]), batch(2, PLAIN[2:3])], hwm=3)
 
 
+def an_emptied_batch_goes_with_the_one_before_it(s: Story) -> None:
+    """The first is gone by number: two are after it. The second was removed, and is not left as the first of the log."""
+    s.note("compaction", keys=2, tombstone_ms=0)
+    s.note("retention", records=2, most=2, ms=60_000)
+    first, other = PLAIN[0], next(value for value in PLAIN if key_of(value, 2) != key_of(PLAIN[0], 2))
+    later = next(value for value in PLAIN if value != other and key_of(value, 2) == key_of(other, 2))
+    versions(s, first, other, later)
+    s.note("local", n=1, inc=1, i=9, k="t/0", hwm=3, lo=2, epoch=0, clock=CREATED_0_MS)
+    s.final([batch(2, [later])], hwm=3, lo=2)
+
+
 @pytest.mark.parametrize(
     "tell",
     [
+        an_emptied_batch_goes_with_the_one_before_it,
         older_ones_are_gone,
         a_tombstone_is_gone_in_time,
         a_record_in_doubt_may_have_superseded_one_that_was_deleted,

@@ -54,7 +54,7 @@ def a_consumer_passes_over_what_was_superseded(s: Story) -> None:
 
 
 def an_emptied_batch_goes_with_the_one_before_it(s: Story) -> None:
-    """The first is gone by number: two are after it. The second was removed, and is not left as the first of the log."""
+    """The first goes by number: two are after it. The second was removed, and so does not stay alone."""
     s.note("compaction", keys=2, tombstone_ms=0)
     s.note("retention", records=2, most=2, ms=60_000)
     first, other = PLAIN[0], next(value for value in PLAIN if key_of(value, 2) != key_of(PLAIN[0], 2))

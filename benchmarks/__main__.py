@@ -64,7 +64,7 @@ def _sections(quick: bool, against: str) -> dict[str, Section]:
             partitions=[10, 100] if quick else [10, 100, 1_000, 10_000],
             rounds=100 if quick else 1_000,
         ),
-        "opening": lambda c, r: recovery.measure_alone(c, r, sizes_mib=[256] if quick else [1_024, 10_240]),
+        "opening": lambda c, r: recovery.measure_alone(c, r, sizes_mib=[256] if quick else [100, 1_024, 10_240]),
         "versions": lambda c, r: versions.measure(c, r, against=against, turns=3 if quick else 9, records=records // 2),
     }
 

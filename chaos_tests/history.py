@@ -21,7 +21,7 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | setting | name, n                             | seen (v)                                                 |
 | place  | name, r ([[node, ...], ...])         |                                                          |
 | placed | name, n                              | seen (r)                                                 |
-| kpoll  | c (consumer), g? (group)             | r ([[k, o, v], ...]), by? (one assignment of c)          |
+| kpoll  | c (consumer), g? (group), k? and o?  | r ([[k, o, v], ...]), by? (one assignment of c), hwm?    |
 | gjoin  | g                                    | gen, leader (None: not reported), members                |
 | gsync  | g, gen                               | who, parts ([k, ...])                                    |
 | txn    | id, v ({k: values}), off (None: none) | out (commit or abort)                                   |
@@ -30,6 +30,8 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | toffset | id                                  | off (None: none)                                         |
 | create, drop, alloc | name                    |                                                          |
 
+A `kpoll` with `k` and `o` began at that place, where its consumer had just sought; `hwm` is then the highest mark that
+the consumer knew at its end.
 An invoke with `may_fail` may fail even in a cluster that has settled.
 A `fail` carries `err`, and `lo`/`hi` if the error does. Observations (p -1, ty info): `fault` (what, ...),
 `lead` (n, term), `digest` (n, i, d), `entry` (n, i, d: CRC of a Raft command), `local` (n, inc, i, k, lo, hwm,

@@ -3,9 +3,10 @@
 Owns the rule, so that the clients that send and the judges that read agree without a message. Any part may import it.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
-from smq.records import BatchHeader, Buffer, NewRecord, Record, decode_batch
+from smq.records import BatchHeader, Buffer, NewRecord, decode_batch
 
 GONE: Final = -2  # in the place of a record that compaction has removed, in what a client read
 VALUE_HEADER: Final = "v"  # of a tombstone: it has no value of its own
@@ -31,15 +32,14 @@ def record_of(value: int, keys: int, timestamp_ms: int) -> NewRecord:
     return NewRecord(key, b"%d" % value, timestamp_ms)
 
 
-def value_of(record: Record) -> int:
-    if record.value is not None:
-        return int(record.value or b"-1")
-    return int(dict(record.headers)[VALUE_HEADER] or b"-1")
+def value_of(value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> int:
+    """Of a record with these, whichever client has read it."""
+    return int((dict(headers)[VALUE_HEADER] if value is None else value) or b"-1")
 
 
 def values_of(batch: Buffer, header: BatchHeader) -> list[int]:
     """One for each of the batch's offsets."""
     values = [GONE] * (header.last_offset_delta + 1)
     for record in decode_batch(batch) if header.count else ():
-        values[record.offset - header.base_offset] = value_of(record)
+        values[record.offset - header.base_offset] = value_of(record.value, record.headers)
     return values

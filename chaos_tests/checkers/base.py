@@ -186,6 +186,9 @@ def index(history: History) -> Facts:
         for event in (*history.noted("local"), *history.noted("start")):
             partitions[event["k"]].retention_starts.setdefault(event["lo"], event["t"])
     _index_polls(history.of("poll"), partitions)
+    for op in history.of("kpoll"):
+        if op.kind == "fail":
+            partitions[op.request["k"]].refused_polls.append(op)
     return Facts(history=history, partitions=dict(partitions))
 
 

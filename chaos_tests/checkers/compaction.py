@@ -26,7 +26,7 @@ class _Partition:
     stamps: dict[int, int] = field(default_factory=dict)  # offset -> ts_ns of a record that was read
     sent_ns: dict[int, int] = field(default_factory=dict)  # value -> when its send began
     doubtful: list[int] = field(default_factory=list)  # values that may or may not have been stored
-    polls: list[tuple[Op, list[int], list[int]]] = field(default_factory=list)  # offsets there, offsets gone
+    reads: list[tuple[Op, list[int], list[int]]] = field(default_factory=list)  # offsets there, offsets gone
 
     def by_key(self, keys: int) -> dict[int, list[int]]:
         found: dict[int, list[int]] = defaultdict(list)
@@ -50,8 +50,9 @@ def uncover(history: History) -> Uncovered:
         _judge(key, partition, noted, findings)
         removed[key] = _guess_stamps(partition)
         superseded[key] = _superseded(partition, noted["keys"])
-        for op, _, _ in partition.polls:
-            _fill(op, partition)
+        for op, _, _ in partition.reads:
+            if op.function == "poll":
+                _fill(op, partition)
     return Uncovered(findings.found, removed, superseded)
 
 
@@ -76,7 +77,10 @@ def _index(history: History) -> dict[str, _Partition]:
                     there.append(offset)
                     partition.stamps.setdefault(offset, ts_ns + offset - base)
                     partition.values.setdefault(offset, value)
-        partition.polls.append((op, there, gone))
+        partition.reads.append((op, there, gone))
+    for op in history.of("kpoll"):
+        if op.kind == "ok" and "k" in op.request:
+            _add_consumed(found[op.request["k"]], op)
     for op in history.of("send"):
         partition = found[op.request["k"]]
         partition.sent_ns.update(dict.fromkeys(op.request["v"], op.start_ns))
@@ -87,13 +91,22 @@ def _index(history: History) -> dict[str, _Partition]:
     return dict(found)
 
 
+def _add_consumed(partition: _Partition, op: Op) -> None:
+    """What a Kafka consumer was given from a place on. It passed over the others up to the last one: they were gone."""
+    given: dict[int, int] = {offset: value for _, offset, value in op.reply["r"]}
+    for offset, value in given.items():
+        partition.values.setdefault(offset, value)
+    passed = range(op.request["o"], max(given, default=-1) + 1)
+    partition.reads.append((op, list(given), [offset for offset in passed if offset not in given]))
+
+
 def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) -> None:
     by_key = partition.by_key(noted["keys"])
     values = partition.values
     doubtful = {key_of(value, noted["keys"]) for value in partition.doubtful}
-    unknown = max((offset for _, _, gone in partition.polls for offset in gone if offset not in values), default=-1)
+    unknown = max((offset for _, _, gone in partition.reads for offset in gone if offset not in values), default=-1)
     deleted: dict[int, tuple[int, int, Op]] = {}  # key -> the first time that a tombstone was gone, where it was
-    for op, _, gone in sorted(partition.polls, key=lambda poll: poll[0].end_ns):
+    for op, _, gone in sorted(partition.reads, key=lambda read: read[0].end_ns):
         hwm = op.reply["hwm"]
         for offset in gone:
             value = values.get(offset)
@@ -111,7 +124,7 @@ def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) ->
                 findings.add("early-tombstone", f"{key}@{offset}: the tombstone of key {record_key} is gone", op)
             elif record_key not in deleted or deleted[record_key][1] < offset:
                 deleted[record_key] = op.end_ns, offset, op
-    for op, there, _ in partition.polls:
+    for op, there, _ in partition.reads:
         for offset in there:
             ns, tombstone, shown = deleted.get(key_of(values[offset], noted["keys"]), (0, _NOBODY, op))
             if offset < tombstone and op.start_ns > ns:
@@ -125,7 +138,7 @@ def _superseded(partition: _Partition, keys: int) -> set[int]:
     values = partition.values
     found = {offset for offset, value in values.items() if is_tombstone(value)}
     doubtful = {key_of(value, keys) for value in partition.doubtful}
-    end = max((op.reply["hwm"] for op, _, _ in partition.polls), default=0)
+    end = max((op.reply["hwm"] for op, _, _ in partition.reads), default=0)
     unknown = next((offset for offset in range(end - 1, -1, -1) if offset not in values), -1)
     for record_key, offsets in partition.by_key(keys).items():
         found.update(offsets[:-1])
@@ -136,7 +149,7 @@ def _superseded(partition: _Partition, keys: int) -> set[int]:
 
 def _guess_stamps(partition: _Partition) -> set[int]:
     """A record that was never read before it went was appended after the one before it. Returns what went."""
-    gone = {offset for _, _, offsets in partition.polls for offset in offsets}
+    gone = {offset for _, _, offsets in partition.reads for offset in offsets}
     before, stamp = -1, 0
     for offset in sorted(gone | partition.stamps.keys()):
         stamp = partition.stamps.setdefault(offset, stamp + offset - before)

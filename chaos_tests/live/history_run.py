@@ -34,7 +34,16 @@ from chaos_tests.live.load.grpc import (
     stop,
 )
 from chaos_tests.live.load.kafka import kafka_clients
-from chaos_tests.live.load.kept import KEPT, StartWatcher, create_kept, kept_clients, partitions_of, topic_of, wait_kept
+from chaos_tests.live.load.kept import (
+    KEPT,
+    KeptConsumer,
+    StartWatcher,
+    create_kept,
+    kept_clients,
+    partitions_of,
+    topic_of,
+    wait_kept,
+)
 from chaos_tests.live.load.spark import SparkRead
 from chaos_tests.live.report.summary import SUMMARY, Struck, Summary, count, failover_ms
 from chaos_tests.live.watcher import Watcher
@@ -316,6 +325,11 @@ class HistoryRun:
         for partition in [*world.partitions, *world.kept]:
             for node in self.fleet.nodes:
                 self._read_all(reader, partition, node)
+        if self._with_kafka:
+            consumer = KeptConsumer(world, "final-consumer")
+            for partition in world.kept:
+                consumer.read_all(partition)
+            consumer.close()
         watcher = StartWatcher(world, "final-start", clocks_jump=self._clocks_jump)
         for partition in world.kept:
             watcher.watch(partition)

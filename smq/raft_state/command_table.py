@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from smq.raft_state import commands, replies
-from smq.raft_state.binary import FLAG, INT16, INT32, INT64, TEXT, Kind, Many, Record
+from smq.raft_state.binary import FLAG, INT16, INT32, INT64, TEXT, Group, Kind, Many, Record
 from smq.raft_state.commands import Command
 from smq.raft_state.fields import (
     ANY_ID,
@@ -197,6 +197,25 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         *_REQUEST,
         ("partition", PARTITION),
         ("offset", INT64),
+    ),
+    _command(
+        36,
+        commands.ApplyRetention,
+        partitions.apply_retention,
+        (
+            "items",
+            Many(
+                Record(
+                    commands.RetainedStart,
+                    (
+                        ("partition", PARTITION),
+                        ("epoch", INT32),
+                        ("offset", INT64),
+                        ("limits", Group((INT64, INT64, INT64))),
+                    ),
+                )
+            ),
+        ),
     ),
     _command(
         35,

@@ -273,10 +273,29 @@ class AdvanceHwms(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceLogStart(Request):
-    """Rule 14: DeleteRecords and retention. OFFSET_OUT_OF_RANGE if `offset` > hwm; the log start never goes back."""
+    """Rule 14: DeleteRecords. OFFSET_OUT_OF_RANGE if `offset` > hwm; the log start never goes back."""
 
     partition: PartitionId
     offset: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainedStart:
+    """Where a partition's log starts without what its topic does not retain, as the leader of this epoch has found.
+    `limits` are those that it has judged by: milliseconds, bytes and records, -1 for each that there is not."""
+
+    partition: PartitionId
+    epoch: Epoch
+    offset: Offset
+    limits: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyRetention(Command):
+    """Rule 14, for all partitions of one leader from which something goes. An item of another epoch, or of a topic that
+    has other limits by now, changes nothing."""
+
+    items: tuple[RetainedStart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

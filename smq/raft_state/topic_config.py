@@ -40,6 +40,7 @@ MIN_CLEANABLE_DIRTY_RATIO: Final = "min.cleanable.dirty.ratio"
 MIN_COMPACTION_LAG_MS: Final = "min.compaction.lag.ms"
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 NO_LIMIT: Final = "-1"
+_UNLIMITED: Final = int(NO_LIMIT)
 RETENTION_BYTES: Final = "retention.bytes"
 RETENTION_MS: Final = "retention.ms"
 RETENTION_RECORDS: Final = "retention.records"
@@ -352,6 +353,12 @@ class Retention(NamedTuple):
     ms: int | None = None
     bytes: int | None = None
     records: int | None = None
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """As a command names them: -1 is no limit."""
+        ms, size, records = (_UNLIMITED if limit is None else limit for limit in self)
+        return ms, size, records
 
 
 def retention(config: Mapping[str, str]) -> Retention | None:

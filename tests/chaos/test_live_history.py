@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from chaos_tests.history import read_jsonl
 from chaos_tests.live.environment import disks, namespaces
 from chaos_tests.live.faults.catalogue import CATALOGUE, NEEDS
 from chaos_tests.live.faults.plan import SCENARIOS, draw
 from chaos_tests.live.faults.planted import PLANTED
+from chaos_tests.live.load.kept import KEPT
 from smq.clients.tls import Tls
 from smq.coordinator.tls.layout import client_identity
 from smq.testing.cluster import Cluster, live_cluster
@@ -54,6 +56,9 @@ def test_a_short_history_without_root_holds_and_makes_its_report(tmp_path: Path)
     assert "kafka-cg-chaos-team has read all" in printed
     assert summary["records_deleted"] > 0
     assert summary["records_compacted"] > 0
+    (history,) = tmp_path.glob("*/history.jsonl")
+    consumed = {event["k"] for event in read_jsonl(history) if event["f"] == "kpoll" and "k" in event}
+    assert consumed == {f"chaos-{kept.name}/0" for kept in KEPT}
     assert summary["seed"] == 1
     assert "--seed 1" in summary["replay"]
     (report,) = tmp_path.glob("*/report.html")

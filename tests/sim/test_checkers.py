@@ -46,6 +46,11 @@ class Story:
         for node in nodes:
             self.poll(lo, batches, hwm=hwm, lo=lo, node=node, final=True)
 
+    def consume(self, offset: int, *read: tuple[int, int], hwm: int, key: str = "t/0") -> None:
+        """By a Kafka consumer that has just sought."""
+        process = self.begin("kpoll", c="c", k=key, o=offset)
+        self.recorder.ok(process, "kpoll", r=[[key, *record] for record in read], hwm=hwm)
+
     def range(self, hwm: int, *, lo: int = 0, next_: int | None = None) -> None:
         process = self.begin("hwm", k="t/0", n=1)
         self.recorder.ok(process, "hwm", lo=lo, hwm=hwm, next=hwm if next_ is None else next_, epoch=0)

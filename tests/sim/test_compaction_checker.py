@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from chaos_tests.checkers.retention import CREATED_0_MS, LATE_RECORDS_MAX
-from chaos_tests.keyed import GONE, is_tombstone
+from chaos_tests.keyed import GONE, is_tombstone, key_of
 from tests.sim.test_checkers import Story, anomalies, batch
 
 PLAIN = [value for value in range(100) if not is_tombstone(value)]
@@ -44,9 +44,35 @@ def a_record_in_doubt_may_have_superseded_one_that_was_deleted(s: Story) -> None
     s.final([batch(1, [GONE])], hwm=2, lo=1)
 
 
+def a_consumer_passes_over_what_was_superseded(s: Story) -> None:
+    begin(s)
+    versions(s, *PLAIN[:3])
+    s.consume(0, (0, PLAIN[0]), (1, PLAIN[1]), hwm=2)
+    s.consume(0, (2, PLAIN[2]), hwm=3)
+    s.consume(1, (2, PLAIN[2]), hwm=3)
+    s.final([batch(0, [GONE, GONE]), batch(2, PLAIN[2:3])], hwm=3)
+
+
+def an_emptied_batch_goes_with_the_one_before_it(s: Story) -> None:
+    """The first goes by number: two are after it. The second was removed, and so does not stay alone."""
+    s.note("compaction", keys=2, tombstone_ms=0)
+    s.note("retention", records=2, most=2, ms=60_000)
+    first, other = PLAIN[0], next(value for value in PLAIN if key_of(value, 2) != key_of(PLAIN[0], 2))
+    later = next(value for value in PLAIN if value != other and key_of(value, 2) == key_of(other, 2))
+    versions(s, first, other, later)
+    s.note("local", n=1, inc=1, i=9, k="t/0", hwm=3, lo=2, epoch=0, clock=CREATED_0_MS)
+    s.final([batch(2, [later])], hwm=3, lo=2)
+
+
 @pytest.mark.parametrize(
     "tell",
-    [older_ones_are_gone, a_tombstone_is_gone_in_time, a_record_in_doubt_may_have_superseded_one_that_was_deleted],
+    [
+        an_emptied_batch_goes_with_the_one_before_it,
+        older_ones_are_gone,
+        a_tombstone_is_gone_in_time,
+        a_record_in_doubt_may_have_superseded_one_that_was_deleted,
+        a_consumer_passes_over_what_was_superseded,
+    ],
 )
 def test_what_was_superseded_may_be_gone(tell: Callable[[Story], None]) -> None:
     assert anomalies(tell) == set()
@@ -83,6 +109,44 @@ def an_offset_holds_another_record(s: Story) -> None:
     s.final([batch(0, [GONE, PLAIN[0]]), batch(2, PLAIN[2:3])], hwm=3)
 
 
+def only_a_consumer_misses_the_last(s: Story) -> None:
+    s.note("compaction", keys=2, tombstone_ms=0, topics=["t"])
+    other = next(value for value in PLAIN if key_of(value, 2) != key_of(PLAIN[0], 2))
+    versions(s, PLAIN[0], other)
+    s.consume(0, (1, other), hwm=2)
+    s.final([batch(0, [PLAIN[0], other])], hwm=2)
+
+
+def a_consumer_misses_a_young_tombstone(s: Story) -> None:
+    s.note("compaction", keys=2, tombstone_ms=1_000, topics=["t"])
+    other = next(value for value in PLAIN if key_of(value, 2) != key_of(TOMBSTONE, 2))
+    versions(s, TOMBSTONE, other)
+    s.consume(0, (1, other), hwm=2)
+    s.final([batch(0, [TOMBSTONE, other])], hwm=2)
+
+
+def a_consumer_is_given_what_a_tombstone_deleted(s: Story) -> None:
+    begin(s)
+    versions(s, PLAIN[0], TOMBSTONE)
+    s.poll(0, [batch(0, [GONE, GONE])], hwm=2)
+    s.consume(0, (0, PLAIN[0]), hwm=2)
+    s.final([batch(0, [GONE, GONE])], hwm=2)
+
+
+def a_consumer_is_given_another_record_than_was_superseded(s: Story) -> None:
+    begin(s)
+    versions(s, *PLAIN[:3])
+    s.consume(0, (0, PLAIN[1]), (2, PLAIN[2]), hwm=3)
+    s.final([batch(0, [GONE, GONE]), batch(2, PLAIN[2:3])], hwm=3)
+
+
+def a_consumer_is_given_what_is_before_its_place(s: Story) -> None:
+    begin(s)
+    versions(s, *PLAIN[:3])
+    s.consume(1, (0, PLAIN[0]), hwm=3)
+    s.final([batch(0, PLAIN[:3])], hwm=3)
+
+
 def replicas_hold_other_bytes(s: Story) -> None:
     older_ones_are_gone(s)
     for node, digest in ((1, "a"), (2, "b")):
@@ -102,6 +166,11 @@ def a_key_is_there_twice(s: Story) -> None:
         (a_tombstone_is_gone_early, "early-tombstone"),
         (what_a_tombstone_deleted_is_back, "resurrected"),
         (an_offset_holds_another_record, "offset-reuse"),
+        (only_a_consumer_misses_the_last, "lost-key"),
+        (a_consumer_misses_a_young_tombstone, "early-tombstone"),
+        (a_consumer_is_given_what_a_tombstone_deleted, "resurrected"),
+        (a_consumer_is_given_another_record_than_was_superseded, "inconsistent-offsets"),
+        (a_consumer_is_given_what_is_before_its_place, "nonmonotonic-poll"),
         (replicas_hold_other_bytes, "divergent-bytes"),
         (a_key_is_there_twice, "late-compaction"),
     ],

@@ -42,9 +42,51 @@ def deleted_when_due(s: Story) -> None:
     s.final(LOG[1:], hwm=3, lo=2)
 
 
+def _consumer_refused(s: Story, offset: int, *, lo: int, hwm: int) -> None:
+    s.recorder.fail(s.begin("kpoll", c="c", k="t/0", o=offset), "kpoll", err="OFFSET_OUT_OF_RANGE", lo=lo, hi=hwm)
+
+
+def consumer_passed_by(s: Story) -> None:
+    s.send([10, 11], 0)
+    s.consume(0, (0, 10), (1, 11), hwm=2)
+    s.send([12], 2)
+    _retained(s, lo=2, hwm=3, records=1)
+    _consumer_refused(s, 1, lo=2, hwm=3)
+    s.consume(2, (2, 12), hwm=3)
+    s.final(LOG[1:], hwm=3, lo=2)
+
+
+def consumer_refused_what_is_there(s: Story) -> None:
+    s.send([10, 11], 0)
+    s.send([12], 2)
+    _retained(s, lo=2, hwm=3, records=1)
+    _consumer_refused(s, 2, lo=2, hwm=3)
+    s.final(LOG[1:], hwm=3, lo=2)
+
+
+def consumer_passed_over_records(s: Story) -> None:
+    """Without a word: it was never told that its place is out of range."""
+    s.send([10, 11], 0)
+    s.send([12], 2)
+    _retained(s, lo=2, hwm=3, records=1)
+    s.consume(0, (2, 12), hwm=3)
+    s.final(LOG[1:], hwm=3, lo=2)
+
+
+def consumer_given_another_record_than_was_deleted(s: Story) -> None:
+    s.send([10, 11], 0)
+    s.consume(0, (0, 11), hwm=2)
+    s.send([12], 2)
+    _retained(s, lo=2, hwm=3, records=1)
+    s.final(LOG[1:], hwm=3, lo=2)
+
+
 @pytest.mark.parametrize(
     ("tell", "anomaly"),
     [
+        (consumer_refused_what_is_there, "false-out-of-range"),
+        (consumer_passed_over_records, "poll-skip"),
+        (consumer_given_another_record_than_was_deleted, "inconsistent-offsets"),
         (deleted_although_few, "early-deletion"),
         (deleted_although_young, "early-deletion"),
         (never_deleted, "late-deletion"),
@@ -54,5 +96,6 @@ def test_anomaly_of_retention_is_found(tell: Callable[[Story], None], anomaly: s
     assert anomaly in anomalies(tell)
 
 
-def test_what_was_due_may_be_gone() -> None:
-    assert anomalies(deleted_when_due) == set()
+@pytest.mark.parametrize("tell", [deleted_when_due, consumer_passed_by])
+def test_what_was_due_may_be_gone(tell: Callable[[Story], None]) -> None:
+    assert anomalies(tell) == set()

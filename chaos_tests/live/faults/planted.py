@@ -78,16 +78,36 @@ def _last_records_go() -> None:
 def _too_much_goes() -> None:
     """Retention keeps half of what it is asked for."""
     from smq.raft_state.topic_config import Retention
-    from smq.replication.partition.retention import Retainer
+    from smq.replication.partition.look_ups import LookUps
 
-    planted: Any = Retainer
-    original = planted._limits
+    planted: Any = LookUps
+    original = planted.retained_start
 
-    def halved(self: Any, replica: Any) -> Retention | None:
-        limits = original(self, replica)
-        return limits and Retention(*(None if limit is None else limit // 2 for limit in limits))
+    def halved(self: Any, replica: Any, limits: Retention, now_ms: int, done: Any) -> Any:
+        half = Retention(*(None if limit is None else limit // 2 for limit in limits))
+        return original(self, replica, half, now_ms, done)
 
-    planted._limits = halved
+    planted.retained_start = halved
+
+
+def _kafka_leaves_out() -> None:
+    """The Kafka port takes a batch from which compaction has removed a record for damaged, and leaves it out. gRPC's
+    readers are given all of it."""
+    from smq.coordinator.kafka import fetch
+    from smq.records import parse_header
+
+    planted: Any = fetch
+    original = planted._fill
+
+    def is_whole(batch: Any) -> bool:
+        header = parse_header(batch)
+        return bool(header.count == header.last_offset_delta + 1)
+
+    def fill(gateway: Any, version: int, want: Any, answer: Any, outcome: Any, hints: Any) -> None:
+        original(gateway, version, want, answer, outcome, hints)
+        answer["records"] = [batch for batch in answer["records"] if not batch or is_whole(batch)]
+
+    planted._fill = fill
 
 
 # If the cluster does not recover, no full read finds the loss; reused offsets reveal it before that. So do records that
@@ -132,6 +152,13 @@ PLANTED: Final = {
             "kill-one",
             frozenset({"early-deletion"}),
             _too_much_goes,
+        ),
+        Plant(
+            "kafka-leaves-out",
+            "the Kafka port leaves out batches from which compaction has removed a record",
+            "kill-one",
+            frozenset({"lost-key"}),
+            _kafka_leaves_out,
         ),
     )
 }

@@ -5,7 +5,7 @@ operations: value and offset of each, in the order in which the client received 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from chaos_tests.keyed import record_of
@@ -121,7 +121,8 @@ class KafkaConsumer(Client):
 
     def step(self) -> None:
         if self._consumer is None:
-            self._consumer = _make_consumer(self.world)
+            self._consumer = make_consumer(self.world)
+            self._consumer.assign(places([(p, 0) for p in self.world.partitions]))
         self.world.recorder.invoke(self.process, "kpoll", c=self.name)
         messages = self._consumer.consume(100, POLL_S)
         read = [[f"{m.topic()}/{m.partition()}", m.offset(), int(m.value())] for m in messages if m.error() is None]
@@ -151,15 +152,23 @@ def kafka_clients(world: World) -> list[Client]:
     ]
 
 
-def _make_consumer(world: World) -> Any:
-    from confluent_kafka import Consumer, TopicPartition
+def make_consumer(world: World, **settings: Any) -> Any:
+    """One that is in no group, and reads what it is assigned."""
+    from confluent_kafka import Consumer
 
-    settings = {
-        **reach(world),
-        "group.id": f"{world.partitions[0].topic}-reader",
-        "enable.auto.commit": False,
-        "auto.offset.reset": "error",  # a reset would hide a wrong out-of-range
-    }
-    consumer = Consumer(settings)
-    consumer.assign([TopicPartition(p.topic, p.index, 0) for p in world.partitions])
-    return consumer
+    return Consumer(
+        {
+            **reach(world),
+            "group.id": f"{world.partitions[0].topic}-reader",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",  # a reset would hide a wrong out-of-range
+            **settings,
+        }
+    )
+
+
+def places(found: Iterable[tuple[Partition, int]]) -> list[Any]:
+    """In the form that `assign` takes: each partition from its offset on."""
+    from confluent_kafka import TopicPartition
+
+    return [TopicPartition(partition.topic, partition.index, offset) for partition, offset in found]

@@ -7,10 +7,13 @@ and the wait in the end until nothing more is due, with the comparison of the re
 import time
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 
 from chaos_tests.checkers.retention import LATE_RECORDS_MAX
+from chaos_tests.keyed import value_of
 from chaos_tests.live.load.grpc import (
+    FETCH_WAIT_MS,
+    SEEK_PROBABILITY,
     Client,
     Partition,
     PlainProducer,
@@ -20,9 +23,9 @@ from chaos_tests.live.load.grpc import (
     SharedRecorder,
     World,
 )
-from chaos_tests.live.load.kafka import KafkaProducer
+from chaos_tests.live.load.kafka import KafkaProducer, make_consumer, places
 from smq.clients.pb import smq_pb2 as pb
-from smq.raft_state.errors import SmqError
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import decode_batch
 from smq.testing.node_client import RawNode, Unanswered
 
@@ -36,6 +39,10 @@ RECORD_BYTES_MAX: Final = 200
 RECORD_BYTES_MIN: Final = 20
 SAMPLED_S: Final = 60  # a log start is asked for again and again, but a fault may last
 READ_S: Final = 5.0  # for one piece of a log
+CONSUMED_MAX: Final = 500  # records of one read by a Kafka consumer
+CONSUME_S: Final = 0.3
+RANGE_S: Final = 3.0
+IDLE_READS: Final = 5  # by a Kafka consumer, without a record, until a log counts as read
 POLL_S: Final = 0.2
 _COMPACTED: Final = {"min.cleanable.dirty.ratio": "0", "delete.retention.ms": str(TOMBSTONE_MS)}
 # So that a run of a minute sees many passes over many segments. A cluster of one's own has its own settings.
@@ -130,6 +137,72 @@ class StartWatcher(RangeReader):
             self.world.recorder.note("start", k=partition.key, lo=found.log_start, hwm=found.hwm, clock=clock)
 
 
+class KeptConsumer(Client):
+    """librdkafka's consumer: one partition at a time, from where it was, and now and then from further back. It seeks
+    before each read, so that nothing was fetched before the operation began."""
+
+    think_s = 0.1
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name, world.kept)
+        self._consumer: Any = None
+        self._positions: dict[str, int] = {}
+
+    def step(self) -> None:
+        partition = self.any_partition()
+        position = self._positions.get(partition.key, 0)
+        if self.rng.random() < SEEK_PROBABILITY:
+            position = self.rng.randint(0, position)
+        self._positions[partition.key] = self.read(partition, position)
+
+    def read(self, partition: Partition, position: int) -> int:
+        """One read; returns the next position."""
+        from confluent_kafka import KafkaError
+
+        if self._consumer is None:
+            self._consumer = make_consumer(self.world, **{"fetch.wait.max.ms": FETCH_WAIT_MS})
+        (place,) = places([(partition, position)])
+        self.world.recorder.invoke(self.process, "kpoll", c=self.name, k=partition.key, o=position)
+        self._consumer.assign([place])
+        found = self._consumer.consume(CONSUMED_MAX, CONSUME_S)
+        given = [m for m in found if m.error() is None]
+        # So librdkafka names an offset that is out of range, if it may not choose another.
+        is_refused = any(m.error() is not None and m.error().code() == KafkaError._AUTO_OFFSET_RESET for m in found)
+        if is_refused and not given:
+            return self._refused(place)
+        read = [[partition.key, m.offset(), value_of(m.value(), m.headers() or ())] for m in given]
+        end = given[-1].offset() + 1 if given else position
+        known = self._consumer.get_watermark_offsets(place, cached=True)
+        hwm = max(end, known[1] if known is not None else 0)
+        self.world.recorder.ok(self.process, "kpoll", r=read, hwm=hwm)
+        return end
+
+    def _refused(self, place: Any) -> int:
+        """Where the log starts is a question of its own: the answer to the read did not say it."""
+        from confluent_kafka import KafkaException
+
+        try:
+            lo, hwm = self._consumer.get_watermark_offsets(place, timeout=RANGE_S)
+        except KafkaException as e:
+            self.world.recorder.info(self.process, "kpoll", err=str(e)[:200])
+            self.process = self.world.recorder.new_process()
+            return int(place.offset)
+        self.world.recorder.fail(self.process, "kpoll", err=ErrorCode.OFFSET_OUT_OF_RANGE.name, lo=lo, hi=hwm)
+        return max(int(place.offset), int(lo))
+
+    def read_all(self, partition: Partition) -> None:
+        """From the log start on, until nothing more comes. The last records of a compacted log may be gone."""
+        position, idle = 0, 0
+        while idle < IDLE_READS and position < partition.hwm:
+            after = self.read(partition, position)
+            idle = idle + 1 if after == position else 0
+            position = after
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+
+
 def kept_clients(world: World, *, with_kafka: bool, clocks_jump: bool) -> list[Client]:
     keyed = [partition for partition in world.kept if partition.keys]
     return [
@@ -137,7 +210,7 @@ def kept_clients(world: World, *, with_kafka: bool, clocks_jump: bool) -> list[C
         PlainProducer(world, "kept-plain", world.kept),
         *(Reader(world, f"kept-reader-{i}", world.kept) for i in range(2)),
         StartWatcher(world, "kept-start", clocks_jump=clocks_jump),
-        *([KafkaProducer(world, "kept-kafka", keyed)] if with_kafka else []),
+        *([KafkaProducer(world, "kept-kafka", keyed), KeptConsumer(world, "kept-consumer")] if with_kafka else []),
     ]
 
 

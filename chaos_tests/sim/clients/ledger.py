@@ -97,7 +97,7 @@ class LedgerReader(Client):
             self.fail("tpoll", result)
             return None
         found = [
-            [record.offset, value_of(record)]
+            [record.offset, value_of(record.value, record.headers)]
             for batch in result.batches
             if is_visible(result, batch) and parse_header(batch.data).count
             for record in decode_batch(batch.data)

@@ -64,6 +64,7 @@ class Chance:
             self._set_rounds: rng.choice((1, 3)) if changes_mode else 0,
             self._forgotten_seal: rng.choice((0, 0.5, 1.5)) if is_many else 0,
             self._lost_disk: rng.choice((0, 0, 0.5, 1.5)) if is_more else 0,
+            self._set_limit: 2 if self._settings["retention_records"] else 0,
         }
 
     # ------------------------------------------------------------------------------------------ the run
@@ -234,6 +235,10 @@ class Chance:
 
     def _move_log_start(self) -> None:
         self._do("move_log_start", self._rng.randint(0, max(1, self.group.part.hwm)))
+
+    def _set_limit(self) -> None:
+        """A deletion by the limit before it may be on its way."""
+        self._do("set_limit", self._rng.choice((0, 1, 3, 3)))
 
     def _tick(self) -> None:
         self._do("tick", self._any(), self._rng.choice((5.0, 50.0, 300.0, 1_500.0)))

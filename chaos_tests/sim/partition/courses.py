@@ -6,7 +6,7 @@ replica: what a course demands is what `truth` judges.
 """
 
 from chaos_tests.sim.partition.group import Group
-from smq.raft_state.commands import AdvanceHwms, CompleteReplicas, ElectLeader, SetMode
+from smq.raft_state.commands import AdvanceHwms, ApplyRetention, CompleteReplicas, ElectLeader, SetMode
 
 
 def _election_of(group: Group, *nodes: int, candidate: int) -> int:
@@ -298,3 +298,20 @@ def two_rounds_before_the_epoch_is_adopted(group: Group) -> None:
         group.commit(proposal)
     group.apply(3)
     group.elect(3)
+
+
+# ---------------------------------------------------------------------------------------------- retention
+def everything_is_to_be_kept_before_a_deletion_is_committed(group: Group) -> None:
+    """A leader has found what goes. Its command is committed after that of an operator, and after the answer to it."""
+    group.set_limit(1)
+    for _ in range(3):
+        group.produce(1)
+        group.exchange(1, 2, 3)
+    group.tick(1, 200)
+    group.commit(group.latest(AdvanceHwms))
+    group.apply_all()
+    group.tick(1, 2_000)
+    group.run(50)
+    deletion = group.latest(ApplyRetention)
+    group.set_limit(0)
+    group.commit(deletion)

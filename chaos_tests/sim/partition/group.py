@@ -18,6 +18,8 @@ from smq.raft_state.cluster_config import COMMIT_ROUNDS
 from smq.raft_state.commands import (
     AdvanceLogStart,
     AlterClusterConfig,
+    AlterTopicConfig,
+    ApplyRetention,
     Command,
     CreateTopic,
     ElectLeader,
@@ -31,7 +33,7 @@ from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.seals import commit_floor, seals_needed
 from smq.raft_state.state import PartitionState
-from smq.raft_state.topic_config import BatchRules
+from smq.raft_state.topic_config import RETENTION_RECORDS, BatchRules
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Acks, PartitionEnd, Produced
 from smq.replication.membership.controller import RESIGNED_NS
@@ -80,7 +82,7 @@ class Group:
             self._append(AlterClusterConfig(set_=((COMMIT_ROUNDS, str(rounds)),)))
         for registration in [self.start(node) for node in self.members]:
             self.commit(registration)
-        config = (("retention.records", str(retention_records)),) if retention_records else ()
+        config = ((RETENTION_RECORDS, str(retention_records)),) if retention_records else ()
         self._append(
             CreateTopic(
                 name="t",
@@ -143,6 +145,8 @@ class Group:
         part = self.head.state.partition(self.pid)
         if part is not None:
             self.truth.on_committed(part)
+        if part is not None and isinstance(command, ApplyRetention) and applied.touched:
+            self.truth.on_deleted(part, self.head.state.topics["t"].config.get(RETENTION_RECORDS))
         return applied.reply
 
     def commit(self, proposal: Proposal) -> Reply:
@@ -186,6 +190,11 @@ class Group:
 
     def set_rounds(self, rounds: int) -> None:
         self._append(AlterClusterConfig(set_=((COMMIT_ROUNDS, str(rounds)),)))
+
+    def set_limit(self, records: int) -> None:
+        """Of the partition's records; 0: everything is kept."""
+        set_ = ((RETENTION_RECORDS, str(records)),) if records else ()
+        self._append(AlterTopicConfig(name="t", set_=set_, unset=() if records else (RETENTION_RECORDS,)))
 
     def move_log_start(self, offset: Offset) -> None:
         self._append(AdvanceLogStart(partition=self.pid, offset=offset))

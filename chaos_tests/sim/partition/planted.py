@@ -215,4 +215,17 @@ COURSE_BUGS: tuple[CourseBug, ...] = (
         ),
         course=courses.two_rounds_before_the_epoch_is_adopted,
     ),
+    CourseBug(
+        name="deletion-by-former-limits",
+        rule="14: retention deletes by the limits that the topic has when its command is applied",
+        mutations=(
+            Mutation(
+                "smq.raft_state.handlers.partitions:apply_retention",
+                " and limits[partition.topic_id] == item.limits",
+                "",
+            ),
+        ),
+        course=courses.everything_is_to_be_kept_before_a_deletion_is_committed,
+        message="is left by retention",
+    ),
 )

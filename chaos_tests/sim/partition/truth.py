@@ -140,6 +140,12 @@ class Truth:
                 history = [(int(e.epoch), int(e.start)) for e in part.history]
                 raise Violation(f"the batch at {stored.base} of epoch {stored.epoch} is cut off: {history}")
 
+    def on_deleted(self, part: PartitionState, limit: str | None) -> None:
+        """By retention, which an operator has limited to so many records, or has not."""
+        if limit is None or part.hwm - part.log_start < int(limit):
+            kept = limit if limit is not None else "all"
+            raise Violation(f"[{part.log_start}, {part.hwm}) is left by retention, and {kept} records are to be kept")
+
     def _next_of(self, part: PartitionState, known: Offset) -> StoredValue:
         """The batch after the committed ones that the history takes for right, on any disk."""
         for stored in self._stored_at(self.end):

@@ -78,4 +78,18 @@ RETENTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         anomalies=frozenset({"late-deletion"}),
         seeds=8,
     ),
+    PlantedBug(
+        name="retention-mixes-its-partitions",
+        rule="14: one command moves many log starts, each by its own item",
+        mutations=(
+            Mutation(
+                "smq.raft_state.handlers.partitions:apply_retention",
+                "_move_log_start(partition, item.offset)",
+                "_move_log_start(partition, max(i.offset for i in command.items if i.offset <= partition.hwm))",
+            ),
+        ),
+        scenario="retention",
+        anomalies=_EARLY,
+        seeds=8,
+    ),
 )

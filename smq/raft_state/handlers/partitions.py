@@ -1,18 +1,19 @@
-"""Handlers of a partition's offsets: AdvanceHwms, AdvanceLogStart (rules 9 and 14 of the replication rules).
+"""Handlers of partitions' offsets: AdvanceHwms, AdvanceLogStart, ApplyRetention (rules 9 and 14 of replication).
 
 Owns what these commands move, and the invariant log_start <= hwm <= next_offset. Elections are in `elections`.
 Only `command_table` imports it.
 """
 
-from smq.raft_state.commands import AdvanceHwms, AdvanceLogStart, HwmAdvance
+from smq.raft_state.commands import AdvanceHwms, AdvanceLogStart, ApplyRetention, HwmAdvance
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers.compaction import forget_segments
-from smq.raft_state.ids import Offset, PartitionId
+from smq.raft_state.ids import Offset, PartitionId, TopicId
 from smq.raft_state.invariants import check_offsets
 from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.raft_state.refusal import Refused, find_partition
 from smq.raft_state.replies import Applied, Done, HwmsAdvanced
 from smq.raft_state.state import ClusterState, EpochStart, PartitionState
+from smq.raft_state.topic_config import retention
 
 
 def advance_hwms(state: ClusterState, command: AdvanceHwms) -> Applied:
@@ -57,11 +58,37 @@ def advance_log_start(state: ClusterState, command: AdvanceLogStart) -> Applied:
         )
     if command.offset <= partition.log_start:
         return Applied(reply=Done())
-    partition.log_start = command.offset
-    _prune(partition.history, partition.log_start)
+    _move_log_start(partition, command.offset)
+    return Applied(reply=Done(), touched=(command.partition,))
+
+
+def apply_retention(state: ClusterState, command: ApplyRetention) -> Applied:
+    """Rule 14, item by item. What is not to go any more, since an operator has changed the limits, stays."""
+    limits: dict[TopicId, tuple[int, int, int] | None] = {}
+    touched: dict[PartitionId, None] = {}
+    for item in command.items:
+        partition = state.partition(item.partition) if len(item.partition) == PARTITION_ID_BYTES else None
+        if partition is None or partition.is_external:
+            continue
+        if partition.topic_id not in limits:
+            limits[partition.topic_id] = _limits(state, partition.topic_id)
+        is_current = partition.epoch == item.epoch and limits[partition.topic_id] == item.limits
+        if is_current and partition.log_start < item.offset <= partition.hwm:
+            _move_log_start(partition, item.offset)
+            touched[item.partition] = None
+    return Applied(reply=Done(), touched=tuple(touched))
+
+
+def _limits(state: ClusterState, topic: TopicId) -> tuple[int, int, int] | None:
+    kept = retention(state.topics[state.topic_names[topic]].config)
+    return kept.numbers if kept is not None else None
+
+
+def _move_log_start(partition: PartitionState, offset: Offset) -> None:
+    partition.log_start = offset
+    _prune(partition.history, offset)
     forget_segments(partition)
     check_offsets(partition)
-    return Applied(reply=Done(), touched=(command.partition,))
 
 
 def _prune(history: list[EpochStart], log_start: Offset) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from smq.raft_state.cluster_config import is_two_round
+from smq.raft_state.commands import RetainedStart
 from smq.raft_state.errors import ErrorCode, ErrorDetails, OutOfOrderSequence, SmqError
 from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import PartitionState
@@ -34,6 +35,7 @@ from smq.replication.ports import Buffer, Channel
 
 _NODE_STOPS: Final = (ErrorCode.SHUTTING_DOWN, ErrorCode.UPGRADE_NEEDED)
 PRODUCERS_PER_WORK: Final = 30  # forgotten in 10 us
+WORK_PER_TRIM: Final = 15  # of a log start that moves, in units of 10 us: its rows are read, and their deletion begins
 
 
 class Replica:
@@ -50,6 +52,7 @@ class Replica:
         self._commit = Offset(0)  # by this leader's count, or as the leader said; it may lie beyond the hwm
         self.retention_due_ns = self.retention_paused_ns = 0  # the next look at the topic's limits, and by these
         self.retention_examined: Retention | None = None  # the limits of the last examination
+        self.retained_start: RetainedStart | None = None  # what it has found, until the log starts there
         self.compaction_due_ns = self.segments_due_ns = 0  # likewise
         self.segments_checked = (-1, -1)  # the last state and log that agreed about every segment
         self._was_refused_room = False  # the last produce, because too much waits for the disk
@@ -137,7 +140,7 @@ class Replica:
             self._stop_leading()
             self.judge()
         self.note_damage()
-        self._follow_log_start(judged_by)
+        work = 1 + self._follow_log_start(judged_by)
         if is_new_epoch and self.is_appointed:
             self._start_leading()
         elif is_new_epoch:
@@ -148,15 +151,18 @@ class Replica:
             self._recount()
             self._hand_over.drive()
         if self.part.producers_start <= self.log.producers_start:
-            return 1
-        return 1 + self.log.forget_producers(self.part.producers_start) // PRODUCERS_PER_WORK
+            return work
+        return work + self.log.forget_producers(self.part.producers_start) // PRODUCERS_PER_WORK
 
-    def _follow_log_start(self, judged_by: Epoch | None) -> None:
-        """Not in a log with hidden damage: a deletion could leave the next process nothing to find (rule 23)."""
+    def _follow_log_start(self, judged_by: Epoch | None) -> int:
+        """Not in a log with hidden damage: a deletion could leave the next process nothing to find (rule 23). Returns
+        the work, as `on_applied`."""
         if (self.part.compactions or self.log.segments.compacted_end) and not self.log.tail_damage:
             self.log.keep_from(self.part.segments[0].start if self.part.segments else self.part.log_start)
         if self.part.log_start > self.log.log_start and not self.is_end_hidden:
             self._advance_log_start(judged_by)
+            return WORK_PER_TRIM
+        return 0
 
     def _advance_log_start(self, judged_by: Epoch | None) -> None:
         """Rules 14 and 16. Incomplete producer state is dropped with its batches: a sequence that is too old, or was

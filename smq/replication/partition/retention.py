@@ -1,8 +1,9 @@
 """Deletes what the topics do not retain: by age, bytes and records, for the partitions that this node leads.
 
-Owns which led partition is examined when, one after the other. The log says what may go, the log start moves as for a
-DeleteRecords request, and every replica deletes in slices. It must never delete anything itself, and never at or above
-the high water mark. Age is judged by the replicated clock: no node's own clock deletes a record.
+Owns which led partition is examined when, one after the other. The log says what may go. Log starts that are found
+while a command is in flight share the next, every replica applies it, and deletes in slices. It must never delete
+anything itself, and never at or above the high water mark. Age is judged by the replicated clock: no node's own clock
+deletes a record.
 """
 
 from functools import partial
@@ -10,18 +11,17 @@ from typing import Final
 
 import structlog
 
-from smq.raft_state.commands import AdvanceLogStart
+from smq.raft_state.commands import ApplyRetention, RetainedStart
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import NO_REQUEST, Epoch, Offset
-from smq.raft_state.replies import Reply
+from smq.raft_state.ids import Epoch, Offset
 from smq.raft_state.topic_config import Retention, retention
 from smq.replication.host import Host
+from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.replica import Replica
 
 _log = structlog.get_logger("smq.retention")
 
-PROPOSAL_MS: Final = 5_000
 AGE_STEPS: Final = 100  # a record is deleted by a hundredth of its age too late, at most
 PAUSE_MS_MAX: Final = 300_000
 
@@ -31,7 +31,10 @@ class Retainer:
         self._host = host
         self._look_ups = look_ups
         self._due: dict[Replica, None] = {}  # bounded by the node's partitions
-        self._examined: Replica | None = None
+        self._is_examining = False
+        self._mark_found = Coalescer(
+            host.clock, host.propose, self._still_due, lambda items: ApplyRetention(items=items)
+        ).mark_due
 
     def visit(self, replica: Replica, now_ns: int) -> None:
         """To be called often for every led partition."""
@@ -52,42 +55,41 @@ class Retainer:
         return retention(self._host.state.topics[name].config) if name is not None else None
 
     def _examine_next(self) -> None:
-        while self._due and self._examined is None:
+        while self._due and not self._is_examining:
             replica = next(iter(self._due))
             del self._due[replica]
             limits, epoch, now_ms = self._limits(replica), replica.leading, self._host.state.expiry_clock_ms
             if limits is None or epoch is None:
                 continue
-            if not now_ms:
-                limits = limits._replace(ms=None)  # a new cluster has no time yet
-            self._examined = replica
-            self._look_ups.retained_start(replica, limits, now_ms, partial(self._on_found, replica, epoch, limits))
+            look_up = limits if now_ms else limits._replace(ms=None)  # a new cluster has no time yet
+            self._is_examining = True
+            self._look_ups.retained_start(replica, look_up, now_ms, partial(self._on_found, replica, epoch, limits))
 
     def _on_found(
         self, replica: Replica, epoch: Epoch, limits: Retention, found: tuple[Offset, bool] | SmqError
     ) -> None:
-        self._examined = None
+        self._is_examining = False
         if isinstance(found, SmqError):
             _log.info("retention is tried again later", node=self._host.node_id, why=str(found))
-        elif replica.leading == epoch and self._is_still_asked(replica, limits):
+        else:
             start, is_more = found
-            if start > replica.part.log_start:
+            replica.retained_start = RetainedStart(
+                partition=replica.pid, epoch=epoch, offset=start, limits=limits.numbers
+            )
+            if self._still_due(replica):
+                self._mark_found(replica)
                 if is_more:
-                    self._due[replica] = None
-                self._examined = replica
-                command = AdvanceLogStart(request_id=NO_REQUEST, partition=replica.pid, offset=start)
-                self._host.propose(command, PROPOSAL_MS, self._on_moved)
+                    replica.retention_due_ns = 0
+                    replica.retention_examined = None  # no pause before the next visit
         self._examine_next()
 
-    def _is_still_asked(self, replica: Replica, limits: Retention) -> bool:
-        """An operator may have changed the limits during the look-up."""
-        now = self._limits(replica)
-        return now is not None and limits in (now, now._replace(ms=None))
-
-    def _on_moved(self, _reply: Reply | SmqError) -> None:
-        """Without success, the next visit tries again."""
-        self._examined = None
-        self._examine_next()
+    def _still_due(self, replica: Replica) -> list[RetainedStart]:
+        """Its log start has not been moved there, and no other leader or operator has changed what counts."""
+        found, limits = replica.retained_start, self._limits(replica)
+        if found is None or limits is None or found.offset <= replica.part.log_start:
+            return []
+        is_current = replica.leading == replica.part.epoch == found.epoch and found.limits == limits.numbers
+        return [found] if is_current else []
 
 
 def _may_be_exceeded(replica: Replica, limits: Retention) -> bool:

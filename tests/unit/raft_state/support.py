@@ -10,6 +10,7 @@ from smq.raft_state.commands import (
     AdvanceExternalHwms,
     AdvanceHwms,
     AlterClusterConfig,
+    ApplyRetention,
     AssignMembers,
     Assignment,
     AssignOffsets,
@@ -40,6 +41,7 @@ from smq.raft_state.commands import (
     RemoveMembers,
     ReplaceMember,
     Request,
+    RetainedStart,
     Seal,
     SetMode,
     StagedTransaction,
@@ -228,6 +230,16 @@ def advance(partition: PartitionId, epoch: int, hwm: int, next_offset: int = -1,
         next_offset=Offset(next_offset if next_offset >= 0 else hwm),
         ts_ns=TsNs(ts_ns),
     )
+
+
+def retained(
+    partition: PartitionId, epoch: int, offset: int, *, ms: int = -1, size: int = -1, records: int = -1
+) -> RetainedStart:
+    return RetainedStart(partition=partition, epoch=Epoch(epoch), offset=Offset(offset), limits=(ms, size, records))
+
+
+def retention(*items: RetainedStart) -> ApplyRetention:
+    return ApplyRetention(items=items)
 
 
 def advances(*items: HwmAdvance) -> AdvanceHwms:

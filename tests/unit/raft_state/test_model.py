@@ -10,6 +10,7 @@ from smq.raft_state.commands import (
     AddPartitions,
     AdvanceLogStart,
     AllocateProducerId,
+    AlterTopicConfig,
     Command,
     CreateTopic,
     DeleteTopic,
@@ -33,6 +34,8 @@ from tests.unit.raft_state.support import (
     marked,
     mode,
     register,
+    retained,
+    retention,
     rid,
     seal,
     tid,
@@ -319,6 +322,26 @@ class ClusterLife(GroupRules):
         self.expect(AdvanceLogStart(partition=pid, offset=Offset(offset)), code)
         if p is not None and code is None:
             p["lo"] = max(p["lo"], offset)
+
+    @rule(name=names, records=st.sampled_from([5, 9]))
+    def limit(self, name: str, records: int) -> None:
+        if name in self.model:
+            self.expect(AlterTopicConfig(name=name, set_=(("retention.records", str(records)),)), None)
+            self.model[name]["records"] = records
+
+    @rule(name=names, index=indexes, offset=offsets, stale=staleness, records=st.sampled_from([5, 5, 9, -1]))
+    def retain(self, name: str, index: int, offset: int, stale: int, records: int) -> None:
+        """By the limits that the topic has now, or by others."""
+        p = self.model_partition(name, index)
+        pid = partition_id(self.topic_id(name), PartitionIndex(index))
+        item = retained(pid, (p["epoch"] if p else 0) - stale, offset, records=records)
+        touched = self.apply(retention(item, item)).touched
+        is_due = p is not None and not stale and self.model[name].get("records") == records
+        if p is not None and is_due and p["lo"] < offset <= p["hwm"]:
+            p["lo"] = offset
+            assert touched == (pid,)
+        else:
+            assert touched == ()
 
     @rule(name=names, producer=st.booleans())
     def retry_under_a_request_id(self, name: str, producer: bool) -> None:

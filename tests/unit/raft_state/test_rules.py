@@ -1,13 +1,26 @@
 """The numbered replication rules that the state machine enforces at apply: 2, 9, 11, 14, 20."""
 
+from dataclasses import replace
+
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart, FenceNode, UnfenceNode
+from smq.raft_state.commands import AdvanceLogStart, AlterTopicConfig, FenceNode, RetainedStart, UnfenceNode
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
 from smq.raft_state.replies import Done, HwmsAdvanced, LeaderElected, Rejected
 from smq.raft_state.state import EpochStart
-from tests.unit.raft_state.support import Driver, advance, advances, cluster, elect, pid, register, topic
+from tests.unit.raft_state.support import (
+    Driver,
+    advance,
+    advances,
+    cluster,
+    elect,
+    pid,
+    register,
+    retained,
+    retention,
+    topic,
+)
 
 
 @pytest.fixture
@@ -190,6 +203,68 @@ def test_partition_id_of_a_wrong_length_names_no_partition(driver: Driver, size:
     applied = driver.machine.apply(LogIndex(99), AdvanceLogStart(partition=partition, offset=Offset(0)))
     assert isinstance(applied.reply, Rejected)
     assert applied.reply.code is ErrorCode.UNKNOWN_PARTITION
+    assert driver.machine.apply(LogIndex(100), retention(retained(partition, 0, 1))).touched == ()
+
+
+@pytest.fixture
+def limited(driver: Driver) -> Driver:
+    """Of the partitions of topic 2 three records are to be kept; their high water mark is 10, in epoch 0."""
+    driver.ok(replace(topic(2, partitions=3), config=(("retention.records", "3"),)))
+    driver.ok(advances(*(advance(pid(2, index), 0, hwm=10) for index in range(3))))
+    return driver
+
+
+def test_rule_14_retention_moves_the_log_starts_of_many_partitions(limited: Driver) -> None:
+    items = [retained(pid(2, index), 0, offset, records=3) for index, offset in enumerate((7, 0, 10))]
+    applied = limited.apply(retention(*items))
+    assert (applied.reply, applied.touched) == (Done(), (pid(2, 0), pid(2, 2)))
+    assert [limited.partition(pid(2, index)).log_start for index in range(3)] == [7, 0, 10]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        retained(pid(2), 1, 7, records=3),
+        retained(pid(2), 0, 11, records=3),
+        retained(pid(2), 0, 4, records=3),
+        retained(pid(2), 0, -1, records=3),
+        retained(pid(2), 0, 7, records=4),
+        retained(pid(2), 0, 7, ms=1, records=3),
+        retained(pid(2), 0, 7, size=1, records=3),
+        retained(pid(1), 0, 7),
+        retained(pid(2, 3), 0, 7, records=3),
+        retained(pid(8), 0, 7, records=3),
+    ],
+    ids=[
+        "another epoch",
+        "above the hwm",
+        "where it is",
+        "negative",
+        "other records",
+        "other age",
+        "other bytes",
+        "no limits",
+        "no such partition",
+        "no such topic",
+    ],
+)
+def test_rule_14_retention_passes_over_an_item_that_is_not_current(limited: Driver, item: RetainedStart) -> None:
+    limited.ok(AdvanceLogStart(partition=pid(2), offset=Offset(4)))
+    applied = limited.apply(retention(item, retained(pid(2, 1), 0, 7, records=3)))
+    assert (applied.reply, applied.touched) == (Done(), (pid(2, 1),))
+    assert limited.partition(pid(2)).log_start == 4
+
+
+def test_rule_14_what_an_operator_decides_to_keep_before_it_is_deleted_stays(limited: Driver) -> None:
+    limited.ok(AlterTopicConfig(name="t2", unset=("retention.records",)))
+    assert limited.apply(retention(retained(pid(2), 0, 7, records=3))).touched == ()
+
+
+def test_rule_20_retention_drops_the_epochs_that_it_has_passed(limited: Driver) -> None:
+    limited.ok(elect(pid(2), 0, candidate=2, end=10))
+    limited.ok(advances(advance(pid(2), 1, hwm=20)))
+    limited.ok(retention(retained(pid(2), 1, 17, records=3)))
+    assert [start.epoch for start in limited.partition(pid(2)).history] == [1]
 
 
 def test_rule_14_partition_emptied_to_its_hwm_can_still_elect(driver: Driver) -> None:

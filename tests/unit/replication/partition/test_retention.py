@@ -1,17 +1,25 @@
 """What a topic does not retain goes: by age, bytes and records, proposed by the leader of each partition."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from smq.raft_state.commands import AdvanceClock, AdvanceLogStart, AlterTopicConfig
+from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, ApplyRetention, RetainedStart
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset
+from smq.raft_state.ids import Epoch, Offset, PartitionId
 from smq.raft_state.replies import Done
+from smq.raft_state.state import PartitionState
+from smq.raft_state.topic_config import Retention
 from smq.records import NewRecord, encode_batch
+from smq.replication.api import DoneFn
 from smq.replication.log import reader as log_reader
+from smq.replication.partition.look_ups import LookUps
+from smq.replication.partition.replica import Replica
 from smq.replication.partition.retention import PAUSE_MS_MAX, Retainer
+from tests.unit.raft_state.support import advance, advances, pid, topic
 from tests.unit.replication.support import ME, PEER_A, Host
 
 DAY_MS = 86_400_000
@@ -50,13 +58,13 @@ class Keeper:
     @property
     def starts(self) -> list[int]:
         """Of the commands that were proposed."""
-        return [c.offset for c in self.host.proposed if isinstance(c, AdvanceLogStart)]
+        return [item.offset for c in self.host.proposed if isinstance(c, ApplyRetention) for item in c.items]
 
     def accept(self) -> None:
         """The newest proposal takes effect."""
         self.host.apply(self.host.proposed[-1])
         self.host.answers[-1](Done())
-        self.host.settle(50)
+        self.visit()
 
 
 @pytest.fixture
@@ -185,12 +193,15 @@ def test_a_long_log_goes_in_several_steps(keeper: Keeper, monkeypatch: pytest.Mo
     assert keeper.starts == [3, 6, 7]
 
 
-def test_after_a_failed_proposal_the_next_visit_tries_again(keeper: Keeper) -> None:
+def test_a_failed_proposal_is_repeated(keeper: Keeper) -> None:
     keeper.commit(0, 0)
     keeper.limit(records=1)
     keeper.visit()
     keeper.host.answers[-1](SmqError(ErrorCode.TIMED_OUT, "no answer"))
-    keeper.visit_again()
+    keeper.host.settle(50)
+    assert keeper.starts == [1, 1]
+    keeper.accept()
+    keeper.host.settle(50)
     assert keeper.starts == [1, 1]
 
 
@@ -216,6 +227,64 @@ def test_nothing_goes_that_a_change_during_the_look_up_has_saved(
     change(keeper.host)
     keeper.host.settle(50)
     assert keeper.starts == []
+
+
+@pytest.mark.parametrize("change", [_deposed, _unlimited, _relaxed])
+def test_nothing_goes_that_a_change_has_saved_while_the_command_was_on_its_way(
+    keeper: Keeper, change: Callable[[Host], None]
+) -> None:
+    keeper.commit(0, 0)
+    keeper.limit(records=1)
+    keeper.visit()
+    change(keeper.host)
+    keeper.host.apply(keeper.host.proposed[-1])
+    assert keeper.host.part.log_start == 0
+    keeper.host.answers[-1](SmqError(ErrorCode.TIMED_OUT, "no answer"))
+    keeper.host.settle(50)
+    assert keeper.starts == [1], "it is not repeated either"
+
+
+@dataclass(eq=False)
+class _Led:
+    """As much of a leader's replica as its retention looks at."""
+
+    part: PartitionState
+    log = SimpleNamespace(size_bytes=0)
+    retention_due_ns: int = 0
+    retention_paused_ns: int = 0
+    retention_examined: Retention | None = None
+    retained_start: RetainedStart | None = None
+
+    @property
+    def pid(self) -> PartitionId:
+        return self.part.pid
+
+    @property
+    def leading(self) -> Epoch:
+        return self.part.epoch
+
+
+def test_what_is_found_while_a_command_is_on_its_way_shares_the_next() -> None:
+    host, count = Host(), 5
+    host.apply(replace(topic(1, partitions=count), config=(("retention.records", "1"),)))
+    host.apply(advances(*(advance(pid(1, index), 0, hwm=3) for index in range(count))))
+    found: list[DoneFn[tuple[Offset, bool]]] = []
+    look_ups = SimpleNamespace(retained_start=lambda _replica, _limits, _now_ms, done: found.append(done))
+    retainer = Retainer(host.node_host(), cast(LookUps, look_ups))
+    parts = host.state.topics["t1"].partitions
+    for part in parts:
+        retainer.visit(cast(Replica, _Led(part)), 1)
+    for number in range(count):
+        assert len(found) == number + 1, "one log at a time"
+        found[-1]((Offset(2), False))
+        host.settle(1)
+    assert [len(command.items) for command in host.proposed if isinstance(command, ApplyRetention)] == [1]
+    host.apply(host.proposed[-1])
+    host.answers[-1](Done())
+    host.settle(1)
+    assert [len(command.items) for command in host.proposed if isinstance(command, ApplyRetention)] == [1, count - 1]
+    host.apply(host.proposed[-1])
+    assert [part.log_start for part in parts] == [2] * count
 
 
 def test_a_partition_is_not_examined_at_every_visit(keeper: Keeper) -> None:

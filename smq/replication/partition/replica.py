@@ -16,12 +16,14 @@ from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsN
 from smq.raft_state.state import PartitionState
 from smq.raft_state.topic_config import Retention
 from smq.records import BatchHeader, parse_header
+from smq.replication.anomalies import MarkWatch
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
 from smq.replication.log.codec import StoredValue, parse_value
 from smq.replication.log.lineage import verified_end
 from smq.replication.log.segments import Replaced
 from smq.replication.log.store import PartitionLog
+from smq.replication.measures import StageSink
 from smq.replication.net import wire
 from smq.replication.partition.admission import Offer, admitted, leader_error, validated
 from smq.replication.partition.handover import HandOver, handed_over
@@ -60,6 +62,7 @@ class Replica:
         self.streams: dict[NodeId, FollowerStream] = {}
         self._waiters = Waiters(host, self)
         self._hand_over = HandOver(host, self)
+        self._watch = MarkWatch(host.anomalies, part.pid)
         self._resync_requested = -1  # the stream number that was asked to start again
         self._stream_seen = 0  # of the leader's last append or probe
         self._pending_probe: wire.Probe | None = None  # of an epoch that is not applied here yet
@@ -113,6 +116,8 @@ class Replica:
         end = self.log.producers.stable_end(self.known_commit_point())
         if self.leading is None:
             end = Offset(min(end, self.readable_end))
+        else:
+            self._watch.stable(end)
         return max(self.part.log_start, end)
 
     @property
@@ -131,11 +136,13 @@ class Replica:
         if not is_new_epoch:
             self._waiters.settle()
         else:
+            self._watch.begins(self.part.epoch, self.part.history[-1].start, self._commit)
             self._waiters.settle_all()
             self._epoch_seen = self.part.epoch
             self._resync_requested = -1
             self._stop_leading()
             self.judge()
+        self._watch.applied(self.part)
         self.note_damage()
         self._follow_log_start(judged_by)
         if is_new_epoch and self.is_appointed:
@@ -237,7 +244,9 @@ class Replica:
         self._waiters.close(error)
 
     # -------------------------------------------------------------------------------------- producing
-    def produce(self, offer: Offer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]) -> None:
+    def produce(
+        self, offer: Offer, acks: Acks, timeout_ms: int, done: DoneFn[Produced], trace: StageSink | None = None
+    ) -> None:
         """Raises SmqError if refused immediately; otherwise `done` is called by rule 10."""
         self._check_leads()
         if self._hand_over.is_under_way:
@@ -266,7 +275,7 @@ class Replica:
             nothing = Produced(Offset(-1), Offset(-1), TsNs(-1), Epoch(-1), False)
             self._host.deliver(lambda: done(nothing))
             return
-        self._waiters.add(waiter, timeout_ms)
+        self._waiters.add(waiter, timeout_ms, trace)
 
     def _append(self, offer: Offer, header: BatchHeader, acks: Acks, done: DoneFn[Produced]) -> Waiter:
         owner, full = self._owner, [s.peer for s in self.streams.values() if s.is_full]
@@ -566,8 +575,14 @@ class Replica:
             self._lacks_producers,
             self._owner.space.is_full,
             self._owner.intake.is_waiting(self.pid),
+            self._tail_crc() if resync else 0,
         )
         self._host.links.send(self.part.leader, Channel.DATA, ack)
+
+    def _tail_crc(self) -> int:
+        """Of the batch that ends where the next append must start. What is compacted is compared by its digests."""
+        end = self._judged_end
+        return self.log.crc_before(end) if end > self.part.compacted_end else 0
 
     # -------------------------------------------------------------------------------------- elections
     @property

@@ -121,8 +121,7 @@ class Requests:
                 return
             name = topic if isinstance(topic, str) else self._host.state.topic_names[part.topic_id]
             order.place(name, partition, part.pid)
-            replica = self._replicas.get(part.pid)
-            if replica is None:
+            if (replica := self._replicas.get(part.pid)) is None:
                 check_has_records(part, name)
                 raise leader_error(self._host.node_id, self._host.state, part)
             if prepared is None:

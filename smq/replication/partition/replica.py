@@ -115,9 +115,8 @@ class Replica:
         """The last stable offset, as far as this process knows. Beyond its log, a follower knows of no transaction."""
         end = self.log.producers.stable_end(self.known_commit_point())
         if self.leading is None:
-            end = Offset(min(end, self.readable_end))
-        else:
-            self._watch.stable(end)
+            return max(self.part.log_start, Offset(min(end, self.readable_end)))
+        self._watch.stable(end)
         return max(self.part.log_start, end)
 
     @property
@@ -209,13 +208,10 @@ class Replica:
                     self._owner.repair,
                     self._owner.registered,
                     self.known_commit_point,
-                    self._compacted_end,
+                    lambda: self.part.compacted_end,
                 )
                 self.streams[node] = stream
                 stream.probe()
-
-    def _compacted_end(self) -> Offset:
-        return self.part.compacted_end
 
     def _cut_damage(self) -> None:
         if self.log.tail_damage is not None:
@@ -575,14 +571,9 @@ class Replica:
             self._lacks_producers,
             self._owner.space.is_full,
             self._owner.intake.is_waiting(self.pid),
-            self._tail_crc() if resync else 0,
+            self.log.crc_before(self._judged_end) if resync and self._judged_end > self.part.compacted_end else 0,
         )
         self._host.links.send(self.part.leader, Channel.DATA, ack)
-
-    def _tail_crc(self) -> int:
-        """Of the batch that ends where the next append must start. What is compacted is compared by its digests."""
-        end = self._judged_end
-        return self.log.crc_before(end) if end > self.part.compacted_end else 0
 
     # -------------------------------------------------------------------------------------- elections
     @property

@@ -1,19 +1,22 @@
 """The way of sampled records as spans, of a real node with the SDK's exporter into memory."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+import aiokafka
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.addresses import format_address
 from smq.coordinator.service import tracing, tracing_otel
 from smq.coordinator.user_errors import StartError
 from smq.records import NewRecord, encode_batch
-from smq.testing.served import Served, serving
+from smq.testing.served import PATIENCE_S, Served, serving
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
@@ -116,6 +119,26 @@ def test_metadata_names_the_parent_and_an_error_ends_the_span(tmp_path: Path, ex
     assert f"{bad.parent.trace_id:032x}" == TRACE
     assert bad.attributes is not None
     assert bad.attributes["error.type"] == "CORRUPT_BATCH"
+
+
+def test_a_kafka_clients_record_is_followed_the_same_way(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        assert served.server.kafka_address is not None
+        servers = format_address(served.server.kafka_address)
+        async with aiokafka.AIOKafkaProducer(bootstrap_servers=servers) as producer:
+            await producer.send_and_wait("t", b"v", headers=[("traceparent", SAMPLED.encode())])
+        consumer = aiokafka.AIOKafkaConsumer("t", bootstrap_servers=servers, auto_offset_reset="earliest")
+        async with consumer:
+            record = await asyncio.wait_for(consumer.getone(), PATIENCE_S)
+        assert record.headers == (("traceparent", SAMPLED.encode()),)
+
+    serving(tmp_path, body, kafka_address=("127.0.0.1", 0))
+    (produce,) = named(exporter, "produce")
+    assert produce.parent is not None
+    assert f"{produce.parent.span_id:016x}" == SPAN
+    assert named(exporter, "fetch")
+    assert {span.name for span in exporter.get_finished_spans()} >= STAGES
 
 
 def test_a_ratio_samples_what_carries_no_trace(

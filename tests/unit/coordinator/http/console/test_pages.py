@@ -20,7 +20,7 @@ from smq.coordinator.http.console.site import Console
 from smq.coordinator.service.settings import Settings
 from smq.records import NewRecord, encode_batch
 from smq.replication.anomalies import Kind
-from smq.testing.served import Served, node_config, serving
+from smq.testing.served import PATIENCE_S, Served, node_config, serving
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
 VOID = {"meta", "link", "input", "br", "img"}
@@ -300,6 +300,28 @@ def test_the_time_line_shows_topics_settings_groups_and_leaders(tmp_path: Path) 
         for expected in ("this process has started", "made: created", "made: deleted", "num.partitions: now 4"):
             assert expected in page.text
         assert page.text.index("made: deleted") < page.text.index("made: created"), "the newest first"
+
+    serving(tmp_path, body)
+
+
+def test_a_browser_that_goes_away_while_it_follows_the_end_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await fill(served)
+        host, port = served.server.http_address
+        before = asyncio.all_tasks()
+        for number in range(30):
+            _, writer = await asyncio.open_connection(host, port)
+            request = f"GET /console/topics/t/messages?tail=on&contains=x HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
+            writer.write(request.encode()[: None if number % 2 else -2])  # half of them in the middle of the request
+            await writer.drain()
+            if number % 3 == 0:
+                await asyncio.sleep(0.001)  # the page is on its way
+            writer.transport.abort()
+        async with asyncio.timeout(PATIENCE_S):
+            while served.server._http.acceptor.open or len(asyncio.all_tasks()) > len(before):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert served.server.node.replicas.reads._parked_count == 0
+        assert (await get(served, "topics/t/messages?tail=on")).status == 200
 
     serving(tmp_path, body)
 

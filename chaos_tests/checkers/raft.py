@@ -1,5 +1,5 @@
 """Observations from inside the nodes: states, Raft logs and leaders agree, no node dies or is stranded, queues are
-bounded, and nothing is proposed too late.
+bounded, nothing is proposed too late, and no node's own watch notes an anomaly.
 
 Owns the judgement of the nodes' state machines against each other at equal Raft indexes, and of what a node did by
 itself.
@@ -30,6 +30,8 @@ def check(facts: Facts) -> list[Violation]:
     for event in history.noted("waits"):
         if event["known"] == 1:  # it has never run a newer smq, so the cluster should have waited for it
             findings.add("stranded-node", f"node {event['n']} was never upgraded, and stopped: {event['why']}", event)
+    for event in history.noted("watched"):
+        findings.add(f"watched-{event['kind']}", f"node {event['n']} itself: {event['text']}", event)
     for event in history.noted("late-proposal"):
         detail = f"node {event['n']} proposed a command after its caller's deadline"
         findings.add("late-proposal", detail, event)

@@ -74,6 +74,7 @@ class Observer:
         self._dead_advances: set[int] = set()
         self._over_bound: set[tuple[NodeId, int]] = set()  # processes
         self._waiting: set[tuple[NodeId, int]] = set()  # processes that wait for an upgrade
+        self._noted: dict[tuple[NodeId, int], int] = {}  # the last anomaly of each process that is in the history
         self._damage: dict[tuple[NodeId, int], int] = {}  # batches and index rows found damaged by each process
 
     # ------------------------------------------------------------------------------------------ nodes
@@ -175,6 +176,7 @@ class Observer:
         assert self.cluster is not None
         node = host.api
         self._check_queue(host)
+        self._take_anomalies(host)
         if damage := node.replicas.repairs.counts.found:
             self._damage[host.node, host.starts] = damage
             self.counts["damage_met"] = sum(self._damage.values())
@@ -210,6 +212,14 @@ class Observer:
                         epoch=part.epoch,
                         clock=node.state.expiry_clock_ms,
                     )
+
+    def _take_anomalies(self, host: SimHost) -> None:
+        """What the node's own watch has noted."""
+        process = (host.node, host.starts)
+        for seen in host.api.anomalies():
+            if seen.number > self._noted.get(process, 0):
+                self._noted[process] = seen.number
+                self.recorder.note("watched", n=host.node, kind=seen.kind.value, text=seen.text)
 
     def _check_queue(self, host: SimHost) -> None:
         """The records that wait for a disk are bounded, whatever the node leads and follows."""

@@ -47,6 +47,7 @@ from smq.coordinator.process_log import configure_logs
 from smq.coordinator.self_check import Reach, SelfCheck
 from smq.coordinator.service.audience import OWN
 from smq.coordinator.service.settings import Settings
+from smq.coordinator.service.tracing import traced
 from smq.coordinator.tls.ports import PortTls
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, StartError
 from smq.raft_state.commands import Listener
@@ -216,6 +217,7 @@ class Server:
             on_waiting=self._on_waiting,
             compute=self._compute,
         )
+        self._served, self._end_tracing = traced(self.node, config.cluster_id)
         self._groups = self._group_coordinator(clock)
         self._self_check = SelfCheck(self.node, self._reach(ports), lambda twin: die(StartRefused(twin)))
         self._lags = LagMonitor(self.node)
@@ -302,8 +304,8 @@ class Server:
         bytes_max = self._config.request_bytes_max
         self._grpc.add(
             self.node,
-            AgentService(self.node, request_bytes_max=bytes_max),
-            BrokerService(self.node, self._groups, response_bytes_max=bytes_max),
+            AgentService(self._served, request_bytes_max=bytes_max),
+            BrokerService(self._served, self._groups, response_bytes_max=bytes_max),
             GroupService(self.node, self._groups),
             ProducerService(self.node, self._groups),
             AdminService(self.node, self._groups, self._settings, self._tls.node, self._warnings),
@@ -322,7 +324,7 @@ class Server:
         if not ports:
             return None
         return KafkaServer(
-            self.node,
+            self._served,
             self._groups,
             ports,
             settings=self._settings,
@@ -375,6 +377,7 @@ class Server:
         await self._stop_kafka()
         await self._http.stop()
         self._tls.stop()
+        await asyncio.to_thread(self._end_tracing)
         self._compute.close()
         self._disk.close()
         log.info("stopped")

@@ -30,7 +30,8 @@ from smq.raft_state.ids import (
 )
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import ClusterState, CommittedOffset, PartitionState
-from smq.replication.measures import Traffic
+from smq.replication.anomalies import Anomaly
+from smq.replication.measures import StageSink, Traffic
 from smq.replication.ports import Buffer, Quorum
 
 T = TypeVar("T")
@@ -266,6 +267,9 @@ class NodeApi(Protocol):
         requested, if that node is not fit to lead. Best effort: the state shows whether it happened, and a second
         request does no harm."""
 
+    def anomalies(self) -> Sequence[Anomaly]:
+        """The latest ones that this process has noted, the oldest first."""
+
     def queued_bytes(self) -> int:
         """Bytes submitted to this node's disk and not yet durable, without the appends of partitions that it follows.
         Beyond half of append_inflight_bytes_max, produce answers OVERLOADED; a caller that can wait holds back long
@@ -294,12 +298,14 @@ class NodeApi(Protocol):
         done: DoneFn[Produced],
         *,
         is_joining: bool = False,
+        trace: StageSink | None = None,
     ) -> None:
         """Appends one RecordBatch v2 if this node leads the partition (otherwise NOT_LEADER with the leader). Batches
         of one partition are appended in the order of these calls, also if the first ones wait for a look-up. After a
         batch of an idempotent producer has been refused so that it comes again, the later ones of that producer get
         OVERLOADED until it has come. With `is_joining` (Kafka's second protocol of transactions), the partition becomes
-        part of the batch's transaction first, if it is not yet; later batches of that producer wait meanwhile."""
+        part of the batch's transaction first, if it is not yet; later batches of that producer wait meanwhile. `trace`
+        is given the times of the batch's stages, those of its disk and of the majority perhaps after its answer."""
 
     def expect(self, topic: str, partition: int, batch: Buffer) -> None:
         """A service holds this batch back or refuses it, before `produce`: the later ones of its producer must not

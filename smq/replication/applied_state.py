@@ -11,9 +11,11 @@ from typing import Final
 from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import (
     AddPartitions,
+    CommitOffsets,
     CompleteTransactions,
     CreateTopic,
     ElectLeader,
+    EndTransaction,
     FenceNode,
     RegisterNode,
     SetNodeDrained,
@@ -23,6 +25,7 @@ from smq.raft_state.ids import DiskId, LogIndex, NodeId
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied
 from smq.raft_state.state import ClusterState
+from smq.replication.anomalies import CommitWatch, StateWatch
 from smq.replication.digests import Digests
 from smq.replication.joins import Joins
 from smq.replication.membership.controller import Controller
@@ -31,6 +34,7 @@ from smq.replication.ports import Clock
 from smq.replication.proposer import Proposer
 
 _MAY_NEED_ELECTION: Final = (RegisterNode, FenceNode, UnfenceNode, CreateTopic, AddPartitions, ElectLeader)
+_MAY_MOVE_COMMITS: Final = (CommitOffsets, EndTransaction)
 
 
 class AppliedState:
@@ -39,6 +43,8 @@ class AppliedState:
     _controller: Controller
     _replicas: Replicas
     _proposer: Proposer
+    _commits: CommitWatch
+    _states: StateWatch
 
     def __init__(self, clock: Clock, known_level: int) -> None:
         """`known_level`: the highest feature level that this node knows."""
@@ -51,6 +57,10 @@ class AppliedState:
         """To the parts that follow the state. They read it too, so they are made after it."""
         self._controller, self._replicas, self._proposer, self._joins = controller, replicas, proposer, joins
 
+    def watch(self, commits: CommitWatch, states: StateWatch, digest_entries: int) -> None:
+        """Has a digest taken after every so many entries; 0: never."""
+        self._commits, self._states, self._digest_entries = commits, states, digest_entries
+
     @property
     def state(self) -> ClusterState:
         return self._machine.state
@@ -62,7 +72,10 @@ class AppliedState:
     # ---------------------------------------------------------------------------------------- StateMachine
     def apply(self, index: LogIndex, command: bytes) -> Applied:
         decoded = decode_command(command, self._known_level)
+        watched = self._commits.before(self.state, decoded) if isinstance(decoded, _MAY_MOVE_COMMITS) else None
         applied = self._machine.apply(index, decoded)
+        if watched is not None:
+            self._commits.after(self.state, watched)
         if isinstance(decoded, _MAY_NEED_ELECTION):
             self._controller.wake()
         elif isinstance(decoded, SetNodeDrained):
@@ -71,6 +84,8 @@ class AppliedState:
             self._joins.on_completions()
         self.index = index
         self.digests.on_state_moved()
+        if self._digest_entries > 0 and index % self._digest_entries == 0:
+            self.digests.request_here(self._states.computed)
         self._replicas.touch(applied.touched)
         return applied
 
@@ -94,6 +109,7 @@ class AppliedState:
         is_own = not self.index
         self._machine = yield from Machine.restoring(snapshot, self._known_level)
         self.index = index
+        self._commits.forget()
         self.digests.on_state_moved()
         self._replicas.touch_all(is_own_disk=is_own)
         self._controller.wake()

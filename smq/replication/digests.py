@@ -43,6 +43,11 @@ class Digests:
             self._begin()
             self._clock.call_soon(self._step)
 
+    def request_here(self, done: DigestDone) -> None:
+        """Of the state as it is at this call: no entry is let in until the digest is done."""
+        self.request(done)
+        self.holds_state = self._pieces is not None
+
     def on_state_moved(self) -> None:
         if self._pieces is not None:
             self._begin()

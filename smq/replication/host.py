@@ -12,6 +12,7 @@ from smq.raft_state.commands import Command
 from smq.raft_state.ids import DiskId, Incarnation, NodeId
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState
+from smq.replication.anomalies import Anomalies
 from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig
 from smq.replication.measures import NodeMeasures
@@ -45,6 +46,7 @@ class Host:
     links: Links
     engine: Engine
     propose: Callable[[Command, int, DoneFn[Reply]], None]  # with a timeout in milliseconds
+    anomalies: Anomalies
     deliver: Callable[[Callable[[], None]], None]  # how every answer leaves: soon, in order, never from within the call
     measures: NodeMeasures = field(default_factory=NodeMeasures)
 

@@ -8,7 +8,7 @@ dictionary's look-up. Each is changed by one thread only. Every layer of the ser
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Final
+from typing import Final, Protocol
 
 from smq.raft_state.ids import PartitionId
 
@@ -83,6 +83,13 @@ class Histogram:
 
     def observe(self, amount: int, *labels: str) -> None:
         self.series(*labels).observe(amount)
+
+
+class StageSink(Protocol):
+    """Where the times of a batch's stages go: to the histogram of all, or to the trace of one."""
+
+    def observe(self, amount: int, stage: str, /) -> None:
+        """The stage took so many nanoseconds, and has just ended."""
 
 
 def sized(name: str, text: str, *labels: str, bounds: tuple[int, ...]) -> Histogram:
@@ -169,6 +176,15 @@ class NodeMeasures:
     )
     leader_changes: Counter = field(
         default_factory=lambda: Counter("smq_raft_leader_changes", "Times that this node saw another Raft leader.")
+    )
+    anomalies: Counter = field(
+        default_factory=lambda: Counter(
+            "smq_anomalies",
+            "What only a bug, a disk that has lied, or a hand in the data explains. hwm-back, log-start-back, lso-back:"
+            " a partition's mark went back. commit-changed: a group's committed offset is not that of its last commit."
+            " state-differs: nodes have different replicated states. log-differs: replicas have different batches.",
+            "kind",
+        )
     )
     traffic: dict[PartitionId, Traffic] = field(default_factory=dict)  # bounded by the node's partitions
 

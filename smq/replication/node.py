@@ -6,7 +6,7 @@ blocks, but for look-ups of committed data. A failed commit or a broken invarian
 node that meets what a newer smq wrote stops as if it had crashed, but its process stays: it says what it waits for.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import structlog
@@ -15,6 +15,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
 from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.state import ClusterState, PartitionState
+from smq.replication.anomalies import Anomalies, Anomaly, CommitWatch, StateWatch
 from smq.replication.api import ActiveProducer, DoneFn, NodeStatus, ReplicaStatus
 from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
@@ -79,6 +80,7 @@ class Node:
         self._on_waiting = on_waiting
         self.waiting = ""  # why the node has stopped to wait for an upgrade; this process will never serve again
         self.measures = NodeMeasures()
+        self._anomalies = Anomalies(clock, self.measures, lambda: self.state)
         self._snapshot_seen = (LogIndex(0), 0)  # the newest one of Raft, and when this process first had it
         self._slices = Slices(clock)
         self._preparation = Preparation(compute if compute is not None else LoopCompute(clock))
@@ -116,6 +118,7 @@ class Node:
             links=self._links,
             engine=self.engine,
             propose=self._proposer.propose,
+            anomalies=self._anomalies,
             deliver=self._answers.deliver,
             measures=self.measures,
         )
@@ -155,8 +158,10 @@ class Node:
         self._controller = Controller(host, self.liveness, self.replicas, _log.warning)
         self._joins = Joins(host, self._proposer.propose, self._proposer.late)
         self.applied.connect(self._controller, self.replicas, self._proposer, self._joins)
+        states = StateWatch(host.anomalies)
+        self.applied.watch(CommitWatch(host.anomalies), states, host.config.digest_entries)
         self._registration = Registration(host, self.rng, self.replicas.drop_orphans, self._wait_for_upgrade)
-        self.heartbeats = Heartbeats(host, self.liveness, self._registration, self.replicas)
+        self.heartbeats = Heartbeats(host, self.liveness, self._registration, self.replicas, states)
         self._expiry_clock = ExpiryClock(host)
         self._maintenance = StorageMaintenance(host, self.replicas, self._space, self._hang)
         self._quorum = QuorumQueries(host, self.rng, self._proposer.late)
@@ -384,6 +389,9 @@ class Node:
 
     def digest(self, done: DoneFn[tuple[LogIndex, str]]) -> None:
         self.applied.digests.request(done)
+
+    def anomalies(self) -> Sequence[Anomaly]:
+        return list(self._anomalies.recent)
 
     def queued_bytes(self) -> int:
         return self.replicas.intake.led_bytes

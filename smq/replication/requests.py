@@ -33,6 +33,7 @@ from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
 from smq.replication.joins import Joins
 from smq.replication.lookup import Lookup, clipped, partition_in, unknown_topic, unknown_topic_id
+from smq.replication.measures import StageSink
 from smq.replication.membership.balancer import request_transfer
 from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import REGISTER_MS_MAX
@@ -109,6 +110,7 @@ class Requests:
         done: DoneFn[Produced],
         *,
         is_joining: bool = False,
+        trace: StageSink | None = None,
     ) -> None:
         order, began_ns, joins = self._replicas.send_order, self._now_ns(), self._joins
         self._batches += 1
@@ -119,8 +121,7 @@ class Requests:
                 return
             name = topic if isinstance(topic, str) else self._host.state.topic_names[part.topic_id]
             order.place(name, partition, part.pid)
-            replica = self._replicas.get(part.pid)
-            if replica is None:
+            if (replica := self._replicas.get(part.pid)) is None:
                 check_has_records(part, name)
                 raise leader_error(self._host.node_id, self._host.state, part)
             if prepared is None:
@@ -131,12 +132,12 @@ class Requests:
                     self._preparation.start(part.pid, batch, rules, partial(on_prepared, part.pid))
                     return
                 prepared = Offer(batch, rules)
-            if self._batches % BATCHES_PER_SAMPLE:
+            if trace is None and self._batches % BATCHES_PER_SAMPLE:
                 replica.produce(prepared, acks, clipped(timeout_ms), done)
                 return
-            queued_ns, stage = self._now_ns(), self._host.measures.stage
-            replica.produce(prepared, acks, clipped(timeout_ms), done)
+            queued_ns, stage = self._now_ns(), self._host.measures.stage if trace is None else trace
             stage.observe(queued_ns - began_ns, "queue")
+            replica.produce(prepared, acks, clipped(timeout_ms), done, trace)
             stage.observe(self._now_ns() - queued_ns, "append")
 
         def on_prepared(pid: PartitionId, prepared: Offer | SmqError | None) -> None:

@@ -468,7 +468,7 @@ class Group:
     # ------------------------------------------------------------------------------------------ the end
     def heal(self) -> None:
         """All nodes run, and everything arrives. Raises Violation unless the partition works again, all replicas agree,
-        and nothing that was committed is missing."""
+        nothing that was committed is missing, and no node's own watch has noted an anomaly."""
         for node, member in self.members.items():
             if member.is_up:
                 self.free_disk(node)
@@ -487,12 +487,18 @@ class Group:
         record: Record | None = None
         for _ in range(HEAL_TURNS):
             if record is not None and record.is_acked:
+                self._look_at_watches()
                 return
             leaders = [m.node for m in self.members.values() if m.leads == self.part.epoch]
             if leaders and (record is None or record.is_lost):
                 record = self.produce(leaders[0])
             self._turn()
         raise Violation("a record is not acknowledged although all nodes are healthy")
+
+    def _look_at_watches(self) -> None:
+        for node, member in self.members.items():
+            for seen in (seen for watch in member.watches for seen in watch.recent):
+                raise Violation(f"node {node} itself has noted {seen.kind}: {seen.text}")
 
     def _turn(self) -> None:
         """Everything that waits happens, and a little time passes."""

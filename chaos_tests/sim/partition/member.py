@@ -17,10 +17,12 @@ from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Par
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState
+from smq.replication.anomalies import Anomalies
 from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
+from smq.replication.measures import NodeMeasures
 from smq.replication.net.links import Links
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
@@ -106,6 +108,7 @@ class Member:
         self.processes = 0
         self.applied = 0  # entries of Raft's log
         self.is_up = False
+        self.watches: list[Anomalies] = []  # of each process so far
         self.has_lost = False  # its disk may hold less than it has acknowledged, and the others do not know it yet
         self._barriers: list[tuple[int, DoneFn[LogIndex]]] = []
         self._waiting: list[tuple[int, Proposal, Reply]] = []
@@ -127,6 +130,7 @@ class Member:
         self.applied = 0
         self.deadlines = Deadlines()
         self.hang = HangGuard(disk, 2_000)
+        self.watches.append(Anomalies(self.clock, NodeMeasures(), lambda: self.state))
         self.replicas = self._make_replicas(disk)
         for _ in self.replicas.open_logs():
             pass
@@ -146,6 +150,7 @@ class Member:
             links=self.links,
             engine=cast(Engine, engine),
             propose=self._propose,
+            anomalies=self.watches[-1],
             deliver=self.clock.call_soon,
         )
         replicas = Replicas(

@@ -21,6 +21,7 @@ from chaos_tests.sim.planted.replication import REPLICATION_BUGS
 from chaos_tests.sim.planted.retention import RETENTION_BUGS
 from chaos_tests.sim.planted.topic_settings import TOPIC_SETTING_BUGS
 from chaos_tests.sim.planted.transactions import TRANSACTION_BUGS
+from chaos_tests.sim.planted.watch import WATCH_BUGS
 
 BUGS: tuple[PlantedBug, ...] = (
     *REPLICATION_BUGS,
@@ -38,6 +39,7 @@ BUGS: tuple[PlantedBug, ...] = (
     *AGREEMENT_BUGS,
     *GROUP_BUGS,
     *ADMINISTRATION_BUGS,
+    *WATCH_BUGS,
 )
 
 

@@ -10,6 +10,14 @@ _REPLICA = "smq.replication.partition.replica:Replica."
 _SEALS = "smq.raft_state.seals:"
 _ELECTIONS = "smq.raft_state.handlers.elections:"
 
+EPOCH_STARTS_AT_THE_MARK = (
+    Mutation(
+        _ELECTIONS + "elect_leader",
+        "start = partition.hwm if partition.two_round else command.end",
+        "start = partition.hwm",
+    ),
+)
+
 ONE_ROUND_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="seal-forgotten-at-once",
@@ -40,13 +48,7 @@ ONE_ROUND_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="epoch-starts-at-the-mark",
         rule="11: an epoch starts where its leader's log ends, because what is committed may lie beyond the mark",
-        mutations=(
-            Mutation(
-                _ELECTIONS + "elect_leader",
-                "start = partition.hwm if partition.two_round else command.end",
-                "start = partition.hwm",
-            ),
-        ),
+        mutations=EPOCH_STARTS_AT_THE_MARK,
         scenario="seals",
         anomalies=BROKEN,
         seeds=15,

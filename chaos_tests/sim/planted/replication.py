@@ -26,6 +26,23 @@ _NOTHING_IS_FORGOTTEN = Mutation(
 )
 
 
+NO_INCARNATION_CHECK = (
+    Mutation(_REPLICA + "is_appointed", "and self.part.leader_incarnation == self._host.incarnation", ""),
+    # A fresh process has not heard from any peer, and would resign for that (rule 20): a second guard.
+    Mutation(
+        "smq.replication.partition.replicas:Replicas._visit",
+        "if not has_majority(replica.part, self._host.node_id, reachable):",
+        "if False:",
+    ),
+)
+SNAPSHOT_FORGETS_COMMITS = (
+    Mutation(
+        "smq.replication.applied_state:AppliedState.restore",
+        "self.index = index\n",
+        "self.index = index\n    self._machine.state.groups.clear()\n",
+    ),
+)
+
 REPLICATION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="hwm-without-epoch-check",
@@ -99,15 +116,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="no-incarnation-check",
         rule="2: a process leads only epochs given to its own incarnation",
-        mutations=(
-            Mutation(_REPLICA + "is_appointed", "and self.part.leader_incarnation == self._host.incarnation", ""),
-            # A fresh process has not heard from any peer, and would resign for that (rule 20): a second guard.
-            Mutation(
-                "smq.replication.partition.replicas:Replicas._visit",
-                "if not has_majority(replica.part, self._host.node_id, reachable):",
-                "if False:",
-            ),
-        ),
+        mutations=NO_INCARNATION_CHECK,
         scenario="quick_restarts",
         anomalies=BROKEN,
         seeds=8,
@@ -375,13 +384,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="snapshot-forgets-commits",
         rule="snapshot and restore are exact",
-        mutations=(
-            Mutation(
-                "smq.replication.applied_state:AppliedState.restore",
-                "self.index = index\n",
-                "self.index = index\n    self._machine.state.groups.clear()\n",
-            ),
-        ),
+        mutations=SNAPSHOT_FORGETS_COMMITS,
         scenario="snapshots",
         anomalies=frozenset({"digest-mismatch", "stale-commit"}),
         seeds=8,

@@ -28,6 +28,7 @@ from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import find_partition
 from smq.coordinator.service.requests import timeout_of
 from smq.coordinator.service.sessions import PublishSession, PublishSessions
+from smq.coordinator.service.tracing import note_parent
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import INT32_MAX, NewRecord, encode_batch, is_transactional
 from smq.replication.api import Acks, Produced
@@ -67,6 +68,7 @@ class PublishStream:
         self._wake = asyncio.Event()
 
     async def run(self, requests: AsyncIterable[pb.PublishRecordRequest]) -> None:
+        note_parent(self._context.invocation_metadata())
         writer = asyncio.create_task(self._write_answers())
         try:
             async for request in requests:

@@ -255,6 +255,12 @@ def partition_name(pid: PartitionId) -> str:
     return f"partition {topic.hex()}-{index}"
 
 
+def envelope_crc(value: bytes) -> int:
+    """Of a stored value that has been checked."""
+    crc: int = _ENVELOPE.unpack_from(value)[3]
+    return crc
+
+
 # ---------------------------------------------------------------------------------------------- index rows
 def index_row(pid: PartitionId, info: BatchInfo) -> tuple[bytes, bytes]:
     """Key and value of a batch's TIMES row."""

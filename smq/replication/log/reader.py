@@ -26,6 +26,7 @@ from smq.replication.log.codec import (
     batch_key,
     create_ms_of_key,
     create_time_key,
+    envelope_crc,
     info_of,
     parse_header_of,
     parse_index_row,
@@ -248,6 +249,12 @@ class LogReader:
         if not self._tail or offset < self._tail[0].base:
             return None
         return fitting(self._read_tail(offset, end), bytes_max)
+
+    def crc_before(self, end: Offset) -> int:
+        """Of the batch that holds the last offset below `end`: the CRC of its envelope, which covers all its bytes. 0
+        if there is none, or if it is not in memory."""
+        found = self.read_memory(Offset(end - 1), end, 1)
+        return envelope_crc(found[0].value) if found else 0
 
     def read(self, offset: Offset, end: Offset, bytes_max: int) -> list[StoredValue]:
         """The batches from the one that contains `offset` to the last that starts below `end`: at least one if there

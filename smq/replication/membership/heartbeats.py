@@ -1,11 +1,12 @@
 """Heartbeats and pings between nodes, and what follows from a peer's.
 
 Owns what this node says of itself: its incarnation, the marks of disks, whether it is leaving, the condition of its
-disk. A heartbeat must be the first message of every CONTROL session: a vote is counted only from a disk whose memory
-is known (rule 18).
+disk, the latest digest of its replicated state. A heartbeat must be the first message of every CONTROL session: a vote
+is counted only from a disk whose memory is known (rule 18).
 """
 
 from smq.raft_state.ids import NodeId
+from smq.replication.anomalies import StateWatch
 from smq.replication.host import Host
 from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import Registration
@@ -15,11 +16,14 @@ from smq.replication.ports import Channel
 
 
 class Heartbeats:
-    def __init__(self, host: Host, liveness: Liveness, registration: Registration, replicas: Replicas) -> None:
+    def __init__(
+        self, host: Host, liveness: Liveness, registration: Registration, replicas: Replicas, states: StateWatch
+    ) -> None:
         self._host = host
         self._liveness = liveness
         self._registration = registration
         self._replicas = replicas
+        self._states = states
         self._peers = sorted(n for n in host.config.peers if n != host.node_id)
 
     def send_all(self) -> None:
@@ -31,7 +35,7 @@ class Heartbeats:
     def send(self, peer: NodeId) -> None:
         marks, node_id = self._host.engine.marks, self._host.node_id
         is_leaving, disk = self._liveness.is_self_leaving, self._liveness.disk(node_id)
-        beat = wire.Heartbeat(self._host.incarnation, marks.own, marks.known, is_leaving, disk)
+        beat = wire.Heartbeat(self._host.incarnation, marks.own, marks.known, is_leaving, disk, *self._states.latest)
         self._host.links.send(peer, Channel.CONTROL, beat)
 
     def ping(self, peer: NodeId, number: int) -> None:
@@ -46,6 +50,7 @@ class Heartbeats:
     def on_heartbeat(self, peer: NodeId, beat: wire.Heartbeat) -> None:
         if beat.mark.node != peer:
             raise wire.WireError(f"node {peer} speaks of itself as node {beat.mark.node}")
+        self._states.heard(peer, beat.digest_index, beat.digest)
         self._liveness.on_heartbeat(peer, beat.incarnation, is_leaving=beat.is_leaving, disk=beat.disk)
         forgotten = self._host.engine.marks.receive(peer, beat.mark, beat.known)
         if forgotten is not None:

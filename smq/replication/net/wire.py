@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
 from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
+from smq.replication.anomalies import DIGEST_BYTES
 from smq.replication.marks import Mark, pack_marks, unpack_marks
 from smq.replication.net import segment_messages as segments
 from smq.replication.net.pieces import ITEMS_MAX, cut, lengths_of
@@ -39,13 +40,16 @@ class DiskCondition(enum.IntEnum):
 class Heartbeat:
     """CONTROL: this process is alive. A node that `is_leaving` gets no more work, and is fenced once it is gone. A node
     whose `disk` is not fine leads only if no other node can. `mark` is the mark of its own disk, `known` are the
-    marks of other nodes' disks. The first message of every session."""
+    marks of other nodes' disks. `digest` is that of the replicated state after the entry `digest_index`, the newest
+    that this process has computed; zeros before the first. The first message of every session."""
 
     incarnation: Incarnation
     mark: Mark
     known: tuple[Mark, ...]
     is_leaving: bool = False
     disk: DiskCondition = DiskCondition.FINE
+    digest_index: LogIndex = LogIndex(0)
+    digest: bytes = bytes(DIGEST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,8 @@ class Ack:
     append of `stream` that did not fit: the leader starts again at `expect`. `needs_producers` asks the leader to send
     its producer state at `expect` first: this log jumped over batches that others had (rule 16). `is_full` asks the
     leader to send nothing until a later Ack says otherwise: the disk takes no records. `is_held` asks for the same
-    because too much waits for the disk already; what was sent meanwhile has been dropped.
+    because too much waits for the disk already; what was sent meanwhile has been dropped. With `resync`, `tail` is the
+    CRC of the envelope of the batch that ends at `expect`; 0 if that is not known, or compaction may have changed it.
     """
 
     partition: PartitionId
@@ -179,6 +184,7 @@ class Ack:
     needs_producers: bool = False
     is_full: bool = False
     is_held: bool = False
+    tail: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +314,7 @@ Message: TypeAlias = (
     | SegmentMessage
 )
 
-_HEARTBEAT: Final = struct.Struct(">Bq?B")
+_HEARTBEAT: Final = struct.Struct(f">Bq?Bq{DIGEST_BYTES}s")
 _REQUEST: Final = struct.Struct(">BQ")
 _PROPOSED: Final = struct.Struct(">BQBq")
 _REQUEST_ITEMS: Final = struct.Struct(">BQqI")  # then the items
@@ -324,7 +330,7 @@ _END: Final = struct.Struct(">20sBiqqqq")
 _END_OUTCOMES: Final = frozenset(EndOutcome)
 _PING: Final = struct.Struct(">BQ?")
 _PROBE: Final = struct.Struct(">B20siI")
-_ACK: Final = struct.Struct(">B20siqqqI????")
+_ACK: Final = struct.Struct(">B20siqqqI????I")
 _SEALED: Final = struct.Struct(">B20si")
 _PRODUCERS: Final = struct.Struct(">B20siIqII")
 _FETCH_BATCH: Final = struct.Struct(">B20sQq")
@@ -340,9 +346,9 @@ def encode(message: Message) -> list[Buffer]:
             return [_APPEND.pack(18, pid, epoch, stream, commit, len(values)) + lengths_of(values), *values]
         case Commits(points):
             return [_ITEMS.pack(25, len(points)), b"".join(_COMMIT.pack(*point) for point in points)]
-        case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full, is_held):
+        case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full, is_held, tail):
             flags = (resync, needs_producers, is_full, is_held)
-            return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, *flags)]
+            return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, *flags, tail)]
         case Sealed(pid, epoch):
             return [_SEALED.pack(24, pid, epoch)]
         case Producers(pid, epoch, stream, at, piece, pieces, table):
@@ -357,8 +363,8 @@ def encode(message: Message) -> list[Buffer]:
             return [_PROBE.pack(16, pid, epoch, stream)]
         case Ping(number, is_answer):
             return [_PING.pack(19, number, is_answer)]
-        case Heartbeat(incarnation, mark, known, is_leaving, disk):
-            return [_HEARTBEAT.pack(1, incarnation, is_leaving, disk), pack_marks((mark, *known))]
+        case Heartbeat(incarnation, mark, known, is_leaving, disk, index, digest):
+            return [_HEARTBEAT.pack(1, incarnation, is_leaving, disk, index, digest), pack_marks((mark, *known))]
         case Propose(request, command):
             return [_REQUEST.pack(2, request), command]
         case ReadIndex(request):
@@ -414,13 +420,13 @@ def _pid_epochs(payload: memoryview, offset: int, count: int) -> tuple[tuple[Par
 
 
 def _heartbeat(payload: memoryview) -> Message:
-    _, incarnation, is_leaving, disk = _HEARTBEAT.unpack_from(payload)
+    _, incarnation, is_leaving, disk, index, digest = _HEARTBEAT.unpack_from(payload)
     try:
         mark, *known = unpack_marks(payload[_HEARTBEAT.size :])
         condition = DiskCondition(disk)
     except ValueError as e:
         raise WireError(f"a heartbeat: {e}") from e
-    return Heartbeat(Incarnation(incarnation), mark, tuple(known), is_leaving, condition)
+    return Heartbeat(Incarnation(incarnation), mark, tuple(known), is_leaving, condition, LogIndex(index), digest)
 
 
 def _propose(payload: memoryview) -> Message:
@@ -518,7 +524,7 @@ def _probe(payload: memoryview) -> Message:
 
 
 def _ack(payload: memoryview) -> Message:
-    _, pid, epoch, incarnation, end, expect, stream, *flags = _ACK.unpack(payload)
+    _, pid, epoch, incarnation, end, expect, stream, *rest = _ACK.unpack(payload)
     return Ack(
         PartitionId(pid),
         Epoch(epoch),
@@ -526,7 +532,7 @@ def _ack(payload: memoryview) -> Message:
         Offset(end),
         Offset(expect),
         stream,
-        *flags,
+        *rest,
     )
 
 

@@ -17,12 +17,14 @@ from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsN
 from smq.raft_state.state import PartitionState
 from smq.raft_state.topic_config import Retention
 from smq.records import BatchHeader, parse_header
+from smq.replication.anomalies import MarkWatch
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
 from smq.replication.log.codec import StoredValue, parse_value
 from smq.replication.log.lineage import verified_end
 from smq.replication.log.segments import Replaced
 from smq.replication.log.store import PartitionLog
+from smq.replication.measures import StageSink
 from smq.replication.net import wire
 from smq.replication.partition.admission import Offer, admitted, leader_error, validated
 from smq.replication.partition.handover import HandOver, handed_over
@@ -63,6 +65,7 @@ class Replica:
         self.streams: dict[NodeId, FollowerStream] = {}
         self._waiters = Waiters(host, self)
         self._hand_over = HandOver(host, self)
+        self._watch = MarkWatch(host.anomalies, part.pid)
         self._resync_requested = -1  # the stream number that was asked to start again
         self._stream_seen = 0  # of the leader's last append or probe
         self._pending_probe: wire.Probe | None = None  # of an epoch that is not applied here yet
@@ -115,7 +118,8 @@ class Replica:
         """The last stable offset, as far as this process knows. Beyond its log, a follower knows of no transaction."""
         end = self.log.producers.stable_end(self.known_commit_point())
         if self.leading is None:
-            end = Offset(min(end, self.readable_end))
+            return max(self.part.log_start, Offset(min(end, self.readable_end)))
+        self._watch.stable(end)
         return max(self.part.log_start, end)
 
     @property
@@ -134,11 +138,13 @@ class Replica:
         if not is_new_epoch:
             self._waiters.settle()
         else:
+            self._watch.begins(self.part.epoch, self.part.history[-1].start, self._commit)
             self._waiters.settle_all()
             self._epoch_seen = self.part.epoch
             self._resync_requested = -1
             self._stop_leading()
             self.judge()
+        self._watch.applied(self.part)
         self.note_damage()
         work = 1 + self._follow_log_start(judged_by)
         if is_new_epoch and self.is_appointed:
@@ -208,13 +214,10 @@ class Replica:
                     self._owner.repair,
                     self._owner.registered,
                     self.known_commit_point,
-                    self._compacted_end,
+                    lambda: self.part.compacted_end,
                 )
                 self.streams[node] = stream
                 stream.probe()
-
-    def _compacted_end(self) -> Offset:
-        return self.part.compacted_end
 
     def _cut_damage(self) -> None:
         if self.log.tail_damage is not None:
@@ -243,7 +246,9 @@ class Replica:
         self._waiters.close(error)
 
     # -------------------------------------------------------------------------------------- producing
-    def produce(self, offer: Offer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]) -> None:
+    def produce(
+        self, offer: Offer, acks: Acks, timeout_ms: int, done: DoneFn[Produced], trace: StageSink | None = None
+    ) -> None:
         """Raises SmqError if refused immediately; otherwise `done` is called by rule 10."""
         self._check_leads()
         if self._hand_over.is_under_way:
@@ -272,7 +277,7 @@ class Replica:
             nothing = Produced(Offset(-1), Offset(-1), TsNs(-1), Epoch(-1), False)
             self._host.deliver(lambda: done(nothing))
             return
-        self._waiters.add(waiter, timeout_ms)
+        self._waiters.add(waiter, timeout_ms, trace)
 
     def _append(self, offer: Offer, header: BatchHeader, acks: Acks, done: DoneFn[Produced]) -> Waiter:
         owner, full = self._owner, [s.peer for s in self.streams.values() if s.is_full]
@@ -572,6 +577,7 @@ class Replica:
             self._lacks_producers,
             self._owner.space.is_full,
             self._owner.intake.is_waiting(self.pid),
+            self.log.crc_before(self._judged_end) if resync and self._judged_end > self.part.compacted_end else 0,
         )
         self._host.links.send(self.part.leader, Channel.DATA, ack)
 

@@ -1,19 +1,19 @@
 """How long the parts of a batch's way take, from its append to its answer.
 
 Owns one sample at a time: the batch that is timed now, of one partition. The next batch after its end is the next
-sample, so the cost does not grow with the load, and few batches are timed when many come. It decides nothing. Only
-`waiters` uses it.
+sample, so the cost does not grow with the load, and few batches are timed when many come. A batch that is traced has
+stages of its own. It decides nothing. Only `waiters` uses it.
 """
 
 from smq.raft_state.ids import Offset
-from smq.replication.measures import Histogram
+from smq.replication.measures import StageSink
 from smq.replication.ports import Clock
 
 
 class Stages:
     """`is_timing` and `end` are read on the hot path: they must not be calls."""
 
-    def __init__(self, clock: Clock, stage: Histogram) -> None:
+    def __init__(self, clock: Clock, stage: StageSink) -> None:
         self._clock = clock
         self._stage = stage
         self.is_timing = False

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
+from smq.replication.anomalies import Kind
 from smq.replication.host import Host
 from smq.replication.log.store import BatchDamaged, PartitionLog, StoredValue
 from smq.replication.net import wire
@@ -108,6 +109,8 @@ class FollowerStream:
         if ack.resync and ack.stream == self._stream:
             fits = self._log.log_start <= ack.expect <= self._log.appended_end
             self._restart(ack.expect if fits else None)
+            if fits and ack.tail and ack.expect > self._compacted_end():
+                self._compare_ends(ack)
             if fits and ack.needs_producers:
                 self._prepare_producers(ack.expect)
         elif self._next is not None and self._next < self._compacted_end() <= ack.expect <= self._log.appended_end:
@@ -117,6 +120,14 @@ class FollowerStream:
             self._in_flight_bytes -= self._in_flight.popleft()[1]
         self.pump()
         return True
+
+    def _compare_ends(self, ack: wire.Ack) -> None:
+        """What follows there comes from this log, byte for byte: so logs that have the same batch here never differ."""
+        own = self._log.crc_before(ack.expect)
+        if own and own != ack.tail:
+            anomalies, at = self._host.anomalies, ack.expect - 1
+            text = f"offset {at} is in another batch on node {self.peer} than on its leader, in epoch {self._epoch}"
+            anomalies.note(Kind.LOG_DIFFERS, f"{anomalies.name(self._pid)}: {text}")
 
     def _on_repair(self, is_repaired: bool) -> None:
         """If no replica could help, this replica decides what to do about it."""

@@ -16,10 +16,12 @@ from smq.raft_state.topic_config import BatchRules
 from smq.records import BatchHeader
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
+from smq.replication.measures import StageSink
 from smq.replication.partition.stages import Stages
 from smq.replication.ports import Buffer
 from smq.replication.runtime.deadlines import Deadline
 
+TRACED_MAX: Final = 100  # batches per partition; further ones are not followed
 WAITERS_MAX: Final = 10_000  # waiting batches per partition: with 1 KB each, 10 MB of records
 
 
@@ -38,6 +40,7 @@ class Waiter:
     rules: BatchRules
     deadline: Deadline | None = None
     answered: bool = False
+    stages: Stages | None = None  # of a batch that is traced
 
     @property
     def success(self) -> Produced:
@@ -67,6 +70,7 @@ class Waiters:
         self._host = host
         self._replica = replica
         self._stages = Stages(host.clock, host.measures.stage)
+        self._traced: list[Stages] = []
         # Both ascend by epoch and by end: at an epoch's end, all beyond it are answered. Repeated batches wait
         # separately, because they may name any epoch.
         self._new: deque[Waiter] = deque()
@@ -81,8 +85,8 @@ class Waiters:
         """Whether more on this node's disk may settle any of them."""
         return bool(self._new_at_leader or self._repeated)
 
-    def add(self, waiter: Waiter, timeout_ms: int) -> None:
-        """A batch that is in the log."""
+    def add(self, waiter: Waiter, timeout_ms: int, trace: StageSink | None = None) -> None:
+        """A batch that is in the log. Its stages go to the trace, if there is one."""
         at_ns = self._host.clock.monotonic_ns() + timeout_ms * 1_000_000
         waiter.deadline = self._host.deadlines.add(at_ns, partial(self._expire, waiter))
         if waiter.duplicate:
@@ -90,17 +94,27 @@ class Waiters:
             self.settle()
         else:
             (self._new_at_leader if waiter.acks is Acks.LEADER else self._new).append(waiter)
-            if not self._stages.is_timing:
+            if trace is not None and len(self._traced) < TRACED_MAX:
+                waiter.stages = Stages(self._host.clock, trace)
+                waiter.stages.begin(waiter.end)
+                self._traced.append(waiter.stages)
+            elif not self._stages.is_timing:
                 self._stages.begin(waiter.end)
 
     def note_progress(self, majority_end: Offset) -> None:
         """More may be on this disk, or on a majority's."""
         if self._stages.is_timing:
             self._stages.note(self._replica.durable_verified_end, majority_end)
+        if self._traced:
+            for stages in self._traced:
+                stages.note(self._replica.durable_verified_end, majority_end)
+            self._traced = [stages for stages in self._traced if stages.is_timing]
 
     def settle_all(self) -> None:
         """As `settle`, when the epoch has changed: those beyond its end fail, although earlier ones stay open."""
-        self._stages.drop()
+        for stages in (self._stages, *self._traced):
+            stages.drop()
+        self._traced.clear()
         for waiters in (self._new, self._new_at_leader):
             for waiter in waiters:
                 verdict = None if waiter.answered else self._verdict(waiter)
@@ -162,17 +176,19 @@ class Waiters:
             waiter.deadline.cancel()
         if isinstance(result, SmqError):
             self._replica.expect(waiter.header)
-        if waiter.end == self._stages.end:
-            self._note_answer(result)
+        if waiter.stages is not None:
+            self._note_answer(waiter.stages, result)
+        elif waiter.end == self._stages.end:
+            self._note_answer(self._stages, result)
         done = waiter.done
         self._host.deliver(lambda: done(result))
 
-    def _note_answer(self, result: Produced | SmqError) -> None:
-        """Of the batch that is timed."""
+    def _note_answer(self, stages: Stages, result: Produced | SmqError) -> None:
+        """Of a batch that is timed."""
         if isinstance(result, SmqError):
-            self._stages.drop()
-        elif (answered_ns := self._stages.answered()) > 0:
-            self._host.deliver(partial(self._stages.left, answered_ns))
+            stages.drop()
+        elif (answered_ns := stages.answered()) > 0:
+            self._host.deliver(partial(stages.left, answered_ns))
 
 
 def epoch_end_of(part: PartitionState, epoch: Epoch) -> Offset | None:

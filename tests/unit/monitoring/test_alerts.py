@@ -70,6 +70,7 @@ CASES: dict[str, list[dict[str, str]]] = {
         series("smq_partition_is_leader", 1, 1, PLACE),
     ],
     "SmqHighWaterMarkWentBack": [series("smq_partition_high_water_mark", 9, 5, PLACE)],
+    "SmqAnomaly": [counter("smq_anomalies_total", 1, f'{NODE},kind="hwm-back"')],
     "SmqProducersNearLimit": [series("smq_producers", 10, 95), series("smq_producers_max", 100, 100)],
     "SmqProduceErrors": [counter("smq_produce_batches_total", 60, f'{NODE},result="STORAGE_FULL"')],
     "SmqGroupBehind": [series("smq_group_lag_seconds", 1, 3_600, GROUP)],

@@ -23,11 +23,13 @@ from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.raft_state.topic_config import BatchRules
 from smq.records import NewRecord, encode_batch
+from smq.replication.anomalies import Anomalies
 from smq.replication.api import Acks, DoneFn, Produced, TimeKind, TimeOffset
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
 from smq.replication.host import Identity
 from smq.replication.log.store import BatchDamaged, LogStore
+from smq.replication.measures import NodeMeasures
 from smq.replication.net import several, wire
 from smq.replication.net.links import Links
 from smq.replication.partition import due
@@ -113,6 +115,7 @@ class Host:
         self.sent: list[tuple[NodeId, wire.Message]] = []
         self.network = RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))
         self.machine = Machine()
+        self.anomalies = Anomalies(self.clock, NodeMeasures(), lambda: self.state)
         self.store = LogStore(self.disk)
         self.send_order = SendOrder(self.clock)
         self.intake = Intake(self.disk, self.config.append_inflight_bytes_max)
@@ -148,6 +151,7 @@ class Host:
             links=immediate_links(self.network),
             engine=cast(Engine, None),  # replicas have nothing to do with it
             propose=self._propose,
+            anomalies=self.anomalies,
             deliver=self.clock.call_soon,
         )
 

@@ -1,8 +1,8 @@
 """What has happened to the cluster since this process started: the line of events that an operator reads first.
 
 Owns the comparison of two moments of the replicated state, and a bounded memory of the differences. It looks once per
-second, so what began and ended within one is not seen. It changes nothing. `console.site` and the composition root
-import it.
+second, so what began and ended within one is not seen. Anomalies that the node has noted are taken over as they are. It
+changes nothing. `console.site` and the composition root import it.
 """
 
 import asyncio
@@ -45,6 +45,7 @@ class EventLog:
         self._node = node
         self.events: deque[Event] = deque(maxlen=EVENTS_MAX)
         self._before: _Moment | None = None
+        self._anomalies = 0  # the number of the last one that is in the line
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -66,6 +67,7 @@ class EventLog:
         """Notes what differs from the last look. The first one only remembers."""
         now, before = await self._moment(), self._before
         self._before = now
+        self._take_anomalies()
         if before is None:
             return
         self._compare_nodes(before, now)
@@ -100,6 +102,12 @@ class EventLog:
             settings=dict(state.config),
             warnings=frozenset(status.warnings),
         )
+
+    def _take_anomalies(self) -> None:
+        new = [seen for seen in self._node.anomalies() if seen.number > self._anomalies]
+        if new:
+            self._anomalies = new[-1].number
+        self._add_all("anomaly", [f"{seen.kind}: {seen.text}" for seen in new])
 
     def _compare_nodes(self, before: _Moment, now: _Moment) -> None:
         if before.raft_leader != now.raft_leader:

@@ -21,9 +21,11 @@ from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
+from smq.replication.anomalies import Anomalies
 from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host, Identity
+from smq.replication.measures import NodeMeasures
 from smq.replication.membership import controller as controller_module
 from smq.replication.membership.controller import Controller
 from smq.replication.membership.liveness import Liveness
@@ -83,6 +85,7 @@ class World:
             links=immediate_links(self.network),
             engine=self.engine,
             propose=self.propose,
+            anomalies=Anomalies(self.clock, NodeMeasures(), lambda: self.state),
             deliver=self.clock.call_soon,
         )
         self.controller = Controller(

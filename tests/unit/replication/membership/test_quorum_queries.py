@@ -6,8 +6,11 @@ import pytest
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, NodeId, Term
+from smq.raft_state.state import ClusterState
+from smq.replication.anomalies import Anomalies
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host, Identity, StateView
+from smq.replication.measures import NodeMeasures
 from smq.replication.membership import quorum as quorum_module
 from smq.replication.membership.quorum import PENDING_MAX, RETRY_MS, QuorumQueries
 from smq.replication.net import wire
@@ -50,6 +53,7 @@ class World:
             links=immediate_links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))),
             engine=self.engine,
             propose=lambda *_: None,
+            anomalies=Anomalies(self.clock, NodeMeasures(), ClusterState),
             deliver=self.clock.call_soon,
         )
         self.queries = QuorumQueries(host, Streams(1).stream("n"), lambda: LATE)

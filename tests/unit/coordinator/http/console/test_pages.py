@@ -19,7 +19,8 @@ from smq.coordinator.http.console.markup import POLICY, text
 from smq.coordinator.http.console.site import Console
 from smq.coordinator.service.settings import Settings
 from smq.records import NewRecord, encode_batch
-from smq.testing.served import Served, node_config, serving
+from smq.replication.anomalies import Kind
+from smq.testing.served import PATIENCE_S, Served, node_config, serving
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
 VOID = {"meta", "link", "input", "br", "img"}
@@ -299,6 +300,48 @@ def test_the_time_line_shows_topics_settings_groups_and_leaders(tmp_path: Path) 
         for expected in ("this process has started", "made: created", "made: deleted", "num.partitions: now 4"):
             assert expected in page.text
         assert page.text.index("made: deleted") < page.text.index("made: created"), "the newest first"
+
+    serving(tmp_path, body)
+
+
+def test_a_browser_that_goes_away_while_it_follows_the_end_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await fill(served)
+        host, port = served.server.http_address
+        before = asyncio.all_tasks()
+        for number in range(30):
+            _, writer = await asyncio.open_connection(host, port)
+            request = f"GET /console/topics/t/messages?tail=on&contains=x HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
+            writer.write(request.encode()[: None if number % 2 else -2])  # half of them in the middle of the request
+            await writer.drain()
+            if number % 3 == 0:
+                await asyncio.sleep(0.001)  # the page is on its way
+            writer.transport.abort()
+        async with asyncio.timeout(PATIENCE_S):
+            while served.server._http.acceptor.open or len(asyncio.all_tasks()) > len(before):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert served.server.node.replicas.reads._parked_count == 0
+        assert (await get(served, "topics/t/messages?tail=on")).status == 200
+
+    serving(tmp_path, body)
+
+
+def test_an_anomaly_is_an_event_and_a_metric(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        events = served.server._console.events
+        await events.look()
+        served.server.node._anomalies.note(Kind.LOG_DIFFERS, "t/0: <b>another batch</b>")
+        await events.look()
+        await events.look()
+        found = [event.text for event in events.events if event.kind == "anomaly"]
+        assert found == ["log-differs: t/0: <b>another batch</b>"], "once"
+        assert "log-differs: t/0: <b>another batch</b>" in (await get(served, "events")).text
+        async with aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{served.server.http_address[1]}/metrics"
+            async with session.get(url) as response:
+                lines = (await response.text()).splitlines()
+        assert 'smq_anomalies_total{kind="log-differs"} 1.0' in lines
+        assert 'smq_anomalies_total{kind="hwm-back"} 0.0' in lines
 
     serving(tmp_path, body)
 

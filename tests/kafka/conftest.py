@@ -34,6 +34,19 @@ def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def _faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with live_cluster(tmp_path_factory.mktemp("kafka-faults")) as made:
+        yield made
+
+
+@pytest.fixture
+def fault_cluster(_faulty: Cluster) -> Cluster:
+    """Three nodes for faults that heal, repaired whatever the previous test left behind."""
+    _faulty.heal()
+    return _faulty
+
+
 @pytest.fixture
 def bootstrap(cluster: Cluster) -> str:
     return ",".join(node.kafka for node in cluster.nodes.values())

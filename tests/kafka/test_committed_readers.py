@@ -3,6 +3,7 @@
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import confluent_kafka
 import grpc
@@ -11,6 +12,7 @@ import pytest
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.testing.cluster import Cluster
+from tests.kafka.client_adapters import bootstrap as addresses
 from tests.kafka.raw_transactions import fresh
 from tests.kafka.reading import PATIENCE_S
 from tests.kafka.test_transactions import await_read, transactional
@@ -20,10 +22,11 @@ OPEN_FROM = 9  # three records and a marker, twice, and one record that belongs 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-@pytest.fixture
-def topic(cluster: Cluster, bootstrap: str, new_topic: Callable[..., str]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """With an aborted, a committed and an open transaction and a record of none; and what commits the open one."""
-    name = new_topic()
+@contextmanager
+def filled(cluster: Cluster) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A topic with an aborted, a committed and an open transaction and a record of none; and what commits the open
+    one."""
+    name, bootstrap = cluster.make_topic(), addresses(cluster)
     producer = transactional(bootstrap, fresh("tx"))
     for values, is_commit in (([b"aborted"] * 3, False), (COMMITTED, True)):
         producer.begin_transaction()
@@ -53,6 +56,13 @@ def topic(cluster: Cluster, bootstrap: str, new_topic: Callable[..., str]) -> It
         producer.abort_transaction(PATIENCE_S)
 
 
+@pytest.fixture(scope="module")
+def shown(cluster: Cluster) -> Iterator[str]:
+    """Such a topic for the tests that only look at it."""
+    with filled(cluster) as (name, _):
+        yield name
+
+
 def search(cluster: Cluster, topic: str, **fields: object) -> pb.SearchRecordsResponse:
     """At the leader, so that no replica lags."""
     with grpc.insecure_channel(cluster.nodes[cluster.wait_leader(topic, 0)].grpc) as channel:
@@ -65,8 +75,12 @@ def values(answer: pb.SearchRecordsResponse) -> list[bytes]:
     return [record.value for record in answer.records]
 
 
-def test_a_search_finds_what_was_committed(cluster: Cluster, topic: tuple[str, Callable[[], None]]) -> None:
-    name, commit = topic
+def test_a_search_finds_what_was_committed(cluster: Cluster) -> None:
+    with filled(cluster) as (name, commit):
+        _search_finds_it(cluster, name, commit)
+
+
+def _search_finds_it(cluster: Cluster, name: str, commit: Callable[[], None]) -> None:
     wanted = pb.RecordFilter(key=b"k")
     whole = search(cluster, name, offset=0, filter=wanted)
     assert values(whole) == [*COMMITTED, b"plain"]
@@ -89,16 +103,13 @@ def test_a_search_finds_what_was_committed(cluster: Cluster, topic: tuple[str, C
 
 
 @pytest.mark.parametrize("query", ["", "&offset=end", "&offset=1", "&contains=t"], ids=["all", "end", "within", "text"])
-def test_the_console_shows_what_was_committed(
-    cluster: Cluster, topic: tuple[str, Callable[[], None]], query: str
-) -> None:
-    name, _ = topic
-    node = cluster.nodes[cluster.wait_leader(name, 0)]
-    url = f"http://{node.http}/console/topics/{name}/messages?partition=0{query}"
+def test_the_console_shows_what_was_committed(cluster: Cluster, shown: str, query: str) -> None:
+    node = cluster.nodes[cluster.wait_leader(shown, 0)]
+    url = f"http://{node.http}/console/topics/{shown}/messages?partition=0{query}"
     with _DIRECT.open(url, timeout=PATIENCE_S) as answer:
         page = answer.read().decode()
-    shown = [
+    found = [
         value for value in ("aborted", "first", "third", "plain", "open", "after") if f"<pre>{value}</pre>" in page
     ]
-    assert shown == [value for value in ("first", "third", "plain") if "contains" not in query or "t" in value]
+    assert found == [value for value in ("first", "third", "plain") if "contains" not in query or "t" in value]
     assert ">Later<" not in page, "nothing can be read after it yet"

@@ -65,44 +65,39 @@ class NumberingProducer:
                 assert place != partition or offset < 0 or found[offset] == b"%d" % number
 
 
-def _topic(cluster: Cluster, partitions: int) -> str:
-    cluster.nodes[1].raw.create_topic("t", partitions, replication_factor=3)
-    for partition in range(partitions):
-        cluster.wait_leader("t", partition)
-    return "t"
-
-
 @pytest.fixture
-def proxy(own_cluster: Cluster) -> Iterator[WithholdingProxy]:
-    proxy = WithholdingProxy(own_cluster)
+def proxy(fault_cluster: Cluster) -> Iterator[WithholdingProxy]:
+    proxy = WithholdingProxy(fault_cluster)
     yield proxy
     proxy.close()
 
 
-def test_killed_leaders_cost_an_idempotent_producer_nothing(own_cluster: Cluster, proxy: WithholdingProxy) -> None:
+def test_killed_leaders_cost_an_idempotent_producer_nothing(fault_cluster: Cluster, proxy: WithholdingProxy) -> None:
     """Each leader dies between storing a batch and acknowledging it: the producer sends it to the next one again."""
-    producer = NumberingProducer(own_cluster, proxy.bootstrap, _topic(own_cluster, 1), 1)
+    topic = fault_cluster.make_topic()
+    producer = NumberingProducer(fault_cluster, proxy.bootstrap, topic, 1)
     for _ in range(2):
         producer.send(500)
-        leader = own_cluster.wait_leader("t", 0)
+        leader = fault_cluster.wait_leader(topic, 0)
         proxy.withhold(leader)
         producer.send(500)
         assert proxy.withheld.wait(TIMEOUT_S), "no batch was stored and not acknowledged"
-        own_cluster.kill(leader)
+        fault_cluster.kill(leader)
         proxy.pass_on()
-        own_cluster.restart(leader, wait=False)
+        fault_cluster.restart(leader, wait=False)
         producer.send(500)
-        own_cluster.wait_ready()
+        fault_cluster.wait_ready()
     producer.finish()
 
 
 def test_an_acknowledgement_that_is_lost_costs_an_idempotent_producer_nothing(
-    own_cluster: Cluster, proxy: WithholdingProxy
+    fault_cluster: Cluster, proxy: WithholdingProxy
 ) -> None:
     """The leader lives, and gets the batch again from the same producer."""
-    producer = NumberingProducer(own_cluster, proxy.bootstrap, _topic(own_cluster, 1), 1)
+    topic = fault_cluster.make_topic()
+    producer = NumberingProducer(fault_cluster, proxy.bootstrap, topic, 1)
     producer.send(100)
-    leader = own_cluster.wait_leader("t", 0)
+    leader = fault_cluster.wait_leader(topic, 0)
     proxy.withhold(leader)
     producer.send(100)
     assert proxy.withheld.wait(TIMEOUT_S), "no batch was stored and not acknowledged"
@@ -110,12 +105,12 @@ def test_an_acknowledgement_that_is_lost_costs_an_idempotent_producer_nothing(
     producer.finish()
 
 
-def test_killing_every_node_in_turn_costs_an_idempotent_producer_nothing(own_cluster: Cluster) -> None:
-    producer = NumberingProducer(own_cluster, bootstrap(own_cluster), _topic(own_cluster, 3), 3)
-    for node in list(own_cluster.nodes):
+def test_killing_every_node_in_turn_costs_an_idempotent_producer_nothing(fault_cluster: Cluster) -> None:
+    producer = NumberingProducer(fault_cluster, bootstrap(fault_cluster), fault_cluster.make_topic(3), 3)
+    for node in list(fault_cluster.nodes):
         producer.send(200)
-        own_cluster.kill(node)
+        fault_cluster.kill(node)
         producer.send(200)
-        own_cluster.restart(node)  # ready again before the next is killed: a rolling restart, by SIGKILL
+        fault_cluster.restart(node)  # ready again before the next is killed: a rolling restart, by SIGKILL
     producer.send(200)
     producer.finish()

@@ -381,19 +381,17 @@ def test_commit_without_a_member_is_refused_while_the_group_has_members(
 
 
 # --------------------------------------------------------------------------------------------- nodes that die
-def test_killed_coordinators_cause_no_rebalance_and_lose_no_commit(own_cluster: Cluster) -> None:
+def test_killed_coordinators_cause_no_rebalance_and_lose_no_commit(fault_cluster: Cluster) -> None:
     """Every node is killed in turn, the coordinator first, while two members read, commit and stay."""
-    cluster, topic, group = own_cluster, "t", "kept"
-    cluster.nodes[1].raw.create_topic(topic, 4, replication_factor=3)
-    for p in range(4):
-        cluster.wait_leader(topic, p)
+    cluster, topic = fault_cluster, fault_cluster.make_topic(4)
+    group = f"kept-{topic}"
     boot = addresses(cluster)
     write(boot, topic, 4)
     settings = {"session.timeout.ms": 15_000}
     one, two = ConfluentMember(boot, group, [topic], **settings), ConfluentMember(boot, group, [topic], **settings)
     drive("both share", [one, two], lambda: share([one, two], places((topic, 4))))
     with SyncAdmin([node.grpc for node in cluster.nodes.values()]) as admin:
-        described = admin.describe_group("kafka-cg-kept")
+        described = admin.describe_group(f"kafka-cg-{group}")
         before, first = described.summary.generation, described.coordinator or 1
         for number, node in enumerate([first, *(n for n in cluster.nodes if n != first)], 1):
             cluster.kill(node)
@@ -404,11 +402,11 @@ def test_killed_coordinators_cause_no_rebalance_and_lose_no_commit(own_cluster: 
             cluster.wait_ready()
             for (_, partition), offset in (one.committed | two.committed).items():
                 for at in cluster.nodes.values():
-                    assert (at.raw.committed("kafka-cg-kept", topic, partition) or 0) >= offset
+                    assert (at.raw.committed(f"kafka-cg-{group}", topic, partition) or 0) >= offset
         end = RECORDS + 5 * len(cluster.nodes)
-        drive("all is read", [one, two], lambda: _is_read_up([one, two], admin, [end] * 4))
+        drive("all is read", [one, two], lambda: _is_read_up([one, two], admin, group, [end] * 4))
         assert {*one.seen, *two.seen} == {(topic, p, offset) for p in range(4) for offset in range(end)}
-        after = admin.describe_group("kafka-cg-kept")
+        after = admin.describe_group(f"kafka-cg-{group}")
         assert (after.summary.generation, len(after.members)) == (before, 2)
     assert one.assigned() | two.assigned() == places((topic, 4))
     one.close()
@@ -428,7 +426,7 @@ def _commits(member: ConfluentMember) -> bool:
     return True
 
 
-def _is_read_up(members: list[ConfluentMember], admin: SyncAdmin, ends: list[int]) -> bool:
+def _is_read_up(members: list[ConfluentMember], admin: SyncAdmin, group: str, ends: list[int]) -> bool:
     for member in members:
         _commits(member)
-    return [at.offset for at in admin.describe_group("kafka-cg-kept").positions] == ends
+    return [at.offset for at in admin.describe_group(f"kafka-cg-{group}").positions] == ends

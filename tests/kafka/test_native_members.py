@@ -161,12 +161,10 @@ def test_member_that_is_killed_is_replaced_and_one_that_freezes_cannot_commit(
 
 
 # ------------------------------------------------------------------------------------------------- nodes that die
-def test_killed_coordinators_cause_no_rebalance_and_lose_no_commit(own_cluster: Cluster) -> None:
+def test_killed_coordinators_cause_no_rebalance_and_lose_no_commit(fault_cluster: Cluster) -> None:
     """Every node is killed in turn, the coordinator first, while two members read, commit and stay."""
-    cluster, topic, group = own_cluster, "t", "kept"
-    cluster.nodes[1].raw.create_topic(topic, PARTITIONS, replication_factor=3)
-    for p in range(PARTITIONS):
-        cluster.wait_leader(topic, p)
+    cluster, topic = fault_cluster, fault_cluster.make_topic(PARTITIONS)
+    group = f"kept-{topic}"
     one, two = (SmqMember(cluster.servers, group, [topic], session_timeout_ms=15_000) for _ in range(2))
     drive("both share", [one, two], lambda: share([one, two], places((topic, PARTITIONS))))
     write(addresses(cluster), topic, PARTITIONS)

@@ -14,7 +14,7 @@ from kafka.admin import KafkaAdminClient
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.tools.raft_quorum import METADATA_TOPIC
-from smq.testing.cluster import Cluster
+from smq.testing.cluster import Cluster, live_cluster
 from smq.testing.kafka_client import RawKafka, batch
 from smq.testing.node_process import wait_for
 from tests.kafka.client_adapters import bootstrap as addresses
@@ -161,18 +161,28 @@ def _preferred_and_leader(cluster: Cluster, topic: str) -> list[tuple[int, int]]
     return [(partition.replicas[0], partition.leader) for partition in described.partitions]
 
 
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that does not give leaderships back by itself."""
+    with live_cluster(tmp_path_factory.mktemp("steady")) as made:
+        made.tune(rebalance_interval_ms=3_600_000)
+        made.kill(*made.nodes)
+        made.restart(*made.nodes)
+        yield made
+
+
 @pytest.fixture
-def unbalanced(own_cluster: Cluster) -> tuple[Cluster, str]:
-    """A cluster that does not give leaderships back by itself, and a topic with some that are away."""
-    topic = own_cluster.make_topic(PARTITIONS)
-    own_cluster.tune(rebalance_interval_ms=3_600_000)
-    for node in own_cluster.nodes.values():
-        own_cluster.kill(node.id)
-        for partition in range(PARTITIONS):
-            own_cluster.wait_leader(topic, partition, other_than=node.id)
-        own_cluster.restart(node.id)
-    assert any(preferred != leader for preferred, leader in _preferred_and_leader(own_cluster, topic))
-    return own_cluster, topic
+def unbalanced(steady: Cluster) -> tuple[Cluster, str]:
+    """That cluster, and a topic with some leaderships away from their preferred replicas."""
+    steady.heal()
+    topic = steady.make_topic(PARTITIONS)
+    _, away = _preferred_and_leader(steady, topic)[0]
+    steady.kill(away)
+    for partition in range(PARTITIONS):
+        steady.wait_leader(topic, partition, other_than=away)
+    steady.restart(away)
+    assert any(preferred != leader for preferred, leader in _preferred_and_leader(steady, topic))
+    return steady, topic
 
 
 def _elect(cluster: Cluster, kind: int, wanted: dict[str, list[int]], timeout_ms: int = 30_000) -> dict[int, int]:

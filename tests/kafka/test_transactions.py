@@ -183,14 +183,14 @@ def test_a_time_out_aborts_and_fences(bootstrap: str, new_topic: NewTopic) -> No
 
 
 @pytest.mark.parametrize("victim", ["leader", "coordinator"])
-def test_transactions_go_on_through_the_death_of_a_node(own_cluster: Cluster, victim: str) -> None:
-    topic, name = own_cluster.make_topic(3), fresh("tx")
-    addresses = ",".join(node.kafka for node in own_cluster.nodes.values())
+def test_transactions_go_on_through_the_death_of_a_node(fault_cluster: Cluster, victim: str) -> None:
+    topic, name = fault_cluster.make_topic(3), fresh("tx")
+    addresses = ",".join(node.kafka for node in fault_cluster.nodes.values())
     producer = transactional(addresses, name)
     expected: list[list[bytes]] = [[], [], []]
-    number = own_cluster.wait_leader(topic, 0)
+    number = fault_cluster.wait_leader(topic, 0)
     if victim == "coordinator":
-        raw = RawKafka(own_cluster.nodes[1].kafka)
+        raw = RawKafka(fault_cluster.nodes[1].kafka)
         (found,) = raw.call(ApiKey.FIND_COORDINATOR, 4, key_type=1, coordinator_keys=[name])["coordinators"]
         raw.close()
         number = found["node_id"]
@@ -200,7 +200,7 @@ def test_transactions_go_on_through_the_death_of_a_node(own_cluster: Cluster, vi
             producer.produce(topic, b"%d" % n, partition=partition)
         if n == 10:
             producer.flush(PATIENCE_S)
-            own_cluster.kill(number)
+            fault_cluster.kill(number)
         if n % 3 == 2:
             producer.abort_transaction(PATIENCE_S)
             continue

@@ -7,6 +7,8 @@ import tempfile
 import pytest
 from hypothesis import settings
 
+from tests.examples import FULL
+
 # An example's time says how busy the machine is, and no more.
 settings.register_profile("smq", deadline=None)
 settings.load_profile("smq")
@@ -21,6 +23,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not config.option.markexpr:  # as `make test-full`
+        os.environ[FULL] = "1"
+    _share_what_is_compiled(config)
+
+
+def _share_what_is_compiled(config: pytest.Config) -> None:
     """Tests start some hundreds of processes. If PYTHONDONTWRITEBYTECODE keeps the checkout clean, each would compile
     every module that it loads, a quarter of a node's start. So they share what is compiled, beside the checkout."""
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):

@@ -19,6 +19,7 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId
 from smq.records import parse_header
 from smq.testing.fake.log import ModelPartition, Stored
+from tests.examples import examples
 
 TOPIC = "t"
 PARTITIONS = 2
@@ -305,7 +306,7 @@ class AtLeastOnceWorld(ProducerWorld):
 
 TestIdempotentProducer = ProducerWorld.TestCase
 TestIdempotentProducer.settings = settings(
-    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(300), stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestAtLeastOnceProducer = AtLeastOnceWorld.TestCase
-TestAtLeastOnceProducer.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestAtLeastOnceProducer.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)

@@ -22,6 +22,7 @@ from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected, Rejected, TopicCreated
 from smq.raft_state.state import PartitionState
+from tests.examples import examples
 from tests.unit.raft_state.group_model import GroupRules
 from tests.unit.raft_state.support import (
     Driver,
@@ -377,5 +378,5 @@ class ClusterLife(GroupRules):
         }
 
 
-ClusterLife.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+ClusterLife.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=50, deadline=None)
 test_random_life_agrees_with_a_model_of_dicts = ClusterLife.TestCase

@@ -22,6 +22,7 @@ from smq.replication.log.lineage import EpochRun, extend_runs, runs_from
 from smq.replication.log.producers import ProducerTable
 from smq.replication.log.store import LogStore, PartitionLog, StoredValue, parse_value
 from smq.replication.ports import DataDamaged
+from tests.examples import examples
 from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness, make_batch
 
 PID = PartitionId(b"a partition's 20 by.")
@@ -389,6 +390,6 @@ class LmdbLogAgainstList(LogAgainstList):
 
 
 TestFakeLogAgainstList = FakeLogAgainstList.TestCase
-TestFakeLogAgainstList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFakeLogAgainstList.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestLmdbLogAgainstList = LmdbLogAgainstList.TestCase
-TestLmdbLogAgainstList.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestLmdbLogAgainstList.settings = settings(max_examples=examples(20), stateful_step_count=25, deadline=None)

@@ -26,6 +26,7 @@ from smq.replication.log.segments import own_digest, replaced
 from smq.replication.log.state import CHECKPOINT_BATCHES
 from smq.replication.log.store import LogStore, StoredValue
 from smq.replication.ports import Table
+from tests.examples import examples
 from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness
 
 EVERY = "CHECKPOINT_BATCHES"
@@ -386,4 +387,4 @@ class Segments(RuleBasedStateMachine):
 
 
 TestSegments = Segments.TestCase
-TestSegments.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSegments.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

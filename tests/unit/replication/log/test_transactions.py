@@ -18,6 +18,7 @@ from smq.replication.log.producers import ProducerTable
 from smq.replication.log.state import LogState
 from smq.replication.log.store import LogStore, PartitionLog
 from smq.replication.ports import DataDamaged, Delete, Put, Table
+from tests.examples import examples
 from tests.unit.replication.storage.support import FakeHarness
 
 PID = PartitionId(b"a partition's 20 by.")
@@ -153,7 +154,7 @@ class TransactionsAgainstList(RuleBasedStateMachine):
 
 
 TestTransactionsAgainstList = TransactionsAgainstList.TestCase
-TestTransactionsAgainstList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTransactionsAgainstList.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 # ----------------------------------------------------------------------------------------------- the index

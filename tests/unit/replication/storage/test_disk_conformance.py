@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
+from tests.examples import examples
 from tests.unit.replication.storage.support import (
     FakeHarness,
     Harness,
@@ -282,9 +283,9 @@ class StoreAgainstDict(DiskAgainstDict):
 
 
 TestFakeAgainstDict = FakeAgainstDict.TestCase
-TestFakeAgainstDict.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestFakeAgainstDict.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)
 STORE_SETTINGS = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(25), stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -25,16 +26,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.option.markexpr:  # as `make test-full`
         os.environ[FULL] = "1"
-    _share_what_is_compiled(config)
+    made = tempfile.TemporaryDirectory(prefix="smq-tests-")
+    config.add_cleanup(made.cleanup)
+    _share_what_is_compiled(Path(made.name))
+    _keep_sparks_files(Path(made.name))
 
 
-def _share_what_is_compiled(config: pytest.Config) -> None:
+def _share_what_is_compiled(directory: Path) -> None:
     """Tests start some hundreds of processes. If PYTHONDONTWRITEBYTECODE keeps the checkout clean, each would compile
     every module that it loads, a quarter of a node's start. So they share what is compiled, beside the checkout."""
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-        compiled = tempfile.TemporaryDirectory(prefix="smq-tests-")
-        os.environ["PYTHONPYCACHEPREFIX"] = compiled.name
-        config.add_cleanup(compiled.cleanup)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(directory / "compiled")
+
+
+def _keep_sparks_files(directory: Path) -> None:
+    """A Java virtual machine that a test kills removes nothing of what it keeps in its temporary directories."""
+    spark = directory / "spark"
+    spark.mkdir()
+    os.environ["SPARK_LOCAL_DIRS"] = str(spark)  # blockmgr-*
+    given = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    os.environ["SPARK_SUBMIT_OPTS"] = f"{given} -Djava.io.tmpdir={spark}".strip()  # artifacts-*, spark-*
 
 
 @pytest.fixture

@@ -5,8 +5,11 @@ And what the command line says without a quorum, or without a leader.
 
 import secrets
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -121,14 +124,20 @@ def test_readyz_reports_that_the_quorum_is_gone_and_that_it_is_back(fault_cluste
     fault_cluster.wait_http(survivor, "/readyz", 200)
 
 
+def _run_together(where: tuple[str, ...], second: list[str], topic: str) -> list[subprocess.CompletedProcess[str]]:
+    """Three commands that wait for their own time-outs: produce, the given one, and status."""
+    with ThreadPoolExecutor() as pool:
+        produce = partial(run_cli, "produce", topic, "--delivery-timeout", "3s", *where, input="x\n")
+        running = [pool.submit(produce), pool.submit(run_cli, *second, *where), pool.submit(run_cli, "status", *where)]
+        return [each.result() for each in running]
+
+
 def test_the_command_line_says_that_a_partition_has_no_leader_and_fails(fault_cluster: Cluster) -> None:
     topic = fault_cluster.make_topic(replication_factor=1)
     leader = fault_cluster.wait_leader(topic, 0)
     fault_cluster.kill(leader)
     where = ("--bootstrap", ",".join(node.grpc for node in fault_cluster.alive()))
-    sent = run_cli("produce", topic, "--delivery-timeout", "3s", *where, input="x\n")
-    read = run_cli("consume", topic, *where)
-    status = run_cli("status", *where)
+    sent, read, status = _run_together(where, ["consume", topic], topic)
     assert sent.stderr.startswith(f"waiting for a leader of {topic}/0")
     assert "`smq status` shows which nodes are up" in sent.stderr.splitlines()[-1]
     (why,) = read.stderr.splitlines()
@@ -140,9 +149,7 @@ def test_the_command_line_says_that_a_partition_has_no_leader_and_fails(fault_cl
 def test_the_command_line_says_that_there_is_no_quorum_and_fails(lonely: tuple[str, RawNode]) -> None:
     topic, node = lonely
     where = ("--bootstrap", node.address)
-    sent = run_cli("produce", topic, "--delivery-timeout", "3s", *where, input="x\n")
-    made = run_cli("topic", "create", f"{topic}-u", *where)
-    status = run_cli("status", *where)
+    sent, made, status = _run_together(where, ["topic", "create", f"{topic}-u"], topic)
     assert sent.stderr.startswith("waiting for ")
     (why,) = made.stderr.splitlines()
     assert "NO_QUORUM" in why

@@ -1,18 +1,37 @@
 """docs/spark.md: its blocks as they are, one after the other, in one session."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQueryListener, StreamingQueryManager
 
 from smq.clients import SyncAdmin, SyncConsumer, SyncProducer
 from smq.testing.cluster import Cluster
 from tests.pages import claimed
 
 
+@pytest.fixture
+def _no_listener_stays(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Other tests' queries run in the same session."""
+    added: list[StreamingQueryListener] = []
+    add = StreamingQueryManager.addListener
+
+    def note(manager: StreamingQueryManager, listener: StreamingQueryListener) -> None:
+        added.append(listener)
+        add(manager, listener)
+
+    monkeypatch.setattr(StreamingQueryManager, "addListener", note)
+    yield
+    for listener in added:
+        spark.streams.removeListener(listener)
+
+
 @pytest.mark.full
+@pytest.mark.usefixtures("_no_listener_stays")
 @pytest.mark.spark
 @pytest.mark.cluster
 @pytest.mark.timeout(280)
@@ -35,11 +54,11 @@ def test_every_block_of_the_page_runs(spark: SparkSession, cluster: Cluster, tmp
     assert [bytes(row.value) for row in names["batch"].collect()] == [b"first"]
     assert names["stream"].isStreaming
     run(listens)
-    arrivals = spark.readStream.format("smq").option("servers", servers).option("subscribe", "arrivals").load()
+    arrivals = spark.readStream.format("smq").options(servers=servers, subscribe="arrivals", startingOffsets="earliest")
     names |= {
         "servers": servers,
         "frame": spark.createDataFrame([("second",)], "value string"),
-        "stream": arrivals.select("key", "value"),
+        "stream": arrivals.load().select("key", "value"),
         "checkpoint": str(tmp_path / "repeated"),
     }
     for block in (writes, repeats):

@@ -1,7 +1,7 @@
 """Programs of others in Go that check what deploy/ has, each built from the versions that go/go.mod and go.sum pin.
 
 Owns the build: Helm, which renders the chart, and the parser that `docker compose config` is made of. `Missing`, with
-the reason, where there is no Go or no proxy of modules. Go keeps what it has compiled, so that only the first build
+the reason, if there is no Go or no proxy of modules. Go keeps what it has compiled, so that only the first build
 takes minutes.
 """
 

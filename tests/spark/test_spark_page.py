@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQueryListener, StreamingQueryManager
+from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.query import StreamingQueryManager
 
 from smq.clients import SyncAdmin, SyncConsumer, SyncProducer
 from smq.testing.cluster import Cluster

@@ -1,8 +1,7 @@
 """Programs of others in Go that check what deploy/ has, each built from the versions that go/go.mod and go.sum pin.
 
-Owns the build: Helm, which renders the chart, and the parser that `docker compose config` is made of. `Missing`, with
-the reason, if there is no Go or no proxy of modules. Go keeps what it has compiled, so that only the first build
-takes minutes.
+Owns the build: Helm, which renders the chart, and the parser that `docker compose config` is made of. Without Go or a
+proxy of modules it is `Missing`, with the reason. Go keeps what it has compiled: only the first build takes minutes.
 """
 
 from pathlib import Path
@@ -12,7 +11,7 @@ from tests.kafka.foreign.clients import run
 
 HERE: Final = Path(__file__).parent
 BUILD_S: Final = 1500  # downloads included; six minutes on two busy cores
-PACKAGES: Final = {"helm": "helm.sh/helm/v3/cmd/helm", "compose": "github.com/compose-spec/compose-go/v2/cmd"}
+PACKAGES: Final = {"helm": "helm.sh/helm/v3/cmd/helm", "compose": "./compose"}
 
 
 def go_program(name: str, target: Path) -> Path:

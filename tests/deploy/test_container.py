@@ -17,10 +17,13 @@ from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.config import ServerConfig, load_config
 from smq.testing.node_process import wait_for
 from tests.deploy.machines import environment
+from tests.deploy.programs import go_program
+from tests.kafka.foreign.clients import Missing
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINER = ROOT / "deploy/container"
 CONTAINERFILE = (CONTAINER / "Containerfile").read_text()
+PATIENCE_S = 120.0  # nothing is compiled yet, so a busy machine needs half a minute for a start
 
 
 # ---------------------------------------------------------------------------------------------------- the recipe
@@ -117,6 +120,30 @@ def test_prometheus_scrapes_every_node(compose: dict[str, Any]) -> None:
     assert {"prometheus", "grafana"} <= set(compose["services"])
 
 
+@pytest.mark.full
+@pytest.mark.timeout(1800)  # the parser is built first
+def test_the_compose_specification_has_every_key(tmp_path: Path) -> None:
+    """By the parser that `docker compose config` uses."""
+    try:
+        parser = go_program("compose", tmp_path)
+    except Missing as e:
+        pytest.skip(f"the parser of compose files cannot be built here: {e}")
+
+    def parse(path: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([str(parser), str(path)], capture_output=True, text=True, check=False, timeout=60)
+
+    text = (CONTAINER / "compose.yaml").read_text()
+    good = parse(CONTAINER / "compose.yaml")
+    assert good.returncode == 0, good.stderr
+    assert yaml.safe_load(good.stdout)["services"].keys() == yaml.safe_load(text)["services"].keys()
+    for right, wrong, complaint in (
+        ("read_only:", "readonly:", "services.node-1.readonly"),
+        ("networks: [smq]", "networks: [other]", "undefined network other"),
+    ):
+        (tmp_path / "wrong.yaml").write_text(text.replace(right, wrong))
+        assert complaint in parse(tmp_path / "wrong.yaml").stderr
+
+
 # --------------------------------------------------------------------------------- the node as in the container
 # A root that cannot be written, an empty /tmp, and a user without any capability: as the image's user is.
 _CONTAINED = """
@@ -191,16 +218,16 @@ def test_the_entry_point_runs_on_a_read_only_root_and_ends_on_sigterm(
     began = time.monotonic()
     process = node.start(log)
     try:
-        wait_for("the node is ready", node.is_ready)
+        wait_for("the node is ready", node.is_ready, PATIENCE_S)
         sys.stdout.write(f"ready {time.monotonic() - began:.1f} s after its start\n")
         assert (volume / "data" / "data.mdb").exists()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, log.read_text()
+        assert process.wait(PATIENCE_S) == 0, log.read_text()
     finally:
         process.kill()
         process.wait()
     touched = node.start(log, "touch", "/opt/x")
-    assert touched.wait(30) != 0
+    assert touched.wait(PATIENCE_S) != 0
     assert "Read-only file system" in log.read_text()
 
 
@@ -216,7 +243,7 @@ def test_a_volume_of_another_user_is_refused_with_both_users(
     volume.chmod(mode)
     shutil.chown(volume, 1234, 1234)
     process = node.start(log, data_dir=data_dir)
-    assert process.wait(30) == 1
+    assert process.wait(PATIENCE_S) == 1
     assert re.search(
         r"belongs to user \d+, and this process is user 65532: give it to that user \(chown\)", log.read_text()
     )

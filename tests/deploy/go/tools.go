@@ -1,9 +1,6 @@
 //go:build tools
 
-// Names the programs, so that `go mod tidy` keeps their modules: they are built by their paths.
+// Names Helm, so that `go mod tidy` keeps its module: it is built by its path.
 package tools
 
-import (
-	_ "github.com/compose-spec/compose-go/v2/cmd"
-	_ "helm.sh/helm/v3/cmd/helm"
-)
+import _ "helm.sh/helm/v3/cmd/helm"

@@ -31,10 +31,13 @@ def check(facts: Facts) -> list[Violation]:
 
 
 def _check_addresses(facts: Facts, findings: Findings) -> None:
-    """After the nodes have settled, all of them know what each one's last process advertised."""
+    """After the nodes have settled, all of them know what each one's last process advertised. The last process of a
+    node that has been lost may not have reached them."""
     advertised = {event["n"]: event["address"] for event in facts.history.noted("advertise")}
+    faults = facts.history.noted("fault")
+    lost = {node for event in faults if event["what"] == "lost-forever" for node in event["nodes"]}
     for event in facts.history.noted("told"):
-        if event["seen"] != [advertised.get(event["of"])]:
+        if event["of"] not in lost and event["seen"] != [advertised.get(event["of"])]:
             detail = f"node {event['of']} advertises {advertised.get(event['of'])}, and {event['seen']} is known of it"
             findings.add("wrong-address", detail, event)
 

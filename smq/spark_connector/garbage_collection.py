@@ -8,7 +8,8 @@ import gc
 import sys
 from typing import Final
 
-_DAEMON: Final = "pyspark.daemon"  # the main module of the processes that Spark forks and reuses
+# The main module of the processes that Spark forks and reuses: its own, or that of `local_session`.
+_DAEMONS: Final = ("pyspark.daemon", "smq.spark_connector.daemon")
 _TIMES: Final = 3  # a worker still imports modules during its first request
 _times_left = _TIMES
 
@@ -18,7 +19,7 @@ def freeze_loaded_modules() -> None:
     takes 25-45 ms to walk over modules that never go away. Does nothing in other processes."""
     global _times_left
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if _times_left and spec is not None and spec.name == _DAEMON:
+    if _times_left and spec is not None and spec.name in _DAEMONS:
         if _times_left == _TIMES:
             gc.collect()  # the worker has done so itself before the other times
         gc.freeze()

@@ -128,6 +128,7 @@ def _commit(options: SinkOptions, app: str, batch_id: int, messages: Sequence[Wr
     producers = [m.producer for m in messages if isinstance(m, Staged) and m.producer is not None]
     if not producers and not app:
         return
+    freeze_loaded_modules()  # of the worker that runs the commits
     cluster = connected(options.servers, options.retry_timeout_ms, options.tls)
     try:
         commit_batch(cluster, app, batch_id, producers)

@@ -4,13 +4,16 @@ import gc
 import subprocess
 import sys
 
-from smq.spark_connector.garbage_collection import freeze_loaded_modules
+import pytest
 
-# Spark runs its workers in children of `python -m pyspark.daemon`. This script takes that name instead of forking.
+from smq.spark_connector.garbage_collection import freeze_loaded_modules
+from smq.spark_connector.local_session import SETTINGS
+
+# Spark runs its workers in children of `python -m` with this module. The script takes its name instead of forking.
 AS_WORKER = """
 import gc, sys
 from types import SimpleNamespace
-sys.modules["__main__"].__spec__ = SimpleNamespace(name="pyspark.daemon")
+sys.modules["__main__"].__spec__ = SimpleNamespace(name=sys.argv[1])
 from smq.spark_connector.source import SmqDataSource
 counts = []
 more = []
@@ -22,8 +25,9 @@ print(counts[0] > 10_000, counts[0] < counts[1] < counts[2], counts[2] == counts
 """
 
 
-def test_spark_worker_collects_no_modules_and_freezes_them_a_few_times_only() -> None:
-    ran = subprocess.run([sys.executable, "-c", AS_WORKER], check=True, capture_output=True, text=True)
+@pytest.mark.parametrize("daemon", ["pyspark.daemon", SETTINGS["spark.python.daemon.module"]])
+def test_spark_worker_collects_no_modules_and_freezes_them_a_few_times_only(daemon: str) -> None:
+    ran = subprocess.run([sys.executable, "-c", AS_WORKER, daemon], check=True, capture_output=True, text=True)
     assert ran.stdout.split() == ["True"] * 3
 
 

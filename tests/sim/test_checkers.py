@@ -46,10 +46,8 @@ class Story:
         for node in nodes:
             self.poll(lo, batches, hwm=hwm, lo=lo, node=node, final=True)
 
-    def consume(self, offset: int, *read: tuple[int, int], hwm: int, key: str = "t/0") -> None:
-        """By a Kafka consumer that has just sought."""
-        process = self.begin("kpoll", c="c", k=key, o=offset)
-        self.recorder.ok(process, "kpoll", r=[[key, *record] for record in read], hwm=hwm)
+    def consume(self, at: int, *read: tuple[int, int], hwm: int) -> None:
+        self.recorder.ok(self.begin("kpoll", c="c", k="t/0", o=at), "kpoll", r=[["t/0", *r] for r in read], hwm=hwm)
 
     def range(self, hwm: int, *, lo: int = 0, next_: int | None = None) -> None:
         process = self.begin("hwm", k="t/0", n=1)

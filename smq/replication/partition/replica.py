@@ -11,11 +11,9 @@ from functools import partial
 from typing import Final
 
 from smq.raft_state.cluster_config import is_two_round
-from smq.raft_state.commands import RetainedStart
 from smq.raft_state.errors import ErrorCode, ErrorDetails, OutOfOrderSequence, SmqError
 from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import PartitionState
-from smq.raft_state.topic_config import Retention
 from smq.records import BatchHeader, parse_header
 from smq.replication.anomalies import MarkWatch
 from smq.replication.api import Acks, DoneFn, Produced
@@ -52,10 +50,7 @@ class Replica:
         self.leading: Epoch | None = None  # the epoch that this process leads, once it has checked its log
         self._epoch_seen: Epoch | None = None
         self._commit = Offset(0)  # by this leader's count, or as the leader said; it may lie beyond the hwm
-        self.retention_due_ns = self.retention_paused_ns = 0  # the next look at the topic's limits, and by these
-        self.retention_examined: Retention | None = None  # the limits of the last examination
-        self.retained_start: RetainedStart | None = None  # what it has found, until the log starts there
-        self.compaction_due_ns = self.segments_due_ns = 0  # likewise
+        self.compaction_due_ns = self.segments_due_ns = 0  # the next look at each
         self.segments_checked = (-1, -1)  # the last state and log that agreed about every segment
         self._was_refused_room = False  # the last produce, because too much waits for the disk
         self.is_count_held = False  # rule 28: two-round mode has been proposed
@@ -161,8 +156,7 @@ class Replica:
         return work + self.log.forget_producers(self.part.producers_start) // PRODUCERS_PER_WORK
 
     def _follow_log_start(self, judged_by: Epoch | None) -> int:
-        """Not in a log with hidden damage: a deletion could leave the next process nothing to find (rule 23). Returns
-        the work, as `on_applied`."""
+        """Not in a log with hidden damage, which the next process is still to find (rule 23). Returns the work."""
         if (self.part.compactions or self.log.segments.compacted_end) and not self.log.tail_damage:
             self.log.keep_from(self.part.segments[0].start if self.part.segments else self.part.log_start)
         if self.part.log_start > self.log.log_start and not self.is_end_hidden:

@@ -228,6 +228,7 @@ class Replicas:
         self.reads.fail_all(replica.pid, gone)
         self.repairs.forget(replica.pid)
         self.segments.forget(replica.pid)
+        self._retainer.forget(replica.pid)
         self._host.measures.traffic.pop(replica.pid, None)
         del self._by_pid[replica.pid]
         del self._logs[replica.pid]

@@ -6,6 +6,7 @@ anything itself, and never at or above the high water mark. Age is judged by the
 deletes a record.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -13,7 +14,7 @@ import structlog
 
 from smq.raft_state.commands import ApplyRetention, RetainedStart
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Epoch, Offset
+from smq.raft_state.ids import Epoch, Offset, PartitionId
 from smq.raft_state.topic_config import Retention, retention
 from smq.replication.host import Host
 from smq.replication.partition.coalescing import Coalescer
@@ -26,29 +27,45 @@ AGE_STEPS: Final = 100  # a record is deleted by a hundredth of its age too late
 PAUSE_MS_MAX: Final = 300_000
 
 
+@dataclass(slots=True)
+class _Watch:
+    """What is known of one partition."""
+
+    due_ns: int = 0  # the next look at its topic's limits
+    paused_ns: int = 0  # the next examination by the same limits
+    examined: Retention | None = None  # the limits of the last one
+    found: RetainedStart | None = None  # by it
+
+
 class Retainer:
     def __init__(self, host: Host, look_ups: LookUps) -> None:
         self._host = host
         self._look_ups = look_ups
         self._due: dict[Replica, None] = {}  # bounded by the node's partitions
         self._is_examining = False
+        self._watches: dict[PartitionId, _Watch] = {}  # of those that this node has led
         self._mark_found = Coalescer(
             host.clock, host.propose, self._still_due, lambda items: ApplyRetention(items=items)
         ).mark_due
 
     def visit(self, replica: Replica, now_ns: int) -> None:
         """To be called often for every led partition."""
-        if now_ns < replica.retention_due_ns:
+        watch = self._watches.setdefault(replica.pid, _Watch())
+        if now_ns < watch.due_ns:
             return
         check_ms, limits = self._host.config.retention_check_ms, self._limits(replica)
-        replica.retention_due_ns = now_ns + check_ms * 1_000_000
-        if limits is None or (limits == replica.retention_examined and now_ns < replica.retention_paused_ns):
+        watch.due_ns = now_ns + check_ms * 1_000_000
+        if limits is None or (limits == watch.examined and now_ns < watch.paused_ns):
             return
-        replica.retention_examined = limits
-        replica.retention_paused_ns = now_ns + _pause_ms(limits, check_ms) * 1_000_000
+        watch.examined = limits
+        watch.paused_ns = now_ns + _pause_ms(limits, check_ms) * 1_000_000
         if _may_be_exceeded(replica, limits):
             self._due[replica] = None
             self._examine_next()
+
+    def forget(self, pid: PartitionId) -> None:
+        """The partition is gone."""
+        self._watches.pop(pid, None)
 
     def _limits(self, replica: Replica) -> Retention | None:
         name = self._host.state.topic_names.get(replica.part.topic_id)
@@ -69,23 +86,22 @@ class Retainer:
         self, replica: Replica, epoch: Epoch, limits: Retention, found: tuple[Offset, bool] | SmqError
     ) -> None:
         self._is_examining = False
+        watch = self._watches.get(replica.pid)
         if isinstance(found, SmqError):
             _log.info("retention is tried again later", node=self._host.node_id, why=str(found))
-        else:
+        elif watch is not None:
             start, is_more = found
-            replica.retained_start = RetainedStart(
-                partition=replica.pid, epoch=epoch, offset=start, limits=limits.numbers
-            )
+            watch.found = RetainedStart(partition=replica.pid, epoch=epoch, offset=start, limits=limits.numbers)
             if self._still_due(replica):
                 self._mark_found(replica)
                 if is_more:
-                    replica.retention_due_ns = 0
-                    replica.retention_examined = None  # no pause before the next visit
+                    watch.due_ns, watch.examined = 0, None  # no pause before the next visit
         self._examine_next()
 
     def _still_due(self, replica: Replica) -> list[RetainedStart]:
         """Its log start has not been moved there, and no other leader or operator has changed what counts."""
-        found, limits = replica.retained_start, self._limits(replica)
+        watch, limits = self._watches.get(replica.pid), self._limits(replica)
+        found = watch.found if watch is not None else None
         if found is None or limits is None or found.offset <= replica.part.log_start:
             return []
         is_current = replica.leading == replica.part.epoch == found.epoch and found.limits == limits.numbers

@@ -7,12 +7,11 @@ from typing import cast
 
 import pytest
 
-from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, ApplyRetention, RetainedStart
+from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, ApplyRetention
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Offset, PartitionId
 from smq.raft_state.replies import Done
 from smq.raft_state.state import PartitionState
-from smq.raft_state.topic_config import Retention
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import DoneFn
 from smq.replication.log import reader as log_reader
@@ -250,10 +249,6 @@ class _Led:
 
     part: PartitionState
     log = SimpleNamespace(size_bytes=0)
-    retention_due_ns: int = 0
-    retention_paused_ns: int = 0
-    retention_examined: Retention | None = None
-    retained_start: RetainedStart | None = None
 
     @property
     def pid(self) -> PartitionId:

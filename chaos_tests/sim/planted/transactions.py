@@ -47,7 +47,12 @@ TRANSACTION_BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 _PARTITION + "transactional:check_transaction",
-                "if not is_open or header.producer_epoch != transaction.producer_epoch:",
+                "if transaction.phase is not TransactionPhase.ONGOING or pid not in transaction.partitions:",
+                "if False:",
+            ),
+            Mutation(
+                _PARTITION + "transactional:check_transaction",
+                "if header.producer_epoch > transaction.producer_epoch:",
                 "if False:",
             ),
             Mutation(

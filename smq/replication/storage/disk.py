@@ -50,7 +50,7 @@ SWITCH_INTERVAL_S: Final = 0.0005  # for sys.setswitchinterval, set by the compo
 READS_QUEUED_MAX: Final = 10_000  # a small object each; above the partitions that one fetch may name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, for speed, as BatchHeader
 class _Submission:
     seq: int
     ops: Sequence[Op]
@@ -70,7 +70,7 @@ class StoreDisk(WalkedRows):
         *,
         call_soon_threadsafe: Callable[[Callable[[], None]], object],
         on_fatal: Callable[[BaseException], None],
-        call_soon: Callable[[Callable[[], None]], object] | None,
+        call_soon: Callable[[Callable[[], None]], object] | None = None,
         write_ahead_bytes: int,
     ) -> None:
         """`call_soon`: of the loop that submits; what one turn of it submits then shares one synced write. None: a

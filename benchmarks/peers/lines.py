@@ -16,6 +16,7 @@ from typing import Final
 from benchmarks import kafka
 from benchmarks.peers.programs import go_program, kafka_jars
 from benchmarks.peers.systems import System
+from benchmarks.usage import written_below
 
 KAFKA_PROTOCOL: Final = frozenset({"kafka"})
 ALL: Final = frozenset({"kafka", "etcd", "nats"})
@@ -54,7 +55,8 @@ def make_topic(system: System, topic: str, partitions: int) -> None:
 
 
 def _measured(system: System, work: Callable[[], Figures]) -> Figures:
-    """Adds what the nodes used: CPU seconds per million records, bytes written per byte acknowledged."""
+    """Adds what the nodes used: CPU seconds per million records, bytes given to their disk per byte acknowledged."""
+    written = written_below(system.root)
     before, client_before, began = system.usage(), _client_cpu_s(), time.perf_counter()
     figures = work()
     used, taken = system.usage().since(before), time.perf_counter() - began
@@ -62,8 +64,9 @@ def _measured(system: System, work: Callable[[], Figures]) -> Figures:
     figures["client_cores"] = (_client_cpu_s() - client_before) / taken
     if count := figures.get("count"):
         figures["nodes_cpu_s_per_million"] = used.cpu_s / count * 1e6
-        if size := figures.pop("acknowledged_bytes", 0.0):
-            figures["written_per_byte"] = used.written_bytes / size
+        size, now_written = figures.pop("acknowledged_bytes", 0.0), written_below(system.root)
+        if size and written is not None and now_written is not None:
+            figures["written_per_byte"] = (now_written - written) / size
     return figures
 
 

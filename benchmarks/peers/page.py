@@ -58,7 +58,7 @@ def _tables(document: dict[str, Any]) -> str:
         [(line.name, lambda row: _number(row, "nodes_cpu_s_per_million")) for line in lines],
     )
     table(
-        "bytes written per byte acknowledged, three copies",
+        "bytes given to the disk per byte acknowledged, three copies",
         [(line.name, lambda row: _number(row, "written_per_byte")) for line in lines],
     )
     start = lines[0].name

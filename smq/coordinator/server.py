@@ -159,6 +159,7 @@ class Server:
                 self._config.storage_engine,
                 call_soon_threadsafe=clock.call_soon_threadsafe,
                 on_fatal=die,
+                call_soon=clock.call_soon,
             )
         except DiskOpenError as e:
             raise StartError(str(e)) from e

@@ -44,7 +44,7 @@ class Acks(enum.IntEnum):
     ALL = -1  # answered when a majority of replicas holds it durably and Raft has committed the HWM
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, for speed, as BatchHeader
 class Produced:
     base_offset: Offset
     last_offset: Offset

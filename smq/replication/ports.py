@@ -104,7 +104,7 @@ class Table(enum.Enum):
     CHECKPOINTS = "checkpoints"  # partition id -> where recovery may start; producer state
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, for speed, as BatchHeader
 class Put:
     table: Table
     key: bytes

@@ -291,7 +291,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="partitions",
         anomalies=frozenset({"stale-hwm", "stale-commit", "wrong-time-offset", "false-out-of-range"}),
-        seeds=8,
+        seeds=20,
     ),
     PlantedBug(
         name="raft-votes-not-durable",

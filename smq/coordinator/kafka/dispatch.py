@@ -88,7 +88,7 @@ HANDLERS: Final[Mapping[int, Handler]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, for speed, as BatchHeader
 class Request:
     """`body` is None if the version of ApiVersions is unknown: the answer then names the known ones."""
 

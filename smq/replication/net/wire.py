@@ -162,7 +162,7 @@ class Probe:
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, for speed, as BatchHeader
 class Ack:
     """DATA, follower to leader: the state of its log at the moment of sending (rule 7).
 
@@ -209,7 +209,7 @@ class Producers:
     table: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, for speed, as BatchHeader
 class Append:
     """DATA, leader to follower: consecutive stored values, exactly as in the leader's log. `commit` is the leader's
     known commit point: everything below it is committed (rule 24)."""

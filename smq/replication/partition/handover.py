@@ -92,9 +92,7 @@ class HandOver:
         stream = replica.stream_to(target)
         if replica.leading is None or self._target is not None or stream is None or stream.acked_end is None:
             return False
-        if stream.acked_end < replica.log.appended_end and (
-            stream.lag_bytes is None or stream.lag_bytes > LAG_BYTES_MAX
-        ):
+        if stream.acked_end < replica.log.appended_end and not stream.lags_at_most(LAG_BYTES_MAX):
             return False
         self._aim_at(target)
         return True

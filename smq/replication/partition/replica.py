@@ -341,6 +341,7 @@ class Replica:
         if stream.on_ack(ack):
             self._recount()
             self._hand_over.drive()
+            stream.pump()
 
     def follower_ends(self) -> dict[NodeId, Offset]:
         """How far the followers' logs reach, by their last reports in this epoch; followers without a report are

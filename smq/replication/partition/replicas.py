@@ -95,7 +95,7 @@ class Replicas:
         complete = partial(caught_up, host)
         self.mark_caught_up = Coalescer(clock, propose, complete, lambda i: CompleteReplicas(items=i)).mark_due
         self.mark_damaged = Coalescer(clock, propose, partial(hidden_damage, host), self._as_mark).mark_due
-        self._commits = Commits(host.links, clock.call_soon)
+        self._commits = Commits(host.links, clock)
         self._endings = Endings(host, propose)
 
     # ---------------------------------------------------------------------------------------- the table

@@ -19,6 +19,9 @@ from smq.replication.ports import Channel, DataDamaged, GiveUp
 
 APPEND_BYTES_MAX: Final = 1 << 20  # one Append message, unless a single batch is larger: keeps links responsive
 APPEND_BATCHES_MAX: Final = 256  # a follower handles a message in one turn of its loop: some 10 ms
+# While no more than this waits for the follower's disk, later batches would only wait there, too: they go when it has
+# answered, all in one frame, which costs one flush and one answer.
+SMALL_BYTES: Final = 16 << 10
 PROBE_INTERVAL_NS: Final = 200_000_000  # a lost probe or a silent follower costs this much, no more
 
 
@@ -97,7 +100,8 @@ class FollowerStream:
             self.probe()
 
     def on_ack(self, ack: wire.Ack) -> bool:
-        """Takes in the follower's state; True if its log may have changed."""
+        """Takes in the follower's state; True if its log may have changed. The caller counts it, and then pumps: so the
+        next append carries the commit point."""
         if self._incarnation is not None and ack.incarnation < self._incarnation:
             return False  # an older process of that node
         self._incarnation = ack.incarnation
@@ -118,7 +122,6 @@ class FollowerStream:
         self._lacks_producers = ack.needs_producers
         while self._in_flight and self._in_flight[0][0] <= ack.end:
             self._in_flight_bytes -= self._in_flight.popleft()[1]
-        self.pump()
         return True
 
     def _compare_ends(self, ack: wire.Ack) -> None:
@@ -187,10 +190,14 @@ class FollowerStream:
         """The follower's position is known."""
         return self._next is not None
 
-    @property
-    def lag_bytes(self) -> int | None:
-        """What the follower has not acknowledged; None if it has not even been sent all."""
-        return self._in_flight_bytes if self._next == self._log.appended_end else None
+    def lags_at_most(self, size: int) -> bool:
+        """Whether what the follower has not acknowledged has no more bytes."""
+        if self._next is None:
+            return False
+        end = self._log.appended_end
+        unsent = self._log.read_memory(self._next, end, size)  # None: too much for memory
+        is_all = self._next == end or bool(unsent and unsent[-1].end == end)
+        return is_all and self._in_flight_bytes + sum(len(stored.value) for stored in unsent or ()) <= size
 
     def take_commit(self) -> Offset | None:
         """The commit point, if the follower does not know it yet (rule 24). The caller sends it; what gets lost with
@@ -202,8 +209,10 @@ class FollowerStream:
         return commit
 
     def pump(self) -> None:
-        """Sends what the follower lacks, within the window."""
+        """Sends what the follower lacks, within the window, unless a small append is unanswered."""
         if self._table and not self._send_producers():
+            return
+        if 0 < self._in_flight_bytes <= SMALL_BYTES:
             return
         window = self._host.config.replica_inflight_bytes_max
         if self.is_full or self._is_held:

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ SWITCH_INTERVAL_S: Final = 0.0005  # for sys.setswitchinterval, set by the compo
 READS_QUEUED_MAX: Final = 10_000  # a small object each; above the partitions that one fetch may name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, for speed, as BatchHeader
 class _Submission:
     seq: int
     ops: Sequence[Op]
@@ -69,13 +70,16 @@ class StoreDisk(WalkedRows):
         *,
         call_soon_threadsafe: Callable[[Callable[[], None]], object],
         on_fatal: Callable[[BaseException], None],
+        call_soon: Callable[[Callable[[], None]], object] | None = None,
         write_ahead_bytes: int,
     ) -> None:
-        """`write_ahead_bytes`: of a file that has to be made."""
+        """`call_soon`: of the loop that submits; what one turn of it submits then shares one synced write. None: a
+        caller without a loop. `write_ahead_bytes`: of a file that has to be made."""
         self._path = Path(path)
         self.measures = DiskMeasures()
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_fatal = on_fatal
+        self._call_soon = call_soon
         make_directory(self._path)
         with ExitStack() as undo:  # whatever ends the rest, an interrupt too, gives everything back
             self._lock_fd = lock_directory(self._path)
@@ -90,8 +94,10 @@ class StoreDisk(WalkedRows):
         self._submitted_seq = 0
         self._durable_seq = 0
         self._queued_bytes = 0
-        self._queue: SimpleQueue[_Submission | None] = SimpleQueue()  # None: close. Bounded by the node's in-flight cap
-        self._carried: _Submission | None = None  # taken from the queue, but too large for the previous transaction
+        self._turn: list[_Submission] = []  # of this turn of the loop: the writer gets them when it ends
+        # Turns; None: close. Bounded by the node's in-flight cap.
+        self._queue: SimpleQueue[list[_Submission] | None] = SimpleQueue()
+        self._taken: deque[_Submission] = deque()  # from the queue: what the previous transaction had no room for
         self._writes = 0  # that are durable
         self._is_failed = False
         self._is_closed = False
@@ -203,8 +209,18 @@ class StoreDisk(WalkedRows):
                 if isinstance(op, Put):
                     size += len(op.value)
             self._queued_bytes += size
-            self._queue.put(_Submission(self._submitted_seq, ops, size, done))
+            self._turn.append(_Submission(self._submitted_seq, ops, size, done))
+            if self._call_soon is None:
+                self._hand_over()
+            elif len(self._turn) == 1:
+                self._call_soon(self._hand_over)
         return self._submitted_seq
+
+    def _hand_over(self) -> None:
+        """Not one by one: the writer would take the first alone, and all others would wait for its flush."""
+        turn, self._turn = self._turn, []
+        if turn:
+            self._queue.put(turn)
 
     def _write_forever(self) -> None:
         """The writer thread. It ends with the first error, and reports nothing after it."""
@@ -234,28 +250,34 @@ class StoreDisk(WalkedRows):
     def _next_group(self) -> list[_Submission] | None:
         """Waits for a submission, and takes those queued after it. None at close; empty if none has come for a while,
         and the store does not have everything."""
-        try:
-            first = self._carried or self._queue.get(timeout=PENDING_S_MAX if self._pending.count else None)
-        except Empty:
-            return []
-        self._carried = None
-        if first is None:
-            return None
-        group, size = [first], first.size
-        while size < COMMIT_BYTES_MAX:
+        if not self._taken:
             try:
-                submission = self._queue.get_nowait()
+                turn = self._queue.get(timeout=PENDING_S_MAX if self._pending.count else None)
             except Empty:
+                return []
+            if turn is None:
+                return None
+            self._taken.extend(turn)
+        group: list[_Submission] = []
+        size = 0
+        while self._taken or self._takes_more():
+            size += self._taken[0].size
+            if group and size > COMMIT_BYTES_MAX:
                 break
-            if submission is None:
-                self._queue.put(None)  # after this group the thread ends: nothing may be submitted after a close
-                break
-            if size + submission.size > COMMIT_BYTES_MAX:
-                self._carried = submission
-                break
-            group.append(submission)
-            size += submission.size
+            group.append(self._taken.popleft())
         return group
+
+    def _takes_more(self) -> bool:
+        """Whether another turn has come."""
+        try:
+            turn = self._queue.get_nowait()
+        except Empty:
+            return False
+        if turn is None:
+            self._queue.put(None)  # after this group the thread ends: nothing may be submitted after a close
+            return False
+        self._taken.extend(turn)
+        return True
 
     def _write_small(self, group: list[_Submission]) -> bool:
         """Writes the round to the write-ahead file if it is a small one, and has space there."""
@@ -368,6 +390,7 @@ class StoreDisk(WalkedRows):
         if self._is_closed:
             return
         self._is_closed = True
+        self._hand_over()
         self._queue.put(None)
         if not self._has_ended():
             self._on_fatal(DiskHung(self._path))

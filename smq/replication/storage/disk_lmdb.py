@@ -50,6 +50,7 @@ class LmdbDisk(StoreDisk):
         *,
         call_soon_threadsafe: Callable[[Callable[[], None]], object],
         on_fatal: Callable[[BaseException], None],
+        call_soon: Callable[[Callable[[], None]], object] | None = None,
         map_size: int = MAP_BYTES,
         write_ahead_bytes: int = WRITE_AHEAD_BYTES,
     ) -> None:
@@ -57,7 +58,11 @@ class LmdbDisk(StoreDisk):
         self._map_lock = threading.Lock()  # held by each read of the loop, and while the map moves
         self._gate = Gate()  # passed by each read of another thread, and shut while the map moves
         super().__init__(
-            path, call_soon_threadsafe=call_soon_threadsafe, on_fatal=on_fatal, write_ahead_bytes=write_ahead_bytes
+            path,
+            call_soon_threadsafe=call_soon_threadsafe,
+            on_fatal=on_fatal,
+            call_soon=call_soon,
+            write_ahead_bytes=write_ahead_bytes,
         )
 
     def _open_store(self, undo: ExitStack, write_ahead_bytes: int) -> int:

@@ -53,12 +53,17 @@ class SqliteDisk(StoreDisk):
         *,
         call_soon_threadsafe: Callable[[Callable[[], None]], object],
         on_fatal: Callable[[BaseException], None],
+        call_soon: Callable[[Callable[[], None]], object] | None = None,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
         write_ahead_bytes: int = WRITE_AHEAD_BYTES,
     ) -> None:
         self._checkpoint_bytes = checkpoint_bytes
         super().__init__(
-            path, call_soon_threadsafe=call_soon_threadsafe, on_fatal=on_fatal, write_ahead_bytes=write_ahead_bytes
+            path,
+            call_soon_threadsafe=call_soon_threadsafe,
+            on_fatal=on_fatal,
+            call_soon=call_soon,
+            write_ahead_bytes=write_ahead_bytes,
         )
 
     def _open_store(self, undo: ExitStack, write_ahead_bytes: int) -> int:

@@ -17,12 +17,13 @@ def open_disk(
     *,
     call_soon_threadsafe: Callable[[Callable[[], None]], object],
     on_fatal: Callable[[BaseException], None],
+    call_soon: Callable[[Callable[[], None]], object] | None = None,
 ) -> StoreDisk:
-    """Raises DiskOpenError."""
+    """`call_soon`: as for StoreDisk. Raises DiskOpenError."""
     if engine is Engine.SQLITE:
         from smq.replication.storage.disk_sqlite import SqliteDisk
 
-        return SqliteDisk(path, call_soon_threadsafe=call_soon_threadsafe, on_fatal=on_fatal)
+        return SqliteDisk(path, call_soon_threadsafe=call_soon_threadsafe, on_fatal=on_fatal, call_soon=call_soon)
     from smq.replication.storage.disk_lmdb import LmdbDisk
 
-    return LmdbDisk(path, call_soon_threadsafe=call_soon_threadsafe, on_fatal=on_fatal)
+    return LmdbDisk(path, call_soon_threadsafe=call_soon_threadsafe, on_fatal=on_fatal, call_soon=call_soon)

@@ -144,7 +144,8 @@ class _Submission:
 
 
 class FakeDisk:
-    """One commit is in flight at a time; everything that queues up meanwhile goes into the next one."""
+    """One commit is in flight at a time; everything that queues up meanwhile goes into the next one. One that finds no
+    other in flight begins when the turn of the loop ends."""
 
     def __init__(
         self,
@@ -173,6 +174,7 @@ class FakeDisk:
         self._read_number = 0
         self._queue: deque[_Submission] = deque()
         self._in_flight: list[_Submission] = []
+        self._is_turn_open = False
         self._unreported: deque[_Submission] = deque()  # committed, but not reported to the loop yet
         self._submitted_seq = 0
         self._durable_seq = 0
@@ -213,8 +215,9 @@ class FakeDisk:
         self._queued_record_bytes += record_bytes
         self.queued_record_bytes_peak = max(self.queued_record_bytes_peak, self._queued_record_bytes)
         self._queue.append(_Submission(self._submitted_seq, tuple(ops), size, record_bytes, done))
-        if not self._in_flight:
-            self._begin_commit()
+        if not self._in_flight and not self._is_turn_open:
+            self._is_turn_open = True
+            self._clock.call_soon(self._end_turn)
         return self._submitted_seq
 
     def get(self, table: Table, key: bytes) -> bytes | None:
@@ -335,6 +338,11 @@ class FakeDisk:
             self._commit_in_flight()
 
     # ---------------------------------------------------------------------------------------- commits
+    def _end_turn(self) -> None:
+        self._is_turn_open = False
+        if self._queue and not (self._in_flight or self._is_dead or self._is_closed):
+            self._begin_commit()
+
     def _begin_commit(self) -> None:
         self._in_flight = list(self._queue)
         self._queue.clear()

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 from smq.raft_state.commands import CreateTopic
@@ -130,14 +131,23 @@ class HotPath:
 
     def produce(self, node_id: NodeId, batches: Sequence[tuple[int, bytes]]) -> None:
         """Hands all of them to the node in one turn of its loop, and waits for the answers."""
+        self.produce_in_turns(node_id, [batches], 0)
+
+    def produce_in_turns(
+        self, node_id: NodeId, turns: Sequence[Sequence[tuple[int, bytes]]], distance_ms: float
+    ) -> None:
+        """As `produce`, each turn at this distance from the one before it."""
         answers: list[Produced | SmqError] = []
 
-        def hand_over() -> None:
+        def hand_over(batches: Sequence[tuple[int, bytes]]) -> None:
             for partition, batch in batches:
                 self.nodes[node_id].produce(TOPIC, partition, batch, Acks.ALL, 5_000, answers.append)
 
-        self.processes[node_id].soon(hand_over)
-        self._until(lambda: len(answers) == len(batches))
+        for number, batches in enumerate(turns):
+            if number:
+                self.scheduler.run_for_ms(distance_ms)
+            self.processes[node_id].soon(partial(hand_over, batches))
+        self._until(lambda: len(answers) == sum(map(len, turns)))
         assert all(isinstance(answer, Produced) for answer in answers), answers
 
     @contextmanager

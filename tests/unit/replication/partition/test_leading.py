@@ -3,10 +3,10 @@
 import pytest
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Epoch, Offset
+from smq.raft_state.ids import Epoch, NodeId, Offset
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Acks
-from smq.replication.log.codec import parse_value
+from smq.replication.log.codec import ENVELOPE_BYTES, parse_value
 from smq.replication.net import wire
 from smq.replication.partition import handover, streams
 from tests.unit.replication.support import INCARNATION, PEER_A, PEER_B, Host, batch
@@ -44,6 +44,41 @@ def test_many_small_batches_go_in_several_appends(host: Host, monkeypatch: pytes
     host.live.on_ack(PEER_A, answer)
     appends = [m for peer, m in host.sent if peer == PEER_A and isinstance(m, wire.Append)]
     assert [[parse_value(host.part.pid, bytes(v)).base for v in m.values] for m in appends] == [[0, 1], [2, 3], [4]]
+
+
+def appends_to(host: Host, peer: NodeId) -> list[wire.Append]:
+    return [m for p, m in host.sent if p == peer and isinstance(m, wire.Append)]
+
+
+def test_what_follows_a_small_append_goes_with_its_answer_in_one_frame_and_carries_the_commit_point() -> None:
+    host = Host(rounds=1)
+    host.create_partition()
+    for peer in (PEER_A, PEER_B):
+        host.ack(peer, 0)
+    for value in (b"a", b"b", b"c"):
+        host.produce(batch(value))
+    host.settle()
+    assert [len(m.values) for m in appends_to(host, PEER_A)] == [1]
+    host.ack(PEER_A, 1)
+    assert [(len(m.values), m.commit) for m in appends_to(host, PEER_A)] == [(1, 0), (2, 1)]
+    assert [len(m.values) for m in appends_to(host, PEER_B)] == [1], "its disk is slower"
+
+
+def test_large_appends_wait_for_no_answer(host: Host) -> None:
+    host.ack(PEER_A, 0)
+    for _ in range(3):
+        host.produce(batch(bytes(streams.SMALL_BYTES)))
+    assert [len(m.values) for m in appends_to(host, PEER_A)] == [1, 1, 1]
+
+
+def test_a_follower_that_never_answers_a_small_append_is_asked_again(host: Host) -> None:
+    host.ack(PEER_A, 0)
+    for value in (b"a", b"b"):
+        host.produce(batch(value))
+    host.settle(ms=2_000)
+    host.live.on_tick(host.clock.monotonic_ns())
+    host.ack(PEER_A, 0)  # it never got the append
+    assert [len(m.values) for m in appends_to(host, PEER_A)] == [1, 2]
 
 
 def test_a_lost_stream_is_probed_again(host: Host) -> None:
@@ -149,9 +184,9 @@ def test_rule_11_a_handover_to_a_follower_that_lags_far_does_not_begin(
     for _ in range(3):
         host.produce()
     host.settle()
-    monkeypatch.setattr(handover, "LAG_BYTES_MAX", 2 * len(batch()))
+    monkeypatch.setattr(handover, "LAG_BYTES_MAX", 2 * (len(batch()) + ENVELOPE_BYTES))
     assert not host.live.transfer(PEER_A)
-    host.ack(PEER_A, 2)
+    host.ack(PEER_A, 1)
     assert host.live.transfer(PEER_A)
 
 

@@ -215,6 +215,7 @@ def test_rule_24_an_append_carries_the_commit_point(host: Host) -> None:
     host.settle()
     host.ack(PEER_A, 1)
     host.ack(PEER_B, 0)
+    host.ack(PEER_B, 1)
     host.sent.clear()
     host.produce()
     sent = {peer: message.commit for peer, message in host.sent if isinstance(message, wire.Append)}

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
+from smq.replication.storage.disk import StoreDisk
+from smq.replication.storage.engine import Engine
+from smq.replication.storage.opening import open_disk
 from tests.examples import examples
 from tests.unit.replication.storage.support import (
     FakeHarness,
@@ -151,6 +154,41 @@ def test_close_commits_queued_submissions(harness: Harness) -> None:
     for i in range(100):
         harness.disk.submit(put(b"%03d" % i))
     assert len(harness.reopen().scan_keys(T, FIRST, BEYOND)) == 100
+
+
+@pytest.mark.parametrize("engine", list(Engine))
+def test_what_a_turn_of_the_loop_submits_shares_one_write(tmp_path: Path, engine: Engine) -> None:
+    turn, disk = opened_on_a_loop(tmp_path, engine)
+    for i in range(100):
+        disk.submit(put(b"%03d" % i))
+    (end_turn,) = turn
+    assert disk.measures.submissions.series().count == 0
+    end_turn()
+    disk.close()
+    shared = disk.measures.submissions.series()
+    assert (shared.count, shared.total) == (1, 100)
+
+
+@pytest.mark.parametrize("engine", list(Engine))
+def test_a_close_in_the_middle_of_a_turn_commits_what_was_submitted_in_it(tmp_path: Path, engine: Engine) -> None:
+    turn, disk = opened_on_a_loop(tmp_path, engine)
+    for key in (b"first", b"second"):
+        disk.submit(put(key))
+    disk.close()
+    (end_turn,) = turn
+    end_turn()  # the loop goes on for a moment
+    _, disk = opened_on_a_loop(tmp_path, engine)
+    assert disk.scan_keys(T, FIRST, BEYOND) == [b"first", b"second"]
+    disk.close()
+
+
+def opened_on_a_loop(path: Path, engine: Engine) -> tuple[list[Callable[[], None]], StoreDisk]:
+    """The disk, and what it wants to be called when the turn ends."""
+    turn: list[Callable[[], None]] = []
+    disk = open_disk(
+        path, engine, call_soon_threadsafe=lambda _report: None, on_fatal=lambda _error: None, call_soon=turn.append
+    )
+    return turn, disk
 
 
 def test_a_closed_disk_refuses_submissions(harness: Harness) -> None:

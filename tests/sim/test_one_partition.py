@@ -9,6 +9,9 @@ from chaos_tests.sim.partition.group import Group
 from chaos_tests.sim.partition.planted import COURSE_BUGS, CourseBug
 from chaos_tests.sim.partition.planted import run as run_course
 from chaos_tests.sim.partition.truth import Violation
+from smq.raft_state.commands import ElectLeader
+from smq.raft_state.ids import NodeId
+from smq.replication.ports import Channel
 
 pytestmark = pytest.mark.sim
 
@@ -86,6 +89,46 @@ def test_a_record_on_two_of_three_disks_is_acknowledged_and_stays() -> None:
     assert group.elect(2, 3)
     assert (group.part.leader, group.part.history[-1].start) == (2, 1)
     group.heal()
+
+
+@pytest.mark.parametrize("why", ["sealed", "lost"])
+def test_producers_wait_for_a_moment_only_where_a_small_append_gets_no_answer(why: str) -> None:
+    """Both followers have sealed the epoch meanwhile, or the frame was refused and its session stays."""
+    group = Group(seed=1)
+    group.exchange(1, 2, 3)
+    group.produce(1)
+    group.exchange(1, 2, 3)
+    if why == "sealed":
+        group.hold_disk(2)
+        group.hold_disk(3)
+        group.produce(1)
+        group.run(1)
+        for node in (2, 3):
+            group.deliver(1, node)
+            group.seal(node)
+            group.free_disk(node)
+            group.deliver(node, 1)
+    else:
+        group.produce(1)
+        group.run(1)
+        for node in (2, 3):
+            group.sent.pop((NodeId(1), NodeId(node), Channel.DATA), None)
+    leader = group.member(1)
+    before_ns = leader.clock.monotonic_ns()
+    for _ in range(200):
+        group.produce(1)
+        group.exchange(1, 2, 3, turns=1)
+        group.tick(1, 5.0)
+        group.exchange(1, 2, 3, turns=1)
+        if why == "sealed":
+            is_over = any(isinstance(p.command, ElectLeader) and p.node == 1 for p in group.proposals)
+        else:
+            assert leader.replica is not None
+            is_over = leader.replica.known_commit_point() >= 4
+        if is_over:
+            break
+    assert is_over
+    assert leader.clock.monotonic_ns() - before_ns < 300_000_000  # of virtual time; its probe comes after a second
 
 
 def test_a_partition_that_cannot_work_again_is_a_violation() -> None:

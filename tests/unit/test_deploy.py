@@ -71,7 +71,7 @@ def test_unit_is_valid_for_systemd(tmp_path: Path) -> None:
 
 def test_the_walk_through_of_three_machines_has_a_configuration_that_each_of_them_accepts() -> None:
     text = (DEPLOY / "README.md").read_text()
-    (block,) = re.findall(r"`/etc/smq/node.toml`:\n\n((?: {7}.*\n|\n)+)", text)
+    (block,) = re.findall(r"`/etc/smq/node.toml`:\n\n +<!--.*-->\n +```toml\n((?: {3}.*\n|\n)+?) {3}```", text)
     for node in (1, 2, 3):
         config = parse_config(textwrap.dedent(block), base_dir=DEPLOY, environment={"SMQ_NODE_ID": str(node)})
         assert config.kafka_advertised == (f"n{node}.example.org", 9092)

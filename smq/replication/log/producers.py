@@ -312,3 +312,29 @@ def _newest(entry: bytes) -> CachedBatch | None:
 def _cached(epoch: int, base: int, end: int, first_seq: int, ts_ns: int) -> CachedBatch:
     last_seq = (first_seq + end - base - 1) & INT32_MAX
     return CachedBatch(Epoch(epoch), Offset(base), Offset(end), Sequence(first_seq), Sequence(last_seq), TsNs(ts_ns))
+
+
+class ArrivingTable:
+    """A snapshot that comes in pieces from another node (rule 16)."""
+
+    def __init__(self) -> None:
+        self._stream = 0  # of the pieces below
+        self._pieces: list[bytes] = []
+
+    def add(self, stream: int, number: int, count: int, piece: bytes) -> bytes | None:
+        """The whole snapshot with its last piece. A piece out of turn is dropped with its snapshot."""
+        if stream != self._stream:
+            self._stream = stream
+            self._pieces.clear()
+        if number != len(self._pieces):
+            self._pieces.clear()
+            return None
+        self._pieces.append(piece)
+        if len(self._pieces) < count:
+            return None
+        table = b"".join(self._pieces)
+        self._pieces.clear()
+        return table
+
+    def clear(self) -> None:
+        self._pieces.clear()

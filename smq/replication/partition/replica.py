@@ -20,6 +20,7 @@ from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
 from smq.replication.log.codec import StoredValue, parse_value
 from smq.replication.log.lineage import verified_end
+from smq.replication.log.producers import ArrivingTable
 from smq.replication.log.segments import Replaced
 from smq.replication.log.store import PartitionLog
 from smq.replication.measures import StageSink
@@ -64,7 +65,7 @@ class Replica:
         self._resync_requested = -1  # the stream number that was asked to start again
         self._stream_seen = 0  # of the leader's last append or probe
         self._pending_probe: wire.Probe | None = None  # of an epoch that is not applied here yet
-        self._table: list[wire.Producers] = []  # consecutive pieces of one table of producers, as they arrive
+        self._table = ArrivingTable()
 
     # -------------------------------------------------------------------------------------- judging the log
     def judge(self) -> None:
@@ -484,10 +485,9 @@ class Replica:
         if log.has_producers or not is_current or self._is_out or message.at != log.log_start:
             self._table.clear()
             return
-        if not self._is_whole_with(message):
+        table = self._table.add(message.stream, message.piece, message.pieces, message.table)
+        if table is None:
             return
-        table = b"".join(piece.table for piece in self._table)
-        self._table.clear()
         self._cut_damage()
         try:
             log.adopt_producers(table)
@@ -495,16 +495,6 @@ class Replica:
             raise wire.WireError(f"producers that cannot be adopted: {e}") from e
         self._stream_seen = message.stream
         self._owner.mark_durable(self.pid)
-
-    def _is_whole_with(self, message: wire.Producers) -> bool:
-        """Keeps the next piece of a table; true if it is the last. A piece out of turn is dropped with its table."""
-        if self._table and self._table[-1].stream != message.stream:
-            self._table.clear()
-        if message.piece == len(self._table):
-            self._table.append(message)
-        else:
-            self._table.clear()
-        return len(self._table) == message.pieces
 
     def _fits(self, value: StoredValue) -> bool:
         """Only a valid batch (rule 3) that starts at the end of the log."""

@@ -25,6 +25,7 @@ _log = structlog.get_logger("smq.retention")
 
 AGE_STEPS: Final = 100  # a record is deleted by a hundredth of its age too late, at most
 PAUSE_MS_MAX: Final = 300_000
+ITEMS_MAX: Final = 100  # per command: each deletes on every node, and what is committed next waits for that
 
 
 @dataclass(slots=True)
@@ -45,7 +46,11 @@ class Retainer:
         self._is_examining = False
         self._watches: dict[PartitionId, _Watch] = {}  # of those that this node has led
         self._mark_found = Coalescer(
-            host.clock, host.propose, self._still_due, lambda items: ApplyRetention(items=items)
+            host.clock,
+            host.propose,
+            self._still_due,
+            lambda items: ApplyRetention(items=items),
+            items_max=ITEMS_MAX,
         ).mark_due
 
     def visit(self, replica: Replica, now_ns: int) -> None:

@@ -20,8 +20,9 @@ from smq.replication.ports import Channel, DataDamaged, GiveUp
 APPEND_BYTES_MAX: Final = 1 << 20  # one Append message, unless a single batch is larger: keeps links responsive
 APPEND_BATCHES_MAX: Final = 256  # a follower handles a message in one turn of its loop: some 10 ms
 # While no more than this waits for the follower's disk, later batches would only wait there, too: they go when it has
-# answered, all in one frame, which costs one flush and one answer.
+# answered, all in one frame, which costs one flush and one answer. A follower that has sealed answers an append only.
 SMALL_BYTES: Final = 16 << 10
+HOLD_NS: Final = 50_000_000  # they wait no longer for an answer that may never come
 PROBE_INTERVAL_NS: Final = 200_000_000  # a lost probe or a silent follower costs this much, no more
 
 
@@ -61,6 +62,7 @@ class FollowerStream:
         self._next: Offset | None = None  # None while the follower's position is unknown
         self._in_flight: deque[tuple[Offset, int]] = deque()  # (end, bytes) of appends not yet acknowledged
         self._in_flight_bytes = 0
+        self._sent_ns = 0  # when the last small append left
         self._reading: GiveUp | None = None  # of the read from the disk that is under way: at most one at a time
         self._heard_ns = 0
         self._probed_ns = 0
@@ -212,7 +214,7 @@ class FollowerStream:
         """Sends what the follower lacks, within the window, unless a small append is unanswered."""
         if self._table and not self._send_producers():
             return
-        if 0 < self._in_flight_bytes <= SMALL_BYTES:
+        if 0 < self._in_flight_bytes <= SMALL_BYTES and self._host.clock.monotonic_ns() - self._sent_ns < HOLD_NS:
             return
         window = self._host.config.replica_inflight_bytes_max
         if self.is_full or self._is_held:
@@ -277,4 +279,6 @@ class FollowerStream:
             self._next = some[-1].end
             self._in_flight.append((self._next, size))
             self._in_flight_bytes += size
+        if self._in_flight_bytes <= SMALL_BYTES:
+            self._sent_ns = self._host.clock.monotonic_ns()
         return True

@@ -318,7 +318,7 @@ def test_a_browser_that_goes_away_while_it_follows_the_end_leaves_nothing_behind
                 await asyncio.sleep(0.001)  # the page is on its way
             writer.transport.abort()
         async with asyncio.timeout(PATIENCE_S):
-            while served.server._http.acceptor.open or len(asyncio.all_tasks()) > len(before):  # noqa: ASYNC110
+            while served.server._http.acceptor.open or len(asyncio.all_tasks()) > len(before):  # noqa: ASYNC110 # no event says so
                 await asyncio.sleep(0.005)
         assert served.server.node.replicas.reads._parked_count == 0
         assert (await get(served, "topics/t/messages?tail=on")).status == 200

@@ -7,7 +7,8 @@ classes through `smq.clients`.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from smq.clients.arguments import invalid, shown
@@ -62,7 +63,16 @@ class ConsumerInterceptor:
 
 K = TypeVar("K", ProducerInterceptor, ConsumerInterceptor)
 
-_FAILED = "%s of the interceptor %s failed; what it was called for goes on without it"
+
+@contextmanager
+def _logged(name: str, interceptor: object) -> Iterator[None]:
+    try:
+        yield
+    except (
+        Exception
+    ):  # the application's code raises anything; as in Kafka's clients, it costs no record, poll or commit
+        text = "%s of the interceptor %s failed; what it was called for goes on without it"
+        log.exception(text, name, type(interceptor).__name__)
 
 
 class _Chain(Generic[K]):
@@ -77,10 +87,8 @@ class _Chain(Generic[K]):
 
     def _tell(self, name: str, call: Callable[[K], object]) -> None:
         for each in self._interceptors:
-            try:
+            with _logged(name, each):
                 call(each)
-            except Exception:
-                log.exception(_FAILED, name, type(each).__name__)
 
 
 class ProducerChain(_Chain[ProducerInterceptor]):
@@ -94,10 +102,8 @@ class ProducerChain(_Chain[ProducerInterceptor]):
     def begin(self, record: ProducerRecord, token: object) -> tuple[ProducerRecord, Intercepted]:
         """The record as it is to be sent, and the token to send it with."""
         for each in self._interceptors:
-            try:
+            with _logged("on_send", each):
                 record = _checked_record(each.on_send(record))
-            except Exception:
-                log.exception(_FAILED, "on_send", type(each).__name__)
         return record, Intercepted(token, record.topic, record.partition, self._acknowledged)
 
     def _acknowledged(self, metadata: RecordMetadata, error: SmqError | None) -> None:
@@ -117,10 +123,8 @@ class ConsumerChain(_Chain[ConsumerInterceptor]):
         for each in self._interceptors:
             if not records:
                 break
-            try:
+            with _logged("on_consume", each):
                 records = _checked_records(each.on_consume(list(records)), records)
-            except Exception:
-                log.exception(_FAILED, "on_consume", type(each).__name__)
         return records
 
     def on_commit(self, offsets: Mapping[TopicPartition, int | CommittedOffset]) -> None:

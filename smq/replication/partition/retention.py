@@ -55,7 +55,9 @@ class Retainer:
 
     def visit(self, replica: Replica, now_ns: int) -> None:
         """To be called often for every led partition."""
-        watch = self._watches.setdefault(replica.pid, _Watch())
+        watch = self._watches.get(replica.pid)
+        if watch is None:
+            watch = self._watches[replica.pid] = _Watch()
         if now_ns < watch.due_ns:
             return
         check_ms, limits = self._host.config.retention_check_ms, self._limits(replica)

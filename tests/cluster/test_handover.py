@@ -1,20 +1,33 @@
-"""Leaving on purpose: SIGTERM, drain and undrain of live nodes under a producer that counts its failures."""
+"""Leaving on purpose: SIGTERM, drain and undrain of live nodes under a producer that counts its failures.
+
+They have a cluster of their own: the more often a node has gone lately, the longer it waits for its leaderships, and
+the shared cluster's nodes have been killed by other tests.
+"""
+
+from collections.abc import Iterator
+
+import pytest
 
 from chaos_tests.live.load.traffic import Traffic
 from smq.clients import SyncAdmin
-from smq.testing.cluster import Cluster
+from smq.testing.cluster import Cluster, live_cluster
 from smq.testing.node_process import wait_for
 from tests.cluster.test_external_offsets import bootstrap
 
 PARTITIONS = 3
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with live_cluster(tmp_path_factory.mktemp("handover")) as made:
+        yield made
+
+
 def leads(cluster: Cluster, topic: str, node: int) -> list[int]:
     return [p for p in range(PARTITIONS) if cluster.wait_leader(topic, p) == node]
 
 
-def test_sigterm_hands_everything_over_and_leaderships_come_back(fault_cluster: Cluster) -> None:
-    cluster = fault_cluster
+def test_sigterm_hands_everything_over_and_leaderships_come_back(cluster: Cluster) -> None:
     topic = cluster.make_topic(PARTITIONS)
     victim = cluster.wait_leader(topic, 0)
     with Traffic(cluster, topic, PARTITIONS) as traffic:
@@ -28,8 +41,7 @@ def test_sigterm_hands_everything_over_and_leaderships_come_back(fault_cluster: 
     traffic.verify()
 
 
-def test_drained_node_leads_nothing_even_after_a_restart_until_it_is_undrained(fault_cluster: Cluster) -> None:
-    cluster = fault_cluster
+def test_drained_node_leads_nothing_even_after_a_restart_until_it_is_undrained(cluster: Cluster) -> None:
     topic = cluster.make_topic(PARTITIONS)
     victim = cluster.wait_leader(topic, 0)
     with Traffic(cluster, topic, PARTITIONS) as traffic, SyncAdmin(bootstrap(cluster)) as admin:

@@ -7,41 +7,24 @@ use that consumer, as code around it may. Only `sync.consumer` imports it.
 import asyncio
 import queue
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
-from typing import Final, TypeAlias, TypeVar
+from contextvars import ContextVar, copy_context
+from typing import Final, TypeVar
 
-from smq.clients.sync.loop import Running
+from smq.clients.sync.loop import Call, Running
 
 T = TypeVar("T")
 Q = TypeVar("Q")
-_Call: TypeAlias = Callable[[], None] | None  # None: what the thread waits for is done
 
-# A coroutine begins with a copy of the context of the thread that starts it: so it finds the thread that waits for it.
-_calls: Final[ContextVar[queue.SimpleQueue[_Call]]] = ContextVar("calls for the thread that waits")
+# In the context that a coroutine begins with: so it finds the thread that waits for it.
+_calls: Final[ContextVar[queue.SimpleQueue[Call]]] = ContextVar("calls for the thread that waits")
 
 
 def wait_for_result(running: Running[T]) -> T:
     """Begins a coroutine and waits for its end, also on Ctrl-C. Its callbacks run here meanwhile, and may wait in the
     same way."""
-    calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-    running.ended.add_done_callback(lambda _: calls.put(None))
-    try:
-        token = _calls.set(calls)
-        try:
-            running.begin()
-        finally:
-            _calls.reset(token)
-        _serve(calls, running)
-    except BaseException:  # Ctrl-C, which may come in a callback, too
-        running.cancel()
-        _serve(calls, running)
-        raise
-    return running.ended.result()
-
-
-def _serve(calls: queue.SimpleQueue[_Call], running: Running[T]) -> None:
-    while not running.ended.done() and (call := calls.get()) is not None:
-        call()
+    context = copy_context()
+    context.run(_calls.set, running.calls)
+    return running.wait(context)
 
 
 def in_waiting_thread(callback: Callable[[Q], object]) -> Callable[[Q], Awaitable[None]]:

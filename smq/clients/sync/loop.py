@@ -7,18 +7,21 @@ fork (a forked child has no threads; `forked` says which clients it may use). On
 import asyncio
 import atexit
 import os
+import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError
+from contextvars import Context
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from smq.clients.forked import check_owner
 from smq.raft_state.errors import SmqError
 
 T = TypeVar("T")
 C = TypeVar("C", bound="BlockingClient")
+Call: TypeAlias = Callable[[], None] | None  # None: what the thread waits for has ended
 
 STOP_TIMEOUT_S: Final = 5.0  # of the loop's thread at exit: it has nothing left to wait for
 
@@ -73,38 +76,65 @@ if hasattr(os, "register_at_fork"):
 
 
 class Running(Generic[T]):
-    """A coroutine on the loop, for the thread that waits for it. `ended` is done once the coroutine has ended, not when
-    it is cancelled."""
+    """A coroutine on the loop, for the thread that waits for it.
+
+    Ctrl-C may come between any two bytecodes of that thread, and must leave nothing held that the loop needs. A lock
+    taken in Python code, such as a Future's, may stay taken then; so what the two share is a flag and a SimpleQueue.
+    """
 
     def __init__(self, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
-        self.ended: Future[T] = Future()
+        self.calls: queue.SimpleQueue[Call] = queue.SimpleQueue()  # for the thread that waits
         self._work, self._loop = work, loop
         self._task: asyncio.Task[T] | None = None
+        self._has_ended = False  # not merely cancelled
+        self._results: list[T] = []
+        self._error: BaseException | None = None
 
-    def begin(self) -> None:
-        self._loop.call_soon_threadsafe(self._begin)
+    def wait(self, context: Context | None = None) -> T:
+        """Begins the coroutine, in this context or else the thread's, and waits for its end. Ctrl-C cancels it, and
+        waits for its end, too: what follows must not find it halfway."""
+        try:
+            self._loop.call_soon_threadsafe(self._begin, context=context)
+            self._serve()
+        except BaseException:  # it may come in one of the calls
+            self._loop.call_soon_threadsafe(self._cancel)
+            self._serve()
+            raise
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._results[0]
+        finally:
+            del self  # which the error's traceback would keep alive
 
-    def cancel(self) -> None:
-        self._loop.call_soon_threadsafe(self._cancel)
+    def _serve(self) -> None:
+        while not self._has_ended and (call := self.calls.get()) is not None:
+            call()
 
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        else:  # Ctrl-C came before begin()
+        else:  # Ctrl-C came before the beginning
             self._work.close()
-            self.ended.set_exception(CancelledError())
+            self._end(CancelledError())
 
     def _begin(self) -> None:
         self._task = self._loop.create_task(self._work)
-        self._task.add_done_callback(self._end)
+        self._task.add_done_callback(self._take)
 
-    def _end(self, task: asyncio.Task[T]) -> None:
+    def _take(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
-            self.ended.set_exception(CancelledError())
+            self._end(CancelledError())
         elif (error := task.exception()) is not None:
-            self.ended.set_exception(error)
+            self._end(error)
         else:
-            self.ended.set_result(task.result())
+            self._results.append(task.result())
+            self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._error = error
+        self._has_ended = True
+        self.calls.put(None)
 
 
 class BlockingClient(ABC):
@@ -125,14 +155,7 @@ class BlockingClient(ABC):
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        running = self._running(work)
-        try:
-            running.begin()
-            return running.ended.result()
-        except KeyboardInterrupt:
-            running.cancel()
-            wait([running.ended])  # what follows must not find it halfway
-            raise
+        return self._running(work).wait()
 
     def _running(self, work: Coroutine[Any, Any, T]) -> Running[T]:
         try:

@@ -1,10 +1,15 @@
 """The blocking clients, used as a script would use them: without an event loop of its own."""
 
+import _weakrefset
 import asyncio
+import contextlib
 import multiprocessing
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -163,6 +168,62 @@ def test_ctrl_c_during_a_poll_costs_no_record(
         consumer.commit()
         assert consumer.committed()["t", 0].offset == 0
         assert next(iter(consumer)).offset == 0
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("way", ["_run", "_poll"])
+def test_ctrl_c_at_any_bytecode_of_the_waiting_thread_leaves_nothing_hanging(address: str, way: str) -> None:
+    is_running: list[bool] = []
+
+    async def call() -> None:
+        is_running.append(True)
+        try:
+            await asyncio.sleep(0.001)
+        finally:
+            is_running.clear()
+
+    with SyncConsumer(address) as consumer:
+        interrupts = 0
+        while True:
+            work = call()
+            try:
+                with interrupt_after(interrupts) as raised:
+                    getattr(consumer, way)(work)
+                assert not raised, "Ctrl-C was lost"
+                break  # it ended before that many
+            except KeyboardInterrupt:
+                interrupts += 1
+            assert not is_running
+            work.close()  # if it has never begun
+    assert interrupts > 200
+
+
+@contextmanager
+def interrupt_after(bytecodes: int) -> Iterator[list[bool]]:
+    """KeyboardInterrupt once this thread has run so many bytecodes, in whatever function it is then. Only callbacks of
+    weak references are left out: Python itself swallows what they raise. Yields a list that is empty until then."""
+    left = bytecodes
+    raised: list[bool] = []
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        nonlocal left
+        if frame.f_code.co_filename in (__file__, contextlib.__file__, _weakrefset.__file__):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raised.append(True)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield raised
+    finally:
+        sys.settrace(before)
 
 
 @pytest.mark.parametrize("way", ["_run", "_poll"])

@@ -11,8 +11,9 @@ SEEDS ?= 1000
 MINUTES ?= 480
 WORKERS ?= 2
 PYTEST := $(PY) -m pytest
-# Cheapest failures first. One pytest call, so there is one closing line and one exit code.
-SUITES := tests/unit tests/sim tests/cluster tests/kafka tests/spark tests/deploy tests/chaos
+# The first three are each run by one worker (tests/conftest.py), so they begin; files of a few seconds make the ends even.
+# One pytest call, so there is one closing line and one exit code.
+SUITES := tests/cluster tests/spark tests/kafka tests/chaos tests/deploy tests/sim tests/unit
 STUBS := smq_pb2.py smq_pb2.pyi smq_pb2_grpc.py smq_pb2_grpc.pyi
 
 .PHONY: help setup package demo pipeline test test-full check lint types imports proto proto-check docs site sim chaos bench bench-nightly lock clean
@@ -46,7 +47,7 @@ pipeline: $(STAMP) ## Stream flights through Spark into Parquet, kill it midway,
 	$(PY) -m examples.pipeline
 
 test: $(STAMP) ## Run unit, simulation, live cluster, Kafka and Spark tests, with WORKERS at a time
-	$(PYTEST) --numprocesses $(WORKERS) --dist loadfile $(SUITES)
+	$(PYTEST) --numprocesses $(WORKERS) --no-loadscope-reorder $(SUITES)
 
 test-full: $(STAMP) ## Run all tests, long ones included
 	$(PYTEST) -m "" $(SUITES)

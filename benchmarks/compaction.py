@@ -30,8 +30,6 @@ PATIENCE_S = 300.0
 def measure(cluster: Cluster, report: Report, *, rounds: int, versions: int) -> None:
     """Compacts a topic with so many versions of each key in every round."""
     cluster.tune(compaction_check_ms=CHECK_MS)
-    cluster.kill(*cluster.nodes)
-    cluster.restart(*cluster.nodes)
     produced = cluster.make_topic()
     leader = cluster.wait_leader(produced, 0)
     without, during = list[float](), list[float]()

@@ -17,7 +17,7 @@ def measure(cluster: Cluster, report: Report, *, kills: int) -> None:
     """Every kill is healed before the next; the records are judged at the end."""
     topic = cluster.make_topic()
     taken: list[float] = []
-    traffic = Traffic(cluster, topic)
+    traffic = Traffic(cluster, topic, pause_s=0)
     with traffic:
         for _ in range(kills):
             taken.append(_one(cluster, traffic))

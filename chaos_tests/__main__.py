@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     check.add_argument("history", type=Path)
     planted = commands.add_parser("planted", help="hunt for planted bugs and print the table")
     planted.add_argument("names", nargs="*", help="only these (default: all)")
-    planted.add_argument("--write", type=Path, help="write the table to this file")
+    planted.add_argument("--write", type=Path, help="write the table to this file; rows of others stay")
     planted.add_argument("--shrink", type=int, default=0, metavar="RUNS", help="shrink schedules in at most RUNS runs")
     live = commands.add_parser("run", help="live histories: real processes, real faults, a report")
     _live_arguments(live)
@@ -172,7 +172,7 @@ def _long_run(options: argparse.Namespace) -> int:
 
 
 def _planted(options: argparse.Namespace) -> int:
-    from chaos_tests.sim.hunt import hunt_all, table
+    from chaos_tests.sim.hunt import hunt_all, rows_of, table
 
     catches = []
     for catch in hunt_all(options.names, shrink_runs=options.shrink):
@@ -182,7 +182,8 @@ def _planted(options: argparse.Namespace) -> int:
         for line in catch.schedule or ():
             print(f"  {line}", flush=True)
     if options.write is not None:
-        options.write.write_text(table(catches), encoding="utf-8")
+        known = rows_of(options.write.read_text(encoding="utf-8")) if options.write.exists() else {}
+        options.write.write_text(table(catches, known), encoding="utf-8")
     missed = sum(catch.seed is None for catch in catches)
     print(f"{len(catches)} planted bugs, {missed} not found within their bounds")
     return 1 if missed or not catches else 0

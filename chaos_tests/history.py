@@ -9,12 +9,14 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | f      | invoke                               | ok adds                                                  |
 |--------|--------------------------------------|----------------------------------------------------------|
 | send   | k, v (values), acks, idem            | o (offset of the first value), ts, dup                   |
-| poll   | k, o, n (node), final?               | b ([[base, ts, [values], pid, seq, pe], ...]), lo, hwm  |
+| poll   | k, o, n (node), final?               | b ([[base, ts, [values], pid, seq, pe], ...]), lo, hwm, s?  |
 | hwm    | k, n                                 | lo, hwm, next, epoch                                     |
 | time   | k, ts, n                             | o, ts_found (-1: none)                                   |
 | trim   | k, o                                 |                                                          |
 | commit | g, k, o, tag, gen?                   |                                                          |
 | fetch  | g, k, n                              | o, tag (-1 and "" if there is no commit)                 |
+| lag    | g, k, n                              | o, tag, and of a commit: lo, hwm, known, figures, at    |
+| gauge  | g, k, n                              | o, lo, hwm, bytes, age, at; nothing if it is not known   |
 | gdelete | g                                   |                                                          |
 | assign | k, c (count)                         | o (base)                                                 |
 | set    | name, v                              |                                                          |
@@ -30,6 +32,8 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | toffset | id                                  | off (None: none)                                         |
 | create, drop, alloc | name                    |                                                          |
 
+A poll's `s` has the stored size of its batches: [[base, end, size], ...]. The figures of `lag` are offsets, records,
+bytes, age (ms); each may be None. `at` is the wall clock of n (ns) by which it counts the age.
 A `kpoll` with `k` and `o` began at that place, where its consumer had just sought; `hwm` is then the highest mark that
 the consumer knew at its end.
 An invoke with `may_fail` may fail even in a cluster that has settled.
@@ -43,8 +47,8 @@ new process), `told` (n, of, seen: the addresses that n knows of another node, a
 What records topics keep is noted before they are written: `retention` (records: this many stay at least, most: and this
 many at most, ms, topics?, created_0_ms?: the create time of a record that is sent at t = 0, sampled_ns?: how late a log
 start is noted at most) and `compaction` (keys, tombstone_ms, topics?). Without `topics` it holds for all. Then come
-`start` (k, lo, hwm, clock: a log start that a client learned), `log-digest` (n, k, d) and `compacted` (n, k, twice,
-left).
+`start` (k, lo, hwm, clock: a log start that a client learned), `log-digest` (n, k, d), `compacted` (n, k, twice,
+left) and `backlog` (n, k, o, size, stored: bytes from o on, as measured for a group's lag, and as they are).
 """
 
 import json

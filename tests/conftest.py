@@ -1,9 +1,13 @@
-"""What every test may use: the option that rewrites golden transcripts, and Hypothesis without a clock."""
+"""What every test may use: the option that rewrites golden transcripts, and Hypothesis without a clock.
+
+And how `make test` shares the tests out among its workers.
+"""
 
 import os
 import signal
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -46,6 +50,25 @@ def _keep_sparks_files(directory: Path) -> None:
     os.environ["SPARK_LOCAL_DIRS"] = str(spark)  # blockmgr-*
     given = os.environ.get("SPARK_SUBMIT_OPTS", "")
     os.environ["SPARK_SUBMIT_OPTS"] = f"{given} -Djava.io.tmpdir={spark}".strip()  # artifacts-*, spark-*
+
+
+# --------------------------------------------------------------------------------------- shares of xdist's workers
+WHOLE = ("tests/cluster", "tests/kafka", "tests/spark")
+
+
+def share_of(test: str) -> str:
+    """What one worker runs: a whole live suite, or a file of the others. So a suite starts its clusters and its Java
+    virtual machine once, and its order is the same in every run."""
+    return next((suite for suite in WHOLE if test.startswith(f"{suite}/")), test.partition("::")[0])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadFileScheduling
+
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = share_of
+    return scheduler
 
 
 @pytest.fixture

@@ -77,6 +77,7 @@ class PartitionFacts:
     ranges: list[Op] = field(default_factory=list)
     final_nodes: set[int] = field(default_factory=set)  # nodes for which that read was begun, whatever its outcome
     times: list[Op] = field(default_factory=list)
+    lags: list[Op] = field(default_factory=list)  # of groups that have committed there: answers of both kinds
     trims: list[Op] = field(default_factory=list)
     retention_starts: dict[int, int] = field(default_factory=dict)  # log starts of nodes, and when they were seen first
     # Polls whose batches are not contiguous from the requested offset, or go past the high water mark.
@@ -106,14 +107,14 @@ class PartitionFacts:
         return self._shown[id(batch)]
 
     def marks(self) -> list[Mark | Acked]:
-        """The marks of polls, ranges and acknowledgements that exceeded all earlier ones, by time.
+        """The marks of polls, ranges, lags and acknowledgements that exceeded all earlier ones, by time.
 
         The first entry is an empty mark, the last one never happened.
         """
         if self._marks is None:
             known: list[Mark | Acked] = [*self.acked]
             top, top_ns = 0, 0
-            for op in chain(self.polls, (op for op in self.ranges if op.is_ok)):
+            for op in chain(self.polls, (op for op in self.ranges if op.is_ok), self.lags):
                 mark, end_ns = op.reply["hwm"], op.end_ns
                 if mark > top or end_ns < top_ns:  # otherwise an equal mark was known by then
                     known.append(Mark(end_ns, mark, op))
@@ -147,6 +148,7 @@ class Uncovered(NamedTuple):
     violations: list[Violation]
     removed: dict[str, set[int]]
     superseded: dict[str, set[int]]
+    gone_ns: dict[str, dict[tuple[int, int], int]]  # by node and offset: when a read of that node had first missed it
 
 
 @dataclass(slots=True)
@@ -154,7 +156,7 @@ class Facts:
     """A history by partition."""
 
     history: History
-    uncovered: Uncovered = field(default_factory=lambda: Uncovered([], {}, {}))
+    uncovered: Uncovered = field(default_factory=lambda: Uncovered([], {}, {}, {}))
     partitions: dict[str, PartitionFacts] = field(default_factory=dict)
 
 
@@ -180,6 +182,9 @@ def index(history: History) -> Facts:
         partitions[op.request["k"]].ranges.append(op)
     for op in history.of("time"):
         partitions[op.request["k"]].times.append(op)
+    for op in (*history.of("lag"), *history.of("gauge")):
+        if op.is_ok and "hwm" in op.reply:
+            partitions[op.request["k"]].lags.append(op)
     for op in history.of("trim"):
         partitions[op.request["k"]].trims.append(op)
     if history.noted("retention"):

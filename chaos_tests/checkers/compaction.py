@@ -38,10 +38,11 @@ class _Partition:
 def uncover(history: History) -> Uncovered:
     """Judges what is missing in every poll, and fills it in. Nothing happens in a history without compaction."""
     if not history.noted("compaction"):
-        return Uncovered([], {}, {})
+        return Uncovered([], {}, {}, {})
     findings = Findings()
     removed: dict[str, set[int]] = {}
     superseded: dict[str, set[int]] = {}
+    gone_ns: dict[str, dict[tuple[int, int], int]] = {}
     partitions = _index(history)
     for key, partition in partitions.items():
         noted = history.noted_of("compaction", key)
@@ -50,10 +51,11 @@ def uncover(history: History) -> Uncovered:
         _judge(key, partition, noted, findings)
         removed[key] = _guess_stamps(partition)
         superseded[key] = _superseded(partition, noted["keys"])
+        gone_ns[key] = _gone_ns(partition)
         for op, _, _ in partition.reads:
             if op.function == "poll":
                 _fill(op, partition)
-    return Uncovered(findings.found, removed, superseded)
+    return Uncovered(findings.found, removed, superseded, gone_ns)
 
 
 def _index(history: History) -> dict[str, _Partition]:
@@ -155,6 +157,15 @@ def _guess_stamps(partition: _Partition) -> set[int]:
         stamp = partition.stamps.setdefault(offset, stamp + offset - before)
         before = offset
     return gone
+
+
+def _gone_ns(partition: _Partition) -> dict[tuple[int, int], int]:
+    found: dict[tuple[int, int], int] = {}
+    for op, _, gone in partition.reads:
+        for offset in gone if op.function == "poll" else ():
+            at = op.request["n"], offset
+            found[at] = min(op.end_ns, found.get(at, op.end_ns))
+    return found
 
 
 def _fill(op: Op, partition: _Partition) -> None:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from chaos_tests.checkers.base import Facts, Findings, Violation
-from chaos_tests.checkers.groups import outliving
+from chaos_tests.checkers.groups import outliving, reads_of
 from chaos_tests.history import NEVER_NS, Op
 
 
@@ -54,8 +54,8 @@ def check(facts: Facts) -> list[Violation]:
         if op.kind != "fail":
             commits.setdefault((op.request["g"], op.request["k"]), []).append(op)
     reads: dict[tuple[str, str], list[Op]] = {}
-    for op in facts.history.of("fetch"):
-        if op.is_ok and outlives(op):
+    for op in reads_of(facts):
+        if outlives(op):
             reads.setdefault((op.request["g"], op.request["k"]), []).append(op)
     for place, found in reads.items():
         _check(place, commits.get(place, []), deletions.get(place[0], []), found, findings)

@@ -49,8 +49,8 @@ def check(facts: Facts) -> list[Violation]:
     deleted = {op.request["g"] for op in facts.history.of("gdelete")}  # no register: `group_changes` judges these
     for op in facts.history.of("commit"):
         registers.setdefault((op.request["g"], op.request["k"]), ([], []))[0].append(op)
-    for op in facts.history.of("fetch"):
-        if op.is_ok and outlives(op):
+    for op in reads_of(facts):
+        if outlives(op):
             registers.setdefault((op.request["g"], op.request["k"]), ([], []))[1].append(op)
     for (group, key), (writes, reads) in registers.items():
         if group in deleted:
@@ -58,6 +58,11 @@ def check(facts: Facts) -> list[Violation]:
         clusters = _clusters(f"{group} on {key}", writes, reads, findings)
         _check_zones(f"{group} on {key}", clusters, findings)
     return findings.found
+
+
+def reads_of(facts: Facts) -> list[Op]:
+    """The answers that say what a group has committed: its lag is counted from there."""
+    return [op for op in (*facts.history.of("fetch"), *facts.history.of("lag")) if op.is_ok]
 
 
 def outliving(facts: Facts) -> Callable[[Op], bool]:

@@ -17,6 +17,7 @@ from chaos_tests.checkers import (
     group_reads,
     groups,
     kafka,
+    lag,
     liveness,
     log,
     losses,
@@ -50,6 +51,7 @@ CHECKS: Final[tuple[Callable[[Facts], list[Violation]], ...]] = (
     transactions.check,
     batches.check,
     marks.check,
+    lag.check,
 )
 
 

@@ -4,12 +4,8 @@ false-out-of-range, false-damage.
 Owns the judgement of single answers to readers.
 """
 
-from typing import Final
-
 from chaos_tests.checkers.base import Facts, Findings, PartitionFacts, Violation, batches
 from chaos_tests.history import Op
-
-SAMPLED_NS: Final = 1_000_000_000  # a log start is noted at the latest that long after a client learned it
 
 
 def check(facts: Facts) -> list[Violation]:
@@ -19,7 +15,7 @@ def check(facts: Facts) -> list[Violation]:
             _check_poll(partition.key, poll, findings)
         _check_timestamps(partition, findings)
         limits = facts.history.noted_of("retention", partition.key) or {}
-        _check_refusals(partition, limits.get("sampled_ns", SAMPLED_NS), findings)
+        _check_refusals(partition, limits.get("sampled_ns", 0), findings)
     return findings.found
 
 
@@ -67,7 +63,7 @@ def _check_refusals(partition: PartitionFacts, sampled_ns: int, findings: Findin
         hwm = partition.mark_before(op.start_ns).end
         trims = [t.request["o"] for t in partition.trims if t.kind != "fail" and t.start_ns <= op.end_ns]
         seen_by_ns = op.end_ns + sampled_ns
-        if any(start >= op.reply["lo"] and t < seen_by_ns for start, t in partition.retention_starts.items()):
+        if any(start >= op.reply["lo"] and t <= seen_by_ns for start, t in partition.retention_starts.items()):
             trims.append(op.reply["lo"])
         lo = max(trims, default=first_lo)
         if lo <= op.request["o"] <= hwm:

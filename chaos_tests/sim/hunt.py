@@ -21,6 +21,7 @@ STRIKES_SHOWN = 6  # of a schedule that does not shrink further
 GROUP_BUGS = tuple(bug for bug in raft_planted.BUGS.values() if bug.plan is not None)
 BY_HAND = 0  # the seed of a course
 Bug = PlantedBug | GroupBug | CourseBug
+ALL: tuple[Bug, ...] = (*BUGS, *COURSE_BUGS, *GROUP_BUGS)  # in the order of the table
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +78,20 @@ def _shrunk(bug: PlantedBug, seed: int, runs: int) -> tuple[str, ...] | None:
 
 
 def hunt_all(names: list[str], *, shrink_runs: int = 0) -> Iterator[Catch]:
-    bugs: list[Bug] = [*BUGS, *COURSE_BUGS, *GROUP_BUGS]
-    for bug in bugs:
+    for bug in ALL:
         if not names or bug.name in names:
             yield hunt(bug, shrink_runs=shrink_runs)
 
 
-def table(catches: list[Catch]) -> str:
-    """Markdown."""
+def rows_of(page: str) -> dict[str, str]:
+    """The rows of a table that was written before, by the bug's name."""
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    return {row.split(" | ")[0].removeprefix("| "): row for row in rows}
+
+
+def table(catches: list[Catch], known: dict[str, str]) -> str:
+    """Markdown. `known` has the rows of bugs that were not hunted now."""
+    rows = known | {catch.bug.name: _row(catch) for catch in catches}
     lines = [
         "# Planted bugs",
         "",
@@ -99,12 +106,15 @@ def table(catches: list[Catch]) -> str:
         "| bug | the rule it breaks | scenario | seeds needed | anomalies of that seed | faults it takes |",
         "|---|---|---|---|---|---|",
     ]
-    for catch in catches:
-        seed = "not found" if catch.seed is None else "a course" if catch.seed == BY_HAND else str(catch.seed)
-        anomalies = ", ".join(catch.anomalies)
-        cells = (catch.bug.name, catch.bug.rule, _scenario(catch.bug), seed, anomalies, _cell(catch.schedule))
-        lines.append(f"| {' | '.join(cells)} |")
+    lines += [rows[bug.name] for bug in ALL if bug.name in rows]
     return "\n".join(lines) + "\n"
+
+
+def _row(catch: Catch) -> str:
+    seed = "not found" if catch.seed is None else "a course" if catch.seed == BY_HAND else str(catch.seed)
+    anomalies = ", ".join(catch.anomalies)
+    cells = (catch.bug.name, catch.bug.rule, _scenario(catch.bug), seed, anomalies, _cell(catch.schedule))
+    return f"| {' | '.join(cells)} |"
 
 
 def _scenario(bug: Bug) -> str:

@@ -13,11 +13,14 @@ from zlib import crc32
 from chaos_tests.history import Recorder
 from chaos_tests.sim.cluster import Cluster, SimHost
 from smq.coordinator.groups.coordinator import GroupCoordinator
+from smq.coordinator.groups.lag_monitor import LagMonitor
+from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.cluster_config import COMMIT_ROUNDS, PRODUCER_EXPIRATION_MS
 from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import Assignment, AssignOffsets
 from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, RequestId
 from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected, OffsetsAssigned
+from smq.raft_state.state import PartitionState
 from smq.records import decode_batch, parse_header
 from smq.replication.api import DoneFn
 from smq.replication.applied_state import AppliedState
@@ -26,11 +29,13 @@ from smq.replication.log.store import PartitionLog
 from smq.replication.node import Node
 from smq.replication.ports import Channel, Clock, Compute, Disk, Network, Rng
 from smq.replication.proposer import _Pending
+from smq.testing.virtual.loop import SimLoop
 
 DIGEST_EVERY = 40  # applied indexes between two digests of a node: a digest costs about as much as 20 applies
 SAMPLE_MS = 200.0
 BATCHES_ABOVE_BOUND = 600  # bytes: each half of a node's queue ends at most one batch above its bound
 SEGMENTS_QUEUED = 2  # a compaction's own, and a fetched one
+BACKLOGS_NOTED = 5  # of a compacted log
 GROUP_DELAY_MS = 200  # an empty group waits this long for more members
 
 RARE = (
@@ -70,6 +75,7 @@ class Observer:
         self._entries: dict[int, tuple[int, NodeId]] = {}
         self._leaders: dict[int, NodeId] = {}
         self._marks: dict[str, dict[int, tuple[int, int, int]]] = {}
+        self._log_starts: dict[PartitionId, Offset] = {}  # that any node has applied
         self._elected_index: set[int] = set()
         self._dead_advances: set[int] = set()
         self._over_bound: set[tuple[NodeId, int]] = set()  # processes
@@ -111,6 +117,11 @@ class Observer:
         if isinstance(applied.reply, HwmsAdvanced) and not all(applied.reply.accepted):
             self._dead_advances.add(index)
             self.counts["hwm_of_a_dead_epoch_rejected"] = len(self._dead_advances)
+        for pid in applied.touched:
+            part = node.state.partition(pid)
+            if part is not None and part.log_start > self._log_starts.get(pid, 0):
+                self._log_starts[pid] = part.log_start  # before any log is trimmed to it
+                self._note_local(node, index, part)
         if isinstance(applied.reply, LeaderElected) and index not in self._elected_index:
             self._elected_index.add(index)
             self.counts["leader_changes"] += 1
@@ -143,9 +154,11 @@ class Observer:
             if log is None or part is None or log.appended_end <= part.log_start:
                 continue
             total, at, newest, records, markers = sha256(), part.log_start, {}, 0, 0
+            sizes: list[tuple[Offset, int]] = []
             while at < stop:
                 for stored in log.read(at, stop, 1 << 20):
                     total.update(stored.value)
+                    sizes.append((max(stored.base, part.log_start), len(stored.value)))
                     at = stored.end
                     header = parse_header(stored.batch)
                     markers += header.is_control and at <= part.compacted_end
@@ -154,6 +167,9 @@ class Observer:
                             newest[record.key] = record.offset
                             records += 1
             self.recorder.note("log-digest", n=host.node, k=key, d=total.hexdigest())
+            for place in range(0, len(sizes), 1 + len(sizes) // BACKLOGS_NOTED):
+                size, stored_size = log.backlog_bytes(sizes[place][0], stop), sum(size for _, size in sizes[place:])
+                self.recorder.note("backlog", n=host.node, k=key, o=sizes[place][0], size=size, stored=stored_size)
             left = part.hwm - max(part.compacted_end, part.log_start)
             self.recorder.note("compacted", n=host.node, k=key, twice=records - len(newest), left=left)
             left_there = records + markers
@@ -197,21 +213,27 @@ class Observer:
         index = int(node.applied.index)
         for topic in node.state.topics.values():
             for part in topic.partitions:
-                mark = (part.hwm, part.log_start, part.epoch)
-                known = self._marks.setdefault(f"{topic.name}/{part.index}", {})
-                if known.get(index) != mark:
-                    known[index] = mark
-                    self.recorder.note(
-                        "local",
-                        n=host.node,
-                        inc=host.starts,
-                        i=index,
-                        k=f"{topic.name}/{part.index}",
-                        hwm=part.hwm,
-                        lo=part.log_start,
-                        epoch=part.epoch,
-                        clock=node.state.expiry_clock_ms,
-                    )
+                self._note_local(node, index, part)
+
+    def _note_local(self, node: "WatchedNode", index: int, part: PartitionState) -> None:
+        """What a node has applied of a partition, once for each index."""
+        assert self.cluster is not None
+        state, mark = node.state, (part.hwm, part.log_start, part.epoch)
+        key = f"{state.topic_names[part.topic_id]}/{part.index}"
+        known = self._marks.setdefault(key, {})
+        if known.get(index) != mark:
+            known[index] = mark
+            self.recorder.note(
+                "local",
+                n=node.node_id,
+                inc=self.cluster.hosts[node.node_id].starts,
+                i=index,
+                k=key,
+                hwm=part.hwm,
+                lo=part.log_start,
+                epoch=part.epoch,
+                clock=state.expiry_clock_ms,
+            )
 
     def _take_anomalies(self, host: SimHost) -> None:
         """What the node's own watch has noted."""
@@ -331,6 +353,9 @@ class WatchedNode(Node):
             compute=compute,
         )
         self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=lambda: GROUP_DELAY_MS)
+        self.loop = SimLoop(self.clock)  # type: ignore[abstract]  # it has what a loop without sockets needs
+        self.calls = NodeCalls(self)
+        self.lag_monitor = LagMonitor(self)
         self._callers_until_ns: dict[RequestId, int] = {}  # of assignments that this node took
         self._watch_callers()
         self._watch_proposals()

@@ -27,6 +27,7 @@ from chaos_tests.sim.clients.connected import Connected
 from chaos_tests.sim.clients.consumer import Consumer
 from chaos_tests.sim.clients.crowd import Crowd
 from chaos_tests.sim.clients.groups import BRIEF, GROUP, STATIC, GroupConsumer
+from chaos_tests.sim.clients.lag import LagWatcher
 from chaos_tests.sim.clients.ledger import LedgerReader
 from chaos_tests.sim.clients.noter import Noter
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
@@ -323,6 +324,7 @@ class Simulation:
         made += [Consumer(world, f"consumer-{i}", think_ms=think).run() for i in range(mix.consumers)]
         made += [RangeReader(world, f"ranges-{i}", think_ms=think * 2).run() for i in range(mix.ranges)]
         made += [GroupMember(world, f"member-{i}", "g", think_ms=think * 2).run() for i in range(mix.groups)]
+        made += [LagWatcher(world, f"lag-{i}", "g", think_ms=think).run() for i in range(mix.lag_watchers)]
         made += [
             GroupConsumer(world, f"group-{i}", instance=STATIC if i == 0 else "").run() for i in range(mix.members)
         ]
@@ -397,13 +399,14 @@ class Simulation:
         if hanging:
             return f"transactions of {hanging} have not ended"
         for known in [*self.world.partitions, *self.world.ledgers]:
-            ends = []
+            ends, compacted = [], set()
             for host in hosts:
                 part = host.api.state.partition(known.pid)
                 if part is None:
                     if known.dropped:
                         continue
                     return f"{known.key} is missing on node {host.node}"
+                compacted.add(part.compacted_end)
                 status = host.api.replica_status(known.pid)
                 if status is not None:
                     ends.append((host.node, status))
@@ -412,6 +415,8 @@ class Simulation:
                 return f"{known.key}: (node, hwm, appended, verified, epoch) are {seen}"
             if len({(s.hwm, s.epoch, s.log_start) for _, s in ends}) > 1:
                 return f"{known.key}: hwm or epoch differ: {[(n, s.hwm, s.epoch) for n, s in ends]}"
+            if len(compacted) > 1:
+                return f"{known.key}: nodes know of compactions up to {sorted(compacted)}"
             if ends and not any(s.is_leader for _, s in ends):
                 return f"{known.key} has no leader"
             for host in hosts:
@@ -451,12 +456,14 @@ class Simulation:
         producer = Producer(self.world, "probe", acks=Acks.ALL, idempotent=has_room, think_ms=0)
         ranges = RangeReader(self.world, "probe-range", think_ms=0)
         member = GroupMember(self.world, "probe-member", "g", think_ms=0)
+        watcher = LagWatcher(self.world, "probe-lag", "g", think_ms=0)
         for known in self._live():
             yield from producer.send(known)
             yield from ranges.range(known)
             yield from ranges.time(known)
             yield from member.commit(known)
             yield from member.fetch(known)
+            yield from watcher.probe(known)
         if self.scenario.clients.members:
             yield from GroupConsumer(self.world, "probe-group").probe()
         for known in self._live():

@@ -64,6 +64,7 @@ class ClientMix:
     consumers: int = 2
     ranges: int = 1
     groups: int = 2  # clients of a group without members
+    lag_watchers: int = 0  # ask how far that group is behind
     members: int = 0  # of one group
     brief_members: int = 0  # of another group, in which no member stays
     assigners: int = 0  # of offsets without records, in a topic of their own

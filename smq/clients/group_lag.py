@@ -21,7 +21,7 @@ BACKLOGS_MAX = 1_000  # of one request; the node's own limit
 
 async def with_all_sizes(cluster: ClusterClient, found: GroupDescription, timeout_ms: float) -> GroupDescription:
     """The description with the sizes that its node could not measure. What no leader reports stays None."""
-    missing = [p for p in found.positions if p.lag_records and p.lag_bytes is None]
+    missing = [p for p in found.positions if p.lag and p.lag_bytes is None]
     if not missing:
         return found
     try:
@@ -30,8 +30,9 @@ async def with_all_sizes(cluster: ClusterClient, found: GroupDescription, timeou
         pass  # what is known of the leaders must do
     by_leader: dict[str, list[GroupPosition]] = defaultdict(list)
     for p in missing:
+        view = cluster.metadata.partition(p.topic, p.partition)
         leader = cluster.metadata.leader_address(p.topic, p.partition)
-        if leader is not None:
+        if leader is not None and view is not None and view.replicas:  # without replicas there are no bytes
             by_leader[leader].append(p)
     answers = await asyncio.gather(
         *(_measured(cluster, leader, positions, timeout_ms) for leader, positions in by_leader.items())

@@ -365,7 +365,7 @@ class GroupPosition:
     metadata: str
     is_end_known: bool = True  # False: the partition's leader has not answered, `hwm` may be higher
     # Each is None if it is not known, or was not asked for.
-    lag_records: int | None = None  # those that can still be read: what retention has deleted does not count
+    lag_records: int | None = None  # those that can still be read, if neither compaction nor storage=external hide it
     lag_bytes: int | None = None  # stored size of the batches with them
     lag_ms: int | None = None  # since the next record was appended; 0 without one
 

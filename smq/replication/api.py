@@ -139,8 +139,8 @@ class SizedRun:
 class Backlog:
     """What a reader has before it: whole stored batches, from the one that contains its position."""
 
-    size_bytes: int
-    ts_ns: TsNs  # append time of the next record; -1 if there is none
+    size_bytes: int  # 0: the log does not hold that any more
+    ts_ns: TsNs  # append time of the next record that can be read; -1 if there is none
 
 
 class TimeKind(enum.Enum):

@@ -77,9 +77,11 @@ class Cluster(Nodes):
         return self
 
     def tune(self, **tuning: int) -> None:
-        """Adds settings to the table [tuning] of every node, which has none yet. They act after a restart."""
+        """Adds settings to the table [tuning] of every node, which has none yet, and restarts them all to act on it."""
         for node in self.nodes.values():
             add_tuning(node.config, tuning)
+        self.kill(*self.nodes)
+        self.restart(*self.nodes)
 
     def restart(self, *nodes: int, wait: bool = True) -> None:
         """Starts nodes that have ended, on their old addresses and directories, as an operator would."""

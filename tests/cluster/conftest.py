@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from smq.testing.cluster import Cluster, live_cluster
+from smq.testing.cluster import Cluster
 from smq.testing.node_client import RawNode
+from tests.live import _faulty, cluster, fault_cluster, new_topic
 
 HERE = Path(__file__).parent
 
@@ -17,26 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cluster)
 
 
-@pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes for all tests that leave them unchanged. Package scope: they end before the next suite starts."""
-    with live_cluster(tmp_path_factory.mktemp("cluster")) as made:
-        yield made
-
-
-@pytest.fixture(scope="package")
-def _faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with live_cluster(tmp_path_factory.mktemp("faults")) as made:
-        yield made
-
-
-@pytest.fixture
-def fault_cluster(_faulty: Cluster) -> Cluster:
-    """Three nodes for faults that heal, repaired whatever the previous test left behind."""
-    _faulty.heal()
-    return _faulty
-
-
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """A cluster for one test alone, which may damage it. Not started yet."""
@@ -45,12 +26,6 @@ def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield made
     finally:
         made.stop()
-
-
-@pytest.fixture
-def new_topic(cluster: Cluster) -> Callable[..., str]:
-    """Makes a topic on the shared cluster: `Cluster.make_topic`."""
-    return cluster.make_topic
 
 
 @pytest.fixture

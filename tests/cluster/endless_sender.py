@@ -1,7 +1,8 @@
 """A process that never stops sending: `endless_sender.py ADDRESS STREAMS`.
 
 It publishes 8 MiB of garbage on each of many streams of one connection until it is killed. It prints one line per
-stream when its first request has left, and reads no answers.
+stream when its first request has left, and reads no answers. It takes the time that the node leaves: clients of a
+real cluster run on machines of their own.
 """
 
 import asyncio
@@ -40,4 +41,5 @@ async def main(address: str, streams: int) -> None:
 
 
 if __name__ == "__main__":
+    os.nice(19)
     asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -21,8 +21,6 @@ PARTITIONS = 3
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with live_cluster(tmp_path_factory.mktemp("handover")) as made:
         made.tune(rebalance_interval_ms=1_000)
-        made.kill(*made.nodes)
-        made.restart(*made.nodes)
         yield made
 
 

@@ -19,11 +19,18 @@ import pytest
 from smq.clients import SyncAdmin, SyncProducer
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.testing.cluster import Cluster
+from smq.testing.node_client import Unanswered
 from smq.testing.node_process import end, tail, wait_for
 
 MONITORING = Path(__file__).resolve().parents[2] / "deploy/monitoring"
 PROGRAM = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+# Their limits depend on the machine, or they look back over minutes in which a busy machine has had elections.
+LOAD_DEPENDENT = {"SmqGroupLagGrows", "SmqRaftUnstable"} | set(
+    re.findall(r"- alert: (\w+) # adjust", (MONITORING / "alerts.yml").read_text())
+)
+OF_A_DEAD_NODE = {"SmqNodeDown", "SmqNodeFenced", "SmqUnderReplicated"}
+PATIENCE_S = 120  # nothing is measured by it: each wait ends with its condition
 needs_prometheus = pytest.mark.skipif(PROGRAM is None, reason="the program prometheus is not installed")
 
 Ask = Callable[[str, str], Any]
@@ -46,17 +53,18 @@ def ask(own_cluster: Cluster, tmp_path: Path) -> Iterator[Ask]:
 
     def get(path: str, query: str = "") -> Any:
         assert process.poll() is None, tail(log)
-        with NO_PROXY.open(f"http://{address}/api/v1/{path}?{query}", timeout=10) as answer:
-            return json.load(answer)["data"]
+        try:
+            with NO_PROXY.open(f"http://{address}/api/v1/{path}?{query}", timeout=10) as answer:
+                return json.load(answer)["data"]
+        except OSError as e:
+            raise Unanswered(f"Prometheus does not answer: {e}") from e
 
     def is_scraping() -> bool:
-        try:
-            return all(target["health"] == "up" for target in get("targets")["activeTargets"])
-        except OSError:
-            return False
+        targets = get("targets")["activeTargets"]
+        return bool(targets) and all(target["health"] == "up" for target in targets)
 
     try:
-        wait_for("Prometheus reads all nodes", is_scraping)
+        wait_for("Prometheus reads all nodes", is_scraping, PATIENCE_S)
         yield get
     finally:
         end(process)
@@ -67,6 +75,7 @@ def firing(ask: Ask) -> set[str]:
 
 
 @needs_prometheus
+@pytest.mark.timeout(700)  # all waits together, on a busy machine
 def test_alerts_fire_when_a_node_dies_and_clear_when_it_is_back_and_every_panel_has_data(
     own_cluster: Cluster, ask: Ask
 ) -> None:
@@ -90,15 +99,18 @@ def test_alerts_fire_when_a_node_dies_and_clear_when_it_is_back_and_every_panel_
                     empty.discard((title, expression))
             return not empty
 
-        wait_for("data in every panel", have_data)
-        wait_for("no alert", lambda: not firing(ask) - {"SmqGroupLagGrows"})
+        wait_for("data in every panel", have_data, PATIENCE_S)
+        wait_for("no alert", lambda: not firing(ask) - LOAD_DEPENDENT, PATIENCE_S)
         victim = next(n for n in own_cluster.nodes if n != own_cluster.raft_leader())
         own_cluster.kill(victim)
-        expected = {"SmqNodeDown", "SmqNodeFenced", "SmqUnderReplicated"}
-        wait_for("the alerts of a dead node", lambda: expected <= firing(ask))
-        assert "SmqQuorumLost" not in firing(ask)
+        # Two nodes are a quorum. Raft may have another election now, so that there is no leader for a moment.
+        wait_for("the alerts of a dead node", lambda: _is_one_node_down(firing(ask)), PATIENCE_S)
         own_cluster.restart(victim)
-        wait_for("the alerts clear", lambda: not expected & firing(ask))
+        wait_for("the alerts clear", lambda: not OF_A_DEAD_NODE & firing(ask), PATIENCE_S)
+
+
+def _is_one_node_down(alerts: set[str]) -> bool:
+    return alerts >= OF_A_DEAD_NODE and "SmqQuorumLost" not in alerts
 
 
 def panels() -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ def run(script: str, servers: str, directory: Path) -> str:
 
 def test_every_line_of_the_command_lines_page_runs(own: Cluster, tmp_path: Path) -> None:
     blocks = claimed("docs/cli.md", __file__)
-    printed = run(CLI + "".join(map(typed, blocks)), own.servers, tmp_path)
+    printed = run(CLI + typed("".join(blocks)), own.servers, tmp_path)
     assert len(blocks) == 2
     assert "user-7" in printed
 

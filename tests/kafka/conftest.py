@@ -8,6 +8,7 @@ import pytest
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.testing.cluster import Cluster, live_cluster
 from smq.testing.kafka_client import RawKafka
+from tests.live import _faulty, fault_cluster, new_topic
 
 HERE = Path(__file__).parent
 
@@ -18,12 +19,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cluster)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with live_cluster(tmp_path_factory.mktemp("kafka")) as made:
         made.tune(compaction_check_ms=500)  # otherwise each test of compaction waits for 15 s
-        made.kill(*made.nodes)
-        made.restart(*made.nodes)
         yield made
 
 
@@ -34,28 +33,9 @@ def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-@pytest.fixture(scope="session")
-def _faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with live_cluster(tmp_path_factory.mktemp("kafka-faults")) as made:
-        yield made
-
-
-@pytest.fixture
-def fault_cluster(_faulty: Cluster) -> Cluster:
-    """Three nodes for faults that heal, repaired whatever the previous test left behind."""
-    _faulty.heal()
-    return _faulty
-
-
 @pytest.fixture
 def bootstrap(cluster: Cluster) -> str:
     return ",".join(node.kafka for node in cluster.nodes.values())
-
-
-@pytest.fixture
-def new_topic(cluster: Cluster) -> Callable[..., str]:
-    """Makes a topic on the shared cluster: `Cluster.make_topic`."""
-    return cluster.make_topic
 
 
 @pytest.fixture

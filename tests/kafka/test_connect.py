@@ -73,8 +73,6 @@ def jars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with live_cluster(tmp_path / "cluster") as made:
         made.tune(compaction_check_ms=500)
-        made.kill(*made.nodes)
-        made.restart(*made.nodes)
         made.nodes[1].raw.create_topic(TOPIC, PARTITIONS, replication_factor=3)
         yield made
 

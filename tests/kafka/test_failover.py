@@ -78,10 +78,9 @@ def test_killed_leaders_cost_an_idempotent_producer_nothing(fault_cluster: Clust
     producer = NumberingProducer(fault_cluster, proxy.bootstrap, topic, 1)
     for _ in range(2):
         producer.send(500)
-        leader = fault_cluster.wait_leader(topic, 0)
-        proxy.withhold(leader)
+        proxy.withhold()
         producer.send(500)
-        assert proxy.withheld.wait(TIMEOUT_S), "no batch was stored and not acknowledged"
+        leader = proxy.wait_withheld(TIMEOUT_S)
         fault_cluster.kill(leader)
         proxy.pass_on()
         fault_cluster.restart(leader, wait=False)
@@ -97,10 +96,9 @@ def test_an_acknowledgement_that_is_lost_costs_an_idempotent_producer_nothing(
     topic = fault_cluster.make_topic()
     producer = NumberingProducer(fault_cluster, proxy.bootstrap, topic, 1)
     producer.send(100)
-    leader = fault_cluster.wait_leader(topic, 0)
-    proxy.withhold(leader)
+    proxy.withhold()
     producer.send(100)
-    assert proxy.withheld.wait(TIMEOUT_S), "no batch was stored and not acknowledged"
+    proxy.wait_withheld(TIMEOUT_S)
     proxy.pass_on()
     producer.finish()
 

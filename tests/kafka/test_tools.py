@@ -166,8 +166,6 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster that does not give leaderships back by itself."""
     with live_cluster(tmp_path_factory.mktemp("steady")) as made:
         made.tune(rebalance_interval_ms=3_600_000)
-        made.kill(*made.nodes)
-        made.restart(*made.nodes)
         yield made
 
 

@@ -4,6 +4,7 @@ its sender does not learn it.
 Owns one port per node. Metadata names these ports, so clients talk to the nodes through it alone.
 """
 
+import queue
 import socket
 import struct
 import threading
@@ -16,12 +17,15 @@ from smq.testing.cluster import Cluster
 
 
 class WithholdingProxy:
-    """From `withhold(node)` on, no answer of that node that says "stored" is passed on, nor what follows it on its
-    connection; the first sets `withheld`. These connections end when the node dies, or with `pass_on`."""
+    """From `withhold()` on, no answer of the first node that says "stored" is passed on, nor what follows it
+    on its connection. The node is not told beforehand: leaderships move. These connections end when the node dies, or
+    with `pass_on`."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.withheld = threading.Event()
-        self._withholding: int | None = None
+        self._is_withholding = False
+        self._withheld: queue.Queue[int] = queue.Queue()  # the node, once there is one
+        self._node: int | None = None
+        self._choosing = threading.Lock()
         self._mute: list[socket.socket] = []
         self._listeners: dict[int, socket.socket] = {}
         self._ports: dict[int, int] = {}  # by the node's own port
@@ -36,13 +40,17 @@ class WithholdingProxy:
     def bootstrap(self) -> str:
         return ",".join(f"127.0.0.1:{listener.getsockname()[1]}" for listener in self._listeners.values())
 
-    def withhold(self, node: int) -> None:
-        self.withheld.clear()
-        self._withholding = node
+    def withhold(self) -> None:
+        self._node = None
+        self._is_withholding = True
+
+    def wait_withheld(self, timeout_s: float) -> int:
+        """The node that has stored a batch whose acknowledgement is withheld. Raises queue.Empty if there is none."""
+        return self._withheld.get(timeout=timeout_s)
 
     def pass_on(self) -> None:
         """Ends the connections with answers that were withheld; new ones pass everything on."""
-        self._withholding = None
+        self._is_withholding = False
         for sock in self._mute:
             with suppress(OSError):  # the client has given up by itself
                 sock.shutdown(socket.SHUT_RDWR)
@@ -81,12 +89,18 @@ class WithholdingProxy:
         with suppress(OSError), _both_closed(client, node):
             while (frame := _read_frame(node)) is not None:
                 key, version = asked.pop(struct.unpack_from(">i", frame)[0])
-                if key is ApiKey.PRODUCE and self._withholding == number and _says_stored(frame, version):
+                if key is ApiKey.PRODUCE and _says_stored(frame, version) and self._is_withheld(number):
                     is_mute = True
                     self._mute.append(client)
-                    self.withheld.set()
                 if not is_mute:
                     _send_frame(client, self._rewritten(frame, version) if key is ApiKey.METADATA else frame)
+
+    def _is_withheld(self, number: int) -> bool:
+        with self._choosing:
+            if self._is_withholding and self._node is None:
+                self._node = number
+                self._withheld.put(number)
+            return self._is_withholding and self._node == number
 
     def _rewritten(self, frame: bytes, version: int) -> bytes:
         """Metadata with our ports instead of the nodes'."""

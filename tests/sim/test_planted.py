@@ -2,12 +2,13 @@
 
 import pytest
 
-from chaos_tests.sim.hunt import hunt
+from chaos_tests.sim.hunt import ALL, hunt, rows_of
 from chaos_tests.sim.mutation import Mutation, MutationError, PlantedBug, mutated
 from chaos_tests.sim.planted.catalogue import BUGS
 from smq.raft_state.ids import Epoch, Offset
 from smq.raft_state.state import EpochStart
 from smq.replication.log import lineage
+from tests.pages import ROOT
 
 pytestmark = pytest.mark.sim
 
@@ -31,6 +32,15 @@ def test_rarer_planted_bug_is_found(bug: PlantedBug) -> None:
 def test_planted_bug_still_fits_the_code(bug: PlantedBug) -> None:
     with bug.planted():
         pass
+
+
+def test_the_page_has_every_planted_bug_with_its_rule_and_no_other() -> None:
+    rows = rows_of((ROOT / "docs/planted-bugs.md").read_text(encoding="utf-8"))
+    assert list(rows) == [bug.name for bug in ALL]
+    for bug in ALL:
+        name, rule, _, seeds, *_ = rows[bug.name].split(" | ")
+        assert (name, rule) == (f"| {bug.name}", bug.rule)
+        assert seeds != "not found", bug.name
 
 
 def test_mutation_changes_the_function_and_takes_itself_back() -> None:

@@ -8,10 +8,11 @@ from pyspark.sql import DataFrame, SparkSession
 from smq.records import NewRecord, encode_batch
 from smq.spark_connector import session
 from smq.spark_connector.local_session import SHORT_LIVED
-from smq.testing.cluster import Cluster, live_cluster
+from smq.testing.cluster import Cluster
+from tests.live import cluster, new_topic
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two cores, and three attempts per task, so that a task is retried as in production."""
     warehouse = str(tmp_path_factory.mktemp("warehouse"))
@@ -21,22 +22,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     made.stop()
 
 
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes for all tests that leave them unchanged."""
-    with live_cluster(tmp_path_factory.mktemp("spark-cluster")) as made:
-        yield made
-
-
 @pytest.fixture
 def servers(cluster: Cluster) -> str:
     return cluster.servers
-
-
-@pytest.fixture
-def new_topic(cluster: Cluster) -> Callable[..., str]:
-    """Makes a topic on the shared cluster: `Cluster.make_topic`."""
-    return cluster.make_topic
 
 
 @pytest.fixture

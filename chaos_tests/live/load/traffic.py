@@ -20,6 +20,7 @@ from smq.testing.node_process import Node, wait_for
 RECORDS_PER_BATCH = 5
 ANSWER_MS = 2_000  # waiting longer for a dead leader would hide the fault
 VALUES_PER_PARTITION = 1_000_000_000  # keeps the values of partitions apart
+PAUSE_S = 0.005  # as long as a batch takes: a kill still meets one on its way, and nodes that start get the processor
 GIVE_UP_S = 90.0  # three nodes start and elect within that on any machine: a batch that takes longer has failed
 
 
@@ -38,9 +39,10 @@ class Outcome:
 class Traffic:
     """One producer thread per partition, from enter to exit."""
 
-    def __init__(self, cluster: Cluster, topic: str, partitions: int = 1) -> None:
+    def __init__(self, cluster: Cluster, topic: str, partitions: int = 1, pause_s: float = PAUSE_S) -> None:
         self.cluster = cluster
         self.topic = topic
+        self.pause_s = pause_s  # of each producer, between an acknowledgement and the next batch
         self.outcomes = {partition: Outcome() for partition in range(partitions)}
         self.history = Recorder(time.monotonic_ns)
         self._stopping = threading.Event()
@@ -97,6 +99,7 @@ class Traffic:
                 )
                 self._send(process, partition, batch, values)
                 number += RECORDS_PER_BATCH
+                time.sleep(self.pause_s)
         except BaseException as failure:  # noqa: BLE001 - kept, and raised where the test can see it
             outcome.failure = failure
 

@@ -11,6 +11,7 @@ from chaos_tests.sim.rpc import Call, Script, Sleep
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, Offset
 from smq.replication.api import Fetched, NodeApi
+from smq.replication.log.codec import ENVELOPE_BYTES
 
 MAX_BYTES = 4_000  # a few batches: several short polls find more than one long one
 MAX_WAIT_MS = 150
@@ -71,7 +72,8 @@ class Consumer(Client):
 
     def _took(self, partition: Known, node: NodeId, position: int, result: Fetched) -> int:
         batches = [self.world.describe(node, batch) for batch in result.batches]
-        self.ok("poll", b=batches, lo=result.log_start, hwm=result.hwm)
+        sizes = [[b.base_offset, b.last_offset + 1, ENVELOPE_BYTES + len(b.data)] for b in result.batches]
+        self.ok("poll", b=batches, lo=result.log_start, hwm=result.hwm, s=sizes)
         partition.hwm = max(partition.hwm, result.hwm)
         partition.lo = max(partition.lo, result.log_start)
         return batches[-1][0] + len(batches[-1][2]) if batches else position

@@ -14,6 +14,7 @@ from chaos_tests.sim.planted.disks import DISK_BUGS
 from chaos_tests.sim.planted.ends import END_BUGS
 from chaos_tests.sim.planted.external_offsets import EXTERNAL_OFFSET_BUGS
 from chaos_tests.sim.planted.groups import GROUP_BUGS
+from chaos_tests.sim.planted.lag import LAG_BUGS
 from chaos_tests.sim.planted.one_round import ONE_ROUND_BUGS
 from chaos_tests.sim.planted.overload import OVERLOAD_BUGS
 from chaos_tests.sim.planted.producers import PRODUCER_BUGS
@@ -38,6 +39,7 @@ BUGS: tuple[PlantedBug, ...] = (
     *TOPIC_SETTING_BUGS,
     *AGREEMENT_BUGS,
     *GROUP_BUGS,
+    *LAG_BUGS,
     *ADMINISTRATION_BUGS,
     *WATCH_BUGS,
 )

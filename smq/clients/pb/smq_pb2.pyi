@@ -2685,9 +2685,11 @@ class GroupOffset(_message.Message):
     end_unknown: _builtins.bool
     """the partition's leader has not answered: hwm may be higher"""
     lag_records: _builtins.int
-    """those that can still be read; absent with storage=external, or if lag is absent"""
+    """those that can still be read; absent where compaction has been, with"""
     lag_bytes: _builtins.int
-    """with_sizes: stored size of the batches with them; absent if this node has no copy"""
+    """storage=external, or if lag is absent
+    with_sizes: stored size of the batches with them; absent if this node has no copy
+    """
     lag_ms: _builtins.int
     """with_sizes: time since the next record was appended; 0 without one"""
     def __init__(

@@ -21,9 +21,9 @@ _NS_PER_MS = 1_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
     """Of one group in one partition. The end is the high water mark. `offsets` counts up to it, with those that
-    retention has deleted, and so does not shrink by itself. `records` are those that can still be read, and None if
-    they are stored elsewhere. `size_bytes` is the stored size of the batches with them, `age_ms` the time since the
-    next one was appended: 0 if there is none."""
+    retention has deleted, and so does not shrink by itself. `records` are those that can still be read: None if they
+    are stored elsewhere, and where compaction has been, because no offset says how many it has left. `size_bytes` is
+    the stored size of the batches with them, `age_ms` the time since the next one was appended: 0 if there is none."""
 
     log_start: Offset
     end: Offset
@@ -60,28 +60,32 @@ async def lags_of(
 
 def counted(at: GroupPosition, log_start: Offset, end: Offset) -> Lag:
     """What follows from the offsets alone."""
-    offsets = at.lag_at(end)
-    position = at.committed.position if at.committed is not None else None
+    offsets, position = at.lag_at(end), at.position
     records = None
     if position is not None and not at.part.is_external:
-        records = max(0, end - max(position, log_start))
+        first = max(position, log_start)
+        records = max(0, end - first) if first >= min(at.part.compacted_end, end) else None
     return Lag(log_start=log_start, end=end, is_end_known=True, offsets=offsets, records=records)
 
 
 async def measured(calls: NodeCalls, at: GroupPosition, lag: Lag, timeout_ms: int, *, now_ns: int) -> Lag:
     """With bytes and age, if this node's copy reaches the end."""
-    position = at.committed.position if at.committed is not None else None
-    if not lag.records or position is None:
-        return lag if lag.records is None else replace(lag, size_bytes=0, age_ms=0)
+    position = at.position
+    if position is None or not lag.is_end_known or at.part.is_external:
+        return lag
+    first = max(position, lag.log_start)
+    if first >= lag.end:
+        return replace(lag, size_bytes=0, age_ms=0)
     try:
-        backlog = await calls.backlog(at.topic, at.part.index, position, lag.end, min(timeout_ms, VIEW_ENDS_MS))
+        backlog = await calls.backlog(at.topic, at.part.index, first, lag.end, min(timeout_ms, VIEW_ENDS_MS))
     except SmqError:
         return lag  # another node's copy reaches the end
-    if backlog.ts_ns < 0:
+    if not backlog.size_bytes:
         return lag  # deleted meanwhile
     return replace(lag, size_bytes=backlog.size_bytes, age_ms=age_ms(backlog.ts_ns, now_ns))
 
 
 def age_ms(ts_ns: int, now_ns: int) -> int:
-    """Append times come from the leader's clock, which may be ahead of this node's."""
-    return max(0, now_ns - ts_ns) // _NS_PER_MS
+    """Of a record that was appended at `ts_ns`; 0 if there is none (-1). Append times come from the leader's clock,
+    which may be ahead of this node's."""
+    return max(0, now_ns - ts_ns) // _NS_PER_MS if ts_ns >= 0 else 0

@@ -27,7 +27,7 @@ class LagMonitor:
 
     def __init__(self, node: NodeApi) -> None:
         self._calls = NodeCalls(node)
-        self._known: dict[tuple[str, PartitionId], tuple[Offset, Offset, Backlog]] = {}  # by position and end
+        self._known: dict[tuple[str, PartitionId], tuple[Offset, Offset, Backlog]] = {}  # between these offsets
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -55,37 +55,35 @@ class LagMonitor:
         for name in sorted(node.state.groups)[:METRICS_GROUPS_MAX]:
             group = node.state.groups.get(name)
             async for pid, committed in turns.over(list(group.offsets.items()) if group is not None else ()):
-                end, position = self._led_end(pid), committed.position
-                if end is None or position is None:
+                if committed.position is None or (place := self._led(pid)) is None:
                     continue
+                part, end = place
+                first = max(committed.position, part.log_start)
                 known = self._known.get((name, pid))
-                if known is not None and known[:2] == (position, end):
+                # Compaction changes the batches between two offsets.
+                if known is not None and known[:2] == (first, end) and first >= part.compacted_end:
                     found[name, pid] = known
-                elif (backlog := await self._measure(pid, position, end)) is not None:
-                    found[name, pid] = (position, end, backlog)
+                elif (backlog := await self._measure(part, first, end)) is not None:
+                    found[name, pid] = (first, end, backlog)
             if len(found) >= METRICS_PARTITIONS_MAX:
                 break
         self._known = dict(islice(found.items(), METRICS_PARTITIONS_MAX))
 
-    def _led_end(self, pid: PartitionId) -> Offset | None:
-        """The high water mark, if this node leads the partition. Most are not led here: they cost one look."""
+    def _led(self, pid: PartitionId) -> tuple[PartitionState, Offset] | None:
+        """The partition and its high water mark, if this node leads it. Most are not led here: they cost one look."""
         node = self._calls.node
         part = node.state.partition(pid)
         if part is None or part.leader != node.node_id:
             return None
         replica = node.replica_status(pid)
-        return replica.hwm if replica is not None and replica.is_leader else None
+        return (part, replica.hwm) if replica is not None and replica.is_leader else None
 
-    async def _measure(self, pid: PartitionId, position: Offset, end: Offset) -> Backlog | None:
-        state = self._calls.node.state
-        part: PartitionState | None = state.partition(pid)
-        if part is None:
-            return None
-        at = max(position, part.log_start)
-        if at >= end:
+    async def _measure(self, part: PartitionState, first: Offset, end: Offset) -> Backlog | None:
+        if first >= end:
             return NOTHING
+        topic = self._calls.node.state.topic_names[part.topic_id]
         try:
-            found = await self._calls.backlog(state.topic_names[part.topic_id], part.index, at, end, VIEW_ENDS_MS)
+            found = await self._calls.backlog(topic, part.index, first, end, VIEW_ENDS_MS)
         except SmqError:
             return None  # it leads no longer, or its disk is slow: the next pass tries again
-        return found if found.ts_ns >= 0 else None
+        return found if found.size_bytes else None

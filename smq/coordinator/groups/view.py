@@ -29,9 +29,14 @@ class GroupPosition:
     part: PartitionState
     committed: CommittedOffset | None
 
+    @property
+    def position(self) -> Offset | None:
+        """The next offset that the group reads."""
+        return self.committed.position if self.committed is not None else None
+
     def lag_at(self, hwm: Offset) -> int | None:
         """Never negative, although a commit may name an offset that does not exist yet. None without a position."""
-        position = self.committed.position if self.committed is not None else None
+        position = self.position
         return max(0, hwm - position) if position is not None else None
 
 

@@ -42,7 +42,7 @@ async def _measured(calls: NodeCalls, asked: pb.PartitionOffset, timeout_ms: int
     out = pb.MeasuredBacklog(topic=asked.topic, partition=asked.partition, offset=offset, end=range_.hwm)
     if offset < range_.hwm:
         backlog = await calls.backlog(asked.topic, asked.partition, offset, range_.hwm, timeout_ms)
-        if backlog.ts_ns < 0:
+        if not backlog.size_bytes:
             message = f"{asked.topic}/{asked.partition} changed during the measurement from offset {offset} on"
             raise SmqError(ErrorCode.OFFSET_NOT_AVAILABLE, message)
         out.size_bytes = backlog.size_bytes

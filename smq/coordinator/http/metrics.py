@@ -16,7 +16,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from smq.coordinator.http.partition_metrics import Backlogs, series_pieces
-from smq.coordinator.service.transactions import oldest_open_ms
+from smq.coordinator.service.transactions import all_open_ms
 from smq.raft_state.limits import APPS_MAX
 from smq.raft_state.state import ClusterState
 from smq.replication.api import NodeApi, NodeStatus, StorageStatus
@@ -96,9 +96,14 @@ NODE_GAUGES: Final[tuple[tuple[str, str, Callable[[NodeStatus, ClusterState], fl
     ),
     ("smq_cluster_apps_max", "Beyond this number new apps are refused.", lambda n, s: APPS_MAX),
     (
+        "smq_cluster_open_transactions",
+        "Open transactions: begun in some partition or group, and not decided.",
+        lambda n, s: len(all_open_ms(s)),
+    ),
+    (
         "smq_cluster_oldest_transaction_seconds",
         "How long the oldest open transaction has been open, by the replicated clock; 0: none is.",
-        lambda n, s: oldest_open_ms(s) / 1000,
+        lambda n, s: max(all_open_ms(s), default=0) / 1000,
     ),
 )
 # name, help, reader of the node's disk

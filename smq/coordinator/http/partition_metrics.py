@@ -66,7 +66,7 @@ _GROUP_GAUGES: Final = (
 )
 _GROUP_OFFSET_GAUGES: Final = (
     ("group_committed_offset", "Next offset that the group reads, as committed."),
-    ("group_lag", "Records up to the high water mark that the group has not committed."),
+    ("group_lag", "Offsets up to the high water mark that the group has not committed."),
 )
 _BACKLOG_GAUGES: Final = (
     ("group_lag_bytes", "Stored size of the batches that the group has not read. Of partitions that this node leads."),

@@ -6,7 +6,6 @@ services may import it.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
@@ -43,16 +42,23 @@ class Timeouts:
         self._is_ticking = False
 
     def add(self, after_ms: int, fn: Callable[[], None]) -> Deadline:
+        loop = asyncio.get_running_loop()
         if not self._is_ticking:
             self._is_ticking = True
-            asyncio.get_running_loop().call_later(_TICK_S, self._tick)
-        return self._deadlines.add(time.monotonic_ns() + after_ms * 1_000_000, fn)
+            loop.call_later(_TICK_S, self._tick)
+        return self._deadlines.add(_now_ns(loop) + after_ms * 1_000_000, fn)
 
     def _tick(self) -> None:
-        self._deadlines.run(time.monotonic_ns())
+        loop = asyncio.get_running_loop()
+        self._deadlines.run(_now_ns(loop))
         self._is_ticking = not self._deadlines.is_empty
         if self._is_ticking:
-            asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+            loop.call_later(_TICK_S, self._tick)
+
+
+def _now_ns(loop: asyncio.AbstractEventLoop) -> int:
+    """By the loop's clock, which is a virtual one in the simulation."""
+    return int(loop.time() * 1e9)
 
 
 class Answer(Generic[T]):

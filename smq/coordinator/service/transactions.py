@@ -32,8 +32,9 @@ def open_ms(state: ClusterState, transaction: TransactionState) -> int | None:
     return state.expiry_clock_ms - (transaction.started_ms or state.expiry_clock_ms)
 
 
-def oldest_open_ms(state: ClusterState) -> int:
-    """Of all open transactions; 0 if there is none."""
+def all_open_ms(state: ClusterState) -> list[int]:
+    """How long each open transaction has been open."""
     if not state.transaction_items:
-        return 0
-    return max((open_ms(state, transaction) or 0 for transaction in state.transactions.values()), default=0)
+        return []
+    found = (open_ms(state, transaction) for transaction in state.transactions.values())
+    return [since for since in found if since is not None]

@@ -135,7 +135,7 @@ class LogReader:
         return base_of_key(self._key_of_batch_at(at))
 
     def _counted_below(self, end: Offset) -> int:
-        """The size of the batches between the base and `end`, as far as their index rows can be read."""
+        """The size of the batches between the base and `end`."""
         size, start = 0, after_append_time(self.pid, self._base.last_ts_ns)
         while rows := self.rows.scan(
             Table.TIMES, start, times_range(self.pid, TIME_APPEND)[1], limit=INDEX_ROWS_PER_SCAN
@@ -143,11 +143,20 @@ class LogReader:
             for key, value in rows:
                 if base_of_key(key) >= end:
                     return size
-                with suppress(DataDamaged):
-                    info = parse_index_row(key, value)
-                    size += info.size if info.end > self._base.end else 0
+                size += self.counted_size(key, value)
             start = rows[-1][0] + b"\x00"
         return size
+
+    def counted_size(self, key: bytes, row: bytes) -> int:
+        """Of the batch with this index row, as the log counts it. A damaged row does not say: then the batch is as long
+        as ever, even if its own bytes are damaged, too."""
+        try:
+            info = parse_index_row(key, row)
+        except DataDamaged:
+            base = base_of_key(key)
+            stored = self.rows.get(Table.BATCHES, batch_key(self.pid, base))
+            return len(stored) if stored is not None and base >= self.base_end else 0
+        return info.size if info.end > self.base_end else 0
 
     def _fold_rows(self, state: LogState, end: Offset) -> None:
         """Adds the batches that the index rows describe, up to the first row that is damaged or missing."""
@@ -336,20 +345,19 @@ class LogReader:
                 at, size = info.end, size + info.size
         return at, size
 
-    def backlog(self, offset: Offset, end: Offset) -> tuple[TsNs, int]:
-        """(append time of the record at `offset`, stored size) of the batches from the one that contains `offset` to
-        the last that ends at or below `end`. (-1, 0) if there is none. Reads no more index rows than lie between two
-        checkpoints, twice."""
+    def backlog_bytes(self, offset: Offset, end: Offset) -> int:
+        """Stored size of the batches from the one that contains `offset` to the last that ends at or below `end`. Reads
+        no more index rows than lie between two checkpoints, twice."""
         first = self.read(offset, end, 1)
         if not first or first[0].end > end:
-            return TsNs(-1), 0
-        ts_ns = TsNs(first[0].ts_ns + offset - first[0].base)
-        return ts_ns, self._bytes_before(end) - self._bytes_before(first[0].base)
+            return 0
+        return self._bytes_before(end) - self._bytes_before(first[0].base)
 
     def _bytes_before(self, end: Offset) -> int:
-        """Of all batches that end at or below `end`, as `bytes_total` counts."""
-        state = self._checkpoint_at_or_below(end)
-        return state.bytes_total + sum(info.size for info in self._infos(state.last_ts_ns, end))
+        """Of all batches that end at or below `end`, as `bytes_total` counts: not those of a segment that wait to be
+        deleted below the base."""
+        state, counted = self._checkpoint_at_or_below(end), self.base_end
+        return state.bytes_total + sum(i.size for i in self._infos(state.last_ts_ns, end) if i.end > counted)
 
     def retained_start(self, end: Offset, limits: Retention, now_ms: int) -> tuple[Offset, bool]:
         """Where the log starts once what `limits` does not retain below `end` has gone: whole batches, from the oldest

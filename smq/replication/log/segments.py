@@ -10,7 +10,6 @@ row is written in the same transaction as the bytes. It must never change a log:
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import suppress
 from hashlib import sha256
 from itertools import count
 from typing import Final, NamedTuple
@@ -32,7 +31,6 @@ from smq.replication.log.codec import (
     index_row,
     info_of,
     parse_header_of,
-    parse_index_row,
     times_range,
 )
 from smq.replication.log.reader import INDEX_ROWS_PER_SCAN, LogReader
@@ -138,7 +136,7 @@ class Replaced(NamedTuple):
     """The rows of a stretch of the log on disk, before a segment is installed there."""
 
     first: Offset  # of the first batch there; the stretch's end if there is none
-    size: int  # of the batches that the log counts, and whose rows can be read
+    size: int  # of the batches that the log counts
     first_ts_ns: TsNs
     last_ts_ns: TsNs  # of the first record of the last batch
     create_rows: list[tuple[int, Offset]]  # create time and base of each TIMES row of that kind
@@ -153,9 +151,7 @@ def replaced(log: LogReader, start: Offset, end: Offset) -> Replaced:
         if first == end:
             first, stamps = base_of_key(key), [append_time_of_key(key)]
         stamps.append(append_time_of_key(key))
-        with suppress(DataDamaged):
-            info = parse_index_row(key, value)
-            size += info.size if info.end > log.base_end else 0
+        size += log.counted_size(key, value)
     create_rows = [(create_ms_of_key(key), base_of_key(key)) for key, _ in _rows_between(log, TIME_CREATE, start, stop)]
     return Replaced(first, size, stamps[0], stamps[-1], create_rows)
 

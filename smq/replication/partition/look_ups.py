@@ -13,10 +13,10 @@ from typing import Final, TypeVar
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset, TsNs
 from smq.raft_state.topic_config import Retention
-from smq.records import BatchCorrupt
+from smq.records import BatchCorrupt, BatchHeader
 from smq.replication.api import Backlog, Cancel, DoneFn, PartitionEnd, SizedRun, TimeKind, TimeOffset
 from smq.replication.host import Host
-from smq.replication.log.codec import INT64_MAX, BatchDamaged, BatchInfo
+from smq.replication.log.codec import INT64_MAX, BatchDamaged, BatchInfo, parse_header_of
 from smq.replication.log.decoding import decode_bounded
 from smq.replication.log.reader import LogReader
 from smq.replication.partition.ends import ExactEnds
@@ -29,6 +29,8 @@ from smq.replication.runtime.deadlines import Deadline
 T = TypeVar("T")
 
 ANY_TIMESTAMP_MS: Final = -(1 << 63)
+NEXT_RECORD_BYTES: Final = 64 << 10  # some 500 batches that compaction has emptied
+NEXT_RECORD_READS_MAX: Final = 1024  # 64 MiB of them, or of control batches: many seconds of the disk's thread
 AGAIN_MAX: Final = 10  # a log that is trimmed during every attempt: the caller tries again
 
 
@@ -260,8 +262,8 @@ class LookUps:
         at = max(offset, log_start)  # what retention has deleted is not there to be read
 
         def find(log: LogReader) -> Backlog:
-            ts_ns, size = log.backlog(max(at, log.log_start), end)
-            return Backlog(size, ts_ns)
+            first = max(at, log.log_start)
+            return Backlog(log.backlog_bytes(first, end), next_record_ts_ns(log, first, end))
 
         look_up = _LookUp(self._host, self._repairs, replica, find, done)
         look_up.begin(max(timeout_ms, READ_MS_MAX))
@@ -279,6 +281,32 @@ class LookUps:
         look_up = _LookUp(self._host, self._repairs, replica, find, done)
         look_up.begin(READ_MS_MAX)
         return look_up.cancel
+
+
+def next_record_ts_ns(log: LogReader, offset: Offset, end: Offset) -> TsNs:
+    """Append time of the first record at or after `offset`: the one there may have been compacted away, and control
+    batches hold none. -1 if there is none below `end`."""
+    bytes_max = 1  # the first batch usually has it
+    for _ in range(NEXT_RECORD_READS_MAX):
+        found = log.read(offset, end, bytes_max)
+        for stored in found:
+            ts_ns, header = parse_header_of(stored.value, verify=None)
+            at = _first_record(stored.batch, header, Offset(max(offset, stored.base)))
+            if at is not None:
+                return TsNs(ts_ns + at - stored.base)
+        if not found:
+            return TsNs(-1)
+        offset, bytes_max = found[-1].end, NEXT_RECORD_BYTES
+    raise _not_ready("there are too many batches without records before the next one: try again")
+
+
+def _first_record(batch: memoryview, header: BatchHeader, offset: Offset) -> Offset | None:
+    """Offset of the batch's first record at or after `offset`, which is in the batch."""
+    if header.is_control or not header.count:
+        return None
+    if header.count == header.last_offset_delta + 1:
+        return offset  # none is missing
+    return next((Offset(record.offset) for record in decode_bounded(batch) if record.offset >= offset), None)
 
 
 def find_time(log: LogReader, *, end: Offset, kind: TimeKind, value: int) -> TimeOffset | _NoMatch:

@@ -1,6 +1,7 @@
 """A closed client says so: it never answers as if there were nothing."""
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -103,6 +104,7 @@ def _in_fork(calls: list[Callable[[], object]]) -> list[str]:
     reading, writing = context.Pipe(duplex=False)
 
     def child() -> None:
+        gc.disable()  # it might end gRPC's objects of earlier tests, for locks that threads of the parent held
         faulthandler.dump_traceback_later(25, exit=True)  # says where it hangs
         for call in calls:
             writing.send(_outcome(call))
@@ -163,7 +165,7 @@ def test_a_pool_of_forked_children_gets_the_error_too() -> None:
     """The error must survive pickling: a pool waits for ever for what it cannot read."""
     with cluster_in_thread(1, t=1) as cluster, SyncAdmin(cluster.servers) as admin:
         assert admin.list_topics()
-        with multiprocessing.get_context("fork").Pool(1) as pool:
+        with multiprocessing.get_context("fork").Pool(1, initializer=gc.disable) as pool:
             asked = pool.apply_async(_names_of_topics, (cluster.servers,))
             with pytest.raises(Forked, match="by multiprocessing's spawn method"):
                 asked.get(30)

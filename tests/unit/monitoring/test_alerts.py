@@ -80,6 +80,7 @@ CASES: dict[str, list[dict[str, str]]] = {
             "values": f"0x{BEFORE_MIN} 1+10x{FAULT_MIN} 0x300",
         }
     ],
+    "SmqTransactionOpen": [series("smq_cluster_oldest_transaction_seconds", 5, 1_800)],
     "SmqDiskFull": [series("smq_disk_full", 0, 1)],
     "SmqDiskFills": [
         {

@@ -35,15 +35,20 @@ def test_help_loads_no_client_either() -> None:
     assert not loaded & (SERVER | SLOW | {"grpc", "google", "asyncio"})
 
 
-def test_a_node_loads_nothing_of_spark() -> None:
+def test_the_process_over_the_nodes_of_a_cluster_loads_no_server() -> None:
     loaded = _loaded("smq.coordinator.cli.commands.cluster")
+    assert not _packages(loaded) & {"lmdb", "pysyncobj", "uvloop", "prometheus_client", "aiokafka"}
+
+
+def test_a_node_loads_nothing_of_spark() -> None:
+    loaded = _loaded("smq.coordinator.cli.commands.serve")
     assert not _packages(loaded) & {"pyarrow", "pyspark", "pandas", "numpy"}
     assert len(loaded) <= DEV_MODULES_MAX
 
 
 def test_a_node_without_tls_reads_no_certificates() -> None:
     assert not {"cryptography.x509", "smq.coordinator.tls.certificates"} & set(
-        _loaded("smq.coordinator.cli.commands.cluster")
+        _loaded("smq.coordinator.cli.commands.serve")
     )
 
 

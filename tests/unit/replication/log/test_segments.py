@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,13 +21,14 @@ from smq.records import NewRecord, decode_batch, encode_batch, marker_batch, par
 from smq.replication.log import partition_log
 from smq.replication.log.aborted import AbortedTransactions
 from smq.replication.log.cleaning import is_aborted
-from smq.replication.log.codec import TIME_CREATE, base_of_key, create_ms_of_key, times_range
+from smq.replication.log.codec import TIME_APPEND, TIME_CREATE, base_of_key, create_ms_of_key, times_range
 from smq.replication.log.rewriting import SegmentWriter, digest_of
 from smq.replication.log.segments import own_digest, replaced
 from smq.replication.log.state import CHECKPOINT_BATCHES
 from smq.replication.log.store import LogStore, StoredValue
-from smq.replication.ports import Table
+from smq.replication.ports import Put, Table
 from tests.examples import examples
+from tests.unit.replication.log.test_store import flipped
 from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness
 
 EVERY = "CHECKPOINT_BATCHES"
@@ -158,6 +160,22 @@ def test_records_older_than_one_that_was_compacted_away_are_found_after_a_cut() 
         assert [found_at(node, create_ms) for create_ms in (6, 7, 11)] == [0, 0, None]
         node.reopen()
     assert create_rows(node) == [(10, 0)]
+
+
+@pytest.mark.parametrize("damaged", range(4))
+def test_a_damaged_index_row_of_what_is_compacted_does_not_falsify_the_sizes(damaged: int) -> None:
+    node = Node(FakeHarness(0))
+    for key in range(6):
+        node.append([key, key + 1], 0)
+    node.harness.settle()
+    old = node.stored()
+    at, row = node.harness.disk.scan(Table.TIMES, *times_range(PID, TIME_APPEND), limit=6)[damaged]
+    node.harness.disk.submit([Put(Table.TIMES, at, flipped(row, 60))], nothing)
+    node.harness.settle()
+    assert node.install(0, 8, rewritten(old[:4], {0, 1, 2, 5}, 0, node.log.aborted))
+    sizes = [len(stored.value) for stored in node.stored()]
+    assert node.log.size_bytes == sum(sizes) < sum(len(stored.value) for stored in old)
+    assert node.log.backlog_bytes(Offset(0), Offset(12)) == sum(sizes)
 
 
 def test_records_older_than_one_that_was_compacted_away_are_found_after_the_log_has_grown_by_a_segment() -> None:

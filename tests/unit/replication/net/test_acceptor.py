@@ -121,8 +121,11 @@ def test_a_socket_with_a_reserved_descriptor_is_refused_with_the_limit_to_raise(
         assert "ulimit -n" in reasons[0]
 
     def accept() -> AcceptLimits:
-        with socket.socket() as free:
-            return AcceptLimits(connections_max=100, per_address_max=100, descriptor_max=free.fileno() + 12)
+        free = [socket.socket() for _ in range(12)]  # not one after the other, if the process has closed some
+        highest = max(one.fileno() for one in free)
+        for one in free:
+            one.close()
+        return AcceptLimits(connections_max=100, per_address_max=100, descriptor_max=highest + 1)
 
     with_acceptor(accept, body)
 

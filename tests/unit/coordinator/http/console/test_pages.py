@@ -326,6 +326,13 @@ def test_a_browser_that_goes_away_while_it_follows_the_end_leaves_nothing_behind
     serving(tmp_path, body)
 
 
+async def scraped(served: Served) -> list[str]:
+    """The lines of /metrics."""
+    url = f"http://127.0.0.1:{served.server.http_address[1]}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        return (await response.text()).splitlines()
+
+
 def test_an_anomaly_is_an_event_and_a_metric(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         events = served.server._console.events
@@ -336,10 +343,7 @@ def test_an_anomaly_is_an_event_and_a_metric(tmp_path: Path) -> None:
         found = [event.text for event in events.events if event.kind == "anomaly"]
         assert found == ["log-differs: t/0: <b>another batch</b>"], "once"
         assert "log-differs: t/0: <b>another batch</b>" in (await get(served, "events")).text
-        async with aiohttp.ClientSession() as session:
-            url = f"http://127.0.0.1:{served.server.http_address[1]}/metrics"
-            async with session.get(url) as response:
-                lines = (await response.text()).splitlines()
+        lines = await scraped(served)
         assert 'smq_anomalies_total{kind="log-differs"} 1.0' in lines
         assert 'smq_anomalies_total{kind="hwm-back"} 0.0' in lines
 
@@ -383,8 +387,10 @@ def test_open_transactions_come_first_and_name_what_they_hold_up(tmp_path: Path)
                 assert expected in shown.text
             assert f"groups/{quote(EVIL, safe='')}" in " ".join(shown.links())
             check_is_safe(shown)
+            assert "smq_cluster_open_transactions 1.0" in await scraped(served)
             await producer.abort()
         assert "Ongoing" not in (await get(served, "transactions")).text
+        assert "smq_cluster_open_transactions 0.0" in await scraped(served)
 
     serving(tmp_path, body)
 

@@ -1,0 +1,82 @@
+"""Planted bugs of the lag: how far a group is behind, as nodes calculate it.
+
+Owns these rows only. `catalogue` alone imports it.
+"""
+
+from typing import Final
+
+from chaos_tests.sim.mutation import Mutation, PlantedBug
+
+_LAG: Final = "smq.coordinator.groups.lag:"
+_MONITOR: Final = "smq.coordinator.groups.lag_monitor:LagMonitor."
+_LOOK_UPS: Final = "smq.replication.partition.look_ups:"
+_WRONG: Final = frozenset({"wrong-lag"})
+
+LAG_BUGS: Final[tuple[PlantedBug, ...]] = (
+    PlantedBug(
+        name="lag-to-the-applied-mark",
+        rule="lag: it counts to the exact end, not to the mark that a node has applied",
+        mutations=(Mutation(_LAG + "lags_of", "end.hwm)", "at.part.hwm)"),),
+        scenario="lag",
+        anomalies=frozenset({"stale-hwm"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="lag-age-of-the-newest-record",
+        rule="lag: the age is that of the next record, not of the newest one",
+        mutations=(
+            Mutation(
+                _LOOK_UPS + "LookUps.backlog",
+                "next_record_ts_ns(log, first, end)",
+                "next_record_ts_ns(log, Offset(end - 1), end)",
+            ),
+        ),
+        scenario="lag",
+        anomalies=_WRONG,
+        seeds=20,
+    ),
+    PlantedBug(
+        name="lag-age-of-a-removed-record",
+        rule="lag: the age is that of a record which is still there",
+        mutations=(
+            Mutation(
+                _LOOK_UPS + "next_record_ts_ns",
+                "_first_record(stored.batch, header, Offset(max(offset, stored.base)))",
+                "Offset(max(offset, stored.base))",
+            ),
+        ),
+        scenario="lag+compaction",
+        anomalies=_WRONG,
+        seeds=20,
+    ),
+    PlantedBug(
+        name="lag-kept-although-deleted",
+        rule="lag: the metrics measure again what retention has shortened",
+        mutations=(
+            Mutation(
+                _MONITOR + "measure_all",
+                "known[:2] == (first, end)",
+                "known[0] <= first < known[1] == end",
+            ),
+        ),
+        scenario="lag",
+        anomalies=_WRONG,
+        seeds=20,
+    ),
+    PlantedBug(
+        name="lag-counts-removed-records",
+        rule="lag: records are what can still be read; where compaction has been, their number is not known",
+        mutations=(Mutation(_LAG + "counted", " if first >= min(at.part.compacted_end, end) else None", ""),),
+        scenario="lag+compaction",
+        anomalies=_WRONG,
+        seeds=20,
+    ),
+    PlantedBug(
+        name="lag-bytes-of-what-waits-for-its-deletion",
+        rule="lag: batches of a segment that wait to be deleted below the base are not counted",
+        mutations=(Mutation("smq.replication.log.reader:LogReader._bytes_before", "if i.end > counted)", "if True)"),),
+        scenario="lag+compaction",
+        anomalies=_WRONG,
+        seeds=60,
+    ),
+)

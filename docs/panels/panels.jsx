@@ -1,0 +1,74 @@
+// Draws the panels of dashboard.json with Grafana's own components, from what a Prometheus answered to their queries.
+// Owns nothing but what Grafana's server would add: the queries' answers as frames, and the defaults of its panels.
+// docs/take_dashboard.py bundles it, and writes `window.SCENE`.
+import { createRoot } from "react-dom/client";
+import { BigValue, BigValueColorMode, BigValueGraphMode, GlobalStyles, PanelChrome, TimeSeries } from "@grafana/ui";
+import { ThemeContext, FieldType, createTheme, dateTime, getDisplayProcessor, toDataFrame } from "@grafana/data";
+
+const { panels, answers, start, end, width, row } = window.SCENE;
+const theme = createTheme({ colors: { mode: "dark" } });
+const timeRange = { from: dateTime(start * 1000), to: dateTime(end * 1000), raw: { from: "", to: "" } };
+const column = width / 24;
+const GAP = 8;
+
+const named = (legend, labels) => legend.replace(/\{\{\s*(\w+)\s*\}\}/g, (_, label) => labels[label] ?? "");
+
+// One frame per series, with what Grafana sets by default for the two kinds of panels.
+function frames(panel) {
+  const series = answers[panel.id].flatMap((found, at) =>
+    found.map(({ metric, values }) => ({ values, name: named(panel.targets[at].legendFormat, metric) })),
+  );
+  return series.map(({ values, name }, seriesIndex) => {
+    const color = { mode: panel.type === "stat" ? "fixed" : "palette-classic", fixedColor: "green" };
+    const config = { ...panel.fieldConfig.defaults, color, displayName: name, custom: { lineWidth: 1, spanNulls: true } };
+    const frame = toDataFrame({
+      fields: [
+        { name: "Time", type: FieldType.time, config: {}, values: values.map(([at]) => at * 1000) },
+        // A quotient of rates is NaN while nothing happens.
+        { name: "Value", type: FieldType.number, config, values: values.map(([, v]) => (v === "NaN" ? null : Number(v))) },
+      ],
+    });
+    for (const field of frame.fields) {
+      field.state = { seriesIndex };
+      field.display = getDisplayProcessor({ field, theme, timeZone: "utc" });
+    }
+    return frame;
+  });
+}
+
+function Panel({ panel }) {
+  const { x, y, w, h } = panel.gridPos;
+  const found = frames(panel);
+  const place = { position: "absolute", left: x * column, top: y * row };
+  const last = panel.type === "stat" && found[0].fields[1];
+  return (
+    <div style={place}>
+      <PanelChrome title={panel.title} width={w * column - GAP} height={h * row - GAP} padding="md">
+        {(width, height) =>
+          last ? (
+            <BigValue
+              {...{ theme, width, height, value: last.display(last.values.at(-1)) }}
+              colorMode={BigValueColorMode.Value}
+              graphMode={BigValueGraphMode.None}
+            />
+          ) : (
+            <TimeSeries
+              {...{ theme, width, height, timeRange, frames: found }}
+              timeZone="utc"
+              legend={{ showLegend: true, displayMode: "list", placement: "bottom", calcs: [] }}
+            />
+          )
+        }
+      </PanelChrome>
+    </div>
+  );
+}
+
+createRoot(document.getElementById("root")).render(
+  <ThemeContext.Provider value={theme}>
+    <GlobalStyles />
+    {panels.map((panel) => (
+      <Panel key={panel.id} panel={panel} />
+    ))}
+  </ThemeContext.Provider>,
+);

@@ -1,0 +1,37 @@
+"""The clusters that the tests of a live suite share: the conftests of cluster, kafka and spark import these fixtures.
+
+Package scope: the nodes of a suite end before the next suite starts. A test that needs nodes of its own, because it
+depends on how often they have gone or damages them, starts them itself.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from smq.testing.cluster import Cluster, live_cluster
+
+
+@pytest.fixture(scope="package")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes for all tests that leave them unchanged."""
+    with live_cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture(scope="package")
+def _faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with live_cluster(tmp_path_factory.mktemp("faults")) as made:
+        yield made
+
+
+@pytest.fixture
+def fault_cluster(_faulty: Cluster) -> Cluster:
+    """Three nodes for faults that heal, repaired whatever the previous test left behind."""
+    _faulty.heal()
+    return _faulty
+
+
+@pytest.fixture
+def new_topic(cluster: Cluster) -> Callable[..., str]:
+    """Makes a topic on the shared cluster: `Cluster.make_topic`."""
+    return cluster.make_topic

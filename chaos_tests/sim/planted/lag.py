@@ -26,9 +26,9 @@ LAG_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="lag: the age is that of the next record, not of the newest one",
         mutations=(
             Mutation(
-                _LOOK_UPS + "LookUps.backlog",
-                "next_record_ts_ns(log, first, end)",
-                "next_record_ts_ns(log, Offset(end - 1), end)",
+                _LOOK_UPS + "_measure",
+                "bytes_max = 1  #",
+                "at, bytes_max = Offset(max(at, end - 1)), 1  #",
             ),
         ),
         scenario="lag",
@@ -40,9 +40,9 @@ LAG_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="lag: the age is that of a record which is still there",
         mutations=(
             Mutation(
-                _LOOK_UPS + "next_record_ts_ns",
-                "_first_record(stored.batch, header, Offset(max(offset, stored.base)))",
-                "Offset(max(offset, stored.base))",
+                _LOOK_UPS + "_measure",
+                "_first_record(stored.batch, header, Offset(max(at, stored.base)))",
+                "Offset(max(at, stored.base))",
             ),
         ),
         scenario="lag+compaction",

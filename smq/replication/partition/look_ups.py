@@ -8,7 +8,7 @@ Nothing here may read on the loop.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset, TsNs
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 ANY_TIMESTAMP_MS: Final = -(1 << 63)
 NEXT_RECORD_BYTES: Final = 64 << 10  # some 500 batches that compaction has emptied
-NEXT_RECORD_READS_MAX: Final = 1024  # 64 MiB of them, or of control batches: many seconds of the disk's thread
+NEXT_RECORD_READS: Final = 16  # in one step, 1 MiB: other reads take turns with the steps on the disk's thread
 AGAIN_MAX: Final = 10  # a log that is trimmed during every attempt: the caller tries again
 
 
@@ -213,6 +213,53 @@ def _no_record(exact: PartitionEnd) -> TimeOffset:
     return TimeOffset(exact.hwm, TsNs(-1), -1)
 
 
+class _Measured(NamedTuple):
+    """What a step has found: the size of the whole backlog, and the next record or where the next step goes on."""
+
+    size_bytes: int
+    ts_ns: TsNs | None  # -1: there is no record; None: there is none below `at`
+    at: Offset
+
+
+class _BacklogLookUp:
+    """What a reader has before it. Batches without records are passed over, in as many steps as they take."""
+
+    def __init__(
+        self, host: Host, repairs: Repairs, replica: Replica, end: Offset, done: DoneFn[Backlog], timeout_ms: int
+    ) -> None:
+        self._host = host
+        self._repairs = repairs
+        self._replica = replica
+        self._end = end
+        self._done = done
+        self._until_ns = host.clock.monotonic_ns() + timeout_ms * 1_000_000
+        self._withdraw: Cancel | None = None  # the step under way
+        self._is_cancelled = False
+
+    def begin(self, offset: Offset, size_bytes: int | None = None) -> None:
+        """The next step, from `offset` on."""
+        find = partial(_measure, offset=offset, end=self._end, size_bytes=size_bytes)
+        look_up = _LookUp(self._host, self._repairs, self._replica, find, self._on_measured)
+        self._withdraw = look_up.cancel
+        look_up.begin(max(0, self._until_ns - self._host.clock.monotonic_ns()) // 1_000_000)
+
+    def _on_measured(self, found: _Measured | SmqError) -> None:
+        if self._is_cancelled:
+            return
+        if isinstance(found, SmqError):
+            self._done(found)
+        elif found.ts_ns is None:
+            self.begin(found.at, found.size_bytes)
+        else:
+            self._done(Backlog(found.size_bytes, found.ts_ns))
+
+    def cancel(self) -> None:
+        """Its caller waits no longer."""
+        self._is_cancelled = True
+        if self._withdraw is not None:
+            self._withdraw()
+
+
 class LookUps:
     """All look-ups of a node. The disk bounds how many search, and `ends` how many wait for a leader."""
 
@@ -261,12 +308,8 @@ class LookUps:
             raise replica.not_leader()
         at = max(offset, log_start)  # what retention has deleted is not there to be read
 
-        def find(log: LogReader) -> Backlog:
-            first = max(at, log.log_start)
-            return Backlog(log.backlog_bytes(first, end), next_record_ts_ns(log, first, end))
-
-        look_up = _LookUp(self._host, self._repairs, replica, find, done)
-        look_up.begin(max(timeout_ms, READ_MS_MAX))
+        look_up = _BacklogLookUp(self._host, self._repairs, replica, end, done, max(timeout_ms, READ_MS_MAX))
+        look_up.begin(at)
         return look_up.cancel
 
     def retained_start(
@@ -283,21 +326,23 @@ class LookUps:
         return look_up.cancel
 
 
-def next_record_ts_ns(log: LogReader, offset: Offset, end: Offset) -> TsNs:
-    """Append time of the first record at or after `offset`: the one there may have been compacted away, and control
-    batches hold none. -1 if there is none below `end`."""
+def _measure(log: LogReader, *, offset: Offset, end: Offset, size_bytes: int | None) -> _Measured:
+    """The append time of the first record at or after `offset`: the one there may have been compacted away, and control
+    batches hold none. `size_bytes` is measured in the first step only, where it is None."""
+    at = max(offset, log.log_start)
+    size_bytes = log.backlog_bytes(at, end) if size_bytes is None else size_bytes
     bytes_max = 1  # the first batch usually has it
-    for _ in range(NEXT_RECORD_READS_MAX):
-        found = log.read(offset, end, bytes_max)
+    for _ in range(NEXT_RECORD_READS):
+        found = log.read(at, end, bytes_max)
         for stored in found:
             ts_ns, header = parse_header_of(stored.value, verify=None)
-            at = _first_record(stored.batch, header, Offset(max(offset, stored.base)))
-            if at is not None:
-                return TsNs(ts_ns + at - stored.base)
+            first = _first_record(stored.batch, header, Offset(max(at, stored.base)))
+            if first is not None:
+                return _Measured(size_bytes, TsNs(ts_ns + first - stored.base), first)
         if not found:
-            return TsNs(-1)
-        offset, bytes_max = found[-1].end, NEXT_RECORD_BYTES
-    raise _not_ready("there are too many batches without records before the next one: try again")
+            return _Measured(size_bytes, TsNs(-1), end)
+        at, bytes_max = found[-1].end, NEXT_RECORD_BYTES
+    return _Measured(size_bytes, None, at)
 
 
 def _first_record(batch: memoryview, header: BatchHeader, offset: Offset) -> Offset | None:

@@ -10,7 +10,6 @@ from chaos_tests.sim.mutation import Mutation, PlantedBug
 _LAG: Final = "smq.coordinator.groups.lag:"
 _MONITOR: Final = "smq.coordinator.groups.lag_monitor:LagMonitor."
 _LOOK_UPS: Final = "smq.replication.partition.look_ups:"
-_READER: Final = "smq.replication.log.reader:LogReader."
 _WRONG: Final = frozenset({"wrong-lag"})
 
 LAG_BUGS: Final[tuple[PlantedBug, ...]] = (
@@ -75,7 +74,7 @@ LAG_BUGS: Final[tuple[PlantedBug, ...]] = (
     PlantedBug(
         name="lag-bytes-of-what-waits-for-its-deletion",
         rule="lag: batches of a segment that wait to be deleted below the base are not counted",
-        mutations=(Mutation(_READER + "_bytes_before", "if info.end > counted:", "if True:"),),
+        mutations=(Mutation("smq.replication.log.reader:LogReader._bytes_before", "if i.end > counted)", "if True)"),),
         scenario="lag+compaction",
         anomalies=_WRONG,
         seeds=60,

@@ -6,7 +6,7 @@ medium if it has to: `later_reads` runs it beside the loop. It must never change
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Final
@@ -136,48 +136,27 @@ class LogReader:
 
     def _counted_below(self, end: Offset) -> int:
         """The size of the batches between the base and `end`."""
-        start, stop = after_append_time(self.pid, self._base.last_ts_ns), times_range(self.pid, TIME_APPEND)[1]
-        return self.counted_size(self.rows_of_times(start, stop), self._first, end)
-
-    def rows_of_times(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The rows on disk between two keys of table TIMES."""
-        while rows := self.rows.scan(Table.TIMES, start, stop, limit=INDEX_ROWS_PER_SCAN):
-            yield from rows
+        size, start = 0, after_append_time(self.pid, self._base.last_ts_ns)
+        while rows := self.rows.scan(
+            Table.TIMES, start, times_range(self.pid, TIME_APPEND)[1], limit=INDEX_ROWS_PER_SCAN
+        ):
+            for key, value in rows:
+                if base_of_key(key) >= end:
+                    return size
+                size += self.counted_size(key, value)
             start = rows[-1][0] + b"\x00"
-
-    def counted_size(self, rows: Iterable[tuple[bytes, bytes]], start: Offset, end: Offset) -> int:
-        """Of the batches on disk that begin in [start, end), as the log counts them. `rows` holds their index rows, in
-        order. What a row does not say, because it is damaged or missing, the batch says: it is as long as ever, even if
-        its own bytes are damaged, too."""
-        sizes = _sizes_of(rows)
-        known, size = next(sizes, None), 0
-        for base, batch_end in self._spans(max(start, self._first), end):
-            while known is not None and known[0] < base:
-                known = next(sizes, None)
-            if batch_end <= self.base_end:
-                continue
-            if known is not None and known[0] == base:
-                size += known[1]
-            else:
-                size += len(self.rows.get(Table.BATCHES, batch_key(self.pid, base)) or b"")
         return size
 
-    def first_on_disk(self, start: Offset, end: Offset) -> Offset:
-        """Base of the first batch on disk that begins in [start, end); `end` if none does."""
-        return next((base for base, _ in self._spans(max(start, self._first), end)), end)
-
-    def _spans(self, start: Offset, end: Offset) -> Iterator[tuple[Offset, Offset]]:
-        """Base and end of the batches on disk that begin in [start, end): each ends where the next begins."""
-        base: Offset | None = None
-        at, stop = batch_key(self.pid, start), batch_key(self.pid, end)
-        while keys := self.rows.scan_keys(Table.BATCHES, at, stop, limit=INDEX_ROWS_PER_SCAN):
-            for key in keys:
-                if base is not None:
-                    yield base, base_of_key(key)
-                base = base_of_key(key)
-            at = keys[-1] + b"\x00"
-        if base is not None:
-            yield base, end
+    def counted_size(self, key: bytes, row: bytes) -> int:
+        """Of the batch with this index row, as the log counts it. A damaged row does not say: then the batch is as long
+        as ever, even if its own bytes are damaged, too."""
+        try:
+            info = parse_index_row(key, row)
+        except DataDamaged:
+            base = base_of_key(key)
+            stored = self.rows.get(Table.BATCHES, batch_key(self.pid, base))
+            return len(stored) if stored is not None and base >= self.base_end else 0
+        return info.size if info.end > self.base_end else 0
 
     def _fold_rows(self, state: LogState, end: Offset) -> None:
         """Adds the batches that the index rows describe, up to the first row that is damaged or missing."""
@@ -376,17 +355,9 @@ class LogReader:
 
     def _bytes_before(self, end: Offset) -> int:
         """Of all batches that end at or below `end`, as `bytes_total` counts: not those of a segment that wait to be
-        deleted below the base. Raises BatchDamaged if an index row is missing."""
+        deleted below the base."""
         state, counted = self._checkpoint_at_or_below(end), self.base_end
-        at, size = max(state.end, self._first), state.bytes_total
-        for info in self._infos(state.last_ts_ns, end):
-            if info.end > counted:
-                if info.base > at:
-                    break
-                at, size = info.end, size + info.size
-        if at < self._boundary(end):
-            raise BatchDamaged(self.pid, at, "its index row is missing")
-        return size
+        return state.bytes_total + sum(i.size for i in self._infos(state.last_ts_ns, end) if i.end > counted)
 
     def retained_start(self, end: Offset, limits: Retention, now_ms: int) -> tuple[Offset, bool]:
         """Where the log starts once what `limits` does not retain below `end` has gone: whole batches, from the oldest
@@ -524,11 +495,3 @@ def parse_row(pid: PartitionId, key: bytes, value: bytes) -> BatchInfo:
         return parse_index_row(key, value)
     except DataDamaged as e:
         raise BatchDamaged(pid, base_of_key(key), "its row does not match its CRC-32C", key) from e
-
-
-def _sizes_of(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[Offset, int]]:
-    """Base and size of the batches whose index rows are whole."""
-    for key, row in rows:
-        with suppress(DataDamaged):
-            info = parse_index_row(key, row)
-            yield info.base, info.size

@@ -75,6 +75,7 @@ class PartitionFacts:
     refused_polls: list[Op] = field(default_factory=list)
     finals: list[Op] = field(default_factory=list)  # polls of the last full read, also among `polls`
     ranges: list[Op] = field(default_factory=list)
+    final_starts: dict[int, int] = field(default_factory=dict)  # by node: the log start that refused polls of it told
     final_nodes: set[int] = field(default_factory=set)  # nodes for which that read was begun, whatever its outcome
     times: list[Op] = field(default_factory=list)
     lags: list[Op] = field(default_factory=list)  # of groups that have committed there: answers of both kinds
@@ -210,6 +211,8 @@ def _index_polls(polls: list[Op], partitions: _Partitions) -> None:
                 of.finals.append(op)
         elif op.kind == "fail":
             of.refused_polls.append(op)
+            if is_final and "lo" in op.reply:
+                of.final_starts[request["n"]] = max(of.final_starts.get(request["n"], 0), op.reply["lo"])
     for of in partitions.values():
         of.observed = _observe(of)
         for op in of.finals:

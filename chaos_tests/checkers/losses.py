@@ -60,6 +60,7 @@ def _final_replicas(partition: PartitionFacts) -> dict[int, _Replica]:
         replica.batches.update(map(_BASE_AND_VALUES, batches(op)))
     found: dict[int, _Replica] = {}
     for node, replica in read.items():
+        replica.lo = max(replica.lo, partition.final_starts.get(node, 0))
         found[node] = next((twin for twin in found.values() if twin == replica), replica)
     return found
 

@@ -421,6 +421,8 @@ class Simulation:
                 return f"{known.key} has no leader"
             for host in hosts:
                 replica = host.api.replicas.get(known.pid)
+                if replica is not None and replica.log.is_installing:
+                    return f"{known.key} on node {host.node} is installing a segment"
                 if replica is not None and (behind := lowest_behind(replica)) is not None:
                     return f"{known.key} on node {host.node} has other bytes at {behind[:2]} than were agreed"
         return None

@@ -80,7 +80,7 @@ class Consumer(Client):
 
     def read_all(self, partition: Known, node: NodeId) -> Script:
         """Reads the replica's whole log, from its log start to its HWM, for the judges."""
-        position, attempts = partition.lo, 0
+        position, attempts = 0, 0  # the log start of another replica may be further
         while attempts < FINAL_POLLS_MAX:
             attempts += 1
             before = position

@@ -71,7 +71,7 @@ TRANSACTION_BUGS: tuple[PlantedBug, ...] = (
         mutations=(Mutation(_PRODUCERS + "has_ended", "and marker < known", ""),),
         scenario="transactions",
         anomalies=_SEEN | {"lost-transaction", "skipped-record", "lso-back"},
-        seeds=40,
+        seeds=120,
     ),
     PlantedBug(
         name="zombie-ends-the-transaction",

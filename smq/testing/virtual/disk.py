@@ -38,9 +38,11 @@ class DiskImage:
 
     tables: dict[Table, "SortedDict"] = field(default_factory=_empty_tables)
     is_damaged: bool = False  # by a fault, at any time
+    misplaced: dict[bytes, bytes] = field(default_factory=dict)  # by key: the value that is not its own
 
     def copy(self) -> "DiskImage":
-        return DiskImage({table: rows.copy() for table, rows in self.tables.items()}, self.is_damaged)
+        tables = {table: rows.copy() for table, rows in self.tables.items()}
+        return DiskImage(tables, self.is_damaged, self.misplaced.copy())
 
     def apply(self, ops: Iterable[Op]) -> None:
         for op in ops:
@@ -64,7 +66,8 @@ class DiskImage:
 
     def misplace(self, table: Table, rng: Rng) -> bytes | None:
         """A row of the table gets the value of a row whose key ends in the same 8 bytes. Returns the first one's key,
-        or None if there are no two such rows."""
+        or None if there are no two such rows. What has been misplaced is not moved again: it might come home as an
+        older version of its row, which no checksum can tell."""
         rows = self.tables[table]
         alike: dict[bytes, list[bytes]] = {}
         for key in rows:
@@ -74,7 +77,10 @@ class DiskImage:
             return None
         keys = pairs[int(rng.random() * len(pairs))]
         at = int(rng.random() * len(keys))
-        rows[keys[at]] = rows[keys[at - 1]]
+        value = rows[keys[at - 1]]
+        if self.misplaced.get(keys[at - 1]) == value:
+            return None
+        rows[keys[at]] = self.misplaced[keys[at]] = value
         self.is_damaged = True
         return keys[at]
 

@@ -10,6 +10,7 @@ from chaos_tests.sim.mutation import Mutation, PlantedBug
 _LAG: Final = "smq.coordinator.groups.lag:"
 _MONITOR: Final = "smq.coordinator.groups.lag_monitor:LagMonitor."
 _LOOK_UPS: Final = "smq.replication.partition.look_ups:"
+_READER: Final = "smq.replication.log.reader:LogReader."
 _WRONG: Final = frozenset({"wrong-lag"})
 
 LAG_BUGS: Final[tuple[PlantedBug, ...]] = (
@@ -72,9 +73,15 @@ LAG_BUGS: Final[tuple[PlantedBug, ...]] = (
         seeds=20,
     ),
     PlantedBug(
-        name="lag-bytes-of-what-waits-for-its-deletion",
-        rule="lag: batches of a segment that wait to be deleted below the base are not counted",
-        mutations=(Mutation("smq.replication.log.reader:LogReader._bytes_before", "if i.end > counted)", "if True)"),),
+        name="lag-bytes-from-before-a-compaction",
+        rule="lag: bytes are not counted from a checkpoint below the end of what is compacted",
+        mutations=(
+            Mutation(
+                _READER + "_checkpoint_from",
+                "max(start, self._base.end + 1, self._compacted_end)",
+                "max(start, self._base.end + 1)",
+            ),
+        ),
         scenario="lag+compaction",
         anomalies=_WRONG,
         seeds=60,

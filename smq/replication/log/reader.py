@@ -6,7 +6,7 @@ medium if it has to: `later_reads` runs it beside the loop. It must never change
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Final
@@ -136,27 +136,48 @@ class LogReader:
 
     def _counted_below(self, end: Offset) -> int:
         """The size of the batches between the base and `end`."""
-        size, start = 0, after_append_time(self.pid, self._base.last_ts_ns)
-        while rows := self.rows.scan(
-            Table.TIMES, start, times_range(self.pid, TIME_APPEND)[1], limit=INDEX_ROWS_PER_SCAN
-        ):
-            for key, value in rows:
-                if base_of_key(key) >= end:
-                    return size
-                size += self.counted_size(key, value)
+        start, stop = after_append_time(self.pid, self._base.last_ts_ns), times_range(self.pid, TIME_APPEND)[1]
+        return self.counted_size(self.rows_of_times(start, stop), self._first, end)
+
+    def rows_of_times(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The rows on disk between two keys of table TIMES."""
+        while rows := self.rows.scan(Table.TIMES, start, stop, limit=INDEX_ROWS_PER_SCAN):
+            yield from rows
             start = rows[-1][0] + b"\x00"
+
+    def counted_size(self, rows: Iterable[tuple[bytes, bytes]], start: Offset, end: Offset) -> int:
+        """Of the batches on disk that begin in [start, end), as the log counts them. `rows` holds their index rows, in
+        order. What a row does not say, because it is damaged or missing, the batch says: it is as long as ever, even if
+        its own bytes are damaged, too."""
+        sizes = _sizes_of(rows)
+        known, size = next(sizes, None), 0
+        for base, batch_end in self._spans(max(start, self._first), end):
+            while known is not None and known[0] < base:
+                known = next(sizes, None)
+            if batch_end <= self.base_end:
+                continue
+            if known is not None and known[0] == base:
+                size += known[1]
+            else:
+                size += len(self.rows.get(Table.BATCHES, batch_key(self.pid, base)) or b"")
         return size
 
-    def counted_size(self, key: bytes, row: bytes) -> int:
-        """Of the batch with this index row, as the log counts it. A damaged row does not say: then the batch is as long
-        as ever, even if its own bytes are damaged, too."""
-        try:
-            info = parse_index_row(key, row)
-        except DataDamaged:
-            base = base_of_key(key)
-            stored = self.rows.get(Table.BATCHES, batch_key(self.pid, base))
-            return len(stored) if stored is not None and base >= self.base_end else 0
-        return info.size if info.end > self.base_end else 0
+    def first_on_disk(self, start: Offset, end: Offset) -> Offset:
+        """Base of the first batch on disk that begins in [start, end); `end` if none does."""
+        return next((base for base, _ in self._spans(max(start, self._first), end)), end)
+
+    def _spans(self, start: Offset, end: Offset) -> Iterator[tuple[Offset, Offset]]:
+        """Base and end of the batches on disk that begin in [start, end): each ends where the next begins."""
+        base: Offset | None = None
+        at, stop = batch_key(self.pid, start), batch_key(self.pid, end)
+        while keys := self.rows.scan_keys(Table.BATCHES, at, stop, limit=INDEX_ROWS_PER_SCAN):
+            for key in keys:
+                if base is not None:
+                    yield base, base_of_key(key)
+                base = base_of_key(key)
+            at = keys[-1] + b"\x00"
+        if base is not None:
+            yield base, end
 
     def _fold_rows(self, state: LogState, end: Offset) -> None:
         """Adds the batches that the index rows describe, up to the first row that is damaged or missing."""
@@ -200,6 +221,14 @@ class LogReader:
 
     def _checkpoint_row(self, end: Offset) -> bytes | None:
         return self.rows.get(Table.CHECKPOINTS, checkpoint_key(self.pid, end))
+
+    def _checkpoint_from(self, start: Offset) -> LogState | None:
+        """The first that no compacted batch contains, at or after `start`; None if there is no whole one."""
+        at = checkpoint_key(self.pid, max(start, self._base.end + 1, self._compacted_end))
+        for _, row in self.rows.scan(Table.CHECKPOINTS, at, checkpoint_key(self.pid, self.durable_end + 1), limit=1):
+            with suppress(DataDamaged):
+                return load_checkpoint(row, self._checkpoint_row)
+        return None
 
     def _infos(self, after_ts_ns: TsNs, end: Offset) -> Iterator[BatchInfo]:
         """The batches appended after that time that end at or below `end`."""
@@ -347,17 +376,29 @@ class LogReader:
 
     def backlog_bytes(self, offset: Offset, end: Offset) -> int:
         """Stored size of the batches from the one that contains `offset` to the last that ends at or below `end`. Reads
-        no more index rows than lie between two checkpoints, twice."""
+        no more index rows than lie between two checkpoints, twice. Raises BatchDamaged if one is damaged or missing."""
         first = self.read(offset, end, 1)
         if not first or first[0].end > end:
             return 0
-        return self._bytes_before(end) - self._bytes_before(first[0].base)
+        start, stop = first[0].base, self._boundary(end)
+        after_ts_ns = TsNs(first[0].ts_ns - 1)
+        last = self._checkpoint_at_or_below(stop)
+        if last.end <= start or (next_one := self._checkpoint_from(start)) is None:
+            return self._bytes_between(after_ts_ns, start, stop)
+        middle = last.bytes_total - next_one.bytes_total
+        before = self._bytes_between(after_ts_ns, start, next_one.end)
+        return before + middle + self._bytes_between(last.last_ts_ns, last.end, stop)
 
-    def _bytes_before(self, end: Offset) -> int:
-        """Of all batches that end at or below `end`, as `bytes_total` counts: not those of a segment that wait to be
-        deleted below the base."""
-        state, counted = self._checkpoint_at_or_below(end), self.base_end
-        return state.bytes_total + sum(i.size for i in self._infos(state.last_ts_ns, end) if i.end > counted)
+    def _bytes_between(self, after_ts_ns: TsNs, start: Offset, end: Offset) -> int:
+        """Of the batches in [start, end), the bounds of batches; they were appended after that time."""
+        at, size = start, 0
+        for info in self._infos(after_ts_ns, end):
+            if info.base != at:
+                break
+            at, size = info.end, size + info.size
+        if at < end:
+            raise BatchDamaged(self.pid, at, "its index row is missing")
+        return size
 
     def retained_start(self, end: Offset, limits: Retention, now_ms: int) -> tuple[Offset, bool]:
         """Where the log starts once what `limits` does not retain below `end` has gone: whole batches, from the oldest
@@ -495,3 +536,11 @@ def parse_row(pid: PartitionId, key: bytes, value: bytes) -> BatchInfo:
         return parse_index_row(key, value)
     except DataDamaged as e:
         raise BatchDamaged(pid, base_of_key(key), "its row does not match its CRC-32C", key) from e
+
+
+def _sizes_of(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[Offset, int]]:
+    """Base and size of the batches whose index rows are whole."""
+    for key, row in rows:
+        with suppress(DataDamaged):
+            info = parse_index_row(key, row)
+            yield info.base, info.size

@@ -33,7 +33,7 @@ from smq.replication.log.codec import (
     parse_header_of,
     times_range,
 )
-from smq.replication.log.reader import INDEX_ROWS_PER_SCAN, LogReader
+from smq.replication.log.reader import LogReader
 from smq.replication.log.state import sealed, unsealed
 from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
 
@@ -145,13 +145,13 @@ class Replaced(NamedTuple):
 def replaced(log: LogReader, start: Offset, end: Offset) -> Replaced:
     """Of the durable batches in [start, end). Reads the disk, and only the keys decide: the bytes there may be
     damaged."""
-    first, size, stamps = end, 0, [TsNs(0)]
     stop = min(end, log.durable_end)  # after it come rows of a cut that is on its way to the disk
-    for key, value in _rows_between(log, TIME_APPEND, start, stop):
-        if first == end:
-            first, stamps = base_of_key(key), [append_time_of_key(key)]
-        stamps.append(append_time_of_key(key))
-        size += log.counted_size(key, value)
+    rows = list(_rows_between(log, TIME_APPEND, start, stop))
+    # Either the row or the batch may be lost.
+    firsts = [*(base_of_key(key) for key, _ in rows[:1]), log.first_on_disk(start, stop)]
+    first = min(base if base < stop else end for base in firsts)
+    stamps = [append_time_of_key(key) for key, _ in rows] or [TsNs(0)]
+    size = log.counted_size(rows, start, stop)
     create_rows = [(create_ms_of_key(key), base_of_key(key)) for key, _ in _rows_between(log, TIME_CREATE, start, stop)]
     return Replaced(first, size, stamps[0], stamps[-1], create_rows)
 
@@ -175,14 +175,12 @@ def _rows_between(log: LogReader, kind: int, start: Offset, end: Offset) -> Iter
     """The TIMES rows of a kind whose batches begin in [start, end)."""
     lowest, stop = times_range(log.pid, kind)
     at = _key_at(lowest, max(_first_stamp(log, kind, start) - 1, 0))
-    while rows := log.rows.scan(Table.TIMES, at, stop, limit=INDEX_ROWS_PER_SCAN):
-        for key, value in rows:
-            base = base_of_key(key)
-            if base >= end:
-                return
-            if base >= start:
-                yield key, value
-        at = rows[-1][0] + b"\x00"
+    for key, value in log.rows_of_times(at, stop):
+        base = base_of_key(key)
+        if base >= end:
+            return
+        if base >= start:
+            yield key, value
 
 
 def _first_stamp(log: LogReader, kind: int, start: Offset) -> int:

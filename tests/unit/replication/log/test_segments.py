@@ -25,8 +25,8 @@ from smq.replication.log.codec import TIME_APPEND, TIME_CREATE, base_of_key, cre
 from smq.replication.log.rewriting import SegmentWriter, digest_of
 from smq.replication.log.segments import own_digest, replaced
 from smq.replication.log.state import CHECKPOINT_BATCHES
-from smq.replication.log.store import LogStore, StoredValue
-from smq.replication.ports import Put, Table
+from smq.replication.log.store import BatchDamaged, LogStore, StoredValue
+from smq.replication.ports import Delete, Put, Table
 from tests.examples import examples
 from tests.unit.replication.log.test_store import flipped
 from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness
@@ -162,16 +162,20 @@ def test_records_older_than_one_that_was_compacted_away_are_found_after_a_cut() 
     assert create_rows(node) == [(10, 0)]
 
 
+@pytest.mark.parametrize("is_missing", [False, True])
 @pytest.mark.parametrize("damaged", range(4))
-def test_a_damaged_index_row_of_what_is_compacted_does_not_falsify_the_sizes(damaged: int) -> None:
+def test_a_lost_index_row_of_what_is_compacted_does_not_falsify_the_sizes(damaged: int, is_missing: bool) -> None:
     node = Node(FakeHarness(0))
     for key in range(6):
         node.append([key, key + 1], 0)
     node.harness.settle()
     old = node.stored()
     at, row = node.harness.disk.scan(Table.TIMES, *times_range(PID, TIME_APPEND), limit=6)[damaged]
-    node.harness.disk.submit([Put(Table.TIMES, at, flipped(row, 60))], nothing)
+    lost = Delete(Table.TIMES, at, at + b"\x00") if is_missing else Put(Table.TIMES, at, flipped(row, 60))
+    node.harness.disk.submit([lost], nothing)
     node.harness.settle()
+    with pytest.raises(BatchDamaged):
+        node.log.backlog_bytes(Offset(0), Offset(12))
     assert node.install(0, 8, rewritten(old[:4], {0, 1, 2, 5}, 0, node.log.aborted))
     sizes = [len(stored.value) for stored in node.stored()]
     assert node.log.size_bytes == sum(sizes) < sum(len(stored.value) for stored in old)

@@ -6,6 +6,7 @@ its members. The state machine decides, and a repetition of any request is safe.
 Kafka port and the gRPC port import it.
 """
 
+import asyncio
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,7 @@ from smq.raft_state.commands import (
     EndTransaction,
     InitTransactions,
     OffsetCommit,
+    StagedTransaction,
     StageOffsets,
     TransactionChange,
 )
@@ -28,6 +30,8 @@ from smq.raft_state.ids import NO_PRODUCER, Generation, PartitionId, ProducerEpo
 from smq.raft_state.replies import BatchCommitted, ProducerIdAllocated, Reply
 from smq.raft_state.state import ClusterState, TransactionPhase, TransactionState
 
+VISIBLE_S: Final = 5.0  # a leader may have just died
+_LOOK_S: Final = 0.005
 _NO_EPOCH: Final = ProducerEpoch(-1)
 # The transaction that was to be aborted has ended by itself meanwhile, perhaps under a new epoch or id of its producer.
 _ENDED: Final = (ErrorCode.INVALID_TRANSACTION_STATE,)
@@ -164,13 +168,28 @@ class Transactions:
         await self.calls.change(lambda done: self.groups.stage(command, who, timeout_ms, done), timeout_ms)
 
     async def commit_batch(self, command: CommitBatch, timeout_ms: int) -> BatchCommitted:
-        """At any node: the entry fences itself, by the producers' epochs and by the app's last batch."""
+        """At any node: the entry fences itself, by the producers' epochs and by the app's last batch. Answers once
+        every read at a leader shows what was committed; that may take longer than the caller waits, and is no error."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + min(timeout_ms / 2_000, VISIBLE_S)
         reply = await self.calls.propose(command, timeout_ms)
         assert isinstance(reply, BatchCommitted)
+        while self._is_any_ending(command) and loop.time() < until:  # noqa: ASYNC110 - it is state, not an event
+            await asyncio.sleep(_LOOK_S)  # the leaders write the control batches
         return reply
+
+    def _is_any_ending(self, command: CommitBatch) -> bool:
+        return any(_is_ending(self.calls.node.state, item) for item in command.transactions)
 
     async def _change(self, command: TransactionChange, timeout_ms: int) -> Reply:
         return await self.calls.change(lambda done: self.groups.change(command, timeout_ms, done), timeout_ms)
+
+
+def _is_ending(state: ClusterState, item: StagedTransaction) -> bool:
+    """Whether the transaction is decided, and some log does not yet say so."""
+    found = state.transactions.get(item.transactional_id)
+    is_same = found is not None and found.producer_epoch == item.producer_epoch
+    return found is not None and is_same and found.is_ending
 
 
 def producer_of(transaction: TransactionState) -> Producer:

@@ -149,14 +149,19 @@ def writer_of(schema: StructType, **options: str) -> SmqWriter:
     return SmqWriter(sink_options(options, overwrite=False, is_stream=False), schema)
 
 
-def test_two_jobs_with_one_name_are_fenced_and_not_interleaved(servers: str, new_topic: TopicFn, read: ReadFn) -> None:
+def test_two_jobs_with_one_name_are_fenced_and_not_interleaved(
+    servers: str, new_topic: TopicFn, read: ReadFn, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = new_topic(1)
     first, of_first = staged(servers, topic, 0, "0", "1")
     second, of_second = staged(servers, topic, 0, "0", "1")
     with pytest.raises(SinkError, match=r"another writer has taken the place of this one.*start the query again"):
         first.commit([of_first])
     second.commit([of_second])
+    dropped = f"batch 0 of app of {topic} is not newer than its last one: its rows are dropped"
+    assert dropped not in caplog.messages
     second.commit([of_second])  # the answer was lost, and it is asked again
+    assert dropped in caplog.messages
     late, of_late = staged(servers, topic, 0, "0", "1")
     late.commit([of_late])
     assert numbers(read(topic)) == [0, 1]

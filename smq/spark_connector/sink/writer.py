@@ -6,6 +6,7 @@ batch to batch, so that a new attempt fences one that is still alive, and a stre
 not repeated has ids of its own, which are forgotten with it.
 """
 
+import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from smq.spark_connector.tasks import connected
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = logging.getLogger(__name__)
 
 # Spark sets it for the tasks of a stream. It is in the checkpoint, so it stays over restarts.
 _QUERY_ID: Final = "sql.streaming.queryId"
@@ -131,7 +134,8 @@ def _commit(options: SinkOptions, app: str, batch_id: int, messages: Sequence[Wr
     freeze_loaded_modules()  # of the worker that runs the commits
     cluster = connected(options.servers, options.retry_timeout_ms, options.tls)
     try:
-        commit_batch(cluster, app, batch_id, producers)
+        if not commit_batch(cluster, app, batch_id, producers):
+            log.warning("batch %d of %s is not newer than its last one: its rows are dropped", batch_id, app)
     except SmqError as e:
         raise _explained(e) from e
     for message in messages:

@@ -243,6 +243,17 @@ def test_a_batch_is_visible_once_and_whole(tmp_path: Path) -> None:
     serving(tmp_path, body)
 
 
+def test_what_a_batch_has_committed_is_there_when_the_answer_comes(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        for number in range(5):
+            staged = [await stage(served, "task", b"%d" % number)]
+            await served.transactions.CommitBatch(pb.CommitBatchRequest(app="a", batch_id=number, transactions=staged))
+            assert not any(transaction.is_ending for transaction in served.server.node.state.transactions.values())
+
+    serving(tmp_path, body)
+
+
 def test_apps_are_listed_with_their_last_batch_and_when_they_are_forgotten(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         async def listed() -> list[pb.App]:

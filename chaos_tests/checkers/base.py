@@ -211,7 +211,7 @@ def _index_polls(polls: list[Op], partitions: _Partitions) -> None:
                 of.finals.append(op)
         elif op.kind == "fail":
             of.refused_polls.append(op)
-            if is_final and "lo" in op.reply:
+            if is_final and op.reply.get("lo") is not None:
                 of.final_starts[request["n"]] = max(of.final_starts.get(request["n"], 0), op.reply["lo"])
     for of in partitions.values():
         of.observed = _observe(of)

@@ -1,7 +1,7 @@
 """A Kafka proxy in front of a cluster that can keep a node's acknowledgements from producers: the batch is stored, and
 its sender does not learn it.
 
-Owns one port per node. Metadata names these ports, so clients talk to the nodes through it alone.
+Owns one port per node. Answers name these ports, so clients talk to the nodes through it alone.
 """
 
 import queue
@@ -10,10 +10,14 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Final
 
 from smq.coordinator.kafka.api_keys import ApiKey, is_header_flexible, response_message
 from smq.coordinator.kafka.codec import compile_decoder, compile_encoder
 from smq.testing.cluster import Cluster
+
+# What names nodes to producers, and where: a refused Produce says who leads (KIP-951).
+_WITH_ADDRESSES: Final = {ApiKey.METADATA: "brokers", ApiKey.PRODUCE: "node_endpoints"}
 
 
 class WithholdingProxy:
@@ -93,7 +97,7 @@ class WithholdingProxy:
                     is_mute = True
                     self._mute.append(client)
                 if not is_mute:
-                    _send_frame(client, self._rewritten(frame, version) if key is ApiKey.METADATA else frame)
+                    _send_frame(client, self._rewritten(frame, key, version) if key in _WITH_ADDRESSES else frame)
 
     def _is_withheld(self, number: int) -> bool:
         with self._choosing:
@@ -102,12 +106,12 @@ class WithholdingProxy:
                 self._withheld.put(number)
             return self._is_withholding and self._node == number
 
-    def _rewritten(self, frame: bytes, version: int) -> bytes:
-        """Metadata with our ports instead of the nodes'."""
-        start = 5 if is_header_flexible(ApiKey.METADATA, version) else 4
-        message = response_message(ApiKey.METADATA)
+    def _rewritten(self, frame: bytes, key: ApiKey, version: int) -> bytes:
+        """With our ports instead of the nodes'."""
+        start = 5 if is_header_flexible(key, version) else 4
+        message = response_message(key)
         body = compile_decoder(message, version)(memoryview(frame), start)
-        for broker in body["brokers"]:
+        for broker in body.get(_WITH_ADDRESSES[key]) or ():
             broker["port"] = self._ports[broker["port"]]
         return frame[:start] + b"".join(compile_encoder(message, version)(body))
 

@@ -4,7 +4,7 @@ Owns `HeldSegments` and its row on disk, and the reads that prepare an installat
 batches in which this log has exactly the bytes of a digest; the replicated state says which digest it ought to be. The
 row is written in the same transaction as the bytes. It must never change a log: PartitionLog does.
 
-    CHECKPOINTS  partition(20) 0 0  -> version, compacted_end, (start, end, digest) of each, CRC
+    CHECKPOINTS  partition(20) 0 0  -> version, compacted_end, compactions, (start, end, digest) of each, CRC
 """
 
 import struct
@@ -38,8 +38,9 @@ from smq.replication.log.state import sealed, unsealed
 from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
 
 NO_DIGEST: Final = bytes(SEGMENT_DIGEST_BYTES)  # of bytes that have never been compacted
-_VERSION: Final = 1
-_HEAD: Final = struct.Struct(">Bq")
+_VERSION: Final = 2
+_HEAD: Final = struct.Struct(">Bqq")
+_HEAD_1: Final = struct.Struct(">Bq")  # of version 1, without the compactions
 _NOWHERE: Final = Offset(0)
 _SEGMENT: Final = struct.Struct(f">qq{SEGMENT_DIGEST_BYTES}s")  # start, end, digest
 _numbers: Final = count()
@@ -53,6 +54,7 @@ class HeldSegments:
 
     def __init__(self, compacted_end: Offset = _NOWHERE) -> None:
         self.compacted_end = compacted_end
+        self.compactions = 0  # of the partition, when a segment was last installed: a state with fewer is older
         self.changes = next(_numbers)  # differs from that of any other object, and of this one before a change
         self._starts: list[Offset] = []
         self._ends: list[Offset] = []
@@ -110,20 +112,24 @@ class HeldSegments:
         self._digests = [row[2] for row in rows]
 
     def encode(self) -> bytes:
-        return sealed(_HEAD.pack(_VERSION, self.compacted_end) + b"".join(_SEGMENT.pack(*row) for row in self._rows()))
+        head = _HEAD.pack(_VERSION, self.compacted_end, self.compactions)
+        return sealed(head + b"".join(_SEGMENT.pack(*row) for row in self._rows()))
 
     @classmethod
     def decode(cls, row: bytes) -> "HeldSegments":
         """Inverse of `encode`. Raises DataDamaged."""
         body = unsealed(row, "the row of the segments")
         try:
-            version, compacted_end = _HEAD.unpack_from(body)
-            if version != _VERSION:
+            version, compacted_end = _HEAD_1.unpack_from(body)
+            if version not in (1, _VERSION):
                 raise DataDamaged(f"a row of segments of version {version} is unknown")
-            rows = [(Offset(s), Offset(e), digest) for s, e, digest in _SEGMENT.iter_unpack(body[_HEAD.size :])]
+            head = _HEAD_1 if version == 1 else _HEAD
+            compactions = 0 if version == 1 else _HEAD.unpack_from(body)[2]
+            rows = [(Offset(s), Offset(e), digest) for s, e, digest in _SEGMENT.iter_unpack(body[head.size :])]
         except struct.error as e:
             raise DataDamaged(f"the row of the segments does not decode: {e}") from e
         held = cls(Offset(compacted_end))
+        held.compactions = compactions
         held._fill(rows)
         return held
 

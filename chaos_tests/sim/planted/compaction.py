@@ -109,7 +109,9 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="compaction: a segment of the past takes no place in a log that has a newer one",
         mutations=(
             Mutation(
-                "smq.replication.partition.compaction.segments:lowest_behind", "if replica.is_log_newer:", "if False:"
+                "smq.replication.partition.compaction.segments:lowest_behind",
+                "if held.is_newer_than(part.compactions):",
+                "if False:",
             ),
         ),
         scenario="everything+compaction",

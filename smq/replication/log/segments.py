@@ -84,6 +84,16 @@ class HeldSegments:
         if number is not None:
             self._fill([row for n, row in enumerate(self._rows()) if n != number])
 
+    def note_compactions(self, compactions: int) -> None:
+        """Of the partition, before a segment is installed. Written with the segment's bytes."""
+        self.compactions = max(self.compactions, compactions)
+
+    def is_newer_than(self, compactions: int) -> bool:
+        """A segment is installed that a state with so many compactions does not know again yet: the node has just
+        started, and its Raft log is behind. What the state says of segments is of the past, and its high water mark may
+        lie below a record that others were removed for."""
+        return compactions < self.compactions
+
     def put(self, start: Offset, end: Offset, digest: bytes) -> None:
         """Replaces what overlaps."""
         kept = [s for s in self._rows() if s[1] <= start or s[0] >= end]

@@ -107,16 +107,9 @@ class Replica:
     def readable_end(self) -> Offset:
         """Rule 13: valid, and below the known commit point, so on the disks of a majority. This disk may not have
         written it yet: then it is read from memory."""
-        if self.is_log_newer:
+        if self.log.segments.is_newer_than(self.part.compactions):
             return Offset(0)
         return Offset(min(self._verified(self.log.appended_end), self.known_commit_point()))
-
-    @property
-    def is_log_newer(self) -> bool:
-        """A compaction is installed that the state does not know again yet: the node has just started, and its Raft log
-        is behind. What the state says of segments is of the past, and the high water mark may lie below a record that
-        others were removed for."""
-        return self.part.compactions < self.log.segments.compactions
 
     @property
     def stable_end(self) -> Offset:
@@ -541,8 +534,7 @@ class Replica:
         """As PartitionLog.install. Both copies need space until the old one has gone."""
         if not self.may_install(end) or not self.has_space(sum(len(stored.value) for stored in values)):
             return False
-        held = self.log.segments
-        held.compactions = max(held.compactions, self.part.compactions)  # written with the bytes
+        self.log.segments.note_compactions(self.part.compactions)
         if not self.log.install(start, end, digest, values, old, done):
             return False
         self._judged_end = self.log.appended_end

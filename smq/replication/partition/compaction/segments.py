@@ -289,7 +289,7 @@ def lowest_behind(replica: Replica) -> tuple[Offset, Offset, bytes] | None:
     """Start, end and digest of the first segment whose bytes this log does not hold. None if it holds all of them, or
     newer ones: an older segment must not take the place of a newer one, whose borders may be others."""
     part, held = replica.part, replica.log.segments
-    if replica.is_log_newer:
+    if held.is_newer_than(part.compactions):
         return None
     if replica.segments_checked == (part.compactions, held.changes):
         return None

@@ -1,7 +1,8 @@
 """`make bench`: measures a three-node cluster on this machine, prints a table, writes JSON under benchmarks/results.
 
-`python -m benchmarks peers` measures smq beside Kafka, etcd and NATS instead, and `trend` shows how figures have
-changed from run to run. Owns the list of measurements and their sizes. Nothing may import it.
+`python -m benchmarks peers` measures smq beside Kafka, etcd and NATS instead, `profile` shows where its nodes spend
+their time under the same load, and `trend` shows how figures have changed from run to run. Owns the list of
+measurements and their sizes. Nothing may import it.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from benchmarks import (
     versions,
 )
 from benchmarks.many_partitions import passes, retention, snapshot
+from benchmarks.peers import profile
 from benchmarks.peers.comparison import compare
 from benchmarks.peers.page import write_page
 from benchmarks.peers.systems import SYSTEMS
@@ -83,40 +85,61 @@ def _sections_alone(quick: bool) -> dict[str, Callable[[Report], None]]:
 
 
 def main() -> None:
-    """Runs the sections, each with its own cluster if it needs one."""
+    """Runs the sections, each with its own cluster if it needs one, or what is named beside them."""
+    arguments = _arguments()
+    share = 0.2 if arguments.quick else 1.0
+    lines, directory = arguments.line or [], arguments.directory
+    if arguments.other == "trend":
+        trend.show()
+    elif arguments.other == "peers":
+        names = arguments.system or []
+        path = compare(arguments.rounds, share, names, lines, directory, arguments.against)
+        print(f"written: {path}")
+        if arguments.write:
+            write_page(path)
+    else:
+        report = Report()
+        print(f"smq benchmarks: {machine()}", flush=True)
+        if arguments.other == "profile":
+            profile.measure(report, share=share, lines=lines, directory=directory)
+        else:
+            _run_sections(arguments, report)
+            trend.add(report)
+        print(f"written: {report.write()}")
+        if arguments.write:
+            (profile.write_profile if arguments.other else growth.write_growth)(report)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures smq on this machine.")
     names = [*_sections(quick=True, against=""), *_sections_alone(quick=True)]
     parser.add_argument("--only", choices=names, action="append", help="one section; may be repeated")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, for trying it out")
-    against = "versions: the commit to compare with (default: the last one without transactions)"
-    parser.add_argument("--against", default=versions.BEFORE_TRANSACTIONS, metavar="COMMIT", help=against)
-    other = "peers: compare smq with Kafka, etcd and NATS; trend: show how figures changed from run to run"
-    parser.add_argument("other", nargs="?", choices=["peers", "trend"], help=other)
+    against = "a commit: versions compares with it (default: the last without transactions), peers has it as a system"
+    parser.add_argument("--against", metavar="COMMIT", help=against)
+    other = (
+        "peers: compare smq with Kafka, etcd and NATS; profile: where its nodes spend their time under that load; "
+        "trend: show how figures changed from run to run"
+    )
+    parser.add_argument("other", nargs="?", choices=["peers", "profile", "trend"], help=other)
     systems = [kind.name for kind in SYSTEMS]
     parser.add_argument("--system", choices=systems, action="append", help="peers: one system; may be repeated")
-    parser.add_argument("--line", action="append", help="peers: lines whose name contains this; may be repeated")
+    line = "peers, profile: lines whose name contains this; may be repeated"
+    parser.add_argument("--line", action="append", help=line)
     parser.add_argument("--rounds", type=int, default=3, help="peers: alternating runs (default: 3)")
-    parser.add_argument("--write", action="store_true", help="peers, growth: rewrite docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="peers, profile, growth: rewrite docs/performance.md")
     parser.add_argument("--directory", type=Path, help="where the clusters keep their data (default: a temporary one)")
-    arguments = parser.parse_args()
-    if arguments.other == "trend":
-        trend.show()
-        return
-    if arguments.other == "peers":
-        share = 0.2 if arguments.quick else 1.0
-        path = compare(arguments.rounds, share, arguments.system or [], arguments.line or [], arguments.directory)
-        print(f"written: {path}")
-        if arguments.write:
-            write_page(path)
-        return
-    report = Report()
-    print(f"smq benchmarks: {machine()}", flush=True)
-    for name, section in _sections(arguments.quick, arguments.against).items():
+    return parser.parse_args()
+
+
+def _run_sections(arguments: argparse.Namespace, report: Report) -> None:
+    against = arguments.against or versions.BEFORE_TRANSACTIONS
+    for name, section in _sections(arguments.quick, against).items():
         if arguments.only and name not in arguments.only:
             continue
         print(f"{name}:", flush=True)
-        with tempfile.TemporaryDirectory(prefix="smq-bench-", dir=arguments.directory) as directory:
-            cluster = Cluster(Path(directory))
+        with tempfile.TemporaryDirectory(prefix="smq-bench-", dir=arguments.directory) as root:
+            cluster = Cluster(Path(root))
             try:
                 section(cluster.start(), report)
             finally:
@@ -125,10 +148,6 @@ def main() -> None:
         if not arguments.only or name in arguments.only:
             print(f"{name}:", flush=True)
             alone(report)
-    print(f"written: {report.write()}")
-    trend.add(report)
-    if arguments.write:
-        growth.write_growth(report)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ FIGURES: Final = {
     "ready_s": "all killed and ready again",
 }
 
+_AXES: Final = {"records": "records of 100 bytes in the partition", "partitions": "partitions with a record each"}
+
 _Row = dict[str, float]
 
 
@@ -146,25 +148,29 @@ def write_growth(report: Report) -> None:
     """Rewrites the tables and the picture of docs/performance.md."""
     rows = [row for row in report.rows if row.get("kind") == "growth"]
     parts = [f"At {commit()}: one run, three nodes."]
-    for size in ("records", "partitions"):
+    for size in _AXES:
         found = [row for row in rows if size in row]
         names = [name for name in FIGURES if name in found[0]]
         cells = [[FIGURES[name], *(_shown(name, row[name]) for row in found)] for name in names]
         parts.append(markdown([size, *(f"{row[size]:,}" for row in found)], cells))
-    parts.append("![Each figure by the number of records, as a multiple of the first](performance/growth.svg)")
+    parts.append(
+        "![Each figure by the number of records, and of partitions, as a multiple of the first](performance/growth.svg)"
+    )
     rewrite("growth", COMMAND, "\n\n".join(parts), picture=_picture(rows), results={"commit": commit(), "rows": rows})
 
 
 def _picture(rows: list[dict[str, Any]]) -> str:
-    figure, axes = blank(8, 4)
-    found = [row for row in rows if "records" in row]
-    for name, label in FIGURES.items():
-        if name in found[0]:
-            axes.plot([r["records"] for r in found], [r[name] / found[0][name] for r in found], marker="o", label=label)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_ylim(0.1, 100)
-    axes.set_xlabel("records of 100 bytes in the partition")
-    axes.set_ylabel("times the first figure")
-    axes.legend(fontsize=8)
+    """One drawing per kind of growth, side by side."""
+    figure, both = blank(13, 4, columns=2)
+    for axes, (size, label) in zip(both, _AXES.items(), strict=True):
+        found = [row for row in rows if size in row]
+        for name, text in FIGURES.items():
+            if name in found[0]:
+                axes.plot([r[size] for r in found], [r[name] / found[0][name] for r in found], marker="o", label=text)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_ylim(0.1, 1_000)
+        axes.set_xlabel(label)
+        axes.set_ylabel("times the first figure")
+        axes.legend(fontsize=7)
     return svg(figure)

@@ -23,7 +23,8 @@ CHUNK = 1_000  # records handed to librdkafka in one call
 VALUES = {"100 B": 100, "1 KB": 1_000}
 TIMEOUT_S = 60.0
 # When the queue between its fetcher and the program is full, librdkafka fetches nothing for 1,000 ms by default.
-CONSUMERS: dict[str, dict[str, int]] = {"": {}, ", fetch.queue.backoff.ms=2": {"fetch.queue.backoff.ms": 2}}
+WITHOUT_PAUSES = {"fetch.queue.backoff.ms": 2}
+CONSUMERS: dict[str, dict[str, int]] = {"": {}, ", fetch.queue.backoff.ms=2": WITHOUT_PAUSES}
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -49,7 +50,7 @@ def _measure_size(cluster: Cluster, report: Report, name: str, size: int, count:
     label = f"{name}, {len(cluster.nodes)} node{'s' if len(cluster.nodes) > 1 else ''}"
     _rate(cluster, report, f"produce {label}", count, size, lambda: produce(bootstrap_of(cluster), topic, count, size))
     for suffix, settings in CONSUMERS.items():
-        work = partial(_consume, cluster, topic, count, settings)
+        work = partial(consume, bootstrap_of(cluster), topic, count, settings)
         _rate(cluster, report, f"consume {label}{suffix}", count, size, work)
     taken = one_at_a_time(cluster, topic, singles, size)
     p50, p99 = percentile(taken, 50), percentile(taken, 99)
@@ -125,9 +126,10 @@ def produce(bootstrap: str, topic: str, count: int, size: int, linger_ms: float 
     return taken
 
 
-def _consume(cluster: Cluster, topic: str, count: int, settings: dict[str, int]) -> list[float]:
+def consume(bootstrap: str, topic: str, count: int, settings: dict[str, int]) -> list[float]:
+    """Reads `count` records of PARTITIONS partitions from the beginning on. No latencies: an empty list."""
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": bootstrap_of(cluster), "group.id": "bench", "enable.auto.commit": False, **settings}
+        {"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False, **settings}
     )
     consumer.assign(
         [confluent_kafka.TopicPartition(topic, p, confluent_kafka.OFFSET_BEGINNING) for p in range(PARTITIONS)]

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,11 +18,12 @@ PAGE: Final = DOCS / "performance.md"
 KEPT: Final = DOCS / "performance"
 
 
-def rewrite(name: str, command: str, text: str, *, picture: str, results: Any) -> None:
-    """Replaces the part of the page that `command` writes, its picture and its JSON file."""
+def rewrite(name: str, command: str, text: str, *, picture: str | None, results: Any) -> None:
+    """Replaces the part of the page that `command` writes, its picture if it has one, and its JSON file."""
     KEPT.mkdir(exist_ok=True)
     (KEPT / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
-    (KEPT / f"{name}.svg").write_text(picture)
+    if picture is not None:
+        (KEPT / f"{name}.svg").write_text(picture)
     begin, end = f"<!-- {name}: written by `{command}` -->", f"<!-- /{name} -->"
     before, _, rest = PAGE.read_text().partition(begin)
     _, found, after = rest.partition(end)
@@ -36,8 +37,12 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def blank(width: float, height: float) -> "tuple[Figure, Axes]":
-    """To draw on. The same drawing gives the same bytes."""
+@overload
+def blank(width: float, height: float) -> "tuple[Figure, Axes]": ...
+@overload
+def blank(width: float, height: float, *, columns: int) -> "tuple[Figure, Sequence[Axes]]": ...
+def blank(width: float, height: float, *, columns: int = 1) -> "tuple[Figure, Any]":
+    """To draw on, in inches; `columns` of axes side by side. The same drawing gives the same bytes."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -45,7 +50,7 @@ def blank(width: float, height: float) -> "tuple[Figure, Axes]":
     mpl.rcParams["svg.hashsalt"] = "smq"
     from matplotlib import pyplot as plt
 
-    return plt.subplots(figsize=(width, height))
+    return plt.subplots(1, columns, figsize=(width, height))
 
 
 def svg(figure: "Figure") -> str:

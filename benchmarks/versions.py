@@ -5,25 +5,19 @@ of three nodes that take turns. The other commit's nodes run from its own files,
 machine, believe the nodes' CPU time for a record: it does not count what other programs do.
 """
 
-import contextlib
-import subprocess
-import sys
-import tarfile
 import tempfile
 import time
-import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Final
 
 from benchmarks.kafka import PARTITIONS, bootstrap_of, nodes_cpu_s, one_at_a_time, produce
+from benchmarks.other_commits import started_from
 from benchmarks.report import Report, commit, percentile
 from smq.testing.cluster import Cluster
 
 BEFORE_TRANSACTIONS: Final = "a221b02"  # the last commit of the main line without them
-ROOT: Final = Path(__file__).parents[1]
 SIZE: Final = 100  # bytes
 SINGLES: Final = 100
 
@@ -39,48 +33,27 @@ class _Taken:
 
 def measure(cluster: Cluster, report: Report, *, against: str, turns: int, records: int) -> None:
     """In each turn, a cluster gets `records` at full rate and then SINGLES one at a time."""
-    with tempfile.TemporaryDirectory(prefix="smq-bench-") as name, _cluster_of(against, Path(name)) as before:
-        clusters = {"now": cluster, "before": before}
-        topics = {which: one.make_topic(PARTITIONS) for which, one in clusters.items()}
-        taken = {which: _Taken() for which in clusters}
-        for which, one in clusters.items():
-            _turn(one, topics[which], _Taken(), records)  # warms up
-        for turn in range(turns):
-            for which in ("now", "before") if turn % 2 else ("before", "now"):  # neither is always the first
-                _turn(clusters[which], topics[which], taken[which], records)
+    with tempfile.TemporaryDirectory(prefix="smq-bench-") as name:
+        before = started_from(against, Path(name))
+        try:
+            taken = _take_turns({"now": cluster, "before": before}, turns, records)
+        finally:
+            before.stop()
     versions = {"now": commit(), "before": against}
     for which, figures in taken.items():
         _report(report, versions[which], figures)
     _report_ratio(report, f"{versions['now']} to {against}", taken["now"], taken["before"])
 
 
-@contextlib.contextmanager
-def _cluster_of(version: str, directory: Path) -> Iterator[Cluster]:
-    """A cluster whose nodes run the code of another commit."""
-    tree, packed = directory / "tree", directory / "tree.tar"
-    subprocess.run(["git", "archive", "--output", str(packed), version], cwd=ROOT, check=True)
-    with tarfile.open(packed) as archive:
-        archive.extractall(tree, filter="data")
-    _name(tree)
-    cluster = Cluster(directory / "cluster")
-    try:
-        with contextlib.chdir(tree):  # which `python -m` looks into first
-            where = [sys.executable, "-c", "import smq; print(smq.__file__)"]
-            found = subprocess.run(where, check=True, capture_output=True, text=True).stdout
-            if not Path(found).is_relative_to(tree):
-                raise RuntimeError(f"the nodes would run {found.strip()}, not {tree}")
-            cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
-
-
-def _name(tree: Path) -> None:
-    """The command line asks for the version of its distribution, which had another name once."""
-    name = tomllib.loads((tree / "pyproject.toml").read_text())["project"]["name"]
-    about = tree / f"{name.replace('-', '_')}-0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+def _take_turns(clusters: dict[str, Cluster], turns: int, records: int) -> dict[str, _Taken]:
+    topics = {which: one.make_topic(PARTITIONS) for which, one in clusters.items()}
+    taken = {which: _Taken() for which in clusters}
+    for which, one in clusters.items():
+        _turn(one, topics[which], _Taken(), records)  # warms up
+    for turn in range(turns):
+        for which in ("now", "before") if turn % 2 else ("before", "now"):  # neither is always the first
+            _turn(clusters[which], topics[which], taken[which], records)
+    return taken
 
 
 def _turn(cluster: Cluster, topic: str, taken: _Taken, records: int) -> None:

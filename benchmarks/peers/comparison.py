@@ -10,18 +10,28 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import trend
 from benchmarks.peers.lines import LINES, Figures, Line
 from benchmarks.peers.programs import Missing
-from benchmarks.peers.systems import SYSTEMS, System, running
+from benchmarks.peers.systems import SYSTEMS, System, running, smq_at
 from benchmarks.report import RESULTS, Report, commit, machine
 
 Found = dict[str, dict[str, list[Figures]]]  # by line, then by system
 
 
-def compare(rounds: int, share: float, names: Sequence[str], lines: Sequence[str], directory: Path | None) -> Path:
+def compare(
+    rounds: int,
+    share: float,
+    names: Sequence[str],
+    lines: Sequence[str],
+    directory: Path | None,
+    against: str | None = None,
+) -> Path:
     """Runs it, prints each figure when it is there, and writes one JSON file; returns its path. `lines` are parts of
-    the lines' names; without any, all lines run."""
+    the lines' names; without any, all lines run. `against` is a commit of smq that runs as one more system."""
     kinds = [kind for kind in SYSTEMS if not names or kind.name in names]
+    if against:
+        kinds.append(smq_at(against))
     chosen = [line for line in LINES if not lines or any(part in line.name for part in lines)]
     found: Found = {line.name: {} for line in chosen}
     failures: dict[str, str] = {}
@@ -43,6 +53,7 @@ def compare(rounds: int, share: float, names: Sequence[str], lines: Sequence[str
         "failures": failures, "medians": report.rows, "all": found,
     }  # fmt: skip
     path.write_text(json.dumps(document, indent=2) + "\n")
+    trend.add(report)
     return path
 
 

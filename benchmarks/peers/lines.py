@@ -183,6 +183,17 @@ def _consume(system: System, topic: str, share: float) -> Figures:
     return _without_writes(_measured(system, work))
 
 
+def _librdkafka_consume(system: System, topic: str, share: float) -> Figures:
+    count, size = _filled(system, topic, share)
+
+    def work() -> Figures:
+        began = time.perf_counter()
+        kafka.consume(",".join(system.servers), topic, count, kafka.WITHOUT_PAUSES)
+        return _rate(count, size, time.perf_counter() - began)
+
+    return _without_writes(_measured(system, work))
+
+
 def _java_consume(system: System, topic: str, share: float) -> Figures:
     count, size = _filled(system, topic, share)
 
@@ -226,15 +237,20 @@ def _line(name: str, drivers: frozenset[str], judged: str, run: Callable[[System
     return Line(name=name, drivers=drivers, judged=judged, lower_is_better=judged.endswith("_ms"), run=run)
 
 
+SINGLE: Final = "one record of 100 B at a time"
+TAIL: Final = f"produce to consume, {TAIL_RATE} records of 100 B per second"
+MANY_CLIENTS: Final = f"{CLIENTS} clients, one record of 100 B in flight each"
+JAVA_PRODUCES: Final = "Java produces 1 KB as it is by default"
 LINES: Final = (
-    _line("one record of 100 B at a time", ALL, "p50_ms", _single),
-    _line(f"produce to consume, {TAIL_RATE} records of 100 B per second", ALL, "p50_ms", _tail),
+    _line(SINGLE, ALL, "p50_ms", _single),
+    _line(TAIL, ALL, "p50_ms", _tail),
     _line("commit of a group's offset, one at a time", KAFKA_PROTOCOL, "p50_ms", _commit),
-    _line(f"{CLIENTS} clients, one record of 100 B in flight each", ALL, "records_per_s", _clients),
+    _line(MANY_CLIENTS, ALL, "records_per_s", _clients),
     _line("librdkafka produces 100 B", KAFKA_PROTOCOL, "records_per_s", _librdkafka(100, 2_000_000, 5)),
     _line("librdkafka produces 1 KB, linger 50 ms", KAFKA_PROTOCOL, "mb_per_s", _librdkafka(1000, 400_000, 50)),
-    _line("Java produces 1 KB as it is by default", KAFKA_PROTOCOL, "records_per_s", _java_produce),
+    _line(JAVA_PRODUCES, KAFKA_PROTOCOL, "records_per_s", _java_produce),
     _line("franz-go consumes 1 KB", KAFKA_PROTOCOL, "mb_per_s", _consume),
+    _line("librdkafka consumes 1 KB", KAFKA_PROTOCOL, "mb_per_s", _librdkafka_consume),
     _line("Java consumes 1 KB", KAFKA_PROTOCOL, "mb_per_s", _java_consume),
     _line("longest gap after kill -9 of the leader", ALL, "gap_ms", gap),
 )  # the gap is the last: it leaves two nodes

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.pages import blank, rewrite, svg
+from benchmarks.pages import blank, markdown, rewrite, svg
+from benchmarks.peers.aims import Aim, verdicts
 from benchmarks.peers.lines import LINES
 
 _COLOURS: Final = {
@@ -23,6 +24,15 @@ Row = dict[str, Any]
 Cell = Callable[[Row], str]
 
 _UNITS: Final = {"p50_ms": "ms", "gap_ms": "ms", "records_per_s": "records/s", "mb_per_s": "MB/s"}
+_AIMED: Final = {
+    "p50_ms": "p50, ms",
+    "p99_ms": "p99, ms",
+    "records_per_s": "records/s",
+    "mb_per_s": "MB/s",
+    "nodes_cpu_s_per_million": "CPU s per million",
+    "written_per_byte": "bytes to disk per byte",
+}
+_OTHER_COLOUR: Final = "#8a5fa8"  # another commit of smq
 
 
 def write_page(result: Path) -> None:
@@ -61,15 +71,40 @@ def _tables(document: dict[str, Any]) -> str:
         "bytes given to the disk per byte acknowledged, three copies",
         [(line.name, lambda row: _number(row, "written_per_byte")) for line in lines],
     )
+    parts.append(_judged(rows))
     start = lines[0].name
     parts.append(
         "Ready after: " + "; ".join(f"{s} {rows[start, s]['start_s']:.1f} s" for s in systems if (start, s) in rows)
-        + ". Private memory of the three nodes after the last rate: "
+        + ". Private memory of the three nodes after the last of these rates: "
         + "; ".join(f"{s} {_last(document, s):,.0f} MB" for s in systems) + "."
     )  # fmt: skip
     parts += [f"Not measured in every round: {what}: {why}" for what, why in document["failures"].items()]
     parts.append("![Each line relative to the best system](performance/peers.svg)")
     return "\n\n".join(parts)
+
+
+def _judged(rows: dict[tuple[str, str], Row]) -> str:
+    """Every aim that this run can judge."""
+    cells = []
+    for verdict in verdicts(rows):
+        aim = verdict.aim
+        limit, value = _text(verdict.limit), _text(verdict.value)
+        reached = "reached" if verdict.is_reached else f"**missed**, {verdict.of_limit:.2f} times the aim"
+        cells.append([aim.line, _AIMED[aim.figure], f"{_asked(aim)}: {limit}", value, reached])
+    return markdown(["aim", "figure", "asked", "smq", ""], cells)
+
+
+def _asked(aim: Aim) -> str:
+    bound = "at least" if aim.at_least else "at most"
+    if aim.other is None:
+        return bound
+    times = "" if aim.factor == 1 else f"{aim.factor:g} x "
+    plus = f" + {aim.plus:g}" if aim.plus else ""
+    return f"{bound} {times}{aim.other}{plus}"
+
+
+def _text(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
 
 def _figure(row: Row, judged: str) -> str:
@@ -84,7 +119,9 @@ def _number(row: Row, name: str) -> str | None:
 
 
 def _last(document: dict[str, Any], system: str) -> float:
-    return float([row["private_mb"] for row in document["medians"] if row["system"] == system][-1])
+    """Of the last line with all nodes: the gap after a kill leaves two."""
+    rows = [row for row in document["medians"] if row["system"] == system and "gap_ms" not in row]
+    return float(rows[-1]["private_mb"])
 
 
 def _picture(document: dict[str, Any]) -> str:
@@ -100,7 +137,7 @@ def _picture(document: dict[str, Any]) -> str:
         for at, (system, value) in enumerate(found.items()):
             behind = value / best if line.lower_is_better else best / value
             label = system if place == 0 else None
-            axes.barh(place + at * thickness, behind, thickness, color=_COLOURS[system], label=label)
+            axes.barh(place + at * thickness, behind, thickness, color=_COLOURS.get(system, _OTHER_COLOUR), label=label)
     axes.set_yticks([place + 0.3 for place in range(len(lines))], [line.name for line in lines])
     axes.invert_yaxis()
     axes.set_xscale("log")

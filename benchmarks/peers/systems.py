@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from benchmarks.other_commits import started_from
 from benchmarks.peers.programs import Jars, go_program, kafka_jars
 from benchmarks.usage import Usage, usage_of
 from smq.testing.cluster import Cluster
@@ -81,6 +82,18 @@ class Smq(System):
 
     def stop(self) -> None:
         self._cluster.stop()
+
+
+def smq_at(version: str) -> type[System]:
+    """smq as another commit has it."""
+
+    class Other(Smq):
+        name = f"smq, {version}"
+
+        def _launch(self) -> None:
+            self._cluster = started_from(version, self.root)
+
+    return Other
 
 
 class _Started(System):

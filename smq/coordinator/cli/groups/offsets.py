@@ -54,7 +54,7 @@ all_option = click.option("--all-topics", "is_all", is_flag=True, help="Every pa
     type=MOMENT,
     help="To the first record created at TIME or later (UTC, or 12h or 7d ago).",
 )
-@click.option("--shift-by", type=int, help="By this number of records from the committed offset; negative goes back.")
+@click.option("--shift-by", type=int, help="By this number of offsets from the committed one; negative goes back.")
 @click.option("--from-file", type=click.File("r"), help="To the offsets of a file that `smq group export` wrote.")
 @execute_option
 @json_option

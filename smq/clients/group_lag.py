@@ -51,9 +51,13 @@ async def _measured(
     cluster: ClusterClient, address: str, positions: Iterable[GroupPosition], timeout_ms: float
 ) -> dict[TopicPartition, pb.MeasuredBacklog]:
     asked = [
-        build(pb.PartitionOffset, topic=p.topic, partition=p.partition, offset=p.offset)
+        build(
+            pb.PartitionOffset,
+            topic=p.topic,
+            partition=p.partition,
+            offset=p.offset if p.offset is not None else p.log_start,
+        )
         for p in positions
-        if p.offset is not None
     ]
     found: dict[TopicPartition, pb.MeasuredBacklog] = {}
     for first in range(0, len(asked), BACKLOGS_MAX):

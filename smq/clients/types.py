@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
+from smq.clients.lag import LagFigures, LagTotal, lags_by_member, total_of
 from smq.clients.pb import smq_pb2 as pb
 
 if TYPE_CHECKING:  # a command that reads no records need not load their codec
@@ -353,7 +354,8 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPosition:
-    """`offset` and `lag` are None if nothing is committed, and `lag` if the end is not known. It is never negative."""
+    """`offset` is None if nothing is committed: then the lag counts from the log start, as for a reader that starts
+    there. `lag` is None if the end is not known, and never negative."""
 
     topic: str
     partition: int
@@ -369,6 +371,10 @@ class GroupPosition:
     lag_bytes: int | None = None  # stored size of the batches with them
     lag_ms: int | None = None  # since the next record was appended; 0 without one
 
+    @property
+    def figures(self) -> LagFigures:
+        return LagFigures(self.lag, self.lag_records, self.lag_bytes, self.lag_ms)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDescription:
@@ -379,9 +385,19 @@ class GroupDescription:
     positions: tuple[GroupPosition, ...]
 
     @property
-    def lag(self) -> int:
-        """The total over all partitions with a committed offset."""
-        return sum(p.lag or 0 for p in self.positions)
+    def lag(self) -> int | None:
+        """In offsets, over all partitions that are committed or assigned. None if that of one is not known."""
+        return self.lag_total.offsets.value
+
+    @property
+    def lag_total(self) -> LagTotal:
+        """Over the same partitions. Bytes and age need `with_sizes`."""
+        return total_of(p.figures for p in self.positions)
+
+    def lags_by_member(self) -> dict[str, LagTotal]:
+        """By member id, over its assigned partitions."""
+        assigned = {m.member_id: m.partitions for m in self.members}
+        return lags_by_member(assigned, {(p.topic, p.partition): p.figures for p in self.positions})
 
 
 def transaction_summary_from_message(t: pb.TransactionSummary) -> TransactionSummary:

@@ -351,7 +351,10 @@ def test_command_line_shows_and_deletes_groups(cluster: Cluster, bootstrap: str,
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
     found = json.loads(smq("describe", group, "--json").stdout)
-    assert {(p["partition"], p["offset"], p["lag"]) for p in found["positions"]} == {(0, None, None), (1, None, None)}
+    assert {(p["partition"], p["offset"], p["lag"]) for p in found["positions"]} == {
+        (0, None, RECORDS),
+        (1, None, RECORDS),
+    }
     assert [sorted(map(tuple, m["partitions"])) for m in found["members"]] == [[(topic, 0), (topic, 1)]]
     text = smq("describe", group).stdout
     assert "Stable, generation " in text

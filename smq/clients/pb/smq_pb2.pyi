@@ -2623,6 +2623,7 @@ class GroupMemberInfo(_message.Message):
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    LAG_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     instance_id: _builtins.str
     """of a static member"""
@@ -2635,6 +2636,10 @@ class GroupMemberInfo(_message.Message):
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicPartition]:
         """the decoded assignment of a consumer"""
 
+    @_builtins.property
+    def lag(self) -> Global___GroupLag:
+        """over these partitions"""
+
     def __init__(
         self,
         *,
@@ -2645,16 +2650,67 @@ class GroupMemberInfo(_message.Message):
         session_timeout_ms: _builtins.int = ...,
         assignment: _builtins.bytes = ...,
         partitions: _abc.Iterable[Global___TopicPartition] | None = ...,
+        lag: Global___GroupLag | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_instance_id", b"_instance_id", "instance_id", b"instance_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_instance_id", b"_instance_id", "instance_id", b"instance_id", "lag", b"lag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instance_id", b"_instance_id", "assignment", b"assignment", "client_host", b"client_host", "client_id", b"client_id", "instance_id", b"instance_id", "member_id", b"member_id", "partitions", b"partitions", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instance_id", b"_instance_id", "assignment", b"assignment", "client_host", b"client_host", "client_id", b"client_id", "instance_id", b"instance_id", "lag", b"lag", "member_id", b"member_id", "partitions", b"partitions", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__instance_id: _TypeAlias = _typing.Literal["instance_id"]  # noqa: Y015
     _WhichOneofArgType__instance_id: _TypeAlias = _typing.Literal["_instance_id", b"_instance_id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__instance_id) -> _WhichOneofReturnType__instance_id | None: ...
 
 Global___GroupMemberInfo: _TypeAlias = GroupMemberInfo  # noqa: Y015
+
+@_typing.final
+class GroupLag(_message.Message):
+    """Over several partitions. A figure is absent if that of one of them is: an unknown part is not zero."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAG_FIELD_NUMBER: _builtins.int
+    LAG_RECORDS_FIELD_NUMBER: _builtins.int
+    LAG_BYTES_FIELD_NUMBER: _builtins.int
+    LAG_MS_FIELD_NUMBER: _builtins.int
+    LAG_AT_LEAST_FIELD_NUMBER: _builtins.int
+    lag: _builtins.int
+    lag_records: _builtins.int
+    lag_bytes: _builtins.int
+    lag_ms: _builtins.int
+    """of the oldest record that is not read"""
+    lag_at_least: _builtins.int
+    """what is known of `lag`"""
+    def __init__(
+        self,
+        *,
+        lag: _builtins.int | None = ...,
+        lag_records: _builtins.int | None = ...,
+        lag_bytes: _builtins.int | None = ...,
+        lag_ms: _builtins.int | None = ...,
+        lag_at_least: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lag", b"_lag", "_lag_bytes", b"_lag_bytes", "_lag_ms", b"_lag_ms", "_lag_records", b"_lag_records", "lag", b"lag", "lag_bytes", b"lag_bytes", "lag_ms", b"lag_ms", "lag_records", b"lag_records"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lag", b"_lag", "_lag_bytes", b"_lag_bytes", "_lag_ms", b"_lag_ms", "_lag_records", b"_lag_records", "lag", b"lag", "lag_at_least", b"lag_at_least", "lag_bytes", b"lag_bytes", "lag_ms", b"lag_ms", "lag_records", b"lag_records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lag: _TypeAlias = _typing.Literal["lag"]  # noqa: Y015
+    _WhichOneofArgType__lag: _TypeAlias = _typing.Literal["_lag", b"_lag"]  # noqa: Y015
+    _WhichOneofReturnType__lag_bytes: _TypeAlias = _typing.Literal["lag_bytes"]  # noqa: Y015
+    _WhichOneofArgType__lag_bytes: _TypeAlias = _typing.Literal["_lag_bytes", b"_lag_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__lag_ms: _TypeAlias = _typing.Literal["lag_ms"]  # noqa: Y015
+    _WhichOneofArgType__lag_ms: _TypeAlias = _typing.Literal["_lag_ms", b"_lag_ms"]  # noqa: Y015
+    _WhichOneofReturnType__lag_records: _TypeAlias = _typing.Literal["lag_records"]  # noqa: Y015
+    _WhichOneofArgType__lag_records: _TypeAlias = _typing.Literal["_lag_records", b"_lag_records"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag) -> _WhichOneofReturnType__lag | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_bytes) -> _WhichOneofReturnType__lag_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_ms) -> _WhichOneofReturnType__lag_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_records) -> _WhichOneofReturnType__lag_records | None: ...
+
+Global___GroupLag: _TypeAlias = GroupLag  # noqa: Y015
 
 @_typing.final
 class GroupOffset(_message.Message):
@@ -2679,8 +2735,9 @@ class GroupOffset(_message.Message):
     log_start: _builtins.int
     hwm: _builtins.int
     lag: _builtins.int
-    """hwm - offset, never negative; absent if nothing is committed, or end_unknown"""
+    """hwm - offset, or hwm - log_start if nothing is committed; never negative; absent"""
     committed_ms: _builtins.int
+    """if end_unknown"""
     metadata: _builtins.str
     end_unknown: _builtins.bool
     """the partition's leader has not answered: hwm may be higher"""
@@ -2744,6 +2801,7 @@ class DescribeGroupResponse(_message.Message):
     COORDINATOR_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
+    LAG_FIELD_NUMBER: _builtins.int
     protocol: _builtins.str
     """the assignor that all members share"""
     coordinator: _builtins.int
@@ -2755,6 +2813,10 @@ class DescribeGroupResponse(_message.Message):
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupOffset]:
         """partitions with a committed offset, and assigned ones"""
 
+    @_builtins.property
+    def lag(self) -> Global___GroupLag:
+        """over all of them"""
+
     def __init__(
         self,
         *,
@@ -2763,10 +2825,11 @@ class DescribeGroupResponse(_message.Message):
         coordinator: _builtins.int | None = ...,
         members: _abc.Iterable[Global___GroupMemberInfo] | None = ...,
         offsets: _abc.Iterable[Global___GroupOffset] | None = ...,
+        lag: Global___GroupLag | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator", "coordinator", b"coordinator", "group", b"group"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator", "coordinator", b"coordinator", "group", b"group", "lag", b"lag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator", "coordinator", b"coordinator", "group", b"group", "members", b"members", "offsets", b"offsets", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator", "coordinator", b"coordinator", "group", b"group", "lag", b"lag", "members", b"members", "offsets", b"offsets", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__coordinator: _TypeAlias = _typing.Literal["coordinator"]  # noqa: Y015
     _WhichOneofArgType__coordinator: _TypeAlias = _typing.Literal["_coordinator", b"_coordinator"]  # noqa: Y015

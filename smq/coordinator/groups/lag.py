@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from smq.clients.lag import LagFigures
 from smq.coordinator.groups.view import GroupPosition
 from smq.coordinator.limits import FETCH_CONCURRENCY, VIEW_ENDS_MS
 from smq.coordinator.service.calls import NodeCalls
@@ -21,7 +22,8 @@ _NS_PER_MS = 1_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
     """Of one group in one partition. The end is the high water mark. `offsets` counts up to it, with those that
-    retention has deleted, and so does not shrink by itself. `records` are those that can still be read: None if they
+    retention has deleted, and so does not shrink by itself; where the group has committed nothing, from the log start.
+    `records` are those that can still be read: None if they
     are stored elsewhere, and where compaction has been, because no offset says how many it has left. `size_bytes` is
     the stored size of the batches with them, `age_ms` the time since the next one was appended: 0 if there is none."""
 
@@ -32,6 +34,10 @@ class Lag:
     records: int | None = None
     size_bytes: int | None = None
     age_ms: int | None = None
+
+    @property
+    def figures(self) -> LagFigures:
+        return LagFigures(self.offsets, self.records, self.size_bytes, self.age_ms)
 
 
 async def lags_of(
@@ -60,20 +66,18 @@ async def lags_of(
 
 def counted(at: GroupPosition, log_start: Offset, end: Offset) -> Lag:
     """What follows from the offsets alone."""
-    offsets, position = at.lag_at(end), at.position
     records = None
-    if position is not None and not at.part.is_external:
-        first = max(position, log_start)
+    if not at.part.is_external:
+        first = max(at.unread_from(log_start), log_start)
         records = max(0, end - first) if first >= min(at.part.compacted_end, end) else None
-    return Lag(log_start=log_start, end=end, is_end_known=True, offsets=offsets, records=records)
+    return Lag(log_start=log_start, end=end, is_end_known=True, offsets=at.lag_at(log_start, end), records=records)
 
 
 async def measured(calls: NodeCalls, at: GroupPosition, lag: Lag, timeout_ms: int, *, now_ns: int) -> Lag:
     """With bytes and age, if this node's copy reaches the end."""
-    position = at.position
-    if position is None or not lag.is_end_known or at.part.is_external:
+    if not lag.is_end_known or at.part.is_external:
         return lag
-    first = max(position, lag.log_start)
+    first = max(at.unread_from(lag.log_start), lag.log_start)
     if first >= lag.end:
         return replace(lag, size_bytes=0, age_ms=0)
     try:

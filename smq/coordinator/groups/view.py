@@ -34,10 +34,14 @@ class GroupPosition:
         """The next offset that the group reads."""
         return self.committed.position if self.committed is not None else None
 
-    def lag_at(self, hwm: Offset) -> int | None:
-        """Never negative, although a commit may name an offset that does not exist yet. None without a position."""
+    def unread_from(self, log_start: Offset) -> Offset:
+        """Where its lag begins. Only a member knows where it starts without a commit, so that is the first record."""
         position = self.position
-        return max(0, hwm - position) if position is not None else None
+        return position if position is not None else log_start
+
+    def lag_at(self, log_start: Offset, hwm: Offset) -> int:
+        """Never negative, although a commit may name an offset that does not exist yet."""
+        return max(0, hwm - self.unread_from(log_start))
 
 
 def assigned_partitions(group: GroupState, assignment: bytes) -> list[tuple[str, int]]:
@@ -77,13 +81,18 @@ def subscriptions(group: GroupState) -> frozenset[str] | None:
 
 def positions(state: ClusterState, group: GroupState) -> Iterator[GroupPosition]:
     """All partitions that the group has committed for or was assigned, in order of topic and partition."""
+    found = [(pid, state.partition(pid)) for pid in partitions_of(state, group)]
+    named = [(state.topic_names[part.topic_id], part.index, pid, part) for pid, part in found if part is not None]
+    for topic, _, pid, part in sorted(named, key=lambda row: row[:2]):
+        yield GroupPosition(topic, part, group.offsets.get(pid))
+
+
+def partitions_of(state: ClusterState, group: GroupState) -> set[PartitionId]:
+    """Those that the group has committed for, and those that exist and that a member was assigned."""
     pids: set[PartitionId] = set(group.offsets)
     for m in group.members.values():
         for topic, index in assigned_partitions(group, m.assignment):
             known = state.topics.get(topic)
             if known is not None and 0 <= index < len(known.partitions):
                 pids.add(known.partitions[index].pid)
-    found = [(pid, state.partition(pid)) for pid in pids]
-    named = [(state.topic_names[part.topic_id], part.index, pid, part) for pid, part in found if part is not None]
-    for topic, _, pid, part in sorted(named, key=lambda row: row[:2]):
-        yield GroupPosition(topic, part, group.offsets.get(pid))
+    return pids

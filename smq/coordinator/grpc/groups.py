@@ -7,6 +7,7 @@ import time
 from functools import partial
 from typing import Final
 
+from smq.clients.lag import LagTotal, lags_by_member, total_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import GroupCoordinator
@@ -49,8 +50,10 @@ class GroupAdmin(Service, smq_pb2_grpc.AdminServicer):
         out = pb.DescribeGroupResponse(
             group=_summary(group), protocol=group.protocol, coordinator=slot.node if slot.node else None
         )
+        assigned = {
+            m.member.member_id: sorted(assigned_partitions(group, m.assignment)) for m in group.members.values()
+        }
         for m in group.members.values():
-            parts = sorted(assigned_partitions(group, m.assignment))
             out.members.append(
                 pb.GroupMemberInfo(
                     member_id=m.member.member_id,
@@ -59,13 +62,18 @@ class GroupAdmin(Service, smq_pb2_grpc.AdminServicer):
                     client_host=m.member.client_host,
                     session_timeout_ms=m.member.session_timeout_ms,
                     assignment=m.assignment,
-                    partitions=[pb.TopicPartition(topic=topic, partition=index) for topic, index in parts],
+                    partitions=[pb.TopicPartition(topic=t, partition=p) for t, p in assigned[m.member.member_id]],
                 )
             )
         places = [at async for at in Turns().over(positions(state, group))]
         lags = await lags_of(self._calls, places, timeout_ms, with_sizes=request.with_sizes, now_ns=time.time_ns())
         async for at, lag in Turns().over(zip(places, lags, strict=True)):
             out.offsets.append(_offset(at, lag))
+        figures = {(at.topic, int(at.part.index)): lag.figures for at, lag in zip(places, lags, strict=True)}
+        by_member = lags_by_member(assigned, figures)
+        for info in out.members:
+            info.lag.CopyFrom(_total(by_member[info.member_id]))
+        out.lag.CopyFrom(_total(total_of(figures.values())))
         return out
 
     @guarded
@@ -123,6 +131,16 @@ def _offset(at: GroupPosition, lag: Lag) -> pb.GroupOffset:
         lag_records=lag.records,
         lag_bytes=lag.size_bytes,
         lag_ms=lag.age_ms,
+    )
+
+
+def _total(total: LagTotal) -> pb.GroupLag:
+    return pb.GroupLag(
+        lag=total.offsets.value,
+        lag_records=total.records.value,
+        lag_bytes=total.size_bytes.value,
+        lag_ms=total.age_ms.value,
+        lag_at_least=total.offsets.at_least,
     )
 
 

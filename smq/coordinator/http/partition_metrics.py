@@ -66,7 +66,10 @@ _GROUP_GAUGES: Final = (
 )
 _GROUP_OFFSET_GAUGES: Final = (
     ("group_committed_offset", "Next offset that the group reads, as committed."),
-    ("group_lag", "Offsets up to the high water mark that the group has not committed."),
+    (
+        "group_lag",
+        "Offsets to the high water mark that the group has not committed; without a commit from the log start.",
+    ),
 )
 _BACKLOG_GAUGES: Final = (
     ("group_lag_bytes", "Stored size of the batches that the group has not read. Of partitions that this node leads."),
@@ -140,7 +143,7 @@ def _group_pieces(node: NodeApi) -> Iterator[bytes]:
     """Series of the groups that this node coordinates, so that a sum over the nodes counts each once. If no node has a
     Kafka listener, Raft's leader shows them all."""
     members, generations = list[tuple[str, int]](), list[tuple[str, int]]()
-    offsets = list[tuple[str, tuple[int, ...]]]()
+    offsets = list[tuple[str, Offset | None, int]]()
     status = node.status()
     leads = status.raft_leader == status.node
     read = 0
@@ -163,17 +166,17 @@ def _group_pieces(node: NodeApi) -> Iterator[bytes]:
             break
     for (name, text), rows in zip(_GROUP_GAUGES, (members, generations), strict=True):
         yield from _family(name, text, rows)
-    for column, (name, text) in enumerate(_GROUP_OFFSET_GAUGES):
-        yield from _family(name, text, ((labels, values[column]) for labels, values in offsets))
+    (committed, committed_text), (lag, lag_text) = _GROUP_OFFSET_GAUGES
+    yield from _family(committed, committed_text, ((at, offset) for at, offset, _ in offsets if offset is not None))
+    yield from _family(lag, lag_text, ((at, behind) for at, _, behind in offsets))
 
 
-def _offsets(node: NodeApi, group: GroupState, labels: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """As this node knows the ends: a scrape waits for no other node."""
+def _offsets(node: NodeApi, group: GroupState, labels: str) -> Iterator[tuple[str, Offset | None, int]]:
+    """As this node knows the ends: a scrape waits for no other node. Without a commit there is a lag, from the log
+    start on, and no committed offset."""
     for at in positions(node.state, group):
-        position, lag = at.committed.position if at.committed is not None else None, at.lag_at(node.known_hwm(at.part))
-        if position is not None and lag is not None:
-            place = f'{{{labels},topic="{_escaped(at.topic)}",partition="{at.part.index}"}}'
-            yield place, (position, lag)
+        place = f'{{{labels},topic="{_escaped(at.topic)}",partition="{at.part.index}"}}'
+        yield place, at.position, at.lag_at(at.part.log_start, node.known_hwm(at.part))
 
 
 def _backlog_pieces(state: ClusterState, backlogs: Backlogs, now_ns: int) -> Iterator[bytes]:

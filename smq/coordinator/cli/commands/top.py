@@ -20,7 +20,7 @@ from smq.clients.types import ClusterDescription, GroupDescription, NodeDescript
 from smq.coordinator.amounts import size_text
 from smq.coordinator.cli.common import answered, counted, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.groups.lag import total_cells
+from smq.coordinator.cli.groups.figures import TOTAL_COLUMNS, total_cells
 from smq.coordinator.cli.tables import Table
 from smq.raft_state.errors import SmqError
 
@@ -196,11 +196,11 @@ def _topic_table(now: Look, speed: Mapping[tuple[str, int], float], rows: int) -
 def _group_part(now: Look, rows: int) -> RenderableType:
     if now.groups is None:
         return Text("groups: not known without a quorum")
-    table = Table("group", "state", "members", "lag", "bytes", "time")
-    groups = sorted(now.groups, key=lambda g: (-g.lag, g.summary.name))
+    table = Table("group", "state", "members", *TOTAL_COLUMNS)
+    groups = sorted(now.groups, key=lambda g: (-g.lag_total.offsets.at_least, g.summary.name))
     for group in groups[:rows]:
         summary = group.summary
-        table.add_row(summary.name, summary.state, str(summary.members), *total_cells(group.positions))
+        table.add_row(summary.name, summary.state, str(summary.members), *total_cells(group.lag_total))
     left = len(groups) - len(groups[:rows]) + now.groups_left
     if left:
         table.add_row(f"and {left} more", *[""] * 5)

@@ -1,4 +1,4 @@
-"""How a limit of lag is written: records (1000), bytes (10MiB) or time (5m); and whether a group is above it.
+"""How a limit of lag is written: offsets (1000), bytes (10MiB) or time (5m); and whether a group is above it.
 
 Owns the notation and the comparison. Pure.
 """
@@ -13,7 +13,7 @@ from smq.clients.types import GroupPosition
 _WRITTEN: Final = re.compile(r"([0-9]{1,15})([A-Za-z]*)")
 _BYTES: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-NOTATION: Final = "records (1000), bytes (10MiB, 500kB) or time (30s, 5m, 2h, 1d)"
+NOTATION: Final = "offsets (1000), bytes (10MiB, 500kB) or time (30s, 5m, 2h, 1d)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Threshold:
         return [p for p in positions if (self.value_of(p) or 0) > self.limit]
 
     def unknown(self, positions: Sequence[GroupPosition]) -> list[GroupPosition]:
-        """Committed partitions whose lag is not known: a script must not take it for 0."""
-        return [p for p in positions if p.offset is not None and self.value_of(p) is None]
+        """The partitions whose lag is not known: a script must not take it for 0."""
+        return [p for p in positions if self.value_of(p) is None]
 
 
 def parse_threshold(text: str) -> Threshold:

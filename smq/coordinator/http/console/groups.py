@@ -6,7 +6,8 @@ Owns what they show; `groups.lag` calculates. `console.site` imports it.
 import time
 from collections.abc import Sequence
 
-from smq.coordinator.amounts import age_text, size_text
+from smq.clients.lag import lags_by_member, total_of
+from smq.coordinator.amounts import age_text, lag_texts, size_text
 from smq.coordinator.groups.lag import lags_of
 from smq.coordinator.groups.view import PHASES, assigned_partitions, positions
 from smq.coordinator.http.console.history import SAMPLE_S, History
@@ -17,6 +18,7 @@ from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.state import GroupState
 
 TIMEOUT_MS = 5_000
+_LAG_HEADS = ("Lag", "Records", "Bytes", "Time")
 _WIDTH, _HEIGHT = 600, 100  # of the drawing, in units of its own
 
 
@@ -36,7 +38,8 @@ def groups_page(calls: NodeCalls, history: History, after: str) -> list[Markup]:
 
 async def group_page(calls: NodeCalls, history: History, group: GroupState) -> list[Markup]:
     state = calls.node.state
-    places = list(positions(state, group))[:ROWS_MAX]
+    known = list(positions(state, group))
+    places, is_whole = known[:ROWS_MAX], len(known) <= ROWS_MAX
     lags = await lags_of(calls, places, TIMEOUT_MS, with_sizes=True, now_ns=time.time_ns())
     assigned = {m.member.member_id: assigned_partitions(group, m.assignment) for m in group.members.values()}
     owner = {place: member for member, parts in assigned.items() for place in parts}
@@ -49,6 +52,7 @@ async def group_page(calls: NodeCalls, history: History, group: GroupState) -> l
                 committed,
                 lag.end if lag.is_end_known else f"{lag.end} or more",
                 lag.offsets,
+                lag.records,
                 size_text(lag.size_bytes) if lag.size_bytes is not None else None,
                 age_text(lag.age_ms),
                 moment(at.committed.committed_ms / 1000) if at.committed is not None else None,
@@ -62,18 +66,23 @@ async def group_page(calls: NodeCalls, history: History, group: GroupState) -> l
             ("Generation", group.generation),
             ("Assignor", group.protocol or "-"),
             ("Coordinator", f"node {slot.node}" if slot.node else "none yet"),
-            ("Lag", sum(lag.offsets or 0 for lag in lags)),
+            ("Lag", lag_texts(total_of((lag.figures for lag in lags), is_whole=is_whole))[0]),
         )
     )
+    figures = {(at.topic, int(at.part.index)): lag.figures for at, lag in zip(places, lags, strict=True)}
+    by_member = lags_by_member(assigned, figures, is_whole=is_whole)
     members = [
-        (m.member.member_id, m.member.instance_id or "-", m.member.client_id, m.member.client_host, len(assigned[name]))
-        for name, m in group.members.items()
+        (
+            *(m.member.member_id, m.member.instance_id or "-", m.member.client_id, m.member.client_host),
+            *(len(assigned[m.member.member_id]), *lag_texts(by_member[m.member.member_id])),
+        )
+        for m in group.members.values()
     ]
-    heads = ("Partition", "Committed", "High water mark", "Lag", "Bytes", "Time", "Committed at", "Member")
+    heads = ("Partition", "Committed", "High water mark", *_LAG_HEADS, "Committed at", "Member")
     return [
         summary,
         drawing(list(history.lags.get(group.name, ()))),
-        table("Members", ("Member", "Instance", "Client", "Host", "Partitions"), members),
+        table("Members", ("Member", "Instance", "Client", "Host", "Partitions", *_LAG_HEADS), members),
         table("Offsets", heads, rows),
     ]
 

@@ -10,6 +10,7 @@ from collections import deque
 from itertools import islice
 from typing import Final
 
+from smq.coordinator.groups.view import GroupPosition, partitions_of
 from smq.coordinator.limits import METRICS_GROUPS_MAX
 from smq.coordinator.service.turns import Turns
 from smq.replication.api import NodeApi
@@ -65,10 +66,11 @@ class History:
         groups = list(islice(self._node.state.groups.values(), METRICS_GROUPS_MAX))
         for group in groups:
             lag = 0
-            async for pid, committed in turns.over(list(group.offsets.items())):
-                part, position = self._node.state.partition(pid), committed.position
-                if part is not None and position is not None:
-                    lag += max(0, self._node.known_hwm(part) - position)
+            async for pid in turns.over(partitions_of(self._node.state, group)):
+                part = self._node.state.partition(pid)
+                if part is not None:
+                    at = GroupPosition("", part, group.offsets.get(pid))
+                    lag += at.lag_at(part.log_start, self._node.known_hwm(part))
             self.lags.setdefault(group.name, deque(maxlen=SAMPLES_MAX)).append(lag)
         for name in self.lags.keys() - {group.name for group in groups}:
             del self.lags[name]

@@ -45,15 +45,15 @@ def test_groups_are_listed_described_with_lag_and_deleted_without_members(cluste
     member = pb.GroupMemberInfo(member_id="m", client_id="c", partitions=[pb.TopicPartition(topic="t", partition=0)])
     offsets = [
         pb.GroupOffset(topic="t", partition=0, offset=1_000, hwm=3_500, lag=2_500),
-        pb.GroupOffset(topic="t", partition=1, hwm=7),
+        pb.GroupOffset(topic="t", partition=1, hwm=7, lag=7),
     ]
     found = pb.DescribeGroupResponse(group=summary, protocol="range", coordinator=2, members=[member], offsets=offsets)
     cluster.groups["g"] = found
     assert [g["name"] for g in json.loads(smq("group", "list", "--json").stdout)] == ["g"]
     printed = lines(smq("group", "describe", "g"))
-    assert printed[0] == "g: Stable, generation 3, assignor range, coordinated by node 2; lag 2,500"
-    assert any(line.split() == ["t", "1", "-", "7", "-", "-", "-", "-"] for line in printed)
-    assert json.loads(smq("group", "describe", "g", "--json").stdout)["lag"] == 2_500
+    assert printed[0] == "g: Stable, generation 3, assignor range, coordinated by node 2; lag 2,507"
+    assert any(line.split() == ["t", "1", "-", "7", "7", "-", "0", "B", "0", "s", "-"] for line in printed)
+    assert json.loads(smq("group", "describe", "g", "--json").stdout)["lag"] == 2_507
     assert "GROUP_NOT_EMPTY" in smq("group", "delete", "g").stderr
     del found.members[:]
     assert lines(smq("group", "delete", "g")) == ["deleted group g"]

@@ -119,6 +119,15 @@ def test_groups_that_are_furthest_behind_come_first_and_the_rest_is_counted(
     assert cluster.nodes[1].seen.count("DescribeGroup") == GROUPS_MAX
 
 
+def test_a_group_of_which_a_part_is_not_known_is_shown_as_so_far_behind_or_more(
+    cluster: FakeCluster, smq: Callable[..., Result]
+) -> None:
+    add_groups(cluster, 8)
+    cluster.groups["g007"].offsets.add(topic="idle", partition=0, offset=1, hwm=1, end_unknown=True)
+    (row,) = [line for line in smq("top", "--count", "1").stdout.splitlines() if line.startswith("g007")]
+    assert row.split("  ")[-3:] == ["7 or more", "7 B or more", "7 ms or more"]
+
+
 def test_two_looks_show_both_topics_and_a_group_that_goes_meanwhile_is_no_error(
     cluster: FakeCluster, smq: Callable[..., Result]
 ) -> None:

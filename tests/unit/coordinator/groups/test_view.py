@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from smq.coordinator.groups.protocols import subscribed_topics
 from smq.coordinator.groups.view import assigned_partitions, positions
 from smq.raft_state.coordinators import coordinator_of
+from smq.raft_state.ids import Offset
 from smq.raft_state.state import GroupState
 from tests.unit.raft_state.support import advance, advances, assign_members, cluster, commit, form, member, pid, topic
 
@@ -43,7 +44,7 @@ def test_assignment_cut_anywhere_is_not_taken_for_a_whole_one(data: st.DataObjec
     assert assigned_partitions(consumers(), whole[:cut]) == []
 
 
-def test_lag_is_up_to_the_hwm_never_negative_and_unknown_without_a_commit() -> None:
+def test_lag_is_up_to_the_hwm_never_negative_and_from_the_log_start_without_a_commit() -> None:
     driver = cluster(kafka=True)
     driver.ok(topic(1, "t", partitions=4))
     driver.ok(advances(*(advance(pid(1, p), 0, hwm=10) for p in range(3))))
@@ -52,7 +53,7 @@ def test_lag_is_up_to_the_hwm_never_negative_and_unknown_without_a_commit() -> N
     driver.ok(form("g", epoch, 0, member("m")))
     driver.ok(assign_members("g", epoch, 1, m=assignment(("t", (1, 2)), ("gone", (0,)))))
     found = [
-        (at.topic, at.part.index, at.lag_at(at.part.hwm))
+        (at.topic, at.part.index, at.lag_at(Offset(3), at.part.hwm))
         for at in positions(driver.machine.state, driver.machine.state.groups["g"])
     ]
-    assert found == [("t", 0, 6), ("t", 1, 0), ("t", 2, None)]
+    assert found == [("t", 0, 6), ("t", 1, 0), ("t", 2, 7)]

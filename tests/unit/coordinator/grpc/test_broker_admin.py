@@ -380,8 +380,10 @@ def test_a_view_says_which_ends_are_not_known_and_asks_only_if_it_must(tmp_path:
         node.partition_ranges = ranges
         (topic,) = (await describe(served, "t")).topics
         assert [(p.hwm, p.end_unknown) for p in topic.partitions] == [(5, True), (0, False)]
-        (position,) = (await served.admin.DescribeGroup(pb.DescribeGroupRequest(group="g"))).offsets
+        group = await served.admin.DescribeGroup(pb.DescribeGroupRequest(group="g"))
+        (position,) = group.offsets
         assert (position.offset, position.end_unknown, position.HasField("lag")) == (2, True, False)
+        assert (group.lag.HasField("lag"), group.lag.lag_at_least) == (False, 0)
         assert asked == [[("t", 0), ("t", 1)], [("t", 0)]]
         (topic,) = (await served.admin.DescribeCluster(pb.DescribeClusterRequest(topics=["t"]))).topics
         assert [p.end_unknown for p in topic.partitions] == [False, False]

@@ -11,6 +11,8 @@ from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import TsNs
 from smq.replication.api import Backlog, Cancel, DoneFn
 from smq.testing.served import Served, serving
+from tests.unit.coordinator.groups.test_view import assignment
+from tests.unit.coordinator.grpc.test_members import join, sync_request
 from tests.unit.coordinator.http.test_endpoints import get
 
 GROUP = "g"
@@ -117,6 +119,56 @@ def test_a_backlog_that_is_not_known_is_an_error_and_never_zero(tmp_path: Path) 
         assert (found.lag, found.HasField("lag_bytes"), found.HasField("lag_ms")) == (3, False, False)
 
     serving(tmp_path, body)
+
+
+async def assigned(served: Served, *partitions: int) -> str:
+    """A member of the group with these partitions of t. Returns its id."""
+    await served.admin.AlterClusterConfig(pb.AlterClusterConfigRequest(set={"group.initial.rebalance.delay.ms": "0"}))
+    joined = await join(served)
+    assign = assignment(("t", partitions))
+    await served.groups.SyncGroup(sync_request(joined, assign=assign))
+    return joined.member_id
+
+
+def test_an_assigned_partition_without_a_commit_counts_from_the_log_start(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create(partitions=2)
+        _, second, third = await stored_sizes(served)
+        await assigned(served, 0, 1)
+        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", partition=0, before_offset=7))
+        found = (await described(served))["t", 0]
+        assert (found.HasField("offset"), found.lag, found.lag_records) == (False, 5, 5)
+        assert found.lag_bytes == third - second
+        assert found.HasField("lag_ms")
+
+    serving(tmp_path, body)
+
+
+def test_totals_and_each_members_lag_are_in_the_answer(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create(partitions=2)
+        *_, third = await stored_sizes(served)
+        member = await assigned(served, 1)
+        await served.broker.CommitOffsets(commit_of(member, partition=1, offset=0))
+        request = pb.DescribeGroupRequest(group=GROUP, with_sizes=True)
+        answer = await served.admin.DescribeGroup(request)
+        (info,) = answer.members
+        assert (info.lag.lag, info.lag.lag_records, info.lag.lag_bytes, info.lag.lag_ms) == (0, 0, 0, 0)
+        await served.broker.CommitOffsets(commit_of(member, partition=0, offset=2))
+        answer = await served.admin.DescribeGroup(request)
+        assert (answer.lag.lag, answer.lag.lag_records, answer.lag.lag_bytes) == (10, 10, third)
+        assert answer.members[0].lag.lag == 0
+        request.with_sizes = False
+        total = (await served.admin.DescribeGroup(request)).lag
+        assert (total.lag, total.HasField("lag_bytes"), total.HasField("lag_ms")) == (10, False, False)
+
+    serving(tmp_path, body)
+
+
+def commit_of(member_id: str, *, partition: int, offset: int) -> pb.CommitOffsetsRequest:
+    place = pb.PartitionOffset(topic="t", partition=partition, offset=offset)
+    member = pb.GroupMember(member_id=member_id, generation=1)
+    return pb.CommitOffsetsRequest(group=GROUP, offsets=[place], member=member)
 
 
 def test_metrics_show_the_lag_of_the_last_pass(tmp_path: Path) -> None:

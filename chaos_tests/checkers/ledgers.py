@@ -34,7 +34,8 @@ class Ledger:
 
 class Ledgers:
     """`shown` is what was visible in the end, with what compaction was entitled to remove; `required` are the offsets
-    that no committed reader may ever have passed over."""
+    that no committed reader may ever have passed over. Tombstones are not among them: one replica may have dropped its
+    own before another was read, and those that go too early are found by themselves."""
 
     def __init__(self, noted: Event, transactions: list[Op], polls: list[Op], findings: Findings) -> None:
         self._noted = noted
@@ -81,7 +82,7 @@ class Ledgers:
                     self._judge_missing(key, ledger, (record_key, offset, value), op, records, findings)
         found = {offset: value for _, records in ledger.finals for offset, value in records.items()}
         self.shown[key] = found | ledger.committed
-        self.required[key] = sorted(set(last.values()).intersection(found))
+        self.required[key] = sorted(at for at in last.values() if at in found and not is_tombstone(found[at]))
 
     def _judge_missing(
         self,

@@ -140,6 +140,15 @@ def tombstone_in_doubt(s: Story) -> None:
     finals(s)
 
 
-@pytest.mark.parametrize("tell", [everything_in_order, tombstone_in_doubt])
+def tombstone_that_goes_between_two_final_reads(s: Story) -> None:
+    begin(s)
+    transact(s, TOMBSTONE, 0)
+    transact(s, PLAIN[0], 2)
+    transact(s, TOMBSTONE, 4)
+    finals(s, (4, TOMBSTONE))
+    poll(s, 0, 99, node=4, final=True)  # the last to be read
+
+
+@pytest.mark.parametrize("tell", [everything_in_order, tombstone_in_doubt, tombstone_that_goes_between_two_final_reads])
 def test_what_compaction_may_do_is_accepted(tell: Callable[[Story], None]) -> None:
     assert anomalies(tell) == set()

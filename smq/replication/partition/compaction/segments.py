@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -32,6 +32,8 @@ from smq.replication.ports import Channel
 from smq.replication.runtime.deadlines import Deadline
 
 _log = structlog.get_logger("smq.segments")
+
+_Place: TypeAlias = tuple[Offset, Offset, bytes]  # start, end and digest of a segment
 
 ANSWER_NS_MAX: Final = 2_000_000_000  # per piece, then the next replica is asked
 PART_BYTES_MAX: Final = 1 << 20  # as an Append, a piece must not hold up the link
@@ -54,6 +56,10 @@ class _Work:
     request: int = 0
     deadline: Deadline | None = None
     adopt: Callable[[list[StoredValue]], None] | None = None  # takes any replica's bytes, or none
+
+    @property
+    def place(self) -> _Place:
+        return self.start, self.end, self.digest
 
     @property
     def at(self) -> Offset:
@@ -79,7 +85,7 @@ class Segments:
         self._excluded: set[PartitionId] = set()  # the compaction is at work there; one, or none
         self._request = 0
         self._serving = 0
-        self.lacking: dict[PartitionId, int] = {}  # since when no replica could be found that holds what is missing
+        self._lacking: dict[PartitionId, tuple[_Place, int]] = {}  # what no replica could be found to hold, since when
         self.fetched = 0  # segments that came from other replicas, since the start of this process
 
     # ------------------------------------------------------------------------------------------- in line
@@ -99,13 +105,19 @@ class Segments:
     def forget(self, pid: PartitionId) -> None:
         """The partition is gone."""
         self._due.pop(pid, None)
-        self.lacking.pop(pid, None)
+        self._lacking.pop(pid, None)
         work = self._work
         if work is not None and work.replica.pid == pid:
             if work.adopt is not None:
                 self._finish_adoption(work, [])
             else:
                 self._end(None)
+
+    def lacking_since_ns(self, pid: PartitionId, place: _Place) -> int | None:
+        """Since when no replica could be found that holds this very segment. None if one may hold it. An earlier
+        segment's time says nothing of this one: its leader may just be about to install and send it."""
+        lacked, since_ns = self._lacking.get(pid, (None, None))
+        return since_ns if lacked == place else None
 
     def adopt(self, replica: Replica, start: Offset, end: Offset, done: Callable[[list[StoredValue]], None]) -> None:
         """Fetches what any other replica has in [start, end), whole batches. `done` gets nothing if none could help."""
@@ -146,7 +158,7 @@ class Segments:
             self._work.deadline.cancel()
         self._work = None
         if work is not None:
-            self.lacking.pop(work.replica.pid, None)
+            self._lacking.pop(work.replica.pid, None)
             work.replica.segments_due_ns = 0
             self.visit(work.replica, 0)
         self._begin_next()
@@ -155,7 +167,8 @@ class Segments:
         now_ns = self._host.clock.monotonic_ns()
         work.replica.segments_due_ns = now_ns + PAUSE_NS
         if is_lacking:
-            self.lacking.setdefault(work.replica.pid, now_ns)
+            if self.lacking_since_ns(work.replica.pid, work.place) is None:
+                self._lacking[work.replica.pid] = work.place, now_ns
             work.replica.compaction_due_ns = 0  # a leader may give the missing bytes up
         self._end(None)
 
@@ -234,12 +247,11 @@ class Segments:
         if self._work is not work:
             return
         replica = work.replica
-        place = work.start, work.end, work.digest
-        is_current = lowest_behind(replica) == place
+        is_current = lowest_behind(replica) == work.place
         if isinstance(old, SmqError) or not is_current:
             self._give_up(work)
             return
-        if not replica.install(*place, work.values, old, partial(self._on_installed, work)):
+        if not replica.install(*work.place, work.values, old, partial(self._on_installed, work)):
             self._give_up(work)
 
     def _on_installed(self, work: _Work) -> None:
@@ -285,7 +297,7 @@ class Segments:
         self._host.links.send(peer, Channel.DATA, StepReport(message.partition, message.request, is_in_step))
 
 
-def lowest_behind(replica: Replica) -> tuple[Offset, Offset, bytes] | None:
+def lowest_behind(replica: Replica) -> _Place | None:
     """Start, end and digest of the first segment whose bytes this log does not hold. None if it holds all of them, or
     newer ones: an older segment must not take the place of a newer one, whose borders may be others."""
     part, held = replica.part, replica.log.segments

@@ -19,7 +19,7 @@ from tests.unit.replication.support import ME, PEER_A, Host
 
 RESET_MS = 60_000
 KEYS_4_BYTES = 100  # room for four keys
-LOST = b"bytes of no node"
+LOST, LOST_TOO = b"bytes of no node", b"others of no one"
 
 
 class Leader:
@@ -40,16 +40,20 @@ class Leader:
             self.host.node_host(), look_ups, {self.host.live.pid: self.host.live}.get, lambda _: None
         )
         self.compactor = Compactor(self.host.node_host(), look_ups, self.segments)
+        self.agree(LOST)
+
+    def agree(self, digest: bytes) -> None:
+        """On the bytes of [0, 3)."""
         part = self.host.part
         self.host.apply(
             CompactSegment(
                 partition=part.pid,
                 epoch=part.epoch,
-                compactions_seen=0,
+                compactions_seen=part.compactions,
                 log_start_seen=part.log_start,
                 start=Offset(0),
                 end=Offset(3),
-                digest=LOST,
+                digest=digest,
                 tombstones_ms=0,
             )
         )
@@ -87,6 +91,17 @@ def test_they_are_given_up_soon_while_a_follower_needs_them() -> None:
     leader = Leader()
     report(leader, 1)
     leader.wait(URGENT_RESET_MS + 12_000)  # two silent peers, each asked twice
+    assert [(c.start, c.end) for c in leader.resets[:1]] == [(0, 3)]
+
+
+def test_a_segment_that_is_agreed_later_has_all_its_time() -> None:
+    """As if another node had led meanwhile, and had just agreed on it: it may be about to send it."""
+    leader = Leader()
+    leader.wait(RESET_MS - 5_000)
+    leader.agree(LOST_TOO)
+    leader.wait(RESET_MS - 5_000)
+    assert leader.resets == []
+    leader.wait(20_000)
     assert [(c.start, c.end) for c in leader.resets[:1]] == [(0, 3)]
 
 

@@ -2,7 +2,8 @@
 
 Owns the judgement of every log start that a node had, or that a client learned, while topics had limits. Clients' own
 deletions explain a log start, too. Age is judged by the replicated clock, as the node knew it with that log start, or
-by one that is not behind it.
+by one that is not behind it; bytes as the leader counts them, without what is not committed. What a client has written
+in a transaction stays while that is open.
 """
 
 from typing import Final
@@ -30,12 +31,16 @@ def check(facts: Facts) -> list[Violation]:
         if limits is None:
             continue
         removed = facts.uncovered.superseded.get(key, set())
+        if limits.get("bytes"):
+            continue  # `_check_kept` has the sizes
         events.sort(key=lambda event: (event.get("i", 0), event["t"]))
         for event in events:
             _check_early(facts.partitions[key], event, limits, removed, findings)
         if facts.partitions[key].finals:
             slack = COMPACTED_RECORDS_MAX if history.noted_of("compaction", key) else LATE_RECORDS_MAX
             _check_late(key, events[-1], limits, slack, findings)
+    _check_kept(facts, findings)
+    _check_held(facts, findings)
     return findings.found
 
 
@@ -54,6 +59,24 @@ def _check_early(partition: PartitionFacts, event: Event, limits: Event, removed
         if is_deleted and not are_enough and (not limits["ms"] or acked.op.start_ns > young_ms * NS_PER_MS):
             detail = f"{partition.key}@{acked.base} was deleted, the log is [{lo}, {hwm})"
             findings.add("early-deletion", detail, acked.op)
+
+
+def _check_kept(facts: Facts, findings: Findings) -> None:
+    """Where bytes are limited, nothing else is: so many committed ones are left after each deletion."""
+    for event in facts.history.noted("kept"):
+        trims = facts.partitions[event["k"]].trims
+        trimmed = (op.request["o"] for op in trims if op.kind != "fail" and op.start_ns <= event["t"])
+        if event["size"] < event["least"] and event["lo"] > max(trimmed, default=0):
+            detail = f"{event['k']}: [{event['lo']}, {event['hwm']}) was left, of {event['size']} bytes"
+            findings.add("early-deletion", detail)
+
+
+def _check_held(facts: Facts, findings: Findings) -> None:
+    """While its transaction was open, a producer found what it had written."""
+    for op in facts.history.of("hold"):
+        if op.is_ok and op.reply["lo"] > op.reply["o"]:
+            detail = f"{op.request['k']}@{op.reply['o']} was deleted up to {op.reply['lo']} in an open transaction"
+            findings.add("early-deletion", detail, op)
 
 
 def _check_late(key: str, last: Event, limits: Event, slack: int, findings: Findings) -> None:

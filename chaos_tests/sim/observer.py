@@ -22,6 +22,7 @@ from smq.raft_state.commands import Assignment, AssignOffsets
 from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, RequestId
 from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected, OffsetsAssigned
 from smq.raft_state.state import PartitionState
+from smq.raft_state.topic_config import retention
 from smq.records import decode_batch, parse_header
 from smq.replication.api import DoneFn
 from smq.replication.applied_state import AppliedState
@@ -123,6 +124,8 @@ class Observer:
             if part is not None and part.log_start > self._log_starts.get(pid, 0):
                 self._log_starts[pid] = part.log_start  # before any log is trimmed to it
                 self._note_local(node, index, part)
+            if part is not None:
+                self._note_kept(node, part)
         if isinstance(applied.reply, LeaderElected) and index not in self._elected_index:
             self._elected_index.add(index)
             self.counts["leader_changes"] += 1
@@ -237,6 +240,18 @@ class Observer:
                 epoch=part.epoch,
                 clock=state.expiry_clock_ms,
             )
+
+    def _note_kept(self, node: "WatchedNode", part: PartitionState) -> None:
+        """The committed bytes that a moved log start leaves, of a topic with a limit of bytes, as the leader counts
+        them before it deletes anything."""
+        replica, name = node.replicas.get(part.pid), node.state.topic_names[part.topic_id]
+        limits = retention(node.state.topics[name].config)
+        if limits is None or limits.bytes is None or replica is None or replica.leading != part.epoch:
+            return
+        if part.log_start > replica.log.log_start:
+            size = replica.log.backlog_bytes(part.log_start, part.hwm)
+            key, least = f"{name}/{part.index}", limits.bytes
+            self.recorder.note("kept", n=node.node_id, k=key, lo=part.log_start, hwm=part.hwm, size=size, least=least)
 
     def _take_anomalies(self, host: SimHost) -> None:
         """What the node's own watch has noted."""

@@ -27,6 +27,7 @@ from chaos_tests.sim.clients.connected import Connected
 from chaos_tests.sim.clients.consumer import Consumer
 from chaos_tests.sim.clients.crowd import Crowd
 from chaos_tests.sim.clients.groups import BRIEF, GROUP, STATIC, GroupConsumer
+from chaos_tests.sim.clients.holder import Holder
 from chaos_tests.sim.clients.lag import LagWatcher
 from chaos_tests.sim.clients.ledger import LedgerReader
 from chaos_tests.sim.clients.noter import Noter
@@ -49,6 +50,7 @@ from smq.raft_state.topic_config import (
     CLEANUP_POLICY,
     DELETE_RETENTION_MS,
     MIN_CLEANABLE_DIRTY_RATIO,
+    RETENTION_BYTES,
     RETENTION_MS,
     RETENTION_RECORDS,
 )
@@ -168,7 +170,11 @@ class Simulation:
         self.world = World(
             self.scheduler, self.streams, self.recorder, self.nodes, self._report_violation, self._spawn, pace
         )
-        limits = {RETENTION_RECORDS: settings.retention_records, RETENTION_MS: settings.retention_ms}
+        limits = {
+            RETENTION_RECORDS: settings.retention_records,
+            RETENTION_MS: settings.retention_ms,
+            RETENTION_BYTES: settings.retention_bytes,
+        }
         limited = {key: str(limit) for key, limit in limits.items() if limit}
         self.world.topic_config = tuple((limited | settings.topic_config).items())
         self.world.keys = settings.compaction_keys
@@ -246,8 +252,13 @@ class Simulation:
 
     def _make_topics(self, owner: TopicOwner) -> Script:
         profile = self.scenario.cluster
-        if profile.retention_records or profile.retention_ms:
-            self.recorder.note("retention", records=profile.retention_records, ms=profile.retention_ms)
+        if profile.retention_records or profile.retention_ms or profile.retention_bytes:
+            self.recorder.note(
+                "retention",
+                records=profile.retention_records,
+                ms=profile.retention_ms,
+                bytes=profile.retention_bytes,
+            )
         if profile.compaction_keys:
             # A clock that jumps ends the time of a tombstone, too.
             jumps = any(fault.what == "clock_jump" for fault in self.scenario.faults)
@@ -335,6 +346,7 @@ class Simulation:
             Trimmer(world, f"trimmer-{i}", think_ms=mix.trim_think_ms, to_hwm=mix.trim_to_hwm).run()
             for i in range(mix.trimmers)
         ]
+        made += [Holder(world, i, think_ms=think).run() for i in range(mix.holders)]
         made += [Transactor(world, i, think_ms=think).run() for i in range(mix.transactors)]
         made += [BatchWriter(world, i, think_ms=think).run() for i in range(mix.batch_writers)]
         made += [LedgerReader(world, f"ledger-{i}", think_ms=think).run() for i in range(mix.ledger_readers)]
@@ -431,7 +443,7 @@ class Simulation:
         """Probes of every kind, agreement again, then the full read. What the storm has written last may have to go
         first: retention looks at a partition periodically, and at what Raft's mark has passed."""
         profile = self.scenario.cluster
-        if profile.retention_records or profile.retention_ms:
+        if profile.retention_records or profile.retention_ms or profile.retention_bytes:
             self.scheduler.run_for_ms(RETENTION_MS_MAX)
         if self._run_script(self._probes(), "probes") and self._settle("converged after the probes"):
             self._run_script(self._read_all(), "the final read")

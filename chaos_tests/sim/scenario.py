@@ -46,6 +46,7 @@ class ClusterProfile:
     commit_rounds: int = 0  # of the replicated state: after how many a record is committed; 0: its default
     retention_records: int = 0  # of every topic with records; 0: without a limit
     retention_ms: int = 0
+    retention_bytes: int = 0
     compaction_keys: int = 0  # different keys of the records, which are compacted; 0: no record has a key
     tombstone_ms: int = 0  # how long a compacted topic keeps tombstones
     topic_config: dict[str, str] = field(default_factory=dict)  # further settings of every topic with records
@@ -71,6 +72,7 @@ class ClientMix:
     transactors: int = 0  # producers of transactions, two with each transactional id
     batch_writers: int = 0  # drivers of apps, two with each checkpoint
     ledger_readers: int = 0  # of what they have committed
+    holders: int = 0  # of open transactions, each in a topic of its own that keeps few records
     trimmers: int = 0
     topic_owners: int = 0
     setting_owners: int = 0  # each changes a setting of the cluster
@@ -132,9 +134,10 @@ def scenario_of(seed: int, scenarios: list[Scenario]) -> Scenario:
 
 def compacted(scenario: Scenario) -> Scenario:
     """The same faults and clients, with records that have keys and topics that are compacted and keep what is young.
-    Not with batches of apps: their judge looks for every value at the end."""
+    Not with batches of apps: their judge looks for every value at the end. Nor with a limit of bytes: their judge
+    counts what was there when it was found to be too much."""
     profile = scenario.cluster
-    if profile.compaction_keys or scenario.clients.batch_writers:
+    if profile.compaction_keys or scenario.clients.batch_writers or profile.retention_bytes:
         return scenario
     kept = profile.retention_records or COMPACTED_RECORDS
     node = {**COMPACTED_NODE, **profile.node}

@@ -81,6 +81,34 @@ def consumer_given_another_record_than_was_deleted(s: Story) -> None:
     s.final(LOG[1:], hwm=3, lo=2)
 
 
+def _measured(s: Story, size: int) -> None:
+    s.send([10, 11], 0)
+    s.send([12], 2)
+    s.recorder.note("retention", records=0, ms=0, bytes=500)
+    s.recorder.note("kept", n=1, k="t/0", lo=2, hwm=3, size=size, least=500)
+
+
+def _held(s: Story, *, lo: int) -> None:
+    s.recorder.note("retention", records=1, ms=0)
+    s.recorder.ok(s.begin("hold", k="held/0"), "hold", o=4, lo=lo)
+
+
+def deleted_although_few_bytes_are_left(s: Story) -> None:
+    _measured(s, 499)
+
+
+def deleted_in_an_open_transaction(s: Story) -> None:
+    _held(s, lo=5)
+
+
+def deleted_up_to_its_limit(s: Story) -> None:
+    _measured(s, 500)
+
+
+def deleted_up_to_an_open_transaction(s: Story) -> None:
+    _held(s, lo=4)
+
+
 @pytest.mark.parametrize(
     ("tell", "anomaly"),
     [
@@ -89,6 +117,8 @@ def consumer_given_another_record_than_was_deleted(s: Story) -> None:
         (consumer_given_another_record_than_was_deleted, "inconsistent-offsets"),
         (deleted_although_few, "early-deletion"),
         (deleted_although_young, "early-deletion"),
+        (deleted_although_few_bytes_are_left, "early-deletion"),
+        (deleted_in_an_open_transaction, "early-deletion"),
         (never_deleted, "late-deletion"),
     ],
 )
@@ -96,6 +126,8 @@ def test_anomaly_of_retention_is_found(tell: Callable[[Story], None], anomaly: s
     assert anomaly in anomalies(tell)
 
 
-@pytest.mark.parametrize("tell", [deleted_when_due, consumer_passed_by])
+@pytest.mark.parametrize(
+    "tell", [deleted_when_due, consumer_passed_by, deleted_up_to_its_limit, deleted_up_to_an_open_transaction]
+)
 def test_what_was_due_may_be_gone(tell: Callable[[Story], None]) -> None:
     assert anomalies(tell) == set()

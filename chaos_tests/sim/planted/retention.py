@@ -39,6 +39,30 @@ RETENTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         seeds=8,
     ),
     PlantedBug(
+        name="retention-counts-bytes-that-are-not-committed",
+        rule="14: only committed bytes count for what is kept",
+        mutations=(
+            Mutation(
+                "smq.replication.log.reader:LogReader.retained_start", "if limits.bytes is not None:", "if False:"
+            ),
+        ),
+        scenario="retention_bytes",
+        anomalies=_EARLY,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="retention-passes-open-transactions",
+        rule="14: retention deletes nothing at or above the last stable offset",
+        mutations=(
+            Mutation(
+                "smq.replication.partition.look_ups:LookUps.retained_start", "min(end, replica.stable_end)", "end"
+            ),
+        ),
+        scenario="retention_bytes",
+        anomalies=_EARLY,
+        seeds=8,
+    ),
+    PlantedBug(
         name="retention-by-a-nodes-own-clock",
         rule="retention: the replicated clock decides how old a record is",
         mutations=(

@@ -400,14 +400,17 @@ class LogReader:
             raise BatchDamaged(self.pid, at, "its index row is missing")
         return size
 
-    def retained_start(self, end: Offset, limits: Retention, now_ms: int) -> tuple[Offset, bool]:
-        """Where the log starts once what `limits` does not retain below `end` has gone: whole batches, from the oldest
-        on. And whether it stopped early, after RETENTION_BATCHES_MAX: then there may be more.
+    def retained_start(self, end: Offset, stop: Offset, limits: Retention, now_ms: int) -> tuple[Offset, bool]:
+        """Where the log starts once what `limits` does not retain below `stop` has gone: whole batches, from the oldest
+        on. And whether it stopped early, after RETENTION_BATCHES_MAX: then there may be more. Batches beyond `end`
+        do not count. Raises BatchDamaged if a batch there is damaged or missing.
 
         A batch goes if its newest record is too old, or if the batches after it are as many bytes, or records, as are
         to be kept. Its age is that of its newest create time, as in Kafka; of its append time if it has none. Append
         times come from the clocks of leaders, and one that is behind would delete too early."""
         start, size, count = self.log_start, self.size_bytes, 0
+        if limits.bytes is not None:
+            size -= self.backlog_bytes(max(end, start), self.appended_end)
         before = start
         for count, info in enumerate(self._infos(TsNs(0), self.appended_end)):
             if count >= RETENTION_BATCHES_MAX:
@@ -421,7 +424,7 @@ class LogReader:
                 or (limits.bytes is not None and size >= limits.bytes)
                 or (limits.records is not None and end - info.end >= limits.records)
             )
-            if info.end > end or not is_due:
+            if info.end > stop or not is_due:
                 break
             before, start = start, info.end
         if start == self.appended_end and count:

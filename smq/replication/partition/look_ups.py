@@ -315,11 +315,13 @@ class LookUps:
     def retained_start(
         self, replica: Replica, limits: Retention, now_ms: int, done: DoneFn[tuple[Offset, bool]]
     ) -> Cancel:
-        """Where the log starts once what `limits` does not retain has gone, and whether there may be more."""
-        end = replica.part.hwm  # rule 14
+        """Where the log starts once what `limits` does not retain has gone, and whether there may be more. An open
+        transaction may yet be committed: none of its records goes, though they count (rule 14)."""
+        end = replica.part.hwm
+        stop = min(end, replica.stable_end)
 
         def find(log: LogReader) -> tuple[Offset, bool]:
-            return log.retained_start(end, limits, now_ms)
+            return log.retained_start(end, stop, limits, now_ms)
 
         look_up = _LookUp(self._host, self._repairs, replica, find, done)
         look_up.begin(READ_MS_MAX)

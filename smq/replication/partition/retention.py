@@ -2,8 +2,8 @@
 
 Owns which led partition is examined when, one after the other. The log says what may go. Log starts that are found
 while a command is in flight share the next, every replica applies it, and deletes in slices. It must never delete
-anything itself, and never at or above the high water mark. Age is judged by the replicated clock: no node's own clock
-deletes a record.
+anything itself, and never at or above the high water mark or the last stable offset. Age is judged by the replicated
+clock: no node's own clock deletes a record.
 """
 
 from dataclasses import dataclass

@@ -268,24 +268,28 @@ class LogAgainstList(RuleBasedStateMachine):
 
     @rule(
         below=st.integers(0, 10),
+        open_=st.integers(0, 6),
         age_ms=st.none() | st.integers(0, 45),
         size=st.none() | st.integers(0, 1_000),
         records=st.none() | st.integers(1, 12),
     )
-    def retained_start(self, below: int, age_ms: int | None, size: int | None, records: int | None) -> None:
-        end = Offset(max(self.model.log_start, self.model.end - below))
+    def retained_start(self, below: int, open_: int, age_ms: int | None, size: int | None, records: int | None) -> None:
+        ends = [self.model.log_start, *(row.stored.end for row in self.model.live)]
+        end = max(e for e in ends if e <= max(self.model.log_start, self.model.end - below))
+        stop = Offset(max(self.model.log_start, end - open_))
         expected = self.model.log_start
         for i, row in enumerate(self.model.live):
-            header, later = parse_header(row.stored.batch), self.model.live[i + 1 :]
+            header = parse_header(row.stored.batch)
+            later = [r for r in self.model.live[i + 1 :] if r.stored.end <= end]
             newest_ms = header.max_timestamp if header.max_timestamp >= 0 else row.stored.ts_ns // 1_000_000
             is_old = age_ms is not None and newest_ms < 40 - age_ms
             has_bytes = size is not None and sum(len(r.stored.value) for r in later) >= size
             has_records = records is not None and end - row.stored.end >= records
-            if row.stored.end > end or not (is_old or has_bytes or has_records):
+            if row.stored.end > stop or not (is_old or has_bytes or has_records):
                 break
             expected = row.stored.end
         limits = Retention(age_ms, size, records)
-        found = self.log.retained_start(end, limits, 40)
+        found = self.log.retained_start(end, stop, limits, 40)
         if self.model.live and expected == self.model.end and found[1]:  # the last batch goes alone
             expected = max(self.model.live[-1].stored.base, self.model.log_start)
         else:

@@ -178,7 +178,7 @@ class Keeper:
         self.host.apply(proposed(state, change))
         for _ in range(2):  # the marker, and the report that it is written
             self.endings.drive(self.host.live)
-            self._settle()
+            self.settle()
             self._apply_proposed()
 
     def put_unreadable(self) -> None:
@@ -188,9 +188,9 @@ class Keeper:
 
     def _produce(self, batch: bytes) -> None:
         self.host.produce(batch)
-        self._settle()
+        self.settle()
 
-    def _settle(self, ms: int = 0) -> None:
+    def settle(self, ms: int = 0) -> None:
         self.host.settle(ms)
         self.host.advance(self.host.live.log.appended_end)
         self.endings.drive(self.host.live)
@@ -200,7 +200,7 @@ class Keeper:
         """What is proposed meanwhile is applied."""
         for _ in range(ms // 100):
             self.compactor.visit(self.host.live, self.host.clock.monotonic_ns())
-            self._settle(100)
+            self.settle(100)
             now_ms = self.host.clock.wall_ns() // 1_000_000
             self.host.apply(AdvanceClock(seen_ms=self.host.state.expiry_clock_ms, elapsed_ms=100, now_ms=now_ms))
             self._apply_proposed()

@@ -19,6 +19,7 @@ from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.retention import PAUSE_MS_MAX, Retainer
 from tests.unit.raft_state.support import advance, advances, pid, topic
+from tests.unit.replication.partition.test_compaction import Keeper as Writer
 from tests.unit.replication.support import ME, PEER_A, Host
 
 DAY_MS = 86_400_000
@@ -145,6 +146,41 @@ def test_what_is_not_committed_neither_goes_nor_counts(keeper: Keeper) -> None:
     keeper.limit(records=2)
     keeper.visit()
     assert keeper.starts == [1]
+
+
+def test_bytes_that_are_not_committed_neither_go_nor_count(keeper: Keeper) -> None:
+    keeper.commit(0, 0, 0, 0)
+    log = keeper.host.live.log
+    size = log.size_bytes // 4
+    for _ in range(5):
+        keeper.host.produce(encode_batch([NewRecord(None, b"x" * 100, NOW_MS)]))
+    keeper.host.settle()
+    assert (log.size_bytes, log.durable_end) == (9 * size, 9)
+    keeper.limit(bytes=2 * size)
+    keeper.visit()
+    assert keeper.starts == [2]
+
+
+@pytest.mark.parametrize(("records", "start"), [(4, 1), (1, 2)])
+def test_an_open_transaction_counts_and_does_not_go(records: int, start: int) -> None:
+    writer = Writer()
+    writer.put(b"k", b"1")
+    writer.put(b"k", b"2")
+    writer.put_in_transaction(b"k", b"3", commit=None)
+    writer.put(b"k", b"4")
+    writer.put(b"k", b"5")
+    host = writer.host
+    host.apply(AlterTopicConfig(name="t", set_=(("cleanup.policy", "delete"), ("retention.records", str(records)))))
+    retainer = Retainer(host.node_host(), host.look_ups())
+
+    def starts() -> list[int]:
+        retainer.visit(host.live, host.clock.monotonic_ns())
+        writer.settle(PAUSE_MS_MAX)
+        return [item.offset for c in host.proposed if isinstance(c, ApplyRetention) for item in c.items]
+
+    assert starts() == [start]
+    writer.end(commit=True)
+    assert starts()[-1] == 6 - records, "the control batch is the last"
 
 
 def test_age_is_judged_by_the_replicated_clock_only(keeper: Keeper) -> None:

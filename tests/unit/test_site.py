@@ -21,8 +21,12 @@ def test_the_site_is_built_of_all_pages_and_loads_nothing_from_elsewhere(tmp_pat
     built = build(ROOT, tmp_path / "site")
     assert built.returncode == 0, built.stderr
     pages = {str(page.relative_to(tmp_path / "site")): page.read_text() for page in tmp_path.rglob("*.html")}
-    expected = {f"docs/{page.stem}.html" for page in (ROOT / "docs").glob("*.md")}
-    assert {*expected, "README.html", "ARCHITECTURE.html", "docs/site/index.html"} <= set(pages)
+    sources = [page for pattern in ("*.md", "docs/*.md", "deploy/**/*.md") for page in ROOT.glob(pattern)]
+    expected = {str(page.relative_to(ROOT).with_suffix(".html")) for page in sources}
+    assert {"README.html", "docs/kafka.html", "deploy/README.html", "deploy/monitoring/runbook.html"} <= expected
+    assert expected - set(pages) == set()
+    [leads_to] = re.findall(r'http-equiv="refresh" content="0; url=([^"]+)"', pages["index.html"])
+    assert leads_to in pages
     assert {name: found for name, text in pages.items() if (found := LOADED.findall(text))} == {}
     api = pages["docs/site/python.html"]
     for name in ("Producer.send", "SyncConsumer.assign", "Admin.create_topic", "OffsetAssigner", "UnknownTopic"):

@@ -19,6 +19,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 _ALL: Final = re.compile(r"<!-- all blocks are run by (\S+) -->")
 _RUN: Final = re.compile(r"<!-- run by (\S+) -->")
 _NOT_RUN: Final = re.compile(r"<!-- not run: (\S.*?) -->")
+_PATH: Final = re.compile(r"\b[a-z]\w*(?:/[\w-]+)+(?:\.\w+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,12 @@ def blocks_of(text: str) -> Iterator[Block]:
                 None if not_run is None else not_run[1],
             )
         before = token.content if token.type == "html_block" else ""
+
+
+def missing(block: Block) -> list[str]:
+    """The files and folders of the repository that the block's mark names, and that do not exist."""
+    named = _PATH.findall(f"{block.run_by or ''} {block.not_run or ''}")
+    return [name for name in named if not (ROOT / name).exists()]
 
 
 def claimed(page: str, test: str) -> list[str]:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.pages import ROOT, Block, blocks, blocks_of, pages
+from tests.pages import ROOT, Block, blocks, blocks_of, missing, pages
 
 
 def unmarked(found: list[Block]) -> list[int]:
@@ -23,6 +23,26 @@ def test_the_tests_that_are_named_take_the_blocks_of_their_page() -> None:
                 taken = re.search(rf'claimed\(\s*"{re.escape(page)}"', source) or f'"{page}"' in source
                 assert taken, f"{page}:{block.line} says that {block.run_by} runs it, which does not take that page"
                 assert "claimed(" in source, block.run_by
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_file_that_a_mark_names_exists(page: str) -> None:
+    assert [name for block in blocks(page) for name in missing(block)] == []
+
+
+@pytest.mark.parametrize(
+    ("mark", "names"),
+    [
+        ("not run: it needs podman; tests/deploy/test_images.py builds the image", ["tests/deploy/test_images.py"]),
+        ("run by tests/unit/test_nothing.py", ["tests/unit/test_nothing.py"]),
+        ("not run: it takes minutes; tests/simulation runs it on fewer seeds", ["tests/simulation"]),
+        ("not run: it takes minutes; tests/sim and tests/unit/test_pages.py, too", []),
+        ("run by tests/unit/test_pages.py", []),
+    ],
+)
+def test_a_mark_that_names_a_missing_file_is_found(mark: str, names: list[str]) -> None:
+    [block] = blocks_of(f"<!-- {mark} -->\n```sh\nls\n```\n")
+    assert missing(block) == names
 
 
 @pytest.mark.parametrize(

@@ -85,11 +85,7 @@ $(PY) -m grpc_tools.protoc -Ismq/clients/pb=smq/clients/proto/smq/v1 \
 endef
 
 docs: $(STAMP) ## Generate the pages that come from code
-	$(PY) docs/generate_errors.py
-	$(PY) docs/generate_groups.py
-	$(PY) docs/generate_kafka.py
-	$(PY) docs/generate_metrics.py
-	$(PY) docs/generate_tree.py
+	$(PY) -m docs.generate
 	$(PY) -m chaos_tests ledger
 
 site: $(STAMP) ## Build the documentation as a site in build/site

@@ -1,6 +1,6 @@
 """The client matrix: each client does everything that it can, and reads what every other has written.
 
-What holds is kept in docs/kafka-clients.json, from which `make docs` renders a table: a client that loses a
+What holds is kept in docs/generate/kafka-clients.json, from which `make docs` renders a table: a client that loses a
 capability, or wins one, fails here. Clients of other languages, and all pairs, are for `-m full`;
 `pytest -m full tests/kafka/test_foreign.py --rewrite` rewrites the file.
 """
@@ -22,7 +22,7 @@ from tests.kafka.foreign.driver import Client
 
 pytestmark = pytest.mark.timeout(600)
 
-MATRIX = Path(__file__).resolve().parents[2] / "docs" / "kafka-clients.json"
+MATRIX = Path(__file__).resolve().parents[2] / "docs/generate/kafka-clients.json"
 NOW_MS = time.time_ns() // 1_000_000
 ITEMS = [  # text alone: kcat takes nothing else on its command line
     Item(b"k", b"plain", NOW_MS - 50_000, (("h", b"1"), ("other", b"zwei"))),

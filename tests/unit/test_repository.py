@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
+import docs.generate
 from smq.coordinator.cli.root import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -302,10 +303,13 @@ def test_gate_runs_check_and_test() -> None:
     assert "set -e" in gate
 
 
-@pytest.mark.parametrize("page", ["errors", "groups", "kafka", "metrics", "tree"])
+def test_every_generated_page_is_known_as_one() -> None:
+    assert {f"docs/{page}.md" for page in docs.generate.names()} == {f for f in GENERATED if re.match(r"docs/.*md$", f)}
+
+
+@pytest.mark.parametrize("page", docs.generate.names())
 def test_generated_page_is_what_the_code_gives(page: str) -> None:
-    script = ROOT / f"docs/generate_{page}.py"
-    code = f"import runpy; print(runpy.run_path({str(script)!r}, run_name='page')['render'](), end='')"
+    code = f"from docs.generate import rendered; print(rendered({page!r}), end='')"
     rendered = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert (ROOT / f"docs/{page}.md").read_text() == rendered, f"run `make docs` and commit docs/{page}.md"
 

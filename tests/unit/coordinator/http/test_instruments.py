@@ -1,13 +1,13 @@
 """What a node counts while it works, as a scrape shows it; and the page that lists all metrics."""
 
 import asyncio
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from docs.generate.metrics import names as names_of_page
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.addresses import format_address
 from smq.coordinator.http.instruments import family_of
@@ -17,8 +17,6 @@ from smq.replication.measures import Counter, Histogram, sized
 from smq.testing.kafka_client import RawKafka
 from smq.testing.served import Served, publish_request, serving
 from tests.unit.coordinator.http.test_endpoints import get
-
-ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_buckets_are_cumulative_and_durations_are_in_seconds() -> None:
@@ -145,8 +143,7 @@ def test_a_blocked_loop_is_seen() -> None:
 
 
 def test_the_page_of_metrics_lists_exactly_what_a_node_serves(tmp_path: Path) -> None:
-    page = runpy.run_path(str(ROOT / "docs/generate_metrics.py"), run_name="page")
-    listed = {name for name in page["names"]() if not name.startswith("smq_tls_")}
+    listed = {name for name in names_of_page() if not name.startswith("smq_tls_")}
 
     async def body(served: Served) -> None:
         found = await families(served)

@@ -1,7 +1,7 @@
-"""Writes docs/tree.md from the docstrings of packages and modules, so that the map cannot differ from the tree.
+"""docs/tree.md from the docstrings of packages and modules, so that the map cannot differ from the tree.
 
 Owns the choice of what is listed: every package but the tests and generated stubs, with the first sentence of each
-docstring. Run by `make docs`; tests/unit/test_repository.py fails if the committed page is not what this renders.
+docstring.
 """
 
 import ast
@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-TARGET: Final = Path(__file__).with_name("tree.md")
-ROOT: Final = Path(__file__).resolve().parents[1]
+from docs.generate import ROOT
+
 TOPS: Final = ("smq", "pyspark_smq", "chaos_tests", "benchmarks", "examples")
 GENERATED: Final = ("smq/clients/pb",)
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+(?=[\"'`(]?[A-Z])")
@@ -24,7 +24,7 @@ what it owns, what it must never do, and which modules may import it. ARCHITECTU
 
 
 def render() -> str:
-    """The whole of docs/tree.md: a heading per room, a line per file."""
+    """A heading per room, a line per file."""
     skipped = {ROOT / name for name in GENERATED}
     rooms = [room for top in TOPS for room in sorted({file.parent for file in (ROOT / top).rglob("*.py")} - skipped)]
     return _HEAD + "".join(_room(room) for room in rooms)
@@ -41,7 +41,3 @@ def _first_sentence(file: Path) -> str:
     text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     paragraph = " ".join(text.partition("\n\n")[0].split())
     return _SENTENCE_END.split(paragraph, maxsplit=1)[0]
-
-
-if __name__ == "__main__":
-    TARGET.write_text(render(), encoding="utf-8")

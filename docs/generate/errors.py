@@ -1,13 +1,7 @@
-"""Writes docs/errors.md from the table of error codes, so that the two cannot differ.
+"""docs/errors.md from the table of error codes, so that the two cannot differ."""
 
-Run by `make docs`; tests/unit/test_repository.py fails if the committed page is not what this renders.
-"""
-
-from pathlib import Path
-
+from docs.generate import table
 from smq.raft_state.errors import ErrorCode
-
-TARGET = Path(__file__).with_name("errors.md")
 
 _HEAD = """\
 # Errors
@@ -22,23 +16,16 @@ Every interface uses the same codes. gRPC calls carry an `ErrorDetail` in the tr
 - **Retry: yes** means that the same request may succeed later, perhaps at another node. smq's own clients retry by
   themselves until their deadline.
 
-| number | code | definite | retry | what to do |
-|---|---|---|---|---|
 """
 
 
 def render() -> str:
-    """The whole of docs/errors.md."""
     rows = (
-        f"| {code.number} | `{code.name}` | {_word(code.is_definite)} | {_word(code.is_retriable)} | {code.advice} |\n"
+        (str(code.number), f"`{code.name}`", _word(code.is_definite), _word(code.is_retriable), code.advice)
         for code in sorted(ErrorCode, key=lambda code: code.number)
     )
-    return _HEAD + "".join(rows)
+    return _HEAD + table(("number", "code", "definite", "retry", "what to do"), rows)
 
 
 def _word(flag: bool) -> str:
     return "yes" if flag else "no"
-
-
-if __name__ == "__main__":
-    TARGET.write_text(render(), encoding="utf-8")

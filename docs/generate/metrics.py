@@ -1,15 +1,12 @@
-"""Writes docs/metrics.md from the tables of the metrics, so that no metric is without a line and no line without one.
-
-Run by `make docs`; tests/unit/test_repository.py fails if the committed page is not what this renders.
-"""
+"""docs/metrics.md from the tables of the metrics, so that no metric is without a line and no line without one."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
 from prometheus_client.core import Metric
 
+from docs.generate import table
 from smq.coordinator.http.connection_metrics import ConnectionCollector
 from smq.coordinator.http.instruments import family_of
 from smq.coordinator.http.metrics import NODE_GAUGES, STORAGE_COUNTERS, STORAGE_GAUGES
@@ -23,7 +20,6 @@ from smq.replication.measures import (
     all_instruments,
 )
 
-TARGET: Final = Path(__file__).with_name("metrics.md")
 _HEAD: Final = f"""\
 # Metrics
 
@@ -45,7 +41,6 @@ Row = tuple[str, str, str, str]
 
 
 def render() -> str:
-    """The whole of docs/metrics.md."""
     node = SimpleNamespace(ends_s=0, ca_ends_s=0, is_reload_failing=False)
     tls: Any = SimpleNamespace(node=node, listeners={})
     gauges = [(name, "", "gauge", text) for name, text, _ in NODE_GAUGES]
@@ -77,9 +72,5 @@ def _row(family: Metric) -> Row:
 
 
 def _section(title: str, rows: Iterable[Row]) -> str:
-    lines = "".join(f"| `{name}` | {kind} | {labels} | {text} |\n" for name, labels, kind, text in rows)
-    return f"\n## {title}\n\n| name | type | labels | meaning |\n|---|---|---|---|\n{lines}"
-
-
-if __name__ == "__main__":
-    TARGET.write_text(render(), encoding="utf-8")
+    lines = ((f"`{name}`", kind, labels, text) for name, labels, kind, text in rows)
+    return f"\n## {title}\n\n{table(('name', 'type', 'labels', 'meaning'), lines)}"

@@ -1,13 +1,12 @@
-"""Writes docs/kafka.md from the tables of the Kafka listener and from the results of the client matrix
-(kafka-clients.json, written by tests/kafka/test_foreign.py), so that page and code cannot differ.
-
-Run by `make docs`; tests/unit/test_repository.py fails if the committed page is not what this renders.
+"""docs/kafka.md from the tables of the Kafka listener and from the results of the client matrix (kafka-clients.json,
+written by tests/kafka/test_foreign.py), so that page and code cannot differ.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
+from docs.generate import table
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.errors import CODES
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, IN_NODE_TOML
@@ -15,7 +14,6 @@ from smq.raft_state.config_keys import ConfigKey
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.topic_config import TOPIC_CONFIG
 
-TARGET = Path(__file__).with_name("kafka.md")
 CLIENTS = Path(__file__).with_name("kafka-clients.json")
 
 _HEAD = """\
@@ -150,8 +148,6 @@ By default everything is kept (`retention.ms=-1`, where Kafka deletes after a we
 
 ### Topics
 
-| key | default | |
-|---|---|---|
 """
 
 _CLUSTER = """
@@ -176,15 +172,11 @@ The keys "of new topics" are defaults: a topic takes them when it is created, un
 key of a topic that is deleted goes back to the default of that moment. Unlike in Kafka, topics that exist keep what
 they have when a default changes: a smaller `log.retention.ms` deletes nothing of theirs.
 
-| key | default | |
-|---|---|---|
 """
 
 _KEYS = """
 ## Keys and versions
 
-| key | name | versions |
-|---|---|---|
 """
 
 _CLIENTS = """
@@ -195,10 +187,12 @@ topic, writes it in every codec named, and reads what the others wrote. With tra
 offset in each, aborts one between them, and is fenced by another producer of its id. As a committed reader it gets of
 each client's transactions what was committed.
 
-| client | version | writes | reads what was written by | groups: commit, resume | seeks by time | transactions | \
-reads committed ones of |
-|---|---|---|---|---|---|---|---|
 """
+
+_CLIENT = (
+    *("client", "version", "writes", "reads what was written by", "groups: commit, resume", "seeks by time"),
+    *("transactions", "reads committed ones of"),
+)
 
 _CODES = """
 librdkafka (confluent-kafka, kcat) stops fetching a partition for one second whenever its own queue is full. A consumer
@@ -238,37 +232,37 @@ partition.
 The Kafka codes for smq's errors in [errors.md](errors.md). A batch that may have been stored is never reported as "not
 stored".
 
-| smq | Kafka |
-|---|---|
 """
 
 
 def render() -> str:
-    """The whole of docs/kafka.md."""
-    keys = "".join(
-        f"| {int(key)} | {row.name} | {row.versions.lo}-{row.versions.hi} |\n"
-        for key, row in sorted(((ApiKey(key), row) for key, row in SERVED.items()), key=lambda item: item[0])
-    )
-    codes = "".join(
-        f"| `{code.name}` | {CODES[code].value} `{CODES[code].name}` |\n"
+    served = sorted(((ApiKey(key), row) for key, row in SERVED.items()), key=lambda item: item[0])
+    keys = ((str(int(key)), row.name, f"{row.versions.lo}-{row.versions.hi}") for key, row in served)
+    codes = (
+        (f"`{code.name}`", f"{CODES[code].value} `{CODES[code].name}`")
         for code in sorted(ErrorCode, key=lambda code: code.number)
     )
-    topics = "".join(_key(key, row, "fixed; " if row.is_fixed else "") for key, row in TOPIC_CONFIG.items())
-    cluster = "".join(
+    topics = (_key(key, row, "fixed; " if row.is_fixed else "") for key, row in TOPIC_CONFIG.items())
+    cluster = (
         _key(key, row, "" if key in IN_NODE_TOML else "the same on all nodes; ") for key, row in CLUSTER_CONFIG.items()
     )
     rows = json.loads(CLIENTS.read_text(encoding="utf-8"))
     writers = [name for name, row in rows.items() if row.get("transactions")]
-    clients = "".join(_client(name, row, list(rows), writers) for name, row in rows.items())
-    return _HEAD + topics + _CLUSTER + cluster + _KEYS + keys + _CLIENTS + clients + _CODES + codes
+    clients = (_client(name, row, list(rows), writers) for name, row in rows.items())
+    setting = ("key", "default", "meaning")
+    return (
+        f"{_HEAD}{table(setting, topics)}{_CLUSTER}{table(setting, cluster)}"
+        f"{_KEYS}{table(('key', 'name', 'versions'), keys)}{_CLIENTS}{table(_CLIENT, clients)}"
+        f"{_CODES}{table(('smq', 'Kafka'), codes)}"
+    )
 
 
-def _key(key: str, row: ConfigKey, remark: str) -> str:
-    return f"| `{key}` | {row.default} | {remark}{row.documentation} |\n"
+def _key(key: str, row: ConfigKey, remark: str) -> tuple[str, ...]:
+    return f"`{key}`", row.default, remark + row.documentation
 
 
-def _client(name: str, row: dict[str, Any], names: list[str], writers: list[str]) -> str:
-    did = (
+def _client(name: str, row: dict[str, Any], names: list[str], writers: list[str]) -> tuple[str, ...]:
+    return (
         name,
         row["version"],
         ", ".join(row["writes"]),
@@ -278,7 +272,6 @@ def _client(name: str, row: dict[str, Any], names: list[str], writers: list[str]
         _yes(row.get("transactions")),
         _all_of(writers, row.get("committed", [])),
     )
-    return f"| {' | '.join(did)} |\n"
 
 
 def _all_of(names: list[str], found: list[str]) -> str:
@@ -288,7 +281,3 @@ def _all_of(names: list[str], found: list[str]) -> str:
 
 def _yes(shown: bool | None) -> str:
     return "yes" if shown else "no"
-
-
-if __name__ == "__main__":
-    TARGET.write_text(render(), encoding="utf-8")

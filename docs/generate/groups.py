@@ -1,18 +1,13 @@
-"""Writes docs/groups.md from the table of a group's life, so that the two cannot differ.
-
-Run by `make docs`; tests/unit/test_repository.py fails when the committed file is not what this gives.
-"""
+"""docs/groups.md from the table of a group's life, so that the two cannot differ."""
 
 import enum
 from collections.abc import Iterable
-from pathlib import Path
 
+from docs.generate import table
 from smq.coordinator.groups.outcomes import Outcome
 from smq.coordinator.groups.transitions import LEADS_TO, TABLE, Action, Event, Phase
 from smq.coordinator.grpc.members import OUTCOME_ERRORS
 from smq.coordinator.kafka.errors import OUTCOME_CODES
-
-TARGET = Path(__file__).with_name("groups.md")
 
 _HEAD = """\
 # The life of a consumer group
@@ -32,16 +27,12 @@ _ACTIONS = """
 
 The last column names the phases in which an action may leave the group, besides the one before it.
 
-| action | what it does | leads to |
-|---|---|---|
 """
 _OUTCOMES = """
 ## Outcomes
 
 The coordinator answers every request with one of these. Clients get the code beside it.
 
-| outcome | meaning | Kafka | gRPC |
-|---|---|---|---|
 """
 
 
@@ -51,19 +42,19 @@ def _grpc(outcome: Outcome) -> str:
 
 
 def render() -> str:
-    """The whole of docs/groups.md."""
-    outcomes = "".join(
-        f"| `{outcome.name}` | {outcome.value} | {code.value} `{code.name}` | {_grpc(outcome)} |\n"
+    outcomes = (
+        (f"`{outcome.name}`", outcome.value, f"{code.value} `{code.name}`", _grpc(outcome))
         for outcome, code in OUTCOME_CODES.items()
     )
-    actions = "".join(
-        f"| `{action.name}` | {action.value} | {_names(p for p in Phase if p in LEADS_TO.get(action, ()))} |\n"
+    actions = (
+        (f"`{action.name}`", action.value, _names(p for p in Phase if p in LEADS_TO.get(action, ())))
         for action in Action
         if action is not Action.NOTHING
     )
     return (
         f"{_HEAD}{diagram()}{_PHASES}{_described(Phase)}{_EVENTS}{_described(Event)}"
-        f"{_ACTIONS}{actions}{_OUTCOMES}{outcomes}"
+        f"{_ACTIONS}{table(('action', 'what it does', 'leads to'), actions)}"
+        f"{_OUTCOMES}{table(('outcome', 'meaning', 'Kafka', 'gRPC'), outcomes)}"
     )
 
 
@@ -79,13 +70,9 @@ def diagram() -> str:
 
 
 def _described(members: type[enum.Enum]) -> str:
-    rows = "".join(f"| `{member.name}` | {member.value} |\n" for member in members)
-    return f"| {members.__name__.lower()} | meaning |\n|---|---|\n{rows}"
+    rows = ((f"`{member.name}`", member.value) for member in members)
+    return table((members.__name__.lower(), "meaning"), rows)
 
 
 def _names(phases: Iterable[Phase]) -> str:
     return ", ".join(f"`{phase.name}`" for phase in phases)
-
-
-if __name__ == "__main__":
-    TARGET.write_text(render(), encoding="utf-8")

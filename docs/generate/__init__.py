@@ -17,7 +17,7 @@ ROOT: Final = DOCS.parent
 
 
 def names() -> list[str]:
-    """The pages, each by its module's name: docs/NAME.md."""
+    """The pages, each by its module's name."""
     return sorted(found.name for found in pkgutil.iter_modules(__path__) if found.name != "__main__")
 
 

@@ -24,10 +24,13 @@ GENERATED = (
     "smq/clients/pb/",
     "requirements.lock",
     "LICENSE",
+    "docs/commands.md",
     "docs/errors.md",
     "docs/groups.md",
+    "docs/grpc.md",
     "docs/kafka.md",
     "docs/metrics.md",
+    "docs/settings.md",
     "docs/tree.md",
     "smq/coordinator/kafka/messages/",
 )

@@ -71,7 +71,8 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ClosePublishSession(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Later requests under the session's id get UNKNOWN_SESSION.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -314,13 +315,15 @@ class BrokerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListOffsets(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Where readers would start: by offset type, by create time, or by size.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetPartitionRangeInfo(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One partition: its slots of the ring, where its log begins and ends, its leader and replicas.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -333,7 +336,8 @@ class BrokerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchOffsets(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What a group has committed, read after a barrier.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -356,7 +360,8 @@ class BrokerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AdvanceHighWaterMark(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """Readers may have everything below: the records are stored.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -735,7 +740,8 @@ class GroupsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LeaveGroup(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The others get its partitions at once, instead of after its session timeout.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -1272,31 +1278,36 @@ class AdminServicer:
     """
 
     def CreateTopic(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Its replicas are placed evenly, on nodes that are neither fenced nor drained if there are enough.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTopic(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """With all its records. A topic of the same name that is created later is another one.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddPartitions(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Raises a topic's number of partitions, which never falls. Keys may then belong to another partition.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AlterTopic(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Sets keys of a topic's configuration, and returns others to their defaults.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteRecords(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Deletes a partition's oldest records: log_start rises, and never falls.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -1309,7 +1320,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DescribeGroup(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A group's members, with what is assigned to each, and its offsets with their lag.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -1329,7 +1341,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DescribeTransaction(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One transactional id: its state, and the partitions and groups of its transaction.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -1364,7 +1377,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AlterClusterConfig(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Sets settings, and returns others to their defaults: all of a call together, on every node.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

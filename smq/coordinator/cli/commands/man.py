@@ -4,7 +4,6 @@ Owns the form of a page (roff's man macros). It knows no command: what a page sa
 it when it is used.
 """
 
-import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Final
 import click
 
 from smq import __version__
+from smq.coordinator.cli.help_parts import below, options, paragraphs, usage
 
 _LEADING_DOT: Final = re.compile(r"^([.'])", re.MULTILINE)  # roff would take the line for a request
 
@@ -27,77 +27,60 @@ def man(ctx: click.Context, directory: Path) -> None:
     """
     directory.mkdir(parents=True, exist_ok=True)
     root = ctx.find_root()
-    assert isinstance(root.command, click.Group)
-    made = {"smq": page(root, root.command, "smq")}
-    for name in root.command.list_commands(root):
-        command = root.command.get_command(root, name)
-        if command is not None and not command.hidden:
-            made[f"smq-{name}"] = page(_context(command, name, root), command, f"smq-{name}")
+    made = {"smq": page(root, "smq")} | {f"smq-{c.info_name}": page(c, f"smq-{c.info_name}") for c in below(root)}
     for name, text in made.items():
         (directory / f"{name}.1").write_text(text)
     click.echo(f"{len(made)} pages in {directory}")
 
 
-def page(ctx: click.Context, command: click.Command, name: str) -> str:
+def page(ctx: click.Context, name: str) -> str:
     """One page in roff."""
     lines = [
         f'.TH "{_escaped(name).upper()}" "1" "" "smq {__version__}" "smq"',
         ".SH NAME",
-        f"{_escaped(name)} \\- {_escaped(command.get_short_help_str(200))}",
+        f"{_escaped(name)} \\- {_escaped(ctx.command.get_short_help_str(200))}",
         ".SH SYNOPSIS",
-        *_synopsis(ctx, command),
+        _synopsis(ctx),
         ".SH DESCRIPTION",
-        *_paragraphs(command.help or ""),
-        *_options(ctx, command),
+        *_paragraphs(ctx.command.help or ""),
+        *_options(ctx),
     ]
-    if isinstance(command, click.Group):
-        lines += [".SH COMMANDS", *_commands(ctx, command)]
+    if isinstance(ctx.command, click.Group):
+        lines += [".SH COMMANDS", *_commands(ctx)]
     return "\n".join(lines) + "\n"
 
 
-def _context(command: click.Command, name: str, parent: click.Context) -> click.Context:
-    return click.Context(command, info_name=name, parent=parent)
+def _synopsis(ctx: click.Context) -> str:
+    return f"\\fB{_escaped(ctx.command_path)}\\fR {_escaped(usage(ctx))}"
 
 
-def _synopsis(ctx: click.Context, command: click.Command) -> list[str]:
-    pieces = " ".join(command.collect_usage_pieces(ctx))
-    return [f"\\fB{_escaped(ctx.command_path)}\\fR {_escaped(pieces)}"]
-
-
-def _options(ctx: click.Context, command: click.Command) -> Iterator[str]:
-    records = [record for p in command.get_params(ctx) if (record := p.get_help_record(ctx)) is not None]
-    if records:
+def _options(ctx: click.Context) -> Iterator[str]:
+    found = options(ctx)
+    if found:
         yield ".SH OPTIONS"
-    for names, text in records:
+    for names, text in found:
         shown = _escaped(names).replace("|", " | ")  # a long list of choices may be broken there
-        yield from (".TP", f"\\fB{shown}\\fR", _escaped(" ".join(text.split())) or "\\&")
+        yield from (".TP", f"\\fB{shown}\\fR", _escaped(text) or "\\&")
 
 
-def _commands(ctx: click.Context, group: click.Group) -> Iterator[str]:
+def _commands(ctx: click.Context) -> Iterator[str]:
     """The commands of `smq` have pages of their own; those of a group are described in full on its page."""
-    is_root = ctx.parent is None
-    for name in group.list_commands(ctx):
-        command = group.get_command(ctx, name)
-        if command is None or command.hidden:
+    for inner in below(ctx):
+        if ctx.parent is None:
+            short = inner.command.get_short_help_str(200)
+            yield from (".TP", f"\\fBsmq\\-{_escaped(inner.info_name or '')}\\fR(1)", _escaped(short))
             continue
-        if is_root:
-            yield from (".TP", f"\\fBsmq\\-{_escaped(name)}\\fR(1)", _escaped(command.get_short_help_str(200)))
-            continue
-        inner = _context(command, name, ctx)
-        yield from (".SS " + _escaped(f"{ctx.command_path} {name}"), *_synopsis(inner, command))
-        yield from (".PP", *_paragraphs(command.help or ""))
-        for line in _options(inner, command):
+        yield from (".SS " + _escaped(inner.command_path), _synopsis(inner))
+        yield from (".PP", *_paragraphs(inner.command.help or ""))
+        for line in _options(inner):
             yield ".PP" if line == ".SH OPTIONS" else line
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    for number, paragraph in enumerate(re.split(r"\n\s*\n", inspect.cleandoc(text))):
+    for number, (paragraph, is_verbatim) in enumerate(paragraphs(text)):
         if number:
             yield ".PP"
-        if paragraph.startswith("\b"):  # click's mark for lines that stay as they are
-            yield from (".nf", _escaped(paragraph.removeprefix("\b").strip("\n")), ".fi")
-        else:
-            yield _escaped(" ".join(paragraph.split()))
+        yield from (".nf", _escaped(paragraph), ".fi") if is_verbatim else (_escaped(paragraph),)
 
 
 def _escaped(text: str) -> str:

@@ -52,7 +52,7 @@ def test_text_that_roff_would_take_for_requests_is_text() -> None:
     @click.command(help=".TH is no request here, nor is \\fB bold.")
     def odd() -> None: ...
 
-    text = page(click.Context(odd, info_name="odd"), odd, "odd")
+    text = page(click.Context(odd, info_name="odd"), "odd")
     assert "\\&.TH is no request here, nor is \\efB bold." in text
 
 

@@ -120,6 +120,9 @@ producer.flush()
   offsets (KIP-447), those that an open transaction may move are UNSTABLE_OFFSET_COMMIT.
 - `transaction.max.timeout.ms` and `transactional.id.expiration.ms` are settings of the cluster. Time-outs follow a
   replicated clock, which moves every second or every quarter of the shortest open time-out, whichever is longer.
+- A producer whose transactional id has been forgotten gets INVALID_PRODUCER_ID_MAPPING, and a fresh producer id if it
+  then starts again, whether it names its old one or not. librdkafka's does so after an abort; Java's has to be made
+  again.
 
 ## What is not there yet
 

@@ -72,19 +72,15 @@ def find_transaction(
     epoch, which only fences, belongs to no producer."""
     transaction = state.transactions.get(transactional_id)
     if transaction is None or producer_id < 0 or producer_id not in (transaction.producer_id, transaction.ended_id):
-        raise unknown_transactional_id(transactional_id, producer_id)
+        raise Refused(
+            ErrorCode.UNKNOWN_TRANSACTIONAL_ID,
+            f"there is no transactional id {quoted(transactional_id)} of producer {producer_id}",
+        )
     if transaction.producer_id != producer_id:  # it has gone on under a fresh id
         raise fenced(transaction, producer_id, producer_epoch)
     if transaction.producer_epoch != producer_epoch or producer_epoch == PRODUCER_EPOCH_RETIRED:
         raise fenced(transaction, producer_id, producer_epoch)
     return transaction
-
-
-def unknown_transactional_id(transactional_id: str, producer_id: ProducerId) -> Refused:
-    return Refused(
-        ErrorCode.UNKNOWN_TRANSACTIONAL_ID,
-        f"there is no transactional id {quoted(transactional_id)} of producer {producer_id}",
-    )
 
 
 def fenced(transaction: TransactionState, producer_id: ProducerId, producer_epoch: ProducerEpoch) -> Refused:

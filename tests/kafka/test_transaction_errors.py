@@ -225,6 +225,18 @@ def test_a_time_out_that_is_not_allowed_starts_no_producer(owner: Connect, timeo
     assert init(raw, name, transaction_timeout_ms=900_000)["producer_epoch"] == 0, "it is the first of its id"
 
 
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_producer_that_names_itself_under_an_id_that_is_not_known_begins_again(owner: Connect, version: int) -> None:
+    """As clients do whose id has been forgotten."""
+    name = fresh("forgotten")
+    raw = owner(name)
+    gone = idempotent_producer(raw)
+    begun = init(raw, name, version, producer_id=gone, producer_epoch=3)
+    assert (begun["error_code"], begun["producer_epoch"]) == (KafkaError.NONE, 0)
+    assert begun["producer_id"] > gone
+    assert init(raw, name, version, producer_id=begun["producer_id"], producer_epoch=0)["producer_epoch"] == 1
+
+
 @pytest.mark.parametrize("is_commit", [True, False])
 def test_a_transaction_ends_without_a_topic_that_was_deleted_under_it(
     cluster: Cluster,

@@ -11,7 +11,7 @@ from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers.producer_ids import fresh_producer_id
 from smq.raft_state.ids import NO_PRODUCER, ProducerEpoch, ProducerId
 from smq.raft_state.limits import PRODUCER_EPOCH_RETIRED, TRANSACTIONAL_ID_BYTES_MAX, TRANSACTIONAL_IDS_MAX
-from smq.raft_state.refusal import Refused, fenced, quoted, unknown_transactional_id
+from smq.raft_state.refusal import Refused, fenced, quoted
 from smq.raft_state.replies import Applied, ProducerIdAllocated
 from smq.raft_state.state import ClusterState, TransactionOutcome, TransactionPhase, TransactionState
 
@@ -60,8 +60,8 @@ def _known(transaction: TransactionState) -> tuple[tuple[ProducerId, ProducerEpo
 
 
 def _register(state: ClusterState, command: InitTransactions) -> Applied:
-    if command.producer_id != NO_PRODUCER:
-        raise unknown_transactional_id(command.transactional_id, command.producer_id)
+    """A producer that names itself under an id that has been forgotten begins again, too: Kafka's clients do so after
+    INVALID_PRODUCER_ID_MAPPING, and take no other answer."""
     if len(state.transactions) >= TRANSACTIONAL_IDS_MAX:
         raise Refused(
             ErrorCode.LIMIT_EXCEEDED,

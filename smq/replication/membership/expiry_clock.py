@@ -6,7 +6,7 @@ seen the replicated clock change. The state machine decides how far the clock mo
 
 from typing import Final
 
-from smq.raft_state.cluster_config import offsets_retention_ms, producer_expiration_ms
+from smq.raft_state.cluster_config import offsets_retention_ms, producer_expiration_ms, transactional_id_expiration_ms
 from smq.raft_state.commands import AdvanceClock
 from smq.raft_state.errors import SmqError
 from smq.raft_state.replies import Reply
@@ -59,5 +59,6 @@ def interval_ms(state: ClusterState) -> int:
     )
     of_topics = (ms for topic in state.topics.values() for ms in times_ms(topic.config))
     offsets_ms = offsets_retention_ms(state.config) or expiration_ms
-    shortest_ms = min(offsets_ms, expiration_ms, *of_topics, *of_transactions)
+    of_ids_ms = transactional_id_expiration_ms(state.config) if state.transactions else expiration_ms
+    shortest_ms = min(offsets_ms, expiration_ms, of_ids_ms, *of_topics, *of_transactions)
     return min(INTERVAL_MS_MAX, max(INTERVAL_MS_MIN, shortest_ms // STEPS_PER_RETENTION))

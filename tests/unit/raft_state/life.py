@@ -133,6 +133,7 @@ def _batches() -> list[Command]:
         batch("query", 6, ("task-3", 18, 0), ("task-0", 15, 0)),
         replace(batch("", 0, ("task-3", 18, 0)), request_id=rid(70)),
         written((pid(2, 1), 1, 16, 5)),
+        init_transactions("forgotten", 7, 0),  # gets producer 19
     ]
 
 

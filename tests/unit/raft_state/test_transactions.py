@@ -84,7 +84,20 @@ def test_a_producer_that_another_one_has_replaced_cannot_go_on(driver: Driver) -
     started(driver)
     driver.refused(init_transactions("t", 0, 0), ErrorCode.PRODUCER_FENCED)
     driver.refused(init_transactions("t", 5, 1), ErrorCode.PRODUCER_FENCED)
-    driver.refused(init_transactions("new", 0, 1), ErrorCode.UNKNOWN_TRANSACTIONAL_ID)
+
+
+def test_a_producer_whose_id_has_been_forgotten_begins_again(driver: Driver) -> None:
+    expire(driver, HOUR_MS)
+    assert started(driver) == (0, 0)
+    assert started(driver) == (0, 1)
+    driver.ok(settings(transactional_id_expiration_ms=1))
+    expire(driver, HOUR_MS + 10_000)
+    assert "t" not in driver.machine.state.transactions
+    driver.refused(add("t", 0, 1, pid(1)), ErrorCode.UNKNOWN_TRANSACTIONAL_ID)
+    assert started(driver, producer=0, epoch=1) == (1, 0)
+    assert driver.machine.state.transactional_ids == {1: "t"}
+    driver.ok(add("t", 1, 0, pid(1)))
+    driver.refused(init_transactions("t", 0, 1), ErrorCode.PRODUCER_FENCED)
 
 
 @pytest.mark.parametrize(("producer", "epoch"), [(0, -1), (-1, 0)])

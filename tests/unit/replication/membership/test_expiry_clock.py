@@ -12,7 +12,7 @@ from smq.raft_state.replies import Reply
 from smq.replication.api import DoneFn
 from smq.replication.membership.expiry_clock import INTERVAL_MS_MAX, INTERVAL_MS_MIN, ExpiryClock, interval_ms
 from smq.replication.ports import Engine
-from tests.unit.raft_state.support import kept_minutes, producers_kept_ms
+from tests.unit.raft_state.support import init_transactions, kept_minutes, producers_kept_ms, proposed, settings
 from tests.unit.replication.support import Host
 
 BEAT_MS = 1_000
@@ -86,6 +86,14 @@ def test_a_topic_that_keeps_its_records_for_less_gives_the_interval() -> None:
     assert interval_ms(node.host.state) == INTERVAL_MS_MIN
     node.host.apply(AlterTopicConfig(name="t", set_=(("retention.records", "1"),), unset=("retention.ms",)))
     assert interval_ms(node.host.state) == INTERVAL_MS_MAX
+
+
+def test_transactional_ids_that_are_soon_forgotten_give_the_interval_while_there_are_any() -> None:
+    node = Node()
+    node.host.apply(settings(transactional_id_expiration_ms=20_000))
+    assert interval_ms(node.host.state) == INTERVAL_MS_MAX
+    node.host.apply(proposed(node.host.state, init_transactions("t")))
+    assert interval_ms(node.host.state) == 5_000
 
 
 @pytest.mark.parametrize(("minutes", "interval"), [(1, 15_000), (2, 30_000), (10_000_000, INTERVAL_MS_MAX)])

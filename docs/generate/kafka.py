@@ -106,9 +106,9 @@ producer.flush()
 - In the first protocol an epoch has many transactions, and a batch is taken only into one that is open and has its
   partition. Otherwise TRANSACTION_ABORTABLE from Produce 11 and TxnOffsetCommit 4 on, INVALID_TXN_STATE before. A late
   batch opens no transaction. A batch of an epoch that is not the producer's present one, older or never given, gets
-  INVALID_PRODUCER_EPOCH; one of a producer without a transactional id INVALID_PRODUCER_ID_MAPPING; one in a request
-  that names no transactional id TRANSACTIONAL_ID_AUTHORIZATION_FAILED. But a late EndTxn *request*, one that lies
-  unread until the next transaction of the same epoch is open, ends that one, as in Kafka before KIP-890.
+  INVALID_PRODUCER_EPOCH; one of a producer that is not the named transactional id's INVALID_PRODUCER_ID_MAPPING; one
+  in a request that names none TRANSACTIONAL_ID_AUTHORIZATION_FAILED. But a late EndTxn *request*, one that lies unread
+  until the next transaction of the same epoch is open, ends that one, as in Kafka before KIP-890.
 - A client of the first protocol may use any version of Produce. In an epoch in which a transaction has ended, nothing
   becomes part of the next one by itself: it gets TRANSACTION_ABORTABLE, because it may be late.
 - AddPartitionsToTxn 4 and 5 are how Kafka's brokers ask one another, and are not served: smq's nodes look into the

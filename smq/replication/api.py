@@ -297,13 +297,15 @@ class NodeApi(Protocol):
         timeout_ms: int,
         done: DoneFn[Produced],
         *,
+        transactional_id: str | None = None,
         is_joining: bool = False,
         trace: StageSink | None = None,
     ) -> None:
         """Appends one RecordBatch v2 if this node leads the partition (otherwise NOT_LEADER with the leader). Batches
         of one partition are appended in the order of these calls, also if the first ones wait for a look-up. After a
         batch of an idempotent producer has been refused so that it comes again, the later ones of that producer get
-        OVERLOADED until it has come. With `is_joining` (Kafka's second protocol of transactions), the partition becomes
+        OVERLOADED until it has come. A transactional batch must be of the `transactional_id`'s producer, if there is
+        one. With `is_joining` (Kafka's second protocol of transactions), the partition becomes
         part of the batch's transaction first, if it is not yet; later batches of that producer wait meanwhile. `trace`
         is given the times of the batch's stages, those of its disk and of the majority perhaps after its answer."""
 

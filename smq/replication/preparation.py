@@ -48,9 +48,7 @@ class Preparation:
         """False for a batch that can be offered to the replica as it is, now."""
         return _is_opened(rules) or pid in self._waiting
 
-    def start(
-        self, pid: PartitionId, batch: Buffer, rules: BatchRules, use: Callable[[Offer | SmqError], None]
-    ) -> None:
+    def start(self, pid: PartitionId, offer: Offer, use: Callable[[Offer | SmqError], None]) -> None:
         """Calls `use` once, later, in the order of these calls for each partition: with the offer, or with why there
         is none. OVERLOADED if too much is under way. `use` must not raise."""
         if self._closed is not None:
@@ -58,7 +56,7 @@ class Preparation:
         if self._count >= BATCHES_MAX or self._bytes >= BYTES_MAX:
             details = ErrorDetails(retry_after_ms=RETRY_MS)
             raise SmqError(ErrorCode.OVERLOADED, "too many batches wait to be converted", details)
-        entry = _Entry(pid, Offer(batch, rules), use, is_ready=not _is_opened(rules), size=len(batch))
+        entry = _Entry(pid, offer, use, is_ready=not _is_opened(offer.rules), size=len(offer.data))
         self._waiting.setdefault(pid, deque()).append(entry)
         self._count += 1
         self._bytes += entry.size
@@ -126,11 +124,11 @@ def prepared(offer: Offer) -> Offer:
                     f"the batch has {len(batch)} bytes in the topic's compression.type, the limit is {rules.bytes_max}",
                 )
     except SmqError as e:
-        return Offer(offer.data, rules, refusal=_for_producers(e))
+        return offer._replace(refusal=_for_producers(e))
     except Exception as e:  # noqa: BLE001 - the bytes are a producer's: whatever a codec raises, the batch is to blame
         message = f"the records of the batch do not decode: {e}"
-        return Offer(offer.data, rules, refusal=SmqError(ErrorCode.INVALID_BATCH, message))
-    return Offer(batch, rules, times=times)
+        return offer._replace(refusal=SmqError(ErrorCode.INVALID_BATCH, message))
+    return offer._replace(data=batch, times=times)
 
 
 def _check_keys(batch: Buffer, header: BatchHeader) -> None:

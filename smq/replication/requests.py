@@ -109,6 +109,7 @@ class Requests:
         timeout_ms: int,
         done: DoneFn[Produced],
         *,
+        transactional_id: str | None = None,
         is_joining: bool = False,
         trace: StageSink | None = None,
     ) -> None:
@@ -125,13 +126,12 @@ class Requests:
                 check_has_records(part, name)
                 raise leader_error(self._host.node_id, self._host.state, part)
             if prepared is None:
-                rules = batch_rules(self._host.state.topics[name].config)
-                if self._preparation.concerns(part.pid, rules):
+                prepared = Offer(batch, batch_rules(self._host.state.topics[name].config), transactional_id)
+                if self._preparation.concerns(part.pid, prepared.rules):
                     if replica.leading is None:
                         raise replica.not_leader()
-                    self._preparation.start(part.pid, batch, rules, partial(on_prepared, part.pid))
+                    self._preparation.start(part.pid, prepared, partial(on_prepared, part.pid))
                     return
-                prepared = Offer(batch, rules)
             if trace is None and self._batches % BATCHES_PER_SAMPLE:
                 replica.produce(prepared, acks, clipped(timeout_ms), done)
                 return

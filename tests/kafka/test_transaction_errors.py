@@ -64,7 +64,7 @@ class Batch(NamedTuple):
     sequence: int = 1
     is_transactional: bool = True
     is_named: bool = True  # the request names the transactional id
-    producer: Literal["own", "unknown", "idempotent"] = "own"
+    producer: Literal["own", "unknown", "idempotent", "another"] = "own"
     place: Literal["in it", "outside"] = "in it"  # a partition that the transaction has, or one that was not added
     is_after_the_end: bool = False
 
@@ -81,6 +81,7 @@ WRONG: dict[str, tuple[Batch, KafkaError | dict[int, KafkaError]]] = {
     "of an older epoch, elsewhere": (Batch(epoch=0, place="outside"), KafkaError.INVALID_PRODUCER_EPOCH),
     "of an unknown producer": (Batch(producer="unknown"), NO_PRODUCER),
     "of a producer without transactions": (Batch(producer="idempotent"), NO_PRODUCER),
+    "of another transactional id's producer": (Batch(producer="another", sequence=0), NO_PRODUCER),
     "of a partition that was not added": (Batch(sequence=0, place="outside"), CODES_SINCE_11),
     "after the end": (Batch(is_after_the_end=True), CODES_SINCE_11 | {12: KafkaError.TRANSACTION_ABORTABLE}),
     "after the end, and out of order": (Batch(sequence=7, is_after_the_end=True), CODES_SINCE_11),
@@ -119,6 +120,7 @@ def test_a_batch_that_is_no_part_of_a_transaction_is_not_stored(
             commit_and_wait(raw, name, producer, leaders["in it"], topics["in it"], stored["base_offset"])
         ends = {place: leaders[place].list_offset(topic, -1)["offset"] for place, topic in topics.items()}
         ids = {"own": producer, "unknown": producer + 1_000, "idempotent": idempotent_producer(raw)}
+        ids["another"] = another_producer(owner) if wrong.producer == "another" else -1
         data = batch(
             b"wrong",
             producer_id=ids[wrong.producer],
@@ -139,6 +141,14 @@ def commit_and_wait(raw: RawKafka, name: str, producer: int, at_leader: RawKafka
     """The transaction has one record, at this offset, and readers pass it and the marker after it."""
     assert end(raw, name, producer, 1, commit=True) == KafkaError.NONE
     wait_for("the marker is committed", lambda: committed(at_leader, topic) == offset + 2, PATIENCE_S)
+
+
+def another_producer(owner: Connect) -> int:
+    """Of a transactional id of its own, in epoch 1."""
+    name = fresh("another")
+    raw = owner(name)
+    init(raw, name)
+    return int(init(raw, name)["producer_id"])
 
 
 def idempotent_producer(raw: RawKafka) -> int:

@@ -76,6 +76,7 @@ class ProduceCall:
                 self._acks,
                 request["timeout_ms"],
                 done,
+                transactional_id=request["transactional_id"],
                 is_joining=self._is_transactional and self._version >= _JOINING_VERSION,
             )
         except SmqError as e:  # the node raises what it finds immediately

@@ -98,18 +98,17 @@ class TracedNode:
         acks: Acks,
         timeout_ms: int,
         done: DoneFn[Produced],
-        *,
-        is_joining: bool = False,
+        **options: Any,
     ) -> None:
         parents = parents_in([batch], self._parent())
         span = self._begin("produce", topic, partition, parents[:1], parents[1:])
         span.set_attribute("smq.acks", acks.name.lower())
         if not span.is_recording():
-            self._node.produce(topic, partition, batch, acks, timeout_ms, done, is_joining=is_joining)
+            self._node.produce(topic, partition, batch, acks, timeout_ms, done, **options)
             return
         ending, stages = partial(_end, span, done), BatchTrace(self._tracer, span)
         try:
-            self._node.produce(topic, partition, batch, acks, timeout_ms, ending, is_joining=is_joining, trace=stages)
+            self._node.produce(topic, partition, batch, acks, timeout_ms, ending, trace=stages, **options)
         except SmqError as e:
             _note(span, e)
             raise

@@ -41,12 +41,14 @@ class RecordSpace(Protocol):
 
 
 class Offer(NamedTuple):
-    """A producer's batch, and what its topic asks of it. If the topic has the records looked at, that is done before
-    the replica has the offer: `data` may then be converted, `refusal` says why the batch cannot be taken, and `times`
-    are the oldest and the newest timestamp of a record (None: no record has one)."""
+    """A producer's batch, what its topic asks of it, and the transactional id that its request names. If the topic has
+    the records looked at, that is done before the replica has the offer: `data` may then be converted, `refusal` says
+    why the batch cannot be taken, and `times` are the oldest and the newest timestamp of a record (None: no record has
+    one)."""
 
     data: Buffer
     rules: BatchRules
+    transactional_id: str | None = None
     refusal: SmqError | None = None
     times: tuple[int, int] | None = None
 
@@ -79,7 +81,7 @@ def admitted(
     followers whose disks take no records. A batch that the log already holds is not judged again: its first attempt was
     taken, whatever the clock says now."""
     check_space(room.space, host.node_id, part, full, len(offer.data))
-    check_producer(host, room.producers_held, log, header)
+    check_producer(host, room.producers_held, log, header, offer.transactional_id)
     if offer.refusal is not None:
         raise offer.refusal
     if offer.rules.is_append_time:
@@ -128,10 +130,10 @@ def check_space(space: RecordSpace, me: NodeId, part: PartitionState, full: Sequ
         raise full_elsewhere(full[0])
 
 
-def check_producer(host: Host, held: int, log: PartitionLog, header: BatchHeader) -> None:
+def check_producer(host: Host, held: int, log: PartitionLog, header: BatchHeader, named: str | None) -> None:
     """TOO_MANY_PRODUCERS if this would be one more than this node may remember: it remembers `held`. Followers take
     what their leader has taken. The refusals of `check_transaction`."""
-    check_transaction(host.state, log.pid, log.producers, header)
+    check_transaction(host.state, log.pid, log.producers, header, named)
     limit = host.config.producers_max
     if header.producer_id < 0 or held < limit or log.producers.knows(header.producer_id, Offset(-1)):
         return

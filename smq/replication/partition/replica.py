@@ -258,7 +258,7 @@ class Replica:
             cached = self._owner.send_order.check(self.pid, header, log.producers, self.part.producers_start)
         except OutOfOrderSequence:
             if header.is_transactional:  # as in Kafka, whether it may come at all is said first
-                check_transaction(self._host.state, self.pid, log.producers, header)
+                check_transaction(self._host.state, self.pid, log.producers, header, offer.transactional_id)
             raise
         if cached is not None:
             base, ts_ns = cached.base_offset, cached.ts_ns

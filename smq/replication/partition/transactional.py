@@ -18,8 +18,11 @@ class NotYetKnown(SmqError):
     """Certain only after a barrier, or a join: the state is then as of now."""
 
 
-def check_transaction(state: ClusterState, pid: PartitionId, table: ProducerTable, header: BatchHeader) -> None:
-    """INVALID_TRANSACTION_STATE, UNKNOWN_TRANSACTIONAL_ID, PRODUCER_FENCED: NotYetKnown if the state may be behind."""
+def check_transaction(
+    state: ClusterState, pid: PartitionId, table: ProducerTable, header: BatchHeader, named: str | None
+) -> None:
+    """INVALID_TRANSACTION_STATE, UNKNOWN_TRANSACTIONAL_ID, PRODUCER_FENCED: NotYetKnown if the state may be behind.
+    `named` is the transactional id of the request, if it has one. A producer id never moves to another."""
     if header.producer_id < 0:
         return
     transaction = state.transaction_of(ProducerId(header.producer_id))
@@ -33,6 +36,11 @@ def check_transaction(state: ClusterState, pid: PartitionId, table: ProducerTabl
     if transaction is None:
         raise NotYetKnown(
             ErrorCode.UNKNOWN_TRANSACTIONAL_ID, f"producer {header.producer_id} has no transactional id, or no longer"
+        )
+    if named is not None and named != transaction.transactional_id:
+        raise SmqError(
+            ErrorCode.UNKNOWN_TRANSACTIONAL_ID,
+            f"there is no transactional id {named!r} of producer {header.producer_id}",
         )
     if header.producer_id != transaction.producer_id:
         raise SmqError(

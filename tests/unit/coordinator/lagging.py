@@ -135,6 +135,7 @@ class LaggingNode:
         timeout_ms: int,
         done: DoneFn[Produced],
         *,
+        transactional_id: str | None = None,
         is_joining: bool = False,
     ) -> None:
         def use(_part: PartitionState) -> None:

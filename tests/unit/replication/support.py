@@ -314,9 +314,12 @@ class Host:
         )
         return self.apply(AdvanceHwms(items=(item,)))
 
-    def produce(self, data: bytes | None = None, acks: Acks = Acks.ALL, timeout_ms: int = 30_000) -> "Answer":
+    def produce(
+        self, data: bytes | None = None, acks: Acks = Acks.ALL, timeout_ms: int = 30_000, *, named: str | None = None
+    ) -> "Answer":
         answer = Answer()
-        self.live.produce(Offer(data if data is not None else batch(), BatchRules()), acks, timeout_ms, answer)
+        offer = Offer(data if data is not None else batch(), BatchRules(), named)
+        self.live.produce(offer, acks, timeout_ms, answer)
         return answer
 
     def ack(self, peer: NodeId, end: int, *, epoch: int | None = None, incarnation: int = INCARNATION) -> None:

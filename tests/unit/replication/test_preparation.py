@@ -47,8 +47,8 @@ def compute() -> LateCompute:
 @pytest.mark.parametrize("source", CODECS)
 def test_a_batch_is_stored_in_the_codec_of_its_topic(source: str, target: str) -> None:
     sent = encode_batch(RECORDS, codec=source, producer_id=7, producer_epoch=1, base_sequence=3)
-    offer = prepared(Offer(sent, rules(compression_type=target)))
-    assert offer.refusal is None
+    offer = prepared(Offer(sent, rules(compression_type=target), "named"))
+    assert (offer.refusal, offer.transactional_id) == (None, "named")
     header = validated(offer)
     assert header.codec == CODECS["none" if target == "uncompressed" else target]
     assert (header.producer_id, header.base_sequence, header.count) == (7, 3, 50)
@@ -125,7 +125,7 @@ def test_batches_of_a_partition_keep_their_order_and_other_partitions_do_not_wai
 
     def start(pid: PartitionId, name: str, rules: BatchRules) -> None:
         assert preparation.concerns(pid, rules)
-        preparation.start(pid, encode_batch(RECORDS), rules, lambda _offer: seen.append(name))
+        preparation.start(pid, Offer(encode_batch(RECORDS), rules), lambda _offer: seen.append(name))
 
     assert not preparation.concerns(A, BatchRules())
     start(A, "first", ZSTD)
@@ -145,12 +145,12 @@ def test_too_many_batches_are_refused_until_some_have_ended(compute: LateCompute
     preparation = Preparation(compute)
     ended: list[Offer | SmqError] = []
     for _ in range(BATCHES_MAX):
-        preparation.start(A, b"", ZSTD, ended.append)
+        preparation.start(A, Offer(b"", ZSTD), ended.append)
     with pytest.raises(SmqError) as refused:
-        preparation.start(B, b"", ZSTD, ended.append)
+        preparation.start(B, Offer(b"", ZSTD), ended.append)
     assert (refused.value.code, refused.value.details.retry_after_ms) == (ErrorCode.OVERLOADED, 50)
     compute.end(0)
-    preparation.start(B, b"", ZSTD, ended.append)
+    preparation.start(B, Offer(b"", ZSTD), ended.append)
     assert len(ended) == 1
 
 
@@ -158,7 +158,7 @@ def test_few_jobs_run_together_and_every_one_runs(compute: LateCompute) -> None:
     preparation = Preparation(compute)
     ended: list[Offer | SmqError] = []
     for number in range(20):
-        preparation.start((A, B)[number % 2], encode_batch(RECORDS), ZSTD, ended.append)
+        preparation.start((A, B)[number % 2], Offer(encode_batch(RECORDS), ZSTD), ended.append)
         assert len(compute.jobs) == min(number + 1, RUNNING_MAX)
     while compute.jobs:
         compute.end(len(compute.jobs) - 1)
@@ -174,7 +174,7 @@ def test_results_that_wait_for_their_turn_hold_back_further_jobs(
     preparation = Preparation(compute)
     ended: list[Offer | SmqError] = []
     for _ in range(12):
-        preparation.start(A, plain, uncompressed, ended.append)
+        preparation.start(A, Offer(plain, uncompressed), ended.append)
     for _ in range(2):
         compute.end(1)
     assert (len(compute.jobs), len(ended)) == (2 + 1, 0), "one result was below the bound, the second one was not"
@@ -189,12 +189,12 @@ def test_a_stopping_node_answers_every_batch_once(compute: LateCompute) -> None:
     preparation = Preparation(compute)
     ended: list[Offer | SmqError] = []
     stopping = SmqError(ErrorCode.SHUTTING_DOWN, "bye")
-    preparation.start(A, encode_batch(RECORDS), ZSTD, ended.append)
+    preparation.start(A, Offer(encode_batch(RECORDS), ZSTD), ended.append)
     preparation.close(stopping)
     compute.end(0)
     assert ended == [stopping]
     with pytest.raises(SmqError):
-        preparation.start(A, encode_batch(RECORDS), ZSTD, ended.append)
+        preparation.start(A, Offer(encode_batch(RECORDS), ZSTD), ended.append)
 
 
 def test_a_converted_batch_has_a_right_checksum() -> None:

@@ -158,11 +158,28 @@ def test_only_an_older_epoch_is_certain_without_a_barrier(world: World, sequence
     assert refusal(world, epoch=1, sequence=sequence + 1) == ("INVALID_TRANSACTION_STATE", False)
 
 
-def refusal(world: World, *, epoch: int, sequence: int, producer: int = 0) -> tuple[str, bool]:
+def refusal(
+    world: World, *, epoch: int, sequence: int, producer: int = 0, named: str | None = None
+) -> tuple[str, bool]:
     """The error's name, and whether it is certain."""
     with pytest.raises(SmqError) as caught:
-        world.host.produce(world.data(sequence, epoch, producer=producer))
+        world.host.produce(world.data(sequence, epoch, producer=producer), named=named)
     return caught.value.code.name, not isinstance(caught.value, NotYetKnown)
+
+
+@pytest.mark.parametrize("sequence", [1, 7])
+def test_a_batch_is_not_taken_into_the_transaction_of_an_id_that_its_request_does_not_name(
+    world: World, sequence: int
+) -> None:
+    """A producer keeps its transactional id, so that is certain, unless the state may lack the producer."""
+    world.begin()
+    assert world.write() == ""
+    assert refusal(world, epoch=0, sequence=sequence, named="other") == ("UNKNOWN_TRANSACTIONAL_ID", True)
+    assert refusal(world, epoch=0, sequence=sequence, producer=1, named="other") == ("UNKNOWN_TRANSACTIONAL_ID", False)
+    world.change(init_transactions("other"))
+    assert refusal(world, epoch=0, sequence=0, producer=1, named="other") == ("INVALID_TRANSACTION_STATE", False)
+    world.host.produce(world.data(1, 0), named="t")
+    assert world.batches == [".", "."]
 
 
 def test_a_plain_batch_of_a_producer_with_an_open_transaction_is_refused(world: World) -> None:

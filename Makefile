@@ -16,7 +16,7 @@ PYTEST := $(PY) -m pytest
 SUITES := tests/cluster tests/spark tests/kafka tests/chaos tests/deploy tests/sim tests/unit
 STUBS := smq_pb2.py smq_pb2.pyi smq_pb2_grpc.py smq_pb2_grpc.pyi
 
-.PHONY: help setup package demo pipeline test test-full check lint types imports proto proto-check docs site sim chaos bench bench-nightly lock clean
+.PHONY: help setup package release demo pipeline test test-full check lint types imports proto proto-check docs site sim chaos bench bench-nightly lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -39,6 +39,9 @@ $(STAMP): pyproject.toml requirements.lock
 
 package: $(STAMP) ## Build the wheel and the source archive into dist
 	$(PY) -m hatchling build -d dist
+
+release: $(STAMP) ## Check, build and tag the version that is committed; it pushes nothing
+	$(PY) docs/release.py
 
 demo: $(STAMP) ## Publish real flights to three nodes, kill a leader midway, read everything back with Spark
 	$(PY) -m chaos_tests.demo

@@ -42,6 +42,8 @@ def test_every_call_has_a_meaning_and_every_comment_of_the_contract_is_on_its_pa
     comments = [" ".join(line.split()) for line in lines if not line.startswith("---")]
     assert len(comments) > 200
     assert [line for line in comments if line not in plain] == []
+    wrapped = re.findall(r"; +// .*\n {8,}// .*", PROTO.read_text())
+    assert wrapped == [], "protoc gives the second line to the next field: put both lines above their own"
 
 
 def test_every_key_of_the_configuration_is_on_the_page_of_settings() -> None:

@@ -2745,18 +2745,19 @@ class GroupOffset(_message.Message):
     log_start: _builtins.int
     hwm: _builtins.int
     lag: _builtins.int
-    """hwm - offset, or hwm - log_start if nothing is committed; never negative; absent"""
+    """hwm - offset, or hwm - log_start if nothing is committed; never negative; absent
+    if end_unknown
+    """
     committed_ms: _builtins.int
-    """if end_unknown"""
     metadata: _builtins.str
     end_unknown: _builtins.bool
     """the partition's leader has not answered: hwm may be higher"""
     lag_records: _builtins.int
-    """those that can still be read; absent where compaction has been, with"""
-    lag_bytes: _builtins.int
-    """storage=external, or if lag is absent
-    with_sizes: stored size of the batches with them; absent if this node has no copy
+    """those that can still be read; absent where compaction has been, with
+    storage=external, or if lag is absent
     """
+    lag_bytes: _builtins.int
+    """with_sizes: stored size of the batches with them; absent if this node has no copy"""
     lag_ms: _builtins.int
     """with_sizes: time since the next record was appended; 0 without one"""
     def __init__(

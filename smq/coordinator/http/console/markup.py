@@ -66,11 +66,22 @@ def address(*path: str, **query: str | int) -> str:
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Content]]) -> Markup:
     """A caption and column heads say to a screen reader what a cell is."""
     head = tag("tr", *(tag("th", name, scope="col") for name in heads))
-    body = [tag("tr", *(_cell(value) for value in row)) for row in rows]
+    body = [row(values) for values in rows]
     if not body:
         return tag("p", f"{caption}: none.", class_="none")
     inner = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body))
     return tag("div", inner, class_="wide", tabindex="0", role="region", aria_label=caption)
+
+
+def open_table(caption: str, heads: Sequence[str]) -> tuple[Markup, Markup]:
+    """The parts before and after the rows of a table that grows while the browser shows it."""
+    written = table(caption, heads, [("",)])
+    before, _, after = written.partition(row([""]))
+    return Markup(before), Markup(after)
+
+
+def row(values: Sequence[Content]) -> Markup:
+    return tag("tr", *(_cell(value) for value in values))
 
 
 def _cell(value: Content) -> Markup:
@@ -92,8 +103,17 @@ _PAGES: Final = (
 )
 
 
+_PLACE: Final = Markup("<!-- content -->")  # no text from elsewhere can be it: that is escaped
+
+
 def page(title: str, here: str, *content: Content, note: str, refresh_s: int = 0) -> bytes:
     """The whole page. `note` says as of when; `here` is the section. With `refresh_s` the browser loads it again."""
+    before, after = frame(title, here, note=note, refresh_s=refresh_s)
+    return before + joined(content).encode() + after
+
+
+def frame(title: str, here: str, *, note: str, refresh_s: int = 0) -> tuple[bytes, bytes]:
+    """The parts before and after the content of a page."""
     items = [
         tag("li", tag("a", name, href=address(path), aria_current="page" if path == here else False))
         for name, path in _PAGES
@@ -110,11 +130,13 @@ def page(title: str, here: str, *content: Content, note: str, refresh_s: int = 0
         (
             tag("a", "Skip to the content", href="#content", class_="skip"),
             tag("header", tag("nav", tag("ul", *items), aria_label="Console")),
-            tag("main", tag("h1", title), *content, id="content"),
+            tag("main", tag("h1", title), _PLACE, id="content"),
             tag("footer", tag("p", note)),
         )
     )
-    return f'<!doctype html><html lang="en">{tag("head", head)}{tag("body", body)}</html>'.encode()
+    whole = f'<!doctype html><html lang="en">{tag("head", head)}{tag("body", body)}</html>'
+    before, _, after = whole.partition(_PLACE)
+    return before.encode(), after.encode()
 
 
 STYLE: Final = """\

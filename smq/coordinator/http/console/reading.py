@@ -1,11 +1,13 @@
-"""Records for the console: a page of them from a position on, within bounds of records, bytes and time.
+"""Records for the console: those of one partition from an offset on, or the last before one, within bounds.
 
-Owns the bounds and the search. It reads this node's copy as a reader of committed records does, without aborted
-transactions and control batches, and decodes in slices so that the loop goes on. `console.messages` imports it.
+Owns the bounds of records, bytes and time, and the search. It reads this node's copy as a reader of committed records
+does, without aborted transactions and control batches, and decodes in slices so that the loop goes on. `merging` and
+the pages that show its records import it.
 """
 
 import asyncio
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from typing import Final
 
 from smq.coordinator.limits import DECODE_CHUNK_RECORDS
@@ -22,12 +24,16 @@ READ_BYTES: Final = 1 << 20  # per fetch
 READ_MS: Final = 5_000
 DECODED_BYTES_MAX: Final = 16 << 20  # of one batch: what expands further is shown as one line
 FETCHES_MAX: Final = 64  # per request: batches may be small, and gaps large
+# How many offsets before its end a page of the newest records looks through, until it has enough of them: transactions,
+# compaction and searches leave offsets without one.
+WINDOWS: Final = (PAGE_RECORDS, 1_000, 20_000)
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
     """A record, or a batch that cannot be decoded (`record` is None, `problem` says why)."""
 
+    partition: int
     offset: int
     ts_ns: int
     record: Record | None
@@ -37,51 +43,122 @@ class Shown:
 @dataclass(frozen=True, slots=True)
 class Found:
     records: list[Shown]
-    next_offset: int  # where to go on
+    next_offset: int  # where to go on: no record before it is left out
     searched: int  # records that were looked at
-    end: int  # the last stable offset: records from there on are in a transaction that is open, or come after one
+    end: int  # where a reader stops: at the end it asked for, or at the last stable offset
+    begin: int  # no record from here to the first of these is left out
 
 
-async def read(calls: NodeCalls, topic: str, partition: int, offset: int, wanted: str = "") -> Found:
-    """Up to PAGE_RECORDS records from `offset` on; with `wanted`, those whose key or value contains that text. Raises
-    SmqError: OFFSET_OUT_OF_RANGE with the range, NOT_REPLICA elsewhere."""
-    needle = wanted.encode()
-    found: list[Shown] = []
-    searched, position, end = 0, offset, offset
-    for _ in range(FETCHES_MAX):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is read. `end` bounds the offsets, `text` is to be in key, value or headers. `share`: of several partitions
+    that share one request's bounds."""
+
+    end: int | None = None
+    text: str = ""
+    share: int = 1
+
+    @property
+    def searched_max(self) -> int:
+        return SEARCHED_RECORDS_MAX // self.share
+
+    @property
+    def read_bytes(self) -> int:
+        return max(READ_BYTES // self.share, 64 << 10)
+
+    @property
+    def fetches_max(self) -> int:
+        return max(FETCHES_MAX // self.share, 4)
+
+
+class _Page:
+    """What one read has found so far: the first records of it, or the last."""
+
+    def __init__(self, offset: int, wish: Wish, *, keeps_last: bool) -> None:
+        self.wish = wish
+        self.keeps_last = keeps_last
+        self.found: deque[Shown] = deque(maxlen=PAGE_RECORDS if keeps_last else None)
+        self.next_offset = self._begin = offset
+        self.searched = 0
+        self.end = offset
+        self._needle = wish.text.encode()
+
+    @property
+    def is_done(self) -> bool:
+        is_full = not self.keeps_last and len(self.found) >= PAGE_RECORDS
+        return is_full or self.searched >= self.wish.searched_max or self.next_offset >= self.end
+
+    def take(self, shown: Shown) -> bool:
+        """False if the read ends before this record."""
+        if shown.offset < self.next_offset and shown.record is not None:
+            return True
+        if self.is_done or shown.offset >= self.end:
+            self.next_offset = max(self.next_offset, min(shown.offset, self.end))
+            return False
+        self.searched += 1
+        self.next_offset = max(self.next_offset, shown.offset + 1)
+        if not self._needle or _contains(shown, self._needle):
+            self.found.append(shown)
+        return True
+
+    def result(self) -> Found:
+        return Found(list(self.found), self.next_offset, self.searched, self.end, self._begin)
+
+
+async def read(calls: NodeCalls, topic: str, partition: int, offset: int, wish: Wish) -> Found:
+    """Up to PAGE_RECORDS records from `offset` on. Raises SmqError: OFFSET_OUT_OF_RANGE with the range, NOT_REPLICA
+    elsewhere."""
+    return await _read(calls, topic, partition, offset, _Page(offset, wish, keeps_last=False))
+
+
+async def read_back(calls: NodeCalls, topic: str, partition: int, start: int, end: int, wish: Wish) -> Found:
+    """The last PAGE_RECORDS records before `end`, as far as the bounds reach; none is before `start`."""
+    wish = replace(wish, end=end)
+    found = Found([], end, 0, end, end)
+    for window in WINDOWS:
+        first = max(start, end - window)
+        further = await _read(calls, topic, partition, first, _Page(first, wish, keeps_last=True))
+        if further.next_offset < further.end:
+            break  # a bound was met before the end: these would not be the last ones
+        found = further
+        if len(found.records) >= PAGE_RECORDS:
+            return replace(found, begin=found.records[0].offset)
+        if first == start:
+            break
+    return found
+
+
+async def _read(calls: NodeCalls, topic: str, partition: int, offset: int, page: _Page) -> Found:
+    wish = page.wish
+    for _ in range(wish.fetches_max):
         fetched = await calls.fetch(
             topic,
             partition,
-            position,
-            max_bytes=READ_BYTES,
+            page.next_offset,
+            max_bytes=wish.read_bytes,
             max_wait_ms=0,
             answer_ms=READ_MS,
             is_committed=True,
         )
-        end = fetched.lso
-        if not fetched.batches:
-            break
+        page.end = fetched.lso if wish.end is None else min(fetched.lso, wish.end)
         for batch in fetched.batches:
-            for shown in await _decoded(batch) if is_visible(fetched, batch) else ():
-                if shown.offset < position:
-                    continue
-                if len(found) >= PAGE_RECORDS or searched >= SEARCHED_RECORDS_MAX:
-                    return Found(found, shown.offset, searched, end)
-                searched += 1
-                if not needle or _contains(shown, needle):
-                    found.append(shown)
-            position = max(position, batch.last_offset + 1)
-        if len(found) >= PAGE_RECORDS:
+            if is_visible(fetched, batch):
+                for shown in await _decoded(partition, batch):
+                    if not page.take(shown):
+                        return page.result()
+            page.next_offset = max(page.next_offset, min(batch.last_offset + 1, page.end))
+        if not fetched.batches or page.is_done:
             break
-    return Found(found, position, searched, end)
+    return page.result()
 
 
-async def _decoded(batch: StoredBatch) -> list[Shown]:
+async def _decoded(partition: int, batch: StoredBatch) -> list[Shown]:
     """A batch that does not decode is one line, and does not hide the others."""
     try:
         records: list[Shown] = []
         for number, record in enumerate(decode_bounded(batch.data, DECODED_BYTES_MAX), 1):
-            records.append(Shown(record.offset, batch.ts_ns + record.offset - batch.base_offset, record))
+            ts_ns = batch.ts_ns + record.offset - batch.base_offset
+            records.append(Shown(partition, record.offset, ts_ns, record))
             if number % DECODE_CHUNK_RECORDS == 0:
                 await asyncio.sleep(0)
         return records
@@ -89,9 +166,13 @@ async def _decoded(batch: StoredBatch) -> list[Shown]:
         if isinstance(e, SmqError) and e.code is not ErrorCode.LIMIT_EXCEEDED:
             raise
         problem = f"the batch of offsets {batch.base_offset} to {batch.last_offset} cannot be shown: {e}"
-        return [Shown(batch.base_offset, batch.ts_ns, None, problem)]
+        return [Shown(partition, batch.base_offset, batch.ts_ns, None, problem)]
 
 
 def _contains(shown: Shown, needle: bytes) -> bool:
     record = shown.record
-    return record is not None and (needle in (record.key or b"") or needle in (record.value or b""))
+    if record is None:
+        return False
+    if needle in (record.key or b"") or needle in (record.value or b""):
+        return True
+    return any(needle in name.encode() or needle in (value or b"") for name, value in record.headers)

@@ -5,6 +5,7 @@ an address of this machine is refused: a stranger's page could otherwise reach a
 it controls, and read records. No address changes anything. The composition root makes one.
 """
 
+import contextlib
 import ipaddress
 import time
 from collections.abc import Awaitable, Callable
@@ -13,16 +14,20 @@ from typing import Final
 from aiohttp import web
 
 from smq.coordinator.config import ServerConfig
+from smq.coordinator.http.console.asking import Ask, parse
 from smq.coordinator.http.console.events import EventLog
+from smq.coordinator.http.console.following import Followers
 from smq.coordinator.http.console.groups import group_page, groups_page
 from smq.coordinator.http.console.history import History
-from smq.coordinator.http.console.markup import POLICY, STYLE, Markup, link, page, tag
-from smq.coordinator.http.console.messages import TAIL_S, BadRequest, messages_page, parse
+from smq.coordinator.http.console.markup import POLICY, STYLE, Markup, frame, link, page, tag
+from smq.coordinator.http.console.messages import messages_page
 from smq.coordinator.http.console.overview import cluster_page, events_page, settings_page, topic_page, topics_page
+from smq.coordinator.http.console.refusals import BadRequest, Busy, NotThere
 from smq.coordinator.http.console.transactions import transaction_page, transactions_page
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.raft_state.errors import SmqError
+from smq.raft_state.state import TopicState
 from smq.replication.api import NodeApi
 
 _HEADERS: Final = {
@@ -34,14 +39,10 @@ _HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-REFRESH_S: Final = 10  # of the first page
+REFRESH_S: Final = 30  # of the first page, for those that ask for it
 NAME_CHARS_MAX: Final = 300  # of a topic or group in an address
 
-Handler = Callable[[web.Request], Awaitable[web.Response]]
-
-
-class NotThere(Exception):
-    """The message says where to look instead."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Console:
@@ -56,12 +57,14 @@ class Console:
         self._hosts = {"localhost", config.http_address[0].lower()}
         self.events = EventLog(node)
         self.history = History(node)
+        self.followers = Followers(self._calls)
 
     def start(self) -> None:
         self.events.start()
         self.history.start()
 
     async def stop(self) -> None:
+        self.followers.stop()
         await self.events.stop()
         await self.history.stop()
 
@@ -84,7 +87,7 @@ class Console:
 
     # ------------------------------------------------------------------------------------------------- guards
     def _guarded(self, handler: Handler) -> Handler:
-        async def answer(request: web.Request) -> web.Response:
+        async def answer(request: web.Request) -> web.StreamResponse:
             if not self._is_own_host(request.host):
                 text = "this console answers to its address, not to this name: use the address, or localhost"
                 return _finished(web.Response(status=421, text=text))
@@ -94,6 +97,8 @@ class Console:
                 return _finished(self._failed(400, "This cannot be shown", str(e)))
             except NotThere as e:
                 return _finished(self._failed(404, "Not there", str(e)))
+            except Busy as e:
+                return _finished(self._failed(503, "Too many readers", str(e)))
             except SmqError as e:
                 return _finished(self._failed(503, "No answer", str(e)))
 
@@ -126,8 +131,15 @@ class Console:
         return f"As node {status.node} has applied it, Raft entry {status.applied_index:,}, at {at} UTC. Read-only."
 
     # -------------------------------------------------------------------------------------------------- pages
-    async def _cluster(self, _request: web.Request) -> web.Response:
-        return self._page("Cluster", "", await cluster_page(self._node, self.events), refresh_s=REFRESH_S)
+    async def _cluster(self, request: web.Request) -> web.Response:
+        """It is loaded again only if that is asked for: a reader keeps the place, and the focus."""
+        is_updated = request.query.get("update") == "on"
+        if is_updated:
+            switch = tag("p", f"Updated every {REFRESH_S} seconds. ", link("Stop updating"))
+        else:
+            switch = tag("p", link(f"Update this page every {REFRESH_S} seconds", update="on"))
+        content = [*await cluster_page(self._node, self.events), switch]
+        return self._page("Cluster", "", content, refresh_s=REFRESH_S if is_updated else 0)
 
     async def _topics(self, request: web.Request) -> web.Response:
         return self._page("Topics", "topics", await topics_page(self._node, self.history, _after(request)))
@@ -142,14 +154,36 @@ class Console:
             raise BadRequest("first must be the number of a partition")
         return self._page(f"Topic {name}", "topics", topic_page(self._node, topic, int(first)))
 
-    async def _messages(self, request: web.Request) -> web.Response:
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
         name = _name(request, "topic")
         ask = parse(request.query)
         topic = self._node.state.topics.get(name)
         if topic is None:
             raise NotThere(f"there is no topic {name!r}: the page of topics lists them")
-        content = await messages_page(self._calls, topic, ask)
-        return self._page(f"Records of {name}", "topics", content, refresh_s=TAIL_S if ask.is_tail else 0)
+        if ask.is_tail and not topic.partitions[0].is_external:
+            return await self._follow(request, topic, ask)
+        return self._page(f"Records of {name}", "topics", await messages_page(self._calls, topic, ask))
+
+    async def _follow(self, request: web.Request, topic: TopicState, ask: Ask) -> web.StreamResponse:
+        """Errors before the first piece are pages of their own."""
+        before, after = frame(f"Records of {topic.name}", "topics", note=self._note())
+        response = web.StreamResponse(headers={"Content-Type": "text/html; charset=utf-8"})
+        async with contextlib.aclosing(self.followers.pieces(topic, ask)) as pieces:
+            first = await anext(pieces)
+            _finished(response)
+            try:
+                await response.prepare(request)
+                await response.write(before + first.encode())
+                async for piece in pieces:
+                    if request.transport is None or request.transport.is_closing():
+                        break
+                    if piece:
+                        await response.write(piece.encode())
+                else:
+                    await response.write_eof(after)
+            except ConnectionError:
+                pass  # the reader has gone
+        return response
 
     async def _groups(self, request: web.Request) -> web.Response:
         return self._page("Groups", "groups", groups_page(self._calls, self.history, _after(request)))
@@ -198,6 +232,6 @@ def _after(request: web.Request) -> str:
     return request.query.get("after", "")[:NAME_CHARS_MAX]
 
 
-def _finished(response: web.Response) -> web.Response:
+def _finished(response: web.StreamResponse) -> web.StreamResponse:
     response.headers.update(_HEADERS)
     return response

@@ -1,0 +1,16 @@
+"""Why a request of a browser gets no page: what is wrong with it, or what is not there.
+
+Owns these exceptions and nothing else. All pages raise them; `console.site` shows them.
+"""
+
+
+class BadRequest(Exception):
+    """The message says what to write instead."""
+
+
+class NotThere(Exception):
+    """The message says where to look instead."""
+
+
+class Busy(Exception):
+    """The message says what to do instead."""

@@ -42,6 +42,11 @@ class AbortedLog(LaterReads):
         if folded is not None and self.aborted_damage is None:
             self._save_aborted()
 
+    def reload_aborted(self) -> None:
+        """Batches of this log have been repaired: what it aborts may be known now."""
+        if self.aborted_damage is not None and not self._disk.is_closed and not self.is_dropped:
+            self.load_aborted()
+
     def check_aborted(self) -> None:
         """Raises BatchDamaged while it is not known which records were aborted."""
         damage = self.aborted_damage

@@ -518,6 +518,7 @@ class PartitionLog(AbortedLog):
         if pending is not None:
             pending()
         if not self._disk.is_closed:
+            self.reload_aborted()
             self.trim()
             done()
 
@@ -591,9 +592,7 @@ class PartitionLog(AbortedLog):
         def on_durable() -> None:
             if self.generation == generation:
                 self.damaged_batches = {base for base in self.damaged_batches if not stored.base <= base < stored.end}
-                is_awaited = self.aborted_damage is not None and not self._disk.is_closed
-                if is_awaited and not self.is_dropped:
-                    self.load_aborted()
+                self.reload_aborted()
             done()
 
         self._disk.submit(ops, on_durable)

@@ -82,6 +82,10 @@ class Repairs:
 
     def request(self, replica: Replica, damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
         """Begins to repair the batch, or joins the repair under way. `done` is called later, once."""
+        if damage.row is None and damage.offset < min(replica.log.log_start, replica.log.segments.compacted_end):
+            self._have_segment_fetched(replica, damage)
+            self._host.deliver(partial(done, Outcome.UNKNOWN))
+            return
         offset = max(damage.offset, replica.log.log_start)
         key = (damage.pid, offset)
         repair = self._under_way.get(key)
@@ -105,6 +109,13 @@ class Repairs:
             replica.log.forget_row(damage.row, partial(self._on_durable, repair))
         elif damage.row is None or not self._read_own(repair):
             self._ask_next(repair)
+
+    def _have_segment_fetched(self, replica: Replica, damage: BatchDamaged) -> None:
+        """A batch below the log start is there because its compacted segment is kept in whole. No other replica can be
+        asked for it: FetchBatch begins at the log start. So the segment comes again."""
+        if replica.log.segments.digest_at(damage.offset) != NO_DIGEST:
+            _log.warning("damage found in a compacted segment", node=self._host.node_id, what=str(damage))
+            replica.log.segments.doubt(damage.offset)
 
     def _is_ineffective(self, key: tuple[PartitionId, Offset]) -> bool:
         count, at_ns = self._repaired.get(key, (0, 0))

@@ -136,7 +136,7 @@ class Replicas:
             return []
         return [
             f"this node remembers {held} idempotent producers, its limit is {limit}, and refuses new ones: raise"
-            " producers_max in node.toml, or lower producer.id.expiration.ms"
+            " producers_max in node.toml, or lower producer.id.expiration.ms",
         ]
 
     @property
@@ -294,8 +294,8 @@ class Replicas:
                 self._visit(replica, reachable, now_ns)
 
     def _visit(self, replica: Replica, reachable: frozenset[NodeId], now_ns: int) -> None:
-        if replica.log.damaged_batches:  # found by recovery: one at a time per partition, and again with the next visit
-            damage = BatchDamaged(replica.pid, min(replica.log.damaged_batches), "its bytes do not match its CRC-32C")
+        damage = known_damage(replica)
+        if damage is not None:  # found by recovery: one at a time per partition, and again with the next visit
             self.repair(damage, lambda _is_repaired: None)
         replica.note_damage()
         self.segments.visit(replica, now_ns)
@@ -364,3 +364,15 @@ def _as_advances(items: tuple[HwmAdvance, ...]) -> AdvanceHwms:
 def has_majority(part: PartitionState, me: NodeId, reachable: frozenset[NodeId]) -> bool:
     """Whether a majority of the partition's replicas can be reached for records, this node counted."""
     return 2 * sum(node == me or node in reachable for node in part.replicas) > len(part.replicas)
+
+
+def known_damage(replica: Replica) -> BatchDamaged | None:
+    """Of the batches, or of what the log knows of its aborted transactions: then only a repair brings it back."""
+    log = replica.log
+    if log.damaged_batches:
+        return BatchDamaged(replica.pid, min(log.damaged_batches), "its bytes do not match its CRC-32C")
+    try:
+        log.check_aborted()
+    except BatchDamaged as e:
+        return e
+    return None

@@ -2,17 +2,24 @@
 
 import pytest
 
-from smq.raft_state.commands import MarkIncomplete
+from smq.raft_state.commands import AdvanceLogStart, MarkIncomplete
 from smq.raft_state.ids import Offset
+from smq.raft_state.state import Segment
 from smq.replication.log import partition_log
-from smq.replication.log.codec import TIME_APPEND, batch_key, parse_value, times_range
+from smq.replication.log.codec import TIME_APPEND, BatchDamaged, batch_key, parse_value, times_range
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.rewriting import SegmentWriter, digest_of
 from smq.replication.log.segments import replaced
+from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
+from smq.replication.net.wire import FetchBatch
+from smq.replication.partition.compaction.segments import Segments
+from smq.replication.partition.repair import Outcome
+from smq.replication.partition.replicas import known_damage
 from smq.replication.ports import Put, Table
-from tests.unit.replication.support import INCARNATION, ME, PEER_B, Host, batch, register
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
 from tests.unit.replication.test_rules import append, follower, stored
 
+FIRST = stored(batch(b"v"), 0, 1, ts_ns=10)
 JOINED = range(3, 8)  # the records that compaction removes: a checkpoint lies inside the batch that is left
 
 
@@ -99,3 +106,50 @@ def test_a_cut_that_meets_damage_leaves_the_disk_alone_until_the_others_know(mon
     assert (host.live.log.appended_end, host.live.log.tail_damage) == (10, None)
     host.reopen(INCARNATION + 3)
     assert (host.live.log.appended_end, host.live.is_end_hidden) == (10, False)
+
+
+@pytest.fixture
+def trimmed(host: Host) -> Host:
+    """The state has the segment, and its log start has passed the lost batch: all of the segment stays."""
+    part = host.part
+    part.segments = [Segment(start=Offset(0), digest=host.live.log.segments.digest_at(Offset(0)))]
+    part.compacted_end, part.compactions = Offset(8), 1
+    host.apply(AdvanceLogStart(partition=part.pid, offset=Offset(1)))
+    host.settle()
+    return host
+
+
+def fetch_segment(host: Host) -> None:
+    """As the leader sends it."""
+    segments = Segments(host.node_host(), host.look_ups(), {host.live.pid: host.live}.get, lambda _: None)
+    segments.visit(host.live, host.clock.monotonic_ns())
+    host.settle()
+    query = host.messages(SegmentQuery)[-1]
+    assert isinstance(query, SegmentQuery)
+    values = [FIRST, *(v.value for v in host.live.log.read_segment(Offset(1), Offset(8), 1 << 20))]
+    segments.on_part(PEER_A, SegmentPart(query.partition, query.request, [memoryview(value) for value in values]))
+    host.settle()
+
+
+def test_a_batch_below_the_log_start_comes_back_with_its_segment(trimmed: Host) -> None:
+    log = trimmed.live.log
+    outcomes: list[Outcome] = []
+    for _ in range(2):
+        trimmed.repairs.request(trimmed.live, BatchDamaged(log.pid, Offset(0), "rotten"), outcomes.append)
+        trimmed.settle()
+    assert outcomes == [Outcome.UNKNOWN] * 2
+    assert trimmed.messages(FetchBatch) == [], "another batch would come, and repair nothing"
+    fetch_segment(trimmed)
+    assert log.segments.digest_at(Offset(0)) == trimmed.part.segments[0].digest
+    assert [v.value for v in log.read_segment(Offset(0), Offset(1), 1)] == [FIRST]
+
+
+def test_what_is_aborted_is_known_again_once_its_segment_is_back(trimmed: Host) -> None:
+    log = trimmed.live.log
+    log.aborted_damage = BatchDamaged(log.pid, Offset(0), "what the log aborts there is not known")
+    log.load_aborted()
+    damage = known_damage(trimmed.live)
+    assert damage is not None
+    trimmed.repairs.request(trimmed.live, damage, lambda _outcome: None)
+    fetch_segment(trimmed)
+    assert known_damage(trimmed.live) is None

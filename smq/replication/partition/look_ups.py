@@ -20,6 +20,7 @@ from smq.replication.log.codec import INT64_MAX, BatchDamaged, BatchInfo, parse_
 from smq.replication.log.decoding import decode_bounded
 from smq.replication.log.reader import LogReader
 from smq.replication.partition.ends import ExactEnds
+from smq.replication.partition.older_state import check_state
 from smq.replication.partition.reads import READ_MS_MAX, REPAIRS_PER_POLL_MAX, read_failure
 from smq.replication.partition.repair import READ_AGAIN, Outcome, Repairs, repair_error
 from smq.replication.partition.replica import Replica
@@ -67,6 +68,11 @@ class _LookUp:
             return
         if self._attempts > AGAIN_MAX + REPAIRS_PER_POLL_MAX:
             self._end(_not_ready("the log is being deleted at its start: try again"))
+            return
+        try:
+            check_state(self._host, self._replica)
+        except SmqError as e:
+            self._end(e)
             return
         self._reading = self._replica.log.look_up(self._guarded, self._on_found)
         if self._reading is None:

@@ -16,6 +16,7 @@ from smq.replication.api import Aborted, Cancel, DoneFn, Fetched, PartitionEnd, 
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.partition.ends import ExactEnds
+from smq.replication.partition.older_state import check_state
 from smq.replication.partition.repair import READ_AGAIN, Outcome, Repairs, repair_error
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import DataDamaged, GiveUp
@@ -100,6 +101,7 @@ class Reads:
         part = replica.part
         if poll.withdraw_question is not None:
             return  # a wake-up, or its deadline: the answer looks at everything again
+        check_state(self._host, replica)
         if poll.offset < part.log_start or poll.offset > max(replica.log_end, poll.end_known):
             self._ask_end(poll)
             return

@@ -29,6 +29,7 @@ from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.log_starts import LogStarts
 from smq.replication.partition.look_ups import LookUps
+from smq.replication.partition.older_state import Outlived
 from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Replica
@@ -85,6 +86,7 @@ class Replicas:
         self.look_ups = LookUps(host, self.ends, self.repairs)
         self._retainer = Retainer(host, self.look_ups)
         self.segments = Segments(host, self.look_ups, self._by_pid.get, self.mark_durable)
+        self._outlived = Outlived(host)
         self.compactor = Compactor(host, self.look_ups, self.segments)
         clock, propose = host.clock, host.propose
         self.mark_due = Coalescer(clock, propose, hwm_advances, _as_advances).mark_due
@@ -133,8 +135,9 @@ class Replicas:
         """For an operator to act on."""
         held, limit = self.producers_held, self._host.config.producers_max
         if held < limit:
-            return []
+            return self._outlived.warnings()
         return [
+            *self._outlived.warnings(),
             f"this node remembers {held} idempotent producers, its limit is {limit}, and refuses new ones: raise"
             " producers_max in node.toml, or lower producer.id.expiration.ms",
         ]
@@ -228,6 +231,7 @@ class Replicas:
         self.reads.fail_all(replica.pid, gone)
         self.repairs.forget(replica.pid)
         self.segments.forget(replica.pid)
+        self._outlived.forget(replica.pid)
         self._retainer.forget(replica.pid)
         self._host.measures.traffic.pop(replica.pid, None)
         del self._by_pid[replica.pid]
@@ -298,6 +302,7 @@ class Replicas:
         if damage is not None:  # found by recovery: one at a time per partition, and again with the next visit
             self.repair(damage, lambda _is_repaired: None)
         replica.note_damage()
+        self._outlived.visit(replica)
         self.segments.visit(replica, now_ns)
         if replica.leading is not None:
             replica.on_tick(now_ns)

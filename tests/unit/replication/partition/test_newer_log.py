@@ -1,14 +1,22 @@
 """A node whose state is older than what its log has installed: it has just started, and its Raft log is behind."""
 
+from typing import cast
+
 import pytest
 
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from smq.raft_state.state import Segment
+from smq.replication.api import Fetched
 from smq.replication.log.segments import HeldSegments
 from smq.replication.log.state import sealed
 from smq.replication.partition.compaction.segments import lowest_behind
+from smq.replication.partition.ends import ExactEnds
+from smq.replication.partition.older_state import Outlived
+from smq.replication.partition.reads import Poll, Reads
 from smq.replication.ports import DataDamaged
-from tests.unit.replication.support import Host, batch
+from smq.replication.proposer import Barriers
+from tests.unit.replication.support import INCARNATION, ME, Host, batch, register
 from tests.unit.replication.test_rules import append, follower, stored
 
 OLD, NEW = b"o" * 16, b"n" * 16
@@ -40,6 +48,41 @@ def test_a_newer_log_is_not_read_by_the_marks_of_an_older_state(host: Host) -> N
     assert host.live.readable_end == 4
     host.live.log.segments.compactions = 3
     assert host.live.readable_end == 0
+
+
+def outlived(host: Host) -> tuple[Outlived, list[Fetched | Offset | SmqError]]:
+    """The node's own view of it, and what two readers get, after the log has been found to be newer."""
+    host.live.log.segments.compactions = 3
+    node = host.node_host()
+    seen = Outlived(node)
+    seen.visit(host.live)
+    found: list[Fetched | Offset | SmqError] = []
+    ends = ExactEnds(node, cast(Barriers, None), {host.live.pid: host.live}.get)
+    Reads(node, ends, host.repairs).fetch(Poll(host.live, Offset(0), 1 << 20, 1, 0, found.append))
+    host.look_ups().run(host.live, lambda log: log.log_start, 1_000, found.append)
+    host.settle(10)
+    return seen, found
+
+
+def test_an_older_state_is_waited_for_before_the_process_is_registered(host: Host) -> None:
+    host.reopen(INCARNATION + 1)
+    seen, (fetched, _) = outlived(host)
+    assert seen.warnings() == []
+    assert isinstance(fetched, Fetched)
+    assert fetched.batches == []
+
+
+def test_a_log_that_has_outlived_the_state_is_refused_with_the_way_out(host: Host) -> None:
+    """The registration of this process is applied: nothing that it had applied before is yet to come."""
+    host.reopen(INCARNATION + 1)
+    host.apply(register(ME, INCARNATION + 1))
+    seen, found = outlived(host)
+    assert ["empty its directory" in warning for warning in seen.warnings()] == [True]
+    for error in found:
+        assert isinstance(error, SmqError)
+        assert error.code is ErrorCode.DATA_DAMAGED
+        assert "empty its directory" in str(error)
+    assert host.live.log.segments.compactions == 3, "the count is never lowered"
 
 
 def test_the_row_keeps_the_compactions_and_one_of_the_first_version_has_none() -> None:

@@ -202,6 +202,7 @@ class Server:
             tls=self._tls.node,
             on_error=die,
             on_clock=self._clock_check.note,
+            on_refused=lambda why: die(StartRefused(why)),
         )
 
     async def _start(self, clock: AsyncioClock, disk: StoreDisk, ports: "_Ports", network: TcpNetwork) -> None:

@@ -139,6 +139,7 @@ class Node:
             timing=EngineTiming.of(config),
             disk_id=lambda: self.identity.disk,
             registered_disk=self.applied.registered_disk,
+            is_home=self._network.is_home,
             on_leader_change=self._on_leader_change,
             on_fatal=self._on_engine_stopped,
         )

@@ -79,6 +79,10 @@ class Network(Protocol):
 
     def is_open(self, peer: NodeId, channel: Channel) -> bool: ...
 
+    def is_home(self, peer: NodeId) -> bool:
+        """Whether the process of the open CONTROL session answers at the peer's address, too. False may mean that
+        no process does."""
+
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
         """Bytes queued and not yet taken by the operating system."""
 

@@ -67,10 +67,10 @@ class CuttableNetwork(TcpNetwork):
     def send(self, peer: NodeId, channel: Channel, parts: list[Buffer]) -> bool:  # type: ignore[override]  # lists come
         return peer not in self._cut and super().send(peer, channel, parts)
 
-    def _admit(self, connection: Connection, hello: Hello) -> None:
+    def _check(self, connection: Connection, hello: Hello) -> None:
         if hello.sender in self._cut:
             raise FrameError("a test has cut this link")
-        super()._admit(connection, hello)
+        super()._check(connection, hello)
 
 
 def main() -> None:

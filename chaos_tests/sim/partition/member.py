@@ -92,6 +92,9 @@ class _Port:
     def is_open(self, peer: NodeId, channel: Channel) -> bool:
         return self._world.is_open(self._node, peer)
 
+    def is_home(self, peer: NodeId) -> bool:
+        return self._world.is_open(self._node, peer)
+
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
         return 0
 

@@ -122,6 +122,7 @@ class Host:
         self.machine = Machine(rate=world.rng.choice([1.0, 1.001, 0.999]))
         self.steps_left: int | None = None
         self.starts = 0
+        self.strangers: set[NodeId] = set()  # peers whose process is not the one at the peer's address
         self.fatal: list[BaseException] = []
         self.process: Process | None = None
         self.disk: FakeDisk
@@ -168,6 +169,7 @@ class Host:
             timing=world.plan.timing,
             disk_id=lambda: self.disk_id,
             registered_disk=lambda node: self.history.disks().get(node),
+            is_home=lambda node: node not in self.strangers,
             on_leader_change=lambda: world.trace(f"{self.node} follows {self.engine.leader} in {self.engine.term}"),
             on_fatal=self._on_fatal,
         )

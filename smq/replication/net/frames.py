@@ -5,7 +5,7 @@ before it is used. This package imports it, and so does the simulated network.
 
 A frame is be32 length of the payload, u8 kind, be32 CRC-32C of the payload, be32 CRC-32C of these nine bytes, payload.
 The header has a CRC of its own, because a reader that believed a damaged length would wait for bytes that never come.
-The first frame of each side is HELLO.
+The first frame of each side is HELLO; one that only asks sends WHO, and gets HELLO or REFUSED.
 """
 
 import enum
@@ -32,6 +32,8 @@ class FrameKind(enum.IntEnum):
     HELLO = 0
     PING = 1  # empty: the sender is alive and had nothing to send
     MESSAGE = 2
+    WHO = 3  # a hello that opens no session: which process is here, and do you hold another one for me?
+    REFUSED = 4  # text: why another process is held for the receiver's node
 
 
 class FrameError(ValueError):
@@ -54,7 +56,8 @@ def frame_header(kind: FrameKind, parts: Sequence[Buffer]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Sender, receiver and purpose of a session. `process` is random per process; `serial` grows with each dial."""
+    """Sender, receiver and purpose of a session. `process` is when the process began (be64 ns) and 8 random bytes;
+    `serial` grows with each dial."""
 
     sender: NodeId
     receiver: NodeId
@@ -105,6 +108,17 @@ def decode_hello(payload: memoryview) -> Hello:
         wall_ms=wall_ms,
         cluster_id=cluster_id,
     )
+
+
+def encode_reason(reason: str) -> bytes:
+    """The payload of a REFUSED frame."""
+    return reason.encode()[:HELLO_BYTES_MAX]
+
+
+def decode_reason(payload: memoryview) -> str:
+    """Inverse of `encode_reason`, fit for a log."""
+    text = bytes(payload[:HELLO_BYTES_MAX]).decode(errors="replace")
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 class FrameReader:

@@ -10,6 +10,7 @@ import asyncio
 import random
 import secrets
 import socket
+import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,19 @@ import structlog
 from smq.raft_state.ids import NodeId
 from smq.replication.net.acceptor import AcceptLimits, Acceptor
 from smq.replication.net.connection import Connection, Turn
-from smq.replication.net.frames import FrameDamaged, FrameError, FrameKind, Hello, decode_hello, encode_hello
+from smq.replication.net.frames import (
+    FrameDamaged,
+    FrameError,
+    FrameKind,
+    Hello,
+    decode_hello,
+    decode_reason,
+    encode_hello,
+    encode_reason,
+)
+from smq.replication.net.home import Home, ask_home
+from smq.replication.net.homes import Homes
 from smq.replication.net.listening import bind_listener
-from smq.replication.net.own_address import OwnAddress, ask_own_address
 from smq.replication.net.tls import PeerContexts, node_uri
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 
@@ -32,6 +43,8 @@ log = structlog.get_logger(__name__)
 Key = tuple[NodeId, Channel]
 
 _STABLE_S: Final = 1.0  # a session that lived this long was healthy: dial again immediately when it ends
+
+_REFUSAL_S: Final = 1.0  # for a peer to read why it is refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +80,11 @@ class TcpNetwork:
         tls: PeerContexts | None = None,
         on_error: Callable[[BaseException], None] | None = None,
         on_clock: Callable[[NodeId, int], None] | None = None,
+        on_refused: Callable[[str], None] | None = None,
     ) -> None:
         """Without a `listener`, binds this node's address in `peers`. `on_error` receives every exception of the
-        handler: the node's state is then unknown. `on_clock` gets how many milliseconds a peer's clock is ahead."""
+        handler: the node's state is then unknown. `on_clock` gets how many milliseconds a peer's clock is ahead.
+        `on_refused` gets a peer's reason to hold another process for this node: this one must end."""
         self._loop = loop
         self._node_id = node_id
         self._cluster_id = cluster_id
@@ -79,13 +94,15 @@ class TcpNetwork:
         self._tls = tls
         self._on_error = on_error
         self._on_clock = on_clock
+        self._on_refused = on_refused
         self._wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-        self._process = secrets.token_bytes(16)
+        self._process = struct.pack(">Q", time.time_ns()) + secrets.token_bytes(8)
         self._serial = 0
         self._handler: NetworkHandler | None = None
         self._is_asking = False  # before the start: other nodes are refused, and dial again
         self._sessions: dict[Key, Connection] = {}
-        self._pending: dict[Connection, None] = {}  # connected, before the hello; oldest first
+        self._pending: dict[Connection, None] = {}  # connected, without a session; oldest first
+        self._homes = Homes(self, loop, node_id)
         self._tasks: list[asyncio.Task[None]] = []
         self.acceptor = Acceptor(
             self._listener,
@@ -105,31 +122,27 @@ class TcpNetwork:
         """The port of the listener."""
         return int(self._listener.getsockname()[1])
 
-    async def ask_own_address(self, address: tuple[str, int]) -> OwnAddress:
+    async def ask_own_address(self, address: tuple[str, int]) -> Home:
         """Before `start`: the process that answers at the address that the peers have of this node. `is_me` says
         whether it is this one."""
         self._is_asking = True
         self.acceptor.start()
-        hello = Hello(
-            sender=self._node_id,
-            receiver=self._node_id,
-            channel=Channel.CONTROL,
-            process=self._process,
-            serial=0,
-            wall_ms=self._wall_ms(),
-            cluster_id=self._cluster_id,
-        )
-        timeout_ms = self._settings.connect_timeout_ms if self._tls is None else self._settings.tls_connect_timeout_ms
         try:
-            return await ask_own_address(
-                address,
-                hello,
-                tls=self._tls.dialling if self._tls is not None else None,
-                name=node_uri(self._cluster_id, self._node_id),
-                timeout_ms=timeout_ms,
-            )
+            return await self._ask(self._node_id, address)
         finally:
             self.acceptor.pause()  # peers that dial now wait for the start, instead of being refused
+
+    async def ask_home(self, peer: NodeId) -> Home:
+        return await self._ask(peer, self._peers[peer])
+
+    async def _ask(self, node: NodeId, address: tuple[str, int]) -> Home:
+        return await ask_home(
+            address,
+            self._hello(node, Channel.CONTROL, serial=0),
+            tls=self._tls.dialling if self._tls is not None else None,
+            name=node_uri(self._cluster_id, node),
+            timeout_ms=self._timeout_ms,
+        )
 
     def is_me(self, process: bytes) -> bool:
         return process == self._process
@@ -138,6 +151,7 @@ class TcpNetwork:
     def start(self, handler: NetworkHandler) -> None:
         self._handler = handler
         self.acceptor.start()
+        self._homes.start([peer for peer in self._peers if peer < self._node_id])
         for peer in self._peers:
             if self._node_id < peer:
                 self._tasks.extend(self._loop.create_task(self._keep_dialling(peer, c)) for c in Channel)
@@ -160,6 +174,10 @@ class TcpNetwork:
         session = self._sessions.get((peer, channel))
         return session is not None and session.is_alive
 
+    def is_home(self, peer: NodeId) -> bool:
+        session = self._sessions.get((peer, Channel.CONTROL))
+        return session is not None and self._homes.is_home(peer, session.process)
+
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
         session = self._sessions.get((peer, channel))
         return session.backlog_bytes if session is not None else 0
@@ -167,6 +185,7 @@ class TcpNetwork:
     def close(self) -> None:
         """Ends all sessions; the handler is not called any more."""
         self._handler, self._is_asking = None, False
+        self._homes.close()
         for task in self._tasks:
             task.cancel()
         if self._sweeper is not None:
@@ -205,15 +224,18 @@ class TcpNetwork:
         host, port = self._peers[peer]
         self._serial += 1
         connection = Connection(self, dialled=(peer, channel), serial=self._serial)
-        timeout_ms = self._settings.connect_timeout_ms if self._tls is None else self._settings.tls_connect_timeout_ms
         context = self._tls.dialling if self._tls is not None else None
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(self._timeout_ms / 1000):
                 await self._loop.create_connection(lambda: connection, host, port, ssl=context)
         except (OSError, TimeoutError) as e:
             return 0.0, str(e) or "timed out"
         await connection.closed
         return (self._loop.time() - connection.opened_s, "") if connection.key else (0.0, "closed during the hello")
+
+    @property
+    def _timeout_ms(self) -> int:
+        return self._settings.connect_timeout_ms if self._tls is None else self._settings.tls_connect_timeout_ms
 
     def _check_name(self, connection: Connection, peer: NodeId) -> None:
         """FrameError if the certificate does not name `peer`."""
@@ -246,13 +268,19 @@ class TcpNetwork:
             self._pending.pop(unidentified[0])
 
     def on_frame(self, connection: Connection, kind: FrameKind, payload: memoryview) -> None:
-        if connection.key is not None:
+        if kind is FrameKind.REFUSED:
+            self._take_refusal(connection, payload)
+        elif connection.key is not None:
             if kind is FrameKind.MESSAGE:
                 self._deliver(connection.key, payload)
             elif kind is FrameKind.HELLO:
                 raise FrameError("a second hello")
+        elif self._homes.is_held(connection):
+            raise FrameError("a frame before our hello")
         elif kind is FrameKind.HELLO:
             self._admit(connection, decode_hello(payload))
+        elif kind is FrameKind.WHO:
+            self._answer(connection, decode_hello(payload))
         else:
             raise FrameError("the first frame is not a hello")
 
@@ -267,7 +295,10 @@ class TcpNetwork:
 
     # ------------------------------------------------------------------------------------------------ sessions
     def _send_hello(self, connection: Connection, peer: NodeId, channel: Channel, serial: int) -> None:
-        hello = Hello(
+        connection.write(FrameKind.HELLO, (encode_hello(self._hello(peer, channel, serial=serial)),))
+
+    def _hello(self, peer: NodeId, channel: Channel, *, serial: int) -> Hello:
+        return Hello(
             sender=self._node_id,
             receiver=peer,
             channel=channel,
@@ -276,19 +307,31 @@ class TcpNetwork:
             wall_ms=self._wall_ms(),
             cluster_id=self._cluster_id,
         )
-        connection.write(FrameKind.HELLO, (encode_hello(hello),))
 
     def _admit(self, connection: Connection, hello: Hello) -> None:
-        """Opens the session that the hello asks for; FrameError if that is not allowed."""
-        if hello.sender == hello.receiver == self._node_id and connection.dialled is None:
-            self._answer_own(connection, hello)
-            return
+        """Opens the session that the hello asks for, perhaps a little later; FrameError if that is not allowed."""
         self._check(connection, hello)
+        self._check_direction(connection, hello)
+        if connection.dialled is not None:
+            self._open(connection, hello)
+        else:
+            self._homes.admit(connection, hello.sender, hello.process, lambda: self._try_open(connection, hello))
+
+    def _try_open(self, connection: Connection, hello: Hello) -> None:
+        try:
+            self._open(connection, hello)
+        except FrameError as e:
+            self._drop(connection, str(e))
+
+    def _open(self, connection: Connection, hello: Hello) -> None:
         key = (hello.sender, hello.channel)
         older = self._sessions.get(key)
         if older is not None:
-            if older.process == hello.process and older.serial > hello.serial:
-                raise FrameError("a newer session of this peer is open")
+            if older.process == hello.process:
+                if older.serial > hello.serial:
+                    raise FrameError("a newer session of this peer is open")
+            elif not self._homes.replace(older, hello.sender, connection, hello.process):
+                return
             log.info("session_replaced", peer=hello.sender, channel=hello.channel.name)
             self._retire(older)
             older.abort()
@@ -301,19 +344,35 @@ class TcpNetwork:
         connection.allow(self._settings.frame_bytes_max)
         connection.opened_s = self._loop.time()
         self._sessions[key] = connection
+        self._homes.on_open(connection, hello.sender)
         log.info("session_open", peer=hello.sender, channel=hello.channel.name, remote=connection.remote)
         if self._handler is not None:
             self._guard(partial(self._handler.on_session_open, *key))
 
-    def _answer_own(self, connection: Connection, hello: Hello) -> None:
-        """A starting process of this node asks which one is here: see `own_address`."""
-        if hello.cluster_id != self._cluster_id:
-            raise FrameError("the peer belongs to another cluster")
-        self._check_name(connection, self._node_id)
-        if hello.process != self._process:
-            log.warning("second_process_of_this_node", remote=connection.remote, node=self._node_id)
-        self._send_hello(connection, self._node_id, hello.channel, hello.serial)
-        connection.finish()
+    def _answer(self, connection: Connection, hello: Hello) -> None:
+        """A node asks which process is here, perhaps a starting process of this very node: see `home`."""
+        if connection.dialled is not None:
+            raise FrameError("the answer is a question")
+
+        def answer() -> None:
+            self._send_hello(connection, hello.sender, hello.channel, hello.serial)
+            connection.finish()
+
+        if hello.sender == hello.receiver == self._node_id and hello.cluster_id == self._cluster_id:
+            self._check_name(connection, self._node_id)
+            if hello.process != self._process:
+                log.warning("second_process_of_this_node", remote=connection.remote, node=self._node_id)
+            answer()
+        else:
+            self._check(connection, hello)
+            self._homes.admit(connection, hello.sender, hello.process, answer)
+
+    def _take_refusal(self, connection: Connection, payload: memoryview) -> None:
+        """Only a node that this one has dialled may end it: it is the one at that address, and of that certificate."""
+        if connection.dialled is None:
+            raise FrameError("a refusal from a connection that this node has not dialled")
+        self.on_refusal(connection.dialled[0], decode_reason(payload))
+        self._drop(connection, "it holds another process for this node")
 
     def _check(self, connection: Connection, hello: Hello) -> None:
         if self._handler is None:
@@ -325,6 +384,8 @@ class TcpNetwork:
         if hello.sender not in self._peers:
             raise FrameError(f"node {hello.sender} is not among this node's peers")
         self._check_name(connection, hello.sender)
+
+    def _check_direction(self, connection: Connection, hello: Hello) -> None:
         if connection.dialled is None:
             if hello.sender > self._node_id:
                 raise FrameError(f"node {hello.sender} must not dial: the node with the lower id does")
@@ -338,8 +399,31 @@ class TcpNetwork:
         del self._sessions[session.key]
         session.is_alive = False
         log.info("session_closed", peer=session.key[0], channel=session.key[1].name)
+        self._homes.on_close(session.key[0])
         if self._handler is not None:
             self._guard(partial(self._handler.on_session_close, *session.key))
+
+    # ---------------------------------------------------------------------------------------------- homes' sessions
+    def sessions_of(self, peer: NodeId) -> list[Connection]:
+        found = (self._sessions.get((peer, channel)) for channel in Channel)
+        return [session for session in found if session is not None and session.is_alive]
+
+    def shown_home(self, peer: NodeId) -> str:
+        host, port = self._peers[peer]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def refuse(self, connection: Connection, reason: str) -> None:
+        connection.write(FrameKind.REFUSED, (encode_reason(reason),))
+        self._retire(connection)
+        connection.finish()
+        self._loop.call_later(_REFUSAL_S, connection.abort)
+
+    def renew(self, session: Connection) -> None:
+        self._drop(session, "another process answers at the peer's address")
+
+    def on_refusal(self, peer: NodeId, reason: str) -> None:
+        if self._on_refused is not None:
+            self._on_refused(f"node {peer} refuses this process of node {self._node_id}: {reason}")
 
     def _drop(self, connection: Connection, reason: str) -> None:
         peer = connection.key or connection.dialled

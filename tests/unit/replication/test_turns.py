@@ -47,6 +47,9 @@ class Probes:
     def is_open(self, peer: NodeId, channel: Channel) -> bool:
         return self.is_up
 
+    def is_home(self, peer: NodeId) -> bool:
+        return self.is_up
+
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
         return 0
 

@@ -6,11 +6,12 @@ import pytest
 
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.raft_state.ids import NodeId
+from smq.replication.net.frames import FrameKind
+from smq.replication.net.home import Home
 from smq.replication.net.listening import bind_listener
-from smq.replication.net.own_address import OwnAddress
 from smq.replication.net.tcp import TcpNetwork, TcpSettings
 from smq.replication.ports import Channel
-from tests.unit.replication.net.test_tcp import Recorder, hello_frame, run
+from tests.unit.replication.net.test_tcp import Recorder, frame, hello_payload, run
 
 ONE, TWO = NodeId(1), NodeId(2)
 
@@ -78,7 +79,7 @@ def test_a_dead_address_is_a_reason() -> None:
         me = network(TWO)
         (port,) = free_ports(1)
         found = await me.ask_own_address(("127.0.0.1", port))
-        assert found == OwnAddress(reason=found.reason)
+        assert found == Home(reason=found.reason)
         assert "refused" in found.reason.lower() or "connect" in found.reason.lower()
         me.close()
 
@@ -120,7 +121,7 @@ def test_the_answer_to_a_second_process_is_the_end_of_its_connection() -> None:
         me = network(TWO)
         me.start(Recorder())
         reader, writer = await asyncio.open_connection(*address_of(me))
-        writer.write(hello_frame(sender=TWO, receiver=TWO))
+        writer.write(frame(hello_payload(sender=TWO, receiver=TWO), FrameKind.WHO))
         async with asyncio.timeout(20):
             assert await reader.read() != b""
         assert not me.is_open(TWO, Channel.CONTROL)

@@ -346,18 +346,21 @@ def test_a_stranger_is_closed_and_no_other_session_notices(name: str) -> None:
 
 
 def test_garbage_on_an_open_session_closes_only_that_session() -> None:
-    async def body(pair: Pair) -> None:
-        await pair.handlers[TWO].wait_count("open", 1, DATA)
-        reader, writer = await _connect(pair)
-        writer.write(hello_frame(process=b"z" * 16) + b"\xff" * HEADER_BYTES)
-        await pair.handlers[TWO].wait_count("open", 1, CONTROL)
-        await pair.handlers[TWO].wait_count("close", 1, CONTROL)
-        assert pair.networks[TWO].is_open(ONE, DATA)
+    async def test() -> None:
+        pair = Pair()
+        network, handler = pair.start(TWO)
+        sessions = [await _connect(pair) for _ in Channel]
+        for (_, writer), channel in zip(sessions, Channel, strict=True):
+            writer.write(hello_frame(channel=channel))
+            await handler.wait_count("open", 1, channel)
+        sessions[0][1].write(b"\xff" * HEADER_BYTES)
+        await handler.wait_count("close", 1, CONTROL)
         async with asyncio.timeout(PATIENCE_S):
-            await reader.read()
-        await pair.handlers[TWO].wait(lambda: pair.networks[TWO].is_open(ONE, CONTROL))  # re-made by the real peer
+            await sessions[0][0].read()
+        assert network.is_open(ONE, DATA)
+        network.close()
 
-    with_pair(body)
+    run(test)
 
 
 def test_nodes_of_different_clusters_never_open_a_session() -> None:

@@ -38,6 +38,7 @@ class Desk:
             timing=EngineTiming(),
             disk_id=lambda: DISK,
             registered_disk=lambda _node: DISK,
+            is_home=lambda _node: True,
             on_leader_change=lambda: None,
             on_fatal=self._raise,
         )

@@ -218,8 +218,44 @@ def test_rule_18_a_leader_counts_the_registered_disk_only() -> None:
     assert lead.committable_index() == 3
 
 
-def voters(disks: dict[NodeId, DiskId]) -> Voters:
-    return Voters(ME, (A, B), lambda: DISK, disks.get, lambda _node, disk: disk == OLD_COPY)
+def voters(disks: dict[NodeId, DiskId], *, is_home: bool = True) -> Voters:
+    return Voters(ME, (A, B), lambda: DISK, disks.get, lambda _node, disk: disk == OLD_COPY, lambda _node: is_home)
+
+
+def is_elected_by_a_twin(*, is_stranger: bool) -> bool:
+    """Before any disk is registered, two nodes elect a leader. The third one meets another process of the voter, on a
+    disk of its own, which knows of no vote."""
+    world = calm()
+    voter, leader, third = world.hosts[NodeId(1)], *(world.hosts[NodeId(n)] for n in (2, 3))
+    isolate(world, third)
+    wait(world, lambda: any(host.engine.is_leader for host in (voter, leader)))
+    if voter.engine.is_leader:
+        voter, leader = leader, voter
+    replaced(voter)
+    isolate(world, leader)
+    for source, target in ((voter, third), (third, voter)):
+        world.network.heal(source.node, target.node)
+    if is_stranger:
+        third.strangers = {voter.node}
+    wait_ms = NO_ELECTION_MS if is_stranger else 10 * NO_ELECTION_MS
+    return world.run_ms(wait_ms, stop=lambda: third.engine.is_leader or voter.engine.is_leader)
+
+
+def test_rule_18_two_processes_of_a_node_on_fresh_disks_are_not_two_voters() -> None:
+    assert not is_elected_by_a_twin(is_stranger=True)
+
+
+def test_rule_18_a_fresh_disk_at_the_address_of_its_node_that_was_never_registered_has_its_vote() -> None:
+    """The other side of it: such a twin would give a second leader to one term, and the simulation says so."""
+    with pytest.raises(Violation, match=r"votes twice in term|two leaders in term"):
+        is_elected_by_a_twin(is_stranger=False)
+
+
+def test_rule_18_an_unknown_node_counts_at_its_address_only() -> None:
+    assert not voters({}, is_home=False).counts(A, DISK)
+    assert not voters({}, is_home=False).may_be_elected(A, DISK, is_admitted=False)
+    assert voters({A: DISK}, is_home=False).counts(A, DISK)  # a node that has moved, where no name follows yet
+    assert voters({}, is_home=False).may_stand
 
 
 def test_rule_18_an_unknown_node_counts_and_a_known_one_by_its_disk() -> None:
@@ -244,4 +280,6 @@ def test_rule_18_an_old_copy_neither_counts_nor_is_elected_though_its_disk_is_re
 
 
 def test_with_two_voters_an_old_copy_counts_for_the_other_has_all_there_is() -> None:
-    assert Voters(ME, (A,), lambda: DISK, lambda _node: None, lambda _node, _disk: True).counts(A, OLD_COPY)
+    assert Voters(ME, (A,), lambda: DISK, lambda _node: None, lambda _node, _disk: True, lambda _node: False).counts(
+        A, OLD_COPY
+    )

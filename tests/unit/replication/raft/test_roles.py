@@ -55,7 +55,7 @@ class View:
 
     @property
     def voters(self) -> Voters:
-        return Voters(ME, self.peers, lambda: DISK, self.disks.get, lambda _node, _disk: False)
+        return Voters(ME, self.peers, lambda: DISK, self.disks.get, lambda _node, _disk: False, lambda _node: True)
 
     def now(self) -> float:
         return self.time

@@ -1,0 +1,271 @@
+"""Two processes with one node id over real TCP, whichever came first; and what looks like it, and must go on."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from smq.coordinator.cli.cluster_dir import free_ports
+from smq.raft_state.ids import NodeId
+from smq.replication.net import homes
+from smq.replication.net.frames import FrameKind, encode_reason
+from smq.replication.net.listening import bind_listener
+from smq.replication.net.tcp import TcpNetwork, TcpSettings
+from smq.replication.ports import Channel
+from tests.unit.replication.net.test_tcp import CONTROL, DATA, ONE, PATIENCE_S, TWO, Recorder, frame, hello_frame, run
+
+Address = tuple[str, int]
+
+
+class Processes:
+    """Processes of nodes 1 and 2, each at an address of its own: node 1 dials node 2."""
+
+    def __init__(self) -> None:
+        self.homes = {node: self.free_address() for node in (ONE, TWO)}
+        self.refusals: dict[TcpNetwork, list[str]] = {}
+        self.handlers: dict[TcpNetwork, Recorder] = {}
+
+    @staticmethod
+    def free_address() -> Address:
+        return "127.0.0.1", free_ports(1)[0]
+
+    def start(self, node: NodeId, address: Address | None = None, own: Address | None = None) -> TcpNetwork:
+        """A process of the node at `address`, its home by default, which holds `own` for its address."""
+        listener = bind_listener(*(address or self.homes[node]))
+        refusals = list[str]()
+
+        def end(why: str) -> None:
+            refusals.append(why)
+            network.close()
+
+        network = TcpNetwork(
+            loop=asyncio.get_running_loop(),
+            node_id=node,
+            cluster_id="c",
+            peers=self.homes | {node: own or address or self.homes[node]},
+            listener=listener,
+            settings=TcpSettings(redial_min_ms=1, redial_max_ms=10, silence_ms_max=600_000),
+            on_refused=end,
+        )
+        self.refusals[network] = refusals
+        self.handlers[network] = Recorder()
+        network.start(self.handlers[network])
+        return network
+
+    def starts_elsewhere(self, node: NodeId) -> TcpNetwork:
+        return self.start(node, self.free_address())
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():  # noqa: ASYNC110 - a state of several networks
+                await asyncio.sleep(0.002)
+
+    async def connected(self, at: TcpNetwork, peer: NodeId, process: TcpNetwork) -> None:
+        """`at` has sessions of this process of the peer, on both channels, and no other."""
+        await self.until(lambda: [s.process for s in at.sessions_of(peer)] == [process._process] * len(Channel))
+
+    def fall_silent(self, network: TcpNetwork) -> None:
+        """Its machine is cut off: nothing answers there, and its connections look alive to the others."""
+        network.acceptor.close()
+        network._homes.close()
+        for task in network._tasks:
+            task.cancel()
+
+    def close(self) -> None:
+        for network in self.refusals:
+            network.close()
+
+
+def with_processes(body: Callable[[Processes], Coroutine[None, None, None]]) -> None:
+    async def test() -> None:
+        world = Processes()
+        try:
+            await body(world)
+        finally:
+            world.close()
+
+    run(test)
+
+
+def assert_refused(world: Processes, twin: TcpNetwork, node: NodeId, by: NodeId) -> None:
+    (why,) = world.refusals[twin]
+    host, port = world.homes[node]
+    assert why.startswith(f"node {by} refuses this process of node {node}: another process is node {node}, at {host}")
+    assert f":{port}, where node {by} has it under [peers], and this one connects from 127.0.0.1:" in why
+    assert "stop one of the two, or give it a node_id and an address under [peers] of its own" in why
+
+
+# ------------------------------------------------------------------------------------------------------ twins
+def test_a_twin_that_came_first_is_refused_when_the_node_itself_comes() -> None:
+    async def body(world: Processes) -> None:
+        other = world.start(TWO)
+        twin = world.starts_elsewhere(ONE)
+        await world.connected(other, ONE, twin)
+        assert not other.is_home(ONE)
+        node = world.start(ONE)
+        await world.until(lambda: bool(world.refusals[twin]))
+        await world.connected(other, ONE, node)
+        assert_refused(world, twin, ONE, by=TWO)
+        assert other.is_home(ONE)
+        assert not world.refusals[node]
+
+    with_processes(body)
+
+
+def test_a_twin_that_comes_later_is_refused_and_disturbs_no_session() -> None:
+    async def body(world: Processes) -> None:
+        other, node = world.start(TWO), world.start(ONE)
+        await world.connected(other, ONE, node)
+        await world.until(lambda: other.is_home(ONE))
+        before = list(world.handlers[other].events)
+        twin = world.starts_elsewhere(ONE)
+        await world.until(lambda: bool(world.refusals[twin]))
+        assert_refused(world, twin, ONE, by=TWO)
+        assert world.handlers[other].events == before
+        assert not world.refusals[node]
+
+    with_processes(body)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_twin_that_nobody_dials_asks_and_is_refused(is_first: bool) -> None:
+    async def body(world: Processes) -> None:
+        other = world.start(ONE)
+        if is_first:
+            twin = world.starts_elsewhere(TWO)
+            await asyncio.sleep(0)
+            node = world.start(TWO)
+        else:
+            node = world.start(TWO)
+            await world.connected(other, TWO, node)
+            twin = world.starts_elsewhere(TWO)
+        await world.until(lambda: bool(world.refusals[twin]))
+        await world.connected(other, TWO, node)
+        assert world.refusals[twin][0].startswith("node 1 refuses this process of node 2: another process is node 2")
+        assert not world.refusals[node]
+
+    with_processes(body)
+
+
+def test_of_two_processes_that_are_both_not_at_home_the_later_one_is_refused() -> None:
+    async def body(world: Processes) -> None:
+        other = world.start(TWO)
+        first = world.starts_elsewhere(ONE)
+        await world.connected(other, ONE, first)
+        second = world.starts_elsewhere(ONE)
+        await world.until(lambda: bool(world.refusals[second]))
+        await world.connected(other, ONE, first)
+        assert "and began earlier" in world.refusals[second][0]
+        assert not world.refusals[first]
+
+    with_processes(body)
+
+
+# ------------------------------------------------------------------------------------------- what must go on
+def test_a_restart_while_the_old_session_looks_alive_is_in_at_once() -> None:
+    async def body(world: Processes) -> None:
+        other, node = world.start(TWO), world.start(ONE)
+        await world.until(lambda: other.is_home(ONE))
+        world.fall_silent(node)
+        again = world.start(ONE)
+        await world.connected(other, ONE, again)
+        await world.until(lambda: other.is_home(ONE))
+        assert not world.refusals[again]
+
+    with_processes(body)
+
+
+def test_the_restart_of_a_node_that_is_dialled_renews_a_session_that_looks_alive() -> None:
+    """It asks the node that should have dialled it, which then asks at its address."""
+
+    async def body(world: Processes) -> None:
+        other, node = world.start(ONE), world.start(TWO)
+        await world.connected(other, TWO, node)
+        world.fall_silent(node)
+        again = world.start(TWO)
+        await world.connected(other, TWO, again)
+        assert not world.refusals[again]
+
+    with_processes(body)
+
+
+def test_a_node_that_moved_is_in_although_its_old_address_swallows_every_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(homes, "HOLD_S", 0.05)
+
+    async def body(world: Processes) -> None:
+        other, node = world.start(TWO), world.start(ONE)
+        await world.until(lambda: other.is_home(ONE))
+        world.fall_silent(node)
+        silent = bind_listener(*world.homes[ONE])
+        moved = world.starts_elsewhere(ONE)
+        await world.connected(other, ONE, moved)
+        assert not other.is_home(ONE)
+        assert not world.refusals[moved]
+        silent.close()
+
+    with_processes(body)
+
+
+def test_an_old_process_that_returns_from_a_partition_is_refused_once_its_address_leads_elsewhere() -> None:
+    async def body(world: Processes) -> None:
+        other, node = world.start(TWO), world.start(ONE)
+        await world.until(lambda: other.is_home(ONE))
+        world.homes[ONE] = world.free_address()
+        other._peers[ONE] = world.homes[ONE]  # the name is resolved again
+        moved = world.start(ONE)
+        await world.until(lambda: bool(world.refusals[node]))
+        await world.connected(other, ONE, moved)
+        assert not world.refusals[moved]
+
+    with_processes(body)
+
+
+# ------------------------------------------------------------------------------------------------- strangers
+def test_a_refusal_from_a_connection_that_the_node_did_not_dial_ends_nothing() -> None:
+    async def body(world: Processes) -> None:
+        other = world.start(TWO)
+        for first in (b"", hello_frame()):
+            reader, writer = await asyncio.open_connection(*world.homes[TWO])
+            writer.write(first + frame(encode_reason("go"), FrameKind.REFUSED))
+            async with asyncio.timeout(PATIENCE_S):
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+            writer.close()
+        assert not world.refusals[other]
+
+    with_processes(body)
+
+
+def test_a_question_opens_no_session_and_is_answered_once() -> None:
+    async def body(world: Processes) -> None:
+        other, node = world.start(TWO), world.start(ONE)
+        await world.connected(other, ONE, node)
+        before = list(world.handlers[node].events)
+        assert (await other.ask_home(ONE)).process == node._process
+        assert (await node.ask_home(TWO)).process == other._process
+        assert world.handlers[node].events == before
+        assert not node.is_open(ONE, CONTROL)
+        assert node.is_open(TWO, DATA)
+
+    with_processes(body)
+
+
+def test_a_reason_is_bounded_and_fit_for_a_log() -> None:
+    async def body(world: Processes) -> None:
+        twin_home = bind_listener(*world.homes[TWO])
+
+        async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(frame(encode_reason("a\x1b[2J\n" + "x" * 9_000), FrameKind.REFUSED))
+
+        server = await asyncio.start_server(serve, sock=twin_home)
+        node = world.start(ONE)
+        await world.until(lambda: bool(world.refusals[node]))
+        why = world.refusals[node][0]
+        assert why.startswith("node 2 refuses this process of node 1: a?[2J?xx")
+        assert len(why) < 600
+        server.close()
+
+    with_processes(body)

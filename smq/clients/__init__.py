@@ -114,6 +114,9 @@ from smq.raft_state.errors import (
     OffsetOutOfRange as OffsetOutOfRange,
 )
 from smq.raft_state.errors import (
+    OffsetStaged as OffsetStaged,
+)
+from smq.raft_state.errors import (
     OutOfOrderSequence as OutOfOrderSequence,
 )
 from smq.raft_state.errors import (

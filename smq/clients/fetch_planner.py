@@ -255,8 +255,8 @@ class FetchPlanner:
             fetch.retry_at_ms = now_ms + self.settings.backoff.delay_ms(fetch.attempts, self._random)
             self.resets.append((fetch, self.settings.reset))
             return False
-        if fetch.stalled_since_ms is None:
-            fetch.stalled_since_ms = now_ms
+        if fetch.stalled_since_ms is None or error.code is ErrorCode.OFFSET_STAGED:
+            fetch.stalled_since_ms = now_ms  # no stall: it is served, and the transaction's time-out bounds the wait
         may_pass = error.code.is_retriable or (needs_refresh(error) and fetch.attempts < LAGGING_ANSWERS_MAX)
         if not may_pass or now_ms - fetch.stalled_since_ms >= self.settings.stall_timeout_ms:
             shown = of_partition(error)

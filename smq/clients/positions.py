@@ -58,7 +58,7 @@ class Wanted:
     value: int = 0
     strict: bool = False
     timestamp_ms: int | None = None
-    stable: bool = False  # OFFSET_NOT_AVAILABLE while an open transaction has staged the group's offset
+    stable: bool = False  # OFFSET_STAGED while an open transaction has staged the group's offset
 
 
 class LookUp(TypedDict):

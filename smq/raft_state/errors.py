@@ -114,6 +114,9 @@ class ErrorCode(enum.Enum):
         " message.timestamp.after.max.ms of the topic",
     )
 
+    OFFSET_STAGED = _Traits(
+        66, True, True, "retry: an open transaction is about to move it, and ends, at the latest by its time-out"
+    )
     INCONSISTENT_PROTOCOL = _Traits(
         65, True, False, "choose an assignor that every member of the group knows (`smq group describe` shows theirs)"
     )
@@ -340,6 +343,9 @@ class InvalidTransactionTimeout(SmqError): ...
 class InvalidTimestamp(SmqError): ...
 
 
+class OffsetStaged(SmqError): ...
+
+
 class InconsistentProtocol(SmqError): ...
 
 
@@ -411,6 +417,7 @@ _BY_CODE: Final[dict[ErrorCode, type[SmqError]]] = {
     ErrorCode.TRANSACTION_ENDING: TransactionEnding,
     ErrorCode.INVALID_TRANSACTION_TIMEOUT: InvalidTransactionTimeout,
     ErrorCode.INVALID_TIMESTAMP: InvalidTimestamp,
+    ErrorCode.OFFSET_STAGED: OffsetStaged,
     ErrorCode.INCONSISTENT_PROTOCOL: InconsistentProtocol,
     ErrorCode.INVALID_REPLICA_ASSIGNMENT: InvalidReplicaAssignment,
     ErrorCode.FEATURE_NOT_ENABLED: FeatureNotEnabled,

@@ -1342,8 +1342,8 @@ class ListOffsetsPartition(_message.Message):
     contains offset_value. At least one batch; if very many fit, possibly fewer than all of them.
     """
     stable: _builtins.bool
-    """With RESUME types: OFFSET_NOT_AVAILABLE while an open transaction has staged an offset of the group. A member begins
-    so: from the offset before it would process again what the transaction may commit.
+    """With RESUME types: OFFSET_STAGED while an open transaction has staged an offset of the group. A member begins so:
+    from the offset before it would process again what the transaction may commit.
     """
     def __init__(
         self,

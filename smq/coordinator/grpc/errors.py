@@ -65,6 +65,7 @@ _STATUS: Final[dict[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.APPEND_LOST: grpc.StatusCode.ABORTED,
     ErrorCode.TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     ErrorCode.LEADER_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.OFFSET_STAGED: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.OFFSET_NOT_AVAILABLE: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.NO_QUORUM: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,

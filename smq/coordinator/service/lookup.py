@@ -157,7 +157,7 @@ def _stable_commit(state: ClusterState, ask: StartAsk, pid: PartitionId) -> Comm
     a transaction that is not seen any more."""
     if pid in staged_partitions(state, ask.group):
         message = f"an open transaction has staged an offset of group {ask.group!r} in {ask.topic}/{ask.partition}"
-        raise SmqError(ErrorCode.OFFSET_NOT_AVAILABLE, message)
+        raise SmqError(ErrorCode.OFFSET_STAGED, message)
     group = state.groups.get(ask.group)
     return None if group is None else group.offsets.get(pid)
 

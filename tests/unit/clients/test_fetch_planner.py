@@ -209,13 +209,33 @@ def test_partition_without_a_known_replica_requests_a_refresh() -> None:
     assert planner.stale_topics == {"u"}
 
 
+def test_a_start_that_is_staged_is_waited_for_as_long_as_its_transaction_may_take() -> None:
+    """A dead member's transaction ends by its time-out, which is as long as a stall by default: that is none."""
+    planner = planner_of([1])
+    waiting = planner.assigned[T, 0]
+    waiting.move(NO_POSITION)
+    staged = SmqError(ErrorCode.OFFSET_STAGED, "an open transaction has staged it")
+    transaction_timeout_ms = planner.settings.stall_timeout_ms
+    now_ms, retries = 0.0, 0
+    while now_ms < transaction_timeout_ms + 1_000:  # and the clock that ends it moves in steps
+        planner.plan(now_ms)
+        retries += planner.unplaced == [waiting]
+        planner.unplaced = []
+        assert not planner.not_placed(waiting, staged, now_ms)
+        now_ms = waiting.retry_at_ms
+    assert (waiting.error, retries > transaction_timeout_ms / 1_000) == (None, True)
+    silent = SmqError(ErrorCode.OFFSET_NOT_AVAILABLE, "its leader does not answer")
+    assert not planner.not_placed(waiting, silent, now_ms), "its stall begins now"
+    assert planner.not_placed(waiting, silent, now_ms + planner.settings.stall_timeout_ms)
+
+
 def test_start_that_is_not_known_is_looked_up_again_and_reported_in_the_end() -> None:
     planner = planner_of([1, 1], stall_timeout_ms=1_000.0)
     planner.assigned[T, 0].move(NO_POSITION)
     assert partitions_of(planner.plan(0.0)) == {"n1:1": [1]}
     [waiting] = planner.unplaced
     planner.unplaced = []
-    error = SmqError(ErrorCode.OFFSET_NOT_AVAILABLE, "an open transaction has staged it")
+    error = SmqError(ErrorCode.OFFSET_NOT_AVAILABLE, "its leader does not answer")
     assert not planner.not_placed(waiting, error, 0.0)
     assert (planner.plan(0.0), planner.unplaced) == ([], []), "not before the pause is over"
     assert (planner.plan(500.0), planner.unplaced) == ([], [waiting])

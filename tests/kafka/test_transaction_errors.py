@@ -235,6 +235,27 @@ def test_a_time_out_that_is_not_allowed_starts_no_producer(owner: Connect, timeo
     assert init(raw, name, transaction_timeout_ms=900_000)["producer_epoch"] == 0, "it is the first of its id"
 
 
+def test_an_empty_transactional_id_is_an_invalid_request_at_every_node(
+    cluster: Cluster, coordinator: Connect, new_topic: NewTopic
+) -> None:
+    topic, group = new_topic(), fresh("group")
+    who = {"transactional_id": "", "producer_id": 1, "producer_epoch": 0}
+    codes = []
+    for node in cluster.nodes.values():
+        raw = RawKafka(node.kafka)
+        codes += [init(raw, "")["error_code"], add(raw, "", 1, 0, topic)]
+        codes += [end(raw, "", 1, 0, commit=True), finish(raw, "", 1, 0, commit=False)[0]]
+        codes.append(raw.call(ApiKey.ADD_OFFSETS_TO_TXN, 4, group_id=group, **who)["error_code"])
+        (described,) = raw.call(ApiKey.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[""])["transaction_states"]
+        codes.append(described["error_code"])
+        raw.close()
+    offsets = [{"name": topic, "partitions": [{"partition_index": 0, "committed_offset": 7}]}]
+    for version in (3, 5):
+        body = coordinator(group).call(ApiKey.TXN_OFFSET_COMMIT, version, group_id=group, topics=offsets, **who)
+        codes.append(body["topics"][0]["partitions"][0]["error_code"])
+    assert set(map(KafkaError, codes)) == {KafkaError.INVALID_REQUEST}
+
+
 @pytest.mark.parametrize("version", [3, 4, 5])
 def test_a_producer_that_names_itself_under_an_id_that_is_not_known_begins_again(owner: Connect, version: int) -> None:
     """As clients do whose id has been forgotten."""

@@ -23,6 +23,11 @@ _FENCED_VERSION: Final = 2  # from here on, in all but InitProducerId, PRODUCER_
 _INIT_FENCED_VERSION: Final = 4
 
 
+def refusal(gateway: Gateway, transactional_id: str) -> KafkaError:
+    """NONE if this node coordinates the transactional id. No node has an empty one."""
+    return coordinator_refusal(gateway, transactional_id) if transactional_id else KafkaError.INVALID_REQUEST
+
+
 async def _code_of(change: Awaitable[None], version: int) -> KafkaError:
     try:
         await change
@@ -35,7 +40,7 @@ async def _code_of(change: Awaitable[None], version: int) -> KafkaError:
 async def init_transactions(gateway: Gateway, version: int, request: Struct) -> Struct:
     """Aborts what the producer before has left open, and fences it. The client asks again until the markers of that
     are written: then it gets its epoch."""
-    answer: Struct = {"error_code": coordinator_refusal(gateway, request["transactional_id"])}
+    answer: Struct = {"error_code": refusal(gateway, request["transactional_id"])}
     if answer["error_code"] is not KafkaError.NONE:
         return answer
     timeout_ms = request["transaction_timeout_ms"]
@@ -51,7 +56,7 @@ async def add_partitions_to_txn(gateway: Gateway, version: int, request: Struct)
     """All partitions or none: beside one that is unknown, the others are not attempted."""
     wanted = [(t["name"], index) for t in request["v3_and_below_topics"] for index in t["partitions"]]
     name = request["v3_and_below_transactional_id"]
-    code = coordinator_refusal(gateway, name)
+    code = refusal(gateway, name)
     codes: dict[tuple[str, int], KafkaError] = {}
     if code is KafkaError.NONE:
         pids, codes = await _find(gateway, wanted)
@@ -97,7 +102,7 @@ async def _find(
 
 # ------------------------------------------------------------------------------------------- AddOffsetsToTxn
 async def add_offsets_to_txn(gateway: Gateway, version: int, request: Struct) -> Struct:
-    code = coordinator_refusal(gateway, request["transactional_id"])
+    code = refusal(gateway, request["transactional_id"])
     if not is_group(request["group_id"]):
         code = code or KafkaError.INVALID_GROUP_ID
     if code is KafkaError.NONE:
@@ -113,7 +118,7 @@ async def end_txn(gateway: Gateway, version: int, request: Struct) -> Struct:
     with the id and epoch that the producer goes on with, which a repetition gets again."""
     answer: Struct = {
         "throttle_time_ms": 0,
-        "error_code": coordinator_refusal(gateway, request["transactional_id"]),
+        "error_code": refusal(gateway, request["transactional_id"]),
     }
     if answer["error_code"] is not KafkaError.NONE:
         return answer

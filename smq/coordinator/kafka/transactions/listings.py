@@ -9,6 +9,7 @@ from smq.coordinator.kafka.cluster import barrier_failure, coordinator_refusal
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.transactions.changes import refusal
 from smq.coordinator.service.transactions import STATE_NAMES, open_ms, state_name
 from smq.raft_state.ids import PartitionId, split_partition_id
 from smq.raft_state.state import ClusterState, TransactionPhase
@@ -24,7 +25,7 @@ async def describe_transactions(gateway: Gateway, _version: int, request: Struct
 
 def _described(gateway: Gateway, name: str, failure: KafkaError) -> Struct:
     answer: Struct = {
-        "error_code": coordinator_refusal(gateway, name) or failure,
+        "error_code": refusal(gateway, name) or failure,
         "transactional_id": name,
         "transaction_state": "",
         "transaction_timeout_ms": 0,

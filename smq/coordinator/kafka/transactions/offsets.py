@@ -64,6 +64,8 @@ async def _refusal(gateway: Gateway, version: int, request: Struct) -> KafkaErro
     if not is_group(request["group_id"]):
         return KafkaError.INVALID_GROUP_ID
     code = coordinator_refusal(gateway, PREFIX + request["group_id"])
+    if code is KafkaError.NONE and not request["transactional_id"]:
+        code = KafkaError.INVALID_REQUEST
     if code is not KafkaError.NONE:
         return code
 

@@ -17,7 +17,9 @@ from smq.testing.node_process import run_cli
 from tests.kafka.client_adapters import bootstrap
 from tests.kafka.foreign.clients import Missing, copied, run
 from tests.kafka.members import ConfluentMember, SmqMember, drive
+from tests.kafka.raw_transactions import fresh
 from tests.kafka.test_groups import RECORDS, places, write
+from tests.kafka.test_transactions import transactional
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -118,6 +120,19 @@ def test_every_node_shows_its_data_directory(cluster: Cluster, jars: Path, new_t
         assert (directory["error"], directory["logDir"]) == (None, str(cluster.nodes[node].data_dir))
         assert (partition["partition"], partition["isFuture"]) == (f"{topic}-0", False)
         assert partition["size"] > 10_000 or partition["offsetLag"] > 0
+
+
+def test_transactions_are_listed_by_a_pattern(cluster: Cluster, jars: Path) -> None:
+    """kafka-transactions.sh"""
+    names = [fresh(color) for color in ("blue", "blue", "red")]
+    for name in names:
+        transactional(bootstrap(cluster), name)
+    servers = ("--bootstrap-server", bootstrap(cluster))
+    tool = ("org.apache.kafka.tools.TransactionsCommand", *servers, "list", "--transactional-id-pattern")
+    listed = java(jars, *tool, "blue-.*").split()
+    assert [name in listed for name in names] == [True, True, False]
+    with pytest.raises(AssertionError, match="InvalidRegularExpression"):
+        java(jars, *tool, "blue(")
 
 
 @pytest.fixture

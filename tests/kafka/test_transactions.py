@@ -363,6 +363,35 @@ def test_tools_see_an_open_transaction(owner: Any, leader: Leader, bootstrap: st
     assert found["error_code"] in (KafkaError.TRANSACTIONAL_ID_NOT_FOUND, KafkaError.NOT_COORDINATOR)
 
 
+def test_transactions_are_listed_by_a_pattern(owner: Any, cluster: Cluster) -> None:
+    """RE2's, which has to match the whole id."""
+    names = {color: fresh(color) for color in ("blue", "red")}
+    for name in names.values():
+        init(owner(name), name)
+
+    def listed(pattern: str | None) -> tuple[set[int], set[str]]:
+        codes, found = set(), set()
+        for node in cluster.nodes.values():
+            raw = RawKafka(node.kafka)
+            fields = {"state_filters": [], "producer_id_filters": [], "duration_filter": -1}
+            body = raw.call(ApiKey.LIST_TRANSACTIONS, 2, transactional_id_pattern=pattern, **fields)
+            raw.close()
+            codes.add(body["error_code"])
+            found |= {state["transactional_id"] for state in body["transaction_states"]} & set(names.values())
+        return codes, found
+
+    for pattern, colors in {
+        "blue-[[:xdigit:]]{8}": {"blue"},
+        "(blue|red)-.*": {"blue", "red"},
+        "blue": set(),
+        "": {"blue", "red"},
+        None: {"blue", "red"},
+    }.items():
+        assert listed(pattern) == ({KafkaError.NONE}, {names[color] for color in colors}), pattern
+    for pattern in ("(", r"(blue)\1", "(?=blue)"):
+        assert listed(pattern) == ({KafkaError.INVALID_REGULAR_EXPRESSION}, set()), pattern
+
+
 # ------------------------------------------------------------------------------------------- smq's own readers
 def test_smqs_own_readers_get_committed_records_only(cluster: Cluster, bootstrap: str, new_topic: NewTopic) -> None:
     topic = new_topic()

@@ -110,8 +110,7 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.DESCRIBE_CLUSTER: Served("DescribeCluster", Versions(0, 2)),
         ApiKey.DESCRIBE_PRODUCERS: Served("DescribeProducers", Versions(0, 0)),
         ApiKey.DESCRIBE_TRANSACTIONS: Served("DescribeTransactions", Versions(0, 0)),
-        # Version 2 has a pattern of Google's RE2, which Python does not have.
-        ApiKey.LIST_TRANSACTIONS: Served("ListTransactions", Versions(0, 1)),
+        ApiKey.LIST_TRANSACTIONS: Served("ListTransactions", Versions(0, 2)),
         ApiKey.LIST_CONFIG_RESOURCES: Served("ListConfigResources", Versions(0, 1)),
         ApiKey.DESCRIBE_TOPIC_PARTITIONS: Served("DescribeTopicPartitions", Versions(0, 0)),
     }

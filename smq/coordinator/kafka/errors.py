@@ -75,6 +75,7 @@ class KafkaError(enum.IntEnum):
     TRANSACTIONAL_ID_NOT_FOUND = 105
     UNSUPPORTED_ENDPOINT_TYPE = 115
     TRANSACTION_ABORTABLE = 120
+    INVALID_REGULAR_EXPRESSION = 128
 
 
 CODES: Final[dict[ErrorCode, KafkaError]] = {

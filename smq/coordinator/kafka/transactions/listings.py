@@ -10,7 +10,9 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.transactions.changes import refusal
+from smq.coordinator.kafka.transactions.pattern_re2 import InvalidPattern, matcher
 from smq.coordinator.service.transactions import STATE_NAMES, open_ms, state_name
+from smq.coordinator.service.turns import Turns
 from smq.raft_state.ids import PartitionId, split_partition_id
 from smq.raft_state.state import ClusterState, TransactionPhase
 
@@ -59,12 +61,22 @@ def _topics(state: ClusterState, pids: set[PartitionId]) -> list[Struct]:
 
 
 async def list_transactions(gateway: Gateway, _version: int, request: Struct) -> Struct:
-    failure = await barrier_failure(gateway)
-    wanted, producers = frozenset(request["state_filters"]), frozenset(request["producer_id_filters"])
-    longer_than_ms = request["duration_filter"]
-    found = []
-    for name, transaction in sorted(gateway.state.transactions.items()):
-        if failure is not KafkaError.NONE or coordinator_refusal(gateway, name) is not KafkaError.NONE:
+    wanted = frozenset(request["state_filters"])
+    answer: Struct = {
+        "throttle_time_ms": 0,
+        "error_code": await barrier_failure(gateway),
+        "unknown_state_filters": sorted(wanted - _KNOWN),
+        "transaction_states": [],
+    }
+    try:
+        is_asked_for = matcher(request["transactional_id_pattern"] or "(?s).*")
+    except InvalidPattern:
+        answer["error_code"] = answer["error_code"] or KafkaError.INVALID_REGULAR_EXPRESSION
+    if answer["error_code"] is not KafkaError.NONE:
+        return answer
+    producers, longer_than_ms = frozenset(request["producer_id_filters"]), request["duration_filter"]
+    async for name, transaction in Turns().over(sorted(gateway.state.transactions.items())):
+        if coordinator_refusal(gateway, name) is not KafkaError.NONE or not is_asked_for(name):
             continue
         shown = state_name(transaction)
         if (wanted and shown not in wanted) or (producers and transaction.producer_id not in producers):
@@ -72,10 +84,7 @@ async def list_transactions(gateway: Gateway, _version: int, request: Struct) ->
         open_for_ms = open_ms(gateway.state, transaction)
         if longer_than_ms >= 0 and (open_for_ms is None or open_for_ms <= longer_than_ms):
             continue
-        found.append({"transactional_id": name, "producer_id": transaction.producer_id, "transaction_state": shown})
-    return {
-        "throttle_time_ms": 0,
-        "error_code": failure,
-        "unknown_state_filters": sorted(wanted - _KNOWN),
-        "transaction_states": found,
-    }
+        answer["transaction_states"].append(
+            {"transactional_id": name, "producer_id": transaction.producer_id, "transaction_state": shown}
+        )
+    return answer

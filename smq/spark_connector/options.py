@@ -64,6 +64,8 @@ _NO_EFFECT: Final = {
     "fetchOffset.retryIntervalMs": "set retryTimeoutMs, which says how long a read keeps trying",
     "kafka.group.id": "a query of smq joins no consumer group; its position is in its checkpoint",
     "kafka.isolation.level": "reads of smq are always read_committed",
+    "kafka.acks": "what is written is always on the disks of a majority before it counts",
+    "kafka.linger.ms": "a task sends its rows in large batches",
 }
 KNOWN: Final = (
     *_SERVER_KEYS,
@@ -88,7 +90,7 @@ READ_ONLY: Final = (
     *_STARTS,
     "startingOffsetsByTimestampStrategy",
     *_BATCH_ONLY,
-    *_FLAGS,
+    *(name for name in _FLAGS if name != "includeHeaders"),  # the Kafka sink takes it, too: headers are a column
     *(name for name in _NUMBERS if name != "retryTimeoutMs"),
     "maxTriggerDelay",
 )
@@ -239,7 +241,7 @@ def _check_key(key: str) -> None:
     if lower in _NO_EFFECT_BY_LOWER_NAME:
         log.warning("option %r has no effect: %s", key, _NO_EFFECT_BY_LOWER_NAME[lower])
     elif lower.startswith("kafka."):
-        log.warning("option %r has no effect: the connector reads over gRPC, not with a Kafka client", key)
+        log.warning("option %r has no effect: the connector speaks gRPC, and has no Kafka client", key)
     elif lower not in _BY_LOWER_NAME:
         near = difflib.get_close_matches(lower, list(_BY_LOWER_NAME), n=1)
         hint = f"did you mean {_BY_LOWER_NAME[near[0]]!r}?" if near else f"known options: {', '.join(KNOWN)}"

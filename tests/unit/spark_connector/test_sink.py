@@ -1,5 +1,6 @@
 """Options and columns of a write: what is refused on the driver, in which words, and how Arrow becomes rows."""
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -37,12 +38,32 @@ def test_options_are_those_of_sparks_other_sinks() -> None:
     assert stream.topic == "t"
 
 
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_headers_may_be_included_as_in_kafkas_sink(value: str) -> None:
+    assert parsed({"includeHeaders": value}) == parsed()
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [("kafka.acks", "majority"), ("kafka.linger.ms", "large batches"), ("kafka.retries", "has no Kafka client")],
+)
+def test_what_a_kafka_producer_is_told_has_no_effect_and_says_why(
+    key: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        parsed({key: "1"})
+    (record,) = caplog.records
+    assert f"option {key!r} has no effect" in record.getMessage()
+    assert why in record.getMessage()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"subscribe": "t"}, "'subscribe' is only for reads"),
         ({"startingOffsets": "earliest"}, "'startingOffsets' is only for reads"),
-        ({"includeHeaders": "true"}, "'includeHeaders' is only for reads"),
+        ({"includeIndex": "true"}, "'includeIndex' is only for reads"),
+        ({"includeHeaders": "perhaps"}, "'includeHeaders'"),
         ({"topic": "a,b"}, "names one topic"),
         ({"txnAppId": "job"}, "'txnAppId' and 'txnVersion' together"),
         ({"txnVersion": "1"}, "'txnAppId' and 'txnVersion' together"),

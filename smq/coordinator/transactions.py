@@ -21,7 +21,6 @@ from smq.raft_state.commands import (
     EndTransaction,
     InitTransactions,
     OffsetCommit,
-    StagedTransaction,
     StageOffsets,
     TransactionChange,
 )
@@ -169,27 +168,29 @@ class Transactions:
 
     async def commit_batch(self, command: CommitBatch, timeout_ms: int) -> BatchCommitted:
         """At any node: the entry fences itself, by the producers' epochs and by the app's last batch. Answers once
-        every read at a leader shows what was committed; that may take longer than the caller waits, and is no error."""
+        every read at a leader shows what was committed; that may take longer than the caller waits, and is no error.
+        What a replay repeats was committed under transactional ids that it need not know: it waits for all commits."""
         loop = asyncio.get_running_loop()
         until = loop.time() + min(timeout_ms / 2_000, VISIBLE_S)
         reply = await self.calls.propose(command, timeout_ms)
         assert isinstance(reply, BatchCommitted)
-        while self._is_any_ending(command) and loop.time() < until:  # noqa: ASYNC110 - it is state, not an event
-            await asyncio.sleep(_LOOK_S)  # the leaders write the control batches
+        ending = [(t.transactional_id, t.producer_epoch) for t in command.transactions]
+        if reply.is_replay:
+            known = self.calls.node.state.transactions.values()
+            ending += [(t.transactional_id, t.producer_epoch) for t in known if t.phase is TransactionPhase.COMMITTING]
+        while ending and loop.time() < until:
+            ending = [each for each in ending if _is_ending(self.calls.node.state, *each)]
+            await asyncio.sleep(_LOOK_S if ending else 0)  # the leaders write the control batches
         return reply
-
-    def _is_any_ending(self, command: CommitBatch) -> bool:
-        return any(_is_ending(self.calls.node.state, item) for item in command.transactions)
 
     async def _change(self, command: TransactionChange, timeout_ms: int) -> Reply:
         return await self.calls.change(lambda done: self.groups.change(command, timeout_ms, done), timeout_ms)
 
 
-def _is_ending(state: ClusterState, item: StagedTransaction) -> bool:
+def _is_ending(state: ClusterState, transactional_id: str, producer_epoch: ProducerEpoch) -> bool:
     """Whether the transaction is decided, and some log does not yet say so."""
-    found = state.transactions.get(item.transactional_id)
-    is_same = found is not None and found.producer_epoch == item.producer_epoch
-    return found is not None and is_same and found.is_ending
+    found = state.transactions.get(transactional_id)
+    return found is not None and found.producer_epoch == producer_epoch and found.is_ending
 
 
 def producer_of(transaction: TransactionState) -> Producer:

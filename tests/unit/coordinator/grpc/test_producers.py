@@ -1,5 +1,6 @@
 """Transactional producers over gRPC: their life, their batches, their offsets, and the errors of wrong requests."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from smq.clients.errors import ERROR_METADATA_KEY
 from smq.clients.pb import smq_pb2 as pb
 from smq.records import NewRecord, decode_batch, encode_batch
+from smq.replication.partition.endings import Endings
+from smq.replication.partition.replica import Replica
 from smq.testing.served import Served, fails, serving
 
 ID = "t-id"
@@ -250,6 +253,40 @@ def test_what_a_batch_has_committed_is_there_when_the_answer_comes(tmp_path: Pat
             staged = [await stage(served, "task", b"%d" % number)]
             await served.transactions.CommitBatch(pb.CommitBatchRequest(app="a", batch_id=number, transactions=staged))
             assert not any(transaction.is_ending for transaction in served.server.node.state.transactions.values())
+
+    serving(tmp_path, body)
+
+
+def test_a_replay_waits_for_the_commit_of_a_batch_whose_transactions_it_does_not_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that starts again stages under other transactional ids, or nothing at all."""
+    are_held, drive = True, Endings.drive
+
+    def held(endings: Endings, replica: Replica) -> None:
+        if not are_held:
+            drive(endings, replica)
+
+    monkeypatch.setattr(Endings, "drive", held)
+
+    async def body(served: Served) -> None:
+        nonlocal are_held
+        await served.create()
+        state = served.server.node.state
+        lost = [await stage(served, "task", b"v")]
+        first = asyncio.ensure_future(
+            served.transactions.CommitBatch(pb.CommitBatchRequest(app="a", batch_id=1, transactions=lost))
+        )
+        while "a" not in state.apps:  # noqa: ASYNC110 - it is state, not an event
+            await asyncio.sleep(0.01)
+        first.cancel()
+        replay = asyncio.ensure_future(served.transactions.CommitBatch(pb.CommitBatchRequest(app="a", batch_id=1)))
+        done, _ = await asyncio.wait({replay}, timeout=1)
+        assert not done
+        are_held = False
+        assert (await replay).replay
+        assert not state.transactions["task"].is_ending
+        assert await committed(served) == [b"v"]
 
     serving(tmp_path, body)
 

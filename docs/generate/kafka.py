@@ -85,7 +85,9 @@ producer.flush()
 - DescribeQuorum shows Raft as partition 0 of `__cluster_metadata`, at any node, as Raft's leader knows it. A voter's
   offset is after its last entry on disk. A replaced disk is an observer until the others have admitted it.
 - DescribeProducers shows the idempotent producers that a replica knows, and where their open transactions begin; the
-  time is the leader's append time. DescribeTransactions and ListTransactions show those that the node coordinates.
+  time is the leader's append time. DescribeTransactions and ListTransactions show those that the node coordinates. A
+  pattern of ids is RE2's, as in Kafka. `kafka-transactions.sh abort` writes markers past the coordinator, and is not
+  served: `smq txn abort` ends a transaction that hangs ([docs/operations.md](operations.md#transactions)).
 - There are no quotas and no reassignments: those lists are empty. Topics and nodes have a configuration, nothing else.
 
 ## Transactions

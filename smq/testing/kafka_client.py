@@ -113,10 +113,11 @@ class RawKafka:
         answer: Struct = body["responses"][0]["partitions"][0]
         return answer
 
-    def list_offset(self, topic: str, timestamp: int, *, version: int = 7) -> Struct:
+    def list_offset(self, topic: str, timestamp: int, *, version: int = 7, isolation_level: int = 0) -> Struct:
         """Looks up an offset of partition 0; the answer for that partition."""
         requested = [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": timestamp}]}]
-        body = self.call(ApiKey.LIST_OFFSETS, version, replica_id=-1, topics=requested)
+        fields = {"replica_id": -1, "isolation_level": isolation_level, "topics": requested}
+        body = self.call(ApiKey.LIST_OFFSETS, version, **fields)
         answer: Struct = body["topics"][0]["partitions"][0]
         return answer
 

@@ -20,6 +20,7 @@ from smq.testing.cluster import Cluster
 
 PARTITIONS = 3
 CHUNK = 1_000  # records handed to librdkafka in one call
+QUEUED_MAX = 200_000  # records that wait in librdkafka
 VALUES = {"100 B": 100, "1 KB": 1_000}
 TIMEOUT_S = 60.0
 # When the queue between its fetcher and the program is full, librdkafka fetches nothing for 1,000 ms by default.
@@ -92,7 +93,7 @@ def _producer(bootstrap: str, linger_ms: float) -> confluent_kafka.Producer:
             "acks": "all",
             "linger.ms": linger_ms,
             "batch.size": 500_000,
-            "queue.buffering.max.messages": 200_000,
+            "queue.buffering.max.messages": QUEUED_MAX,
         }
     )
 
@@ -119,7 +120,8 @@ def produce(bootstrap: str, topic: str, count: int, size: int, linger_ms: float 
                 break
             for message in chunk:
                 del message["_error"]
-            producer.poll(0.01)  # the queue is full
+            while len(producer) > QUEUED_MAX // 2:  # it was full; to try again at once would cost the nodes a core
+                producer.poll(0.01)
         producer.poll(0)
     if producer.flush(TIMEOUT_S) or failed:
         raise RuntimeError(f"not all records were acknowledged: {failed[:3]}")

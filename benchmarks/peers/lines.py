@@ -58,7 +58,8 @@ def _measured(system: System, work: Callable[[], Figures]) -> Figures:
     """Adds what the nodes used: CPU seconds per million records, bytes given to their disk per byte acknowledged."""
     written = written_below(system.root)
     before, client_before, began = system.usage(), _client_cpu_s(), time.perf_counter()
-    figures = work()
+    with system.watch():
+        figures = work()
     used, taken = system.usage().since(before), time.perf_counter() - began
     figures["nodes_cores"] = used.cpu_s / taken
     figures["client_cores"] = (_client_cpu_s() - client_before) / taken

@@ -10,8 +10,8 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -92,7 +92,9 @@ def measure(report: Report, *, share: float, lines: list[str], directory: Path |
         if line.judged == "gap_ms" or (lines and not any(part in line.name for part in lines)):
             continue
         with tempfile.TemporaryDirectory(prefix="smq-profile-", dir=directory) as root, running(Smq, Path(root)) as smq:
-            samples = _sampled(smq.pids, Path(root), partial(line.run, smq, "profile", share))
+            samples = Samples()
+            smq.watch = partial(_sampled, smq.pids, Path(root), samples)
+            line.run(smq, "profile", share)
         add(report, line.name, samples)
 
 
@@ -103,17 +105,16 @@ def add(report: Report, line: str, samples: Samples) -> None:
     report.add(line, text, kind="profile", top=samples.top(), **figures)
 
 
-def _sampled(pids: list[int], root: Path, work: Callable[[], object]) -> Samples:
+@contextmanager
+def _sampled(pids: list[int], root: Path, samples: Samples) -> Iterator[None]:
     files = [root / f"stacks-{pid}" for pid in pids]
     with ExitStack() as sampling:
         for pid, file in zip(pids, files, strict=True):
             sampling.enter_context(_Sampler(pid, file))
         time.sleep(1)  # until all are attached
-        work()
-    samples = Samples()
+        yield
     for file in files:
         samples.add(file.read_text().splitlines())
-    return samples
 
 
 class _Sampler:

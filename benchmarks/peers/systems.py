@@ -10,8 +10,8 @@ import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +35,7 @@ class System(ABC):
     def __init__(self, root: Path) -> None:
         self.root = root
         self.start_s = 0.0
+        self.watch: Callable[[], AbstractContextManager[object]] = nullcontext  # around what a line measures
 
     @abstractmethod
     def _launch(self) -> None: ...

@@ -11,7 +11,7 @@ from smq.raft_state.commands import Listener
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import REPLIES_MAX_DEFAULT
 
-TAIL_BYTES_KEPT: Final = 256 << 10  # consumers and followers read the newest batches next
+TAIL_BYTES_KEPT: Final = 1 << 20  # two of librdkafka's largest batches: consumers and followers read the newest next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ GENERATED = (
     "LICENSE",
     "docs/commands.md",
     "docs/errors.md",
+    "docs/evidence.md",
     "docs/groups.md",
     "docs/grpc.md",
     "docs/kafka.md",

@@ -62,7 +62,7 @@ def complete(driver: Driver) -> None:
             driver.ok(written((p, driver.partition(p).epoch, producer, transaction.changes)))
 
 
-def test_one_entry_commits_all_transactions_of_a_batch(driver: Driver) -> None:
+def test_rule_31_one_entry_commits_all_transactions_of_a_batch(driver: Driver) -> None:
     assert committed(driver, batch("app", 0, ("a", 0, 0), ("b", 1, 0)))
     assert phases(driver) == {"a": "COMMITTING", "b": "COMMITTING"}
     assert driver.machine.state.endings == {pid(1): {0}, pid(2): {1}}
@@ -70,7 +70,9 @@ def test_one_entry_commits_all_transactions_of_a_batch(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("batch_id", [0, 5])
-def test_a_batch_that_is_not_newer_drops_what_is_staged_and_is_answered_as_done(driver: Driver, batch_id: int) -> None:
+def test_rule_31_a_batch_that_is_not_newer_drops_what_is_staged_and_is_answered_as_done(
+    driver: Driver, batch_id: int
+) -> None:
     assert committed(driver, batch("app", 5))
     assert not committed(driver, batch("app", batch_id, ("a", 0, 0)))
     assert phases(driver) == {"a": "ABORTING", "b": "ONGOING"}
@@ -85,7 +87,7 @@ def test_a_repetition_changes_nothing(driver: Driver) -> None:
     assert phases(driver) == {"a": "COMMITTING", "b": "COMMITTING"}
 
 
-def test_a_late_repetition_does_not_end_the_next_transaction(driver: Driver) -> None:
+def test_rule_31_a_late_repetition_does_not_end_the_next_transaction(driver: Driver) -> None:
     """Of the same producer, in the same epoch: it is not what the batch had staged."""
     first = batch("app", 5, ("a", 0, 0))
     assert committed(driver, first)
@@ -113,7 +115,7 @@ def test_a_late_change_of_a_producer_does_not_touch_its_committed_transaction(dr
         (("a", 0, 0), ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_if_one_transaction_cannot_be_committed_none_is(
+def test_rule_31_if_one_transaction_cannot_be_committed_none_is(
     driver: Driver, item: tuple[str, int, int], code: ErrorCode
 ) -> None:
     driver.refused(batch("app", 5, ("a", 0, 0), item), code)
@@ -121,7 +123,7 @@ def test_if_one_transaction_cannot_be_committed_none_is(
     assert driver.machine.state.apps == {}
 
 
-def test_what_is_not_open_or_has_offsets_is_no_part_of_a_batch(driver: Driver) -> None:
+def test_rule_31_what_is_not_open_or_has_offsets_is_no_part_of_a_batch(driver: Driver) -> None:
     driver.ok(init_transactions("idle"))
     driver.refused(batch("app", 5, ("a", 0, 0), ("idle", 2, 0)), ErrorCode.INVALID_TRANSACTION_STATE)
     driver.ok(add("a", 0, 0, groups=("g",)))

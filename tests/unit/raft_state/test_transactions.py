@@ -185,7 +185,7 @@ def test_the_producer_of_an_id_cannot_be_bumped_as_if_it_had_none(driver: Driver
 
 
 # ---------------------------------------------------------------------------------------------- one transaction
-def test_one_decision_is_over_all_partitions_and_all_staged_offsets(driver: Driver) -> None:
+def test_rule_29_one_decision_is_over_all_partitions_and_all_staged_offsets(driver: Driver) -> None:
     started(driver)
     driver.ok(add("t", 0, 0, pid(1), pid(1, 1), groups=("g", "h")))
     driver.ok(stage("t", 0, 0, "g", (pid(1), 5)))
@@ -212,7 +212,7 @@ def test_an_abort_commits_no_offset(driver: Driver) -> None:
     assert of(driver).phase is TransactionPhase.ABORTING
 
 
-def test_the_next_one_begins_once_every_marker_is_written(driver: Driver) -> None:
+def test_rule_29_the_next_one_begins_once_every_marker_is_written(driver: Driver) -> None:
     started(driver)
     driver.ok(add("t", 0, 0, pid(1), pid(1, 1)))
     driver.ok(end("t", 0, 0, commit=True))
@@ -226,7 +226,7 @@ def test_the_next_one_begins_once_every_marker_is_written(driver: Driver) -> Non
 
 
 @pytest.mark.parametrize(("epoch", "changes"), [(1, 0), (0, -1), (0, 1)], ids=["other epoch", "earlier", "later"])
-def test_a_marker_of_another_leader_or_another_transaction_does_not_count(
+def test_rule_29_a_marker_of_another_leader_or_another_transaction_does_not_count(
     driver: Driver, epoch: int, changes: int
 ) -> None:
     started(driver)
@@ -236,7 +236,7 @@ def test_a_marker_of_another_leader_or_another_transaction_does_not_count(
     assert of(driver).phase is TransactionPhase.COMMITTING
 
 
-def test_a_marker_of_the_leader_before_does_not_count(driver: Driver) -> None:
+def test_rule_29_a_marker_of_the_leader_before_does_not_count(driver: Driver) -> None:
     started(driver)
     driver.ok(add("t", 0, 0, pid(1)))
     driver.ok(end("t", 0, 0, commit=True))
@@ -247,7 +247,7 @@ def test_a_marker_of_the_leader_before_does_not_count(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
-def test_a_repeated_decision_is_answered_and_the_opposite_one_refused(driver: Driver, is_commit: bool) -> None:
+def test_rule_29_a_repeated_decision_is_answered_and_the_opposite_one_refused(driver: Driver, is_commit: bool) -> None:
     started(driver)
     driver.refused(end("t", 0, 0, commit=is_commit), ErrorCode.INVALID_TRANSACTION_STATE)
     driver.ok(add("t", 0, 0, pid(1)))

@@ -123,7 +123,7 @@ def world() -> World:
 
 
 # -------------------------------------------------------------------------------------------- what is taken
-def test_a_batch_is_taken_into_an_open_transaction_with_this_partition_only(world: World) -> None:
+def test_rule_29_a_batch_is_taken_into_an_open_transaction_with_this_partition_only(world: World) -> None:
     assert world.write() == "INVALID_TRANSACTION_STATE"
     assert world.write(producer=7) == "UNKNOWN_TRANSACTIONAL_ID"
     world.change(add("t", 0, 0, groups=("g",)))
@@ -135,7 +135,7 @@ def test_a_batch_is_taken_into_an_open_transaction_with_this_partition_only(worl
     assert world.batches == [".", "C"]
 
 
-def test_a_zombies_batch_is_refused_in_an_open_transaction_and_outside(world: World) -> None:
+def test_rule_29_a_zombies_batch_is_refused_in_an_open_transaction_and_outside(world: World) -> None:
     world.change(init_transactions("t"))
     assert world.write() == "PRODUCER_FENCED"
     world.begin(epoch=1)
@@ -145,7 +145,7 @@ def test_a_zombies_batch_is_refused_in_an_open_transaction_and_outside(world: Wo
 
 
 @pytest.mark.parametrize("sequence", [0, 7])
-def test_only_an_older_epoch_is_certain_without_a_barrier(world: World, sequence: int) -> None:
+def test_rule_29_only_an_older_epoch_is_certain_without_a_barrier(world: World, sequence: int) -> None:
     """The state may be behind, so it may lack the producer, its epoch or its transaction. That a batch is also out of
     order is said last."""
     world.change(init_transactions("t"))
@@ -199,7 +199,9 @@ def test_a_repeated_batch_of_an_ended_transaction_gets_its_offset(world: World) 
 
 # ----------------------------------------------------------------------------------------------- markers
 @pytest.mark.parametrize("is_commit", [True, False])
-def test_the_leader_appends_one_marker_and_reports_it_once_it_is_committed(world: World, is_commit: bool) -> None:
+def test_rule_29_the_leader_appends_one_marker_and_reports_it_once_it_is_committed(
+    world: World, is_commit: bool
+) -> None:
     world.begin()
     world.write()
     world.end(commit=is_commit)
@@ -318,7 +320,7 @@ def test_a_producer_that_has_used_up_its_epochs_gets_its_marker_under_its_former
     assert world.write(producer=1) == ""
 
 
-def test_a_committed_reader_waits_for_the_marker_and_then_gets_everything(world: World) -> None:
+def test_rule_30_a_committed_reader_waits_for_the_marker_and_then_gets_everything(world: World) -> None:
     world.begin()
     world.write()
     world.commit_all()
@@ -350,7 +352,7 @@ def test_a_committed_reader_gets_the_aborted_transactions_of_what_it_reads(world
     assert (raw.aborted, len(raw.batches)) == ([], 2)
 
 
-def test_the_leaders_end_has_the_last_stable_offset(world: World) -> None:
+def test_rule_30_the_leaders_end_has_the_last_stable_offset(world: World) -> None:
     world.begin()
     world.write()
     world.commit_all()
@@ -363,7 +365,7 @@ def test_the_leaders_end_has_the_last_stable_offset(world: World) -> None:
     assert (found.lso, found.hwm, found.log_end) == (2, 2, 2)
 
 
-def test_the_last_stable_offset_is_not_below_the_log_start(world: World) -> None:
+def test_rule_30_the_last_stable_offset_is_not_below_the_log_start(world: World) -> None:
     world.begin()
     world.write()
     world.write(1)
@@ -372,7 +374,7 @@ def test_the_last_stable_offset_is_not_below_the_log_start(world: World) -> None
     assert world.host.live.stable_end == 1
 
 
-def test_a_follower_that_lags_does_not_tell_a_last_stable_offset_beyond_its_log() -> None:
+def test_rule_30_a_follower_that_lags_does_not_tell_a_last_stable_offset_beyond_its_log() -> None:
     """It does not know which transactions begin there."""
     world = World(replication=3)
     world.write(is_transactional=False)

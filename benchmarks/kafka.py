@@ -120,7 +120,7 @@ def produce(bootstrap: str, topic: str, count: int, size: int, linger_ms: float 
                 break
             for message in chunk:
                 del message["_error"]
-            while len(producer) > QUEUED_MAX // 2:  # it was full; to try again at once would cost the nodes a core
+            while len(producer) > QUEUED_MAX // 2:  # it was full; trying again immediately would take a core
                 producer.poll(0.01)
         producer.poll(0)
     if producer.flush(TIMEOUT_S) or failed:

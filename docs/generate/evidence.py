@@ -56,8 +56,9 @@ def _tests() -> dict[int, dict[str, int]]:
 
 def _bugs() -> dict[int, list[str]]:
     found: dict[int, list[str]] = defaultdict(list)
-    for bug in (*BUGS, *COURSE_BUGS):
-        if numbers := _OF_BUG.match(bug.rule):
+    named = [(bug.rule, bug.name) for bug in BUGS] + [(bug.rule, bug.name) for bug in COURSE_BUGS]
+    for rule, name in named:
+        if numbers := _OF_BUG.match(rule):
             for number in re.findall(r"\d+", numbers[0]):
-                found[int(number)].append(bug.name)
+                found[int(number)].append(name)
     return found

@@ -1,6 +1,6 @@
 """What every test may use: the option that rewrites golden transcripts, and Hypothesis without a clock.
 
-And how `make test` shares the tests out among its workers.
+And the rule for skips, and how `make test` shares the tests out among its workers.
 """
 
 import os
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests import skips
 from tests.examples import FULL
 
 # An example's time says how busy the machine is, and no more.
@@ -30,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.option.markexpr:  # as `make test-full`
         os.environ[FULL] = "1"
+    skips.install(config)
     made = tempfile.TemporaryDirectory(prefix="smq-tests-")
     config.add_cleanup(made.cleanup)
     _share_what_is_compiled(Path(made.name))

@@ -4,9 +4,7 @@ Needs the program `prometheus` (Debian's package of this name), in the path or n
 """
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import urllib.parse
 import urllib.request
@@ -21,9 +19,9 @@ from smq.coordinator.cli.cluster_dir import free_ports
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import Unanswered
 from smq.testing.node_process import end, tail, wait_for
+from tests.skips import needs, program
 
 MONITORING = Path(__file__).resolve().parents[2] / "deploy/monitoring"
-PROGRAM = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 # Their limits depend on the machine, or they look back over minutes in which a busy machine has had elections.
 LOAD_DEPENDENT = {"SmqGroupLagGrows", "SmqRaftUnstable"} | set(
@@ -31,7 +29,6 @@ LOAD_DEPENDENT = {"SmqGroupLagGrows", "SmqRaftUnstable"} | set(
 )
 OF_A_DEAD_NODE = {"SmqNodeDown", "SmqNodeFenced", "SmqUnderReplicated"}
 PATIENCE_S = 120  # nothing is measured by it: each wait ends with its condition
-needs_prometheus = pytest.mark.skipif(PROGRAM is None, reason="the program prometheus is not installed")
 
 Ask = Callable[[str, str], Any]
 
@@ -47,7 +44,11 @@ def ask(own_cluster: Cluster, tmp_path: Path) -> Iterator[Ask]:
     (tmp_path / "prometheus.yml").write_text(re.sub(r"targets: \[.*\]", f"targets: {targets}", config))
     (port,) = free_ports(1)
     address, log = f"127.0.0.1:{port}", tmp_path / "prometheus.log"
-    command = [str(PROGRAM), f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb"]
+    command = [
+        str(program("prometheus")),
+        f"--config.file={tmp_path}/prometheus.yml",
+        f"--storage.tsdb.path={tmp_path}/tsdb",
+    ]
     with log.open("wb") as out:
         process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=out, stderr=out)
 
@@ -74,7 +75,7 @@ def firing(ask: Ask) -> set[str]:
     return {alert["labels"]["alertname"] for alert in ask("alerts", "")["alerts"] if alert["state"] == "firing"}
 
 
-@needs_prometheus
+@needs("prometheus")
 @pytest.mark.timeout(700)  # all waits together, on a busy machine
 def test_alerts_fire_when_a_node_dies_and_clear_when_it_is_back_and_every_panel_has_data(
     own_cluster: Cluster, ask: Ask

@@ -4,7 +4,6 @@ The schema of the values is tried here without Helm, too; Helm itself (`full`) i
 """
 
 import re
-import shutil
 import tarfile
 from collections.abc import Iterator
 from copy import deepcopy
@@ -17,6 +16,7 @@ import yaml
 from smq import __version__
 from tests.deploy.helm import CHART, DIFFERENT, VALUES, Chart, Release
 from tests.deploy.manifests import KUBERNETES, OVERLAYS, Manifest, built, configs, container_of, expanded
+from tests.skips import needs
 
 SCHEMA = yaml.safe_load((CHART / "values.schema.json").read_text())
 TEXT = (CHART / "values.yaml").read_text()
@@ -149,7 +149,7 @@ def comparable(manifests: list[Manifest]) -> dict[str, Manifest]:
 
 
 @pytest.mark.full
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which builds the overlays, is missing")
+@needs("kubectl")  # it builds the overlays
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_chart_gives_what_the_overlay_gives(chart: Chart, overlay: str) -> None:
     mine, theirs = comparable(chart.rendered(RELEASES[overlay])), comparable(built(overlay))

@@ -4,7 +4,6 @@ The same holds for a release of the chart that differs from all overlays (`full`
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import kubernetes_validate
@@ -15,14 +14,13 @@ from smq.coordinator.listener_config import told
 from smq.replication.net.tls import node_uri
 from tests.deploy.helm import DIFFERENT, Chart
 from tests.deploy.manifests import OVERLAYS, Manifest, built, configs, container_of, of_kind, pods_of, stateful_set_of
+from tests.skips import needs
 
 VERSIONS = ("1.31", "1.33", kubernetes_validate.latest_version())
 OF_OTHERS = ("cert-manager.io/", "monitoring.coreos.com/")  # their schemas are not part of Kubernetes
 CHART = pytest.param("chart", marks=pytest.mark.full)
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("kubectl") is None, reason="kubectl, which builds the overlays, is missing"
-)
+pytestmark = needs("kubectl")  # it builds the overlays
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import configparser
 import dataclasses
 import re
-import shutil
 import subprocess
 import textwrap
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from smq import __version__
 from smq.coordinator.config import ServerConfig, TlsConfig, known_keys, load_config, parse_config
 from smq.replication.config import NodeConfig
+from tests.skips import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -55,7 +55,7 @@ def test_unit_starts_the_command_with_the_sample_directory_and_no_privileges() -
     assert service["ProtectSystem"] == "strict"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@needs("systemd-analyze")
 def test_unit_is_valid_for_systemd(tmp_path: Path) -> None:
     """`verify` looks for the executable, so it is replaced by one that exists here."""
     unit = tmp_path / "smq.service"
@@ -81,11 +81,13 @@ def test_the_walk_through_of_three_machines_has_a_configuration_that_each_of_the
 
 
 @pytest.mark.parametrize(
-    ("tool", "file"), [("systemd-sysusers", "smq.sysusers.conf"), ("systemd-tmpfiles", "smq.tmpfiles.conf")]
+    ("tool", "file"),
+    [
+        pytest.param(tool, file, marks=needs(tool))
+        for tool, file in (("systemd-sysusers", "smq.sysusers.conf"), ("systemd-tmpfiles", "smq.tmpfiles.conf"))
+    ],
 )
 def test_the_user_and_the_directories_are_valid_for_systemd(tool: str, file: str, tmp_path: Path) -> None:
-    if shutil.which(tool) is None:
-        pytest.skip(f"{tool} is not installed")
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
     (tmp_path / "etc/group").write_text("root:x:0:\nsmq:x:990:\n")

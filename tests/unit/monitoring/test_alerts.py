@@ -5,9 +5,7 @@ it. What needs no promtool is checked in any case.
 """
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,13 @@ from typing import Any
 import pytest
 
 from docs.generate.metrics import names
+from tests.skips import needs, program
 
 ROOT = Path(__file__).resolve().parents[3]
 MONITORING = ROOT / "deploy/monitoring"
 RULES = (MONITORING / "alerts.yml").read_text()
 ALERTS = re.findall(r"- alert: (\w+)", RULES)
-PROMTOOL = os.environ.get("PROMTOOL") or shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+needs_promtool = needs("promtool")
 
 NODE = 'instance="n1",job="smq"'
 PLACE = f'{NODE},topic="t",partition="0"'
@@ -124,8 +122,9 @@ def _expressions() -> str:
 
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    assert PROMTOOL is not None
-    return subprocess.run([PROMTOOL, *arguments], check=False, capture_output=True, text=True, cwd=MONITORING)
+    return subprocess.run(
+        [str(program("promtool")), *arguments], check=False, capture_output=True, text=True, cwd=MONITORING
+    )
 
 
 @needs_promtool

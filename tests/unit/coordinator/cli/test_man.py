@@ -1,6 +1,5 @@
 """The man pages: one per command, complete, and without a complaint of groff."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from click.testing import CliRunner
 from smq import __version__
 from smq.coordinator.cli.commands.man import page
 from smq.coordinator.cli.root import cli
+from tests.skips import needs
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_text_that_roff_would_take_for_requests_is_text() -> None:
     assert "\\&.TH is no request here, nor is \\efB bold." in text
 
 
-@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+@needs("groff")
 def test_groff_formats_every_page_without_a_complaint(pages: dict[str, str], tmp_path: Path) -> None:
     for name, text in pages.items():
         done = subprocess.run(

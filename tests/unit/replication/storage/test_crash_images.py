@@ -2,7 +2,6 @@
 holds every acknowledged batch and entry. It does not with the bugs planted here."""
 
 import re
-import shutil
 import struct
 from collections.abc import Callable
 from itertools import islice
@@ -19,6 +18,7 @@ from smq.replication.storage.database_sqlite import JOURNAL_FILE
 from smq.replication.storage.engine import Engine
 from smq.replication.storage.environment_lmdb import DATA_FILE
 from smq.replication.storage.write_ahead import PAGE_BYTES, WRITE_AHEAD_FILE
+from tests.skips import needs
 
 RECORDED = Path(__file__).parent / "crash_trace.txt"  # python -m chaos_tests.crash.recorder FILE lmdb 60
 OF_SQLITE = Path(__file__).parent / "crash_trace_of_sqlite.txt"  # python -m chaos_tests.crash.recorder FILE sqlite 60
@@ -186,9 +186,8 @@ def test_two_calls_at_a_time_on_one_file_are_not_recorded() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("engine", list(Engine))
+@needs("strace")
 def test_ten_thousand_images_of_a_fresh_trace_hold_every_acknowledged_record(tmp_path: Path, engine: Engine) -> None:
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed: nothing can record the writes")
     assert failures(record(SUBMISSIONS, engine=engine), tmp_path, FULL_IMAGES) == []
 
 
@@ -198,7 +197,6 @@ def test_ten_thousand_images_of_a_fresh_trace_hold_every_acknowledged_record(tmp
     ("engine", "option"),
     [(Engine.LMDB, "metasync=False"), (Engine.LMDB, "sync=False"), (Engine.SQLITE, "synchronous=NORMAL")],
 )
+@needs("strace")
 def test_a_store_without_its_syncs_loses_acknowledged_records(tmp_path: Path, engine: Engine, option: str) -> None:
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed: nothing can record the writes")
     assert failures(record(60, (option,), engine), tmp_path, 1_500, enough=1) != []

@@ -3,7 +3,6 @@
 The trace is of a real process: `python -m chaos_tests.crash.recorder FILE lmdb compacting`, and sqlite.
 """
 
-import shutil
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from smq.replication.storage.database_sqlite import JOURNAL_FILE
 from smq.replication.storage.engine import Engine
 from smq.replication.storage.environment_lmdb import DATA_FILE
 from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE
+from tests.skips import needs
 
 RECORDED = Path(__file__).parent / "crash_trace_of_compaction.txt"
 OF_SQLITE = Path(__file__).parent / "crash_trace_of_compaction_sqlite.txt"
@@ -59,9 +59,8 @@ def test_the_recorded_trace_is_rich_enough() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("engine", list(Engine))
+@needs("strace")
 def test_thousands_of_images_of_a_fresh_trace_hold_the_old_segments_or_the_new_ones(
     tmp_path: Path, engine: Engine
 ) -> None:
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed: nothing can record the writes")
     assert failures(record_compaction(engine), tmp_path, FULL_IMAGES) == []

@@ -26,6 +26,7 @@ from smq.replication.storage.disk_sqlite import RESTART_MS, SqliteDisk
 from smq.replication.storage.format_version import FORMAT_KEY
 from smq.replication.storage.journal_sqlite import JournalDamaged, cut_journal, whole_journal
 from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE
+from tests.skips import needs
 from tests.unit.replication.storage.support import SqliteHarness
 
 T = Table.RAFT_LOG
@@ -518,10 +519,9 @@ disk.close()
 """
 
 
+@needs("strace")
 def test_an_unreadable_page_of_a_value_empties_that_value_alone(harness: SqliteHarness, tmp_path: Path) -> None:
     """strace fails one read of one page, as a medium does. SQLite ends the transaction over it; the walk goes on."""
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed: nothing can make a read fail")
     harness.disk.submit([Put(Table.BATCHES, b"%d" % n, bytes([n + 65]) * LARGE) for n in range(5)])
     harness.settle()
     file = settled_file(harness)
@@ -537,10 +537,9 @@ def test_an_unreadable_page_of_a_value_empties_that_value_alone(harness: SqliteH
     assert found.split() == ["0", str(LARGE), "1", str(LARGE), "2", "0", "3", str(LARGE), "4", str(LARGE)]
 
 
+@needs("strace")
 def test_a_full_disk_is_refused_by_name_and_loses_nothing(harness: SqliteHarness, tmp_path: Path) -> None:
     """strace fails the writes to the data file, which needs the pages of the journal."""
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed: nothing can make a write fail")
     rounds(harness, b"a", b"b")
     copy = killed(harness)
     failing = ["-P", str(copy / DATA_FILE), "-e", "trace=pwrite64", "-e", "inject=pwrite64:error=ENOSPC"]

@@ -4,17 +4,16 @@ Needs the program `chromium` (Debian's package of this name), in the path or nam
 """
 
 import asyncio
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 
 from smq.testing.served import Served, serving
+from tests.skips import needs, program
 from tests.unit.coordinator.http.console.test_pages import EVIL, fill
 
-PROGRAM = os.environ.get("CHROMIUM") or shutil.which("chromium")
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="the program chromium is not installed")
+PROGRAM = program("chromium")
+pytestmark = needs("chromium")
 OWNED = EVIL.replace("alert(1)", "document.title='owned'")
 RUN_S = 60
 

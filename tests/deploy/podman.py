@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-TOOLS: Final = ("podman", "runc", "mmdebstrap")
+TOOLS: Final = ("podman", "mmdebstrap")
 CERTIFICATES: Final = "/etc/ssl/certs/ca-certificates.crt"
 # More than a user without CAP_SYS_RESOURCE may have is podman's default.
 LIMITS: Final = ("--ulimit=nofile=4096:4096", "--ulimit=nproc=4096:4096")
@@ -26,10 +26,16 @@ class Missing(RuntimeError):
 
 def why_not() -> str | None:
     """Why there are no containers here; None if there are."""
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None] + (["runc"] if runtime() is None else [])
     if missing:
         return f"not installed: {', '.join(missing)} (apt-get install {' '.join(missing)})"
     return None if os.geteuid() == 0 else "only root may make a root directory of Debian's packages"
+
+
+def runtime() -> str | None:
+    """What runs containers here: runc, or crun, which knows only one hierarchy of cgroups."""
+    names = ["runc", "crun"] if Path("/sys/fs/cgroup/cgroup.controllers").exists() else ["runc"]
+    return next((name for name in names if shutil.which(name)), None)
 
 
 class Podman:
@@ -39,7 +45,7 @@ class Podman:
         self._directory = directory
         self._containers: list[str] = []
         own = [f"--{name}={directory / name}" for name in ("root", "runroot", "tmpdir")]
-        self._command = ["podman", *own, "--storage-driver=vfs", "--cgroup-manager=cgroupfs", "--runtime=runc"]
+        self._command = ["podman", *own, "--storage-driver=vfs", "--cgroup-manager=cgroupfs", f"--runtime={runtime()}"]
 
     def run(self, *arguments: str, timeout_s: float = COMMAND_S) -> str:
         """Its output; AssertionError with everything that it wrote if it fails."""
@@ -67,7 +73,7 @@ class Podman:
 
     def build(self, containerfile: Path, image: str) -> None:
         """From the root of the project, with the certificates that this machine trusts."""
-        options = ["--pull=never", "--network=host", "--layers=false", *LIMITS]
+        options = ["--format=docker", "--pull=never", "--network=host", "--layers=false", *LIMITS]
         if Path(CERTIFICATES).exists():
             options.append(f"--volume={CERTIFICATES}:{CERTIFICATES}:ro")
         self.run("build", *options, f"--file={containerfile}", f"--tag={image}", ".", timeout_s=BUILD_S)
@@ -89,6 +95,10 @@ class Podman:
     def exit_code(self, container: str) -> int:
         """Of a container that has ended, or ends soon."""
         return int(self.run("wait", container))
+
+    def is_healthy(self, container: str) -> bool:
+        """By the image's own check."""
+        return self.try_run("healthcheck", "run", container).returncode == 0
 
     def started_ms(self, container: str) -> int:
         return int(self.run("inspect", "--format={{.State.StartedAt.UnixMilli}}", container))

@@ -1,12 +1,13 @@
 """The image's recipe, the compose file, and the node as in the image: on a read-only root, without privileges."""
 
+import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -19,9 +20,11 @@ from smq.testing.node_process import wait_for
 from tests.deploy.machines import environment
 from tests.deploy.programs import go_program
 from tests.kafka.foreign.clients import Missing
+from tests.skips import needs, program
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINER = ROOT / "deploy/container"
+MONITORING = ROOT / "deploy/monitoring"
 CONTAINERFILE = (CONTAINER / "Containerfile").read_text()
 PATIENCE_S = 120.0  # nothing is compiled yet, so a busy machine needs half a minute for a start
 
@@ -48,6 +51,16 @@ def test_the_image_has_no_compiler_and_runs_without_privileges() -> None:
     assert given["USER"] == "65532:65532"
     assert (given["ENTRYPOINT"], given["CMD"]) == ('["/opt/smq/bin/smq"]', '["serve"]')  # no shell between the signals
     assert given["STOPSIGNAL"] == "SIGTERM"
+
+
+def test_the_image_and_the_compose_file_ask_the_node_by_its_own_settings(compose: dict[str, Any]) -> None:
+    *options, command = dict(stages()[1])["HEALTHCHECK"].partition(" CMD ")[::2]
+    assert json.loads(command) == ["/opt/smq/bin/smq", "health"]
+    given = dict(option.removeprefix("--").split("=") for option in options[0].split())
+    for name, (service, _) in nodes_of(compose).items():
+        check = dict(service["healthcheck"])
+        assert check.pop("test") == ["CMD", *json.loads(command), "--ready"], name
+        assert {key.replace("_", "-"): value for key, value in check.items()} == given
 
 
 def test_the_image_is_built_of_files_that_are_there_and_not_ignored() -> None:
@@ -117,7 +130,49 @@ def test_prometheus_scrapes_every_node(compose: dict[str, Any]) -> None:
     assert job["static_configs"][0]["targets"] == [format_address(a) for a in advertised if a is not None]
     (source,) = yaml.safe_load((CONTAINER / "grafana-datasource.yml").read_text())["datasources"]
     assert source["url"] == "http://prometheus:9090"
-    assert {"prometheus", "grafana"} <= set(compose["services"])
+
+
+def mounts_of(compose: dict[str, Any], service: str) -> dict[PurePosixPath, Path]:
+    """Where the container sees which file of this project. Other volumes are of a name."""
+    found = {}
+    for volume in compose["services"][service]["volumes"]:
+        source, target, *options = volume.split(":")
+        if "/" in source:
+            assert options == ["ro"], volume
+            found[PurePosixPath(target)] = CONTAINER / source
+        else:
+            assert source in compose["volumes"], volume
+    return found
+
+
+def test_every_file_that_a_container_mounts_is_there(compose: dict[str, Any]) -> None:
+    mounted = [path for service in compose["services"] for path in mounts_of(compose, service).values()]
+    assert len(mounted) >= 5
+    assert [path for path in mounted if not path.is_file()] == []  # compose would make a directory of that name
+
+
+def test_prometheus_has_the_alerts_and_grafana_the_dashboard(compose: dict[str, Any]) -> None:
+    home = PurePosixPath("/etc/prometheus")
+    rules = yaml.safe_load((CONTAINER / "prometheus.yml").read_text())["rule_files"]
+    mounts = mounts_of(compose, "prometheus")
+    assert mounts[home / "prometheus.yml"] == CONTAINER / "prometheus.yml"
+    assert [mounts[home / rule].resolve() for rule in rules] == [MONITORING / "alerts.yml"]
+
+    mounts = mounts_of(compose, "grafana")
+    provisioning = PurePosixPath("/etc/grafana/provisioning")
+    assert mounts[provisioning / "datasources/smq.yml"] == CONTAINER / "grafana-datasource.yml"
+    (provider,) = yaml.safe_load(mounts[provisioning / "dashboards/smq.yml"].read_text())["providers"]
+    shown = [path for target, path in mounts.items() if target.parent == PurePosixPath(provider["options"]["path"])]
+    assert [path.resolve() for path in shown] == [MONITORING / "dashboard.json"]
+
+
+@needs("promtool")
+def test_prometheus_takes_its_files_as_they_are_mounted(compose: dict[str, Any], tmp_path: Path) -> None:
+    for target, path in mounts_of(compose, "prometheus").items():
+        shutil.copy(path, tmp_path / target.name)
+    command = [str(program("promtool")), "check", "config", str(tmp_path / "prometheus.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "1 rule files found" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 @pytest.mark.full

@@ -4,6 +4,7 @@ Its base is made here, of Debian with its own Python 3.13. `pytest -s` shows siz
 """
 
 import json
+import os
 import re
 import sys
 import time
@@ -17,6 +18,8 @@ import pytest
 import yaml
 
 from smq import __version__
+from smq.coordinator.tls.certificates import make_authority, make_node
+from smq.raft_state.ids import NodeId
 from smq.testing.node_process import wait_for
 from tests.deploy.podman import ROOT, Missing, Podman, why_not
 
@@ -90,7 +93,7 @@ def event(log: str, name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def is_healthy(podman: Podman, container: str) -> bool:
+def is_ready(podman: Podman, container: str) -> bool:
     """By the compose file's own check."""
     kind, *command = NODE["healthcheck"]["test"]
     assert kind == "CMD"
@@ -118,13 +121,14 @@ def test_a_container_is_healthy_keeps_its_records_and_ends_on_sigterm(built: Bui
     podman = built.podman
     volume.chmod(0o777)
     container = podman.start(*options_of_compose(volume), IMAGE)
-    wait_for("the container is healthy", lambda: is_healthy(podman, container), timeout_s=60)
+    wait_for("the node is ready", lambda: is_ready(podman, container), timeout_s=60)
     served_ms = datetime.fromisoformat(event(podman.logs(container), "serving")["timestamp"]).timestamp() * 1000
     report(f"the node serves {served_ms - podman.started_ms(container):.0f} ms after its container's start")
 
     def smq(*arguments: str) -> str:
         return podman.run("exec", container, SMQ, *arguments, "--bootstrap=node-1:7401")
 
+    assert podman.is_healthy(container)
     smq("topic", "create", "t")
     podman.run("exec", container, "sh", "-c", f"seq 100 | {SMQ} produce t --bootstrap node-1:7401")
     code, took_s = podman.stop(container)
@@ -132,10 +136,10 @@ def test_a_container_is_healthy_keeps_its_records_and_ends_on_sigterm(built: Bui
     assert code == 0, log
     assert event(log, "stopped")["node"] == 1
     report(f"`podman stop` took {took_s:.1f} s")
-    assert not is_healthy(podman, container)
+    assert not podman.is_healthy(container)
 
     podman.run("start", container)
-    wait_for("the container is healthy again", lambda: is_healthy(podman, container), timeout_s=60)
+    wait_for("the node is ready again", lambda: is_ready(podman, container), timeout_s=60)
     assert smq("consume", "t").split() == [str(number) for number in range(1, 101)]
 
 
@@ -143,7 +147,7 @@ def test_a_container_has_no_privileges_and_cannot_write_its_root(built: Built, v
     podman = built.podman
     volume.chmod(0o777)
     container = podman.start(*options_of_compose(volume), IMAGE)
-    wait_for("the container is healthy", lambda: is_healthy(podman, container), timeout_s=60)
+    wait_for("the node is ready", lambda: is_ready(podman, container), timeout_s=60)
     status = dict(line.split(":\t", 1) for line in podman.run("exec", container, "cat", "/proc/1/status").splitlines())
     assert status["Name"] == "smq"
     assert status["Uid"].split() == ["65532"] * 4
@@ -154,6 +158,27 @@ def test_a_container_has_no_privileges_and_cannot_write_its_root(built: Built, v
         assert refused.returncode != 0
         assert "Read-only file system" in refused.stderr
     podman.run("exec", container, "touch", "/tmp/x", "/var/lib/smq/x")
+
+
+def test_the_images_own_check_fits_a_node_with_tls(built: Built, volume: Path, tmp_path: Path) -> None:
+    """A file of settings instead of variables, and probes for clients with a certificate alone."""
+    podman, files = built.podman, tmp_path / "files"
+    volume.chmod(0o777)
+    make_authority(files, "the test's authority")
+    made = make_node(files, cluster_id="tls", node_id=NodeId(1), hosts=("node-1",)).directory
+    (made / "node.toml").write_text(
+        'node_id = 1\ncluster_id = "tls"\ndata_dir = "/var/lib/smq/data"\nhttp_address = "[::]:7402"\n'
+        'http_advertised = "node-1:7402"\n[peers]\n1 = "127.0.0.1:7400"\n'
+        '[tls]\nca = "ca.crt"\ncertificate = "tls.crt"\nkey = "tls.key"\n'
+    )
+    for path in (made, *made.iterdir()):
+        os.chown(path, 65532, 65532)
+    options = (f"--volume={volume}:/var/lib/smq", f"--volume={made}:/etc/smq:ro", "--env=SMQ_CONFIG=/etc/smq/node.toml")
+    container = podman.start("--read-only", "--cap-drop=ALL", *options, IMAGE)
+    wait_for("the node is ready", lambda: is_ready(podman, container), timeout_s=60)
+    assert podman.is_healthy(container)
+    plain = "--env=SMQ_HTTP__TLS=false"
+    assert podman.try_run("exec", plain, container, SMQ, "health").returncode == 1
 
 
 def test_a_volume_that_belongs_to_root_is_refused(built: Built, volume: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `smq dev`, `smq cluster` and `smq serve` have in common: options, the ready file, lines for the operator.
+"""What `smq dev`, `smq cluster`, `smq serve` and `smq health` share: options, the ready file, lines for the operator.
 
 It must never import the server: `smq cluster` runs none, and its nodes start once its own modules are loaded.
 """
@@ -26,6 +26,14 @@ http_port = click.option("--http-port", type=int, help="HTTP port " + _PORT_HELP
 kafka_port = click.option("--kafka-port", type=int, help="Kafka port " + _PORT_HELP.format(9092))
 tls_option = click.option(
     "--tls", is_flag=True, help="Create certificates under D/tls and use them. A directory that has TLS keeps it."
+)
+config_option = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="SMQ_CONFIG",
+    show_envvar=True,
+    help="The node's node.toml. Without one, all settings come from the environment.",
 )
 settings_option = click.option(
     "--set",

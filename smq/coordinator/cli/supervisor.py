@@ -17,7 +17,7 @@ import aiohttp
 
 from smq.coordinator.addresses import format_address
 from smq.coordinator.config import ServerConfig, load_config
-from smq.coordinator.tls.contexts import client_context
+from smq.coordinator.tls.loading import client_context
 from smq.coordinator.user_errors import EXIT_PORT_TAKEN, PortTaken, StartError
 
 READY_POLL_S: Final = 0.05

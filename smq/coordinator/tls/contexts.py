@@ -17,6 +17,7 @@ import grpc
 import structlog
 
 from smq.coordinator.config import TlsConfig
+from smq.coordinator.tls.loading import TlsError, load_context
 from smq.coordinator.user_errors import StartError
 from smq.raft_state.ids import NodeId
 from smq.replication.net.tls import node_uri
@@ -28,10 +29,6 @@ log = structlog.get_logger(__name__)
 
 _POLL_S: Final = 5.0  # between two checks of the files: three stat calls
 _SOON_S: Final = 14 * 86_400  # an earlier expiry is a warning at every start and change
-
-
-class TlsError(ValueError):
-    """The files are unusable; says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +178,8 @@ class NodeTls(ClientTls):
     def _load(self) -> _Loaded:
         loaded = super()._load()
         nodes = _Nodes(
-            listening=_context(self._config, ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED),
-            dialling=_context(self._config, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED),
+            listening=load_context(self._config, ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED),
+            dialling=load_context(self._config, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED),
         )
         return replace(loaded, nodes=nodes)
 
@@ -213,45 +210,15 @@ def load_tls(config: TlsConfig | None, *, cluster_id: str, node_id: NodeId) -> N
         raise StartError(f"[tls]: {e}") from e
 
 
-def client_context(config: TlsConfig) -> ssl.SSLContext:
-    """For a client that asks a node over HTTP, with the node's own certificate and trusted authorities."""
-    return _context(config, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED, is_host_checked=True)
-
-
 def verify_mode(config: TlsConfig) -> ssl.VerifyMode:
     """What a listener with these settings asks of its clients."""
     return ssl.CERT_REQUIRED if config.client_certificates else ssl.CERT_NONE
 
 
 def _client_context(config: TlsConfig, need: ssl.VerifyMode) -> ssl.SSLContext:
-    context = _context(config, ssl.PROTOCOL_TLS_SERVER, need)
+    context = load_context(config, ssl.PROTOCOL_TLS_SERVER, need)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # not all clients are ours
     return context
-
-
-def _context(
-    config: TlsConfig, protocol: int, need: ssl.VerifyMode, *, is_host_checked: bool = False
-) -> ssl.SSLContext:
-    """Between nodes the URI is checked instead of the host name: see smq.replication.net.tls."""
-    context = ssl.SSLContext(protocol)
-    context.check_hostname = is_host_checked
-    context.verify_mode = need
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    if protocol == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # a resumed session would outlive its certificate
-    try:
-        context.load_cert_chain(config.certificate, config.key, password=_no_password)
-    except (OSError, ValueError) as e:
-        raise TlsError(f"{config.certificate} and {config.key} are not a certificate and its key: {e}") from e
-    try:
-        context.load_verify_locations(config.ca)
-    except OSError as e:
-        raise TlsError(f"{config.ca} holds no certificates: {e}") from e
-    return context
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted, and a server cannot ask for a password: decrypt it, and keep the file 0600")
 
 
 def _read(path: Path) -> bytes:

@@ -11,7 +11,8 @@ import grpc
 
 from smq.coordinator.config import ServerConfig, TlsConfig
 from smq.coordinator.listener_config import ListenerConfig
-from smq.coordinator.tls.contexts import ClientTls, NodeTls, TlsError, load_tls, verify_mode
+from smq.coordinator.tls.contexts import ClientTls, NodeTls, load_tls, verify_mode
+from smq.coordinator.tls.loading import TlsError
 from smq.coordinator.user_errors import StartError
 
 Contexts = Callable[[], ssl.SSLContext]  # asked at each handshake

@@ -18,6 +18,7 @@ from smq.coordinator.cli.cluster_dir import Ports, hold_directory, prepare_clust
 from smq.coordinator.cli.common import parse_settings
 from smq.coordinator.cli.starting import (
     addresses_of,
+    config_option,
     engine_option,
     grpc_port,
     http_port,
@@ -113,14 +114,7 @@ def _dev(path: Path, data_dir: Path, ready_file: Path | None, log_level: int) ->
 
 
 @click.command()
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="SMQ_CONFIG",
-    show_envvar=True,
-    help="The node's node.toml. Without one, all settings come from the environment.",
-)
+@config_option
 @click.option("--insecure", is_flag=True, help="Allow addresses that other machines can reach, without TLS.")
 @settings_option
 @click.option("--child", is_flag=True, hidden=True, help="Stop when stdin ends: the parent holds its other end.")

@@ -35,6 +35,11 @@ def test_help_loads_no_client_either() -> None:
     assert not loaded & (SERVER | SLOW | {"grpc", "google", "asyncio"})
 
 
+def test_a_health_check_does_not_load_the_server() -> None:
+    loaded = _packages(_loaded("smq.coordinator.cli.main", "smq.coordinator.cli.commands.health"))
+    assert not loaded & (SERVER | SLOW)
+
+
 def test_the_process_over_the_nodes_of_a_cluster_loads_no_server() -> None:
     loaded = _loaded("smq.coordinator.cli.commands.cluster")
     assert not _packages(loaded) & {"lmdb", "pysyncobj", "uvloop", "prometheus_client", "aiokafka"}

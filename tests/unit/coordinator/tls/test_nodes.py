@@ -16,8 +16,9 @@ from structlog.testing import capture_logs
 
 from smq.coordinator.cli.root import cli
 from smq.coordinator.config import parse_config
-from smq.coordinator.tls.contexts import NodeTls, TlsError
+from smq.coordinator.tls.contexts import NodeTls
 from smq.coordinator.tls.layout import Identity, client_identity, node_identity
+from smq.coordinator.tls.loading import TlsError
 from smq.raft_state.ids import NodeId
 from smq.replication.net.listening import bind_listener
 from smq.replication.net.tcp import TcpNetwork, TcpSettings

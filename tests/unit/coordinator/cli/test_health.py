@@ -1,0 +1,149 @@
+"""`smq health`: what a container's health check learns from the node of its own settings."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from click.testing import CliRunner, Result
+
+from smq.coordinator.cli.cluster_dir import free_ports
+from smq.coordinator.cli.root import cli
+from smq.coordinator.config import ServerConfig, TlsConfig, write_config
+from smq.coordinator.listener_config import HttpConfig
+from smq.coordinator.server import Server
+from smq.raft_state.ids import NodeId
+from smq.testing.served import Served, node_config, serving
+from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of
+
+__all__ = ("authorities",)  # a fixture
+Health = Callable[..., Result]
+Ask = Callable[..., Awaitable[Result]]
+
+
+@pytest.fixture
+def health(tmp_path: Path) -> Health:
+    """The command, with its settings in a file."""
+
+    def run(config: ServerConfig, *arguments: str, **env: str) -> Result:
+        path = tmp_path / "node.toml"
+        write_config(config, path)
+        return CliRunner().invoke(cli, ["health", "--config", str(path), *arguments], env=env)
+
+    return run
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ServerConfig:
+    return node_config(tmp_path, http_address=("127.0.0.1", *free_ports(1)))
+
+
+def with_node(tmp_path: Path, config: ServerConfig, health: Health, body: Callable[[Ask], Awaitable[None]]) -> None:
+    async def run(_: Served) -> None:
+        async def ask(*arguments: str, config: ServerConfig = config, **env: str) -> Result:
+            return await asyncio.to_thread(health, config, *arguments, **env)
+
+        await body(ask)
+
+    changes = {name: getattr(config, name) for name in ("http_address", "http_advertised", "http", "tls", "insecure")}
+    serving(tmp_path, run, **changes)
+
+
+def test_a_node_that_runs_and_is_ready_ends_the_command_with_0(
+    tmp_path: Path, config: ServerConfig, health: Health
+) -> None:
+    async def body(ask: Ask) -> None:
+        done = await ask()
+        assert (done.exit_code, done.stdout) == (0, "node 1 is running\n")
+        assert (await ask("--ready")).stdout == "node 1 is ready\n"
+        assert json.loads((await ask("--ready", "--json")).stdout) == {"node": 1, "state": "ready"}
+        (other,) = free_ports(1)
+        refused = await ask(SMQ_HTTP_ADDRESS=f"127.0.0.1:{other}")  # a variable wins, as for `smq serve`
+        assert (refused.exit_code, f"127.0.0.1:{other}" in refused.stderr) == (1, True)
+
+    with_node(tmp_path, config, health, body)
+
+
+def test_a_port_that_listens_on_every_address_is_asked_on_this_machine(
+    tmp_path: Path, config: ServerConfig, health: Health
+) -> None:
+    async def body(ask: Ask) -> None:
+        assert (await ask("--ready")).exit_code == 0
+
+    for host in ("0.0.0.0", "::"):
+        everywhere = replace(config, http_address=(host, config.http_address[1]), insecure=True)
+        everywhere = replace(everywhere, http_advertised=("127.0.0.1", config.http_address[1]))
+        with_node(tmp_path / host, everywhere, health, body)
+
+
+@pytest.mark.parametrize("rule", [HttpConfig(), HttpConfig(probes="anyone")], ids=["clients", "anyone"])
+def test_a_node_with_tls_is_asked_over_tls_by_its_own_name(
+    authorities: Authorities, tmp_path: Path, config: ServerConfig, health: Health, rule: HttpConfig
+) -> None:
+    def tls_of(node: int, **kwargs: Any) -> TlsConfig:
+        return config_of(authorities.node(node, **kwargs))
+
+    async def body(ask: Ask) -> None:
+        for question in ((), ("--ready",)):
+            assert (await ask(*question)).exit_code == 0
+        second = replace(config, node_id=NodeId(2), peers={NodeId(2): ("127.0.0.1", 1)}, tls=tls_of(2))
+        refused = await ask(config=second)
+        assert (refused.exit_code, "smq://c/nodes/1 answers at" in refused.stderr) == (1, True)
+        strange = await ask(config=replace(config, tls=config_of(authorities.stranger())))
+        assert (strange.exit_code, "does not answer" in strange.stderr) == (1, True)
+        plain = await ask(config=replace(config, tls=None))
+        assert (plain.exit_code, "does not answer" in plain.stderr) == (1, True)
+        lost = replace(tls_of(1), key=tmp_path / "none")
+        missing = await ask(config=replace(config, tls=lost))
+        assert (missing.exit_code, "are not a certificate and its key" in missing.stderr) == (1, True)
+
+    with_node(tmp_path, replace(config, tls=tls_of(1), http=rule), health, body)
+
+
+def test_another_node_at_the_address_is_named(tmp_path: Path, config: ServerConfig, health: Health) -> None:
+    async def body(ask: Ask) -> None:
+        refused = await ask(config=replace(config, node_id=NodeId(2), peers={NodeId(2): ("127.0.0.1", 1)}))
+        assert (refused.exit_code, "node 1 answers at" in refused.stderr) == (1, True)
+
+    with_node(tmp_path, config, health, body)
+
+
+def test_a_node_without_a_majority_runs_and_is_not_ready(config: ServerConfig, health: Health) -> None:
+    alone = replace(config, peers=config.peers | {NodeId(n): ("127.0.0.1", free_ports(1)[0]) for n in (2, 3)})
+
+    async def ask() -> None:
+        server = Server(alone)
+        await server.start()
+        try:
+            assert (await asyncio.to_thread(health, alone)).exit_code == 0
+            refused = await asyncio.to_thread(health, alone, "--ready")
+        finally:
+            await server.stop()
+        assert refused.exit_code == 1
+        assert refused.stderr == (
+            "smq: node 1 is not ready: there is no Raft leader: a majority of the nodes must run and reach each other\n"
+        )
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(ask())
+
+
+def test_a_node_that_is_not_there_or_says_nothing_ends_the_command_with_1(config: ServerConfig, health: Health) -> None:
+    refused = health(config, "--json")
+    assert refused.exit_code == 1
+    assert json.loads(refused.stderr)["error"]["code"] == "UNREACHABLE"
+    with closing(socket.create_server(config.http_address)):
+        silent = health(config, "--timeout", "0.05")
+    assert (silent.exit_code, "nothing within 0.05 s" in silent.stderr) == (1, True)
+
+
+def test_a_port_that_nobody_knows_is_an_error_in_one_line(config: ServerConfig, health: Health) -> None:
+    refused = health(replace(config, http_address=("127.0.0.1", 0)))
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+    assert "http_address has port 0" in refused.stderr

@@ -24,28 +24,26 @@ from smq.records import NewRecord, encode_batch
 from smq.testing.broker import running_broker
 from smq.testing.kafka_client import RawKafka
 
-_REQUESTS: Final = "smq.replication.requests:Requests."
+_PRODUCING: Final = "smq.replication.producing:Producing."
 _WAITERS: Final = "smq.replication.partition.waiters:Waiters."
 
 # Everything that a produced batch counts or times. The probes of the loop and of the garbage collector are not per
 # batch: a few times per second.
 COUNTED: Final = (
     (
-        _REQUESTS + "produce",
-        """        if trace is None and self._batches % BATCHES_PER_SAMPLE:
-""",
-        """        if trace is None:
-""",
+        _PRODUCING + "produce",
+        "is_timed = trace is not None or not self._batches % BATCHES_PER_SAMPLE",
+        "is_timed = trace is not None",
     ),
     (
-        _REQUESTS + "_on_produced",
-        """    measures = self._host.measures
+        _PRODUCING + "_on_produced",
+        """    measures = self.host.measures
     if isinstance(result, SmqError):
         measures.produced.add(1, result.code.name)
     else:
         labels, counts = _DUPLICATE if result.duplicate else _STORED, measures.produced.by_labels
         counts[labels] = counts.get(labels, 0) + 1
-        self._latency[acks].observe(self._now_ns() - began_ns)
+        self._latency[acks].observe(self.now_ns() - began_ns)
 """,
         "",
     ),

@@ -113,7 +113,7 @@ def parse_header(batch: Buffer) -> BatchHeader:
 
 def check_crc(batch: Buffer, header: BatchHeader) -> None:
     """BatchCorrupt if the length or the CRC-32C does not match the bytes. `batch` is exactly one batch."""
-    if header.size != len(batch):
+    if header.length + LENGTH_OVERHEAD != len(batch):
         raise BatchCorrupt(f"the header says {header.size} bytes, there are {len(batch)}")
     if crc32c(memoryview(batch)[CRC_START:]) != header.crc:
         raise BatchCorrupt("the CRC-32C of the batch does not match its bytes")
@@ -177,17 +177,18 @@ def validate_produced(batch: Buffer) -> BatchHeader:
         raise BatchError("a batch holds at least one record")
     if header.last_offset_delta != header.count - 1:
         raise BatchError(f"last offset delta {header.last_offset_delta} does not fit {header.count} records")
-    if header.codec not in CODEC_NAMES:
-        raise BatchError(f"compression codec {header.codec} is unknown")
-    if header.is_control:
+    codec = header.attributes & CODEC_MASK
+    if codec not in CODEC_NAMES:
+        raise BatchError(f"compression codec {codec} is unknown")
+    if header.attributes & CONTROL_MASK:
         raise BatchError("control batches are written by the log itself")
-    if header.is_transactional and header.producer_id < 0:
+    if header.attributes & TRANSACTIONAL_MASK and header.producer_id < 0:
         raise BatchError("a transactional batch needs a producer id")
     if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
         raise BatchError("an idempotent batch needs a producer epoch and a sequence >= 0")
-    bytes_max = (header.size - HEADER_BYTES) * _EXPANSION_MAX[header.codec]
+    bytes_max = (len(batch) - HEADER_BYTES) * _EXPANSION_MAX[codec]
     if header.count > min(bytes_max // RECORD_BYTES_MIN, _RECORDS_MAX):
-        raise BatchError(f"{header.count} records cannot lie in {header.size} bytes")
+        raise BatchError(f"{header.count} records cannot lie in {len(batch)} bytes")
     return header
 
 

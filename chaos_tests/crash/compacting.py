@@ -126,7 +126,7 @@ def course() -> Iterator[Step]:
 
 def take(log: PartitionLog, step: Step) -> None:
     if not step.end:
-        log.append_stored(step.values[0], lambda: None)
+        log.append_stored([step.values[0]], lambda: None)
         return
     old = replaced(log, step.start, step.end)
     if not log.install(step.start, step.end, digest_of(step.values), step.values, old, lambda: None):

@@ -24,7 +24,6 @@ from smq.raft_state.commands import (
 from smq.raft_state.ids import DiskId, LogIndex, NodeId
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied
-from smq.raft_state.state import ClusterState
 from smq.replication.anomalies import CommitWatch, StateWatch
 from smq.replication.digests import Digests
 from smq.replication.joins import Joins
@@ -50,6 +49,7 @@ class AppliedState:
         """`known_level`: the highest feature level that this node knows."""
         self._known_level = known_level
         self._machine = Machine(known_level=known_level)
+        self.state = self._machine.state  # an attribute: it is read several times for every batch
         self.index = LogIndex(0)  # in the state; the engine calls an entry applied only once this node has followed it
         self.digests = Digests(clock, self.snapshot, lambda: self.index)
 
@@ -60,10 +60,6 @@ class AppliedState:
     def watch(self, commits: CommitWatch, states: StateWatch, digest_entries: int) -> None:
         """Has a digest taken after every so many entries; 0: never."""
         self._commits, self._states, self._digest_entries = commits, states, digest_entries
-
-    @property
-    def state(self) -> ClusterState:
-        return self._machine.state
 
     def registered_disk(self, node: NodeId) -> DiskId | None:
         known = self.state.nodes.get(node)
@@ -108,6 +104,7 @@ class AppliedState:
         process comes from its own disk."""
         is_own = not self.index
         self._machine = yield from Machine.restoring(snapshot, self._known_level)
+        self.state = self._machine.state
         self.index = index
         self._commits.forget()
         self.digests.on_state_moved()

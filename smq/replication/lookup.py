@@ -44,6 +44,11 @@ def unknown_partition(state: ClusterState, topic: str, partition: int) -> SmqErr
     return SmqError(ErrorCode.UNKNOWN_PARTITION, message)
 
 
+def check_has_records(part: PartitionState, topic: str) -> None:
+    if part.is_external:
+        raise SmqError(ErrorCode.WRONG_STORAGE, f"topic {topic!r} keeps its records elsewhere (storage=external)")
+
+
 def partition_in(state: ClusterState, topic: str | TopicId, partition: int) -> PartitionState | None:
     """By the topic's name or id."""
     if isinstance(topic, str):

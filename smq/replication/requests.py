@@ -7,58 +7,38 @@ The node offers these methods as its own (`NodeApi`, where they are described).
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
 
 from smq.raft_state.commands import AdvanceLogStart, Assignment, Command, ExternalAdvance
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, PartitionIndex, RequestId, TopicId, partition_id
+from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, RequestId
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import CommittedOffset, PartitionState
-from smq.raft_state.topic_config import batch_rules
-from smq.records import parse_header
 from smq.replication.api import (
-    Acks,
     Backlog,
     Cancel,
     DoneFn,
     Fetched,
     PartitionRange,
-    Produced,
     SizedRun,
     TimeKind,
     TimeOffset,
 )
-from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
 from smq.replication.joins import Joins
-from smq.replication.lookup import Lookup, clipped, partition_in, unknown_topic, unknown_topic_id
-from smq.replication.measures import StageSink
+from smq.replication.lookup import Lookup, check_has_records, clipped
 from smq.replication.membership.balancer import request_transfer
 from smq.replication.membership.liveness import Liveness
 from smq.replication.membership.registration import REGISTER_MS_MAX
-from smq.replication.partition.admission import JUDGED_BY_THE_LOG, Offer, leader_error
+from smq.replication.partition.admission import leader_error
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.reads import Poll
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
-from smq.replication.partition.send_order import comes_again
-from smq.replication.partition.transactional import NotYetKnown
-from smq.replication.ports import Buffer
 from smq.replication.preparation import Preparation
+from smq.replication.producing import Producing
 from smq.replication.proposer import Barriers
 from smq.replication.ranges import RangesRequest
-
-_STORED: Final = ("stored",)
-_DUPLICATE: Final = ("duplicate",)
-BATCHES_PER_SAMPLE: Final = (
-    8  # of this many batches, one is timed from its arrival to its append: timing costs a microsecond
-)
-
-
-def check_has_records(part: PartitionState, topic: str) -> None:
-    if part.is_external:
-        raise SmqError(ErrorCode.WRONG_STORAGE, f"topic {topic!r} keeps its records elsewhere (storage=external)")
 
 
 def _nothing() -> None:
@@ -82,14 +62,9 @@ class Requests:
         self._liveness = liveness
         self._barriers = barriers
         self._external = external
-        self._now_ns = host.clock.monotonic_ns
-        self._latency = {acks: host.measures.produce.series(acks.name.lower()) for acks in Acks}
-        self._batches = 0  # that have arrived, to time some of them
         self._lookup = Lookup(host, barriers, refusal)
-        self._arrivals = Arrivals(lambda: host.state, self._lookup)
-        self._preparation = preparation
-        self._joins = joins
-        self.find = self._lookup.find
+        producing = Producing(host, replicas, barriers, self._lookup, preparation, joins)
+        self.find, self.produce, self.expect = self._lookup.find, producing.produce, producing.expect
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
         if isinstance(command, AdvanceLogStart):
@@ -99,166 +74,6 @@ class Requests:
 
     def barrier(self, timeout_ms: int, done: DoneFn[LogIndex]) -> None:
         self._barriers.wait(clipped(timeout_ms), done)
-
-    def produce(
-        self,
-        topic: str | TopicId,
-        partition: int,
-        batch: Buffer,
-        acks: Acks,
-        timeout_ms: int,
-        done: DoneFn[Produced],
-        *,
-        transactional_id: str | None = None,
-        is_joining: bool = False,
-        trace: StageSink | None = None,
-    ) -> None:
-        order, began_ns, joins = self._replicas.send_order, self._now_ns(), self._joins
-        self._batches += 1
-        done = partial(self._on_produced, began_ns, acks, done)
-
-        def append(part: PartitionState, prepared: Offer | None = None) -> None:
-            if joins.behind and joins.hold(part.pid, batch, partial(on_prepared, part.pid, prepared)):
-                return
-            name = topic if isinstance(topic, str) else self._host.state.topic_names[part.topic_id]
-            order.place(name, partition, part.pid)
-            if (replica := self._replicas.get(part.pid)) is None:
-                check_has_records(part, name)
-                raise leader_error(self._host.node_id, self._host.state, part)
-            if prepared is None:
-                prepared = Offer(batch, batch_rules(self._host.state.topics[name].config), transactional_id)
-                if self._preparation.concerns(part.pid, prepared.rules):
-                    if replica.leading is None:
-                        raise replica.not_leader()
-                    self._preparation.start(part.pid, prepared, partial(on_prepared, part.pid))
-                    return
-            if trace is None and self._batches % BATCHES_PER_SAMPLE:
-                replica.produce(prepared, acks, clipped(timeout_ms), done)
-                return
-            queued_ns, stage = self._now_ns(), self._host.measures.stage if trace is None else trace
-            stage.observe(queued_ns - began_ns, "queue")
-            replica.produce(prepared, acks, clipped(timeout_ms), done, trace)
-            stage.observe(self._now_ns() - queued_ns, "append")
-
-        def on_prepared(pid: PartitionId, prepared: Offer | SmqError | None) -> None:
-            now = self._host.state.partition(pid)
-            if isinstance(prepared, SmqError):
-                fail(prepared)
-            elif now is None:
-                fail(unknown_topic_id(topic) if isinstance(topic, bytes) else unknown_topic(topic))
-            else:
-                use(now, prepared)
-
-        def use(part: PartitionState, prepared: Offer | None = None) -> None:
-            try:
-                append(part, prepared)
-            except SmqError as e:
-                # Without its traceback: that leads to this frame, and so to the request, which only the garbage
-                # collector would find again. It counts objects, and a request may have megabytes.
-                error = e.with_traceback(None)
-                if error.code in JUDGED_BY_THE_LOG:
-                    self._confirm(part, topic, timeout_ms, error, fail)
-                elif isinstance(error, NotYetKnown):
-                    again = partial(self._append_again, topic, partition, lambda p: append(p, prepared), fail)
-                    self._make_certain(part.pid, batch, timeout_ms, again, is_joining=is_joining)
-                else:
-                    fail(error)
-
-        def fail(error: SmqError) -> None:
-            if acks is not Acks.NONE and comes_again(error.code):
-                self._expect(topic, partition, batch)
-            self._host.deliver(partial(done, error))
-
-        self._arrivals.with_partition(topic, partition, timeout_ms, fail, use)
-
-    def _make_certain(
-        self,
-        pid: PartitionId,
-        batch: Buffer,
-        timeout_ms: int,
-        again: Callable[[LogIndex | SmqError | None], None],
-        *,
-        is_joining: bool,
-    ) -> None:
-        """Calls `again` when this node's state says for certain whether the batch has a transaction here. The later
-        batches of its producer wait meanwhile."""
-        if is_joining:
-            self._joins.start(pid, parse_header(batch), clipped(timeout_ms), again)
-        else:
-            self._replicas.send_order.expect(pid, batch)
-            self._barriers.wait(clipped(timeout_ms), again)
-
-    def _append_again(
-        self,
-        topic: str | TopicId,
-        partition: int,
-        append: Callable[[PartitionState], None],
-        fail: Callable[[SmqError], None],
-        result: LogIndex | SmqError | None,
-    ) -> None:
-        """The transaction may have begun through another node, and was not applied here, or the partition had yet to
-        join it. Now the state is as of after the batch's arrival, and what it does not have there is not."""
-        part = partition_in(self._host.state, topic, partition)
-        if isinstance(result, SmqError):
-            fail(result)
-        elif part is None:
-            fail(unknown_topic_id(topic) if isinstance(topic, bytes) else unknown_topic(topic))
-        else:
-            try:
-                append(part)
-            except SmqError as e:
-                fail(e.with_traceback(None))
-
-    def _on_produced(self, began_ns: int, acks: Acks, done: DoneFn[Produced], result: Produced | SmqError) -> None:
-        measures = self._host.measures
-        if isinstance(result, SmqError):
-            measures.produced.add(1, result.code.name)
-        else:
-            labels, counts = _DUPLICATE if result.duplicate else _STORED, measures.produced.by_labels
-            counts[labels] = counts.get(labels, 0) + 1
-            self._latency[acks].observe(self._now_ns() - began_ns)
-        done(result)
-
-    def _confirm(
-        self,
-        part: PartitionState,
-        topic: str | TopicId,
-        timeout_ms: int,
-        error: SmqError,
-        fail: Callable[[SmqError], None],
-    ) -> None:
-        """A leader that has been deposed without knowing it misses what its successor has stored: a batch before this
-        one, or this one itself. Its producers would give their sessions up, so only a leader that leads after a barrier
-        refuses a batch for what its log does not have."""
-        epoch = part.epoch
-
-        def after_barrier(result: LogIndex | SmqError) -> None:
-            if isinstance(result, SmqError):
-                fail(result)
-                return
-            now, replica = self._host.state.partition(part.pid), self._replicas.get(part.pid)
-            if now is None or replica is None:
-                fail(unknown_topic_id(topic) if isinstance(topic, bytes) else unknown_topic(topic))
-            elif replica.leading == now.epoch == epoch:
-                fail(error)
-            else:
-                fail(replica.not_leader())
-
-        self._barriers.wait(clipped(timeout_ms), after_barrier)
-
-    def expect(self, topic: str, partition: int, batch: Buffer) -> None:
-        self._expect(topic, partition, batch)
-
-    def _expect(self, topic: str | TopicId, partition: int, batch: Buffer) -> None:
-        order = self._replicas.send_order
-        if partition < 0:
-            return  # there is none: nothing of it comes again
-        if (part := partition_in(self._host.state, topic, partition)) is not None:
-            order.expect(part.pid, batch)
-        elif isinstance(topic, str):
-            order.expect_by_name(topic, partition, batch)
-        else:
-            order.expect(partition_id(topic, PartitionIndex(partition)), batch)
 
     def fetch(
         self,

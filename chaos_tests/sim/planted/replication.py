@@ -64,9 +64,9 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(_REPLICA + "durable_verified_end", "self.log.durable_end", "self._judged_end"),
             Mutation(
-                _REPLICA + "on_append",
-                "intake.append(self.log, value, self.on_durable)",
-                "intake.append(self.log, value, self.on_durable)\n        self.on_durable()",
+                _REPLICA + "_take",
+                "intake.append(log, fitting, self.on_durable)",
+                "intake.append(log, fitting, self.on_durable)\n            self.on_durable()",
             ),
         ),
         scenario="power",

@@ -19,10 +19,12 @@ from crc32c import crc32c
 from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerEpoch, ProducerId, Sequence, TsNs, split_partition_id
 from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.records import (
+    CONTROL_MASK,
     CRC_START,
     HEADER_BYTES,
     LENGTH_OVERHEAD,
     PREFIX_BYTES,
+    TRANSACTIONAL_MASK,
     BatchError,
     BatchHeader,
     Buffer,
@@ -41,6 +43,7 @@ _COVERED: Final = struct.Struct(">20sBBq")  # partition, version, flags, ts_ns
 ENVELOPE_BYTES: Final = _ENVELOPE.size
 _STORED: Final = struct.Struct(">BBHIqqiibIhi")  # the envelope, and the batch's header up to its last offset delta
 _CRC_AT: Final = ENVELOPE_BYTES + CRC_START  # where the part under the batch's own CRC begins
+_SUMMARY: Final = struct.Struct(">h12xqqhi")  # attributes, max timestamp, producer id and epoch, sequence: from there
 
 TIME_APPEND: Final = 0  # kind of a TIMES row: the leader's append time
 TIME_CREATE: Final = 1  # kind of a TIMES row: the largest create time so far
@@ -171,16 +174,24 @@ def info_of(ts_ns: TsNs, header: BatchHeader, base: Offset, epoch: Epoch, value:
         epoch,
         ts_ns,
         header.max_timestamp,
-        header.size + ENVELOPE_BYTES,
+        len(value),
         ProducerId(header.producer_id),
         ProducerEpoch(header.producer_epoch),
         Sequence(header.base_sequence),
-        _kind_of(header, value) if header.is_transactional else BatchKind.PLAIN,
+        _kind_of(header.attributes, value) if header.attributes & TRANSACTIONAL_MASK else BatchKind.PLAIN,
     )
 
 
-def _kind_of(header: BatchHeader, value: Buffer) -> BatchKind:
-    if not header.is_control:
+def info_of_stored(stored: StoredValue) -> BatchInfo:
+    """As `info_of`, of a batch that `parse_value` has checked, without an object for its header."""
+    base, end, epoch, ts_ns, value = stored
+    attributes, max_timestamp_ms, producer_id, producer_epoch, sequence = _SUMMARY.unpack_from(value, _CRC_AT)
+    kind = _kind_of(attributes, value) if attributes & TRANSACTIONAL_MASK else BatchKind.PLAIN
+    return BatchInfo(base, end, epoch, ts_ns, max_timestamp_ms, len(value), producer_id, producer_epoch, sequence, kind)
+
+
+def _kind_of(attributes: int, value: Buffer) -> BatchKind:
+    if not attributes & CONTROL_MASK:
         return BatchKind.TRANSACTIONAL
     try:
         return BatchKind.COMMIT if is_commit_marker(memoryview(value)[ENVELOPE_BYTES:]) else BatchKind.ABORT
@@ -264,7 +275,7 @@ def envelope_crc(value: bytes) -> int:
 # ---------------------------------------------------------------------------------------------- index rows
 def index_row(pid: PartitionId, info: BatchInfo) -> tuple[bytes, bytes]:
     """Key and value of a batch's TIMES row."""
-    key = append_time_key(pid, info.ts_ns, info.base)
+    key = _TIME_KEY.pack(pid, TIME_APPEND, info.ts_ns, info.base)
     row = _INDEX.pack(
         0,
         info.size,

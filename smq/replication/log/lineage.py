@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from smq.raft_state.ids import Epoch, Offset
-from smq.raft_state.state import EpochStart
+from smq.raft_state.state import EpochStart, PartitionState
+from smq.replication.log.codec import StoredValue
 
 
 class EpochRun(NamedTuple):
@@ -39,6 +40,17 @@ def runs_to(runs: Sequence[EpochRun], end: Offset) -> list[EpochRun]:
 def runs_from(runs: Sequence[EpochRun], first: Offset) -> list[EpochRun]:
     """The runs without everything before `first`, the base of a batch."""
     return [EpochRun(run.epoch, max(run.start, first), run.end) for run in runs if run.end > first]
+
+
+def fits(part: PartitionState, batch: StoredValue, log_start: Offset, log_end: Offset) -> bool:
+    """Whether the batch is a valid one (rule 3) that starts at the end of the log, or contains the start of an empty
+    one."""
+    covered = part.epoch_range(batch.epoch)
+    contains_start = log_end == log_start and batch.base <= log_start < batch.end
+    if covered is None or not (batch.base == log_end or contains_start):
+        return False
+    start, end = covered
+    return start <= batch.base and (end is None or batch.end <= end)
 
 
 def verified_end(

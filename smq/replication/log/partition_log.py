@@ -7,7 +7,7 @@ checks the lineage and says where to cut. Only the log store creates it; the rep
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -32,7 +32,7 @@ from smq.replication.log.codec import (
     create_time_key,
     index_row,
     info_of,
-    parse_header_of,
+    info_of_stored,
     partition_stop,
     times_range,
 )
@@ -46,6 +46,7 @@ from smq.replication.log.state import (
     NOT_SAVED,
     LogState,
     PartitionRow,
+    check_order,
     checkpoint_key,
     encode_partition,
     next_checkpoint,
@@ -115,50 +116,53 @@ class PartitionLog(AbortedLog):
         value = build_value(self.pid, batch, header, base, epoch, ts_ns)
         info = info_of(ts_ns, header, base, epoch, value)
         stored = StoredValue(base, info.end, epoch, ts_ns, value)
-        self._append(stored, info, done, [])
+        self._append([stored], [info], [], done)
         return stored
 
-    def append_stored(self, stored: StoredValue, done: Callable[[], None]) -> None:
-        """The follower's append: bytes as the leader has them, verified by `parse_value`. They must start at
-        appended_end or, in an empty log, contain log_start; ValueError otherwise."""
-        state = self._state
-        ops: list[Op] = []
-        ts_ns, header = parse_header_of(stored.value, verify=None)
-        if self._is_empty():
-            if not stored.base <= self.log_start < stored.end:
-                raise ValueError(f"{self!r}: batch {stored.base}..{stored.end} does not contain the log's start")
-            self._first = stored.base
-            if ts_ns <= state.last_ts_ns:  # only deleted rows are later: the order starts afresh
-                state.last_ts_ns = self._base.last_ts_ns = TsNs(ts_ns - 1)
-                ops.append(self._base_row())
-        elif stored.base != state.end or stored.end <= stored.base:
-            raise ValueError(f"{self!r}: batch {stored.base}..{stored.end} does not follow the log's end")
-        elif ts_ns <= state.last_ts_ns:
-            raise ValueError(f"{self!r}: ts_ns {ts_ns} does not exceed the last, {state.last_ts_ns}")
+    def append_stored(self, values: Sequence[StoredValue], done: Callable[[], None]) -> None:
+        """The follower's append, as one submission: bytes as the leader has them, verified by `parse_value`. They must
+        follow one another, and start at appended_end or, in an empty log, contain log_start. Otherwise ValueError, and
+        nothing is appended."""
         self._check_usable()
-        self._append(stored, info_of(ts_ns, header, stored.base, stored.epoch, stored.value), done, ops)
+        state, infos, ops = self._state, [info_of_stored(stored) for stored in values], list[Op]()
+        first = infos[0]
+        if not self._is_empty():
+            check_order(self.pid, infos, state.end, state.last_ts_ns)
+        elif first.base <= self.log_start < first.end:
+            check_order(self.pid, infos, first.base, TsNs(first.ts_ns - 1))
+            self._first = first.base
+            if first.ts_ns <= state.last_ts_ns:  # only deleted rows are later: the order starts afresh
+                state.last_ts_ns = self._base.last_ts_ns = TsNs(first.ts_ns - 1)
+                ops.append(self._base_row())
+        else:
+            raise ValueError(f"{self!r}: batch {first.base}..{first.end} does not contain the log's start")
+        self._append(values, infos, ops, done)
 
-    def _append(self, stored: StoredValue, info: BatchInfo, done: Callable[[], None], ops: list[Op]) -> None:
-        state, pid = self._state, self.pid
-        is_latest = info.max_timestamp_ms > state.create_ms_max
-        aborted = state.add(info)
-        if info.producer_id >= 0:
-            self._count_producers()
-        if aborted is not None:
-            self.aborted.add(aborted)
-            ops.append(Put(Table.TIMES, *aborted_row(pid, aborted)))
-        ops.append(Put(Table.BATCHES, batch_key(pid, info.base), stored.value))
-        ops.append(Put(Table.TIMES, *index_row(pid, info)))
-        if is_latest:
-            ops.append(Put(Table.TIMES, create_time_key(pid, info.max_timestamp_ms, info.base), b""))
-        self._batches_since_checkpoint += 1
-        self._bytes_since_checkpoint += info.size
-        if self._is_checkpoint_due():
-            ops.append(self._checkpoint())
-        pending = Pending(self._on_durable, info.end, done)
+    def _append(
+        self, values: Sequence[StoredValue], infos: Sequence[BatchInfo], ops: list[Op], done: Callable[[], None]
+    ) -> None:
+        state, pid, size = self._state, self.pid, 0
+        for stored, info in zip(values, infos, strict=True):
+            is_latest = info.max_timestamp_ms > state.create_ms_max
+            aborted = state.add(info)
+            if info.producer_id >= 0:
+                self._count_producers()
+            if aborted is not None:
+                self.aborted.add(aborted)
+                ops.append(Put(Table.TIMES, *aborted_row(pid, aborted)))
+            ops.append(Put(Table.BATCHES, batch_key(pid, info.base), stored.value))
+            ops.append(Put(Table.TIMES, *index_row(pid, info)))
+            if is_latest:
+                ops.append(Put(Table.TIMES, create_time_key(pid, info.max_timestamp_ms, info.base), b""))
+            self._batches_since_checkpoint += 1
+            self._bytes_since_checkpoint += info.size
+            if self._batches_since_checkpoint >= CHECKPOINT_BATCHES or self._bytes_since_checkpoint >= CHECKPOINT_BYTES:
+                ops.append(self._checkpoint())
+            self._tail.append(stored)
+            size += info.size
+        self._count_tail(size)
+        pending = Pending(self._on_durable, infos[0].base, state.end, done)
         self._pending.append(pending)
-        self._tail.append(stored)
-        self._count_tail(info.size)
         self._disk.submit(ops, pending)
 
     def _on_durable(self, end: Offset) -> None:
@@ -406,8 +410,8 @@ class PartitionLog(AbortedLog):
         self.generation += 1
         self.tail_damage = None
         self.damaged_batches = {base for base in self.damaged_batches if base < end}
-        while self._pending and self._pending[-1].end > end:
-            self._pending.pop().forget()
+        while self._pending and not self._pending[-1].cut(end):
+            self._pending.pop()
         while self._tail and self._tail[-1].end > end:
             self._count_tail(-len(self._tail.pop().value))
 
@@ -419,9 +423,6 @@ class PartitionLog(AbortedLog):
         self._producers_counted = 0
 
     # ----------------------------------------------------------------------------------------- checkpoints
-    def _is_checkpoint_due(self) -> bool:
-        return self._batches_since_checkpoint >= CHECKPOINT_BATCHES or self._bytes_since_checkpoint >= CHECKPOINT_BYTES
-
     def _checkpoint(self) -> Op:
         self._batches_since_checkpoint = self._bytes_since_checkpoint = 0
         return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._state.end), next_checkpoint(self._state))
@@ -475,7 +476,7 @@ class PartitionLog(AbortedLog):
                 base.last_ts_ns = TsNs(values[0].ts_ns - 1)
         pending = None
         if grows:
-            pending = Pending(self._on_durable, end, lambda: None)
+            pending = Pending(self._on_durable, end_before, end, lambda: None)
             ops += self._grown(state, values)
             self._pending.append(pending)
         else:
@@ -496,8 +497,7 @@ class PartitionLog(AbortedLog):
         self._forget_tail(state.end)
         self.aborted.cut(state.end)
         for stored in values:
-            ts_ns, header = parse_header_of(stored.value, verify=None)
-            info = info_of(ts_ns, header, stored.base, stored.epoch, stored.value)
+            info = info_of_stored(stored)
             if info.end <= state.end:
                 continue
             if info.end > end_before and info.max_timestamp_ms > state.create_ms_max:
@@ -581,8 +581,7 @@ class PartitionLog(AbortedLog):
         is_right = any(r.epoch == stored.epoch and r.start <= stored.base and stored.end <= r.end for r in self.runs)
         if not is_here or not is_right or self.is_installing:
             return False
-        ts_ns, header = parse_header_of(stored.value, verify=None)
-        key, value = index_row(self.pid, info_of(ts_ns, header, stored.base, stored.epoch, stored.value))
+        key, value = index_row(self.pid, info_of_stored(stored))
         ops: list[Op] = [] if row is None else [Delete(Table.TIMES, row, row + b"\x00")]
         ops.append(Delete(Table.BATCHES, batch_key(self.pid, stored.base), batch_key(self.pid, stored.end)))
         ops.append(Put(Table.BATCHES, batch_key(self.pid, stored.base), stored.value))

@@ -27,8 +27,7 @@ from smq.replication.log.codec import (
     create_ms_of_key,
     create_time_key,
     envelope_crc,
-    info_of,
-    parse_header_of,
+    info_of_stored,
     parse_index_row,
     parse_value,
     partition_name,
@@ -198,8 +197,7 @@ class LogReader:
         except BatchDamaged:
             return False
         for stored in found[:1]:
-            ts_ns, header = parse_header_of(stored.value, verify=None)
-            state.add(info_of(ts_ns, header, stored.base, stored.epoch, stored.value))
+            state.add(info_of_stored(stored))
         return bool(found)
 
     def _checkpoint_at_or_below(self, end: Offset, *, may_be_inside: bool = False) -> LogState:
@@ -240,8 +238,7 @@ class LogReader:
             yield info
         for stored in self._tail:
             if stored.ts_ns > after_ts_ns and seen < stored.end <= end:
-                ts_ns, header = parse_header_of(stored.value, verify=None)
-                yield info_of(ts_ns, header, stored.base, stored.epoch, stored.value)
+                yield info_of_stored(stored)
 
     def _live_infos(self, after_ts_ns: int) -> Iterator[BatchInfo]:
         """The batches above log_start that were appended after that time."""
@@ -251,8 +248,7 @@ class LogReader:
         """The batches above log_start that are in memory only."""
         for stored in self._tail:
             if stored.end > max(self.durable_end, self.log_start):
-                ts_ns, header = parse_header_of(stored.value, verify=None)
-                yield info_of(ts_ns, header, stored.base, stored.epoch, stored.value)
+                yield info_of_stored(stored)
 
     def _durable_infos(self, after_ts_ns: int, at_least: Offset | None = None) -> Iterator[BatchInfo]:
         """The index rows on disk, in order, of batches above log_start; `at_least` in its place includes batches that
@@ -503,9 +499,7 @@ class LogReader:
         value = self.rows.get(Table.BATCHES, key)
         if value is None:
             raise BatchDamaged(self.pid, base, "it is missing")
-        stored = parse_stored(self.pid, key, value)
-        ts_ns, header = parse_header_of(value, verify=None)
-        return info_of(ts_ns, header, stored.base, stored.epoch, stored.value)
+        return info_of_stored(parse_stored(self.pid, key, value))
 
     def _walk_to_timestamp(self, create_ms: int, after_ts_ns: int) -> BatchInfo | None:
         return next((info for info in self._live_infos(after_ts_ns) if info.max_timestamp_ms >= create_ms), None)

@@ -29,8 +29,7 @@ from smq.replication.log.codec import (
     create_ms_of_key,
     create_time_key,
     index_row,
-    info_of,
-    parse_header_of,
+    info_of_stored,
     times_range,
 )
 from smq.replication.log.reader import LogReader
@@ -226,9 +225,8 @@ def replacing_ops(pid: PartitionId, start: Offset, end: Offset, values: list[Sto
         first = append_time_key(pid, old.first_ts_ns, 0)
         ops.append(Delete(Table.TIMES, first, after_append_time(pid, old.last_ts_ns)))
     for stored in values:
-        ts_ns, header = parse_header_of(stored.value, verify=None)
         ops.append(Put(Table.BATCHES, batch_key(pid, stored.base), stored.value))
-        ops.append(Put(Table.TIMES, *index_row(pid, info_of(ts_ns, header, stored.base, stored.epoch, stored.value))))
+        ops.append(Put(Table.TIMES, *index_row(pid, info_of_stored(stored))))
     bases = [stored.base for stored in values]
     for create_ms, base in old.create_rows:
         key = create_time_key(pid, create_ms, base)

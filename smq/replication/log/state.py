@@ -24,7 +24,7 @@ from crc32c import crc32c
 from smq.raft_state.ids import Epoch, Offset, PartitionId, Sequence, TsNs
 from smq.records import INT32_MAX
 from smq.replication.api import Aborted
-from smq.replication.log.codec import BatchInfo, BatchKind
+from smq.replication.log.codec import BatchInfo, BatchKind, partition_name
 from smq.replication.log.lineage import EpochRun, extend_runs, runs_from, runs_to
 from smq.replication.log.producers import CachedBatch, ProducerTable
 from smq.replication.ports import DataDamaged
@@ -113,6 +113,19 @@ class LogState:
         state.aborted = self.aborted
         state.runs, state.producers, state.saved = self.runs.copy(), self.producers.copy(), self.saved
         return state
+
+
+def check_order(pid: PartitionId, infos: list[BatchInfo], end: Offset, last_ts_ns: TsNs) -> None:
+    """ValueError unless each batch begins where the one before it ends, the first at `end`, and after its time."""
+    for info in infos:
+        if info.base != end or info.end <= end:
+            what = f"batch {info.base}..{info.end} does not follow the log's end, {end}"
+        elif info.ts_ns <= last_ts_ns:
+            what = f"ts_ns {info.ts_ns} does not exceed the last, {last_ts_ns}"
+        else:
+            end, last_ts_ns = info.end, TsNs(info.ts_ns + info.end - info.base - 1)
+            continue
+        raise ValueError(f"{partition_name(pid)}: {what}")
 
 
 class Checkpoint(NamedTuple):

@@ -19,8 +19,7 @@ from smq.replication.log.codec import (
     after_append_time,
     base_of_key,
     batch_key,
-    info_of,
-    parse_header_of,
+    info_of_stored,
     parse_index_row,
     parse_value,
     partition_name,
@@ -239,9 +238,7 @@ class _Recovery:
         base = base_of_key(key)
         while True:
             try:
-                stored = parse_stored(self._pid, key, value)
-                ts_ns, header = parse_header_of(value, verify=None)
-                self._add(info_of(ts_ns, header, stored.base, stored.epoch, stored.value))
+                self._add(info_of_stored(parse_stored(self._pid, key, value)))
                 return
             except BatchDamaged as damage:
                 info = self._next_row(base, damage)

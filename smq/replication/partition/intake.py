@@ -87,10 +87,10 @@ class Intake:
         self._waiting[pid] = self._waiting.get(pid, 0) + size
         return False
 
-    def append(self, log: PartitionLog, value: StoredValue, done: Callable[[], None]) -> None:
+    def append(self, log: PartitionLog, values: list[StoredValue], done: Callable[[], None]) -> None:
         """Appends to the log of a followed partition, and counts the bytes."""
         before = self._disk.queued_bytes
-        log.append_stored(value, done)
+        log.append_stored(values, done)
         self._followed.add(self._disk.queued_bytes - before)
 
     def is_waiting(self, pid: PartitionId) -> bool:

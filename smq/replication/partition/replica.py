@@ -19,7 +19,7 @@ from smq.replication.anomalies import MarkWatch
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
 from smq.replication.log.codec import StoredValue, parse_value
-from smq.replication.log.lineage import verified_end
+from smq.replication.log.lineage import fits, verified_end
 from smq.replication.log.producers import ArrivingTable
 from smq.replication.log.segments import Replaced
 from smq.replication.log.store import PartitionLog
@@ -289,7 +289,7 @@ class Replica:
     def _append_at(self, ts_ns: TsNs, batch: Buffer, header: BatchHeader) -> StoredValue:
         stored = self.log.append(batch, header, epoch=self.part.epoch, ts_ns=ts_ns, done=self.on_durable)
         self._owner.intake.took_produced(self.pid, stored)
-        self._judged_end = self.log.appended_end
+        self._judged_end = stored.end
         self._owner.mark_unsent(self)
         return stored
 
@@ -432,7 +432,7 @@ class Replica:
             self.on_probe(self.part.leader, probe)
 
     def on_append(self, peer: NodeId, append: wire.Append) -> None:
-        """Rule 6. Raises DataDamaged for bytes that fail their CRC: none of them are kept."""
+        """Rule 6. Raises DataDamaged for a batch that fails its CRC: only those before it are kept."""
         if append.epoch > self.part.epoch:
             self._pending_probe = wire.Probe(self.pid, append.epoch, append.stream)
             return
@@ -445,7 +445,7 @@ class Replica:
         if self._judged_end != self.log.appended_end:
             return  # the log holds epochs that are not applied here yet: wait for them
         self._stream_seen = append.stream
-        intake, size = self._owner.intake, sum(len(value) for value in append.values)
+        intake, size = self._owner.intake, sum(map(len, append.values))
         was_waiting = intake.is_waiting(self.pid)
         if not intake.admits(self.pid, size):
             if not was_waiting:
@@ -454,18 +454,29 @@ class Replica:
         if not self._owner.space.admits(size):
             self._send_ack(resync=True)
             return
-        for raw in append.values:
-            value = parse_value(self.pid, bytes(raw))
-            if self._lacks_producers or not self._fits(value):
-                if self._resync_requested != append.stream:
-                    self._resync_requested = append.stream
-                    self._send_ack(resync=True)
-                return
-            self._cut_damage()
-            intake.append(self.log, value, self.on_durable)
-            self._judged_end = self.log.appended_end
-            if value.base < self.known_commit_point():
-                self._owner.wake(self)  # this node lagged: readers may have waited for it
+        if not self._take(append) and self._resync_requested != append.stream:
+            self._resync_requested = append.stream
+            self._send_ack(resync=True)
+
+    def _take(self, append: wire.Append) -> bool:
+        """Appends the batches up to the first that does not fit, or is damaged. Whether all fit."""
+        log, fitting = self.log, list[StoredValue]()
+        end, is_known = log.appended_end, not self._lacks_producers
+        try:
+            for raw in append.values:
+                value = parse_value(self.pid, bytes(raw))
+                if not (is_known and fits(self.part, value, log.log_start, end)):
+                    return False
+                fitting.append(value)
+                end = value.end
+            return True
+        finally:
+            if fitting:
+                self._cut_damage()
+                self._owner.intake.append(log, fitting, self.on_durable)
+                self._judged_end = log.appended_end
+                if fitting[0].base < self.known_commit_point():
+                    self._owner.wake(self)  # this node lagged: readers may have waited for it
 
     def on_commit(self, peer: NodeId, epoch: Epoch, commit: Offset) -> None:
         """Rule 24: only in the epoch by which this log has been judged, and not once it is sealed."""
@@ -497,17 +508,6 @@ class Replica:
             raise wire.WireError(f"producers that cannot be adopted: {e}") from e
         self._stream_seen = message.stream
         self._owner.mark_durable(self.pid)
-
-    def _fits(self, value: StoredValue) -> bool:
-        """Only a valid batch (rule 3) that starts at the end of the log."""
-        log = self.log
-        is_next = value.base == log.appended_end
-        contains_start = log.appended_end == log.log_start and value.base <= log.log_start < value.end
-        covered = self.part.epoch_range(value.epoch)
-        if covered is None or not (is_next or contains_start):
-            return False
-        start, end = covered
-        return start <= value.base and (end is None or value.end <= end)
 
     @property
     def _is_out(self) -> bool:

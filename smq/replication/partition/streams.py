@@ -265,17 +265,17 @@ class FollowerStream:
                 self._send(found)
         self.pump()
 
-    def _send(self, values: list[StoredValue]) -> bool:
+    def _send(self, batches: list[StoredValue]) -> bool:
         self.is_unreadable = False
-        for first in range(0, len(values), APPEND_BATCHES_MAX):
-            some = values[first : first + APPEND_BATCHES_MAX]
-            commit = self._commit_point()
-            message = wire.Append(self._pid, self._epoch, self._stream, commit, [v.value for v in some])
+        for first in range(0, len(batches), APPEND_BATCHES_MAX):
+            some = batches[first : first + APPEND_BATCHES_MAX]
+            commit, values = self._commit_point(), [stored.value for stored in some]
+            message = wire.Append(self._pid, self._epoch, self._stream, commit, values)
             if not self._host.links.send(self.peer, Channel.DATA, message):
                 self._restart(None)
                 return False
             self._commit_told = commit
-            size = sum(len(v.value) for v in some)
+            size = sum(map(len, values))
             self._next = some[-1].end
             self._in_flight.append((self._next, size))
             self._in_flight_bytes += size

@@ -154,19 +154,31 @@ class LogAgainstList(RuleBasedStateMachine):
         assert bytes(stored.batch[16:]) == batch[16:]
         self.add(batch, stored)
 
-    @rule(batch=BATCHES, gap=st.integers(1, 3), below=st.integers(0, 3), back=st.integers(0, 5))
-    def append_stored(self, batch: bytes, gap: int, below: int, back: int) -> None:
-        header = parse_header(batch)
+    @rule(
+        batches=st.lists(BATCHES, min_size=1, max_size=3),
+        gap=st.integers(1, 3),
+        below=st.integers(0, 3),
+        back=st.integers(0, 5),
+    )
+    def append_stored(self, batches: list[bytes], gap: int, below: int, back: int) -> None:
+        """As one submission, of which a truncation may leave the first ones."""
         base, ts_ns, base_ts = self.model.end, self.log.last_ts_ns + gap, None
         if not self.model.live:
-            base = Offset(base - min(below, header.last_offset_delta))
+            base = Offset(base - min(below, parse_header(batches[0]).last_offset_delta))
             ts_ns = max(1, ts_ns - back)
             base_ts = min(self.model.base_ts, ts_ns - 1)
-        stored = parse_value(PID, build_value(PID, batch, header, base, Epoch(self.epoch), TsNs(ts_ns)))
-        self.count += 1
-        number = self.count
-        self.log.append_stored(stored, lambda: self.done.add(number))
-        self.add(batch, stored, base_ts=base_ts)
+        values: list[StoredValue] = []
+        for batch in batches:
+            value = build_value(PID, batch, parse_header(batch), base, Epoch(self.epoch), TsNs(ts_ns))
+            stored = parse_value(PID, value)
+            values.append(stored)
+            base, ts_ns = stored.end, last_ts_ns(stored) + gap
+        numbers = range(self.count + 1, self.count + 1 + len(values))
+        self.log.append_stored(values, lambda: self.done.update(numbers))
+        for batch, stored in zip(batches, values, strict=True):
+            self.count += 1
+            self.add(batch, stored, base_ts=base_ts)
+            base_ts = None
 
     @rule(distance=st.integers(-2, 12))
     def truncate(self, distance: int) -> None:

@@ -128,7 +128,7 @@ def test_an_installation_brings_no_row_of_a_cut_back(times: tuple[int, int, int,
     follower.log.install(Offset(0), Offset(5), digest_of(new), new, old, nothing)
     follower.harness.settle()
     for stored in leader.stored(5):
-        follower.log.append_stored(stored, nothing)
+        follower.log.append_stored([stored], nothing)
     append(follower, 5)
     append(follower, cut_later)
     follower.harness.settle()

@@ -311,7 +311,7 @@ class Segments(RuleBasedStateMachine):
             return
         for value in self.leader.stored(log.appended_end)[:count]:
             if value.base == log.appended_end or value.base <= log.log_start == log.appended_end:
-                log.append_stored(value, nothing)
+                log.append_stored([value], nothing)
         self.follower.harness.settle()
 
     @precondition(lambda self: self.leader.log.appended_end > self.leader.log.log_start)

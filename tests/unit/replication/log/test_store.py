@@ -182,7 +182,7 @@ def test_a_log_with_a_damaged_tail_takes_no_append_until_it_is_cut_there(harness
     log.truncate(log.appended_end)
     assert log.tail_damage is None
     for value in stored[2:4]:  # again, from another replica
-        log.append_stored(value, nothing)
+        log.append_stored([value], nothing)
     log = LogStore(harness.reopen()).open_all()[PID]
     assert (log.appended_end, log.tail_damage) == (8, None)  # the batch at 8, after the damage, was cut too
     assert log.read(Offset(0), ALL, 1 << 30) == stored[:4]
@@ -199,7 +199,7 @@ def test_a_damaged_first_batch_leaves_an_empty_log_that_can_be_repaired(harness:
     assert (log.log_start, log.appended_end) == (6, 6)
     assert log.tail_damage is not None
     log.truncate(log.appended_end)
-    log.append_stored(stored[1], nothing)
+    log.append_stored([stored[1]], nothing)
     log = LogStore(harness.reopen()).open_all()[PID]
     assert (log.log_start, log.appended_end, log.tail_damage) == (6, 8, None)
 
@@ -442,13 +442,13 @@ def test_appends_that_do_not_fit_are_refused(harness: Harness) -> None:
 
     for base in (5, 7, 11):  # 7..10 ends at log_start and does not contain it
         with pytest.raises(ValueError, match="does not contain"):
-            log.append_stored(stored(base, 3, 5), nothing)
-    log.append_stored(stored(9, 3, 5), nothing)
+            log.append_stored([stored(base, 3, 5)], nothing)
+    log.append_stored([stored(9, 3, 5)], nothing)
     for base in (11, 13):
         with pytest.raises(ValueError, match="does not follow"):
-            log.append_stored(stored(base, 3, 9), nothing)
+            log.append_stored([stored(base, 3, 9)], nothing)
     with pytest.raises(ValueError, match="does not exceed"):
-        log.append_stored(stored(12, 3, 5), nothing)
+        log.append_stored([stored(12, 3, 5)], nothing)
     data = make_batch()
     with pytest.raises(ValueError, match="does not exceed"):
         log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=TsNs(5), done=nothing)
@@ -504,10 +504,10 @@ def test_a_batch_that_contains_log_start_is_found_by_time_before_it_is_durable_a
     log = LogStore(harness.disk).create(PID, Offset(10))
     data = make_batch(3, created_ms=50)
     stored = parse_value(PID, build_value(PID, data, parse_header(data), Offset(9), Epoch(1), TsNs(5)))
-    log.append_stored(stored, nothing)
+    log.append_stored([stored], nothing)
     harness.settle()
     log.truncate(Offset(11))
-    log.append_stored(stored, nothing)
+    log.append_stored([stored], nothing)
     for _ in range(20):
         for found in (log.find_timestamp(50), log.find_ts_ns(5)):
             assert found is not None

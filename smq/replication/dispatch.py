@@ -71,15 +71,15 @@ class Dispatcher:
     def on_message(self, peer: NodeId, channel: Channel, payload: memoryview) -> None:
         if self._is_stopped:
             return
-        if channel is Channel.CONTROL and payload and payload[0] == wire.RAFT:
-            self._host.engine.on_message(peer, payload[1:])
-            return
         try:
             messages = several.split(payload)
         except wire.WireError as e:
             _refused(peer, channel, e)
             return
         for message in messages:
+            if message[0] == wire.RAFT and channel is Channel.CONTROL:
+                self._host.engine.on_message(peer, message[1:])
+                continue
             try:
                 self._dispatch(peer, wire.decode(message))
             except (wire.WireError, DataDamaged) as e:

@@ -1,9 +1,10 @@
 """Sending to peers: messages encoded onto the network's sessions.
 
 Owns the way out only; the dispatcher owns the way in. Every part of a node sends through it. What a turn of the loop
-sends to one peer on DATA leaves in one frame, because a frame costs more than a small message. It must never keep a
-message beyond the turn, nor beyond its session: a message that finds no open session is not sent, one whose session
-ends is lost with it, and its sender recovers.
+sends to one peer on one channel leaves in one frame, because a frame costs more than a small message, and its receiver
+handles all of them in one turn. It must never reorder the messages of a channel, nor keep one beyond the turn or its
+session: a message that finds no open session is not sent, one whose session ends is lost with it, and its sender
+recovers. What Raft says comes here once it is on disk (`raft.outbox`).
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ FRAME_PARTS: Final = 256
 
 
 class _Frame:
-    """The messages of this turn to one peer."""
+    """The messages of this turn to one peer on one channel."""
 
     __slots__ = ("messages", "part_count", "size")
 
@@ -34,38 +35,39 @@ class Links:
     def __init__(self, network: Network, call_soon: Callable[[Callable[[], None]], None]) -> None:
         self._network = network
         self._call_soon = call_soon
-        self._frames: dict[NodeId, _Frame] = {}
+        self._frames: dict[tuple[NodeId, Channel], _Frame] = {}
         self._is_flush_due = False
         self.is_open = network.is_open
 
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
         """Bytes not yet taken by the operating system."""
-        frame = self._frames.get(peer) if channel is Channel.DATA else None
+        frame = self._frames.get((peer, channel))
         return self._network.backlog_bytes(peer, channel) + (frame.size if frame is not None else 0)
 
     def send(self, peer: NodeId, channel: Channel, message: wire.Message) -> bool:
         """False, and nothing sent, if no session is open."""
-        parts = wire.encode(message)
-        if channel is not Channel.DATA:
-            return self._network.send(peer, channel, parts)
+        return self._add(peer, channel, wire.encode(message))
+
+    def send_raft(self, peer: NodeId, parts: Sequence[Buffer]) -> None:
+        """A message of the engine, which encodes its own."""
+        self._add(peer, Channel.CONTROL, [_RAFT, *parts])
+
+    def _add(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
         if not self._network.is_open(peer, channel):
             return False
-        frame = self._frames.get(peer)
+        key = peer, channel
+        frame = self._frames.get(key)
         if frame is None:
-            frame = self._frames[peer] = _Frame()
+            frame = self._frames[key] = _Frame()
         frame.messages.append(parts)
         frame.size += sum(map(len, parts))
         frame.part_count += len(parts)
         if frame.size >= FRAME_BYTES or frame.part_count >= FRAME_PARTS:
-            self._send_frame(peer)
+            self._send_frame(key)
         elif not self._is_flush_due:
             self._is_flush_due = True
             self._call_soon(self.flush)
         return True
-
-    def send_raft(self, peer: NodeId, parts: Sequence[Buffer]) -> None:
-        """A message of the engine, which encodes its own."""
-        self._network.send(peer, Channel.CONTROL, [_RAFT, *parts])
 
     def collect(self) -> None:
         """The caller sends now, and calls `flush` when it has sent everything: no callback is needed for that."""
@@ -74,13 +76,12 @@ class Links:
     def flush(self) -> None:
         """Sends what this turn has collected."""
         self._is_flush_due = False
-        for peer in list(self._frames):
-            self._send_frame(peer)
+        for key in list(self._frames):
+            self._send_frame(key)
 
-    def _send_frame(self, peer: NodeId) -> None:
-        self._network.send(peer, Channel.DATA, several.joined(self._frames.pop(peer).messages))
+    def _send_frame(self, key: tuple[NodeId, Channel]) -> None:
+        self._network.send(*key, several.joined(self._frames.pop(key).messages))
 
     def on_session_close(self, peer: NodeId, channel: Channel) -> None:
         """What was meant for this session must not appear in the next one."""
-        if channel is Channel.DATA:
-            self._frames.pop(peer, None)
+        self._frames.pop((peer, channel), None)

@@ -176,6 +176,18 @@ class Core:
         """Time alone gives the next turn something to do."""
         return self.is_leader or self._library.is_election_due
 
+    def is_due_for(self, peer: NodeId, message: Message) -> bool:
+        """The message gives a turn something to do. Otherwise it waits for the next one, at most until the next tick:
+        a leader has a turn with each."""
+        if not isinstance(message, AppendReply) or not self.is_leader or message.term != self.term:
+            return True
+        return not self.lead.may_wait(peer, message)
+
+    @property
+    def may_commit(self) -> bool:
+        """A turn would move the commit index."""
+        return self.is_leader and self.lead.committable_index() > self.commit_index
+
     def step(self, messages: Iterable[tuple[NodeId, Message]]) -> Work:
         """Begins a turn: messages, time, elections, commit. Returns the work for the state machine."""
         for peer, message in messages:

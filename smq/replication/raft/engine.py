@@ -195,13 +195,15 @@ class TurnEngine(abc.ABC):
     def on_message(self, peer: NodeId, payload: memoryview) -> None:
         """A message that does not decode is dropped: Raft tolerates lost messages."""
         try:
-            self._inbox.append((peer, decode(payload)))
+            message = decode(payload)
         except MalformedMessage as e:
             if peer not in self._malformed_from:
                 self._malformed_from.add(peer)
                 log.warning("node %d sent something that is not a Raft message: %s", peer, e)
             return
-        self._wake()
+        self._inbox.append((peer, message))
+        if self._raft is None or self._raft.is_due_for(peer, message):
+            self._wake()
 
     def rewrite_row(self, table: Table, key: bytes) -> None:
         if self._raft is not None:
@@ -224,8 +226,8 @@ class TurnEngine(abc.ABC):
     def quorum(self) -> Quorum | None:
         if self._raft is None or not self.is_leader:
             return None
-        now, wall_ms = self.now(), self._clock.wall_ns() // 1_000_000
-        return self._raft.lead.quorum(self._node_id, lambda at: wall_ms - round((now - at) * 1000))
+        now, wall_ns = self.now(), self._clock.wall_ns()
+        return self._raft.lead.quorum(self._node_id, lambda at: (wall_ns - round((now - at) * 1e9)) // 1_000_000)
 
     def renounce(self) -> None:
         self._enter(lambda raft: raft.renounce())
@@ -243,7 +245,7 @@ class TurnEngine(abc.ABC):
 
     def _on_durable(self) -> None:
         """Only a leader counts what is on its own disk."""
-        if self.is_leader:
+        if self._raft is not None and self._raft.may_commit:
             self._wake()
 
     def _turn(self) -> None:

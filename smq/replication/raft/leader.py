@@ -139,6 +139,14 @@ class Leader:
             progress.restart(self._number + 1)
             progress.next_index = max(2, min(m.next_index, last_index + 1))
 
+    def may_wait(self, peer: NodeId, m: AppendReply) -> bool:
+        """Whether an answer in the present term changes nothing: it cannot move the commit index, and the
+        follower gets nothing for it. Most answers that come after a majority's are such."""
+        progress, view = self._progress[peer], self._view
+        is_known = m.success and m.disk == progress.disk and m.next_index - 1 <= view.commit_index
+        has_all = progress.transfer is None and progress.next_index > view.journal.last_index
+        return is_known and has_all and not self._reads and self._successor is None
+
     def committable_index(self) -> int:
         """The highest index that is durable on a majority of the registered disks (rule 18)."""
         durable = [p.match_index if self._counts(peer, p) else 0 for peer, p in self._progress.items()]

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 
-from smq.raft_state.commands import CreateTopic
+from smq.raft_state.commands import CommitOffsets, CreateTopic, OffsetCommit
+from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import NodeId, TopicId
-from smq.raft_state.replies import Reply, TopicCreated
+from smq.raft_state.ids import NodeId, Offset, TopicId
+from smq.raft_state.replies import Done, Reply, TopicCreated
 from smq.replication.api import Acks, Produced
 from smq.replication.config import NodeConfig
 from smq.replication.net import several, wire
@@ -149,6 +150,37 @@ class HotPath:
             self.processes[node_id].soon(partial(hand_over, batches))
         self._until(lambda: len(answers) == sum(map(len, turns)))
         assert all(isinstance(answer, Produced) for answer in answers), answers
+
+    @property
+    def raft_leader(self) -> NodeId:
+        (leader,) = [node_id for node_id, node in self.nodes.items() if node.engine.is_leader]
+        return leader
+
+    def commit_offsets(self, node_id: NodeId, count: int) -> None:
+        """Of `count` groups that the node coordinates, in one turn of its loop; waits for the answers."""
+        node, replies = self.nodes[node_id], list[Reply | SmqError]()
+        item = OffsetCommit(partition=node.state.topics[TOPIC].partitions[0].pid, offset=Offset(0))
+        slots = ((name, coordinator_of(node.state, name)) for name in map(str, range(10 * count)))
+        owned = [(name, slot.epoch) for name, slot in slots if slot.node == node_id][:count]
+        groups = node.state.groups
+        commands = [
+            CommitOffsets(
+                group=name,
+                coordinator_epoch=epoch,
+                changes_seen=groups[name].changes if name in groups else 0,
+                items=(item,),
+                committed_ms=1,
+            )
+            for name, epoch in owned
+        ]
+
+        def hand_over() -> None:
+            for command in commands:
+                node.propose(command, 5_000, replies.append)
+
+        self.processes[node_id].soon(hand_over)
+        self._until(lambda: len(replies) == count)
+        assert all(isinstance(reply, Done) for reply in replies), replies
 
     @contextmanager
     def counted(self) -> Iterator[dict[NodeId, Counter[str]]]:

@@ -1,4 +1,4 @@
-"""What a turn sends to one peer on DATA leaves in one frame, in order, and never in another session."""
+"""What a turn sends to one peer on one channel leaves in one frame, in order, and never in another session."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,18 +14,23 @@ A, B = NodeId(2), NodeId(3)
 PID = PartitionId(b"p" * 20)
 
 
+def decoded(message: memoryview) -> wire.Message | bytes:
+    """Bytes if it is Raft's, as they were given."""
+    return bytes(message[1:]) if message[0] == wire.RAFT else wire.decode(message)
+
+
 class Frames:
     """A network that keeps each frame as the list of its messages."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[NodeId, Channel, list[wire.Message]]] = []
+        self.sent: list[tuple[NodeId, Channel, list[wire.Message | bytes]]] = []
         self.is_up = True
 
     def start(self, handler: NetworkHandler) -> None: ...
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
         messages = several.split(memoryview(b"".join(parts)))
-        self.sent.append((peer, channel, [wire.decode(message) for message in messages]))
+        self.sent.append((peer, channel, [decoded(message) for message in messages]))
         return self.is_up
 
     def is_open(self, peer: NodeId, channel: Channel) -> bool:
@@ -78,11 +83,29 @@ def test_the_messages_of_a_turn_share_a_frame_to_each_peer_in_their_order() -> N
     assert turn.network.sent[2:] == [(A, Channel.DATA, [probe(3)])]
 
 
-def test_control_messages_wait_for_no_turn() -> None:
+def test_what_raft_says_keeps_its_place_among_the_other_messages_of_its_channel() -> None:
     turn = Turn()
-    message = wire.ReadIndex(7)
-    assert turn.links.send(A, Channel.CONTROL, message)
-    assert turn.network.sent == [(A, Channel.CONTROL, [message])]
+    turn.links.send_raft(A, [b"an ", b"entry"])
+    assert turn.links.send(A, Channel.CONTROL, wire.ReadIndex(7))
+    assert turn.links.send(A, Channel.DATA, probe(1))
+    turn.links.send_raft(A, [b"a commit index"])
+    assert turn.network.sent == []
+    turn.end()
+    assert turn.network.sent == [
+        (A, Channel.CONTROL, [b"an entry", wire.ReadIndex(7), b"a commit index"]),
+        (A, Channel.DATA, [probe(1)]),
+    ]
+
+
+def test_what_raft_says_without_a_session_is_not_sent_later() -> None:
+    turn = Turn()
+    turn.network.is_up = False
+    turn.links.send_raft(A, [b"a vote"])
+    turn.network.is_up = True
+    turn.links.send_raft(A, [b"another"])
+    turn.links.on_session_close(A, Channel.CONTROL)
+    turn.end()
+    assert turn.network.sent == []
 
 
 def test_a_long_frame_leaves_within_the_turn_and_what_follows_keeps_its_place() -> None:

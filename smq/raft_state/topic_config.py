@@ -149,7 +149,7 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
         values='"delete" (what retention.* does not keep goes), "compact" (the last record of each key stays) or'
         ' "compact,delete"',
         meaning="how old records go",
-        accepts=one_of(DELETE, COMPACT, "compact,delete", "delete,compact"),
+        accepts=matching(r" *(delete|compact|delete *, *compact|compact *, *delete) *"),  # blanks as in Kafka's lists
         type=ConfigType.LIST,
     ),
     DELETE_RETENTION_MS: _time(

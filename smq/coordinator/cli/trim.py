@@ -71,11 +71,12 @@ def topic_trim(
         rows = [{"partition": p, "log_start_before": lo, "log_start": start} for p, lo, start in found]
         click.echo(json.dumps({"topic": name, "dry_run": dry_run, "partitions": rows}))
         return
-    table = Table("partition", "began at", "would begin at" if dry_run else "begins at", "records")
+    table = Table("partition", "began at", "would begin at" if dry_run else "begins at", "offsets")
     for partition, lo, start in found:
         table.add_row(str(partition), str(lo), str(start), f"{start - lo:,}")
     print_table(table)
-    deleted = counted(sum(start - lo for _, lo, start in found), "record")
+    # Compaction, aborted transactions and control batches leave offsets without a record: their number is not known.
+    deleted = counted(sum(start - lo for _, lo, start in found), "offset")
     click.echo(f"{deleted} would be deleted from {name}" if dry_run else f"deleted {deleted} from {name}")
 
 

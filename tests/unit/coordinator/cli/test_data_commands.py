@@ -208,9 +208,9 @@ def test_group_is_committed_after_the_last_record_written(smq: Smq, tmp_path: Pa
 def test_deleted_records_are_gone(smq: Smq, tmp_path: Path) -> None:
     numbered(smq, tmp_path, 10)
     trim = ("topic", "trim", "t", "--partition", 0, "--offset", 10)
-    assert lines(smq(*trim, "--dry-run"))[-1] == "10 records would be deleted from t"
+    assert lines(smq(*trim, "--dry-run"))[-1] == "10 offsets would be deleted from t"
     assert len(lines(smq("consume", "t", "--partition", 0))) == 10
-    assert lines(smq(*trim))[-1] == "deleted 10 records from t"
+    assert lines(smq(*trim))[-1] == "deleted 10 offsets from t"
     assert lines(smq("consume", "t", "--partition", 0)) == []
 
 
@@ -225,7 +225,7 @@ def test_records_before_a_time_are_deleted(
     log.settle()
     trim = ("topic", "trim", "t", "--before", before)
     assert (
-        lines(smq(*trim, "--dry-run"))[-1] == f"{2 - len(kept)} record{'s' * (len(kept) != 1)} would be deleted from t"
+        lines(smq(*trim, "--dry-run"))[-1] == f"{2 - len(kept)} offset{'s' * (len(kept) != 1)} would be deleted from t"
     )
     smq(*trim)
     assert lines(smq("consume", "t", "--partition", 1)) == kept

@@ -45,8 +45,14 @@ _RESUMING: Final = ("RESUME_OR_EARLIEST", "RESUME_OR_LATEST")
     "--offset", "-o", help="Where to start: earliest, latest, an offset, or -N for N before the end of each partition."
 )
 @click.option("--since", type=MOMENT, help="Start at the first record created at TIME or later (UTC), or 1h or 7d ago.")
-@click.option("--until", type=MOMENT, help="Stop before the first record created at TIME or later.")
-@click.option("--until-offset", type=click.IntRange(min=0), help="Stop before this offset of each partition.")
+@click.option(
+    "--until-time", "--until", "until", type=MOMENT, help="Stop before the first record created at TIME or later."
+)
+@click.option(
+    "--until-offset",
+    type=click.IntRange(min=0),
+    help="Stop before this offset of each partition. With --until-time, the lower of the two is the end.",
+)
 @click.option(
     "--offset-type",
     type=click.Choice(_TYPES, case_sensitive=False),
@@ -284,10 +290,8 @@ def _check(
 
 
 def _check_end(until: int | None, until_offset: int | None, follow: bool) -> None:
-    """UsageError for more than one end."""
-    given = [name for name, end in (("--until", until), ("--until-offset", until_offset)) if end is not None]
-    if len(given) > 1:
-        raise click.UsageError("--until and --until-offset both say where to stop: pass one of them")
+    """UsageError for an end of what has none."""
+    given = [name for name, end in (("--until-time", until), ("--until-offset", until_offset)) if end is not None]
     if follow and given:
         raise click.UsageError(f"--follow never ends, and {given[0]} does: pass one of them")
 

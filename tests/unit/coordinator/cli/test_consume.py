@@ -56,7 +56,7 @@ def test_it_stops_before_a_time_and_after_a_number_of_records(cluster: FakeClust
     fill(cluster, [5, 4, 3, 2, 1])
     assert written(smq("consume", "t", "-p", 0, "--until", "150m")) == ["0", "1", "2"]
     assert written(smq("consume", "t", "-p", 0, "--since", "270m", "--until", "150m")) == ["1", "2"]
-    assert written(smq("consume", "t", "-p", 0, "--until", "9h")) == []
+    assert written(smq("consume", "t", "-p", 0, "--until-time", "9h")) == []
     assert written(smq("consume", "t", "-p", 0, "-n", 2)) == ["0", "1"]
 
 
@@ -66,6 +66,13 @@ def test_it_stops_before_an_offset_and_at_the_present_end(cluster: FakeCluster, 
         assert written(smq("consume", "t", "-p", 0, "--until-offset", end)) == expected
     assert written(smq("consume", "t", "-p", 0, "-o", 1, "--until-offset", 3)) == ["1", "2"]
     assert written(smq("consume", "t", "-p", 0, "-o", 3, "--until-offset", 3)) == []
+
+
+@pytest.mark.parametrize(("offset", "ages", "end"), [(2, "150m", 2), (4, "150m", 3), (4, "9h", 0)])
+def test_of_two_ends_the_lower_counts(cluster: FakeCluster, smq: Smq, offset: int, ages: str, end: int) -> None:
+    fill(cluster, [5, 4, 3, 2, 1])
+    options = ("--until-offset", offset, "--until-time", ages)
+    assert written(smq("consume", "t", "-p", 0, *options)) == [str(n) for n in range(end)]
 
 
 def test_only_records_with_the_key_and_the_headers_are_written_and_counted(cluster: FakeCluster, smq: Smq) -> None:
@@ -97,9 +104,8 @@ def test_a_format_names_the_parts_of_a_record(cluster: FakeCluster, smq: Smq) ->
         (("--group", ""), "--group is empty"),
         (("--commit",), "--commit needs --group"),
         (("-o", "1", "--since", "1h"), "pass one of them"),
-        (("-f", "--until", "1h"), "pass one of them"),
+        (("-f", "--until", "1h"), "--until-time does"),
         (("-f", "--until-offset", "3"), "--until-offset does"),
-        (("--until", "1h", "--until-offset", "3"), "where to stop"),
         (("--json", "--output", "%v"), "pass one of them"),
         (("--output", "%x"), "means nothing"),
         (("-o", "newest"), "write earliest, latest, an offset"),

@@ -184,7 +184,7 @@ class Repairs:
             return
         repair.is_uncertain |= message.may_have
         value: StoredValue | None = None
-        if message.value and message.segment != repair.replica.log.segments.digest_at(repair.offset):
+        if message.value and not _is_of(message.segment, repair.replica, repair.offset):
             repair.is_uncertain = True  # the two are compacted differently, for now
         elif message.value:
             try:
@@ -253,6 +253,15 @@ class Repairs:
         in_memory = replica.log.read_memory(at, Offset(at + 1), 1)
         if in_memory is not None or replica.log.read_later(at, Offset(at + 1), 1, on_read) is None:
             on_read(in_memory)
+
+
+def _is_of(segment: bytes, replica: Replica, offset: Offset) -> bool:
+    """Whether a batch of that segment in another log is the one that this log had at the offset. If this log no longer
+    holds its segment, the other log may not hold it either, and have what was there before it: the segment comes as a
+    whole."""
+    own = replica.log.segments.digest_at(offset)
+    compacted_end = max(replica.part.compacted_end, replica.log.segments.compacted_end)
+    return segment == own and (own != NO_DIGEST or offset >= compacted_end)
 
 
 def repair_error(damage: BatchDamaged, outcome: Outcome) -> SmqError:

@@ -91,6 +91,11 @@ class Compactor:
         is_compacted = self._limits(replica) is not None and replica.part.hwm > replica.part.log_start
         if is_compacted or lowest_behind(replica) is not None:
             self._due[replica] = None
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a pass is under way."""
+        return self._pass is not None
+
             self._begin_next()
 
     def _limits(self, replica: Replica) -> Compaction | None:
@@ -334,6 +339,8 @@ class Compactor:
         """The bytes of a segment are agreed, but no replica holds them: their leader ended before it sent them, or they
         are damaged. This log's own bytes take their place, or another's if these cannot be read. They may hold what was
         removed, so everything from there on is dirty again."""
+        if not is_reset and lowest_behind(replica) is not None:
+            raise _Abandoned("a compacted segment has been damaged meanwhile")
         replica = current.replica
         now_ns, behind = self._host.clock.monotonic_ns(), lowest_behind(replica)
         since_ns = self._segments.lacking_since_ns(replica.pid, behind) if behind is not None else None

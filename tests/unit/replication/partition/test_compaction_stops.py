@@ -3,6 +3,7 @@
 import pytest
 
 from smq.raft_state.commands import AlterTopicConfig, CompactSegment
+from smq.raft_state.ids import Offset
 from tests.unit.replication.partition.test_compaction import Keeper
 from tests.unit.replication.partition.test_full_disk import fill, free
 
@@ -47,3 +48,17 @@ def test_a_full_disk_ends_it_until_there_is_space(keeper: Keeper) -> None:
     free(keeper.host)
     keeper.wait(LONG_MS)
     assert keeper.records == LAST
+
+
+def test_nothing_is_agreed_while_a_segment_is_in_doubt(keeper: Keeper) -> None:
+    """What the pass reads there may be older than what was agreed, and hold what has been removed since."""
+    keeper.wait(LONG_MS)
+    agreed = len(keeper.host.proposed)
+    keeper.put(b"k", b"4")
+    keeper.host.live.compaction_due_ns = 0
+    keeper.compactor.visit(keeper.host.live, keeper.host.clock.monotonic_ns())
+    has_begun = keeper.compactor.is_at_work
+    keeper.host.live.log.segments.doubt(Offset(0))
+    keeper.host.settle(LONG_MS)
+    assert (has_begun, keeper.compactor.is_at_work) == (True, False)
+    assert keeper.host.proposed[agreed:] == []

@@ -11,7 +11,7 @@ from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.rewriting import SegmentWriter, digest_of
 from smq.replication.log.segments import replaced
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
-from smq.replication.net.wire import FetchBatch
+from smq.replication.net.wire import FetchBatch, FoundBatch
 from smq.replication.partition.compaction.segments import Segments
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replicas import known_damage
@@ -109,14 +109,40 @@ def test_a_cut_that_meets_damage_leaves_the_disk_alone_until_the_others_know(mon
 
 
 @pytest.fixture
-def trimmed(host: Host) -> Host:
-    """The state has the segment, and its log start has passed the lost batch: all of the segment stays."""
+def agreed(host: Host) -> Host:
+    """The state has the segment."""
     part = host.part
     part.segments = [Segment(start=Offset(0), digest=host.live.log.segments.digest_at(Offset(0)))]
     part.compacted_end, part.compactions = Offset(8), 1
-    host.apply(AdvanceLogStart(partition=part.pid, offset=Offset(1)))
-    host.settle()
     return host
+
+
+@pytest.fixture
+def trimmed(agreed: Host) -> Host:
+    """Its log start has passed the lost batch: all of the segment stays."""
+    agreed.apply(AdvanceLogStart(partition=agreed.part.pid, offset=Offset(1)))
+    agreed.settle()
+    return agreed
+
+
+@pytest.mark.parametrize("is_doubted_first", [True, False])
+def test_a_batch_of_before_the_compaction_repairs_no_doubted_segment(agreed: Host, is_doubted_first: bool) -> None:
+    """As the other has not installed the segment either, its digest is also none, and (epoch, offset) is the same."""
+    log = agreed.live.log
+    outcomes: list[Outcome] = []
+    if is_doubted_first:
+        log.segments.doubt(Offset(0))
+    agreed.repairs.request(agreed.live, BatchDamaged(log.pid, Offset(2), "rotten"), outcomes.append)
+    agreed.settle(10)
+    log.segments.doubt(Offset(0))
+    for peer in (PEER_A, PEER_B):
+        fetch = agreed.messages(FetchBatch)[-1]
+        assert isinstance(fetch, FetchBatch)
+        agreed.repairs.on_found(peer, FoundBatch(log.pid, fetch.request, False, stored(batch(b"v"), 2, 1, ts_ns=20)))
+    agreed.settle()
+    assert outcomes == [Outcome.UNKNOWN]
+    (joined,) = log.read_segment(Offset(2), Offset(8), 1 << 20)
+    assert (joined.base, joined.end) == (2, 8)
 
 
 def fetch_segment(host: Host) -> None:

@@ -6,6 +6,7 @@ records of aborted ones all go, and count as no version of their keys. It must n
 replicated state: the pass says what is dirty, what was aborted, and what may go. Only the leader's compaction uses it.
 """
 
+from itertools import islice
 from typing import Final, NamedTuple
 
 from smq.raft_state.ids import Offset, ProducerId
@@ -17,6 +18,7 @@ from smq.replication.log.reader import LogReader
 from smq.replication.log.rewriting import Rewritten, SegmentWriter, readable_records
 
 STEP_BYTES: Final = 1 << 20  # stored bytes read by one step
+DIRT_BATCHES_MAX: Final = 10_000  # looked at by one step, by their index rows: some 3 ms
 NO_AGE: Final = -1
 
 
@@ -28,16 +30,33 @@ class Dirt(NamedTuple):
     oldest_ms: int  # the newest time in the oldest such batch; NO_AGE if there is none
 
 
-def find_dirt(log: LogReader, start: Offset, stop: Offset, newest_ms_max: int) -> Dirt:
-    """Between two batch borders. A batch with a record newer than that, and everything after it, stays as it is."""
-    end, size, oldest_ms = start, 0, NO_AGE
-    for info in log.infos_between(start, stop):
-        newest_ms = info.max_timestamp_ms if info.max_timestamp_ms >= 0 else info.ts_ns // 1_000_000
-        if newest_ms > newest_ms_max:
-            break
-        oldest_ms = newest_ms if oldest_ms == NO_AGE else oldest_ms
-        end, size = info.end, size + info.size
-    return Dirt(end, size, oldest_ms)
+class DirtScan:
+    """Adds to what is `found`, which ends at a batch border, up to another. A batch with a record newer than
+    `newest_ms_max`, and everything after it, stays as it is."""
+
+    def __init__(self, found: Dirt, stop: Offset, newest_ms_max: int) -> None:
+        self.found = found
+        self.log_bytes = 0  # of the log up to the end of what was found, once this is done
+        self._stop = stop
+        self._newest_ms_max = newest_ms_max
+        self.is_done = False
+
+    def step(self, log: LogReader) -> bool:
+        """As KeyScan's. It reads index rows only."""
+        end, size, oldest_ms = self.found
+        infos = list(islice(log.infos_between(end, self._stop), DIRT_BATCHES_MAX))
+        self.is_done = len(infos) < DIRT_BATCHES_MAX
+        for info in infos:
+            newest_ms = info.max_timestamp_ms if info.max_timestamp_ms >= 0 else info.ts_ns // 1_000_000
+            if newest_ms > self._newest_ms_max:
+                self.is_done = True
+                break
+            oldest_ms = newest_ms if oldest_ms == NO_AGE else oldest_ms
+            end, size = info.end, size + info.size
+        self.found = Dirt(end, size, oldest_ms)
+        if self.is_done:
+            self.log_bytes = log.size_bytes - log.backlog_bytes(end, log.appended_end)
+        return True
 
 
 def is_aborted(stored: StoredValue, aborted: AbortedTransactions) -> bool:

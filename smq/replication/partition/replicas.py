@@ -233,6 +233,7 @@ class Replicas:
         self.segments.forget(replica.pid)
         self._outlived.forget(replica.pid)
         self._retainer.forget(replica.pid)
+        self.compactor.forget(replica)
         self._host.measures.traffic.pop(replica.pid, None)
         del self._by_pid[replica.pid]
         del self._logs[replica.pid]

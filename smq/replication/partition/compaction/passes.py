@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import structlog
 
@@ -23,7 +23,7 @@ from smq.raft_state.state import Segment
 from smq.raft_state.topic_config import Compaction, compaction
 from smq.replication.host import Host
 from smq.replication.log.aborted import AbortedTransactions
-from smq.replication.log.cleaning import NO_AGE, Cleaner, Dirt, KeyScan, Stretch, find_dirt
+from smq.replication.log.cleaning import NO_AGE, Cleaner, Dirt, DirtScan, KeyScan, Stretch
 from smq.replication.log.codec import StoredValue
 from smq.replication.log.key_table import KeyTable
 from smq.replication.log.reader import LogReader
@@ -72,16 +72,29 @@ class _Pass:
     removed: int = 0
 
 
+class _Look(NamedTuple):
+    """What was dirty when a partition was last looked at."""
+
+    place: tuple[Epoch, Offset, int]  # who led, where it begins, and the lag: otherwise it is of no use
+    dirt: Dirt
+
+
 class Compactor:
     def __init__(self, host: Host, look_ups: LookUps, segments: Segments) -> None:
         self._host = host
         self._look_ups = look_ups
         self._segments = segments
         self._due: dict[Replica, None] = {}  # bounded by the node's partitions
+        self._looks: dict[Replica, _Look] = {}  # likewise
         self._pass: _Pass | None = None
         self._request = 0
         self.passes = 0  # whole ones, since the start of this process
         self.removed = 0  # records, likewise
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a pass is under way."""
+        return self._pass is not None
 
     def visit(self, replica: Replica, now_ns: int) -> None:
         """To be called often for every led partition."""
@@ -91,12 +104,11 @@ class Compactor:
         is_compacted = self._limits(replica) is not None and replica.part.hwm > replica.part.log_start
         if is_compacted or lowest_behind(replica) is not None:
             self._due[replica] = None
-    @property
-    def is_at_work(self) -> bool:
-        """Whether a pass is under way."""
-        return self._pass is not None
-
             self._begin_next()
+
+    def forget(self, replica: Replica) -> None:
+        """The partition is gone."""
+        self._looks.pop(replica, None)
 
     def _limits(self, replica: Replica) -> Compaction | None:
         name = self._host.state.topic_names.get(replica.part.topic_id)
@@ -175,13 +187,12 @@ class Compactor:
             if not found:
                 return
             start = found[0].base
-        newest_ms_max = now_ms - limits.lag_ms if limits.lag_ms else NO_LIMIT_MS
-        dirt = yield from self._read(current, partial(find_dirt, start=start, stop=stable, newest_ms_max=newest_ms_max))
+        dirt, log_bytes = yield from self._find_dirt(current, limits, start, stable)
         is_expired = [_is_expired(segment, limits, now_ms) for segment in part.segments]
         dirty = [
             Stretch(segment.start, part.segment_end(n)) for n, segment in enumerate(part.segments) if segment.is_dirty
         ]
-        is_due = bool(dirty) or _is_due(dirt, limits, replica.log.size_bytes, now_ms)
+        is_due = bool(dirty) or _is_due(dirt, limits, log_bytes, now_ms)
         drops = any(is_expired) and (yield from self._are_in_step(current))
         if not is_due and not drops:
             return
@@ -193,6 +204,20 @@ class Compactor:
         yield from self._clean_segments(current, limits, table, end, drops=drops)
         if end > start:
             yield from self._clean_new(current, table, start, end)
+
+    def _find_dirt(self, current: _Pass, limits: Compaction, start: Offset, stop: Offset) -> _Steps[tuple[Dirt, int]]:
+        """What is dirty from `start` on, and the size of the log up to its end. Goes on where the last look ended, if
+        nothing has changed below."""
+        replica, now_ms = current.replica, self._host.state.expiry_clock_ms
+        place = current.epoch, max(start, current.log_start), limits.lag_ms
+        looked = self._looks.get(replica)
+        found = looked.dirt if looked is not None and looked.place == place else Dirt(start, 0, NO_AGE)
+        newest_ms_max = now_ms - limits.lag_ms if limits.lag_ms else NO_LIMIT_MS
+        scan = DirtScan(found, stop, newest_ms_max)
+        while not scan.is_done:
+            yield from self._step(current, scan.step)
+        self._looks[replica] = _Look(place, scan.found)
+        return scan.found, scan.log_bytes
 
     def _scan(self, current: _Pass, dirty: list[Stretch]) -> _Steps[tuple[KeyTable, Offset]]:
         """The newest offset of each dirty key, and how far that goes."""
@@ -314,6 +339,8 @@ class Compactor:
         is_reset: bool = False,
     ) -> _Steps[None]:
         replica, seen, log_start = current.replica, current.replica.part.compactions, current.log_start
+        if not is_reset and lowest_behind(replica) is not None:
+            raise _Abandoned("a compacted segment has been damaged meanwhile")
         command = CompactSegment(
             partition=replica.pid,
             epoch=current.epoch,
@@ -339,8 +366,6 @@ class Compactor:
         """The bytes of a segment are agreed, but no replica holds them: their leader ended before it sent them, or they
         are damaged. This log's own bytes take their place, or another's if these cannot be read. They may hold what was
         removed, so everything from there on is dirty again."""
-        if not is_reset and lowest_behind(replica) is not None:
-            raise _Abandoned("a compacted segment has been damaged meanwhile")
         replica = current.replica
         now_ns, behind = self._host.clock.monotonic_ns(), lowest_behind(replica)
         since_ns = self._segments.lacking_since_ns(replica.pid, behind) if behind is not None else None

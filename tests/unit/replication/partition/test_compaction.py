@@ -1,5 +1,6 @@
 """Compaction at one replica: bytes that are nowhere, and bytes that must not be served or taken."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, Command, CompactSegment
 from smq.raft_state.ids import Offset
 from smq.records import NewRecord, build_batch, decode_batch, encode_batch, parse_header
-from smq.replication.log.codec import BatchDamaged
+from smq.replication.log import cleaning
+from smq.replication.log.codec import BatchDamaged, BatchInfo
 from smq.replication.log.key_table import KeyTable
+from smq.replication.log.reader import LogReader
 from smq.replication.net import wire
 from smq.replication.partition.compaction.passes import URGENT_RESET_MS, Compactor
 from smq.replication.partition.compaction.segments import Segments
@@ -150,8 +153,12 @@ class Keeper:
         self.endings = Endings(node, node.propose)
         self._answered = 0
 
-    def put(self, key: bytes, value: bytes | None) -> None:
-        self._produce(encode_batch([NewRecord(key, value, 1)]))
+    def put(self, key: bytes, value: bytes | None, created_ms: int = 1) -> None:
+        self._produce(encode_batch([NewRecord(key, value, created_ms)]))
+
+    def configure(self, **config: str) -> None:
+        set_ = tuple((name.replace("_", "."), value) for name, value in sorted(config.items()))
+        self.host.apply(AlterTopicConfig(name="t", set_=set_))
 
     def put_in_transaction(self, key: bytes, value: bytes | None, *, commit: bool | None = True) -> None:
         """None for `commit` leaves it open."""
@@ -319,3 +326,53 @@ def test_nothing_is_compacted_while_it_is_not_known_what_was_aborted() -> None:
     keeper.host.live.log.aborted_damage = None
     keeper.wait(5_000)
     assert keeper.records == [(b"k", b"kept")]
+
+
+def looked_at(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where the looks for what is dirty begin, from now on."""
+    starts: list[int] = []
+    whole = LogReader.infos_between
+
+    def noted(log: LogReader, start: Offset, end: Offset) -> Iterator[BatchInfo]:
+        starts.append(start)
+        return whole(log, start, end)
+
+    monkeypatch.setattr(LogReader, "infos_between", noted)
+    return starts
+
+
+def test_a_look_for_what_is_dirty_goes_in_steps_and_on_where_the_last_one_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cleaning, "DIRT_BATCHES_MAX", 3)
+    keeper = Keeper()
+    keeper.configure(min_cleanable_dirty_ratio="1")
+    keeper.put(b"k", b"clean")
+    keeper.wait(20_000)
+    assert keeper.host.part.compacted_end == 1
+    starts = looked_at(keeper, monkeypatch)
+    for value in range(7):
+        keeper.put(b"k", b"%d" % value)
+    keeper.wait(20_000)
+    assert starts[:4] == [1, 4, 7, 8], "the second look begins at the end of the first"
+    keeper.put(b"k", b"the last")
+    keeper.wait(20_000)
+    assert set(starts[4:]) == {8, 9}
+    assert len(keeper.records) == 9, "not all of it is dirty"
+    keeper.configure(min_cleanable_dirty_ratio="0.5")
+    keeper.wait(20_000)
+    assert keeper.records == [(b"k", b"the last")]
+
+
+def test_what_is_too_young_is_no_part_of_the_ratio() -> None:
+    """As in Kafka: the clean part and the part that may be cleaned are all of it."""
+    keeper = Keeper()
+    keeper.configure(min_cleanable_dirty_ratio="0.9", min_compaction_lag_ms="60000")
+    keeper.wait(1_000)
+    keeper.put(b"k", b"1")
+    keeper.put(b"k", b"2")
+    young_ms = keeper.host.clock.wall_ns() // 1_000_000 + 3_600_000
+    for number in range(20):
+        keeper.put(b"%d" % number, b"young", young_ms)
+    keeper.wait(20_000)
+    assert keeper.records[0] == (b"k", b"2")

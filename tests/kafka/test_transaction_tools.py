@@ -131,9 +131,10 @@ def test_what_is_not_there_is_an_error_with_the_reason(cluster: Cluster, admin: 
 
 def test_the_metrics_show_the_transactions(cluster: Cluster, bootstrap: str, new_topic: NewTopic) -> None:
     topic = new_topic()
-    producer = transactional(bootstrap, fresh("slow"))
+    producer = transactional(bootstrap, fresh("slow"), **{"transaction.timeout.ms": 20_000})  # a step each 5 s
     producer.begin_transaction()
-    producer.produce(topic, b"open", partition=0)
+    for _ in range(3):
+        producer.produce(topic, b"open", partition=0)
     assert producer.flush(PATIENCE_S) == 0
 
     def values() -> dict[str, float]:
@@ -143,9 +144,12 @@ def test_the_metrics_show_the_transactions(cluster: Cluster, bootstrap: str, new
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
     place = f'{{topic="{topic}",partition="0"}}'
-    wait_for("the record is committed", lambda: values()[f"smq_partition_high_water_mark{place}"] == 1, PATIENCE_S)
+    wait_for("the record is committed", lambda: values()[f"smq_partition_high_water_mark{place}"] == 3, PATIENCE_S)
     found = values()
     assert found[f"smq_partition_last_stable_offset{place}"] == 0
+    assert found[f"smq_partition_lso_lag{place}"] == 3
     assert found["smq_cluster_transactional_ids"] >= 1
+    wait_for("its age", lambda: values()["smq_cluster_oldest_transaction_seconds"] > 0, PATIENCE_S)
     producer.commit_transaction(PATIENCE_S)
-    wait_for("it is stable", lambda: values()[f"smq_partition_last_stable_offset{place}"] == 2, PATIENCE_S)
+    wait_for("it is stable", lambda: values()[f"smq_partition_last_stable_offset{place}"] == 4, PATIENCE_S)
+    assert values()[f"smq_partition_lso_lag{place}"] == 0

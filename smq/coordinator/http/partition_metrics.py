@@ -37,6 +37,11 @@ _REPLICA_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionState, ReplicaSt
     ("leader_epoch", "Epoch of the partition's leadership.", lambda p, r: p.epoch),
     ("leader", "Node that leads the partition.", lambda p, r: p.leader),
     ("last_stable_offset", "First offset that read-committed readers cannot see yet.", lambda p, r: r.lso),
+    (
+        "lso_lag",
+        "Offsets from the last stable offset to the high water mark: they wait for an open transaction, or its marker.",
+        lambda p, r: max(0, r.hwm - r.lso),
+    ),
     ("size_bytes", "Size of this node's copy.", lambda p, r: r.size_bytes),
     ("is_leader", "1 if this node leads the partition.", lambda p, r: int(r.is_leader)),
     ("durable_end_offset", "End of this node's copy on disk.", lambda p, r: r.durable_end),

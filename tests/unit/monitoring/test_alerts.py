@@ -80,6 +80,11 @@ CASES: dict[str, list[dict[str, str]]] = {
         }
     ],
     "SmqTransactionOpen": [series("smq_cluster_oldest_transaction_seconds", 5, 1_800)],
+    "SmqStableOffsetStuck": [
+        series("smq_partition_lso_lag", 0, 4, PLACE),
+        series("smq_partition_last_stable_offset", 5, 5, PLACE),
+        series("smq_partition_is_leader", 1, 1, PLACE),
+    ],
     "SmqDiskFull": [series("smq_disk_full", 0, 1)],
     "SmqDiskFills": [
         {
@@ -171,6 +176,23 @@ def test_a_partition_that_is_written_all_the_time_is_no_alert(tmp_path: Path) ->
         series("smq_partition_is_leader", 1, 1, PLACE),
     ]
     never_fires("SmqHighWaterMarkStuck", written, tmp_path)
+
+
+@needs_promtool
+def test_a_partition_of_one_transaction_after_another_is_no_alert(tmp_path: Path) -> None:
+    """Every scrape finds one that is open. Nor is a follower, which may be behind."""
+    busy = [
+        series("smq_partition_lso_lag", 7, 7, PLACE),
+        {"series": f"smq_partition_last_stable_offset{{{PLACE}}}", "values": "9+100x240"},
+        series("smq_partition_is_leader", 1, 1, PLACE),
+    ]
+    follower = [
+        series("smq_partition_lso_lag", 7, 7, PLACE),
+        series("smq_partition_last_stable_offset", 9, 9, PLACE),
+        series("smq_partition_is_leader", 0, 0, PLACE),
+    ]
+    for found in (busy, follower):
+        never_fires("SmqStableOffsetStuck", found, tmp_path)
 
 
 def never_fires(name: str, input_series: list[dict[str, str]], directory: Path) -> None:

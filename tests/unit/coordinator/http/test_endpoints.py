@@ -92,6 +92,7 @@ def test_metrics_show_each_partitions_offsets(tmp_path: Path) -> None:
         assert values["smq_partition_high_water_mark", "1"] == 8
         assert values["smq_partition_next_offset", "1"] == 8
         assert values["smq_partition_last_stable_offset", "1"] == 8
+        assert values["smq_partition_lso_lag", "1"] == 0
         assert values["smq_partition_log_start_offset", "1"] == 0
         assert values["smq_partition_high_water_mark", "0"] == 0
         assert values["smq_partition_is_leader", "0"] == 1

@@ -7,7 +7,7 @@ changelog, which is all that is left of the state, has to be compacted without l
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -143,7 +143,9 @@ def words(request: pytest.FixtureRequest, cluster: Cluster, program: Path, tmp_p
     made.jvm.stop()
 
 
-def test_counts_survive_the_death_of_the_program_of_its_state_and_of_a_node(cluster: Cluster, words: Counting) -> None:
+def test_counts_survive_the_death_of_the_program_of_its_state_and_of_a_node(
+    cluster: Cluster, words: Counting, record_property: Callable[[str, object], None]
+) -> None:
     words.jvm.wait_line("running")
     (changelog,) = cluster.nodes[1].raw.describe(CHANGELOG).topics
     assert changelog.config["cleanup.policy"] == "compact", "as Streams has asked for it"
@@ -168,6 +170,10 @@ def test_counts_survive_the_death_of_the_program_of_its_state_and_of_a_node(clus
     words.jvm.stop()
 
     found = words.counts("counts")
+    given, counted = words.given.total(), sum(map(len, found.values()))
+    written = sum(map(len, messages(words.servers, "counts", partitions=PARTITIONS, isolation="read_uncommitted")))
+    told = f"{words.guarantee}: {given} words in, {counted} counts out, {written} in the logs"
+    record_property("counts", f"{told}; {restored} of {part} records restored; a program, its state and a node died")
     assert found.keys() == words.given.keys()
     last = {word: max(map(int, counts)) for word, counts in found.items()}
     if words.guarantee == EXACT:

@@ -13,7 +13,7 @@ from tests.spark.killed_job import PARTITIONS, Job, PublishFn, Row, in_the_log, 
 from tests.spark.steps import COMMIT, STAGED, STEPS, TASK
 from tests.spark.support import open_transactions
 
-log = logging.getLogger(__name__)  # --log-cli-level=INFO shows the counts
+log = logging.getLogger(__name__)  # --log-cli-level=INFO shows the kills; --junitxml=FILE keeps the counts
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(3000)]
 
 TopicFn = Callable[..., str]
@@ -22,17 +22,24 @@ BATCHES = 15  # between two deaths
 
 
 def test_each_record_reaches_another_topic_once_through_deaths_at_every_step_of_the_sink(
-    cluster: Cluster, servers: str, new_topic: TopicFn, publish: PublishFn, tmp_path: Path
+    cluster: Cluster,
+    servers: str,
+    new_topic: TopicFn,
+    publish: PublishFn,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """The driver dies at each step in turn, then single tasks; meanwhile a leader is dead, or all nodes have been."""
     topic, target = new_topic(PARTITIONS), new_topic(TARGETS)
     job = Job(tmp_path, _options(servers, topic, target), ahead=2)
+    nodes_killed = 0
     try:
         with publishing(publish, topic, pause_s=0.1):
             job.start()
             for number, step in enumerate(STEPS):
                 job.wait_committed(job.committed() + BATCHES)
-                dead = _kill_nodes(cluster, target, number)
+                killed, dead = _kill_nodes(cluster, target, number)
+                nodes_killed += killed
                 job.arm(step, "kill driver")
                 job.wait_killed()
                 log.info("killed in micro-batch %d: %s; dead nodes: %s", job.committed(), step, dead)
@@ -47,9 +54,10 @@ def test_each_record_reaches_another_topic_once_through_deaths_at_every_step_of_
     finally:
         job.close()
         cluster.heal()
-    log.info("%d micro-batches", job.committed())
     assert job.committed() > 200
-    _check_copied(cluster, servers, topic, target)
+    read, written = _check_copied(cluster, servers, topic, target)
+    kills = f"{len(STEPS)} deaths of the driver, 2 of a task, {nodes_killed} of a node"
+    record_property("counts", f"{read} records in, {written} out, {job.committed()} micro-batches; {kills}")
 
 
 def _options(servers: str, topic: str, target: str) -> dict[str, str]:
@@ -57,8 +65,8 @@ def _options(servers: str, topic: str, target: str) -> dict[str, str]:
     return {"servers": servers, "target": target, **reading}
 
 
-def _kill_nodes(cluster: Cluster, target: str, number: int) -> list[int]:
-    """Nothing, or a leader, or all nodes, which come back immediately. Returns the nodes that stay dead."""
+def _kill_nodes(cluster: Cluster, target: str, number: int) -> tuple[int, list[int]]:
+    """Nothing, or a leader, or all nodes, which come back immediately. Returns how many, and those that stay dead."""
     dead = []
     if number % 3 == 1:
         dead.append(cluster.wait_leader(target, number % TARGETS))
@@ -66,17 +74,19 @@ def _kill_nodes(cluster: Cluster, target: str, number: int) -> list[int]:
     elif number % 3 == 2:
         cluster.kill(*cluster.nodes)
         cluster.restart(*cluster.nodes)
-    return dead
+        return len(cluster.nodes), []
+    return len(dead), dead
 
 
-def _check_copied(cluster: Cluster, servers: str, topic: str, target: str) -> None:
-    """Every record of one topic is in the other, once, in the order of its key; and nothing is left open."""
+def _check_copied(cluster: Cluster, servers: str, topic: str, target: str) -> tuple[int, int]:
+    """Every record of one topic is in the other, once, in the order of its key; and nothing is left open. How many
+    records there are in the one and in the other."""
     published, copied = in_the_log(servers, topic), in_the_log(servers, target)
-    log.info("%d records in, %d out", len(published), len(copied))
     wanted = [(p, offset, key, b"%d %d %s" % (p, offset, value)) for p, offset, key, value in published]
     assert _by_key(copied) == _by_key(wanted)
     assert all(partition == key_partition(key, TARGETS) for partition, _, key, _ in copied)
     wait_for("nothing is staged any more", lambda: not open_transactions(cluster))
+    return len(published), len(copied)
 
 
 def _by_key(rows: Iterable[Row]) -> dict[bytes, list[bytes]]:

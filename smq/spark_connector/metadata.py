@@ -61,7 +61,11 @@ GROUP_COLUMNS: Final[dict[str, DataType]] = {
     "committed_ms": LongType(),  # Unix time of the commit; null if nothing is committed
     "log_start": LongType(),
     "hwm": LongType(),
-    "lag": LongType(),  # records from `offset` to the high water mark; never negative; null if nothing is committed
+    "lag": LongType(),  # offsets from `offset`, or without one from `log_start`, to `hwm`; never negative
+    # Each is null if it is not known, as `lag` if the partition's leader does not answer.
+    "lag_records": LongType(),  # those that can still be read; null also where compaction has been
+    "lag_bytes": LongType(),  # stored size of the batches with them
+    "lag_ms": LongType(),  # since the next of them was appended; 0 without one
     "member_id": StringType(),  # the member with the partition; null if it is not assigned
     "client_id": StringType(),
 }
@@ -203,7 +207,7 @@ def _group_rows(admin: SyncAdmin, cluster: ClusterDescription, options: Metadata
     topics = {topic.name for topic in cluster.topics}
     for name in options.groups or [group.name for group in admin.list_groups()]:
         try:
-            group = admin.describe_group(name)
+            group = admin.describe_group(name, with_sizes=True)
         except SmqError as e:
             if e.code is ErrorCode.UNKNOWN_GROUP and not options.groups:
                 continue  # deleted between the two calls
@@ -216,7 +220,7 @@ def _group_rows(admin: SyncAdmin, cluster: ClusterDescription, options: Metadata
             committed_ms = None if p.offset is None else p.committed_ms
             yield (
                 *(name, group.summary.state, p.topic, p.partition, p.offset, p.metadata, committed_ms),
-                *(p.log_start, p.hwm, p.lag),
+                *(p.log_start, p.hwm, *p.figures),
                 *((owner.member_id, owner.client_id) if owner is not None else (None, None)),
             )
 

@@ -69,11 +69,18 @@ def test_groups_lag_is_in_sql(spark: SparkSession, servers: str, new_topic: Topi
         "CREATE OR REPLACE TEMPORARY VIEW smq_groups USING smq "
         f"OPTIONS (servers '{servers}', metadata 'groups', subscribe '{topic}')"
     )
-    rows = spark.sql("SELECT * EXCEPT (committed_ms) FROM smq_groups ORDER BY partition").collect()
+    rows = spark.sql("SELECT * EXCEPT (committed_ms, lag_ms) FROM smq_groups ORDER BY partition").collect()
+    with SyncAdmin(servers) as admin:
+        described = admin.describe_group("readers", with_sizes=True)
+    size = next(p.lag_bytes for p in described.positions if (p.topic, p.partition) == (topic, 0))
+    assert size
     assert [tuple(row) for row in rows] == [
-        ("readers", "Empty", topic, 0, 15, "", 0, 40, 25, None, None),
-        ("readers", "Empty", topic, 1, 0, "", 0, 0, 0, None, None),
+        ("readers", "Empty", topic, 0, 15, "", 0, 40, 25, 25, size, None, None),
+        ("readers", "Empty", topic, 1, 0, "", 0, 0, 0, 0, 0, None, None),
     ]
+    (behind, read) = spark.sql("SELECT lag_ms FROM smq_groups ORDER BY partition").collect()
+    assert behind.lag_ms >= 0
+    assert read.lag_ms == 0
     assert [tuple(r) for r in spark.sql("SELECT lag, `group` FROM smq_groups WHERE lag > 0").collect()] == [
         (25, "readers")
     ]
@@ -99,6 +106,9 @@ def test_partition_of_a_group_names_its_member(
         (row,) = planned(servers, metadata="groups", group=f"kafka-cg-of-{topic}")
         assert (row["state"], row["client_id"]) == ("Stable", "counting")
         assert (row["offset"], row["committed_ms"], row["lag"], row["hwm"]) == (None, None, 7, 7)
+        assert row["lag_records"] == 7
+        assert row["lag_bytes"] not in (None, 0)
+        assert row["lag_ms"] is not None
         consumer.commit(asynchronous=False)
         (row,) = planned(servers, metadata="groups", group=f"kafka-cg-of-{topic}")
         assert (row["offset"], row["lag"]) == (7, 0)

@@ -7,10 +7,10 @@ from typing import Any, Final
 from prometheus_client.core import Metric
 
 from docs.generate import table
+from smq.coordinator.http import group_metrics, partition_metrics
 from smq.coordinator.http.connection_metrics import ConnectionCollector
 from smq.coordinator.http.instruments import family_of
-from smq.coordinator.http.metrics import NODE_GAUGES, STORAGE_COUNTERS, STORAGE_GAUGES
-from smq.coordinator.http.partition_metrics import FAMILIES
+from smq.coordinator.http.metrics import CLUSTER_INFO, NODE_GAUGES, OMITTED_HELP, STORAGE_COUNTERS, STORAGE_GAUGES
 from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX
 from smq.replication.measures import (
     DiskMeasures,
@@ -28,9 +28,12 @@ Prometheus's text format. Names follow Prometheus: base units, `_total` for coun
 A histogram has the series `_bucket`, `_sum` and `_count`. The process's own (`process_...`, `python_...`) come from
 prometheus-client.
 
-The number of series is bounded. At most {METRICS_PARTITIONS_MAX:,} partitions and {METRICS_GROUPS_MAX:,} groups have
-series on one node, and at most {METRICS_PARTITIONS_MAX:,} pairs of group and partition. All other labels have few
-values: names of APIs, error codes, stages, ports. No label holds a client's id, an address or a key.
+The number of series is bounded. At most {METRICS_PARTITIONS_MAX:,} partitions have series on one node. Of the groups of
+each coordinator the first {METRICS_GROUPS_MAX:,} by name have series, all of theirs: on the coordinator, and on the
+nodes that lead their partitions. Each node shows at most {METRICS_PARTITIONS_MAX:,} pairs of group and partition of
+either kind. What is left out is counted in `smq_metrics_omitted`.
+All other labels have few values: names of APIs, error codes, stages, ports. No label holds a client's id, an address or
+a key.
 
 [operations.md](operations.md) says which of them an operator looks at first. Alerts and a dashboard are in
 `deploy/monitoring`.
@@ -43,7 +46,9 @@ Row = tuple[str, str, str, str]
 def render() -> str:
     node = SimpleNamespace(ends_s=0, ca_ends_s=0, is_reload_failing=False)
     tls: Any = SimpleNamespace(node=node, listeners={})
-    gauges = [(name, "", "gauge", text) for name, text, _ in NODE_GAUGES]
+    name, text = CLUSTER_INFO
+    gauges = [(name, "cluster_id", "gauge", text)]
+    gauges += [(name, "", "gauge", text) for name, text, _ in NODE_GAUGES]
     gauges += [(name, "", "gauge", text) for name, text, _ in STORAGE_GAUGES]
     gauges += [(f"{name}_total", "", "counter", text) for name, text, _ in STORAGE_COUNTERS]
     return (
@@ -51,8 +56,13 @@ def render() -> str:
         + _section("Of the work", _instruments())
         + _section("Of the node and its disk", gauges)
         + _section("Of connections and certificates", map(_row, ConnectionCollector({}, {}, tls).collect()))
-        + _section("Of partitions and groups", FAMILIES)
+        + _section("Of partitions and groups", _families())
     )
+
+
+def _families() -> list[Row]:
+    omitted = ("smq_metrics_omitted", "of", "gauge", OMITTED_HELP)
+    return [*partition_metrics.FAMILIES, *group_metrics.FAMILIES, omitted]
 
 
 def names() -> list[str]:

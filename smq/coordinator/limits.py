@@ -139,6 +139,6 @@ GROUP_PAUSE_MS: Final = 1_000  # if a tick is this late, the process stood still
 GROUP_COMMAND_MS_MAX: Final = 10_000  # of one change of a group: longer than an election
 GROUP_CHANGES_WAITING_MAX: Final = 1_000  # of one group: a commit by each member of the largest group
 GROUP_CHANGES_MAX: Final = 20_000  # of all groups of a node: as many as the node takes proposals
-METRICS_GROUPS_MAX: Final = 1_000  # more series would make a scrape larger than a batch
+METRICS_GROUPS_MAX: Final = 1_000  # of one coordinator; more series would make a scrape larger than a batch
 
 HTTP_REQUEST_BYTES_MAX: Final = 64 << 10  # nothing is posted here

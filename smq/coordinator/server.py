@@ -239,7 +239,7 @@ class Server:
                 InstrumentCollector((self.node.measures, disk.measures, self._groups.measures, self._measures)),
             ),
             ports.http_access,
-            lambda: self._lags.figures,
+            lambda: self._lags.backlogs,
             self._console.routes(),
             limits=caps.http_limits,
             tls=self._tls.http(ports.http_access.verify_mode),

@@ -174,6 +174,14 @@ class NodeMeasures:
             "smq_raft_read_index_seconds", "Time until a linearizable read point was reached."
         )
     )
+    advances: Counter = field(
+        default_factory=lambda: Counter(
+            "smq_hwm_advances",
+            "High water marks that this node proposed: accepted, or rejected because the partition's epoch was over or"
+            " the partition was gone.",
+            "result",
+        )
+    )
     leader_changes: Counter = field(
         default_factory=lambda: Counter("smq_raft_leader_changes", "Times that this node saw another Raft leader.")
     )

@@ -7,32 +7,46 @@ nothing. It must never say 0 for what it has not measured. The composition root 
 
 import asyncio
 import contextlib
-from itertools import islice
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX, VIEW_ENDS_MS
+from smq.coordinator.groups.shown import shown_groups
+from smq.coordinator.groups.view import GroupPosition, partitions_of
+from smq.coordinator.limits import METRICS_PARTITIONS_MAX, VIEW_ENDS_MS
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset, PartitionId, TsNs
-from smq.raft_state.state import PartitionState
+from smq.raft_state.state import GroupState, PartitionState
 from smq.replication.api import Backlog, NodeApi
 
 PASS_S: Final = 10.0  # between two passes; Prometheus scrapes every 15 seconds or so
 NOTHING: Final = Backlog(0, TsNs(-1))
 
 
+@dataclass(frozen=True, slots=True)
+class Backlogs:
+    """What groups have before them in the partitions that this node leads. `omitted` counts further ones, which the
+    limit on the number of series leaves out."""
+
+    found: Mapping[tuple[str, PartitionId], Backlog]
+    omitted: int
+
+
 class LagMonitor:
-    """`figures` has the backlog of each group in each partition that this node leads."""
+    """Keeps `backlogs`."""
 
     def __init__(self, node: NodeApi) -> None:
         self._calls = NodeCalls(node)
         self._known: dict[tuple[str, PartitionId], tuple[Offset, Offset, Backlog]] = {}  # between these offsets
+        self._omitted = 0
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def figures(self) -> dict[tuple[str, PartitionId], Backlog]:
-        return {key: backlog for key, (_, _, backlog) in self._known.items()}
+    def backlogs(self) -> Backlogs:
+        """Of the last pass."""
+        return Backlogs({key: backlog for key, (_, _, backlog) in self._known.items()}, self._omitted)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -51,23 +65,26 @@ class LagMonitor:
     async def measure_all(self) -> None:
         """One pass. What could not be measured is absent afterwards."""
         found: dict[tuple[str, PartitionId], tuple[Offset, Offset, Backlog]] = {}
-        turns, node = Turns(), self._calls.node
-        for name in sorted(node.state.groups)[:METRICS_GROUPS_MAX]:
-            group = node.state.groups.get(name)
-            async for pid, committed in turns.over(list(group.offsets.items()) if group is not None else ()):
-                if committed.position is None or (place := self._led(pid)) is None:
+        turns, node, looked, omitted = Turns(), self._calls.node, 0, 0
+        async for name, _, is_shown in turns.over(shown_groups(node)):
+            if not is_shown or (group := node.state.groups.get(name)) is None:
+                continue
+            async for pid in turns.over(partitions_of(node.state, group)):
+                if (place := self._led(pid)) is None:
+                    continue
+                looked += 1
+                if looked > METRICS_PARTITIONS_MAX:
+                    omitted += 1
                     continue
                 part, end = place
-                first = max(committed.position, part.log_start)
+                first = _unread_from(group, part)
                 known = self._known.get((name, pid))
                 # Compaction changes the batches between two offsets.
                 if known is not None and known[:2] == (first, end) and first >= part.compacted_end:
                     found[name, pid] = known
                 elif (backlog := await self._measure(part, first, end)) is not None:
                     found[name, pid] = (first, end, backlog)
-            if len(found) >= METRICS_PARTITIONS_MAX:
-                break
-        self._known = dict(islice(found.items(), METRICS_PARTITIONS_MAX))
+        self._known, self._omitted = found, omitted
 
     def _led(self, pid: PartitionId) -> tuple[PartitionState, Offset] | None:
         """The partition and its high water mark, if this node leads it. Most are not led here: they cost one look."""
@@ -87,3 +104,9 @@ class LagMonitor:
         except SmqError:
             return None  # it leads no longer, or its disk is slow: the next pass tries again
         return found if found.size_bytes else None
+
+
+def _unread_from(group: GroupState, part: PartitionState) -> Offset:
+    """The first offset that there is to read."""
+    at = GroupPosition("", part, group.offsets.get(part.pid))
+    return max(at.unread_from(part.log_start), part.log_start)

@@ -17,9 +17,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 from prometheus_client import CollectorRegistry
 
+from smq.coordinator.groups.lag_monitor import Backlogs
 from smq.coordinator.http.access import HttpAccess
 from smq.coordinator.http.metrics import pieces
-from smq.coordinator.http.partition_metrics import Backlogs
 from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
 from smq.replication.api import NodeApi, NodeStatus
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket

@@ -1,7 +1,7 @@
 """/metrics: what Prometheus scrapes, read from the node at the moment of the scrape.
 
-Owns the gauges of the node and its disk, and the order of a scrape. Partitions and groups, connections, and what is
-counted while the node works have modules of their own. `http.endpoints` imports it.
+Owns the gauges of the node and its disk, the order of a scrape, and the count of what it leaves out. Partitions and
+groups, connections, and what is counted while the node works have modules of their own. `http.endpoints` imports it.
 """
 
 import time
@@ -15,11 +15,18 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from smq.coordinator.http.partition_metrics import Backlogs, series_pieces
+from smq.coordinator.groups.lag_monitor import Backlogs
+from smq.coordinator.http.exposition import Omitted, family
+from smq.coordinator.http.group_metrics import backlog_pieces, group_pieces
+from smq.coordinator.http.partition_metrics import partition_pieces
 from smq.coordinator.service.transactions import all_open_ms
 from smq.raft_state.limits import APPS_MAX
 from smq.raft_state.state import ClusterState
 from smq.replication.api import NodeApi, NodeStatus, StorageStatus
+
+# What may have no series for the limits on their number: `smq_metrics_omitted` counts it.
+OMITTED: Final = ("partitions", "groups", "group_offsets", "group_backlogs")
+OMITTED_HELP: Final = "What has no series here, because the limit on their number is reached."
 
 
 def make_registry(node: NodeApi, *others: Collector) -> CollectorRegistry:
@@ -39,6 +46,17 @@ def pieces(node: NodeApi, registry: CollectorRegistry, backlogs: Backlogs) -> It
     yield from series_pieces(node, backlogs, time.time_ns())
 
 
+def series_pieces(node: NodeApi, backlogs: Backlogs, now_ns: int) -> Iterator[bytes]:
+    """Of partitions and groups. `now_ns` is by the wall clock."""
+    omitted = Omitted(dict.fromkeys(OMITTED, 0))
+    yield from partition_pieces(node, omitted)
+    yield from group_pieces(node, omitted)
+    omitted["group_backlogs"] = backlogs.omitted
+    yield from backlog_pieces(node.state, backlogs.found, now_ns)
+    yield from family("metrics_omitted", OMITTED_HELP, ((f'{{of="{of}"}}', count) for of, count in omitted.items()))
+
+
+CLUSTER_INFO: Final = ("smq_cluster_info", "Always 1: the label names the cluster that this node belongs to.")
 # name, help, reader of (the node's own view, the replicated state)
 NODE_GAUGES: Final[tuple[tuple[str, str, Callable[[NodeStatus, ClusterState], float]], ...]] = (
     ("smq_node_ready", "1 if the node serves requests.", lambda n, s: int(n.is_ready)),
@@ -150,6 +168,9 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         status, state = self._node.status(), self._node.state
+        info = GaugeMetricFamily(*CLUSTER_INFO, labels=["cluster_id"])
+        info.add_metric([state.cluster_id], 1)
+        yield info
         for name, text, of_node in NODE_GAUGES:
             yield GaugeMetricFamily(name, text, value=of_node(status, state))
         for name, text, of_disk in STORAGE_GAUGES:

@@ -5,8 +5,11 @@ nothing if there is nothing to say any more. `replicas` gives them to the parts 
 """
 
 from smq.raft_state.cluster_config import is_two_round
-from smq.raft_state.commands import CompleteReplica, HwmAdvance, SetMode
+from smq.raft_state.commands import Command, CompleteReplica, HwmAdvance, SetMode
+from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, NodeId, Offset, PartitionId
+from smq.raft_state.replies import HwmsAdvanced, Reply
+from smq.replication.api import DoneFn
 from smq.replication.host import Host
 from smq.replication.partition.replica import Replica
 
@@ -26,6 +29,19 @@ def hwm_advances(replica: Replica) -> list[HwmAdvance]:
         return []
     log = replica.log
     return [HwmAdvance(partition=replica.pid, epoch=epoch, hwm=hwm, next_offset=log.appended_end, ts_ns=log.last_ts_ns)]
+
+
+def propose_advances(host: Host, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+    """Counts what apply has made of each item: one of an epoch that is over changes nothing."""
+
+    def counted(reply: Reply | SmqError) -> None:
+        if isinstance(reply, HwmsAdvanced):
+            accepted = sum(reply.accepted)
+            host.measures.advances.add(accepted, "accepted")
+            host.measures.advances.add(len(reply.accepted) - accepted, "rejected")
+        done(reply)
+
+    host.propose(command, timeout_ms, counted)
 
 
 def untold_commits(replica: Replica) -> list[tuple[NodeId, Epoch, Offset]]:

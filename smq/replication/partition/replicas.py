@@ -23,7 +23,7 @@ from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.commits import Commits
 from smq.replication.partition.compaction.passes import Compactor
 from smq.replication.partition.compaction.segments import Segments
-from smq.replication.partition.due import caught_up, hidden_damage, hwm_advances, mode_changes
+from smq.replication.partition.due import caught_up, hidden_damage, hwm_advances, mode_changes, propose_advances
 from smq.replication.partition.endings import Endings
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
@@ -89,9 +89,10 @@ class Replicas:
         self._outlived = Outlived(host)
         self.compactor = Compactor(host, self.look_ups, self.segments)
         clock, propose = host.clock, host.propose
-        self.mark_due = Coalescer(clock, propose, hwm_advances, _as_advances).mark_due
+        advance = partial(propose_advances, host)
+        self.mark_due = Coalescer(clock, advance, hwm_advances, _as_advances).mark_due
         self.log_starts = LogStarts(host, self.ends, self._by_pid.get, self.mark_due)
-        self._mark_hwm_behind = Coalescer(clock, propose, hwm_advances, _as_advances, pace_ms=HWM_PACE_MS).mark_due
+        self._mark_hwm_behind = Coalescer(clock, advance, hwm_advances, _as_advances, pace_ms=HWM_PACE_MS).mark_due
         changes = partial(mode_changes, host)
         self.mark_mode = Coalescer(clock, propose, changes, lambda items: items[0], items_max=1).mark_due
         complete = partial(caught_up, host)

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.groups import lag_monitor, shown
 from smq.coordinator.groups.lag import age_ms
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import TsNs
@@ -202,14 +203,54 @@ def test_what_a_pass_could_not_measure_is_absent_and_never_zero(tmp_path: Path) 
         await commit(served, 1)
         monitor, node = served.server._lags, served.server.node
         await monitor.measure_all()
-        assert len(monitor.figures) == 1
+        assert len(monitor.backlogs.found) == 1
         real = node.replica_status
         node.replica_status = lambda partition: None  # type: ignore[method-assign]  # another node leads now
         await monitor.measure_all()
-        assert monitor.figures == {}
+        assert monitor.backlogs.found == {}
         node.replica_status = real  # type: ignore[method-assign]  # as above
         await monitor.measure_all()
-        assert len(monitor.figures) == 1
+        assert len(monitor.backlogs.found) == 1
+
+    serving(tmp_path, body)
+
+
+def test_a_pass_measures_the_groups_that_have_series_and_counts_what_a_limit_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(served: Served) -> None:
+        await served.create(partitions=2)
+        await served.fill([3])
+        for group in ("a", "b", "c"):
+            places = [pb.PartitionOffset(topic="t", partition=p, offset=0) for p in range(2)]
+            await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group=group, offsets=places))
+        monitor = served.server._lags
+        await monitor.measure_all()
+        assert (len(monitor.backlogs.found), monitor.backlogs.omitted) == (6, 0)
+        monkeypatch.setattr(shown, "METRICS_GROUPS_MAX", 2)
+        await monitor.measure_all()
+        assert {group for group, _ in monitor.backlogs.found} == {"a", "b"}
+        monkeypatch.setattr(lag_monitor, "METRICS_PARTITIONS_MAX", 3)
+        await monitor.measure_all()
+        assert (len(monitor.backlogs.found), monitor.backlogs.omitted) == (3, 1)
+        _, text = await get(served, "/metrics")
+        assert 'smq_metrics_omitted{of="groups"} 1' in text
+        assert 'smq_metrics_omitted{of="group_backlogs"} 1' in text
+
+    serving(tmp_path, body)
+
+
+def test_metrics_show_an_assigned_partition_without_a_commit(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        *_, third = await stored_sizes(served)
+        await assigned(served, 0)
+        await served.server._lags.measure_all()
+        _, text = await get(served, "/metrics")
+        place = f'{{group="{GROUP}",topic="t",partition="0"}}'
+        assert f"smq_group_lag{place} 12\n" in text
+        assert f"smq_group_lag_bytes{place} {third}\n" in text
+        assert f"smq_group_committed_offset{place}" not in text
 
     serving(tmp_path, body)
 

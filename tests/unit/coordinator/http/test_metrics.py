@@ -7,9 +7,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from smq.coordinator.http import partition_metrics as metrics_series
+from smq.coordinator.groups import shown
+from smq.coordinator.groups.lag_monitor import Backlogs
+from smq.coordinator.http import exposition, group_metrics, partition_metrics
 from smq.coordinator.http.connection_metrics import ConnectionCollector
-from smq.coordinator.http.partition_metrics import series_pieces
+from smq.coordinator.http.metrics import series_pieces
 from smq.raft_state.commands import (
     AdvanceExternalHwms,
     Assignment,
@@ -44,11 +46,12 @@ from tests.unit.raft_state.support import commit, proposed
 PARTITIONS = 1_200
 GROUP = 'a "group" of \\'
 NOW_NS = 10_000_000_000
-BACKLOGS = {
+FOUND = {
     (GROUP, partition_id(TopicId(b"t" * 16), PartitionIndex(0))): Backlog(500, TsNs(7_500_000_000)),
     (GROUP, partition_id(TopicId(b"t" * 16), PartitionIndex(1))): Backlog(0, TsNs(-1)),
     (GROUP, partition_id(TopicId(b"x" * 16), PartitionIndex(0))): Backlog(1, TsNs(1)),  # its topic has been deleted
 }
+BACKLOGS = Backlogs(FOUND, 0)
 
 
 class FakeNode:
@@ -192,7 +195,7 @@ def test_an_external_topic_that_goes_in_the_middle_of_a_scrape_does_no_harm() ->
     create_external(node, PARTITIONS)
     api: NodeApi = node  # type: ignore[assignment] # the part of it that a scrape uses
     pieces = series_pieces(api, BACKLOGS, NOW_NS)
-    for _ in range(PARTITIONS // metrics_series.READ_PER_PIECE + 2):  # into the external partitions
+    for _ in range(PARTITIONS // exposition.READ_PER_PIECE + 2):  # into the external partitions
         next(pieces)
     node.machine.apply(LogIndex(7), DeleteTopic(name="images"))
     left = b"".join(pieces)
@@ -207,8 +210,8 @@ def test_a_piece_of_a_scrape_reads_and_writes_a_bounded_number_of_series() -> No
     for piece in series_pieces(api, BACKLOGS, NOW_NS):
         most_read, read = max(most_read, node.read - read), node.read
         most_lines = max(most_lines, sum(not line.startswith(b"#") for line in piece.splitlines()))
-    assert most_read == metrics_series.READ_PER_PIECE
-    assert most_lines == metrics_series.LINES_PER_PIECE
+    assert most_read == exposition.READ_PER_PIECE
+    assert most_lines == exposition.LINES_PER_PIECE
 
 
 def test_a_topic_that_goes_in_the_middle_of_a_scrape_does_no_harm() -> None:
@@ -221,11 +224,45 @@ def test_a_topic_that_goes_in_the_middle_of_a_scrape_does_no_harm() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 5])
-def test_no_more_partitions_than_the_limit_have_series(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(metrics_series, "METRICS_PARTITIONS_MAX", limit)
+def test_no_more_partitions_than_the_limit_have_series_and_the_rest_is_counted(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(partition_metrics, "METRICS_PARTITIONS_MAX", limit)
+    monkeypatch.setattr(group_metrics, "METRICS_PARTITIONS_MAX", limit)
     text = b"".join(scrape(FakeNode())).decode()
     assert text.count("smq_partition_leader{") == limit
     assert text.count("smq_group_lag{") == limit
+    left = PARTITIONS - limit
+    assert omitted(text) == {"partitions": left, "groups": 0, "group_offsets": left, "group_backlogs": 0}
+
+
+def omitted(text: str) -> dict[str, float]:
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    return {s.labels["of"]: s.value for s in families["smq_metrics_omitted"].samples}
+
+
+def test_a_coordinators_first_groups_have_series_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = FakeNode()
+    pid = node.state.topics["t"].partitions[0].pid
+    for number in range(5):
+        group = replace(commit(f"g{number}"), items=(OffsetCommit(partition=pid, offset=Offset(0)),))
+        node.machine.apply(LogIndex(10 + number), proposed(node.state, group))
+    monkeypatch.setattr(shown, "METRICS_GROUPS_MAX", 3)
+    text = b"".join(scrape(node)).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert {s.labels["group"] for s in families["smq_group_members"].samples} == {GROUP, "g0", "g1"}
+    assert {s.labels["group"] for s in families["smq_group_lag"].samples} == {GROUP, "g0", "g1"}
+    assert omitted(text)["groups"] == 3
+
+
+def test_replicas_that_may_lack_what_they_acknowledged_are_counted() -> None:
+    node = FakeNode()
+    part = node.state.topics["t"].partitions[7]
+    part.incomplete = frozenset({NodeId(1), NodeId(9)})  # 9 holds no replica
+    families = {f.name: f for f in text_string_to_metric_families(b"".join(scrape(node)).decode())}
+    found = {s.labels["partition"]: s.value for s in families["smq_partition_incomplete_replicas"].samples}
+    assert {partition for partition, count in found.items() if count} == {"7"}
+    assert found["7"] == 1
 
 
 def test_frames_that_a_peer_sent_damaged_are_counted_by_peer() -> None:

@@ -36,7 +36,7 @@ def pages() -> list[str]:
     found = [
         *ROOT.glob("docs/*.md"),
         *ROOT.glob("deploy/**/*.md"),
-        *(ROOT / n for n in ("README.md", "CONTRIBUTING.md")),
+        *(ROOT / n for n in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
     ]
     return sorted(str(path.relative_to(ROOT)) for path in found)
 

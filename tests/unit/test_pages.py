@@ -62,3 +62,17 @@ def test_a_mark_that_names_a_missing_file_is_found(mark: str, names: list[str]) 
 )
 def test_a_block_that_says_neither_is_found(text: str, lines: list[int]) -> None:
     assert unmarked(list(blocks_of(text))) == lines
+
+
+def test_every_example_is_in_the_table_with_a_test_that_runs_it() -> None:
+    page = (ROOT / "examples/README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \| .+ \| `(tests/[^`]+)`(?: \(full\))? \|$", page, re.MULTILINE)
+    folder = ROOT / "examples"
+    found = {path.name for path in folder.iterdir()} - {"kafka", "README.md", "__init__.py", "__pycache__"}
+    found |= {f"kafka/{path.name}" for path in (folder / "kafka").iterdir() if not path.name.startswith("__")}
+    assert {name for name, _ in rows} == found
+    for name, test in rows:
+        stem = name.removesuffix(".py").partition("/")[0]
+        assert re.search(rf"examples[/.]{stem}\b", (ROOT / test).read_text(encoding="utf-8")), (name, test)
+    named = re.findall(r"`(tests/\S+)`", page)
+    assert [test for test in named if not (ROOT / test).is_file()] == []

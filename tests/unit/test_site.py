@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PAGES = ("*.md", "docs/*.md", "deploy/**/*.md", "examples/*.md")
 CONFIG = ROOT / "docs/site"
 LOADED = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["'](?:https?:)?//[^"']*""")
 
@@ -21,7 +22,7 @@ def test_the_site_is_built_of_all_pages_and_loads_nothing_from_elsewhere(tmp_pat
     built = build(ROOT, tmp_path / "site")
     assert built.returncode == 0, built.stderr
     pages = {str(page.relative_to(tmp_path / "site")): page.read_text() for page in tmp_path.rglob("*.html")}
-    sources = [page for pattern in ("*.md", "docs/*.md", "deploy/**/*.md") for page in ROOT.glob(pattern)]
+    sources = [page for pattern in PAGES for page in ROOT.glob(pattern)]
     expected = {str(page.relative_to(ROOT).with_suffix(".html")) for page in sources}
     assert {"README.html", "docs/kafka.html", "deploy/README.html", "deploy/monitoring/runbook.html"} <= expected
     assert expected - set(pages) == set()

@@ -1,0 +1,1 @@
+"""With confluent-kafka."""

@@ -151,12 +151,15 @@ class Controller:
             if level > state.feature_level:
                 self._propose_once("level", self._host.node_id, RaiseFeatureLevel(level=level))
 
-    def _propose_once(self, kind: str, node: NodeId, command: Command) -> None:
-        """At most one proposal per kind and node at a time. Whatever its result, the next tick checks again."""
+    def _propose_once(self, kind: str, node: NodeId, command: Command) -> bool:
+        """At most one proposal per kind and node at a time: False if one is under way. Whatever its result, the next
+        tick checks again."""
         key = (kind, node)
-        if key not in self._under_way:
-            self._under_way.add(key)
-            self._host.propose(command, PROPOSAL_MS_MAX, lambda _reply: self._under_way.discard(key))
+        if key in self._under_way:
+            return False
+        self._under_way.add(key)
+        self._host.propose(command, PROPOSAL_MS_MAX, lambda _reply: self._under_way.discard(key))
+        return True
 
     # -------------------------------------------------------------------------------------- liveness
     def _watch(self, now_ns: int) -> None:
@@ -166,8 +169,8 @@ class Controller:
             else:
                 is_silent = self._is_silent(node, now_ns)
             if is_silent and not node.fenced:
-                self._warn("node fenced", node=node.node, incarnation=node.incarnation)
-                self._propose_once("fence", node.node, FenceNode(node=node.node, incarnation=node.incarnation))
+                if self._propose_once("fence", node.node, FenceNode(node=node.node, incarnation=node.incarnation)):
+                    self._warn("node fenced", node=node.node, incarnation=node.incarnation)
             elif node.fenced and not is_silent and not self._is_leaving(node) and self._is_heard(node, now_ns):
                 self._propose_once("unfence", node.node, UnfenceNode(node=node.node, incarnation=node.incarnation))
 

@@ -66,6 +66,7 @@ class World:
         self.index = 0
         self.proposed: list[Command] = []
         self.in_flight = self.in_flight_max = 0  # of the proposals
+        self.is_stalled = False  # proposals are neither applied nor answered
         self.sent: list[tuple[NodeId, wire.Message]] = []
         self.disks: dict[NodeId, wire.DiskCondition] = {}
         self.silent: set[NodeId] = set()
@@ -118,6 +119,8 @@ class World:
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
         self.proposed.append(command)
+        if self.is_stalled:
+            return
         reply = self.apply(command)
         self.in_flight += 1
         self.in_flight_max = max(self.in_flight_max, self.in_flight)
@@ -230,6 +233,15 @@ def test_a_silent_node_is_fenced_after_the_session_timeout_and_not_before(world:
     assert world.made(FenceNode) == []
     world.run(3 * STEP_MS)
     assert world.made(FenceNode) == [FenceNode(node=PEER_A, incarnation=INCARNATION)]
+
+
+def test_a_silent_node_is_proposed_and_logged_once_until_the_proposal_is_answered(world: World) -> None:
+    """Sessions that flap wake the controller many times per second, and hold the proposal up."""
+    world.silent.add(PEER_A)
+    world.is_stalled = True
+    world.run(world.config.session_timeout_ms + 10 * STEP_MS)
+    assert world.made(FenceNode) == [FenceNode(node=PEER_A, incarnation=INCARNATION)]
+    assert world.warnings == ["node fenced"]
 
 
 def test_a_silent_node_whose_connection_is_gone_is_fenced_sooner(world: World) -> None:

@@ -1,0 +1,73 @@
+"""A data directory of another user, such as a volume that root owns: a refusal that says whose it is."""
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smq.replication.storage.directory import DiskOpenError, is_used, lock_directory, make_directory
+from smq.replication.storage.engine import Engine
+from smq.replication.storage.opening import open_disk
+
+SOMEBODY_ELSE = 65534  # the customary user without files
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A directory of root's that this process may read and not write. Root itself may write everywhere, so a test that
+    runs as root becomes another user; any other user finds one in the root of the file system."""
+    if os.geteuid() != 0:
+        yield Path("/")
+        return
+    made = Path(tempfile.mkdtemp(dir="/var/tmp", prefix="volume"))
+    made.chmod(0o755)
+    (made / "smq.lock").touch(mode=0o600)
+    os.seteuid(SOMEBODY_ELSE)
+    try:
+        yield made
+    finally:
+        os.seteuid(0)
+        shutil.rmtree(made)
+
+
+def advice(volume: Path) -> str:
+    return (
+        f"{volume} belongs to user 0, and this process is user {os.geteuid()}: give it to that user (chown), or name a "
+        "directory in it that this user may make (data_dir)"
+    )
+
+
+def test_a_directory_in_a_volume_of_root_is_refused_with_its_owner_and_what_to_do(volume: Path) -> None:
+    path = volume / "smq-data-of-a-test" / "node"
+    with pytest.raises(DiskOpenError) as refused:
+        make_directory(path)
+    assert str(refused.value) == f"data directory {path} cannot be used: Permission denied. {advice(volume)}"
+    assert not path.parent.exists()
+
+
+def test_a_volume_of_root_itself_is_refused_and_keeps_its_mode(volume: Path) -> None:
+    before = stat.S_IMODE(volume.stat().st_mode)
+    with pytest.raises(DiskOpenError) as refused:
+        make_directory(volume)
+    assert str(refused.value) == f"data directory {volume} cannot be used: Operation not permitted. {advice(volume)}"
+    assert stat.S_IMODE(volume.stat().st_mode) == before
+
+
+def test_a_lock_file_in_a_volume_of_root_is_refused_with_the_owner_of_what_is_in_the_way(volume: Path) -> None:
+    with pytest.raises(DiskOpenError, match=r"smq\.lock cannot be opened: Permission denied\. .* belongs to user 0, "):
+        lock_directory(volume)
+
+
+@pytest.mark.parametrize("engine", list(Engine))
+def test_no_store_opens_in_a_volume_of_root(volume: Path, engine: Engine) -> None:
+    def unused(*_: object) -> None:
+        raise AssertionError("nothing has been opened")
+
+    path = volume / "smq-data-of-a-test"
+    assert not is_used(path)
+    with pytest.raises(DiskOpenError, match="belongs to user 0, and this process is user"):
+        open_disk(path, engine, call_soon_threadsafe=unused, on_fatal=unused, call_soon=unused)

@@ -30,6 +30,9 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # A node may come back under another address, to which its name leads by then. gRPC would ask for it every 30 s at
+    # most; a second spares name servers most of the attempts to connect.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # A call may wait for minutes (JoinGroup). If its node hangs, this ends it after half a minute.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 20_000),

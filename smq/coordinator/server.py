@@ -176,7 +176,8 @@ class Server:
         kafka = tuple(self._kafka_ports())
         own = next((port.socket for port in kafka if port.listener == OWN), None)
         self.kafka_address = _bound(config.kafka_address, own)
-        self._grpc = GrpcServer(tuple(self._grpc_ports()), caps, request_bytes_max=config.request_bytes_max)
+        bytes_max = config.request_bytes_max
+        self._grpc = GrpcServer(tuple(self._grpc_ports()), caps, self._measures, request_bytes_max=bytes_max)
         self.grpc_address = self._grpc.bound[OWN]
         node_config = config.node_config(
             grpc_address=self.grpc_address,

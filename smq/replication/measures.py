@@ -265,6 +265,22 @@ class ProcessMeasures:
             "api",
         )
     )
+    grpc_request: Histogram = field(
+        default_factory=lambda: Histogram(
+            "smq_grpc_request_seconds",
+            "From the start of a gRPC call with one answer to that answer, without errors. Fetch, JoinGroup and"
+            " SyncGroup include waiting.",
+            "method",
+        )
+    )
+    grpc_requests: Counter = field(
+        default_factory=lambda: Counter(
+            "smq_grpc_requests",
+            "gRPC calls with one answer: ok, or ended by this error code. What its client gave up is not counted.",
+            "method",
+            "result",
+        )
+    )
 
 
 def instruments(measures: object) -> Iterator[Counter | Histogram]:

@@ -25,6 +25,7 @@ from smq.coordinator.grpc.request_admission import RequestAdmission
 from smq.coordinator.listeners import port_taken
 from smq.coordinator.service.audience import Audience
 from smq.replication.api import NodeApi
+from smq.replication.measures import ProcessMeasures
 
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", limits.GRPC_SEND_BYTES_MAX),
@@ -53,7 +54,9 @@ class GrpcPort:
 class GrpcServer:
     """Binds its ports, without serving them yet: PortTaken if one is not available. `start` after `add`."""
 
-    def __init__(self, ports: Sequence[GrpcPort], caps: ConnectionCaps, *, request_bytes_max: int) -> None:
+    def __init__(
+        self, ports: Sequence[GrpcPort], caps: ConnectionCaps, measures: ProcessMeasures, *, request_bytes_max: int
+    ) -> None:
         options = (
             *_OPTIONS,
             ("grpc.max_receive_message_length", request_bytes_max + limits.GRPC_RECEIVE_SLACK_BYTES),
@@ -61,6 +64,7 @@ class GrpcServer:
             ("grpc.max_allowed_incoming_connections", max(1, caps.grpc // len(ports))),
         )
         admission = RequestAdmission()
+        self._measures = measures
         self._servers: dict[str, grpc.aio.Server] = {}
         self.bound: dict[str, Address] = {}
         for port in ports:
@@ -80,12 +84,12 @@ class GrpcServer:
         admin: AdminService,
     ) -> None:
         for listener, server in self._servers.items():
-            audience = Audience(node=node, listener=listener)
-            smq_pb2_grpc.add_AgentServicer_to_server(agent.speaking_to(audience), server)
-            smq_pb2_grpc.add_BrokerServicer_to_server(broker.speaking_to(audience), server)
-            smq_pb2_grpc.add_GroupsServicer_to_server(groups.speaking_to(audience), server)
-            smq_pb2_grpc.add_TransactionsServicer_to_server(producers.speaking_to(audience), server)
-            smq_pb2_grpc.add_AdminServicer_to_server(admin.speaking_to(audience), server)
+            clients = Audience(node=node, listener=listener), self._measures
+            smq_pb2_grpc.add_AgentServicer_to_server(agent.speaking_to(*clients), server)
+            smq_pb2_grpc.add_BrokerServicer_to_server(broker.speaking_to(*clients), server)
+            smq_pb2_grpc.add_GroupsServicer_to_server(groups.speaking_to(*clients), server)
+            smq_pb2_grpc.add_TransactionsServicer_to_server(producers.speaking_to(*clients), server)
+            smq_pb2_grpc.add_AdminServicer_to_server(admin.speaking_to(*clients), server)
 
     async def start(self) -> None:
         for server in self._servers.values():

@@ -1,11 +1,13 @@
 """What all gRPC handlers share: errors as statuses, deadlines, request ids.
 
-Owns the one try/except around a handler, and which clients a service speaks to. Services import it.
+Owns the one try/except around a handler, what is counted of its calls, and which clients a service speaks to. Services
+import it.
 """
 
 import copy
 import functools
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
@@ -20,6 +22,7 @@ from smq.coordinator.service.internal_errors import internal
 from smq.coordinator.service.requests import timeout_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import RequestId
+from smq.replication.measures import ProcessMeasures
 
 S = TypeVar("S", bound="Service")
 Q = TypeVar("Q")
@@ -33,31 +36,43 @@ class Service:
     """What the services have in common: the clients that they speak to. A service begins with the node's own."""
 
     audience: Audience
+    measures = ProcessMeasures()  # until it is served: `speaking_to` gives it the process's own
 
-    def speaking_to(self, audience: Audience) -> Self:
+    def speaking_to(self, audience: Audience, measures: ProcessMeasures) -> Self:
         """The same service, with the same sessions and budgets, for the clients of a listener."""
         other = copy.copy(self)
         other.audience = audience
+        other.measures = measures
         return other
 
 
 def guarded(
     handler: Callable[[S, Q, Context], Awaitable[R]],
 ) -> Callable[[S, Q, Context], Awaitable[R]]:
-    """A handler whose SmqErrors become statuses with details, and whose faults become INTERNAL."""
+    """A handler whose SmqErrors become statuses with details, and whose faults become INTERNAL. It is timed, and its
+    results are counted, unless it is a stream, which answers many requests."""
+    method = handler.__name__
 
     @functools.wraps(handler)
     async def wrapper(self: S, request: Q, context: Context) -> R:
+        began_ns = time.perf_counter_ns()
         try:
-            if isinstance(request, Message):
-                check_required(request)
-            return await handler(self, request, context)
+            if not isinstance(request, Message):
+                return await handler(self, request, context)
+            check_required(request)
+            answer = await handler(self, request, context)
         except SmqError as e:
+            self.measures.grpc_requests.add(1, method, e.code.name)
             await abort(context, self.audience.told(e))
         except (grpc.aio.AbortError, grpc.aio.UsageError):
             raise
         except Exception as e:  # noqa: BLE001 - a bug in one handler must not be a bare UNKNOWN for its client
-            await abort(context, internal(handler.__name__, e))
+            error = internal(method, e)
+            self.measures.grpc_requests.add(1, method, error.code.name)
+            await abort(context, error)
+        self.measures.grpc_requests.add(1, method, "ok")
+        self.measures.grpc_request.observe(time.perf_counter_ns() - began_ns, method)
+        return answer
 
     return wrapper
 

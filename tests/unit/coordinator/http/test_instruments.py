@@ -1,19 +1,24 @@
 """What a node counts while it works, as a scrape shows it; and the page that lists all metrics."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
+import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from docs.generate.metrics import names as names_of_page
+from smq.clients import Consumer
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.addresses import format_address
+from smq.coordinator.garbage_collection import HeapKeeper
 from smq.coordinator.http.instruments import family_of
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.loop_lag import PROBE_S, LoopLag
-from smq.replication.measures import Counter, Histogram, sized
+from smq.replication.measures import Counter, Histogram, ProcessMeasures, sized
 from smq.testing.kafka_client import RawKafka
 from smq.testing.served import Served, publish_request, serving
 from tests.unit.coordinator.http.test_endpoints import get
@@ -123,6 +128,51 @@ def test_requests_of_kafka_clients_are_timed_by_api(tmp_path: Path) -> None:
         assert value("smq_kafka_request_seconds_count", api="ApiVersions") == 1
 
     serving(tmp_path, body, kafka_address=("127.0.0.1", 0))
+
+
+def test_calls_over_grpc_are_timed_and_counted_by_method_and_result(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        for offset in (0, 7):
+            wanted = pb.FetchPartition(topic="t", partition=0, offset=offset)
+            await served.broker.Fetch(pb.FetchRequest(partitions=[wanted], max_wait_ms=0))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await served.broker.CommitOffsets(pb.CommitOffsetsRequest())
+        value = reader(await families(served))
+        assert value("smq_grpc_requests_total", method="Fetch", result="ok") == 2
+        assert value("smq_grpc_request_seconds_count", method="Fetch") == 2
+        assert value("smq_grpc_requests_total", method="CommitOffsets", result="INVALID_REQUEST") == 1
+        assert value("smq_grpc_requests_total", method="CreateTopic", result="ok") == 1
+        assert value("smq_grpc_request_seconds_sum", method="Fetch") > 0
+
+    serving(tmp_path, body)
+
+
+def test_a_rebalance_is_counted_as_the_generation_that_it_forms(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.fill([1])
+        async with Consumer(format_address(served.server.grpc_address), group="g") as consumer:
+            await consumer.subscribe("t")
+            assert await consumer.getmany(1, timeout_ms=30_000)
+            value = reader(await families(served))
+            assert value("smq_group_changes_total", command="FormGeneration", result="done") == 1
+            assert value("smq_group_change_seconds_count", command="FormGeneration") == 1
+
+    serving(tmp_path, body)
+
+
+def test_a_pass_of_the_garbage_collector_is_timed_by_its_generation() -> None:
+    pauses = ProcessMeasures().gc_pause
+    keeper = HeapKeeper(pauses)
+    keeper.start()
+    try:
+        before = pauses.series("2").count
+        gc.collect()
+        assert pauses.series("2").count == before + 1
+        assert pauses.series("2").total > 0
+    finally:
+        keeper.stop()
 
 
 def test_a_blocked_loop_is_seen() -> None:

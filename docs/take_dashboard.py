@@ -35,7 +35,12 @@ def answered(address: str, panels: list[dict[str, Any]], start: float) -> dict[s
     answers: dict[int, list[Any]] = {}
     for panel in panels:
         for target in panel["targets"]:
-            query = target["expr"].replace("$__rate_interval", f"{RATE_S}s").replace("$node", ".*")
+            query = (
+                target["expr"]
+                .replace("$__rate_interval", f"{RATE_S}s")
+                .replace("$node", ".*")
+                .replace("$cluster", ".*")
+            )
             asked = urlencode({"query": query, "start": start, "end": now, "step": SCRAPE_S})
             with NO_PROXY.open(f"http://{address}/api/v1/query_range?{asked}", timeout=30) as answer:
                 answers.setdefault(panel["id"], []).append(json.load(answer)["data"]["result"])

@@ -24,7 +24,7 @@ from tests.skips import needs, program
 MONITORING = Path(__file__).resolve().parents[2] / "deploy/monitoring"
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 # Their limits depend on the machine, or they look back over minutes in which a busy machine has had elections.
-LOAD_DEPENDENT = {"SmqGroupLagGrows", "SmqRaftUnstable"} | set(
+LOAD_DEPENDENT = {"SmqGroupLagGrows", "SmqRaftUnstable", "SmqAdvancesRejected"} | set(
     re.findall(r"- alert: (\w+) # adjust", (MONITORING / "alerts.yml").read_text())
 )
 OF_A_DEAD_NODE = {"SmqNodeDown", "SmqNodeFenced", "SmqUnderReplicated"}
@@ -95,7 +95,7 @@ def test_alerts_fire_when_a_node_dies_and_clear_when_it_is_back_and_every_panel_
         def have_data() -> bool:
             work()
             for title, expression in list(empty):
-                query = expression.replace("$__rate_interval", "10s").replace("$node", ".*")
+                query = expression.replace("$__rate_interval", "10s").replace("$node", ".*").replace("$cluster", ".*")
                 if ask("query", urllib.parse.urlencode({"query": query}))["result"]:
                     empty.discard((title, expression))
             return not empty

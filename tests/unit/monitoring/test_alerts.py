@@ -7,6 +7,7 @@ it. What needs no promtool is checked in any case.
 import json
 import re
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ needs_promtool = needs("promtool")
 
 NODE = 'instance="n1",job="smq"'
 PLACE = f'{NODE},topic="t",partition="0"'
+OTHER_PLACE = 'instance="n2",job="smq",topic="t",partition="0"'
 GROUP = f'{NODE},group="g",topic="t",partition="0"'
 BEFORE_MIN, FAULT_MIN = 15, 120  # minutes of health, then of the fault; then health again
 
@@ -60,14 +62,36 @@ CASES: dict[str, list[dict[str, str]]] = {
     "SmqNodeFenced": [series("smq_cluster_nodes_fenced", 0, 1)],
     "SmqRaftUnstable": [counter("smq_raft_leader_changes_total", 1)],
     "SmqUpgradeNeeded": [series("smq_node_waits_for_upgrade", 0, 1)],
+    "SmqClustersMixed": [
+        series("smq_cluster_info", 1, 1, f'{NODE},cluster_id="one"'),
+        {
+            "series": 'smq_cluster_info{instance="m1",job="smq",cluster_id="two"}',
+            "values": f"_x{BEFORE_MIN} 1x{FAULT_MIN} stale",
+        },
+    ],
+    "SmqMetricsOmitted": [series("smq_metrics_omitted", 0, 3, f'{NODE},of="groups"')],
     "SmqLoopBlocked": histogram("smq_loop_lag_seconds", "1"),
     "SmqPartitionWithoutLeader": [series("smq_partition_without_leader", 0, 1, PLACE)],
     "SmqUnderReplicated": [series("smq_partition_under_replicated", 0, 1, PLACE)],
+    "SmqReplicaIncomplete": [series("smq_partition_incomplete_replicas", 0, 1, PLACE)],
+    "SmqReplicaBehind": [
+        series("smq_partition_verified_end_offset", 9, 5, PLACE),
+        series("smq_partition_high_water_mark", 5, 5, PLACE),
+        series("smq_partition_high_water_mark", 9, 9, OTHER_PLACE),
+        series("smq_node_ready", 1, 1),
+    ],
     "SmqHighWaterMarkStuck": [
         series("smq_partition_durable_end_offset", 5, 9, PLACE),
         series("smq_partition_high_water_mark", 5, 5, PLACE),
         series("smq_partition_is_leader", 1, 1, PLACE),
     ],
+    "SmqExternalMarkStuck": [
+        series("smq_partition_next_offset", 5, 9, PLACE),
+        series("smq_partition_high_water_mark", 5, 5, PLACE),
+        series("smq_partition_next_offset", 5, 9, OTHER_PLACE),
+        series("smq_partition_high_water_mark", 5, 5, OTHER_PLACE),
+    ],
+    "SmqAdvancesRejected": [counter("smq_hwm_advances_total", 1, f'{NODE},result="rejected"')],
     "SmqHighWaterMarkWentBack": [series("smq_partition_high_water_mark", 9, 5, PLACE)],
     "SmqAnomaly": [counter("smq_anomalies_total", 1, f'{NODE},kind="hwm-back"')],
     "SmqProducersNearLimit": [series("smq_producers", 10, 95), series("smq_producers_max", 100, 100)],
@@ -195,8 +219,78 @@ def test_a_partition_of_one_transaction_after_another_is_no_alert(tmp_path: Path
         never_fires("SmqStableOffsetStuck", found, tmp_path)
 
 
-def never_fires(name: str, input_series: list[dict[str, str]], directory: Path) -> None:
-    expected = [expectation(name, minute, 0) for minute in (40, 90, 200)]
+@needs_promtool
+def test_a_mark_that_lies_behind_is_no_alert_of_external_storage_if_the_records_are_here(tmp_path: Path) -> None:
+    """SmqHighWaterMarkStuck is about those."""
+    own = [
+        series("smq_partition_next_offset", 5, 9, PLACE),
+        series("smq_partition_high_water_mark", 5, 5, PLACE),
+        series("smq_partition_size_bytes", 1, 1, PLACE),
+    ]
+    never_fires("SmqExternalMarkStuck", own, tmp_path)
+
+
+@needs_promtool
+def test_a_replica_that_follows_a_busy_leader_is_no_alert(tmp_path: Path) -> None:
+    """It is always a little behind."""
+    follows = [
+        {"series": f"smq_partition_verified_end_offset{{{PLACE}}}", "values": "0+100x240"},
+        {"series": f"smq_partition_high_water_mark{{{OTHER_PLACE}}}", "values": "150+100x240"},
+        series("smq_node_ready", 1, 1),
+    ]
+    never_fires("SmqReplicaBehind", follows, tmp_path)
+
+
+@needs_promtool
+def test_marks_of_a_dead_epoch_are_no_alert_right_after_an_election(tmp_path: Path) -> None:
+    once = {"series": f'smq_hwm_advances_total{{{NODE},result="rejected"}}', "values": "0x30 700x300"}
+    never_fires("SmqAdvancesRejected", [once], tmp_path, minutes=range(28, 60))
+
+
+def of_cluster(cluster: str, input_series: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The same nodes, in a cluster with this label and with addresses of its own."""
+    return [
+        each | {"series": each["series"].replace('instance="', f'cluster="{cluster}",instance="{cluster}-')}
+        for each in input_series
+    ]
+
+
+def healthy(input_series: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The series as they were before the fault, to the end."""
+    return [each | {"values": each["values"].split()[0].partition("x")[0] + "x500"} for each in input_series]
+
+
+# What happens in one cluster is compared with nothing there that another cluster could lack.
+@needs_promtool
+@pytest.mark.parametrize("name", [name for name in ALERTS if name != "SmqClustersMixed"])
+def test_a_healthy_cluster_does_not_hide_the_fault_of_another(name: str, tmp_path: Path) -> None:
+    own = of_cluster("sick", CASES[name])
+    beside = of_cluster("well", healthy(CASES[name]))
+    minute = BEFORE_MIN + 60 if name != "SmqHighWaterMarkWentBack" else BEFORE_MIN + 8
+    query = f'count by (cluster) (ALERTS{{alertname="{name}",alertstate="firing"}}) > bool 0'
+    sick = {"labels": '{cluster="sick"}', "value": 1}
+    expected = [{"expr": query, "eval_time": f"{minute}m", "exp_samples": [sick]}]
+    evaluate({"interval": "1m", "input_series": [*beside, *own], "promql_expr_test": expected}, tmp_path)
+
+
+@needs_promtool
+def test_two_clusters_with_labels_of_their_own_are_not_mixed(tmp_path: Path) -> None:
+    labels = [f'instance="{name}-n",cluster="{name}",cluster_id="smq-{name}"' for name in ("a", "b")]
+    never_fires("SmqClustersMixed", [series("smq_cluster_info", 1, 1, each) for each in labels], tmp_path)
+
+
+def test_no_rule_joins_the_series_of_two_clusters() -> None:
+    text = re.sub(r"\s+", " ", _expressions())
+    groupings = re.findall(r"\b(?:by|on) \(([^)]*)\)", text)
+    assert len(groupings) > 20
+    assert [g for g in groupings if not g.startswith("cluster")] == []
+    assert re.findall(r"\b(?:max|min|sum|count|avg|topk) ?\(", text) == [], "without `by`"
+
+
+def never_fires(
+    name: str, input_series: list[dict[str, str]], directory: Path, minutes: Iterable[int] = (40, 90, 200)
+) -> None:
+    expected = [expectation(name, minute, 0) for minute in minutes]
     evaluate({"interval": "1m", "input_series": input_series, "promql_expr_test": expected}, directory)
 
 

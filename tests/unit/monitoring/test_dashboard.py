@@ -38,3 +38,11 @@ def test_every_metric_that_a_panel_reads_is_one_that_nodes_serve() -> None:
                 read.add(name if name in served else stem)
     assert len(read) > 20
     assert read - served - OF_THE_PROCESS == set()
+
+
+def test_every_query_is_of_the_chosen_clusters_only() -> None:
+    assert "cluster" in {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            names = re.findall(r"\b(?:smq|process)_\w+", target["expr"])
+            assert len(names) == target["expr"].count('{cluster=~"$cluster"'), target["expr"]

@@ -1,15 +1,15 @@
 """Fixtures of the Spark tests: one session, one cluster of real processes, and a way to fill a topic."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from smq.records import NewRecord, encode_batch
 from smq.spark_connector import session
 from smq.spark_connector.local_session import SHORT_LIVED
 from smq.testing.cluster import Cluster
 from tests.live import cluster, new_topic
+from tests.spark.support import publisher
 
 
 @pytest.fixture(scope="package")
@@ -30,15 +30,7 @@ def servers(cluster: Cluster) -> str:
 @pytest.fixture
 def publish(cluster: Cluster) -> Callable[..., None]:
     """Appends records to a partition, acks=all, in batches of `batch_records`."""
-
-    def append(
-        topic: str, partition: int, records: Sequence[NewRecord], codec: str = "none", batch_records: int = 500
-    ) -> None:
-        leader = cluster.nodes[cluster.wait_leader(topic, partition)].raw
-        for start in range(0, len(records), batch_records):
-            leader.publish_batch(topic, partition, encode_batch(records[start : start + batch_records], codec=codec))
-
-    return append
+    return publisher(cluster)
 
 
 @pytest.fixture

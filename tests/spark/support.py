@@ -1,13 +1,13 @@
 """Shared by the Spark tests: numbered records to publish, the offsets in a DataFrame, and what is staged."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 from pyspark.sql import DataFrame
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.records import NewRecord
+from smq.records import NewRecord, encode_batch
 from smq.spark_connector import decode, range_fetcher
 from smq.testing.cluster import Cluster
 
@@ -21,6 +21,19 @@ def numbered(count: int, first: int = 0) -> list[NewRecord]:
     return [
         NewRecord(key=b"k%d" % (i % 5), value=b"v%d" % i, timestamp_ms=1000 + i) for i in range(first, first + count)
     ]
+
+
+def publisher(cluster: Cluster) -> Callable[..., None]:
+    """Appends records to a partition, acks=all, in batches of `batch_records`."""
+
+    def append(
+        topic: str, partition: int, records: Sequence[NewRecord], codec: str = "none", batch_records: int = 500
+    ) -> None:
+        leader = cluster.nodes[cluster.wait_leader(topic, partition)].raw
+        for start in range(0, len(records), batch_records):
+            leader.publish_batch(topic, partition, encode_batch(records[start : start + batch_records], codec=codec))
+
+    return append
 
 
 def offsets(frame: DataFrame) -> list[tuple[int, int]]:

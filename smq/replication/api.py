@@ -209,6 +209,8 @@ class NodeStatus:
     snapshot_index: LogIndex = LogIndex(0)  # the last entry in it
     snapshot_age_ms: int = 0  # since this process first had it
     feature_level_known: int = 1  # the highest that this smq knows; the cluster's is in the state
+    compaction_dirty_bytes: int = 0  # of led partitions, as found by the last look at each
+    compaction_age_ms: int = 0  # the longest time since a whole pass over one of them; 0 without a compacted one
     waiting: str = ""  # why the node has stopped to wait for an upgrade: its process only says so
     warnings: tuple[str, ...] = ()  # for an operator to act on, in plain words
 

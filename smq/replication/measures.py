@@ -182,6 +182,31 @@ class NodeMeasures:
             "result",
         )
     )
+    compactions: Counter = field(
+        default_factory=lambda: Counter(
+            "smq_compaction_passes",
+            "Looks at a led partition of a compacted topic, by result. done: all that was due is compacted."
+            " lacks_bytes: a segment's bytes are on no replica that answers. Abandoned, and tried again: leader"
+            " (leadership or policy changed), log_start (it has moved), read (a read failed), damage, disk_full, agree"
+            " (the command was not committed in time), install (other changes were on their way to the disk).",
+            "result",
+        )
+    )
+    compacted_records: Counter = field(
+        default_factory=lambda: Counter(
+            "smq_compaction_removed_records", "Records that compaction removed from partitions that this node led."
+        )
+    )
+    retained_offsets: Counter = field(
+        default_factory=lambda: Counter(
+            "smq_retention_deleted_offsets", "Offsets that retention deleted, of partitions that this node led."
+        )
+    )
+    retained_bytes: Counter = field(
+        default_factory=lambda: Counter(
+            "smq_retention_deleted_bytes", "Stored size of the batches that went with them, on one replica."
+        )
+    )
     leader_changes: Counter = field(
         default_factory=lambda: Counter("smq_raft_leader_changes", "Times that this node saw another Raft leader.")
     )

@@ -354,6 +354,8 @@ class Node:
             snapshot_index=index,
             snapshot_age_ms=(self.clock.monotonic_ns() - since_ns) // 1_000_000 if index else 0,
             feature_level_known=self.config.feature_level_known,
+            compaction_dirty_bytes=self.replicas.compactor.dirty_bytes,
+            compaction_age_ms=self.replicas.compactor.age_ms,
             waiting=self.waiting,
             warnings=(
                 *self._waiting_warnings(),

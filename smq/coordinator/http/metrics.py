@@ -86,6 +86,16 @@ NODE_GAUGES: Final[tuple[tuple[str, str, Callable[[NodeStatus, ClusterState], fl
         "Beyond this number the node refuses new idempotent producers.",
         lambda n, s: n.producers_max,
     ),
+    (
+        "smq_compaction_dirty_bytes",
+        "What compaction has to look at yet, of partitions that this node leads, as found by its last looks.",
+        lambda n, s: n.compaction_dirty_bytes,
+    ),
+    (
+        "smq_compaction_age_seconds",
+        "The longest time since a whole pass of compaction over a partition that this node leads; 0 without one.",
+        lambda n, s: n.compaction_age_ms / 1000,
+    ),
     ("smq_cluster_nodes", "Nodes that have registered.", lambda n, s: len(s.nodes)),
     (
         "smq_cluster_nodes_fenced",

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from smq.raft_state.ids import Offset, PartitionId, TsNs
 from smq.raft_state.topic_config import Retention
@@ -41,6 +41,14 @@ from smq.replication.ports import DataDamaged, Rows, Table
 INDEX_ROWS_PER_SCAN: Final = 1024  # some 0.3 ms and 100 KB
 SIZED_RUN_BATCHES_MAX: Final = 32_768  # some 15 ms of the node's loop; a shorter answer is as correct
 RETENTION_BATCHES_MAX: Final = 10_000  # looked at by one look-up
+
+
+class Retained(NamedTuple):
+    """What is left of a log by its limits. `is_more`: the look ended early, and more may be due."""
+
+    start: Offset
+    is_more: bool
+    size: int  # of the batches before the start
 
 
 class LogReader:
@@ -396,21 +404,21 @@ class LogReader:
             raise BatchDamaged(self.pid, at, "its index row is missing")
         return size
 
-    def retained_start(self, end: Offset, stop: Offset, limits: Retention, now_ms: int) -> tuple[Offset, bool]:
+    def retained_start(self, end: Offset, stop: Offset, limits: Retention, now_ms: int) -> Retained:
         """Where the log starts once what `limits` does not retain below `stop` has gone: whole batches, from the oldest
-        on. And whether it stopped early, after RETENTION_BATCHES_MAX: then there may be more. Batches beyond `end`
-        do not count. Raises BatchDamaged if a batch there is damaged or missing.
+        on. It stops early after RETENTION_BATCHES_MAX. Batches beyond `end` do not count. Raises BatchDamaged if a
+        batch there is damaged or missing.
 
         A batch goes if its newest record is too old, or if the batches after it are as many bytes, or records, as are
         to be kept. Its age is that of its newest create time, as in Kafka; of its append time if it has none. Append
         times come from the clocks of leaders, and one that is behind would delete too early."""
-        start, size, count = self.log_start, self.size_bytes, 0
+        start, size, count, gone, last = self.log_start, self.size_bytes, 0, 0, 0
         if limits.bytes is not None:
             size -= self.backlog_bytes(max(end, start), self.appended_end)
         before = start
         for count, info in enumerate(self._infos(TsNs(0), self.appended_end)):
             if count >= RETENTION_BATCHES_MAX:
-                return start, True
+                return Retained(start, True, gone)
             size -= info.size if info.end > self._base.end else 0
             if info.end <= self.log_start:
                 continue  # waits to be deleted
@@ -423,9 +431,10 @@ class LogReader:
             if info.end > stop or not is_due:
                 break
             before, start = start, info.end
+            gone, last = gone + info.size, info.size
         if start == self.appended_end and count:
-            return before, True  # a log is emptied in one transaction, so the last batch goes alone
-        return start, False
+            return Retained(before, True, gone - last)  # a log is emptied in one transaction: the last batch goes alone
+        return Retained(start, False, gone)
 
     def _key_of_batch_at(self, offset: Offset) -> bytes:
         """The key of the durable batch that contains `offset`."""

@@ -18,7 +18,7 @@ from smq.replication.api import Backlog, Cancel, DoneFn, PartitionEnd, SizedRun,
 from smq.replication.host import Host
 from smq.replication.log.codec import INT64_MAX, BatchDamaged, BatchInfo, parse_header_of
 from smq.replication.log.decoding import decode_bounded
-from smq.replication.log.reader import LogReader
+from smq.replication.log.reader import LogReader, Retained
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.older_state import check_state
 from smq.replication.partition.reads import READ_MS_MAX, REPAIRS_PER_POLL_MAX, read_failure
@@ -318,15 +318,13 @@ class LookUps:
         look_up.begin(at)
         return look_up.cancel
 
-    def retained_start(
-        self, replica: Replica, limits: Retention, now_ms: int, done: DoneFn[tuple[Offset, bool]]
-    ) -> Cancel:
-        """Where the log starts once what `limits` does not retain has gone, and whether there may be more. An open
+    def retained_start(self, replica: Replica, limits: Retention, now_ms: int, done: DoneFn[Retained]) -> Cancel:
+        """Where the log starts once what `limits` does not retain has gone. An open
         transaction may yet be committed: none of its records goes, though they count (rule 14)."""
         end = replica.part.hwm
         stop = min(end, replica.stable_end)
 
-        def find(log: LogReader) -> tuple[Offset, bool]:
+        def find(log: LogReader) -> Retained:
             return log.retained_start(end, stop, limits, now_ms)
 
         look_up = _LookUp(self._host, self._repairs, replica, find, done)

@@ -14,9 +14,10 @@ import structlog
 
 from smq.raft_state.commands import ApplyRetention, RetainedStart
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Epoch, Offset, PartitionId
+from smq.raft_state.ids import Epoch, PartitionId
 from smq.raft_state.topic_config import Retention, retention
 from smq.replication.host import Host
+from smq.replication.log.reader import Retained
 from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.replica import Replica
@@ -36,6 +37,7 @@ class _Watch:
     paused_ns: int = 0  # the next examination by the same limits
     examined: Retention | None = None  # the limits of the last one
     found: RetainedStart | None = None  # by it
+    uncounted: tuple[int, int] | None = None  # offsets and bytes before that, until they have gone
 
 
 class Retainer:
@@ -58,6 +60,7 @@ class Retainer:
         watch = self._watches.get(replica.pid)
         if watch is None:
             watch = self._watches[replica.pid] = _Watch()
+        self._count(replica, watch)
         if now_ns < watch.due_ns:
             return
         check_ms, limits = self._host.config.retention_check_ms, self._limits(replica)
@@ -69,6 +72,14 @@ class Retainer:
         if _may_be_exceeded(replica, limits):
             self._due[replica] = None
             self._examine_next()
+
+    def _count(self, replica: Replica, watch: _Watch) -> None:
+        """Once the log start has moved to where it was found to be due."""
+        if watch.uncounted is not None and watch.found is not None and replica.part.log_start >= watch.found.offset:
+            offsets, size = watch.uncounted
+            self._host.measures.retained_offsets.amount += offsets
+            self._host.measures.retained_bytes.amount += size
+            watch.uncounted = None
 
     def forget(self, pid: PartitionId) -> None:
         """The partition is gone."""
@@ -89,19 +100,18 @@ class Retainer:
             self._is_examining = True
             self._look_ups.retained_start(replica, look_up, now_ms, partial(self._on_found, replica, epoch, limits))
 
-    def _on_found(
-        self, replica: Replica, epoch: Epoch, limits: Retention, found: tuple[Offset, bool] | SmqError
-    ) -> None:
+    def _on_found(self, replica: Replica, epoch: Epoch, limits: Retention, found: Retained | SmqError) -> None:
         self._is_examining = False
         watch = self._watches.get(replica.pid)
         if isinstance(found, SmqError):
             _log.info("retention is tried again later", node=self._host.node_id, why=str(found))
         elif watch is not None:
-            start, is_more = found
-            watch.found = RetainedStart(partition=replica.pid, epoch=epoch, offset=start, limits=limits.numbers)
+            self._count(replica, watch)
+            watch.found = RetainedStart(partition=replica.pid, epoch=epoch, offset=found.start, limits=limits.numbers)
             if self._still_due(replica):
+                watch.uncounted = found.start - replica.part.log_start, found.size
                 self._mark_found(replica)
-                if is_more:
+                if found.is_more:
                     watch.due_ns, watch.examined = 0, None  # no pause before the next visit
         self._examine_next()
 

@@ -109,6 +109,7 @@ CASES: dict[str, list[dict[str, str]]] = {
         series("smq_partition_last_stable_offset", 5, 5, PLACE),
         series("smq_partition_is_leader", 1, 1, PLACE),
     ],
+    "SmqCompactionOverdue": [series("smq_compaction_age_seconds", 20, 9_000)],
     "SmqDiskFull": [series("smq_disk_full", 0, 1)],
     "SmqDiskFills": [
         {

@@ -56,7 +56,11 @@ _Steps: TypeAlias = Generator[Callable[[_Done], object], Any, T]
 
 
 class _Abandoned(Exception):
-    """The pass ends here; the next one begins again."""
+    """The pass ends here; the next one begins again. `result` is a label of its metric."""
+
+    def __init__(self, result: str, why: str) -> None:
+        super().__init__(why)
+        self.result = result
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +73,7 @@ class _Pass:
     log_start: Offset = Offset(0)  # as the pass began
     aborted: AbortedTransactions = field(default_factory=lambda: AbortedTransactions([]))  # as the pass began
     is_partial: bool = False  # more is dirty than the table of keys could take
+    lacks_bytes: bool = False  # of a segment: all that it can do is to give them up
     removed: int = 0
 
 
@@ -88,8 +93,8 @@ class Compactor:
         self._looks: dict[Replica, _Look] = {}  # likewise
         self._pass: _Pass | None = None
         self._request = 0
-        self.passes = 0  # whole ones, since the start of this process
-        self.removed = 0  # records, likewise
+        self._whole_ns: dict[Replica, int] = {}  # likewise: the end of the last whole pass, or the first look
+        self.passes = 0  # that were not abandoned, since the start of this process
 
     @property
     def is_at_work(self) -> bool:
@@ -102,6 +107,10 @@ class Compactor:
             return
         replica.compaction_due_ns = now_ns + self._host.config.compaction_check_ms * 1_000_000
         is_compacted = self._limits(replica) is not None and replica.part.hwm > replica.part.log_start
+        if not is_compacted:
+            self._whole_ns.pop(replica, None)
+        else:
+            self._whole_ns.setdefault(replica, now_ns)
         if is_compacted or lowest_behind(replica) is not None:
             self._due[replica] = None
             self._begin_next()
@@ -109,6 +118,19 @@ class Compactor:
     def forget(self, replica: Replica) -> None:
         """The partition is gone."""
         self._looks.pop(replica, None)
+        self._whole_ns.pop(replica, None)
+
+    @property
+    def dirty_bytes(self) -> int:
+        """What the last looks at the led partitions found, and no pass has compacted since."""
+        return sum(look.dirt.size for replica, look in self._looks.items() if replica.leading is not None)
+
+    @property
+    def age_ms(self) -> int:
+        """The longest time that a led partition has been without a whole pass; 0 if none is compacted."""
+        now_ns = self._host.clock.monotonic_ns()
+        ages = (now_ns - at_ns for replica, at_ns in self._whole_ns.items() if replica.leading is not None)
+        return max(ages, default=0) // 1_000_000
 
     def _limits(self, replica: Replica) -> Compaction | None:
         name = self._host.state.topic_names.get(replica.part.topic_id)
@@ -131,16 +153,21 @@ class Compactor:
             begin = steps.send(result)
         except StopIteration:
             self.passes += 1
-            self._end(current)
+            is_whole = not current.lacks_bytes and not current.is_partial
+            if is_whole and current.replica in self._whole_ns:
+                self._whole_ns[current.replica] = self._host.clock.monotonic_ns()
+            self._end(current, "lacks_bytes" if current.lacks_bytes else "done")
         except _Abandoned as e:
-            _log.info("a compaction is tried again later", node=self._host.node_id, why=str(e))
-            self._end(current)
+            name = current.replica.pid.hex()
+            _log.info("a compaction is tried again later", node=self._host.node_id, partition=name, why=str(e))
+            self._end(current, e.result)
         else:
             begin(partial(self._drive, current, steps))
 
-    def _end(self, current: _Pass) -> None:
+    def _end(self, current: _Pass, result: str) -> None:
         self._segments.include(current.replica.pid)
-        self.removed += current.removed
+        self._host.measures.compactions.add(1, result)
+        self._host.measures.compacted_records.amount += current.removed
         if current.is_partial:
             current.replica.compaction_due_ns = 0
         if current.removed:
@@ -154,7 +181,7 @@ class Compactor:
         began_ns = self._host.clock.monotonic_ns()
         found = yield lambda done: self._look_ups.run(current.replica, find, STEP_MS, done)
         if isinstance(found, SmqError):
-            raise _Abandoned(str(found))
+            raise _Abandoned("read", str(found))
         took_ms = (self._host.clock.monotonic_ns() - began_ns) // 1_000_000
         if took_ms:
             yield from self._pause(min(PAUSE_MS_MAX, took_ms * PAUSE_FACTOR))
@@ -168,7 +195,7 @@ class Compactor:
     def _check_leads(self, current: _Pass) -> None:
         is_asked = current.limits is None or self._limits(current.replica) is not None
         if current.replica.leading != current.epoch or not is_asked:
-            raise _Abandoned("this node no longer leads the partition, or its topic is no longer compacted")
+            raise _Abandoned("leader", "this node no longer leads the partition, or its topic is no longer compacted")
 
     # ------------------------------------------------------------------------------------------- the pass
     def _steps(self, current: _Pass) -> _Steps[None]:
@@ -176,6 +203,7 @@ class Compactor:
         current.log_start = replica.part.log_start
         part, now_ms = replica.part, self._host.state.expiry_clock_ms
         if lowest_behind(replica) is not None:
+            current.lacks_bytes = True
             yield from self._give_up_lost(current)
             return
         if limits is None:
@@ -204,6 +232,7 @@ class Compactor:
         yield from self._clean_segments(current, limits, table, end, drops=drops)
         if end > start:
             yield from self._clean_new(current, table, start, end)
+            self._looks.pop(replica, None)
 
     def _find_dirt(self, current: _Pass, limits: Compaction, start: Offset, stop: Offset) -> _Steps[tuple[Dirt, int]]:
         """What is dirty from `start` on, and the size of the log up to its end. Goes on where the last look ended, if
@@ -293,7 +322,7 @@ class Compactor:
 
     def _step(self, current: _Pass, step: Callable[[LogReader], bool]) -> _Steps[None]:
         if not (yield from self._read(current, step)):
-            raise _Abandoned("the log start has moved into what was to be read")
+            raise _Abandoned("log_start", "the log start has moved into what was to be read")
 
     # ------------------------------------------------------------------------------------------- agreeing
     def _replace(
@@ -309,7 +338,7 @@ class Compactor:
         """Agrees on the new bytes, and installs them here."""
         replica = current.replica
         if not replica.has_space(sum(len(stored.value) for stored in new.values)):
-            raise _Abandoned("this node's disk takes no more records")
+            raise _Abandoned("disk_full", "this node's disk takes no more records")
         yield from self._agree(current, start, end, new.digest, tombstones_ms, is_reset=is_reset)
         current.removed += new.removed
         if not new.is_changed:
@@ -322,7 +351,7 @@ class Compactor:
                 return
             yield from self._pause(WAIT_MS)
             self._check_leads(current)
-        raise _Abandoned("a compacted segment could not be installed")
+        raise _Abandoned("install", "a compacted segment could not be installed")
 
     def _install(self, replica: Replica, start: Offset, end: Offset, new: Rewritten, old: Any, done: _Done) -> None:
         if not replica.install(start, end, new.digest, new.values, old, partial(done, True)):
@@ -340,7 +369,7 @@ class Compactor:
     ) -> _Steps[None]:
         replica, seen, log_start = current.replica, current.replica.part.compactions, current.log_start
         if not is_reset and lowest_behind(replica) is not None:
-            raise _Abandoned("a compacted segment has been damaged meanwhile")
+            raise _Abandoned("damage", "a compacted segment has been damaged meanwhile")
         command = CompactSegment(
             partition=replica.pid,
             epoch=current.epoch,
@@ -354,13 +383,13 @@ class Compactor:
         )
         reply: Reply | SmqError = yield lambda done: self._host.propose(command, PROPOSAL_MS, done)
         if not isinstance(reply, Done):
-            raise _Abandoned(str(reply))
+            raise _Abandoned("agree", str(reply))
         for _ in range(WAITS_MAX):
             self._check_leads(current)
             if replica.part.compactions > seen:
                 return
             yield from self._pause(WAIT_MS)
-        raise _Abandoned("this node does not apply what was agreed")
+        raise _Abandoned("agree", "this node does not apply what was agreed")
 
     def _give_up_lost(self, current: _Pass) -> _Steps[None]:
         """The bytes of a segment are agreed, but no replica holds them: their leader ended before it sent them, or they
@@ -383,7 +412,7 @@ class Compactor:
             values: list[StoredValue] = yield lambda done: self._segments.adopt(replica, start, end, done)
             self._check_leads(current)
             if not values:
-                raise _Abandoned(f"no replica can read [{start}, {end})")
+                raise _Abandoned("damage", f"no replica can read [{start}, {end})")
             adopted = Rewritten(values, digest_of(values), has_tombstones=False, removed=0, is_changed=True)
             yield from self._replace(current, start, end, adopted, 0, is_reset=True)
         replica.compaction_due_ns = 0
@@ -430,7 +459,7 @@ def _aborted(replica: Replica) -> AbortedTransactions:
     try:
         replica.log.check_aborted()
     except DataDamaged as e:
-        raise _Abandoned(str(e)) from e
+        raise _Abandoned("damage", str(e)) from e
     return replica.log.aborted.copy()
 
 

@@ -39,10 +39,10 @@ class Leader:
         self.host.settle()
         self.host.advance(4)
         look_ups = self.host.look_ups()
-        self.segments = Segments(
-            self.host.node_host(), look_ups, {self.host.live.pid: self.host.live}.get, lambda _: None
-        )
-        self.compactor = Compactor(self.host.node_host(), look_ups, self.segments)
+        node = self.host.node_host()
+        self.measures = node.measures
+        self.segments = Segments(node, look_ups, {self.host.live.pid: self.host.live}.get, lambda _: None)
+        self.compactor = Compactor(node, look_ups, self.segments)
         self.agree(LOST)
 
     def agree(self, digest: bytes) -> None:
@@ -149,6 +149,7 @@ class Keeper:
         look_ups = self.host.look_ups()
         replicas = {self.host.live.pid: self.host.live}
         node = self.host.node_host()
+        self.measures = node.measures
         self.compactor = Compactor(node, look_ups, Segments(node, look_ups, replicas.get, lambda _: None))
         self.endings = Endings(node, node.propose)
         self._answered = 0
@@ -376,3 +377,36 @@ def test_what_is_too_young_is_no_part_of_the_ratio() -> None:
         keeper.put(b"%d" % number, b"young", young_ms)
     keeper.wait(20_000)
     assert keeper.records[0] == (b"k", b"2")
+
+
+def test_the_measures_say_what_compaction_did_and_how_long_it_has_not() -> None:
+    keeper = Keeper()
+    measures = keeper.measures
+    assert keeper.compactor.age_ms == 0, "nothing is compacted yet"
+    for value in range(3):
+        keeper.put(b"k", b"%d" % value)
+    keeper.wait(20_000)
+    assert (measures.compacted_records.amount, keeper.compactor.dirty_bytes) == (2, 0)
+    assert keeper.compactor.age_ms < 20_000
+    done = measures.compactions.values["done",]
+    keeper.configure(min_cleanable_dirty_ratio="1")
+    log = keeper.host.live.log
+    clean_bytes = log.size_bytes
+    keeper.put(b"other", b"v")
+    keeper.wait(20_000)
+    assert keeper.compactor.dirty_bytes == log.size_bytes - clean_bytes > 0
+    log.aborted_damage = BatchDamaged(log.pid, Offset(0), "as a test has it")
+    keeper.wait(60_000)
+    assert measures.compactions.values["damage",] > 1
+    assert measures.compactions.values["done",] > done
+    assert keeper.compactor.age_ms > 50_000
+    keeper.configure(cleanup_policy="delete")
+    keeper.wait(20_000)
+    assert keeper.compactor.age_ms == 0
+
+
+def test_a_look_at_what_no_replica_holds_is_no_whole_pass() -> None:
+    leader = Leader()
+    leader.wait(RESET_MS - 5_000)
+    assert "done" not in {result for (result,) in leader.measures.compactions.values}
+    assert leader.compactor.age_ms > RESET_MS - 10_000

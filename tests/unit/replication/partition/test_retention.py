@@ -15,6 +15,7 @@ from smq.raft_state.state import PartitionState
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import DoneFn
 from smq.replication.log import reader as log_reader
+from smq.replication.log.reader import Retained
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.retention import PAUSE_MS_MAX, Retainer
@@ -34,7 +35,9 @@ class Keeper:
         self.host.config = replace(self.host.config, retention_check_ms=10_000)
         self.host.create_partition()
         self.host.elect(ME)
-        self.retainer = Retainer(self.host.node_host(), self.host.look_ups())
+        node = self.host.node_host()
+        self.measures = node.measures
+        self.retainer = Retainer(node, self.host.look_ups())
         self.host.apply(AdvanceClock(seen_ms=0, elapsed_ms=0, now_ms=NOW_MS))
 
     def commit(self, *ages_ms: int, count: int = 1) -> None:
@@ -299,7 +302,7 @@ def test_what_is_found_while_a_command_is_on_its_way_shares_the_next() -> None:
     host, count = Host(), 5
     host.apply(replace(topic(1, partitions=count), config=(("retention.records", "1"),)))
     host.apply(advances(*(advance(pid(1, index), 0, hwm=3) for index in range(count))))
-    found: list[DoneFn[tuple[Offset, bool]]] = []
+    found: list[DoneFn[Retained]] = []
     look_ups = SimpleNamespace(retained_start=lambda _replica, _limits, _now_ms, done: found.append(done))
     retainer = Retainer(host.node_host(), cast(LookUps, look_ups))
     parts = host.state.topics["t1"].partitions
@@ -307,7 +310,7 @@ def test_what_is_found_while_a_command_is_on_its_way_shares_the_next() -> None:
         retainer.visit(cast(Replica, _Led(part)), 1)
     for number in range(count):
         assert len(found) == number + 1, "one log at a time"
-        found[-1]((Offset(2), False))
+        found[-1](Retained(Offset(2), False, 0))
         host.settle(1)
     assert [len(command.items) for command in host.proposed if isinstance(command, ApplyRetention)] == [1]
     host.apply(host.proposed[-1])
@@ -316,6 +319,23 @@ def test_what_is_found_while_a_command_is_on_its_way_shares_the_next() -> None:
     assert [len(command.items) for command in host.proposed if isinstance(command, ApplyRetention)] == [1, count - 1]
     host.apply(host.proposed[-1])
     assert [part.log_start for part in parts] == [2] * count
+
+
+def test_what_has_gone_is_counted_once_and_only_once_it_has_gone(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "RETENTION_BATCHES_MAX", 3)
+    measures = keeper.measures
+    keeper.commit(*[0] * 8)
+    before = keeper.host.live.log.size_bytes
+    keeper.limit(records=1)
+    keeper.visit()
+    assert (keeper.starts, measures.retained_offsets.amount) == ([3], 0)
+    while keeper.host.part.log_start < 7:
+        keeper.accept()
+    keeper.visit()
+    assert measures.retained_offsets.amount == 7
+    assert measures.retained_bytes.amount == before - keeper.host.live.log.size_bytes
 
 
 def test_a_partition_is_not_examined_at_every_visit(keeper: Keeper) -> None:

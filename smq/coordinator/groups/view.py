@@ -87,12 +87,17 @@ def positions(state: ClusterState, group: GroupState) -> Iterator[GroupPosition]
         yield GroupPosition(topic, part, group.offsets.get(pid))
 
 
-def partitions_of(state: ClusterState, group: GroupState) -> set[PartitionId]:
-    """Those that the group has committed for, and those that exist and that a member was assigned."""
-    pids: set[PartitionId] = set(group.offsets)
-    for m in group.members.values():
+def partitions_of(state: ClusterState, group: GroupState) -> Iterator[PartitionId]:
+    """Those that the group has committed for, then further ones that exist and that a member was assigned. The caller
+    may take its time."""
+    seen: dict[PartitionId, None] = dict.fromkeys(group.offsets)
+    yield from list(seen)
+    for m in list(group.members.values()):
         for topic, index in assigned_partitions(group, m.assignment):
             known = state.topics.get(topic)
-            if known is not None and 0 <= index < len(known.partitions):
-                pids.add(known.partitions[index].pid)
-    return pids
+            if known is None or not 0 <= index < len(known.partitions):
+                continue
+            pid = known.partitions[index].pid
+            if pid not in seen:
+                seen[pid] = None
+                yield pid

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from smq.coordinator.groups.shown import shown_groups
-from smq.coordinator.groups.view import GroupPosition, positions
+from smq.coordinator.groups.view import GroupPosition, partitions_of
 from smq.coordinator.http.exposition import READ_PER_PIECE, Omitted, escaped, family
 from smq.coordinator.limits import METRICS_PARTITIONS_MAX
 from smq.raft_state.ids import Offset, PartitionId
-from smq.raft_state.state import ClusterState
+from smq.raft_state.state import ClusterState, GroupState
 from smq.replication.api import Backlog, NodeApi
 
 _GROUP_GAUGES: Final = (
@@ -50,10 +50,9 @@ def group_pieces(node: NodeApi, omitted: Omitted) -> Iterator[bytes]:
     leads = status.raft_leader == status.node
     read = 0
     for name, owner, is_shown in shown_groups(node):
-        if read >= READ_PER_PIECE:
-            read = 0
-            yield b""
         read += 1
+        if read % READ_PER_PIECE == 0:
+            yield b""
         group = node.state.groups.get(name)
         if group is None or not (owner == node.node_id if owner else leads):
             continue
@@ -63,16 +62,27 @@ def group_pieces(node: NodeApi, omitted: Omitted) -> Iterator[bytes]:
         labels = f'group="{escaped(name)}"'
         members.append((f"{{{labels}}}", len(group.members)))
         generations.append((f"{{{labels}}}", group.generation))
-        places = list(positions(node.state, group))
-        space = METRICS_PARTITIONS_MAX - len(offsets)
-        offsets += (_offsets(node, at, labels) for at in places[:space])
-        omitted["group_offsets"] += len(places[space:])
-        read += len(places)
+        for at in _positions(node, group):
+            read += 1
+            if read % READ_PER_PIECE == 0:
+                yield b""
+            if len(offsets) < METRICS_PARTITIONS_MAX:
+                offsets.append(_offsets(node, at, labels))
+            else:
+                omitted["group_offsets"] += 1
     for (name, text), rows in zip(_GROUP_GAUGES, (members, generations), strict=True):
         yield from family(name, text, rows)
     (committed, committed_text), (lag, lag_text) = _GROUP_OFFSET_GAUGES
     yield from family(committed, committed_text, ((at, offset) for at, offset, _ in offsets if offset is not None))
     yield from family(lag, lag_text, ((at, behind) for at, _, behind in offsets))
+
+
+def _positions(node: NodeApi, group: GroupState) -> Iterator[GroupPosition]:
+    """In no order: to sort those of a large group would take too long for one piece."""
+    for pid in partitions_of(node.state, group):
+        part = node.state.partition(pid)
+        if part is not None:
+            yield GroupPosition(node.state.topic_names[part.topic_id], part, group.offsets.get(pid))
 
 
 def _offsets(node: NodeApi, at: GroupPosition, labels: str) -> tuple[str, Offset | None, int]:

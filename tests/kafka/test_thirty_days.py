@@ -1,9 +1,11 @@
-"""A consumer that was away for 30 days continues at exactly the next record, or learns exactly what is gone (P6).
+"""A consumer that was away for 30 days continues at exactly the next record, or learns exactly what is gone (P6). Its
+lag says so meanwhile.
 
 By gRPC and by Kafka, on three nodes in one loop whose calendar the test turns.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from aiokafka.errors import OffsetOutOfRangeError
 
 from smq.clients.admin import Admin
 from smq.clients.pb import smq_pb2 as pb
+from smq.clients.types import KAFKA_GROUP_PREFIX
 from smq.coordinator.addresses import Address, format_address
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.kafka.codec import Struct
@@ -28,7 +31,6 @@ from smq.raft_state.commands import AdvanceClock
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import CLOCK_ELAPSED_MS_MAX
 from smq.replication.api import NodeStatus
-from smq.replication.runtime.asyncio_runtime import AsyncioClock
 from smq.testing.kafka_client import RawKafka
 from smq.testing.served import PATIENCE_S, Served, fails, node_config, publish_request
 
@@ -48,8 +50,8 @@ class Calendar:
 @pytest.fixture
 def calendar(monkeypatch: pytest.MonkeyPatch) -> Calendar:
     made = Calendar()
-    real = AsyncioClock.wall_ns
-    monkeypatch.setattr(AsyncioClock, "wall_ns", lambda clock: real(clock) + made.days * DAY_MS * 1_000_000)
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + made.days * DAY_MS * 1_000_000)
     return made
 
 
@@ -178,6 +180,23 @@ async def read_and_leave(faces: Faces, calendar: Calendar) -> None:
     await faces.publish(NEXT, END)
 
 
+async def check_lag(faces: Faces, first: int, days: int) -> None:
+    """Of both groups: `first` is the first record that is there to read, and was written so many days ago."""
+    async with Admin([format_address(server.grpc_address) for server in faces.servers]) as admin:
+        found = [await admin.describe_group(name, with_sizes=True) for name in (GROUP, KAFKA_GROUP_PREFIX + GROUP)]
+    sizes = set()
+    for group in found:
+        (at,) = group.positions
+        assert (at.offset, at.hwm, at.lag, at.lag_records) == (NEXT, END, END - NEXT, END - first)
+        assert at.lag_ms is not None
+        assert days * DAY_MS <= at.lag_ms < (days + 1) * DAY_MS
+        assert group.lag_total.offsets.value == END - NEXT
+        sizes.add(at.lag_bytes)
+    (size,) = sizes
+    assert size is not None
+    assert size > END - first
+
+
 async def come_back(faces: Faces) -> None:
     """Both groups, and neither commits, so that they can come back once more."""
     missed = list(range(NEXT, END))
@@ -217,9 +236,12 @@ def test_a_consumer_that_was_away_for_30_days_reads_on_or_learns_what_is_gone(
             await faces.pass_days(calendar, 15)
         async with cluster(tmp_path, ports) as faces:
             await faces.served.wait_leaders()
+            await check_lag(faces, NEXT, days=15)
             await faces.pass_days(calendar, 15)
+            await check_lag(faces, NEXT, days=30)
             await come_back(faces)
             await faces.served.admin.DeleteRecords(pb.DeleteRecordsRequest(partition=0, topic="t", before_offset=KEPT))
+            await check_lag(faces, KEPT, days=30)
             await come_back_too_late_by_grpc(faces)
             await come_back_too_late_by_kafka(faces)
 

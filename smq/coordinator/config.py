@@ -24,6 +24,7 @@ from smq.coordinator.limits import (
 from smq.coordinator.listener_config import (
     HttpConfig,
     ListenerConfig,
+    check_console,
     check_http,
     check_told,
     dump_http,
@@ -287,6 +288,8 @@ def _check_protection(config: ServerConfig) -> None:
         raise ConfigError("http.tls is true: name the node's certificates under [tls]")
     if config.http.metrics == "clients" or config.http.probes == "clients":
         listens.append(("http_address", config.http_address, config.http_tls))
+    asks_certificates = config.http_tls is not None and config.http_tls.client_certificates
+    check_console(config.http, config.http_address, asks_certificates=asks_certificates)
     if config.insecure:
         return
     check_http(config.http, config.http_address, has_tls=config.http_tls is not None)

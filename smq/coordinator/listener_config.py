@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from smq.coordinator.addresses import Address, format_address, is_private, is_wildcard, parse_address
+from smq.coordinator.addresses import Address, format_address, is_loopback, is_private, is_wildcard, parse_address
 from smq.coordinator.user_errors import ConfigError
 from smq.coordinator.values import boolean, choice, quoted, refuse_unknown, string, table
 from smq.raft_state.ids import NodeId
@@ -67,11 +67,12 @@ class HttpConfig:
     probes: str = "clients"  # or "anyone": /healthz and /readyz then say no more than yes or no to strangers
     metrics: str = "clients"  # or "token" (and clients), or "anyone" at an address that is not public
     token_file: Path | None = None
+    console_changes: bool = False  # whether an operator may change the cluster through the console
 
 
 PROBES: Final = ("clients", "anyone")
 METRICS: Final = ("clients", "token", "anyone")
-_HTTP_KEYS: Final = ("tls", "probes", "metrics", "token_file")
+_HTTP_KEYS: Final = ("tls", "probes", "metrics", "token_file", "console_changes")
 
 
 def told(listened: Address, advertised: Address | None) -> Address:
@@ -168,6 +169,7 @@ def read_http(raw: Mapping[str, Any], base_dir: Path) -> HttpConfig:
         probes=choice("http.probes", found.get("probes", "clients"), PROBES),
         metrics=choice("http.metrics", found.get("metrics", "clients"), METRICS),
         token_file=base_dir / string("http.token_file", found["token_file"]) if "token_file" in found else None,
+        console_changes=boolean("http.console_changes", found.get("console_changes", False)),
     )
 
 
@@ -202,6 +204,16 @@ def check_http(http: HttpConfig, address: Address, *, has_tls: bool) -> None:
         )
 
 
+def check_console(http: HttpConfig, address: Address, *, asks_certificates: bool) -> None:
+    """ConfigError if a stranger could change the cluster through the console, even with `insecure`."""
+    if http.console_changes and not is_loopback(address[0]) and not asks_certificates:
+        raise ConfigError(
+            f"http.console_changes is true, and anyone who reaches http_address {format_address(address)} could change "
+            "the cluster: ask browsers for certificates ([tls] with client_certificates = true, without http.tls = "
+            "false), listen on 127.0.0.1, or set console_changes = false"
+        )
+
+
 # ---------------------------------------------------------------------------------------------------- writing
 def dump_listener(listener: ListenerConfig) -> list[str]:
     lines = ["", f"[listeners.{listener.name}]"]
@@ -222,6 +234,8 @@ def dump_http(http: HttpConfig) -> list[str]:
     lines = ["", "[http]", f"probes = {quoted(http.probes)}", f"metrics = {quoted(http.metrics)}"]
     if http.tls is not None:
         lines.append(f"tls = {str(http.tls).lower()}")
+    if http.console_changes:
+        lines.append("console_changes = true")
     if http.token_file is not None:
         lines.append(f"token_file = {quoted(str(http.token_file))}")
     return lines

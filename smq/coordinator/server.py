@@ -12,15 +12,17 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
 import structlog
 import uvloop
 
+from smq.clients import Admin, Tls
 from smq.coordinator import limits
-from smq.coordinator.addresses import Address, format_address
+from smq.coordinator.addresses import Address, format_address, is_wildcard
 from smq.coordinator.clock_check import ClockCheck
 from smq.coordinator.config import ServerConfig
 from smq.coordinator.file_descriptors import ConnectionCaps, take_descriptors
@@ -224,7 +226,7 @@ class Server:
         self._groups = self._group_coordinator(clock)
         self._self_check = SelfCheck(self.node, self._reach(ports), lambda twin: die(StartRefused(twin)))
         self._lags = LagMonitor(self.node)
-        self._console = Console(self.node, self._settings, config)
+        self._console = Console(self.node, self._settings, config, self._open_admin)
         self._add_services()
         self._kafka = self._kafka_server(ports.kafka, caps.kafka_limits(len(ports.kafka)))
         connections: dict[str, PortConnections] = {"nodes": network.acceptor, "grpc": self._grpc.connections}
@@ -337,6 +339,21 @@ class Server:
             limits=accept,
             measures=self._measures,
         )
+
+    @asynccontextmanager
+    async def _open_admin(self) -> AsyncIterator[Admin]:
+        """A client of this node's own gRPC port, as the command line is one. It shows the node's own certificate."""
+        host, port = self.grpc_address
+        if is_wildcard(host):
+            host = "::1" if ":" in host else "127.0.0.1"
+        addresses = [format_address((host, port)), _told(self.grpc_address, self._config.grpc_advertised)]
+        tls = self._config.tls
+        files = Tls(ca=tls.ca, certificate=tls.certificate, key=tls.key) if tls is not None else None
+        admin = Admin(dict.fromkeys(addresses), timeout_ms=limits.CONSOLE_CHANGE_MS_MAX, tls=files)
+        try:
+            yield admin
+        finally:
+            await admin.close()
 
     def _on_waiting(self) -> None:
         """The node waits for an upgrade. gRPC answers so, and HTTP says so; Kafka's protocol has no such answer."""

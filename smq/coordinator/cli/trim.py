@@ -1,20 +1,18 @@
 """`smq topic trim`: deletes the oldest records of a topic, before an offset or a time, or shows what it would delete.
 
-Owns the command. Each partition's new log start is looked up first, so that a dry run shows
-exactly what would go. `cli.topic` alone imports it.
+Owns the command; `changes.trim` says what would go. `cli.topic` alone imports it.
 """
 
 import json
 
 import click
 
-from smq.clients import Admin, StartAt
+from smq.coordinator.changes.trim import Trim, delete, planned
 from smq.coordinator.cli.common import confirm, counted, json_option, open_admin, run, yes_option
 from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.moments import MOMENT
 from smq.coordinator.cli.tables import Table, print_table
-from smq.coordinator.user_errors import UserError
 
 
 @click.command("trim")
@@ -56,40 +54,22 @@ def topic_trim(
     if not dry_run:
         confirm(f"Delete the oldest records of {name}? (--dry-run shows which)", is_sure=is_sure)
 
-    async def work() -> list[tuple[int, int, int]]:
+    async def work() -> list[Trim]:
         async with open_admin(bootstrap) as admin:
-            chosen = sorted(set(partitions)) or [p.partition for p in (await admin.describe_topic(name)).partitions]
-            found = [await _start(admin, name, partition, before_ms, offset) for partition in chosen]
+            found = await planned(admin, name, partitions, before_ms=before_ms, offset=offset)
             if not dry_run:
-                for partition, lo, start in found:
-                    if start > lo:
-                        await admin.delete_records(name, partition, start)
+                await delete(admin, name, found)
             return found
 
     found = run(work(), bootstrap)
     if as_json:
-        rows = [{"partition": p, "log_start_before": lo, "log_start": start} for p, lo, start in found]
+        rows = [{"partition": t.partition, "log_start_before": t.before, "log_start": t.after} for t in found]
         click.echo(json.dumps({"topic": name, "dry_run": dry_run, "partitions": rows}))
         return
     table = Table("partition", "began at", "would begin at" if dry_run else "begins at", "offsets")
-    for partition, lo, start in found:
-        table.add_row(str(partition), str(lo), str(start), f"{start - lo:,}")
+    for t in found:
+        table.add_row(str(t.partition), str(t.before), str(t.after), f"{t.after - t.before:,}")
     print_table(table)
     # Compaction, aborted transactions and control batches leave offsets without a record: their number is not known.
-    deleted = counted(sum(start - lo for _, lo, start in found), "offset")
+    deleted = counted(sum(t.after - t.before for t in found), "offset")
     click.echo(f"{deleted} would be deleted from {name}" if dry_run else f"deleted {deleted} from {name}")
-
-
-async def _start(
-    admin: Admin, topic: str, partition: int, before_ms: int | None, offset: int | None
-) -> tuple[int, int, int]:
-    """(partition, its log start, its log start after the deletion)."""
-    now = await admin.partition_range(topic, partition)
-    if before_ms is not None:
-        at = StartAt(timestamp_ms=before_ms)
-        start = (await admin.list_offsets({(topic, partition): at}))[topic, partition].offset
-    else:
-        start = now.hwm if offset == -1 else offset or 0
-        if start > now.hwm:
-            raise UserError(f"{topic}/{partition} ends at {now.hwm}: it cannot begin at {start}")
-    return partition, now.log_start, max(start, now.log_start)

@@ -72,7 +72,7 @@ def test_a_listener_has_the_security_of_the_node_unless_it_says_otherwise() -> N
 
 
 def test_what_is_written_is_read_back() -> None:
-    rule = '[http]\ntls = true\nprobes = "anyone"\nmetrics = "token"\ntoken_file = "/d/token"\n'
+    rule = '[http]\ntls = true\nprobes = "anyone"\nmetrics = "token"\ntoken_file = "/d/token"\nconsole_changes = true\n'
     for text in (GOOD + WILD + PEERS + OUTSIDE, GOOD + PEERS + OUTSIDE + "tls = false\n" + TLS + rule):
         config = parse(text)
         assert parse(dump_config(config)) == config
@@ -160,6 +160,8 @@ PUBLIC = GOOD + 'http_address = "[::]:7402"\nhttp_advertised = "a:7402"\n' + PEE
         (GOOD + PEERS + '[http]\ntoken_file = "t"\n', 'set metrics = "token"'),
         (GOOD + PEERS + "[http]\ntls = true\n", r"http.tls is true: name the node's certificates under \[tls\]"),
         (GOOD + PEERS + '[http]\nuser = "a"\n', r"unknown settings under \[http\]: user"),
+        (GOOD + PEERS + "[http]\nconsole_changes = 1\n", "http.console_changes is 1: it must be true or false"),
+        ("insecure = true\n" + PUBLIC + "[http]\nconsole_changes = true\n", "anyone who reaches http_address"),
         (PUBLIC + '[http]\nprobes = "anyone"\nmetrics = "anyone"\n', "may be public: listen on a private address"),
         (PUBLIC + '[http]\nprobes = "anyone"\nmetrics = "token"\ntoken_file = "t"\n', "turn on http.tls"),
         (PUBLIC + '[http]\nprobes = "anyone"\n', "http_address is .*not a loopback"),
@@ -176,6 +178,8 @@ def test_a_rule_of_http_that_lets_strangers_in_is_refused_and_named(text: str, s
     [
         PUBLIC + TLS + '[http]\nprobes = "anyone"\nmetrics = "token"\ntoken_file = "t"\n',
         PUBLIC + TLS,
+        PUBLIC + TLS + "[http]\nconsole_changes = true\n",
+        GOOD + PEERS + "[http]\nconsole_changes = true\n",
         PUBLIC.replace("[::]", "10.0.0.5") + '[http]\nprobes = "anyone"\nmetrics = "anyone"\n',
     ],
 )

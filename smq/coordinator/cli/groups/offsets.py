@@ -1,6 +1,6 @@
 """`smq group reset-offsets`, `delete-offsets`, `export` and `import`: a group's committed offsets, changed by hand.
 
-Owns the commands. Each shows what it would do and does it only with `--execute`; `cli.groups.plan` says what that is.
+Owns the commands. Each shows what it would do and does it only with `--execute`; `changes` says what that is.
 `cli.group` alone imports it.
 """
 
@@ -13,25 +13,24 @@ import click
 
 from smq.clients import Admin, StartAt
 from smq.clients.types import GroupDescription, TopicPartition
-from smq.coordinator.cli.common import counted, json_option, open_admin, run
-from smq.coordinator.cli.completions import GROUP
-from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.groups.lag import named_as_kafka_does
-from smq.coordinator.cli.groups.plan import (
-    FILE_BYTES_MAX,
+from smq.coordinator.changes.group_offsets import (
     Change,
     chosen_places,
+    commit,
     described,
-    file_text,
-    parse_file,
+    forgettable,
     refuse_active,
     resolved,
     shifted,
 )
+from smq.coordinator.cli.common import counted, json_option, open_admin, run
+from smq.coordinator.cli.completions import GROUP
+from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.groups.lag import named_as_kafka_does
+from smq.coordinator.cli.groups.offset_file import FILE_BYTES_MAX, file_text, parse_file
 from smq.coordinator.cli.moments import MOMENT
 from smq.coordinator.cli.tables import Table, print_table
 from smq.coordinator.user_errors import UserError
-from smq.raft_state.errors import ErrorCode, SmqError
 
 execute_option = click.option("--execute", is_flag=True, help="Do it. Without it, only show what would be done.")
 topic_option = click.option(
@@ -101,7 +100,7 @@ def reset_offsets(
             refuse_active(found)
             changes = await plan(admin, found)
             if execute:
-                await _commit(admin, name, changes)
+                await commit(admin, name, {c.place: c.after for c in changes})
             return changes
 
     _print(name, run(work(), bootstrap), execute=execute, as_json=as_json)
@@ -133,7 +132,7 @@ def import_offsets(name: str, file: TextIO, execute: bool, as_json: bool, bootst
             refuse_active(found)
             changes = await _file_changes(admin, found, text)
             if execute:
-                await _commit(admin, name, changes)
+                await commit(admin, name, {c.place: c.after for c in changes})
             return changes
 
     _print(name, run(work(), bootstrap), execute=execute, as_json=as_json)
@@ -186,12 +185,7 @@ def delete_offsets(
         async with open_admin(bootstrap) as admin:
             with named_as_kafka_does(name):
                 found = await admin.describe_group(name)
-            places = set(await chosen_places(admin, found, topics, is_all=is_all))
-            gone = [
-                ((p.topic, p.partition), p.offset)
-                for p in found.positions
-                if p.offset is not None and (p.topic, p.partition) in places
-            ]
+            gone = forgettable(found, await chosen_places(admin, found, topics, is_all=is_all))
             if execute and gone:
                 await admin.delete_offsets(name, [place for place, _ in gone])
             return gone
@@ -243,17 +237,6 @@ async def _file_changes(admin: Admin, found: GroupDescription | None, text: str)
         )
         for c in changes
     ]
-
-
-async def _commit(admin: Admin, name: str, changes: Sequence[Change]) -> None:
-    """All or none."""
-    try:
-        await admin.commit_offsets(name, {c.place: c.after for c in changes})
-    except SmqError as e:
-        if e.code in (ErrorCode.UNKNOWN_MEMBER, ErrorCode.ILLEGAL_GENERATION):
-            message = f"a member has joined group {name} meanwhile, and nothing was changed: stop it and try again"
-            raise UserError(message) from e
-        raise
 
 
 def _print(name: str, changes: Sequence[Change], *, execute: bool, as_json: bool) -> None:

@@ -49,7 +49,7 @@ class EventLog:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._add("node", f"node {self._node.node_id}: this process has started")
+        self.add("node", f"node {self._node.node_id}: this process has started")
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -112,18 +112,18 @@ class EventLog:
     def _compare_nodes(self, before: _Moment, now: _Moment) -> None:
         if before.raft_leader != now.raft_leader:
             known = f"node {now.raft_leader} leads" if now.raft_leader else "no leader is known: no quorum"
-            self._add("raft", known)
+            self.add("raft", known)
         for node, (incarnation, fenced, drained) in now.nodes.items():
             old = before.nodes.get(node)
             if old is None:
-                self._add("node", f"node {node}: registered")
+                self.add("node", f"node {node}: registered")
                 continue
             if old[0] != incarnation:
-                self._add("node", f"node {node}: restarted")
+                self.add("node", f"node {node}: restarted")
             if old[1] != fenced:
-                self._add("node", f"node {node}: {'fenced, it is silent' if fenced else 'no longer fenced'}")
+                self.add("node", f"node {node}: {'fenced, it is silent' if fenced else 'no longer fenced'}")
             if old[2] != drained:
-                self._add("node", f"node {node}: {'drained' if drained else 'no longer drained'}")
+                self.add("node", f"node {node}: {'drained' if drained else 'no longer drained'}")
 
     def _compare_partitions(self, before: _Moment, now: _Moment) -> None:
         """Names are looked up for what has moved only: there may be thousands of partitions."""
@@ -146,9 +146,9 @@ class EventLog:
 
     def _add_all(self, kind: str, texts: list[str]) -> None:
         for text in texts[:PER_LOOK_MAX]:
-            self._add(kind, text)
+            self.add(kind, text)
         if len(texts) > PER_LOOK_MAX:
-            self._add(kind, f"and {len(texts) - PER_LOOK_MAX} more of this kind at the same moment")
+            self.add(kind, f"and {len(texts) - PER_LOOK_MAX} more of this kind at the same moment")
 
-    def _add(self, kind: str, text: str) -> None:
+    def add(self, kind: str, text: str) -> None:
         self.events.append(Event(time.time(), kind, text))

@@ -49,6 +49,11 @@ def tag(name: str, /, *content: Content, **attributes: str | int | bool) -> Mark
     return Markup(f"<{name}{written}>{joined(content)}</{name}>")
 
 
+def void(name: str, /, **attributes: str | int | bool) -> Markup:
+    """An element that has no content and no end, such as an input."""
+    return Markup(tag(name, **attributes).removesuffix(f"</{name}>"))
+
+
 def joined(parts: Iterable[Content]) -> Markup:
     return Markup("".join(map(text, parts)))
 
@@ -170,6 +175,8 @@ form { display: flex; flex-wrap: wrap; gap: .8rem; align-items: end; background:
 label { display: grid; gap: .2rem; font-size: 13px; }
 input, select, button { font: inherit; padding: .3rem .5rem; color: inherit; background: var(--bg);
   border: 1px solid var(--line); border-radius: 4px; }
+button.danger { border-color: var(--bad); color: var(--bad); font-weight: 700; }
+h2 { font-size: 1.1rem; margin: 1.5rem 0 .5rem; } form { margin: 0 0 1rem; } .hint { margin: 0; font-size: 13px; }
 .bad { color: var(--bad); font-weight: 700; } .good { color: var(--good); }
 svg { width: 100%; max-width: 50rem; height: 10rem; background: var(--soft); border: 1px solid var(--line); }
 polyline { fill: none; stroke: var(--link); stroke-width: 2; vector-effect: non-scaling-stroke; }

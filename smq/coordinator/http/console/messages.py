@@ -8,7 +8,7 @@ import json
 from typing import Final
 
 from smq.coordinator.http.console.asking import ALL, FORMATS, Ask, cursor_text, step
-from smq.coordinator.http.console.markup import Content, Markup, address, joined, table, tag
+from smq.coordinator.http.console.markup import Content, Markup, address, joined, table, tag, void
 from smq.coordinator.http.console.merging import Merged, Plan, page_of, planned
 from smq.coordinator.http.console.overview import moment
 from smq.coordinator.http.console.reading import Shown
@@ -109,7 +109,7 @@ def form(topic: TopicState, ask: Ask) -> Markup:
         _field("To time", "until", _written(ask.until_ms)),
         _field("Contains", "contains", ask.wanted),
         tag("label", "Values as", tag("select", *options, name="format")),
-        tag("label", "Follow the end", _input("checkbox", "tail", "on", is_checked=ask.is_tail)),
+        tag("label", "Follow the end", void("input", type="checkbox", name="tail", value="on", checked=ask.is_tail)),
         tag("button", "Show", type="submit"),
         tag("p", "Times: 30m, 12h or 7d ago, 2026-01-31T12:00Z, or milliseconds since 1970.", class_="hint"),
     )
@@ -125,12 +125,7 @@ def _written(time_ms: int | None) -> str:
 
 
 def _field(title: str, name: str, value: str) -> Markup:
-    return tag("label", title, _input("text", name, value))
-
-
-def _input(kind: str, name: str, value: str, *, is_checked: bool = False) -> Markup:
-    element = tag("input", type=kind, name=name, value=value, checked=is_checked)
-    return Markup(element.removesuffix("</input>"))
+    return tag("label", title, void("input", type="text", name=name, value=value))
 
 
 def _links(topic: str, ask: Ask, plan: Plan, merged: Merged) -> Markup:

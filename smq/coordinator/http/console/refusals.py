@@ -14,3 +14,11 @@ class NotThere(Exception):
 
 class Busy(Exception):
     """The message says what to do instead."""
+
+
+class Refused(Exception):
+    """A change that cannot be made as things are. The message says why, and what to do."""
+
+
+class Forbidden(Exception):
+    """A change that no page of this console has asked for. The message says why it is taken for one."""

@@ -2,39 +2,45 @@
 
 Owns the routes and what protects them. Every answer forbids scripts and frames. A request that names another host than
 an address of this machine is refused: a stranger's page could otherwise reach a console on loopback through a name that
-it controls, and read records. No address changes anything. The composition root makes one.
+it controls, and read records. It changes nothing itself: `changes` does, if that is switched on. The composition root
+makes one.
 """
 
 import contextlib
 import ipaddress
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from aiohttp import web
 
 from smq.coordinator.config import ServerConfig
 from smq.coordinator.http.console.asking import Ask, parse
+from smq.coordinator.http.console.changes.cluster import node_links, transaction_links
+from smq.coordinator.http.console.changes.groups import group_forms
+from smq.coordinator.http.console.changes.pages import ACTIONS, SWITCHED_OFF, ChangePages, OpenAdmin
+from smq.coordinator.http.console.changes.plan import Action
+from smq.coordinator.http.console.changes.topics import topic_forms
 from smq.coordinator.http.console.events import EventLog
 from smq.coordinator.http.console.following import Followers
 from smq.coordinator.http.console.groups import group_page, groups_page
 from smq.coordinator.http.console.history import History
-from smq.coordinator.http.console.markup import POLICY, STYLE, Markup, frame, link, page, tag
+from smq.coordinator.http.console.markup import POLICY, STYLE, Content, frame, link, page, tag
 from smq.coordinator.http.console.messages import messages_page
 from smq.coordinator.http.console.overview import cluster_page, events_page, settings_page, topic_page, topics_page
-from smq.coordinator.http.console.refusals import BadRequest, Busy, NotThere
+from smq.coordinator.http.console.refusals import BadRequest, Busy, Forbidden, NotThere, Refused
 from smq.coordinator.http.console.transactions import transaction_page, transactions_page
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.raft_state.errors import SmqError
-from smq.raft_state.state import TopicState
+from smq.raft_state.state import TopicState, TransactionPhase
 from smq.replication.api import NodeApi
 
 _HEADERS: Final = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with less, a browser hides from a form's answer that the form is ours
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -49,7 +55,7 @@ class Console:
     """Browsers may call it by any address, by localhost, and by the name that `config` has as the HTTP address. With
     TLS by any name: a stranger's name has no certificate of ours."""
 
-    def __init__(self, node: NodeApi, settings: Settings, config: ServerConfig) -> None:
+    def __init__(self, node: NodeApi, settings: Settings, config: ServerConfig, open_admin: OpenAdmin) -> None:
         self._node = node
         self._calls = NodeCalls(node)
         self._settings = settings
@@ -58,6 +64,8 @@ class Console:
         self.events = EventLog(node)
         self.history = History(node)
         self.followers = Followers(self._calls)
+        self._has_changes = config.http.console_changes
+        self._changes = ChangePages(open_admin, lambda text: self.events.add("change", text))
 
     def start(self) -> None:
         self.events.start()
@@ -83,7 +91,28 @@ class Console:
         }
         guarded = [web.get(path, self._guarded(handler)) for path, handler in pages.items()]
         style = self._guarded(_style)
-        return [web.get("/console", _home), web.get("/console/style.css", style), *guarded]
+        return [web.get("/console", _home), web.get("/console/style.css", style), *guarded, *self._change_routes()]
+
+    def _change_routes(self) -> list[web.RouteDef]:
+        """Without `console_changes` their addresses allow no method at all."""
+        if not self._has_changes:
+            return [web.route("*", action.path, self._guarded(_switched_off)) for action in ACTIONS]
+        made = [web.post(action.path, self._guarded(self._making(action))) for action in ACTIONS]
+        return [*made, *(web.get(action.path, self._guarded(self._showing(action))) for action in ACTIONS)]
+
+    def _showing(self, action: Action) -> Handler:
+        async def show(request: web.Request) -> web.StreamResponse:
+            name = _name(request, "name")
+            content = await self._changes.shown(action, name, request.query)
+            return self._page(f"{action.title}: {name}", action.section, content)
+
+        return show
+
+    def _making(self, action: Action) -> Handler:
+        async def make(request: web.Request) -> web.StreamResponse:
+            return await self._changes.make(action, _name(request, "name"), request)
+
+        return make
 
     # ------------------------------------------------------------------------------------------------- guards
     def _guarded(self, handler: Handler) -> Handler:
@@ -97,10 +126,19 @@ class Console:
                 return _finished(self._failed(400, "This cannot be shown", str(e)))
             except NotThere as e:
                 return _finished(self._failed(404, "Not there", str(e)))
+            except Forbidden as e:
+                return _finished(self._failed(403, "Not from this console", str(e)))
+            except Refused as e:
+                return _finished(self._failed(409, "Refused", str(e)))
+            except web.HTTPSeeOther as e:
+                _finished(e)
+                raise
             except Busy as e:
                 return _finished(self._failed(503, "Too many readers", str(e)))
             except SmqError as e:
-                return _finished(self._failed(503, "No answer", str(e)))
+                is_sure = e.code.is_definite or request.method == "GET"
+                after = "" if is_sure else ". It may have been done all the same: look before you try again"
+                return _finished(self._failed(503, "No answer", f"{e}{after}"))
 
         return answer
 
@@ -121,14 +159,18 @@ class Console:
             status=status, body=page(title, "-", content, back, note=self._note()), content_type="text/html"
         )
 
-    def _page(self, title: str, here: str, content: list[Markup], *, refresh_s: int = 0) -> web.Response:
+    def _page(self, title: str, here: str, content: Sequence[Content], *, refresh_s: int = 0) -> web.Response:
         body = page(title, here, *content, note=self._note(), refresh_s=refresh_s)
         return web.Response(body=body, content_type="text/html", charset="utf-8")
+
+    @property
+    def _mode(self) -> str:
+        return "Changes are switched on." if self._has_changes else "Read-only."
 
     def _note(self) -> str:
         status = self._node.status()
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-        return f"As node {status.node} has applied it, Raft entry {status.applied_index:,}, at {at} UTC. Read-only."
+        return f"As node {status.node} has applied it, Raft entry {status.applied_index:,}, at {at} UTC. {self._mode}"
 
     # -------------------------------------------------------------------------------------------------- pages
     async def _cluster(self, request: web.Request) -> web.Response:
@@ -138,7 +180,8 @@ class Console:
             switch = tag("p", f"Updated every {REFRESH_S} seconds. ", link("Stop updating"))
         else:
             switch = tag("p", link(f"Update this page every {REFRESH_S} seconds", update="on"))
-        content = [*await cluster_page(self._node, self.events), switch]
+        changes = node_links(self._node.state.nodes.values()) if self._has_changes else []
+        content = [*await cluster_page(self._node, self.events), *changes, switch]
         return self._page("Cluster", "", content, refresh_s=REFRESH_S if is_updated else 0)
 
     async def _topics(self, request: web.Request) -> web.Response:
@@ -152,7 +195,8 @@ class Console:
         first = request.query.get("first", "0")
         if not (first.isascii() and first.isdigit() and len(first) < 8):
             raise BadRequest("first must be the number of a partition")
-        return self._page(f"Topic {name}", "topics", topic_page(self._node, topic, int(first)))
+        changes = topic_forms(name) if self._has_changes else []
+        return self._page(f"Topic {name}", "topics", [*topic_page(self._node, topic, int(first)), *changes])
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         name = _name(request, "topic")
@@ -193,7 +237,8 @@ class Console:
         group = self._node.state.groups.get(name)
         if group is None:
             raise NotThere(f"there is no group {name!r}: the page of groups lists them")
-        return self._page(f"Group {name}", "groups", await group_page(self._calls, self.history, group))
+        changes = group_forms(name) if self._has_changes else []
+        return self._page(f"Group {name}", "groups", [*await group_page(self._calls, self.history, group), *changes])
 
     async def _transactions(self, request: web.Request) -> web.Response:
         content = await transactions_page(self._node.state, _after(request))
@@ -204,7 +249,10 @@ class Console:
         transaction = self._node.state.transactions.get(name)
         if transaction is None:
             raise NotThere(f"there is no transactional id {name!r}: the page of transactions lists them")
-        return self._page(f"Transaction {name}", "transactions", transaction_page(self._node.state, transaction))
+        is_open = transaction.phase is TransactionPhase.ONGOING
+        changes = transaction_links(name, is_open=is_open) if self._has_changes else []
+        content = [*transaction_page(self._node.state, transaction), *changes]
+        return self._page(f"Transaction {name}", "transactions", content)
 
     async def _settings_page(self, _request: web.Request) -> web.Response:
         return self._page("Settings", "settings", settings_page(self._node, self._settings, self._config))
@@ -219,6 +267,10 @@ async def _style(_request: web.Request) -> web.Response:
 
 async def _home(_request: web.Request) -> web.Response:
     raise web.HTTPFound("/console/")
+
+
+async def _switched_off(request: web.Request) -> web.StreamResponse:
+    return web.Response(status=405, text=SWITCHED_OFF, headers={"Allow": ""})
 
 
 def _name(request: web.Request, what: str) -> str:

@@ -1,16 +1,21 @@
-"""The console in a headless Chromium: nothing that a stranger wrote runs, and both colour schemes are drawn.
+"""The console in a headless Chromium: what a stranger wrote does not run, forms and followed topics work, both schemes.
 
 Needs the program `chromium` (Debian's package of this name), in the path or named by CHROMIUM.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 
+from smq.coordinator.listener_config import HttpConfig
 from smq.testing.served import Served, serving
 from tests.skips import needs, program
-from tests.unit.coordinator.http.console.test_pages import EVIL, fill
+from tests.unit.coordinator.http.console.test_pages import EVIL, fill, numbered
 
 PROGRAM = program("chromium")
 pytestmark = needs("chromium")
@@ -64,3 +69,99 @@ def corner(file: Path) -> float:
     from matplotlib.image import imread
 
     return float(imread(str(file))[0][0][:3].mean() * 255)
+
+
+class Tab:
+    """A page that a person uses: it goes to addresses, and sends forms. By Chromium's own protocol for developers."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._number = 0
+
+    async def _call(self, method: str, **params: Any) -> Any:
+        self._number += 1
+        await self._socket.send_json({"id": self._number, "method": method, "params": params})
+        while True:
+            message = await self._socket.receive_json()
+            if message.get("id") == self._number:
+                return message["result"]
+
+    async def run(self, expression: str) -> Any:
+        return (await self._call("Runtime.evaluate", expression=expression))["result"].get("value")
+
+    async def go(self, url: str) -> None:
+        await self._call("Page.navigate", url=url)
+        await self.shows("main, form")
+
+    async def shows(self, selector: str, text: str = "") -> None:
+        """Returns once there is such an element with that text."""
+        elements = f"[...document.querySelectorAll({selector!r})]"
+        while not await self.run(  # noqa: ASYNC110 # the browser draws
+            f"document.readyState == 'complete' && {elements}.some(e => e.innerText.includes({text!r}))"
+        ):
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[Tab]:
+    assert PROGRAM is not None
+    profile = directory / "profile"
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", f"--user-data-dir={profile}")
+    null = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(PROGRAM, *options, "about:blank", stdout=null, stderr=null)
+    try:
+        async with asyncio.timeout(RUN_S), aiohttp.ClientSession() as session:
+            port_file = profile / "DevToolsActivePort"
+            while not (port_file.exists() and "\n" in port_file.read_text()):  # noqa: ASYNC110 # written by another process
+                await asyncio.sleep(0.05)
+            port = port_file.read_text().split()[0]
+            async with session.get(f"http://127.0.0.1:{port}/json/list") as response:
+                (target,) = [t for t in await response.json() if t["type"] == "page"]
+            async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                yield Tab(socket)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def test_a_person_changes_something_by_forms_and_the_page_of_a_stranger_cannot(tmp_path: Path) -> None:
+    """The browser itself says where a form comes from."""
+
+    async def body(served: Served) -> None:
+        await fill(served)
+        port = served.server.http_address[1]
+        async with opened(tmp_path) as tab:
+            await tab.go(f"http://127.0.0.1:{port}/console/")
+            await tab.run("[...document.querySelectorAll('a')].find(a => a.innerText == 'Drain node 1').click()")
+            await tab.shows("form[method=post] button", "Drain the node")
+            form = await tab.run("document.querySelector('form[method=post]').outerHTML")
+            await tab.run("document.querySelector('form[method=post] button').click()")
+            await tab.shows("td", "node 1: to be drained; by 127.0.0.1")
+            assert await tab.run("location.pathname") == "/console/events"
+            stranger = form.replace('action="', f'action="http://127.0.0.1:{port}')
+            (tmp_path / "stranger.html").write_text(f"<!doctype html>{stranger}")
+            await tab.go((tmp_path / "stranger.html").as_uri())
+            await tab.run("document.querySelector('form').submit()")
+            await tab.shows("main", "must come from a page of this console")
+
+    serving(tmp_path, body, http=HttpConfig(console_changes=True))
+
+
+def test_a_page_that_follows_shows_records_as_they_come_and_keeps_its_place(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with opened(tmp_path) as tab:
+            # The page does not end, so it is never complete: `go` would wait for that.
+            await tab._call(
+                "Page.navigate",
+                url=f"http://127.0.0.1:{served.server.http_address[1]}/console/topics/t/messages?tail=on",
+            )
+            for count in (30, 60):
+                await served.publish(*numbered(30, first=count - 30))
+                while await tab.run("document.querySelectorAll('tbody tr').length") != count:  # noqa: ASYNC110 # the browser draws
+                    await asyncio.sleep(0.05)
+                await tab.run("document.querySelector('a').focus(); window.mark = 1")
+            assert await tab.run("window.mark") == 1, "it is still the same page"
+            assert await tab.run("document.activeElement.tagName") == "A"
+
+    serving(tmp_path, body)

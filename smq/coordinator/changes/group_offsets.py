@@ -1,21 +1,15 @@
-"""A change of a group's committed offsets, as it is shown before it is made, and the file that keeps such offsets.
+"""A change of a group's committed offsets: as it is shown before it is made, and how it is made.
 
-Owns which partitions a change covers, the new offset of each, and the format of the file. It reads the cluster and
-changes nothing. `cli.groups.offsets` imports it.
+Owns which partitions a change covers, and the new offset of each. `cli.groups` and the console import it.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
 
 from smq.clients import Admin, StartAt
 from smq.clients.types import CommittedOffset, GroupDescription, TopicPartition
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.errors import ErrorCode, SmqError
-
-FILE_BYTES_MAX: Final = 64 << 20  # half a million offsets with their metadata
-EXAMPLE: Final = '{"group": "g", "offsets": [{"topic": "t", "partition": 0, "offset": 7, "metadata": ""}]}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,46 +93,27 @@ def shifted(found: GroupDescription | None, places: Iterable[TopicPartition], by
         offset = known.get(place)
         if offset is None:
             topic, partition = place
-            raise UserError(f"nothing is committed for {topic}/{partition}: --shift-by has nothing to begin with")
+            raise UserError(f"nothing is committed for {topic}/{partition}: a shift has nothing to begin with")
         starts[place] = StartAt(value=max(0, offset + by))
     return starts
 
 
-# ------------------------------------------------------------------------------------------------------- files
-def file_text(found: GroupDescription) -> str:
-    """The committed offsets as one JSON document."""
-    offsets = [
-        {"topic": p.topic, "partition": p.partition, "offset": p.offset, "metadata": p.metadata}
-        for p in found.positions
-        if p.offset is not None
-    ]
-    return json.dumps({"group": found.summary.name, "offsets": offsets}, indent=2)
-
-
-def parse_file(text: str) -> dict[TopicPartition, CommittedOffset]:
-    """UserError, with the place, for anything but what `file_text` writes."""
+async def commit(admin: Admin, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+    """All or none."""
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise UserError(f"the file is no JSON ({e}): it looks like {EXAMPLE}") from e
-    rows = document.get("offsets") if isinstance(document, dict) else None
-    if not isinstance(rows, list):
-        raise UserError(f'the file has no list "offsets": it looks like {EXAMPLE}')
-    found: dict[TopicPartition, CommittedOffset] = {}
-    for number, row in enumerate(rows, 1):
-        place, committed = _row(number, row)
-        if place in found:
-            raise UserError(f"offset {number} of the file repeats {place[0]}/{place[1]}")
-        found[place] = committed
-    return found
+        await admin.commit_offsets(group, offsets)
+    except SmqError as e:
+        if e.code in (ErrorCode.UNKNOWN_MEMBER, ErrorCode.ILLEGAL_GENERATION):
+            message = f"a member has joined group {group} meanwhile, and nothing was changed: stop it and try again"
+            raise UserError(message) from e
+        raise
 
 
-def _row(number: int, row: Any) -> tuple[TopicPartition, CommittedOffset]:
-    fields = row if isinstance(row, dict) else {}
-    topic, metadata = fields.get("topic"), fields.get("metadata", "")
-    numbers = [fields.get(name) for name in ("partition", "offset")]
-    are_numbers = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
-    if not isinstance(topic, str) or not isinstance(metadata, str) or not are_numbers:
-        raise UserError(f"offset {number} of the file is none: the file looks like {EXAMPLE}")
-    partition, offset = numbers
-    return (topic, int(partition or 0)), CommittedOffset(offset=int(offset or 0), metadata=metadata)
+def forgettable(found: GroupDescription, places: Iterable[TopicPartition]) -> list[tuple[TopicPartition, int]]:
+    """What the group would forget there: the partitions that it has committed for, with their offsets."""
+    wanted = set(places)
+    return [
+        ((p.topic, p.partition), p.offset)
+        for p in found.positions
+        if p.offset is not None and (p.topic, p.partition) in wanted
+    ]

@@ -142,7 +142,7 @@ class Keeper:
 
     def __init__(self, memory_bytes: int = 1 << 20) -> None:
         self.host = Host()
-        self.host.config = replace(self.host.config, compaction_memory_bytes=memory_bytes)
+        self.host.config = replace(self.host.config, compaction_memory_bytes=memory_bytes, compaction_reset_ms=5_000)
         self.host.create_partition(replication=1)
         config = (("cleanup.policy", "compact"), ("min.cleanable.dirty.ratio", "0"), ("delete.retention.ms", "1000"))
         self.host.apply(AlterTopicConfig(name="t", set_=config))
@@ -150,7 +150,8 @@ class Keeper:
         replicas = {self.host.live.pid: self.host.live}
         node = self.host.node_host()
         self.measures = node.measures
-        self.compactor = Compactor(node, look_ups, Segments(node, look_ups, replicas.get, lambda _: None))
+        self.segments = Segments(node, look_ups, replicas.get, lambda _: None)
+        self.compactor = Compactor(node, look_ups, self.segments)
         self.endings = Endings(node, node.propose)
         self._answered = 0
 
@@ -207,6 +208,7 @@ class Keeper:
     def wait(self, ms: int) -> None:
         """What is proposed meanwhile is applied."""
         for _ in range(ms // 100):
+            self.segments.visit(self.host.live, self.host.clock.monotonic_ns())
             self.compactor.visit(self.host.live, self.host.clock.monotonic_ns())
             self.settle(100)
             now_ms = self.host.clock.wall_ns() // 1_000_000

@@ -5,7 +5,7 @@ import pytest
 from smq.raft_state.commands import AlterTopicConfig, CompactSegment
 from smq.raft_state.ids import Offset
 from tests.unit.replication.partition.test_compaction import Keeper
-from tests.unit.replication.partition.test_full_disk import fill, free
+from tests.unit.replication.partition.test_full_disk import RESERVE, fill, free
 
 LONG_MS = 30_000  # two looks at what may be compacted
 ALL = [(b"k", b"1"), (b"k", b"2"), (b"other", b"1"), (b"k", b"3")]
@@ -48,6 +48,23 @@ def test_a_full_disk_ends_it_until_there_is_space(keeper: Keeper) -> None:
     free(keeper.host)
     keeper.wait(LONG_MS)
     assert keeper.records == LAST
+
+
+def test_a_disk_that_fills_between_agreement_and_installation_loses_nothing(keeper: Keeper) -> None:
+    """What was agreed is then nowhere, and is given up; the next pass begins again."""
+    while not is_agreed(keeper):
+        keeper.host.settle(10)
+    fill(keeper.host)
+    keeper.host.disk.capacity = keeper.host.disk.size_bytes() + RESERVE // 2  # rows that say what is held have room
+    keeper.host.space.refresh()
+    keeper.wait(LONG_MS)
+    assert keeper.host.part.compactions > 0
+    assert keeper.measures.compactions.values["install",] > 0
+    assert keeper.records == ALL
+    free(keeper.host)
+    keeper.wait(2 * LONG_MS)
+    assert keeper.records == LAST
+    assert keeper.host.live.log.segments.digest_at(Offset(0)) == keeper.host.part.segments[0].digest
 
 
 def test_nothing_is_agreed_while_a_segment_is_in_doubt(keeper: Keeper) -> None:

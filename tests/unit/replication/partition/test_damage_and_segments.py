@@ -9,13 +9,14 @@ from smq.replication.log import partition_log
 from smq.replication.log.codec import TIME_APPEND, BatchDamaged, batch_key, parse_value, times_range
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.rewriting import SegmentWriter, digest_of
-from smq.replication.log.segments import replaced
+from smq.replication.log.segments import NO_DIGEST, replaced
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
 from smq.replication.net.wire import FetchBatch, FoundBatch
-from smq.replication.partition.compaction.segments import Segments
+from smq.replication.partition.compaction.segments import PAUSE_NS, Segments
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replicas import known_damage
 from smq.replication.ports import Put, Table
+from tests.unit.replication.partition.test_full_disk import fill, free
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
 from tests.unit.replication.test_rules import append, follower, stored
 
@@ -165,6 +166,22 @@ def test_a_batch_below_the_log_start_comes_back_with_its_segment(trimmed: Host) 
         trimmed.settle()
     assert outcomes == [Outcome.UNKNOWN] * 2
     assert trimmed.messages(FetchBatch) == [], "another batch would come, and repair nothing"
+    fetch_segment(trimmed)
+    assert log.segments.digest_at(Offset(0)) == trimmed.part.segments[0].digest
+    assert [v.value for v in log.read_segment(Offset(0), Offset(1), 1)] == [FIRST]
+
+
+def test_a_follower_without_space_installs_no_segment_and_asks_again_once_it_has_some(trimmed: Host) -> None:
+    log = trimmed.live.log
+    log.segments.doubt(Offset(0))
+    fill(trimmed)
+    fetch_segment(trimmed)
+    assert log.segments.digest_at(Offset(0)) == NO_DIGEST
+    with pytest.raises(BatchDamaged):
+        log.read_segment(Offset(0), Offset(1), 1)
+    assert (log.appended_end, trimmed.live.durable_verified_end) == (12, 12)
+    free(trimmed)
+    trimmed.settle(PAUSE_NS // 1_000_000)
     fetch_segment(trimmed)
     assert log.segments.digest_at(Offset(0)) == trimmed.part.segments[0].digest
     assert [v.value for v in log.read_segment(Offset(0), Offset(1), 1)] == [FIRST]

@@ -197,7 +197,7 @@ class Replica:
         if self._judged_end < self.part.history[-1].start or not is_whole:
             self._owner.resign(self.pid, self.part.epoch)  # rule 12
             return
-        self._cut_damage()
+        self.cut_damage()
         self.leading = self.part.epoch
         self.is_count_held = False
         for node in self.part.replicas:
@@ -216,7 +216,7 @@ class Replica:
                 self.streams[node] = stream
                 stream.probe()
 
-    def _cut_damage(self) -> None:
+    def cut_damage(self) -> None:
         if self.log.tail_damage is not None:
             self.log.truncate(self.log.appended_end)
 
@@ -472,7 +472,7 @@ class Replica:
             return True
         finally:
             if fitting:
-                self._cut_damage()
+                self.cut_damage()
                 self._owner.intake.append(log, fitting, self.on_durable)
                 self._judged_end = log.appended_end
                 if fitting[0].base < self.known_commit_point():
@@ -501,7 +501,7 @@ class Replica:
         table = self._table.add(message.stream, message.piece, message.pieces, message.table)
         if table is None:
             return
-        self._cut_damage()
+        self.cut_damage()
         try:
             log.adopt_producers(table)
         except ValueError as e:

@@ -12,7 +12,7 @@ from smq.replication.log.rewriting import SegmentWriter, digest_of
 from smq.replication.log.segments import NO_DIGEST, replaced
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
 from smq.replication.net.wire import FetchBatch, FoundBatch
-from smq.replication.partition.compaction.segments import PAUSE_NS, Segments
+from smq.replication.partition.compaction.segments import PAUSE_NS, Segments, lowest_behind
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replicas import known_damage
 from smq.replication.ports import Put, Table
@@ -196,3 +196,29 @@ def test_what_is_aborted_is_known_again_once_its_segment_is_back(trimmed: Host) 
     trimmed.repairs.request(trimmed.live, damage, lambda _outcome: None)
     fetch_segment(trimmed)
     assert known_damage(trimmed.live) is None
+
+
+def test_a_log_that_ends_before_damage_grows_by_the_segments_of_the_state() -> None:
+    """Its leader sends no appends below them, and damage at a log's end goes with the next append."""
+    host = follower()
+    raw = [stored(batch(b"v"), n, 1, ts_ns=10 + 5 * n) for n in range(12)]
+    append(host, *raw)
+    host.settle()
+    host.advance(12)
+    lose(host, 4)
+    host.reopen(INCARNATION + 1)
+    log = host.live.log
+    assert (log.appended_end, log.tail_damage is None) == (4, False)
+    host.apply(register(ME, incarnation=INCARNATION + 1))
+    host.apply(MarkIncomplete(node=ME, incarnation=host.identity.incarnation, partitions=(host.part.pid,)))
+    host.part.segments = [Segment(start=Offset(0), digest=digest_of([parse_value(log.pid, value) for value in raw]))]
+    host.part.compacted_end, host.part.compactions = Offset(12), 1
+    segments = Segments(host.node_host(), host.look_ups(), {host.live.pid: host.live}.get, lambda _: None)
+    segments.visit(host.live, host.clock.monotonic_ns())
+    host.settle(10)
+    query = host.messages(SegmentQuery)[-1]
+    assert isinstance(query, SegmentQuery)
+    segments.on_part(PEER_A, SegmentPart(query.partition, query.request, [memoryview(value) for value in raw]))
+    host.settle()
+    assert (log.appended_end, log.tail_damage, lowest_behind(host.live)) == (12, None, None)
+    assert [v.value for v in log.read_segment(Offset(0), Offset(12), 1 << 20)] == raw

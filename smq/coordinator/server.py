@@ -210,7 +210,7 @@ class Server:
 
     async def _start(self, clock: AsyncioClock, disk: StoreDisk, ports: "_Ports", network: TcpNetwork) -> None:
         config, caps = self._config, ports.caps
-        self._disk = disk
+        self._disk, self._peers = disk, network
         self._compute = ThreadCompute(clock)
         self.node = Node(
             ports.node_config,
@@ -317,7 +317,7 @@ class Server:
         )
 
     def _warnings(self) -> list[str]:
-        return [*self._self_check.warnings(), *self._clock_check.warnings()]
+        return [*self._self_check.warnings(), *self._clock_check.warnings(), *self._peers.warnings()]
 
     def _group_coordinator(self, clock: AsyncioClock) -> GroupCoordinator:
         def delay_ms() -> int:

@@ -20,6 +20,7 @@ log = structlog.get_logger(__name__)
 
 HOLD_S: Final = 0.3  # a home that is there answers within milliseconds; an election takes about as long
 AGAIN_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)  # until the next question to a home that said nothing; the last repeats
+WARN_AFTER: Final = 4  # questions without an answer
 
 
 class Sessions(Protocol):
@@ -52,6 +53,7 @@ class Homes:
         self._unsure: dict[NodeId, asyncio.Event] = {}  # a session was opened by a process that may not be at home
         self._held: dict[Connection, asyncio.Task[None]] = {}  # bounded by the connections without a session
         self._watches: list[asyncio.Task[None]] = []
+        self._silent: dict[NodeId, str] = {}  # homes that do not answer, although their nodes are connected: why
 
     def start(self, diallers: Collection[NodeId]) -> None:
         """`diallers` are the peers that dial this node: a session of theirs does not show where it comes from."""
@@ -64,6 +66,14 @@ class Homes:
 
     def is_home(self, peer: NodeId, process: bytes) -> bool:
         return self._twins.is_home(peer, process)
+
+    def warnings(self) -> list[str]:
+        return [
+            f"node {peer} is connected to this node, but does not answer at {self._sessions.shown_home(peer)}, where "
+            f"this node has it under [peers] ({reason}): correct the address, the name or the firewall. At a first "
+            "start its vote does not count here"
+            for peer, reason in sorted(self._silent.items())
+        ]
 
     def is_held(self, connection: Connection) -> bool:
         return connection in self._held
@@ -125,6 +135,7 @@ class Homes:
             unsure.clear()
             known = self._sessions.sessions_of(peer)
             if known and all(self._twins.is_home(peer, session.process) for session in known):
+                self._silent.pop(peer, None)
                 await unsure.wait()
                 asked = 0
                 continue
@@ -133,19 +144,21 @@ class Homes:
                 self._sessions.on_refusal(peer, found.refusal)
             self._settle(peer, found, known)
             asked += 1
-            if known and asked == len(AGAIN_S) and not found.process:
-                log.warning(
-                    "peer_address_unreachable",
-                    peer=peer,
-                    address=self._sessions.shown_home(peer),
-                    reason=found.reason,
-                    advice="this node has connections from the peer, and cannot find it where [peers] says that it is",
-                )
+            self._note_silence(peer, found, is_silent=bool(known) and asked >= WARN_AFTER)
             try:
                 async with asyncio.timeout(AGAIN_S[min(asked, len(AGAIN_S)) - 1]):
                     await unsure.wait()
             except TimeoutError:
                 pass
+
+    def _note_silence(self, peer: NodeId, found: Home, *, is_silent: bool) -> None:
+        if found.process or not is_silent:
+            self._silent.pop(peer, None)
+        elif peer not in self._silent:
+            self._silent[peer] = found.reason
+            log.warning(
+                "peer_address_unreachable", peer=peer, address=self._sessions.shown_home(peer), reason=found.reason
+            )
 
     def _settle(self, peer: NodeId, found: Home, known: list[Connection]) -> None:
         """`known` were open before the home was asked: those of another process than it has now must end."""

@@ -96,7 +96,7 @@ class TcpNetwork:
         self._on_clock = on_clock
         self._on_refused = on_refused
         self._wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-        self._process = struct.pack(">Q", time.time_ns()) + secrets.token_bytes(8)
+        self._process = struct.pack(">Q", max(time.time_ns(), 0)) + secrets.token_bytes(8)
         self._serial = 0
         self._handler: NetworkHandler | None = None
         self._is_asking = False  # before the start: other nodes are refused, and dial again
@@ -177,6 +177,10 @@ class TcpNetwork:
     def is_home(self, peer: NodeId) -> bool:
         session = self._sessions.get((peer, Channel.CONTROL))
         return session is not None and self._homes.is_home(peer, session.process)
+
+    def warnings(self) -> list[str]:
+        """Of addresses under [peers] that are wrong, as far as this node can tell."""
+        return self._homes.warnings()
 
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
         session = self._sessions.get((peer, channel))

@@ -209,6 +209,25 @@ def test_a_node_that_moved_is_in_although_its_old_address_swallows_every_questio
     with_processes(body)
 
 
+def test_an_address_at_which_a_connected_peer_does_not_answer_is_a_warning_until_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(homes, "AGAIN_S", (0.001,))
+
+    async def body(world: Processes) -> None:
+        other = world.start(TWO)
+        elsewhere = world.starts_elsewhere(ONE)
+        await world.until(lambda: bool(other.warnings()))
+        host, port = world.homes[ONE]
+        assert f"node 1 is connected to this node, but does not answer at {host}:{port}, where" in other.warnings()[0]
+        assert not world.refusals[elsewhere]
+        other._peers[ONE] = "127.0.0.1", elsewhere.port  # the name is corrected
+        await world.until(lambda: not other.warnings())
+        assert other.is_home(ONE)
+
+    with_processes(body)
+
+
 def test_an_old_process_that_returns_from_a_partition_is_refused_once_its_address_leads_elsewhere() -> None:
     async def body(world: Processes) -> None:
         other, node = world.start(TWO), world.start(ONE)
@@ -243,6 +262,7 @@ def test_a_question_opens_no_session_and_is_answered_once() -> None:
     async def body(world: Processes) -> None:
         other, node = world.start(TWO), world.start(ONE)
         await world.connected(other, ONE, node)
+        await world.connected(node, TWO, other)
         before = list(world.handlers[node].events)
         assert (await other.ask_home(ONE)).process == node._process
         assert (await node.ask_home(TWO)).process == other._process

@@ -6,18 +6,22 @@ The same holds for a release of the chart that differs from all overlays (`full`
 import json
 from pathlib import Path
 
+import jsonschema
 import kubernetes_validate
 import pytest
+import yaml
 
 from smq.coordinator.addresses import format_address
 from smq.coordinator.listener_config import told
 from smq.replication.net.tls import node_uri
+from tests.deploy.custom_resources import MODULES, definitions, validate
 from tests.deploy.helm import DIFFERENT, Chart
 from tests.deploy.manifests import OVERLAYS, Manifest, built, configs, container_of, of_kind, pods_of, stateful_set_of
+from tests.kafka.foreign.clients import Missing
 from tests.skips import needs
 
 VERSIONS = ("1.31", "1.33", kubernetes_validate.latest_version())
-OF_OTHERS = ("cert-manager.io/", "monitoring.coreos.com/")  # their schemas are not part of Kubernetes
+OF_OTHERS = tuple(f"{group}/" for group in MODULES)  # their schemas are not part of Kubernetes
 CHART = pytest.param("chart", marks=pytest.mark.full)
 
 pytestmark = needs("kubectl")  # it builds the overlays
@@ -32,6 +36,7 @@ def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
     return chart.rendered(DIFFERENT)
 
 
+WITH_OTHERS = ["overlays/cert-manager", "overlays/outside", "overlays/monitoring", CHART]
 everywhere = pytest.mark.parametrize("manifests", [*OVERLAYS, CHART], indirect=True)
 
 
@@ -41,6 +46,48 @@ def test_manifests_are_valid_for_kubernetes(manifests: list[Manifest], version: 
     for manifest in manifests:
         if not manifest["apiVersion"].startswith(OF_OTHERS):
             kubernetes_validate.validate(json.loads(json.dumps(manifest)), version, strict=True)
+
+
+@pytest.fixture
+def others() -> None:
+    """Needs the definitions of the projects whose objects these are."""
+    try:
+        for group in MODULES:
+            definitions(group)
+    except Missing as e:
+        pytest.skip(str(e))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("others")
+@pytest.mark.parametrize("manifests", WITH_OTHERS, indirect=True)
+def test_objects_of_others_are_valid_by_the_definitions_of_their_projects(manifests: list[Manifest]) -> None:
+    of_others = [manifest for manifest in manifests if manifest["apiVersion"].startswith(OF_OTHERS)]
+    assert of_others
+    for manifest in of_others:
+        validate(manifest)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("others")
+@pytest.mark.parametrize("manifests", ["overlays/monitoring"], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        ("Certificate", "renewBefore", "renewBeforeExpiry"),
+        ("Certificate", "digital signature", "digital signatur"),
+        ("Certificate", "rotationPolicy: Always", "rotationPolicy: Sometimes"),
+        ("Issuer", "selfSigned", "selfsigned"),
+        ("ServiceMonitor", "matchLabels", "matchLabel"),
+        ("ServiceMonitor", "interval: 15s", "interval: 15 s"),
+    ],
+)
+def test_the_definitions_of_others_refuse(manifests: list[Manifest], kind: str, right: str, wrong: str) -> None:
+    (text, *_) = [text for text in map(yaml.safe_dump, of_kind(manifests, kind)) if right in text]
+    with pytest.raises(jsonschema.ValidationError):
+        validate(yaml.safe_load(text.replace(right, wrong)))
 
 
 def test_the_schemas_refuse_a_mistyped_key() -> None:
@@ -147,10 +194,7 @@ def is_named(host: str, name: str) -> bool:
     return host == name or (name.startswith("*.") and host.partition(".")[2] == name[2:])
 
 
-WITH_CERTIFICATES = ["overlays/cert-manager", "overlays/outside", "overlays/monitoring", CHART]
-
-
-@pytest.mark.parametrize("manifests", WITH_CERTIFICATES, indirect=True)
+@pytest.mark.parametrize("manifests", WITH_OTHERS, indirect=True)
 def test_the_certificate_names_the_nodes_and_every_advertised_host(
     manifests: list[Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 """The built package: its name and version, what is in it, that it is the same each time, and that it runs."""
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -15,8 +14,7 @@ from pathlib import Path
 import pytest
 
 import smq
-from smq.coordinator.cli.commands.completion import SHELLS
-from smq.testing.node_process import wait_for
+from tests.deploy.dev import running_dev
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -91,17 +89,8 @@ def run(installed: Path, *arguments: str, text: str = "") -> str:
 @pytest.fixture
 def dev(installed: Path, tmp_path: Path) -> Iterator[str]:
     """The gRPC address of `smq dev` from the wheel."""
-    ready = tmp_path / "ready.json"
-    ports = ("--grpc-port", "0", "--http-port", "0", "--kafka-port", "0")
-    command = [str(installed / "smq"), "dev", "--ephemeral", *ports, "--ready-file", str(ready)]
-    with (tmp_path / "dev.log").open("wb+") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, stdout=log, stderr=log)
-        try:
-            wait_for("`smq dev` is ready", ready.exists)
-            yield json.loads(ready.read_text())["nodes"][0]["grpc"]
-        finally:
-            process.terminate()
-            process.wait(30)
+    with running_dev([str(installed / "smq")], tmp_path, {"PATH": "/usr/bin:/bin"}) as address:
+        yield address
 
 
 def test_the_installed_wheel_serves_and_is_served(installed: Path, dev: str) -> None:
@@ -109,20 +98,3 @@ def test_the_installed_wheel_serves_and_is_served(installed: Path, dev: str) -> 
     run(installed, "produce", "t", "--bootstrap", dev, text="one\ntwo\n")
     assert run(installed, "consume", "t", "--bootstrap", dev).split() == ["one", "two"]
     assert run(installed, "--version").split()[-1] == smq.__version__
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_shells_get_their_completions(installed: Path, shell: str) -> None:
-    assert "_SMQ_COMPLETE" in run(installed, "completion", shell)
-
-
-def test_bash_completes_commands_and_options(installed: Path) -> None:
-    script = (
-        'source <(smq completion bash) || exit; COMP_WORDS=(smq "$1"); COMP_CWORD=1; _smq_completion smq; '
-        'printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    env = {"PATH": f"{installed}:/usr/bin:/bin", "HOME": str(installed.parent)}
-    done = subprocess.run(
-        ["bash", "-c", script, "bash", "to"], env=env, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.stdout.split() == ["top", "topic"], done.stderr

@@ -69,11 +69,17 @@ def test_unit_is_valid_for_systemd(tmp_path: Path) -> None:
     assert complaints == []
 
 
-def test_the_walk_through_of_three_machines_has_a_configuration_that_each_of_them_accepts() -> None:
+def walk_through(node: int) -> ServerConfig:
+    """What a node of the three machines in deploy/README.md reads."""
     text = (DEPLOY / "README.md").read_text()
     (block,) = re.findall(r"`/etc/smq/node.toml`:\n\n +<!--.*-->\n +```toml\n((?: {3}.*\n|\n)+?) {3}```", text)
+    return parse_config(textwrap.dedent(block), base_dir=DEPLOY, environment={"SMQ_NODE_ID": str(node)})
+
+
+def test_the_walk_through_of_three_machines_has_a_configuration_that_each_of_them_accepts() -> None:
+    text = (DEPLOY / "README.md").read_text()
     for node in (1, 2, 3):
-        config = parse_config(textwrap.dedent(block), base_dir=DEPLOY, environment={"SMQ_NODE_ID": str(node)})
+        config = walk_through(node)
         assert config.kafka_advertised == (f"n{node}.example.org", 9092)
         assert config.peers[config.node_id] == (f"n{node}.example.org", 7400)
     assert "SMQ_NODE_ID=1` in `/etc/smq/environment`" in text

@@ -27,7 +27,7 @@ Generated from `smq/clients/proto/smq/v1/smq.proto` by `make docs`; do not edit.
 
 The package is `smq.v1`, and every node serves it on its gRPC port, 7401 unless it is configured otherwise. The Python
 clients ([clients.md](clients.md)) and Spark use nothing else. For another language, generate stubs from that file, as
-`examples/grpc-go` does.
+`examples/grpc-go` does. Where a call has several requests or answers, they are a stream.
 """
 _FILE, _MESSAGE, _ENUM, _SERVICE = (12,), 4, 5, 6  # numbers of descriptor.proto: `syntax`, and the lists of the file
 _FIELD, _VALUE, _METHOD = 2, 2, 2
@@ -70,17 +70,13 @@ def _service(service: ServiceDescriptorProto, path: tuple[int, ...], comments: C
     yield f"## {service.name}\n"
     yield from _comment(path, comments)
     rows = [_call(method, comments[*path, _METHOD, i]) for i, method in enumerate(service.method)]
-    yield table(("call", "request", "answer", "meaning"), rows)
+    yield table(("call", "messages", "meaning"), rows)
 
 
 def _call(method: MethodDescriptorProto, comment: str) -> tuple[str, ...]:
-    request, answer = _link(method.input_type), _link(method.output_type)
-    return (
-        f"`{method.name}`",
-        f"stream of {request}" if method.client_streaming else request,
-        f"stream of {answer}" if method.server_streaming else answer,
-        cell(comment),
-    )
+    request = _link(method.input_type, "requests" if method.client_streaming else "request")
+    answer = _link(method.output_type, "answers" if method.server_streaming else "answer")
+    return f"`{method.name}`", f"{request}, {answer}", cell(comment)
 
 
 def _message(message: DescriptorProto, path: tuple[int, ...], comments: Comments) -> Iterator[str]:
@@ -124,6 +120,6 @@ def _type(field: FieldDescriptorProto, maps: dict[str, DescriptorProto]) -> str:
     return f"optional {shown}" if field.proto3_optional else shown
 
 
-def _link(type_name: str) -> str:
+def _link(type_name: str, text: str = "") -> str:
     name = type_name.removeprefix(".smq.v1.")
-    return f"[{name}](#{name.lower()})"
+    return f"[{text or name}](#{name.lower()})"

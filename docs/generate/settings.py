@@ -57,8 +57,8 @@ def render() -> str:
     for name, title in _TITLES.items():
         parts += [f"## {title}\n", *([f"{cell(texts[name, ''])}\n"] if name else [])]
         keys = [key for key in config.known_keys() if _is_row(key) and _table_of(key) == name]
-        rows = ((f"`{_shown(key)}`", _default(key), f"`{_variable(key)}`", _text(key, texts, fields)) for key in keys)
-        parts.append(table(("key", "default", "variable", "meaning"), rows))
+        rows = ((f"`{_shown(key)}`", _default(key), _text(key, texts, fields), f"`{_variable(key)}`") for key in keys)
+        parts.append(table(("key", "default", "meaning", "variable"), rows))
     return "\n".join(parts)
 
 

@@ -15,6 +15,7 @@ include_patterns = ["*.md", "docs/*.md", "docs/site/*.md", "deploy/*.md", "deplo
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 html_theme = "furo"
+html_static_path = html_css_files = ["site.css"]
 html_extra_path = ["index.html"]  # the site's root, which leads to root_doc
 html_title = f"smq {release}"
 html_copy_source = False

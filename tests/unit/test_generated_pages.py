@@ -36,7 +36,7 @@ def test_every_call_has_a_meaning_and_every_comment_of_the_contract_is_on_its_pa
     calls = [method.name for service in described().service for method in service.method]
     assert len(calls) >= 40
     for call in calls:
-        assert re.search(rf"^\| `{call}` \| .* \| .* \| \S.* \|$", page, re.M), call
+        assert re.search(rf"^\| `{call}` \| \[requests?\]\(#\w+\), \[answers?\]\(#\w+\) \| \S.* \|$", page, re.M), call
     plain = " ".join(page.replace("\\", "").split())
     lines = re.findall(r"// *(\S.*)", PROTO.read_text())
     comments = [" ".join(line.split()) for line in lines if not line.startswith("---")]
@@ -48,7 +48,7 @@ def test_every_call_has_a_meaning_and_every_comment_of_the_contract_is_on_its_pa
 
 def test_every_key_of_the_configuration_is_on_the_page_of_settings() -> None:
     page = (DOCS / "settings.md").read_text()
-    rows = re.findall(r"^\| `([\w.]+)` \| (\S.*) \| `(SMQ_\w+)` \| (\S.*) \|$", page, re.M)
+    rows = re.findall(r"^\| `([\w.]+)` \| (\S.*) \| (\S.*) \| `(SMQ_\w+)` \|$", page, re.M)
     shown = {("peers", "*") if key == "N" else key for key, *_ in rows}
     assert {key[-1] for key in known_keys() if key[-1] != "*"} | {("peers", "*")} == shown
     assert len(rows) == sum(key[-1] != "*" or key[0] == "peers" for key in known_keys())

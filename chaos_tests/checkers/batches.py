@@ -7,6 +7,7 @@ same values. What the final committed reads show of them is each value once, or 
 from collections import Counter, defaultdict
 
 from chaos_tests.checkers.base import Facts, Findings, Violation
+from chaos_tests.checkers.ledgers import Ledgers
 from chaos_tests.history import Op
 
 
@@ -24,10 +25,15 @@ def check(facts: Facts) -> list[Violation]:
 
 
 def _shown(facts: Facts) -> Counter[int] | None:
-    """How often each value is visible at the end, by one replica of each partition; None without a final read."""
+    """How often each value is visible at the end, by one replica of each partition; None without a final read. Of
+    compacted logs, what `ledgers` puts back counts as visible."""
+    noted, polls = facts.history.noted("compaction"), [op for op in facts.history.of("tpoll") if op.is_ok]
+    if noted:
+        ledgers = Ledgers(noted[0], facts.history.of("txn"), facts.history.of("batch"), polls, Findings())
+        return Counter(value for records in ledgers.shown.values() for value in records.values()) or None
     reads: dict[str, tuple[int, list[int]]] = {}
-    for op in facts.history.of("tpoll"):
-        if op.is_ok and op.request["final"]:
+    for op in polls:
+        if op.request["final"]:
             node, values = reads.setdefault(op.request["k"], (op.request["n"], []))
             if node == op.request["n"]:
                 values += [value for _, value in op.reply["r"]]

@@ -1,13 +1,14 @@
 """Compacted ledgers: lost-key, early-tombstone, resurrected, in what committed readers found at the end.
 
 Owns which records compaction was entitled to remove from the topics that only transactions write: those with a later
-committed record of their key, and tombstones after their time. It puts them back, so that the judge of transactions
-sees each one whole; an aborted record is never put back, nor does it excuse the absence of a committed one.
+committed record of their key, and tombstones after their time. It puts them back, so that the judges of transactions
+and of batches see each one whole; an aborted record is never put back, nor does it excuse the absence of a committed
+one.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from chaos_tests.checkers.base import Findings
@@ -37,11 +38,14 @@ class Ledgers:
     that no committed reader may ever have passed over. Tombstones are not among them: one replica may have dropped its
     own before another was read, and those that go too early are found by themselves."""
 
-    def __init__(self, noted: Event, transactions: list[Op], polls: list[Op], findings: Findings) -> None:
+    def __init__(
+        self, noted: Event, transactions: list[Op], batches: list[Op], polls: list[Op], findings: Findings
+    ) -> None:
         self._noted = noted
         self._ledgers: dict[str, Ledger] = defaultdict(Ledger)
         seen = {value for op in polls for _, value in op.reply["r"]}
         self._take_finals(polls)
+        transactions = [*transactions, *_tasks_of(batches, polls)]
         self.doubtful = [op for op in transactions if op.kind == "info" and not seen.intersection(_values(op))]
         unseen = {id(op) for op in self.doubtful}
         for op in transactions:
@@ -108,3 +112,29 @@ class Ledgers:
 
 def _values(op: Op) -> Iterable[int]:
     return (value for of_partition in op.request["v"].values() for value in of_partition)
+
+
+def _tasks_of(batches: list[Op], polls: list[Op]) -> Iterator[Op]:
+    """The tasks of each batch as transactions of their own: of the attempt that was committed, as far as it is known.
+    All attempts stage the same values, each elsewhere, and one of them at most is committed."""
+    seen = {(op.request["k"], offset, value) for op in polls for offset, value in op.reply["r"]}
+    attempts: dict[tuple[str, int], list[Op]] = defaultdict(list)
+    for op in batches:
+        if "o" in op.reply and not op.reply.get("replay"):
+            attempts[op.request["app"], op.request["id"]].append(op)
+    replayed = {(op.request["app"], op.request["id"]) for op in batches if op.is_ok and op.reply["replay"]}
+    for batch, ops in attempts.items():
+        known = [op for op in ops if op.is_ok] or [op for op in ops if seen.intersection(_places(op))]
+        chosen = (known or ops)[0]
+        kind = "ok" if known or batch in replayed else "info"
+        for values, offsets in zip(chosen.request["tasks"], chosen.reply["o"], strict=True):
+            request, reply = {"id": "", "v": values}, {"out": "commit", "o": offsets}
+            yield replace(chosen, kind=kind, request=request, reply=reply)
+
+
+def _places(op: Op) -> Iterator[tuple[str, int, int]]:
+    """Where an attempt at a batch has staged which value."""
+    for values, offsets in zip(op.request["tasks"], op.reply["o"], strict=True):
+        for key, of_place in values.items():
+            for offset, value in enumerate(of_place, offsets[key]):
+                yield key, offset, value

@@ -22,7 +22,7 @@ def check(facts: Facts) -> list[Violation]:
     noted = facts.history.noted("compaction")
     doubtful: list[Op] = []
     if noted:
-        ledgers = Ledgers(noted[0], transactions, polls, findings)
+        ledgers = Ledgers(noted[0], transactions, facts.history.of("batch"), polls, findings)
         visible, required, doubtful = ledgers.shown, ledgers.required, ledgers.doubtful
     else:
         visible = _visible(polls, findings)

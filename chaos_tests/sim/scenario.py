@@ -134,10 +134,9 @@ def scenario_of(seed: int, scenarios: list[Scenario]) -> Scenario:
 
 def compacted(scenario: Scenario) -> Scenario:
     """The same faults and clients, with records that have keys and topics that are compacted and keep what is young.
-    Not with batches of apps: their judge looks for every value at the end. Nor with a limit of bytes: their judge
-    counts what was there when it was found to be too much."""
+    Not with a limit of bytes: its judge counts what was there when it was found to be too much."""
     profile = scenario.cluster
-    if profile.compaction_keys or scenario.clients.batch_writers or profile.retention_bytes:
+    if profile.compaction_keys or profile.retention_bytes:
         return scenario
     kept = profile.retention_records or COMPACTED_RECORDS
     node = {**COMPACTED_NODE, **profile.node}

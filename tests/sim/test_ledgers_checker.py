@@ -102,6 +102,46 @@ def an_offset_of_nobody(s: Story) -> None:
     finals(s, (0, PLAIN[0]), off=6)
 
 
+def batch(s: Story, at: dict[int, int], kind: str = "ok", *, replay: bool = False) -> None:
+    """An attempt at the same batch, with a task for each value, staged at these offsets."""
+    tasks = [{"l/0": [value]} for value in at]
+    process = s.begin("batch", app="app", id=0, v=list(at), tasks=tasks)
+    offsets = [{"l/0": offset} for offset in at.values()]
+    known: dict[str, dict[str, Any]] = {
+        "ok": {"replay": replay, "o": offsets},
+        "info": {"o": offsets},
+        "fail": {"err": "NOT_COMMITTED"},
+    }
+    s.recorder.add(process, kind, "batch", known[kind])
+
+
+def the_last_of_a_batch_is_gone(s: Story) -> None:
+    begin(s)
+    batch(s, {PLAIN[0]: 0, PLAIN[1]: 2})
+    finals(s, (0, PLAIN[0]))
+
+
+def an_aborted_batch_is_visible(s: Story) -> None:
+    begin(s)
+    batch(s, {PLAIN[0]: 0, PLAIN[1]: 2}, "fail")
+    finals(s, (0, PLAIN[0]), (2, PLAIN[1]))
+
+
+def an_uncommitted_attempt_was_read(s: Story) -> None:
+    begin(s)
+    batch(s, {PLAIN[0]: 0}, "fail")
+    batch(s, {PLAIN[0]: 2})
+    poll(s, 0, 2, (0, PLAIN[0]))
+    finals(s, (2, PLAIN[0]))
+
+
+def a_batch_twice(s: Story) -> None:
+    begin(s)
+    batch(s, {PLAIN[0]: 0})
+    batch(s, {PLAIN[0]: 2}, replay=True)
+    finals(s, (2, PLAIN[0]))
+
+
 @pytest.mark.parametrize(
     ("tell", "anomaly"),
     [
@@ -114,6 +154,10 @@ def an_offset_of_nobody(s: Story) -> None:
         (an_aborted_one_is_visible, "aborted-read"),
         (the_last_was_passed_over, "skipped-record"),
         (an_offset_of_nobody, "torn-offsets"),
+        (the_last_of_a_batch_is_gone, "lost-key"),
+        (an_aborted_batch_is_visible, "aborted-read"),
+        (an_uncommitted_attempt_was_read, "dirty-read"),
+        (a_batch_twice, "repeated-batch"),
     ],
 )
 def test_anomaly_of_compacted_ledgers_is_found(tell: Callable[[Story], None], anomaly: str) -> None:
@@ -149,6 +193,40 @@ def tombstone_that_goes_between_two_final_reads(s: Story) -> None:
     poll(s, 0, 99, node=4, final=True)  # the last to be read
 
 
-@pytest.mark.parametrize("tell", [everything_in_order, tombstone_in_doubt, tombstone_that_goes_between_two_final_reads])
+def a_batch_of_which_a_part_is_left(s: Story) -> None:
+    begin(s)
+    batch(s, {PLAIN[0]: 0, PLAIN[1]: 2, PLAIN[2]: 4})
+    finals(s, (4, PLAIN[2]))
+
+
+def a_batch_of_which_nothing_is_left(s: Story) -> None:
+    """Its first attempt was the one, and no client ever saw it."""
+    begin(s)
+    batch(s, {PLAIN[0]: 0, PLAIN[1]: 2}, "info")
+    batch(s, {PLAIN[0]: 4, PLAIN[1]: 6}, replay=True)
+    transact(s, PLAIN[2], 8)
+    finals(s, (8, PLAIN[2]))
+
+
+def a_batch_whose_second_attempt_was_seen(s: Story) -> None:
+    begin(s)
+    batch(s, {PLAIN[0]: 0, PLAIN[1]: 2}, "info")
+    batch(s, {PLAIN[0]: 4, PLAIN[1]: 6}, "info")
+    poll(s, 0, 8, (4, PLAIN[0]), (6, PLAIN[1]))
+    transact(s, PLAIN[2], 8)
+    finals(s, (8, PLAIN[2]))
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        everything_in_order,
+        tombstone_in_doubt,
+        tombstone_that_goes_between_two_final_reads,
+        a_batch_of_which_a_part_is_left,
+        a_batch_of_which_nothing_is_left,
+        a_batch_whose_second_attempt_was_seen,
+    ],
+)
 def test_what_compaction_may_do_is_accepted(tell: Callable[[Story], None]) -> None:
     assert anomalies(tell) == set()

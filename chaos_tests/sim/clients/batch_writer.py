@@ -27,6 +27,7 @@ class BatchWriter(TransactionalClient):
         self.think_ms = think_ms
         # Ids that are forgotten, and ids that stay, lead to the same.
         self.is_temporary = number // DRIVERS % 2 == 1
+        self._offsets: list[dict[str, int]] = []  # where each task of the present attempt lies, by place
 
     def run(self) -> Script:
         while not self.world.stopped:
@@ -40,7 +41,8 @@ class BatchWriter(TransactionalClient):
             checkpoint.append(PlannedBatch(self._plan()))
         number, planned = len(checkpoint) - 1, checkpoint[-1]
         values = [value for task in planned.tasks for of_place in task.values() for value in of_place]
-        self.world.recorder.invoke(self.process, "batch", app=self.app, id=number, v=values)
+        self.world.recorder.invoke(self.process, "batch", app=self.app, id=number, v=values, tasks=list(planned.tasks))
+        self._offsets = []
         staged = yield from self._stage_all(planned)
         if staged is None or self.rng.random() < 0.1:  # a task has failed, or the driver dies: nothing is committed
             self.world.recorder.fail(self.process, "batch", err="NOT_COMMITTED")
@@ -54,10 +56,10 @@ class BatchWriter(TransactionalClient):
             lambda api, done: api.propose(command, int(CALL_MS), done), deadline_ms=PATIENCE_MS, attempt_ms=CALL_MS
         )
         if isinstance(result, BatchCommitted):
-            self.ok("batch", replay=result.is_replay)
+            self.ok("batch", replay=result.is_replay, o=self._offsets)
             planned.is_done = planned.is_done or self.rng.random() < 0.8  # or the driver dies before it notes it
         elif unknown:
-            self.conclude_unknown("batch")
+            self.conclude_unknown("batch", o=self._offsets)
         else:
             assert isinstance(result, SmqError | Lost)
             self.fail("batch", result)
@@ -80,11 +82,12 @@ class BatchWriter(TransactionalClient):
             if item is None:
                 return None
             staged.append(item)
+            self._offsets.append(self.written)
         return tuple(staged)
 
     def _stage(self, transactional_id: str, values: dict[str, list[int]]) -> Any:
         """A Script that returns the open transaction with these values; None if it failed."""
-        self.id = transactional_id
+        self.id, self.written = transactional_id, {}
         places = {place.key: place for place in self.world.ledgers}
         if not (yield from self.start()):
             return None

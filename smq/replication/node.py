@@ -313,6 +313,7 @@ class Node:
         self._proposer.close(error)
         self._answers.flush()
         self.engine.stop()
+        self._links.flush()  # what this turn has said already
         self._network.close()
 
     # ---------------------------------------------------------------------------------------- status

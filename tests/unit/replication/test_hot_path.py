@@ -5,6 +5,7 @@ A figure here may fall: then write down the new one. It rises only with a reason
 
 import gc
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,7 +13,7 @@ from smq.raft_state.ids import NodeId, Offset
 from smq.records import NewRecord, encode_batch
 from smq.replication.log.codec import batch_key
 from smq.replication.net import several, wire
-from smq.replication.ports import Channel, Table
+from smq.replication.ports import Buffer, Channel, Table
 from tests.unit.replication.hot_path import NODES, TOPIC, HotPath
 
 ALL = NodeId(0)
@@ -183,3 +184,23 @@ def test_a_message_that_is_refused_costs_the_others_in_its_frame_nothing(world: 
         world.processes[LEADER].soon(lambda: dispatcher.on_message(NODES[1], Channel.DATA, memoryview(payload)))
         world.scheduler.run_for_ms(0)
     assert found[LEADER]["Ping"] == 2  # the answers
+
+
+def test_what_a_node_says_in_the_turn_in_which_it_stops_still_leaves(
+    world: HotPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, port = world.nodes[LEADER], world.ports[LEADER]
+    send, taken = port.send, list[bool]()
+
+    def noted(peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
+        taken.append(send(peer, channel, parts))
+        return taken[-1]
+
+    def last_turn() -> None:
+        node._links.send(FOLLOWERS[0], Channel.CONTROL, wire.ReadIndex(7))
+        node.stop()
+
+    monkeypatch.setattr(port, "send", noted)
+    world.processes[LEADER].soon(last_turn)
+    world.scheduler.run_for_ms(0)
+    assert taken == [True]

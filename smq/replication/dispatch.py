@@ -88,15 +88,17 @@ class Dispatcher:
     def _dispatch(self, peer: NodeId, message: wire.Message) -> None:
         now_ns = self._host.clock.monotonic_ns
         match message:
-            case wire.Append():
-                self._to_replica(message.partition, lambda r: r.on_append(peer, message))
+            case wire.Append(partition):
+                if (replica := self._replicas.get(partition)) is not None:
+                    replica.on_append(peer, message)
             case wire.Commits(points):
                 for pid, epoch, commit in points:
                     replica = self._replicas.get(pid)
                     if replica is not None:
                         replica.on_commit(peer, epoch, commit)
-            case wire.Ack():
-                self._to_replica(message.partition, lambda r: r.on_ack(peer, message))
+            case wire.Ack(partition):
+                if (replica := self._replicas.get(partition)) is not None:
+                    replica.on_ack(peer, message)
             case wire.Producers():
                 self._to_replica(message.partition, lambda r: r.on_producers(peer, message))
             case wire.Probe():

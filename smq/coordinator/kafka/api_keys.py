@@ -138,6 +138,7 @@ def response_encoder(key: int, version: int) -> Encoder:
     return compile_encoder(response_message(key), version)
 
 
+@cache
 def is_header_flexible(key: int, version: int) -> bool:
     """Whether the header of a request has tagged fields. So does the header of its response, except for ApiVersions,
     which a client reads before it knows the node's versions."""

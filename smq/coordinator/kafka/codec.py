@@ -186,24 +186,26 @@ def _decode_one_struct(source: _Source, field: Field, name: str, *, is_nullable:
 
 def _decode_tagged(source: _Source, fields: list[Field]) -> dict[str, str]:
     """Unknown tags are ignored, as the protocol demands."""
+    if not fields:
+        source.add("p = p + 1 if b[p] == 0 else wire.read_tags(b, p, budget)[1]")
+        return {}
     values = {f.name: source.name() for f in fields}
     for field in fields:
         source.add(f"{values[field.name]} = {default_source(field, source.version)}")
     found, after, tag, end = source.name("f"), source.name("p"), source.name("t"), source.name("e")
     source.add(f"{found}, {after} = wire.read_tags(b, p, budget)")
-    if fields:
-        source.add(f"for {tag}, p, {end} in {found}:")
+    source.add(f"for {tag}, p, {end} in {found}:")
+    source.indent()
+    for field in fields:
+        source.add(f"if {tag} == {field.tag}:")
         source.indent()
-        for field in fields:
-            source.add(f"if {tag} == {field.tag}:")
-            source.indent()
-            if field.type in _FIXED and not field.is_array:
-                _decode_run(source, [(values[field.name], _FIXED[field.type])])
-            else:
-                source.add(f"{values[field.name]} = {_decode_value(source, field)}")
-            source.add(f"wire.check_end('a tagged field', p, {end})")
-            source.indent(-1)
+        if field.type in _FIXED and not field.is_array:
+            _decode_run(source, [(values[field.name], _FIXED[field.type])])
+        else:
+            source.add(f"{values[field.name]} = {_decode_value(source, field)}")
+        source.add(f"wire.check_end('a tagged field', p, {end})")
         source.indent(-1)
+    source.indent(-1)
     source.add(f"p = {after}")
     return values
 

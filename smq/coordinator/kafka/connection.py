@@ -166,7 +166,9 @@ class Connection(asyncio.Protocol):
     def _take_frames(self) -> None:
         """Starts the requests that have arrived, up to the bounds."""
         try:
-            while self._transport is not None and self._has_capacity and (frame := self._next_frame()) is not None:
+            while self._buffered and self._transport is not None and self._has_capacity:
+                if (frame := self._next_frame()) is None:
+                    break
                 self._start(frame)
         except CodecError as e:
             self.close(str(e))
@@ -252,13 +254,12 @@ class Connection(asyncio.Protocol):
             return
         slot.parts = encode_response(request, body) if body is not None else None
         slot.is_done = True
-        size = sum(map(len, slot.parts or ()))
-        self._account(size - slot.size)
-        slot.size = size
-        self._flush()
+        grown, slot.size = -slot.size, sum(map(len, slot.parts or ()))
+        self._flush(grown + slot.size)
 
-    def _flush(self) -> None:
-        """Sends the answers that are ready, in the order of the requests, while the client reads."""
+    def _flush(self, grown: int = 0) -> None:
+        """Sends the answers that are ready, in the order of the requests, while the client reads. `grown`: what an
+        answer has more bytes than its request had, which is yet to be counted."""
         out: list[Buffer] = []
         size = 0
         while self._slots and self._slots[0].is_done and self._is_writable:
@@ -271,13 +272,14 @@ class Connection(asyncio.Protocol):
         if out and self._transport is not None:
             self._transport.writelines(out)
         if self._is_writable:
-            self._account(-size)  # the socket has taken all of it, or nearly all
+            self._account(grown - size)  # the socket has taken all of it, or nearly all
         else:
+            self._account(grown)
             self._unsent_bytes += size
         self._active_at = self._loop.time()
         if self._buffered:
             self._loop.call_soon(self._take_frames)  # not directly: this may run inside a request's start
-        else:
+        elif not self._is_reading:
             self._set_reading()
 
     def _set_reading(self) -> None:

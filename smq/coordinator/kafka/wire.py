@@ -77,6 +77,9 @@ def _size32(b: memoryview, p: int) -> tuple[int, int]:
 
 
 def _size_compact(b: memoryview, p: int) -> tuple[int, int]:
+    size = b[p]
+    if size < 0x80:  # as nearly all are
+        return size - 1, p + 1
     size, p = read_uvarint(b, p)
     return size - 1, p
 

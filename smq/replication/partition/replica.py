@@ -354,7 +354,7 @@ class Replica:
     def majority_end(self) -> Offset:
         """What a majority of the replicas has, as far as their registered processes have said in this epoch."""
         ends = [self.durable_verified_end]
-        ends += [s.acked_end if s.acked_end is not None else Offset(0) for s in self.streams.values()]
+        ends += [stream.acked_end or Offset(0) for stream in self.streams.values()]
         ends.sort(reverse=True)
         return ends[len(self.part.replicas) // 2]
 

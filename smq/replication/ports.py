@@ -100,6 +100,8 @@ class DataDamaged(Exception):
 class Table(enum.Enum):
     """The named tables of a node's one environment (docs/formats.md)."""
 
+    __hash__ = object.__hash__  # Enum's own is Python code, and a table is looked up several times for every row
+
     META = "meta"  # format version, cluster id, node id, incarnation
     RAFT_LOG = "raft_log"  # be64 index -> crc, term, command
     RAFT_META = "raft_meta"  # term and vote, commit, snapshot

@@ -4,6 +4,7 @@ A figure here may fall: then write down the new one. It rises only with a reason
 """
 
 import gc
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -184,6 +185,18 @@ def test_a_message_that_is_refused_costs_the_others_in_its_frame_nothing(world: 
         world.processes[LEADER].soon(lambda: dispatcher.on_message(NODES[1], Channel.DATA, memoryview(payload)))
         world.scheduler.run_for_ms(0)
     assert found[LEADER]["Ping"] == 2  # the answers
+
+
+def test_a_table_is_looked_up_without_python_code() -> None:
+    """The writer does it three times for every row."""
+    rows, called = dict.fromkeys(Table, 0), list[str]()
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        for table in (Table.BATCHES, Table.TIMES):
+            rows[table] += 1
+    finally:
+        sys.setprofile(None)
+    assert not called
 
 
 def test_what_a_node_says_in_the_turn_in_which_it_stops_still_leaves(

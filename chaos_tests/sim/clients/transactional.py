@@ -119,7 +119,8 @@ class TransactionalClient(Client):
         self, place: Known, batch: bytes, *, is_joining: bool
     ) -> Callable[[NodeApi, Callable[[Any], None]], None]:
         def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.produce(place.topic, place.index, batch, Acks.ALL, int(CALL_MS), done, is_joining=is_joining)
+            how: Any = {"transactional_id": self.id, "is_joining": is_joining}
+            api.produce(place.topic, place.index, batch, Acks.ALL, int(CALL_MS), done, **how)
 
         return request
 

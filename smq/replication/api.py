@@ -307,9 +307,9 @@ class NodeApi(Protocol):
         of one partition are appended in the order of these calls, also if the first ones wait for a look-up. After a
         batch of an idempotent producer has been refused so that it comes again, the later ones of that producer get
         OVERLOADED until it has come. A transactional batch must be of the `transactional_id`'s producer, if there is
-        one. With `is_joining` (Kafka's second protocol of transactions), the partition becomes
-        part of the batch's transaction first, if it is not yet; later batches of that producer wait meanwhile. `trace`
-        is given the times of the batch's stages, those of its disk and of the majority perhaps after its answer."""
+        one. With `is_joining` (Kafka's second protocol of transactions), the partition becomes part of the batch's
+        transaction first, if it is not yet; later batches of that producer wait meanwhile. `trace` is given the times
+        of the batch's stages, those of its disk and of the majority perhaps after its answer."""
 
     def expect(self, topic: str, partition: int, batch: Buffer) -> None:
         """A service holds this batch back or refuses it, before `produce`: the later ones of its producer must not

@@ -9,6 +9,7 @@ never append. `admission` uses it.
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import PartitionId, ProducerId
+from smq.raft_state.refusal import quoted
 from smq.raft_state.state import ClusterState, TransactionPhase
 from smq.records import BatchHeader
 from smq.replication.log.producers import ProducerTable
@@ -40,7 +41,7 @@ def check_transaction(
     if named is not None and named != transaction.transactional_id:
         raise SmqError(
             ErrorCode.UNKNOWN_TRANSACTIONAL_ID,
-            f"there is no transactional id {named!r} of producer {header.producer_id}",
+            f"there is no transactional id {quoted(named)} of producer {header.producer_id}",
         )
     if header.producer_id != transaction.producer_id:
         raise SmqError(

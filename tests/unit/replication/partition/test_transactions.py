@@ -175,6 +175,9 @@ def test_a_batch_is_not_taken_into_the_transaction_of_an_id_that_its_request_doe
     world.begin()
     assert world.write() == ""
     assert refusal(world, epoch=0, sequence=sequence, named="other") == ("UNKNOWN_TRANSACTIONAL_ID", True)
+    with pytest.raises(SmqError) as caught:
+        world.host.produce(world.data(sequence, 0), named="x" * 32_767)
+    assert len(caught.value.message) < 1_000, "Kafka's answers have no room for a name of any length"
     assert refusal(world, epoch=0, sequence=sequence, producer=1, named="other") == ("UNKNOWN_TRANSACTIONAL_ID", False)
     world.change(init_transactions("other"))
     assert refusal(world, epoch=0, sequence=0, producer=1, named="other") == ("INVALID_TRANSACTION_STATE", False)

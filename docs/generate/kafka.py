@@ -214,7 +214,8 @@ program that copies with it needs a supervisor that starts it again; nothing is 
 in transactions of at most ten records, with the group's offsets, and abort every fifth transaction. The leader, the
 coordinators of the producer and of the group, all nodes together, the client, and the client with all nodes are killed
 with SIGKILL on the way. Afterwards each partition of the copy holds each record once, in order, for a committed reader,
-and the group's offsets are those of the end.
+and the group's offsets are those of the end. At 5fc8ccf6 each of the three wrote 4,620 that count, of 5,730
+(confluent-kafka), 5,600 (Java) and 5,760 (franz-go) in the logs.
 
 ## Kafka Streams
 
@@ -222,7 +223,8 @@ and the group's offsets are those of the end.
 creates its repartition topic and its compacted changelog itself, and deletes what it has read between its two steps.
 The program is killed and its state directory removed, so that it restores its state from the changelog; then a node is
 killed. With `at_least_once` no word is counted too rarely. With `exactly_once_v2` a committed reader gets every count
-of every word once, in order.
+of every word once, in order. At 5fc8ccf6 150,000 words went in. 153,623 counts came out with `at_least_once`; with
+`exactly_once_v2` 150,000, of 153,062 in the logs. The state came back from 40 records of the changelog.
 
 ## Kafka Connect
 

@@ -1,10 +1,11 @@
-"""Takes the pictures of the console in docs/pictures: `python docs/take_pictures.py`.
+"""Takes the pictures of the console and of `smq top` in docs/pictures: `python docs/take_pictures.py`.
 
 Owns the scene: three nodes, flights written to them bit by bit, a group that falls behind and catches up, a transaction
 that is open, a node that is killed and comes back. It takes five minutes, as the console draws a point every half
 minute. Needs Debian's package chromium; CHROMIUM may name the program instead. It must never be a test.
 """
 
+import html
 import os
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from smq.testing.cluster import Cluster, live_cluster
 PICTURES = Path(__file__).parent / "pictures"
 PAGES = {
     "cluster": ("", 760),
-    "topic": ("topics/flights", 620),
+    "topic": ("topics/flights", 700),
     "records": ("topics/flights/messages?partition=0&offset=100&format=json", 760),
     "transaction": ("transactions", 420),
     "group": ("groups/departures", 620),
@@ -64,11 +65,27 @@ def take(program: str, cluster: Cluster, profile: str) -> None:
             if scheme == "dark" and name != "cluster":
                 continue
             file = PICTURES / f"console-{name}{'-dark' if scheme == 'dark' else ''}.png"
-            options = [f"--user-data-dir={profile}", f"--window-size={WIDTH},{height}", f"--screenshot={file}"]
-            options += ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-            options += ["--hide-scrollbars", f"--blink-settings=preferredColorScheme={number}"]
-            url = f"http://{node.http}/console/{path}"
-            subprocess.run([program, *options, url], check=True, stderr=subprocess.DEVNULL, timeout=60)
+            shoot(program, f"http://{node.http}/console/{path}", file, height, profile, scheme=number)
+
+
+def shoot(program: str, url: str, file: Path, height: int, profile: str, *, scheme: int) -> None:
+    options = [f"--user-data-dir={profile}", f"--window-size={WIDTH},{height}", f"--screenshot={file}"]
+    options += ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    options += ["--hide-scrollbars", f"--blink-settings=preferredColorScheme={scheme}"]
+    subprocess.run([program, *options, url], check=True, stderr=subprocess.DEVNULL, timeout=60)
+
+
+def take_top(program: str, cluster: Cluster, directory: Path, profile: str) -> None:
+    """What the command prints, in the colours of a terminal. The second look has rates."""
+    smq = [sys.executable, "-m", "smq.coordinator.cli.main", "top", "--count", "2", "--bootstrap", cluster.servers]
+    printed = subprocess.run(smq, check=True, capture_output=True, text=True, timeout=60).stdout
+    shown = "$ smq top\n" + "cluster " + printed.rpartition("\ncluster ")[2]
+    style = "margin:0;padding:16px;font:13px/1.4 monospace;background:#16181d;color:#d7dae0"
+    ground = "<style>body { margin: 0; background: #16181d }</style>"
+    page = directory / "top.html"
+    page.write_text(f'<!doctype html><meta charset="utf-8">{ground}<pre style="{style}">{html.escape(shown)}</pre>')
+    height = 50 + 19 * shown.count("\n")
+    shoot(program, page.as_uri(), PICTURES / "top.png", height, profile, scheme=1)
 
 
 def main() -> None:
@@ -82,6 +99,7 @@ def main() -> None:
             producer.begin()
             producer.send("flights", b"an open transaction", key=b"UA").result()
             take(program, cluster, str(Path(directory) / "profile"))
+            take_top(program, cluster, Path(directory), str(Path(directory) / "profile"))
             producer.abort()
 
 

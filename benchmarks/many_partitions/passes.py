@@ -31,12 +31,13 @@ from benchmarks.many_partitions.snapshot import (
 )
 from benchmarks.many_partitions.stretches import LONG_NS, Stretch
 from benchmarks.report import Report
-from smq.clients import SyncAdmin
+from smq.clients import SyncAdmin, SyncProducer
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import wait_for
 
 AIM_MS = 50.0
 KAFKA_GROUPS = 300
+TRANSACTIONAL_ID = "passes"
 ELECTIONS_S = 6.0  # elections after the death of a node are over by then
 REBALANCED_S = 20.0  # leaderships come back some dozens at a time
 TIMEOUT_S = 60.0
@@ -131,6 +132,7 @@ def _measure(cluster: Watched, admin: SyncAdmin, phases: Phases, topics: int, gr
     run(f"{replies:,} commits, with snapshots", lambda: commit(admin, replies, each=1, groups=groups))
     run("the digest, on each node", lambda: [node.raw.status(with_digest=True) for node in cluster.alive()])
     run("a scrape of /metrics, on each node", lambda: [_scrape(node.http) for node in cluster.alive()])
+    _transact(cluster)
     run("the console's pages, on each node", lambda: [_browse(node.http) for node in cluster.alive()])
     run("DescribeCluster and NodeStatus", lambda: (admin.describe_cluster(), [n.raw.status() for n in cluster.alive()]))
     run("ListGroups and DescribeGroup", lambda: (admin.list_groups(), admin.describe_group("g0")))
@@ -155,10 +157,18 @@ def _scrape(http: str) -> int:
         return len(answer.read())
 
 
+def _transact(cluster: Watched) -> None:
+    """So that there is a transactional id to show."""
+    with SyncProducer(cluster.servers, transactional_id=TRANSACTIONAL_ID) as producer, producer.transaction():
+        producer.send("t0", b"v", partition=0)
+
+
 def _browse(http: str) -> int:
-    """Every kind of page."""
+    """Every kind of page of the console, at this node."""
     open_page = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-    pages = ("", "topics", "topics/t0", "topics/t0/messages", "groups", "groups/g0", "settings", "events")
+    topics = ("topics", "topics/t0", "topics/t0/messages")
+    transactions = ("transactions", f"transactions/{TRANSACTIONAL_ID}")
+    pages = ("", *topics, "groups", "groups/g0", *transactions, "settings", "events")
     return sum(len(open_page(f"http://{http}/console/{page}").read()) for page in pages)
 
 

@@ -122,6 +122,15 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEvent:
+    """What a node has seen happen, as its console shows it."""
+
+    at_ms: int  # Unix time, by the node's clock
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
     node: int
     incarnation: int
@@ -134,6 +143,9 @@ class NodeStatus:
     replicas: tuple[ReplicaStatus, ...]
     certificate_ends_ms: int | None = None  # Unix time; None if the node has no TLS
     warnings: tuple[str, ...] = ()  # conditions that need an operator's action
+    disk_free_bytes: int = 0  # on the file system of its data
+    disk_total_bytes: int = 0
+    events: tuple[NodeEvent, ...] = ()  # the newest ones, the oldest of them first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +280,9 @@ def node_status_from_message(m: pb.NodeStatusResponse) -> NodeStatus:
         replicas=replicas,
         warnings=tuple(m.warnings),
         certificate_ends_ms=m.certificate_ends_ms if m.HasField("certificate_ends_ms") else None,
+        disk_free_bytes=m.disk_free_bytes,
+        disk_total_bytes=m.disk_total_bytes,
+        events=tuple(NodeEvent(at_ms=e.at_ms, kind=e.kind, text=e.text) for e in m.events),
     )
 
 

@@ -141,5 +141,6 @@ GROUP_CHANGES_WAITING_MAX: Final = 1_000  # of one group: a commit by each membe
 GROUP_CHANGES_MAX: Final = 20_000  # of all groups of a node: as many as the node takes proposals
 METRICS_GROUPS_MAX: Final = 1_000  # of one coordinator; more series would make a scrape larger than a batch
 
+STATUS_EVENTS_MAX: Final = 20  # of the time line in an answer about a node: a screen of them
 CONSOLE_CHANGE_MS_MAX: Final = 20_000  # of each call of a change through the console: a person waits for it
 HTTP_REQUEST_BYTES_MAX: Final = 512 << 10  # a change of 1,000 partitions, as a form writes it

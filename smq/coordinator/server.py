@@ -313,7 +313,14 @@ class Server:
             BrokerService(self._served, self._groups, response_bytes_max=bytes_max),
             GroupService(self.node, self._groups),
             ProducerService(self.node, self._groups),
-            AdminService(self.node, self._groups, self._settings, self._tls.node, self._warnings),
+            AdminService(
+                self.node,
+                self._groups,
+                self._settings,
+                self._tls.node,
+                self._warnings,
+                lambda: self._console.events.events,
+            ),
         )
 
     def _warnings(self) -> list[str]:

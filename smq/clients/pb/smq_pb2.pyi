@@ -3882,6 +3882,35 @@ class ReplicaInfo(_message.Message):
 Global___ReplicaInfo: _TypeAlias = ReplicaInfo  # noqa: Y015
 
 @_typing.final
+class NodeEvent(_message.Message):
+    """What the node has seen happen: the newest of its time line, as its console shows it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_MS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    at_ms: _builtins.int
+    """Unix time, by the node's clock"""
+    kind: _builtins.str
+    """node, raft, leader, group, topic, setting, warning, anomaly or change"""
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        at_ms: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeEvent: _TypeAlias = NodeEvent  # noqa: Y015
+
+@_typing.final
 class NodeStatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -3896,6 +3925,9 @@ class NodeStatusResponse(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     CERTIFICATE_ENDS_MS_FIELD_NUMBER: _builtins.int
+    DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
     node: _builtins.int
     incarnation: _builtins.int
     is_ready: _builtins.bool
@@ -3907,11 +3939,18 @@ class NodeStatusResponse(_message.Message):
     """of the state machine at applied_index"""
     certificate_ends_ms: _builtins.int
     """Unix time; absent if the node has no TLS"""
+    disk_free_bytes: _builtins.int
+    """on the file system of its data"""
+    disk_total_bytes: _builtins.int
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInfo]: ...
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """conditions that need an operator's action"""
+
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeEvent]:
+        """at most 20, the oldest first"""
 
     def __init__(
         self,
@@ -3927,10 +3966,13 @@ class NodeStatusResponse(_message.Message):
         replicas: _abc.Iterable[Global___ReplicaInfo] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         certificate_ends_ms: _builtins.int | None = ...,
+        disk_free_bytes: _builtins.int = ...,
+        disk_total_bytes: _builtins.int = ...,
+        events: _abc.Iterable[Global___NodeEvent] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms", "_raft_leader", b"_raft_leader", "certificate_ends_ms", b"certificate_ends_ms", "raft_leader", b"raft_leader"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms", "_raft_leader", b"_raft_leader", "applied_index", b"applied_index", "certificate_ends_ms", b"certificate_ends_ms", "commit_index", b"commit_index", "digest", b"digest", "incarnation", b"incarnation", "is_ready", b"is_ready", "node", b"node", "raft_leader", b"raft_leader", "raft_term", b"raft_term", "replicas", b"replicas", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms", "_raft_leader", b"_raft_leader", "applied_index", b"applied_index", "certificate_ends_ms", b"certificate_ends_ms", "commit_index", b"commit_index", "digest", b"digest", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "events", b"events", "incarnation", b"incarnation", "is_ready", b"is_ready", "node", b"node", "raft_leader", b"raft_leader", "raft_term", b"raft_term", "replicas", b"replicas", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__certificate_ends_ms: _TypeAlias = _typing.Literal["certificate_ends_ms"]  # noqa: Y015
     _WhichOneofArgType__certificate_ends_ms: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms"]  # noqa: Y015

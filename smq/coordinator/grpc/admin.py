@@ -6,7 +6,7 @@ root imports it.
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from smq.clients.pb import smq_pb2 as pb
@@ -14,6 +14,7 @@ from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.groups import GroupAdmin
 from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
 from smq.coordinator.grpc.transactions import TransactionAdmin
+from smq.coordinator.limits import STATUS_EVENTS_MAX
 from smq.coordinator.service.audience import told_of
 from smq.coordinator.service.lookup import find_partition, find_topic, has_leader, known_ranges
 from smq.coordinator.service.settings import Settings
@@ -49,11 +50,13 @@ class AdminService(GroupAdmin, TransactionAdmin):
         settings: Settings,
         tls: NodeTls | None,
         own_warnings: Callable[[], list[str]],
+        events: Callable[[], Iterable[tuple[float, str, str]]],
     ) -> None:
         super().__init__(node, groups)
         self._settings = settings
         self._tls = tls
         self._own_warnings = own_warnings
+        self._events = events
 
     @property
     def _state(self) -> ClusterState:
@@ -214,6 +217,12 @@ class AdminService(GroupAdmin, TransactionAdmin):
             digest="" if digest is None else digest[1],
             warnings=(*status.warnings, *self._own_warnings()),
             certificate_ends_ms=int(self._tls.ends_s * 1000) if self._tls is not None else None,
+            disk_free_bytes=status.storage.free_bytes,
+            disk_total_bytes=status.storage.total_bytes,
+            events=[
+                pb.NodeEvent(at_ms=int(at_s * 1000), kind=kind, text=text)
+                for at_s, kind, text in list(self._events())[-STATUS_EVENTS_MAX:]
+            ],
         )
         async for r in Turns().over(self._calls.node.replica_statuses()):
             topic_id, index = split_partition_id(r.pid)

@@ -1,8 +1,8 @@
-"""What has happened to the cluster since this process started: the line of events that an operator reads first.
+"""What has happened to the cluster, as this node saw it: the line of events that an operator reads first.
 
-Owns the comparison of two moments of the replicated state, and a bounded memory of the differences. It looks once per
-second, so what began and ended within one is not seen. Anomalies that the node has noted are taken over as they are. It
-changes nothing. `console.site` and the composition root import it.
+Owns the comparison of two moments of the replicated state, and a bounded memory of the differences, which `event_file`
+keeps over restarts. It looks once per second, so what began and ended within one is not seen. Anomalies that the node
+has noted are taken over as they are. It changes nothing. `console.site` and the composition root import it.
 """
 
 import asyncio
@@ -10,23 +10,19 @@ import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from smq.coordinator.groups.view import PHASES
+from smq.coordinator.http.console.event_file import EVENTS_MAX, Event, EventFile
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.ids import Epoch, Generation, NodeId, PartitionId
+from smq.raft_state.state import GroupState
 from smq.replication.api import NodeApi
 
 LOOK_S: Final = 1.0
-EVENTS_MAX: Final = 1_000  # 200 bytes each; days of a healthy cluster
 PER_LOOK_MAX: Final = 20  # of one kind: beyond it they are counted, since a dead node moves thousands of leaderships
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    at_s: float  # Unix time, as this node saw it
-    kind: str
-    text: str
+NAMES_MAX: Final = 5  # of members in one event
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +30,20 @@ class _Moment:
     raft_leader: NodeId | None
     nodes: dict[NodeId, tuple[int, bool, bool]]  # incarnation, fenced, drained
     epochs: dict[PartitionId, Epoch]  # of their leadership
-    groups: dict[str, tuple[Generation, str, int]]  # generation, phase, members
+    groups: dict[str, tuple[Generation, str, frozenset[str]]]  # generation, phase, names of the members
     topics: frozenset[str]
     settings: dict[str, str]
     warnings: frozenset[str]
 
 
 class EventLog:
-    def __init__(self, node: NodeApi) -> None:
+    def __init__(self, node: NodeApi, directory: Path) -> None:
         self._node = node
+        self._file = EventFile(directory)
+        self._unsaved: list[Event] = []
         self.events: deque[Event] = deque(maxlen=EVENTS_MAX)
         self._before: _Moment | None = None
+        self._has_caught_up = False  # since this process started
         self._anomalies = 0  # the number of the last one that is in the line
         self._task: asyncio.Task[None] | None = None
 
@@ -57,21 +56,41 @@ class EventLog:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        self.add("node", f"node {self._node.node_id}: this process stops")
+        await self.save()
 
     async def _run(self) -> None:
+        await self._remember()
         while True:
             await self.look()
+            await self.save()
             await asyncio.sleep(LOOK_S)
 
+    async def _remember(self) -> None:
+        """What earlier processes of this node have seen."""
+        before, damaged = await asyncio.to_thread(self._file.load)
+        self.events = deque([*before, *self.events], maxlen=EVENTS_MAX)
+        if damaged:
+            self.add("node", f"node {self._node.node_id}: {damaged} earlier events are damaged, and left out")
+
+    async def save(self) -> None:
+        """Off the loop: a disk that hangs delays events alone."""
+        new, self._unsaved = self._unsaved, []
+        if new:
+            await asyncio.to_thread(self._file.add, new, list(self.events))
+
     async def look(self) -> None:
-        """Notes what differs from the last look. The first one only remembers."""
+        """Notes what differs from the last look. The first one only remembers, and so do those of a node that applies
+        what it has missed: that is old, and the others have seen it."""
+        is_ready = self._node.status().is_ready
         now, before = await self._moment(), self._before
         self._before = now
         self._take_anomalies()
-        if before is None:
+        if before is None or not self._has_caught_up:
+            self._has_caught_up = is_ready
             return
         self._compare_nodes(before, now)
-        self._compare_partitions(before, now)
+        await self._compare_partitions(before, now)
         self._compare_groups(before, now)
         for kind, old, new in (("topic", before.topics, now.topics), ("warning", before.warnings, now.warnings)):
             made, gone = ("created", "deleted") if kind == "topic" else ("begins", "is over")
@@ -90,7 +109,7 @@ class EventLog:
             if not part.is_external
         }
         groups = {
-            name: (group.generation, PHASES[group.phase], len(group.members))
+            name: (group.generation, PHASES[group.phase], self._members(group))
             async for name, group in turns.over(list(state.groups.items()))
         }
         return _Moment(
@@ -102,6 +121,13 @@ class EventLog:
             settings=dict(state.config),
             warnings=frozenset(status.warnings),
         )
+
+    def _members(self, group: GroupState) -> frozenset[str]:
+        """They change with the generation only, so nothing is built for a group that has not moved."""
+        old = self._before.groups.get(group.name) if self._before is not None else None
+        if old is not None and old[0] == group.generation and old[1] == PHASES[group.phase]:
+            return old[2]
+        return frozenset(f"{m.member.member_id} ({m.member.client_host})" for m in group.members.values())
 
     def _take_anomalies(self) -> None:
         new = [seen for seen in self._node.anomalies() if seen.number > self._anomalies]
@@ -125,10 +151,10 @@ class EventLog:
             if old[2] != drained:
                 self.add("node", f"node {node}: {'drained' if drained else 'no longer drained'}")
 
-    def _compare_partitions(self, before: _Moment, now: _Moment) -> None:
+    async def _compare_partitions(self, before: _Moment, now: _Moment) -> None:
         """Names are looked up for what has moved only: there may be thousands of partitions."""
         moved, state = [], self._node.state
-        for pid, epoch in now.epochs.items():
+        async for pid, epoch in Turns().over(now.epochs.items()):
             part = state.partition(pid) if before.epochs.get(pid, epoch) != epoch else None
             if part is not None:
                 name = f"{state.topic_names[part.topic_id]}/{part.index}"
@@ -136,11 +162,12 @@ class EventLog:
         self._add_all("leader", moved)
 
     def _compare_groups(self, before: _Moment, now: _Moment) -> None:
-        moved = [
-            f"{name}: generation {generation}, {phase}, {members} members"
-            for name, (generation, phase, members) in now.groups.items()
-            if ((old := before.groups.get(name)) is None or old[0] != generation)
-        ]
+        moved = []
+        for name, (generation, phase, members) in now.groups.items():
+            old = before.groups.get(name)
+            if old is None or old[0] != generation:
+                changes = _difference(old[2] if old is not None else frozenset(), members)
+                moved.append(f"{name}: generation {generation}, {phase}, {len(members)} members{changes}")
         self._add_all("group", moved)
         self._add_all("group", [f"{name}: deleted" for name in before.groups if name not in now.groups])
 
@@ -151,4 +178,16 @@ class EventLog:
             self.add(kind, f"and {len(texts) - PER_LOOK_MAX} more of this kind at the same moment")
 
     def add(self, kind: str, text: str) -> None:
-        self.events.append(Event(time.time(), kind, text))
+        event = Event(time.time(), kind, text)
+        self.events.append(event)
+        self._unsaved.append(event)
+
+
+def _difference(before: frozenset[str], now: frozenset[str]) -> str:
+    """Which members have come and gone."""
+    return "".join(
+        f"; {what}: {', '.join(names[:NAMES_MAX])}"
+        + (f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else "")
+        for what, names in (("new", sorted(now - before)), ("gone", sorted(before - now)))
+        if names
+    )

@@ -4,14 +4,14 @@ Owns what they show; `groups.lag` calculates. `console.site` imports it.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from smq.clients.lag import lags_by_member, total_of
 from smq.coordinator.amounts import age_text, lag_texts, size_text
-from smq.coordinator.groups.lag import lags_of
-from smq.coordinator.groups.view import PHASES, assigned_partitions, positions
+from smq.coordinator.groups.lag import Lag, lags_of
+from smq.coordinator.groups.view import PHASES, GroupPosition, assigned_partitions, positions
 from smq.coordinator.http.console.history import SAMPLE_S, History
-from smq.coordinator.http.console.markup import Content, Markup, facts, link, table, tag
+from smq.coordinator.http.console.markup import Content, Markup, facts, link, long_table, tag
 from smq.coordinator.http.console.overview import ROWS_MAX, moment
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.coordinators import coordinator_of
@@ -22,18 +22,19 @@ _LAG_HEADS = ("Lag", "Records", "Bytes", "Time")
 _WIDTH, _HEIGHT = 600, 100  # of the drawing, in units of its own
 
 
-def groups_page(calls: NodeCalls, history: History, after: str) -> list[Markup]:
+async def groups_page(calls: NodeCalls, history: History, after: str) -> list[Markup]:
     state = calls.node.state
     names = sorted(name for name in state.groups if name > after)
-    rows: list[tuple[Content, ...]] = []
-    for name in names[:ROWS_MAX]:
-        group, known = state.groups[name], history.lags.get(name)
-        lag: Content = known[-1] if known else None
-        phase = PHASES[group.phase]
-        rows.append((link(name, "groups", name), phase, len(group.members), group.generation, len(group.offsets), lag))
+    rows = (_group_row(state.groups[name], history) for name in names[:ROWS_MAX] if name in state.groups)
     heads = ("Group", "State", "Members", "Generation", "Offsets", "Lag")
     more = [tag("p", link("Further groups", "groups", after=names[ROWS_MAX - 1]))] if len(names) > ROWS_MAX else []
-    return [tag("p", f"Lag as of the last {SAMPLE_S:.0f} seconds."), table("Groups", heads, rows), *more]
+    return [tag("p", f"Lag as of the last {SAMPLE_S:.0f} seconds."), await long_table("Groups", heads, rows), *more]
+
+
+def _group_row(group: GroupState, history: History) -> tuple[Content, ...]:
+    known = history.lags.get(group.name)
+    name, phase = link(group.name, "groups", group.name), PHASES[group.phase]
+    return name, phase, len(group.members), group.generation, len(group.offsets), known[-1] if known else None
 
 
 async def group_page(calls: NodeCalls, history: History, group: GroupState) -> list[Markup]:
@@ -43,22 +44,6 @@ async def group_page(calls: NodeCalls, history: History, group: GroupState) -> l
     lags = await lags_of(calls, places, TIMEOUT_MS, with_sizes=True, now_ns=time.time_ns())
     assigned = {m.member.member_id: assigned_partitions(group, m.assignment) for m in group.members.values()}
     owner = {place: member for member, parts in assigned.items() for place in parts}
-    rows: list[tuple[Content, ...]] = []
-    for at, lag in zip(places, lags, strict=True):
-        committed = at.committed.position if at.committed is not None else None
-        rows.append(
-            (
-                link(f"{at.topic}/{at.part.index}", "topics", at.topic, "messages", partition=at.part.index),
-                committed,
-                lag.end if lag.is_end_known else f"{lag.end} or more",
-                lag.offsets,
-                lag.records,
-                size_text(lag.size_bytes) if lag.size_bytes is not None else None,
-                age_text(lag.age_ms),
-                moment(at.committed.committed_ms / 1000) if at.committed is not None else None,
-                owner.get((at.topic, at.part.index), "-"),
-            )
-        )
     slot = coordinator_of(state, group.name)
     summary = facts(
         (
@@ -71,20 +56,35 @@ async def group_page(calls: NodeCalls, history: History, group: GroupState) -> l
     )
     figures = {(at.topic, int(at.part.index)): lag.figures for at, lag in zip(places, lags, strict=True)}
     by_member = lags_by_member(assigned, figures, is_whole=is_whole)
-    members = [
+    members = (
         (
             *(m.member.member_id, m.member.instance_id or "-", m.member.client_id, m.member.client_host),
             *(len(assigned[m.member.member_id]), *lag_texts(by_member[m.member.member_id])),
         )
-        for m in group.members.values()
-    ]
+        for m in list(group.members.values())
+    )
+    rows = (_offset_row(at, lag, owner) for at, lag in zip(places, lags, strict=True))
     heads = ("Partition", "Committed", "High water mark", *_LAG_HEADS, "Committed at", "Member")
     return [
         summary,
         drawing(list(history.lags.get(group.name, ()))),
-        table("Members", ("Member", "Instance", "Client", "Host", "Partitions", *_LAG_HEADS), members),
-        table("Offsets", heads, rows),
+        await long_table("Members", ("Member", "Instance", "Client", "Host", "Partitions", *_LAG_HEADS), members),
+        await long_table("Offsets", heads, rows),
     ]
+
+
+def _offset_row(at: GroupPosition, lag: Lag, owner: Mapping[tuple[str, int], str]) -> tuple[Content, ...]:
+    return (
+        link(f"{at.topic}/{at.part.index}", "topics", at.topic, "messages", partition=at.part.index),
+        at.committed.position if at.committed is not None else None,
+        lag.end if lag.is_end_known else f"{lag.end} or more",
+        lag.offsets,
+        lag.records,
+        size_text(lag.size_bytes) if lag.size_bytes is not None else None,
+        age_text(lag.age_ms),
+        moment(at.committed.committed_ms / 1000) if at.committed is not None else None,
+        owner.get((at.topic, at.part.index), "-"),
+    )
 
 
 def drawing(samples: Sequence[int]) -> Markup:

@@ -1,4 +1,4 @@
-"""The lag of each group over the last hour, for the console to draw, and the rate of each topic.
+"""The lag of each group over the last hour, for the console to draw, and the rates of topics and partitions.
 
 Owns the samples, which are bounded in number and in groups. It reads what this node knows, and waits for no other node.
 Of a partition without a replica here, the last tenth of a second may be missing. The composition root starts it.
@@ -13,6 +13,7 @@ from typing import Final
 from smq.coordinator.groups.view import GroupPosition, partitions_of
 from smq.coordinator.limits import METRICS_GROUPS_MAX
 from smq.coordinator.service.turns import Turns
+from smq.raft_state.ids import PartitionId
 from smq.replication.api import NodeApi
 
 SAMPLE_S: Final = 30.0  # 100,000 offsets take a tenth of a second of the loop, in slices
@@ -20,14 +21,15 @@ SAMPLES_MAX: Final = 120  # an hour
 
 
 class History:
-    """`lags` has the total lag of each group in offsets, the oldest first; `rates` the records per second that each
-    topic took between the last two looks."""
+    """`lags` has the total lag of each group in offsets, the oldest first; `rates` the offsets per second of each topic
+    between the last two looks, `partition_rates` those of each partition."""
 
     def __init__(self, node: NodeApi) -> None:
         self._node = node
         self.lags: dict[str, deque[int]] = {}
         self.rates: dict[str, float] = {}
-        self._ends: dict[str, tuple[float, int]] = {}  # topic -> when and up to where: the sum of its marks
+        self.partition_rates: dict[PartitionId, float] = {}
+        self._ends: dict[PartitionId, tuple[float, int]] = {}  # when, and up to where; a topic made again has new ids
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -51,16 +53,18 @@ class History:
         await self._look_at_topics(turns)
 
     async def _look_at_topics(self, turns: Turns) -> None:
-        ends: dict[str, tuple[float, int]] = {}
+        ends: dict[PartitionId, tuple[float, int]] = {}
         rates: dict[str, float] = {}
+        by_partition: dict[PartitionId, float] = {}
         for topic in list(self._node.state.topics.values()):
-            end = sum([self._node.known_hwm(part) async for part in turns.over(list(topic.partitions))])
-            now = asyncio.get_running_loop().time()
-            ends[topic.name] = now, end
-            then, before = self._ends.get(topic.name, (now, end))
-            if now > then:
-                rates[topic.name] = max(0, end - before) / (now - then)  # a topic made again begins at 0
-        self.rates, self._ends = rates, ends
+            async for part in turns.over(list(topic.partitions)):
+                now, end = asyncio.get_running_loop().time(), self._node.known_hwm(part)
+                then, before = self._ends.get(part.pid, (now, end))
+                ends[part.pid] = now, end
+                if now > then:
+                    by_partition[part.pid] = rate = max(0, end - before) / (now - then)
+                    rates[topic.name] = rates.get(topic.name, 0.0) + rate
+        self.rates, self.partition_rates, self._ends = rates, by_partition, ends
 
     async def _look_at_groups(self, turns: Turns) -> None:
         groups = list(islice(self._node.state.groups.values(), METRICS_GROUPS_MAX))

@@ -8,7 +8,7 @@ import json
 from typing import Final
 
 from smq.coordinator.http.console.asking import ALL, FORMATS, Ask, cursor_text, step
-from smq.coordinator.http.console.markup import Content, Markup, address, joined, table, tag, void
+from smq.coordinator.http.console.markup import Content, Markup, address, joined, long_table, tag, void
 from smq.coordinator.http.console.merging import Merged, Plan, page_of, planned
 from smq.coordinator.http.console.overview import moment
 from smq.coordinator.http.console.reading import Shown
@@ -29,7 +29,7 @@ async def messages_page(calls: NodeCalls, topic: TopicState, ask: Ask) -> list[M
     problems = [_problem(calls, topic, partition, ask, e) for partition, e in sorted(merged.problems.items())]
     if not merged.ends:
         return [shown, *problems]
-    rows = table("Records", HEADS, [record_row(record, ask.format) for record in merged.records])
+    rows = await long_table("Records", HEADS, (record_row(record, ask.format) for record in merged.records))
     return [shown, *problems, _summary(plan, merged, ask), rows, _links(topic.name, ask, plan, merged)]
 
 

@@ -1,17 +1,18 @@
-"""The pages of the cluster, its topics, its settings and its events.
+"""The pages of the cluster, its topics and its settings.
 
 Owns what they show. They read what this node has applied, and say as of when. `console.site` imports it.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from smq.coordinator.amounts import size_text
 from smq.coordinator.config import ServerConfig
-from smq.coordinator.http.console.events import Event, EventLog
+from smq.coordinator.http.console.event_file import Event
+from smq.coordinator.http.console.events import EventLog
 from smq.coordinator.http.console.history import History
-from smq.coordinator.http.console.markup import Content, Markup, facts, joined, link, table, tag
+from smq.coordinator.http.console.markup import Content, Markup, facts, joined, link, long_table, table, tag
 from smq.coordinator.service.lookup import has_leader
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.turns import Turns
@@ -42,8 +43,12 @@ def _good(is_good: bool, good: str, bad: str) -> Markup:
 # ------------------------------------------------------------------------------------------------------ cluster
 async def cluster_page(node: NodeApi, events: EventLog) -> list[Markup]:
     status, state = node.status(), node.state
-    parts = [p async for p in _all_partitions(state)]
-    without = sum(not has_leader(p, state) for p in parts)
+    count = without = 0
+    led: dict[int, int] = {}
+    async for part in _all_partitions(state):
+        count += 1
+        without += not has_leader(part, state)
+        led[part.leader] = led.get(part.leader, 0) + 1
     raft: Content = f"node {status.raft_leader}, term {status.raft_term}"
     if status.raft_leader is None:
         raft = _good(False, "", "none: nothing can be written until a majority of the nodes runs and is connected")
@@ -52,16 +57,13 @@ async def cluster_page(node: NodeApi, events: EventLog) -> list[Markup]:
             ("Cluster", state.cluster_id),
             ("Raft leader", raft),
             ("Topics", len(state.topics)),
-            ("Partitions", len(parts)),
+            ("Partitions", count),
             ("Without a leader", _good(not without, "0", f"{without}")),
             ("Groups", len(state.groups)),
             ("This node", _good(status.is_ready, f"{node.node_id}, ready", f"{node.node_id}, not ready")),
             ("Its disk", f"{size_text(status.storage.free_bytes)} free of {size_text(status.storage.total_bytes)}"),
         )
     )
-    led: dict[int, int] = {}
-    for part in parts:
-        led[part.leader] = led.get(part.leader, 0) + 1
     rows = [_node_row(number, n, led.get(number, 0), node) for number, n in sorted(state.nodes.items())]
     heads = ("Node", "State", "Leads", "Kafka", "gRPC", "HTTP", "Rack")
     warnings = tag("ul", *(tag("li", warning, class_="bad") for warning in status.warnings), aria_label="Warnings")
@@ -93,14 +95,17 @@ async def topics_page(node: NodeApi, history: History, after: str) -> list[Marku
     for name in names[:ROWS_MAX]:
         if (topic := node.state.topics.get(name)) is not None:
             rows.append((*await _topic_row(node, topic, turns), _rate(history, name)))
-    heads = ("Topic", "Partitions", "Replicas", "Leaders", "Records", "Stored on this node", "Records/s")
+    heads = ("Topic", "Partitions", "Replicas", "Leaders", "Records", "Stored on this node", "Offsets/s")
     more = [tag("p", link("Further topics", "topics", after=names[ROWS_MAX - 1]))] if len(names) > ROWS_MAX else []
-    return [table("Topics", heads, rows), *more]
+    return [await long_table("Topics", heads, rows), *more]
 
 
 def _rate(history: History, topic: str) -> Content:
     """Of the last half minute."""
-    rate = history.rates.get(topic)
+    return _rounded(history.rates.get(topic))
+
+
+def _rounded(rate: float | None) -> Content:
     return None if rate is None else round(rate)
 
 
@@ -121,8 +126,8 @@ def _stored(node: NodeApi, part: PartitionState) -> int:
     return replica.size_bytes if replica is not None else 0
 
 
-def topic_page(node: NodeApi, topic: TopicState, first: int) -> list[Markup]:
-    rows = [_partition_row(node, topic.name, p) for p in topic.partitions[first : first + ROWS_MAX]]
+async def topic_page(node: NodeApi, history: History, topic: TopicState, first: int) -> list[Markup]:
+    rows = (_partition_row(node, history, topic.name, p) for p in topic.partitions[first : first + ROWS_MAX])
     heads = (
         "Partition",
         "Leader",
@@ -131,7 +136,8 @@ def topic_page(node: NodeApi, topic: TopicState, first: int) -> list[Markup]:
         "First offset",
         "High water mark",
         "Next offset",
-        "Stored here",
+        f"Stored on node {node.node_id} (this)",
+        "Offsets/s",
         "",
     )
     facts_shown = facts(
@@ -145,21 +151,24 @@ def topic_page(node: NodeApi, topic: TopicState, first: int) -> list[Markup]:
     following = first + ROWS_MAX
     has_more = following < len(topic.partitions)
     more = [tag("p", link("Further partitions", "topics", topic.name, first=following))] if has_more else []
-    return [facts_shown, table("Partitions", heads, rows), *more]
+    return [facts_shown, await long_table("Partitions", heads, rows), *more]
 
 
-def _partition_row(node: NodeApi, topic: str, part: PartitionState) -> tuple[Content, ...]:
+def _partition_row(node: NodeApi, history: History, topic: str, part: PartitionState) -> tuple[Content, ...]:
     if part.is_external:
-        return str(part.index), "-", part.epoch, "-", part.log_start, part.hwm, part.next_offset, "elsewhere", "-"
+        return str(part.index), "-", part.epoch, "-", part.log_start, part.hwm, part.next_offset, "elsewhere", None, "-"
     is_led = has_leader(part, node.state)
     leader = _good(is_led, str(part.leader), f"none ({part.leader} is away)")
     away = [n for n in part.replicas if (known := node.state.nodes.get(n)) is None or known.fenced]
     replicas = joined([", ".join(map(str, part.replicas)), _good(False, "", f" ({len(away)} away)") if away else ""])
     here = size_text(_stored(node, part)) if node.node_id in part.replicas else "-"
+    if part.leader == node.node_id:
+        here += ", the leader's copy"
+    rate = history.partition_rates.get(part.pid)
     records = link("records", "topics", topic, "messages", partition=part.index)
     hwm = node.known_hwm(part)
     offsets = (part.log_start, hwm, max(part.next_offset, hwm))
-    return str(part.index), leader, part.epoch, replicas, *offsets, here, records
+    return str(part.index), leader, part.epoch, replicas, *offsets, here, _rounded(rate), records
 
 
 # ----------------------------------------------------------------------------------------------- settings, events
@@ -183,11 +192,6 @@ def settings_page(node: NodeApi, settings: Settings, config: ServerConfig) -> li
     ]
 
 
-def events_page(events: EventLog) -> list[Markup]:
-    text = "Since this process started, as this node saw it, once per second. Other nodes remember their own."
-    return [tag("p", text), event_table("Events", list(events.events))]
-
-
-def event_table(caption: str, events: list[Event]) -> Markup:
+def event_table(caption: str, events: Sequence[Event]) -> Markup:
     """The newest first."""
     return table(caption, ("Time", "Kind", "What"), [(moment(e.at_s), e.kind, e.text) for e in reversed(events)])

@@ -143,9 +143,11 @@ async def _read(calls: NodeCalls, topic: str, partition: int, offset: int, page:
         page.end = fetched.lso if wish.end is None else min(fetched.lso, wish.end)
         for batch in fetched.batches:
             if is_visible(fetched, batch):
-                for shown in await _decoded(partition, batch):
+                for number, shown in enumerate(await _decoded(partition, batch), 1):
                     if not page.take(shown):
                         return page.result()
+                    if number % DECODE_CHUNK_RECORDS == 0:
+                        await asyncio.sleep(0)
             page.next_offset = max(page.next_offset, min(batch.last_offset + 1, page.end))
         if not fetched.batches or page.is_done:
             break

@@ -18,16 +18,17 @@ from smq.coordinator.config import ServerConfig
 from smq.coordinator.http.console.asking import Ask, parse
 from smq.coordinator.http.console.changes.cluster import node_links, transaction_links
 from smq.coordinator.http.console.changes.groups import group_forms
-from smq.coordinator.http.console.changes.pages import ACTIONS, SWITCHED_OFF, ChangePages, OpenAdmin
+from smq.coordinator.http.console.changes.pages import ACTIONS, SWITCHED_OFF, ChangePages
 from smq.coordinator.http.console.changes.plan import Action
 from smq.coordinator.http.console.changes.topics import topic_forms
+from smq.coordinator.http.console.event_page import OpenAdmin, events_page
 from smq.coordinator.http.console.events import EventLog
 from smq.coordinator.http.console.following import Followers
 from smq.coordinator.http.console.groups import group_page, groups_page
 from smq.coordinator.http.console.history import History
 from smq.coordinator.http.console.markup import POLICY, STYLE, Content, frame, link, page, tag
 from smq.coordinator.http.console.messages import messages_page
-from smq.coordinator.http.console.overview import cluster_page, events_page, settings_page, topic_page, topics_page
+from smq.coordinator.http.console.overview import cluster_page, settings_page, topic_page, topics_page
 from smq.coordinator.http.console.refusals import BadRequest, Busy, Forbidden, NotThere, Refused
 from smq.coordinator.http.console.transactions import transaction_page, transactions_page
 from smq.coordinator.service.calls import NodeCalls
@@ -61,9 +62,10 @@ class Console:
         self._settings = settings
         self._config = config
         self._hosts = {"localhost", config.http_address[0].lower()}
-        self.events = EventLog(node)
+        self.events = EventLog(node, config.data_dir)
         self.history = History(node)
         self.followers = Followers(self._calls)
+        self._open_admin = open_admin
         self._has_changes = config.http.console_changes
         self._changes = ChangePages(open_admin, lambda text: self.events.add("change", text))
 
@@ -195,8 +197,9 @@ class Console:
         first = request.query.get("first", "0")
         if not (first.isascii() and first.isdigit() and len(first) < 8):
             raise BadRequest("first must be the number of a partition")
+        shown = await topic_page(self._node, self.history, topic, int(first))
         changes = topic_forms(name) if self._has_changes else []
-        return self._page(f"Topic {name}", "topics", [*topic_page(self._node, topic, int(first)), *changes])
+        return self._page(f"Topic {name}", "topics", [*shown, *changes])
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         name = _name(request, "topic")
@@ -230,7 +233,7 @@ class Console:
         return response
 
     async def _groups(self, request: web.Request) -> web.Response:
-        return self._page("Groups", "groups", groups_page(self._calls, self.history, _after(request)))
+        return self._page("Groups", "groups", await groups_page(self._calls, self.history, _after(request)))
 
     async def _group(self, request: web.Request) -> web.Response:
         name = _name(request, "group")
@@ -251,14 +254,14 @@ class Console:
             raise NotThere(f"there is no transactional id {name!r}: the page of transactions lists them")
         is_open = transaction.phase is TransactionPhase.ONGOING
         changes = transaction_links(name, is_open=is_open) if self._has_changes else []
-        content = [*transaction_page(self._node.state, transaction), *changes]
+        content = [*await transaction_page(self._node.state, transaction), *changes]
         return self._page(f"Transaction {name}", "transactions", content)
 
     async def _settings_page(self, _request: web.Request) -> web.Response:
         return self._page("Settings", "settings", settings_page(self._node, self._settings, self._config))
 
     async def _events_page(self, _request: web.Request) -> web.Response:
-        return self._page("Events", "events", events_page(self.events))
+        return self._page("Events", "events", await events_page(self._node, self.events, self._open_admin))
 
 
 async def _style(_request: web.Request) -> web.Response:

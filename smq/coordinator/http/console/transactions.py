@@ -3,10 +3,10 @@
 Owns what they show. `service.transactions` names the states. `console.site` imports it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from smq.coordinator.amounts import age_text
-from smq.coordinator.http.console.markup import Content, Markup, facts, link, table, tag
+from smq.coordinator.http.console.markup import Content, Markup, facts, link, long_table, table, tag
 from smq.coordinator.http.console.overview import ROWS_MAX
 from smq.coordinator.service.transactions import open_ms, state_name
 from smq.coordinator.service.turns import Turns
@@ -26,19 +26,20 @@ async def transactions_page(state: ClusterState, after: str) -> list[Markup]:
         f"{len(unfinished)}, the oldest {ROWS_MAX} are shown" if len(unfinished) > ROWS_MAX else f"{len(unfinished)}"
     )
     names = sorted(name for name in state.transactions if name > after)
+    shown = [state.transactions[name] for name in names[:ROWS_MAX]]
     more = []
     if len(names) > ROWS_MAX:
         more = [tag("p", link("Further transactional ids", "transactions", after=names[ROWS_MAX - 1]))]
     return [
         facts((("Open or ending", count), ("Transactional ids", len(everyone)))),
-        table("Open or ending", HEADS, _rows(state, unfinished[:ROWS_MAX])),
-        table("All transactional ids", HEADS, _rows(state, (state.transactions[name] for name in names[:ROWS_MAX]))),
+        await long_table("Open or ending", HEADS, _rows(state, unfinished[:ROWS_MAX])),
+        await long_table("All transactional ids", HEADS, _rows(state, shown)),
         *more,
     ]
 
 
-def _rows(state: ClusterState, transactions: Iterable[TransactionState]) -> list[tuple[Content, ...]]:
-    return [
+def _rows(state: ClusterState, transactions: Iterable[TransactionState]) -> Iterator[tuple[Content, ...]]:
+    return (
         (
             link(t.transactional_id, "transactions", t.transactional_id),
             state_name(t),
@@ -49,10 +50,10 @@ def _rows(state: ClusterState, transactions: Iterable[TransactionState]) -> list
             len(t.partitions),
         )
         for t in transactions
-    ]
+    )
 
 
-def transaction_page(state: ClusterState, transaction: TransactionState) -> list[Markup]:
+async def transaction_page(state: ClusterState, transaction: TransactionState) -> list[Markup]:
     slot = coordinator_of(state, transaction.transactional_id)
     summary = facts(
         (
@@ -75,6 +76,6 @@ def transaction_page(state: ClusterState, transaction: TransactionState) -> list
     return [
         summary,
         tag("p", hint),
-        table("Partitions", ("Partition",), rows),
+        await long_table("Partitions", ("Partition",), rows),
         table("Groups whose offsets it commits", ("Group", "Offsets"), groups[:ROWS_MAX]),
     ]

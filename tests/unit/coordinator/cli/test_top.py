@@ -1,8 +1,10 @@
 """`smq top`: rates from two looks, and a screen that stays true when nodes or the quorum are gone."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +12,17 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.types import ClusterDescription, NodeDescription, NodeStatus, ReplicaStatus
-from smq.coordinator.cli.commands.top import GROUPS_MAX, Look, by_topic, rates, render
+from smq.clients.types import (
+    ClusterDescription,
+    NodeDescription,
+    NodeEvent,
+    NodeStatus,
+    ReplicaStatus,
+    TransactionSummary,
+)
+from smq.coordinator.cli.commands.top import ASKED_AT_ONCE, GROUPS_MAX, Groups, Look, by_topic, rates, render
 from smq.coordinator.cli.root import cli
+from smq.coordinator.time_line import Seen, merged
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import NewRecord
 from smq.testing.fake.cluster import FakeCluster
@@ -108,24 +118,87 @@ def add_groups(cluster: FakeCluster, count: int) -> None:
         )
 
 
-def test_groups_that_are_furthest_behind_come_first_and_the_rest_is_counted(
+def asked(cluster: FakeCluster) -> list[str]:
+    """The groups whose lag has been asked for, from here on."""
+    names: list[str] = []
+
+    def note(name: str, request: Any) -> None:
+        if name == "DescribeGroup":
+            names.append(request.group)
+
+    cluster.nodes[1].hook = note
+    return names
+
+
+def test_one_look_asks_for_a_bounded_number_of_groups_and_counts_the_rest(
     cluster: FakeCluster, smq: Callable[..., Result]
 ) -> None:
     add_groups(cluster, GROUPS_MAX + 5)
+    names = asked(cluster)
     result = smq("top", "--count", "1", "--rows", "2")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.index("g049") < result.stdout.index("g048")
     assert f"and {GROUPS_MAX + 3} more" in result.stdout
-    assert cluster.nodes[1].seen.count("DescribeGroup") == GROUPS_MAX
+    assert len(names) == GROUPS_MAX
 
 
-def test_a_group_of_which_a_part_is_not_known_is_shown_as_so_far_behind_or_more(
+def test_looks_take_turns_until_the_group_that_is_furthest_behind_is_found_and_stays_up_to_date(
     cluster: FakeCluster, smq: Callable[..., Result]
 ) -> None:
-    add_groups(cluster, 8)
-    cluster.groups["g007"].offsets.add(topic="idle", partition=0, offset=1, hwm=1, end_unknown=True)
-    (row,) = [line for line in smq("top", "--count", "1").stdout.splitlines() if line.startswith("g007")]
-    assert row.split("  ")[-3:] == ["7 or more", "7 B or more", "7 ms or more"]
+    """It is the last one by name, of four times as many as a look asks for."""
+    count = 4 * GROUPS_MAX
+    add_groups(cluster, count)
+    names = asked(cluster)
+    result = smq("top", "--count", "7", "--interval", "0.2", "--rows", "2")
+    assert result.exit_code == 0, result.stderr
+    assert set(names) == {f"g{n:03}" for n in range(count)}
+    last = result.stdout.rpartition("cluster fake: ")[2]
+    assert last.index(f"g{count - 1:03}") < last.index(f"g{count - 2:03}")
+    assert f"and {count - 2} more" in last
+    looks = [names[i : i + GROUPS_MAX] for i in range(0, len(names), GROUPS_MAX)]
+    assert f"g{count - 1:03}" in looks[-1], "what is far behind is asked for by each look"
+    assert len(names) == 7 * GROUPS_MAX
+
+
+def test_groups_are_asked_for_beside_each_other_within_a_bound() -> None:
+    running = most = 0
+
+    class Admin:
+        async def list_groups(self) -> list[SimpleNamespace]:
+            return [SimpleNamespace(name=f"g{n:03}") for n in range(30)]
+
+        async def describe_group(self, name: str, *, with_sizes: bool) -> str:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+            return name
+
+    admin: Any = Admin()
+    found, left = asyncio.run(Groups().look(admin))
+    assert (len(found or ()), left, most) == (30, 0, ASKED_AT_ONCE)
+
+
+def test_open_transactions_free_disks_and_the_newest_events_are_shown() -> None:
+    event = NodeEvent(at_ms=1_000, kind="leader", text="t/0: node 2 leads\x1b[31m, epoch 3")
+    (status,) = look(1.0).nodes.values()
+    assert status is not None
+    status = replace(status, disk_free_bytes=1 << 30, disk_total_bytes=4 << 30, events=(event,))
+    transaction = TransactionSummary(
+        transactional_id="billing", state="Ongoing", producer_id=1, producer_epoch=0, timeout_ms=60_000, open_ms=12_000
+    )
+    text = shown(replace(look(1.0), nodes={1: status}, transactions=[transaction]))
+    assert "1 open transaction, the oldest billing for 12 s" in text
+    assert "1.0 GiB (25%)" in text
+    assert "01-01 00:00:01  node 1   leader  t/0: node 2 leads[31m, epoch 3" in text, "no control characters"
+    assert "no open transactions" in shown(replace(look(1.0), transactions=[]))
+
+
+def test_what_several_nodes_have_seen_is_one_event() -> None:
+    seen = [Seen(2_000, 2, "leader", "x"), Seen(1_000, 1, "leader", "x"), Seen(1_500, 3, "raft", "x")]
+    again = [Seen(2_500, 1, "leader", "x"), Seen(9_000, 2, "leader", "x")]
+    assert [(e.at_ms, e.node) for e in merged([*seen, *again])] == [(1_000, 1), (1_500, 3), (2_500, 1), (9_000, 2)]
 
 
 def test_two_looks_show_both_topics_and_a_group_that_goes_meanwhile_is_no_error(

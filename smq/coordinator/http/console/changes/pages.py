@@ -7,18 +7,17 @@ made by the client of the command line, at this node's own gRPC port: there is n
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import structlog
 from aiohttp import web
 
-from smq.clients import Admin
 from smq.coordinator.http.console.changes.cluster import ABORT, DRAIN, UNDRAIN
 from smq.coordinator.http.console.changes.groups import FORGET, RESET
 from smq.coordinator.http.console.changes.guard import Tokens, refuse_foreign
 from smq.coordinator.http.console.changes.plan import Action, Plan
 from smq.coordinator.http.console.changes.topics import DELETE, TRIM
+from smq.coordinator.http.console.event_page import OpenAdmin
 from smq.coordinator.http.console.markup import Content, address, link, tag, void
 from smq.coordinator.http.console.refusals import BadRequest, Refused
 from smq.coordinator.user_errors import UserError
@@ -29,7 +28,6 @@ SWITCHED_OFF: Final = (
     "changes through the console are switched off: `console_changes = true` under [http] turns them on\n"
 )
 
-OpenAdmin = Callable[[], AbstractAsyncContextManager[Admin]]
 log = structlog.get_logger(__name__)
 
 

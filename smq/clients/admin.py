@@ -232,10 +232,13 @@ class Admin(Lifecycle):
                 return topic
         raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {name!r}")
 
-    async def node_status(self, node: int | str, *, with_digest: bool = False) -> NodeStatus:
+    async def node_status(
+        self, node: int | str, *, with_digest: bool = False, with_replicas: bool = True
+    ) -> NodeStatus:
         """One node's own view, by its id or gRPC address, without a majority. UNREACHABLE if it does not answer: not
         retried, and no other node is asked. INVALID_REQUEST for an id that no node has."""
         check_flag("with_digest", with_digest)
+        check_flag("with_replicas", with_replicas)
         if isinstance(node, str):
             check_name("node", node)
         else:
@@ -243,7 +246,8 @@ class Admin(Lifecycle):
         address = node if isinstance(node, str) else await self._address_of(node)
 
         async def run(stubs: NodeStubs, node_ms: int, call_s: float) -> pb.NodeStatusResponse:
-            return await stubs.admin.NodeStatus(pb.NodeStatusRequest(with_digest=with_digest), timeout=call_s)
+            request = pb.NodeStatusRequest(with_digest=with_digest, without_replicas=not with_replicas)
+            return await stubs.admin.NodeStatus(request, timeout=call_s)
 
         outcome = await self._cluster.attempt(run, address, self._timeout_ms)
         if isinstance(outcome, SmqError):

@@ -3821,15 +3821,19 @@ class NodeStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WITH_DIGEST_FIELD_NUMBER: _builtins.int
+    WITHOUT_REPLICAS_FIELD_NUMBER: _builtins.int
     with_digest: _builtins.bool
+    without_replicas: _builtins.bool
+    """leaves the largest part of the answer out"""
     def __init__(
         self,
         *,
         with_digest: _builtins.bool = ...,
+        without_replicas: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["with_digest", b"with_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["with_digest", b"with_digest", "without_replicas", b"without_replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

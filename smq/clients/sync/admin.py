@@ -78,8 +78,8 @@ class SyncAdmin(BlockingClient):
     def describe_topic(self, name: str) -> TopicDescription:
         return self._run(self._admin.describe_topic(name))
 
-    def node_status(self, node: int | str, *, with_digest: bool = False) -> NodeStatus:
-        return self._run(self._admin.node_status(node, with_digest=with_digest))
+    def node_status(self, node: int | str, *, with_digest: bool = False, with_replicas: bool = True) -> NodeStatus:
+        return self._run(self._admin.node_status(node, with_digest=with_digest, with_replicas=with_replicas))
 
     def partition_range(self, topic: str, partition: int) -> PartitionRange:
         return self._run(self._admin.partition_range(topic, partition))

@@ -224,7 +224,8 @@ class AdminService(GroupAdmin, TransactionAdmin):
                 for at_s, kind, text in list(self._events())[-STATUS_EVENTS_MAX:]
             ],
         )
-        async for r in Turns().over(self._calls.node.replica_statuses()):
+        shown = () if request.without_replicas else self._calls.node.replica_statuses()
+        async for r in Turns().over(shown):
             topic_id, index = split_partition_id(r.pid)
             out.replicas.append(
                 pb.ReplicaInfo(

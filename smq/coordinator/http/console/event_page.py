@@ -23,11 +23,13 @@ ASK_S: Final = 3.0  # a node that hangs does not keep the page
 
 
 async def events_page(node: NodeApi, events: EventLog, open_admin: OpenAdmin) -> list[Content]:
-    others = sorted(number for number in node.state.nodes if number != node.node_id)
+    others = {
+        number: known.grpc_address for number, known in sorted(node.state.nodes.items()) if number != node.node_id
+    }
     asked: list[Sequence[NodeEvent] | None] = []
     if others:
         async with open_admin() as admin:
-            asked = await asyncio.gather(*(_events_of(admin, number) for number in others))
+            asked = await asyncio.gather(*(_events_of(admin, address) for address in others.values()))
     found = dict(zip(others, asked, strict=True))
     silent = [str(number) for number, theirs in found.items() if theirs is None]
     seen = [Seen(int(at_s * 1000), node.node_id, kind, what) for at_s, kind, what in events.events]
@@ -41,9 +43,9 @@ async def events_page(node: NodeApi, events: EventLog, open_admin: OpenAdmin) ->
     return [tag("p", text), *missing, await long_table("Events", ("Time", "Seen by", "Kind", "What"), shown)]
 
 
-async def _events_of(admin: Admin, node: int) -> Sequence[NodeEvent] | None:
+async def _events_of(admin: Admin, address: str) -> Sequence[NodeEvent] | None:
     try:
         async with asyncio.timeout(ASK_S):
-            return (await admin.node_status(node)).events
+            return (await admin.node_status(address, with_replicas=False)).events
     except (SmqError, TimeoutError):
         return None

@@ -16,6 +16,7 @@ from smq.coordinator.addresses import format_address
 from smq.coordinator.http.console.event_file import EVENTS_MAX, FILE, Event, EventFile
 from smq.coordinator.http.console.event_page import events_page
 from smq.coordinator.http.console.events import EventLog
+from smq.coordinator.limits import STATUS_EVENTS_MAX
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.replication.anomalies import Kind
 from smq.testing.served import PATIENCE_S, Served, serving
@@ -87,8 +88,9 @@ def test_a_node_shows_after_a_restart_what_it_saw_before(tmp_path: Path) -> None
 
 def test_the_newest_events_of_the_other_nodes_are_shown_and_a_silent_node_is_named(tmp_path: Path) -> None:
     class Others:
-        async def node_status(self, number: int) -> SimpleNamespace:
-            if number == 3:
+        async def node_status(self, address: str, *, with_replicas: bool) -> SimpleNamespace:
+            assert not with_replicas
+            if address == "h:3":
                 raise SmqError(ErrorCode.UNREACHABLE, "it is down")
             seen = [
                 NodeEvent(at_ms=1_000, kind="raft", text="<b>x</b>"),
@@ -101,7 +103,8 @@ def test_the_newest_events_of_the_other_nodes_are_shown_and_a_silent_node_is_nam
         yield Others()
 
     async def body() -> str:
-        node: Any = SimpleNamespace(node_id=1, state=SimpleNamespace(nodes={1: None, 2: None, 3: None}))
+        nodes = {number: SimpleNamespace(grpc_address=f"h:{number}") for number in (1, 2, 3)}
+        node: Any = SimpleNamespace(node_id=1, state=SimpleNamespace(nodes=nodes))
         events = EventLog(node, tmp_path)
         events.events.append(Event(2.0, "node", "both"))
         return "".join(str(part) for part in await events_page(node, events, opened))
@@ -114,13 +117,20 @@ def test_the_newest_events_of_the_other_nodes_are_shown_and_a_silent_node_is_nam
 
 def test_a_nodes_status_has_its_newest_events_and_its_free_disk(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
+        await served.create()
         events = served.server._console.events
+        await events.look()
         for n in range(30):
             events.add("change", f"number {n}")
         async with Admin(format_address(served.server.grpc_address)) as admin:
             status = await admin.node_status(1)
-        assert [e.text for e in status.events] == [f"number {n}" for n in range(10, 30)]
+            brief = await admin.node_status(1, with_replicas=False)
+        assert len(status.events) == STATUS_EVENTS_MAX
+        changes = [e.text for e in status.events if e.kind == "change"]
+        assert changes[-10:] == [f"number {n}" for n in range(20, 30)], "the oldest first"
         assert 0 < status.disk_free_bytes <= status.disk_total_bytes
+        assert brief.events == status.events
+        assert (len(status.replicas), brief.replicas) == (1, ())
 
     serving(tmp_path, body)
 

@@ -58,10 +58,10 @@ class Followers:
         rows, looks, cursor = 0, 0, dict(plan.starts)
         while True:
             yield joined(row(record_row(record, ask.format)) for record in merged.records)
-            rows, cursor = rows + len(merged.records), cursor | dict(merged.next)
+            rows, before, cursor = rows + len(merged.records), cursor, cursor | dict(merged.next)
             if reason := self._reason(rows, cursor, plan, merged):
                 break
-            if not merged.has_more:
+            if not merged.has_more or cursor == before:  # a copy that lags has less than what is committed
                 await self._pause()
                 looks += 1
                 yield _SIGN if looks % LOOKS_PER_SIGN == 0 else Markup("")

@@ -3,13 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.http.console import following
+from smq.coordinator.service.calls import NodeCalls
+from smq.replication.api import Fetched
 from smq.testing.served import PATIENCE_S, Served, serving
 from tests.unit.coordinator.http.console.test_pages import Page, check_is_safe, fill, get, numbered, transactional
 
@@ -231,5 +235,39 @@ def test_the_first_page_is_loaded_again_only_if_that_is_asked_for_and_can_be_sto
         assert reloads(page) == ["30"]
         assert "Stop updating" in page.text
         check_is_safe(page)
+
+    serving(tmp_path, body)
+
+
+def test_a_copy_that_lags_is_waited_for_and_not_asked_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is committed is not here yet: the end is known, and there are no batches."""
+    asked = 0
+
+    async def body(served: Served) -> None:
+        await served.create()
+        await served.publish(*numbered(1))
+        followers = served.server._console.followers
+        fetch = NodeCalls.fetch
+
+        async def lagging(*arguments: Any, **options: Any) -> Fetched:
+            nonlocal asked
+            asked += 1
+            return replace(await fetch(*arguments, **options), batches=[])
+
+        pauses = asyncio.Semaphore(0)
+
+        async def paused() -> None:
+            pauses.release()
+            await asyncio.sleep(0)
+
+        monkeypatch.setattr(NodeCalls, "fetch", lagging)
+        monkeypatch.setattr(followers, "_pause", paused)
+        async with following_page(served, "offset=0"), asyncio.timeout(PATIENCE_S):
+            for _ in range(3):
+                await pauses.acquire()
+        monkeypatch.setattr(NodeCalls, "fetch", fetch)
+        assert asked <= 3 + pauses._value + 2, "one read for each pause"
 
     serving(tmp_path, body)

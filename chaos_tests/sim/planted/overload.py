@@ -35,7 +35,7 @@ OVERLOAD_BUGS: tuple[PlantedBug, ...] = (
         mutations=(Mutation(_ORDER + "check", "if is_next and is_before(", "if False and is_before("),),
         scenario="overload",
         anomalies=frozenset({"overtaken"}),
-        seeds=5,
+        seeds=15,
     ),
     PlantedBug(
         name="overtaken-while-looked-up",

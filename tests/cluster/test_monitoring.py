@@ -81,12 +81,14 @@ def test_alerts_fire_when_a_node_dies_and_clear_when_it_is_back_and_every_panel_
     own_cluster: Cluster, ask: Ask
 ) -> None:
     topic = own_cluster.make_topic(3)
+    kept = own_cluster.make_topic(1, config={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
     servers = [node.grpc for node in own_cluster.nodes.values()]
     with SyncProducer(servers) as producer, SyncAdmin(servers) as admin:
 
         def work() -> None:
             for n in range(30):
                 producer.send(topic, b"%d" % n)
+                producer.send(kept, b"%d" % n, key=b"k")
             producer.flush()
             admin.commit_offsets("g", {(topic, partition): 1 for partition in range(3)})
 

@@ -111,7 +111,12 @@ def test_transactions_are_compacted_and_aborted_records_go(
     transact(items[4:8], commit=False)  # 5 to 8: newer versions of all four keys, which no client ever gets
     transact(items[8:10], commit=True)  # 10 and 11: keys 0 and 1
     transact([Item(b"aborted key", b"v", NOW_MS)], commit=False)  # 13
-    wait_for("the topic is compacted", lambda: offsets_of(cluster, topic) == [2, 3, 10, 11], COMPACTED_S)
+
+    def is_compacted() -> bool:
+        """A pass may have begun before the last transaction ended: committed readers do not see what is left of it."""
+        return read_all(bootstrap, topic, "read_uncommitted")[0] == [2, 3, 10, 11]
+
+    wait_for("the topic is compacted", is_compacted, COMPACTED_S)
     left = [*items[2:4], *items[8:10]]
     for reader in FACES:
         assert reader.read(cluster, topic, [2, 3, 10, 11]) == left, reader.name

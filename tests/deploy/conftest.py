@@ -26,7 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the commands of an environment that has the wheel and, by path, this one's libraries."""
-    home = tmp_path_factory.mktemp("installed")
+    home = tmp_path_factory.mktemp("installed") / "venv"  # as open to other users as any directory
     subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
     pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(pip, check=True)

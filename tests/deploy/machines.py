@@ -22,6 +22,12 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 _TOOLS: Final = ("unshare", "nsenter", "setpriv", "ip", "mount", "hostname")
 _UNSHARE: Final = ("unshare", "--net", "--mount", "--uts")
 _KILLED_WITH_US: Final = ("setpriv", "--pdeathsig", "SIGKILL")
+# As the unit's user, with its capabilities: none. A change of user forgets what the parent's death does.
+USER: Final = 64123
+UNPRIVILEGED: Final = (
+    *("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs"),
+    *("--inh-caps=-all", "--bounding-set=-all", "--pdeathsig", "SIGKILL"),
+)
 _START_S: Final = 10.0
 ROUTER_INSIDE: Final = "10.77.0.254"
 
@@ -62,6 +68,13 @@ class Machine:
         spaces = f"/proc/{self.holder.pid}/ns/"
         enter = [f"--net={spaces}net", f"--mount={spaces}mnt", f"--uts={spaces}uts"]
         return [*_KILLED_WITH_US, "nsenter", *enter, *arguments]
+
+    def mount(self, directories: Mapping[str, Path]) -> None:
+        """Puts these below /mnt, under their names, on this machine alone."""
+        self.run("mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/mnt")
+        for name, directory in directories.items():
+            self.run("mkdir", f"/mnt/{name}")
+            self.run("mount", "--bind", str(directory), f"/mnt/{name}")
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> str:
         """Its output; AssertionError with everything that it wrote if it fails."""
@@ -133,14 +146,25 @@ class Network:
         router.run("ip", "addr", "add", f"{ROUTER_INSIDE}/24", "dev", "inside")
         router.run("ip", "addr", "add", "fd77::254/64", "dev", "inside", "nodad")
         router.run("ip", "link", "set", "inside", "up")
-        for number, machine in self.nodes.items():
-            self._cable(machine, f"node{number}")
-            router.run("ip", "link", "set", f"node{number}", "master", "inside")
-            self.move(number, number)
+        for number in self.nodes:
+            self._plug(number, number)
         self._cable(self.clients, "outside")
         self.clients.run("ip", "addr", "add", "203.0.113.100/24", "dev", "eth0")
         for number in self.nodes:
             router.run("ip", "addr", "add", f"203.0.113.{number}/24", "dev", "outside")
+
+    def _plug(self, node: int, host: int) -> None:
+        self._cable(self.nodes[node], f"node{node}")
+        self.router.run("ip", "link", "set", f"node{node}", "master", "inside")
+        self.move(node, host)
+
+    def replace(self, node: int, host: int) -> Machine:
+        """The machine of a node is gone, with everything that ran on it, and a new one has its name."""
+        name = self.nodes[node].name
+        self.nodes[node].close()
+        self.nodes[node] = self._machine(name)
+        self._plug(node, host)
+        return self.nodes[node]
 
     def _cable(self, machine: Machine, name: str) -> None:
         """From the machine's eth0 to the router's `name`."""
@@ -150,11 +174,12 @@ class Network:
         self.router.run("ip", "link", "set", name, "up")
         machine.run("ip", "link", "set", "eth0", "up")
 
-    def move(self, node: int, host: int) -> None:
+    def move(self, node: int, host: int, *, has_ipv4: bool = True) -> None:
         """Gives the machine of a node other addresses, as a pod that comes back has."""
         machine = self.nodes[node]
         machine.run("ip", "addr", "flush", "dev", "eth0")
-        machine.run("ip", "addr", "add", f"10.77.0.{host}/24", "dev", "eth0")
+        if has_ipv4:
+            machine.run("ip", "addr", "add", f"10.77.0.{host}/24", "dev", "eth0")
         machine.run("ip", "addr", "add", f"fd77::{host}/64", "dev", "eth0", "nodad")
 
     def publish_names(self, inside: Mapping[str, str], outside: Mapping[str, str]) -> None:

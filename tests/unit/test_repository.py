@@ -144,8 +144,13 @@ def test_no_binary_file_is_committed_but_the_pictures_of_the_pages() -> None:
 
     found = {path for path in _tracked() if is_binary(path.read_bytes())}
     assert found == {path for path in _tracked() if path.suffix == ".png"}
-    pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    assert [name for path in found if f"({(name := _name(path).removeprefix('docs/'))})" not in pages] == []
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    shown = {
+        (page.parent / link).resolve()
+        for page in pages
+        for link in re.findall(r"\]\(([^)#:]+\.png)\)", page.read_text())
+    }
+    assert found == shown
 
 
 def test_no_registry_host_is_named() -> None:

@@ -16,7 +16,7 @@ from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import BatchHeader, Buffer
 from smq.replication.log.aborted import aborted_key, aborted_row
 from smq.replication.log.aborted_log import AbortedLog
-from smq.replication.log.budget import NodeBudget
+from smq.replication.log.budget import TAIL_BYTES_NODE_MAX, NodeBudget
 from smq.replication.log.codec import (
     TIME_ABORTED,
     TIME_APPEND,
@@ -55,7 +55,6 @@ from smq.replication.log.state import (
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
 
 _NO_LIMIT: Final = Offset((1 << 63) - 1)
-TAIL_BYTES_NODE_MAX: Final = 64 << 20  # over all partitions; above this, durable batches leave memory immediately
 
 
 class PartitionLog(AbortedLog):
@@ -170,13 +169,15 @@ class PartitionLog(AbortedLog):
         self._pending.popleft()
         if end > self.durable_end:
             self.durable_end = end
-        tail = self._tail
-        while (
-            tail
-            and tail[0].end <= self.durable_end
-            and (self._tail_bytes > self._budget.kept or self._budget.used > TAIL_BYTES_NODE_MAX)
-        ):
+        tail, budget = self._tail, self._budget
+        if budget.newest is not self or budget.used > TAIL_BYTES_NODE_MAX:
+            budget.note_growth(self)
+        while tail and tail[0].end <= self.durable_end and self._tail_bytes > budget.kept:
             self._count_tail(-len(tail.popleft().value))
+
+    def release_tail(self) -> None:
+        """Durable batches leave memory: other logs need the room."""
+        self._forget_tail_before(self.durable_end)
 
     def _count_tail(self, size: int) -> None:
         self._tail_bytes += size
@@ -418,6 +419,7 @@ class PartitionLog(AbortedLog):
     def drop(self) -> None:
         """The partition goes, and this object must not be used again. The store deletes the partition's data."""
         self._forget_tail(Offset(-1))
+        self._budget.forget(self)
         self.is_dropped = True
         self._budget.producers -= self._producers_counted
         self._producers_counted = 0

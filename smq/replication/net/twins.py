@@ -5,7 +5,6 @@ ARCHITECTURE.md, "A node is the process that answers at its address". It has no 
 judge by which process came first: the mistaken one may have. `tcp` imports it.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
@@ -18,8 +17,7 @@ _REPLACED_KEPT: Final = 8  # processes per peer; twins are two
 class Twins:
     def __init__(self) -> None:
         self._home: dict[NodeId, bytes] = {}
-        self._replaced: dict[NodeId, deque[bytes]] = {}
-        self._returns: dict[NodeId, int] = {}
+        self._returns: dict[NodeId, dict[bytes, int]] = {}  # of each process that was replaced, the oldest first
 
     def found(self, peer: NodeId, process: bytes) -> None:
         """The process has just answered at the peer's home."""
@@ -38,13 +36,17 @@ class Twins:
         """`newer` comes in the place of `older`, and the peer's home says nothing. A process that comes back again and
         again after it was replaced is alive, so there are two: which must end? The later one, by when they began, so
         that all nodes end the same."""
-        replaced = self._replaced.setdefault(peer, deque(maxlen=_REPLACED_KEPT))
-        if newer in replaced:
-            self._returns[peer] = self._returns.get(peer, 0) + 1
-        if older not in replaced:
-            replaced.append(older)
-        if self._returns.get(peer, 0) < RETURNS_MAX:
+        returns = self._returns.setdefault(peer, {})
+        if newer in returns:
+            returns[newer] += 1
+        else:  # it comes for the first time: late connections around an earlier restart are no sign of two now
+            returns.update(dict.fromkeys(returns, 0))
+        returns.setdefault(older, 0)
+        if len(returns) > _REPLACED_KEPT:
+            del returns[next(iter(returns))]
+        if returns.get(newer, 0) < RETURNS_MAX:
             return None
+        del self._returns[peer]
         home = self._home.get(peer)
         if home in (older, newer):
             return older if home == newer else newer

@@ -201,13 +201,17 @@ class TcpNetwork:
     # --------------------------------------------------------------------------------------------- connecting
     def _accept_limits(self) -> AcceptLimits:
         """Unknown connections have slots of their own beside those of the peers' old and new sessions."""
-        slots = self._settings.pending_connections_max + 2 * len(Channel) * len(self._peers)
+        slots = self._settings.pending_connections_max + self._peer_slots
         return AcceptLimits(
             connections_max=2 * slots,
             per_address_max=2 * slots,
             handshakes_max=self._settings.pending_connections_max,
             handshake_timeout_s=self._settings.hello_timeout_ms / 1000,
         )
+
+    @property
+    def _peer_slots(self) -> int:
+        return 2 * len(Channel) * len(self._peers)
 
     async def _keep_dialling(self, peer: NodeId, channel: Channel) -> None:
         backoff_ms: float = self._settings.redial_min_ms
@@ -265,8 +269,11 @@ class TcpNetwork:
             self._send_hello(connection, *connection.dialled, connection.serial)
 
     def _evict_oldest_unidentified(self) -> None:
-        """Makes room for a new connection. A peer sends its hello immediately, so a peer is never refused."""
-        unidentified = [c for c in self._pending if c.dialled is None]
+        """Makes room for a new connection. A peer sends its hello immediately, so a peer is never refused. While it is
+        held for the answer of its home, it has a slot beside these; strangers that pretend to be one cannot have more.
+        """
+        held = [c for c in self._pending if self._homes.is_held(c)][: self._peer_slots]
+        unidentified = [c for c in self._pending if c.dialled is None and c not in held]
         if len(unidentified) >= self._settings.pending_connections_max:
             self._drop(unidentified[0], "no hello yet, and others wait for its slot")
             self._pending.pop(unidentified[0])
@@ -337,8 +344,9 @@ class TcpNetwork:
             elif not self._homes.replace(older, hello.sender, connection, hello.process):
                 return
             log.info("session_replaced", peer=hello.sender, channel=hello.channel.name)
-            self._retire(older)
-            older.abort()
+            if self._sessions.get(key) is older:  # or else it was refused, and ends once it has sent the reason
+                self._retire(older)
+                older.abort()
         self._pending.pop(connection, None)
         if self._on_clock is not None:
             self._on_clock(hello.sender, hello.wall_ms - self._wall_ms())

@@ -2,16 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 
 import pytest
 
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.raft_state.ids import NodeId
-from smq.replication.net import homes
+from smq.replication.net import homes, tcp
 from smq.replication.net.frames import FrameKind, encode_reason
 from smq.replication.net.listening import bind_listener
 from smq.replication.net.tcp import TcpNetwork, TcpSettings
+from smq.replication.net.twins import RETURNS_MAX
 from smq.replication.ports import Channel
 from tests.unit.replication.net.test_tcp import CONTROL, DATA, ONE, PATIENCE_S, TWO, Recorder, frame, hello_frame, run
 
@@ -162,6 +164,38 @@ def test_of_two_processes_that_are_both_not_at_home_the_later_one_is_refused() -
     with_processes(body)
 
 
+def test_the_refused_one_is_told_why_behind_all_that_it_has_yet_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "_REFUSAL_S", 600.0)
+
+    async def body(world: Processes) -> None:
+        other = world.start(TWO)
+        earlier, later = (hello_frame(process=process * 16) for process in (b"1", b"2"))
+        turns = [earlier, later] * RETURNS_MAX
+        reader, opened = await come(world, other, turns)
+        assert other.send(ONE, CONTROL, [b"x" * (32 << 20)])
+        assert other.backlog_bytes(ONE, CONTROL), "the reason has to wait"
+        _, again = await come(world, other, [earlier])
+        async with asyncio.timeout(PATIENCE_S):
+            received = await reader.read()
+        assert b"and began earlier" in received[-1_000:]
+        for writer in (opened, again):
+            writer.close()
+
+    with_processes(body)
+
+
+async def come(
+    world: Processes, at: TcpNetwork, hellos: Sequence[bytes]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Processes of node 1 without a home open a session one after the other: the last one's connection."""
+    for hello in hellos:
+        before = at.sessions_of(ONE)
+        reader, writer = await asyncio.open_connection(*world.homes[TWO])
+        writer.write(hello)
+        await world.until(lambda before=before: at.sessions_of(ONE) not in ([], before))  # type: ignore[misc] # bound now
+    return reader, writer
+
+
 # ------------------------------------------------------------------------------------------- what must go on
 def test_a_restart_while_the_old_session_looks_alive_is_in_at_once() -> None:
     async def body(world: Processes) -> None:
@@ -243,6 +277,49 @@ def test_an_old_process_that_returns_from_a_partition_is_refused_once_its_addres
 
 
 # ------------------------------------------------------------------------------------------------- strangers
+def test_strangers_do_not_take_the_slot_of_a_newcomer_that_waits_for_the_answer_of_its_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(homes, "HOLD_S", 600.0)
+
+    async def body(world: Processes) -> None:
+        other, node = world.start(TWO), world.start(ONE)
+        await world.connected(other, ONE, node)
+        await world.until(lambda: other.is_home(ONE))
+        other._settings = replace(other._settings, pending_connections_max=2, hello_timeout_ms=600_000)
+        monkeypatch.setattr(other, "ask_home", lambda _peer: asyncio.Event().wait())
+        streams = []
+
+        async def connect(first: bytes) -> asyncio.StreamReader:
+            reader, writer = await asyncio.open_connection(*world.homes[TWO])
+            writer.write(first)
+            streams.append(writer)
+            return reader
+
+        async def is_dropped(reader: asyncio.StreamReader) -> bool:
+            async with asyncio.timeout(PATIENCE_S):
+                with contextlib.suppress(ConnectionError):
+                    return await reader.read() == b""
+            return True
+
+        for count in range(other._peer_slots):
+            await connect(hello_frame(process=b"z" * 16))
+            await world.until(lambda count=count: len(other._homes._held) == count + 1)  # type: ignore[misc] # bound now
+        held = set(other._homes._held)
+        strangers = [await connect(b"") for _ in range(3)]
+        assert await is_dropped(strangers[0])
+        pretender = await connect(hello_frame(process=b"y" * 16))
+        assert await is_dropped(strangers[1])
+        for _ in range(2):
+            await connect(b"")
+        assert await is_dropped(pretender), "the slots of the peers are bounded"
+        assert all(connection.is_alive for connection in held)
+        for writer in streams:
+            writer.close()
+
+    with_processes(body)
+
+
 def test_a_refusal_from_a_connection_that_the_node_did_not_dial_ends_nothing() -> None:
     async def body(world: Processes) -> None:
         other = world.start(TWO)

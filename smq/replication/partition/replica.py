@@ -197,7 +197,7 @@ class Replica:
         if self._judged_end < self.part.history[-1].start or not is_whole:
             self._owner.resign(self.pid, self.part.epoch)  # rule 12
             return
-        self.cut_damage()
+        self._cut_damage()
         self.leading = self.part.epoch
         self.is_count_held = False
         for node in self.part.replicas:
@@ -216,7 +216,7 @@ class Replica:
                 self.streams[node] = stream
                 stream.probe()
 
-    def cut_damage(self) -> None:
+    def _cut_damage(self) -> None:
         if self.log.tail_damage is not None:
             self.log.truncate(self.log.appended_end)
 
@@ -472,7 +472,7 @@ class Replica:
             return True
         finally:
             if fitting:
-                self.cut_damage()
+                self._cut_damage()
                 self._owner.intake.append(log, fitting, self.on_durable)
                 self._judged_end = log.appended_end
                 if fitting[0].base < self.known_commit_point():
@@ -501,7 +501,7 @@ class Replica:
         table = self._table.add(message.stream, message.piece, message.pieces, message.table)
         if table is None:
             return
-        self.cut_damage()
+        self._cut_damage()
         try:
             log.adopt_producers(table)
         except ValueError as e:
@@ -534,6 +534,8 @@ class Replica:
         """As PartitionLog.install. Both copies need space until the old one has gone."""
         if not self.may_install(end) or not self.has_space(sum(len(stored.value) for stored in values)):
             return False
+        if self.part.compacted_end > self.log.appended_end:
+            self._cut_damage()  # nothing is appended there: this segment, or a later one, has what follows
         self.log.segments.note_compactions(self.part.compactions)
         if not self.log.install(start, end, digest, values, old, done):
             return False
@@ -587,7 +589,8 @@ class Replica:
 
     def note_damage(self) -> None:
         """Rule 23: once the others know of the hidden damage, this log ends before it. The damaged bytes stay until a
-        leader has what follows, or this process leads: what is behind them may be the only copy."""
+        leader has what follows, or a segment has come from another replica, or this process leads: what is behind them
+        may be the only copy."""
         if not self.is_end_hidden:
             return
         me = self._host.node_id

@@ -136,8 +136,6 @@ class Segments:
             is_free = pid not in self._excluded
             if replica is None or behind is None or not is_free or not replica.may_install(behind[1]):
                 continue
-            if replica.part.compacted_end > replica.log.appended_end:
-                replica.cut_damage()  # nothing is appended there: the segments have what follows
             work = self._work = _Work(replica, *behind)
             if replica.log.appended_end >= work.end and replica.log.holds(work.start):
                 find = partial(own_digest, start=work.start, end=work.end)

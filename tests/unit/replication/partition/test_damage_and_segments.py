@@ -198,11 +198,14 @@ def test_what_is_aborted_is_known_again_once_its_segment_is_back(trimmed: Host) 
     assert known_damage(trimmed.live) is None
 
 
-def test_a_log_that_ends_before_damage_grows_by_the_segments_of_the_state() -> None:
-    """Its leader sends no appends below them, and damage at a log's end goes with the next append."""
+WHOLE = [stored(batch(b"v"), n, 1, ts_ns=10 + 5 * n) for n in range(12)]
+
+
+@pytest.fixture
+def shortened() -> Host:
+    """A follower whose log ends before damage, as the others know, and whose state has one segment of all of it."""
     host = follower()
-    raw = [stored(batch(b"v"), n, 1, ts_ns=10 + 5 * n) for n in range(12)]
-    append(host, *raw)
+    append(host, *WHOLE)
     host.settle()
     host.advance(12)
     lose(host, 4)
@@ -211,14 +214,48 @@ def test_a_log_that_ends_before_damage_grows_by_the_segments_of_the_state() -> N
     assert (log.appended_end, log.tail_damage is None) == (4, False)
     host.apply(register(ME, incarnation=INCARNATION + 1))
     host.apply(MarkIncomplete(node=ME, incarnation=host.identity.incarnation, partitions=(host.part.pid,)))
-    host.part.segments = [Segment(start=Offset(0), digest=digest_of([parse_value(log.pid, value) for value in raw]))]
+    host.part.segments = [Segment(start=Offset(0), digest=digest_of([parse_value(log.pid, value) for value in WHOLE]))]
     host.part.compacted_end, host.part.compactions = Offset(12), 1
+    return host
+
+
+def answer_query(host: Host, values: list[bytes]) -> None:
+    """All replicas that are asked for the segment answer with this."""
     segments = Segments(host.node_host(), host.look_ups(), {host.live.pid: host.live}.get, lambda _: None)
     segments.visit(host.live, host.clock.monotonic_ns())
     host.settle(10)
-    query = host.messages(SegmentQuery)[-1]
-    assert isinstance(query, SegmentQuery)
-    segments.on_part(PEER_A, SegmentPart(query.partition, query.request, [memoryview(value) for value in raw]))
+    for peer in (PEER_A, PEER_B):
+        query = host.messages(SegmentQuery)[-1]
+        assert isinstance(query, SegmentQuery)
+        segments.on_part(peer, SegmentPart(query.partition, query.request, [memoryview(value) for value in values]))
+        host.settle(10)
     host.settle()
-    assert (log.appended_end, log.tail_damage, lowest_behind(host.live)) == (12, None, None)
-    assert [v.value for v in log.read_segment(Offset(0), Offset(12), 1 << 20)] == raw
+
+
+def test_a_log_that_ends_before_damage_grows_by_the_segments_of_the_state(shortened: Host) -> None:
+    """Its leader sends no appends below them, and damage at a log's end goes with the next append."""
+    answer_query(shortened, WHOLE)
+    log = shortened.live.log
+    assert (log.appended_end, log.tail_damage, lowest_behind(shortened.live)) == (12, None, None)
+    assert [v.value for v in log.read_segment(Offset(0), Offset(12), 1 << 20)] == WHOLE
+
+
+OTHER = [stored(batch(b"w"), n, 1, ts_ns=10 + 5 * n) for n in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_full"),
+    [([], False), (OTHER, False), (WHOLE, True)],
+    ids=["no replica has it", "another digest", "no space"],
+)
+def test_what_is_behind_damage_stays_until_a_segment_takes_its_place(
+    shortened: Host, answer: list[bytes], is_full: bool
+) -> None:
+    """It may be the only copy."""
+    if is_full:
+        fill(shortened)
+    answer_query(shortened, answer)
+    log = shortened.live.log
+    assert (log.appended_end, log.tail_damage is None) == (4, False)
+    rows = shortened.disk.scan(Table.BATCHES, batch_key(log.pid, 5), batch_key(log.pid, 12))
+    assert [value for _, value in rows] == WHOLE[5:]

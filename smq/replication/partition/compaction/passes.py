@@ -93,7 +93,8 @@ class Compactor:
         self._looks: dict[Replica, _Look] = {}  # likewise
         self._pass: _Pass | None = None
         self._request = 0
-        self._whole_ns: dict[Replica, int] = {}  # likewise: the end of the last whole pass, or the first look
+        # Likewise: the epoch that is led, and the end of the last whole pass in it, or the first look.
+        self._whole_ns: dict[Replica, tuple[Epoch, int]] = {}
         self.passes = 0  # that were not abandoned, since the start of this process
 
     @property
@@ -103,20 +104,20 @@ class Compactor:
 
     def visit(self, replica: Replica, now_ns: int) -> None:
         """To be called often for every led partition."""
-        if now_ns < replica.compaction_due_ns:
+        if now_ns < replica.compaction_due_ns or replica.leading is None:
             return
         replica.compaction_due_ns = now_ns + self._host.config.compaction_check_ms * 1_000_000
         is_compacted = self._limits(replica) is not None and replica.part.hwm > replica.part.log_start
         if not is_compacted:
-            self._whole_ns.pop(replica, None)
-        else:
-            self._whole_ns.setdefault(replica, now_ns)
+            self.forget(replica)
+        elif replica not in self._whole_ns or self._whole_ns[replica][0] != replica.leading:
+            self._whole_ns[replica] = replica.leading, now_ns
         if is_compacted or lowest_behind(replica) is not None:
             self._due[replica] = None
             self._begin_next()
 
     def forget(self, replica: Replica) -> None:
-        """The partition is gone."""
+        """The partition is gone, or no longer compacted."""
         self._looks.pop(replica, None)
         self._whole_ns.pop(replica, None)
 
@@ -129,7 +130,7 @@ class Compactor:
     def age_ms(self) -> int:
         """The longest time that a led partition has been without a whole pass; 0 if none is compacted."""
         now_ns = self._host.clock.monotonic_ns()
-        ages = (now_ns - at_ns for replica, at_ns in self._whole_ns.items() if replica.leading is not None)
+        ages = (now_ns - at_ns for replica, (epoch, at_ns) in self._whole_ns.items() if replica.leading == epoch)
         return max(ages, default=0) // 1_000_000
 
     def _limits(self, replica: Replica) -> Compaction | None:
@@ -155,7 +156,7 @@ class Compactor:
             self.passes += 1
             is_whole = not current.lacks_bytes and not current.is_partial
             if is_whole and current.replica in self._whole_ns:
-                self._whole_ns[current.replica] = self._host.clock.monotonic_ns()
+                self._whole_ns[current.replica] = current.epoch, self._host.clock.monotonic_ns()
             self._end(current, "lacks_bytes" if current.lacks_bytes else "done")
         except _Abandoned as e:
             name = current.replica.pid.hex()

@@ -404,7 +404,23 @@ def test_the_measures_say_what_compaction_did_and_how_long_it_has_not() -> None:
     assert keeper.compactor.age_ms > 50_000
     keeper.configure(cleanup_policy="delete")
     keeper.wait(20_000)
+    assert (keeper.compactor.age_ms, keeper.compactor.dirty_bytes) == (0, 0)
+
+
+def test_a_node_that_leads_again_counts_the_time_without_a_whole_pass_from_then_on() -> None:
+    keeper = Keeper()
+    keeper.put(b"k", b"1")
+    keeper.wait(20_000)
+    keeper.host.live.resign()
+    keeper.settle(600_000)
+    clock = keeper.host.clock
+    led_ns = clock.monotonic_ns()
+    keeper.host.elect(ME)
+    assert keeper.host.live.leading == keeper.host.part.epoch
     assert keeper.compactor.age_ms == 0
+    keeper.host.live.log.aborted_damage = BatchDamaged(keeper.host.part.pid, Offset(0), "as a test has it")
+    keeper.wait(40_000)
+    assert 40_000 < keeper.compactor.age_ms <= (clock.monotonic_ns() - led_ns) // 1_000_000
 
 
 def test_a_look_at_what_no_replica_holds_is_no_whole_pass() -> None:

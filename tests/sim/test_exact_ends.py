@@ -34,11 +34,9 @@ class CountedPort(SimPort):
     sent: Counter[str]
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
-        payload = memoryview(b"".join(parts))
-        if channel is Channel.CONTROL and payload[0] == wire.RAFT:
-            self.sent["raft"] += 1
-        else:
-            self.sent.update(type(wire.decode(message)).__name__ for message in several.split(payload))
+        for message in several.split(memoryview(b"".join(parts))):
+            is_raft = channel is Channel.CONTROL and message[0] == wire.RAFT
+            self.sent["raft" if is_raft else type(wire.decode(message)).__name__] += 1
         return super().send(peer, channel, parts)
 
 

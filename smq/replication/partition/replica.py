@@ -2,8 +2,7 @@
 
 Owns rules 2-8, 10, 12, 15, 21 and 23 of replication for one partition. It judges its log by comparing the epochs
 stamped on the batches with the replicated history, and never serves, counts or reports anything else. It must never
-answer a producer except by rule 10, nor move a high water mark itself: it only marks one as due. `replicas` owns it;
-reads for consumers are in `reads`.
+answer a producer except by rule 10, nor move a high water mark itself: it only marks one as due. `replicas` owns it.
 """
 
 from collections.abc import Callable
@@ -537,10 +536,9 @@ class Replica:
         if self.part.compacted_end > self.log.appended_end:
             self._cut_damage()  # nothing is appended there: this segment, or a later one, has what follows
         self.log.segments.note_compactions(self.part.compactions)
-        if not self.log.install(start, end, digest, values, old, done):
-            return False
-        self._judged_end = self.log.appended_end
-        return True
+        if is_installed := self.log.install(start, end, digest, values, old, done):
+            self._judged_end = self.log.appended_end
+        return is_installed
 
     def has_space(self, size: int) -> bool:
         """Whether this disk takes so many bytes of records."""
@@ -588,9 +586,8 @@ class Replica:
         return wire.SealedLog(self.pid, end, wire.NO_CANDIDATE if self._lacks_producers else self._intact(end))
 
     def note_damage(self) -> None:
-        """Rule 23: once the others know of the hidden damage, this log ends before it. The damaged bytes stay until a
-        leader has what follows, or a segment has come from another replica, or this process leads: what is behind them
-        may be the only copy."""
+        """Rule 23: once the others know of the hidden damage, this log ends before it. What is behind may be the only
+        copy: it stays until a leader has what follows, another replica's segment has come, or this process leads."""
         if not self.is_end_hidden:
             return
         me = self._host.node_id

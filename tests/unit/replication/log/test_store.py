@@ -8,7 +8,7 @@ import pytest
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import NewRecord, encode_batch, parse_header, validate_produced
 from smq.replication.config import TAIL_BYTES_KEPT
-from smq.replication.log import budget, partition_log
+from smq.replication.log import partition_log
 from smq.replication.log.codec import BatchDamaged, base_of_key, batch_key, build_value
 from smq.replication.log.lineage import EpochRun
 from smq.replication.log.producers import ProducerTable
@@ -487,29 +487,6 @@ def test_durable_batches_do_not_stay_in_memory_beyond_the_budget(harness: Harnes
     held = sum(len(s.value) for s in cast("list[StoredValue]", log._tail))
     assert 0 < held <= TAIL_BYTES_KEPT
     assert len(log.read(Offset(0), ALL, 1 << 30)) + len(log.read(log._tail[0].base, ALL, 1 << 30)) >= 40
-
-
-def test_partitions_that_rest_leave_the_memory_to_one_at_work(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bound = 4 * TAIL_BYTES_KEPT
-    for module in (budget, partition_log):
-        monkeypatch.setattr(module, "TAIL_BYTES_NODE_MAX", bound)
-    store = LogStore(harness.disk)
-    resting = [store.create(PartitionId(bytes([number]) * 20), Offset(0)) for number in range(6)]
-    for log in resting:
-        append(log, payload=bytes(TAIL_BYTES_KEPT - 1_000))
-        harness.settle()
-    at_work = store.create(PID, Offset(0))
-    for _ in range(8):
-        append(at_work, payload=bytes(TAIL_BYTES_KEPT // 4))
-        harness.settle()
-    assert sum(len(s.value) for s in at_work._tail) > TAIL_BYTES_KEPT // 2
-    assert store.budget.used == sum(len(s.value) for log in [*resting, at_work] for s in log._tail) <= bound
-    assert [bool(log._tail) for log in resting] == [False] * 3 + [True] * 3, "those that have rested longest go first"
-    assert len(resting[0].read(Offset(0), ALL, 1 << 30)) == 1
-    store.drop(resting[5])
-    assert store.budget.used == sum(len(s.value) for log in [*resting[:5], at_work] for s in log._tail)
 
 
 def test_retention_leaves_no_more_rows_than_batches_need(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

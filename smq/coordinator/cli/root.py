@@ -64,7 +64,7 @@ SUMMARIES: Final = {
     "produce": "Sends the records of FILE (default: standard input) to TOPIC.",
     "serve": "Runs one node in the foreground from its node.toml.",
     "status": "Shows the nodes, the Raft leader, and the partitions without a leader.",
-    "top": "Shows nodes, the busiest topics and the groups that are furthest behind, again and again.",
+    "top": "Shows nodes, busy topics, the groups that are furthest behind and the newest events, again and again.",
     "topic": "Creates, lists, describes, changes, exports, trims and deletes topics.",
     "txn": "Lists, describes and aborts transactions.",
 }

@@ -28,7 +28,7 @@ CALLS: Final[dict[type, dict[str, dict[str, Any]]]] = {
         "set_node_drained": {"node": 1, "drained": False},
         "describe_cluster": {"topics": [], "is_linearizable": True},
         "describe_topic": NAMED,
-        "node_status": {"node": 1, "with_digest": False},
+        "node_status": {"node": 1, "with_digest": False, "with_replicas": True},
         "partition_range": PARTITION,
         "list_offsets": {"starts": {("t", 0): 0}, "group": None, "reset_if_gone": False, "isolation": "read_committed"},
         "alter_cluster_config": {"set": {}, "unset": []},

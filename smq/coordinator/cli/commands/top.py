@@ -65,7 +65,7 @@ class Look:
 @click.option("--rows", type=click.IntRange(min=1), default=10, show_default=True, help="Topics and groups shown.")
 @bootstrap_option
 def top(interval: float, count: int | None, rows: int, bootstrap: str) -> None:
-    """Shows nodes, the busiest topics, the groups that are furthest behind and the newest events, again and again.
+    """Shows nodes, busy topics, the groups that are furthest behind and the newest events, again and again.
 
     Example: smq top --interval 5 --rows 20
     """

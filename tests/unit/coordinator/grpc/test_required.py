@@ -28,6 +28,7 @@ DEFAULTS = {
     "temporary": "an id that stays",
     "linearizable": "a view, and no change",
     "with_digest": "no digest",
+    "without_replicas": "with the replicas",
     "stable": "the offset that is committed now",
     "reset_if_gone": "an error, the safest",
     "offset_type": "refused: it has no type 0",

@@ -29,7 +29,7 @@ def started_from(version: str, directory: Path) -> Cluster:
             if not Path(found).is_relative_to(tree):
                 raise RuntimeError(f"the nodes would run {found.strip()}, not {tree}")
             cluster.start()
-    except BaseException:
+    except BaseException:  # Ctrl-C as well: no node may outlive this process
         cluster.stop()
         raise
     return cluster

@@ -118,7 +118,7 @@ class Publisher:
         where = f"{batch.topic}/{batch.partition}"
         if batch.in_flight:
             address = next((s.address for s in self._streams.values() if batch in s.unanswered()), "?")
-            return f"the node at {address} to acknowledge records of {where}"
+            return f"the node at {address} to acknowledge records of {where}{_because(batch.last_error)}"
         if self._identity_task is not None:
             return f"a producer id{_because(self._identity_error)}"
         if self._cluster.metadata.leader_address(batch.topic, batch.partition) is None:

@@ -11,7 +11,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -70,8 +70,16 @@ class Smq(System):
     flushes = "a majority's disks"
     driver = "kafka"
 
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._started = ExitStack()  # nothing, if it did not start
+
     def _launch(self) -> None:
-        self._cluster = Cluster(self.root).start()
+        self._take(Cluster(self.root).start())
+
+    def _take(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._started.callback(cluster.stop)
 
     @property
     def servers(self) -> list[str]:
@@ -82,7 +90,7 @@ class Smq(System):
         return [node.pid for node in self._cluster.nodes.values()]
 
     def stop(self) -> None:
-        self._cluster.stop()
+        self._started.close()
 
 
 def smq_at(version: str) -> type[System]:
@@ -92,7 +100,7 @@ def smq_at(version: str) -> type[System]:
         name = f"smq, {version}"
 
         def _launch(self) -> None:
-            self._cluster = started_from(version, self.root)
+            self._take(started_from(version, self.root))
 
     return Other
 

@@ -9,9 +9,15 @@ import pytest
 from benchmarks import pages, trend
 from benchmarks.peers import aims, page, profile
 from benchmarks.peers.lines import JAVA_PRODUCES, LINES, SINGLE
+from benchmarks.peers.systems import Smq
 from benchmarks.report import Report
 
 SYSTEMS = ("smq", "Kafka", "Kafka, fsync", "etcd", "NATS")
+
+
+def test_a_cluster_that_did_not_start_can_be_stopped(tmp_path: Path) -> None:
+    """Otherwise that error would hide why."""
+    Smq(tmp_path).stop()
 
 
 def medians(**changed: float) -> dict[tuple[str, str], dict[str, Any]]:

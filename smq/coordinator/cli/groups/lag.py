@@ -46,7 +46,8 @@ def group_list(with_lag: bool, limit: Threshold | None, as_json: bool, bootstrap
         async with open_admin(bootstrap) as admin:
             groups = await admin.list_groups()
             if with_lag:
-                return [await admin.describe_group(g.name, with_sizes=True) for g in groups]
+                described = [await _describe_if_there(admin, g.name) for g in groups]
+                return [group for group in described if group is not None]
             return [
                 GroupDescription(summary=g, protocol="", coordinator=None, members=(), positions=()) for g in groups
             ]
@@ -98,6 +99,16 @@ def group_describe(name: str, limit: Threshold | None, as_json: bool, bootstrap:
 async def describe(admin: Admin, name: str) -> GroupDescription:
     with named_as_kafka_does(name):
         return await admin.describe_group(name, with_sizes=True)
+
+
+async def _describe_if_there(admin: Admin, name: str) -> GroupDescription | None:
+    """None if the group has been deleted since it was listed."""
+    try:
+        return await admin.describe_group(name, with_sizes=True)
+    except SmqError as e:
+        if e.code is not ErrorCode.UNKNOWN_GROUP:
+            raise
+        return None
 
 
 @contextmanager

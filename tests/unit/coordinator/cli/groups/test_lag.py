@@ -11,6 +11,7 @@ from smq.clients.types import GroupPosition
 from smq.coordinator.amounts import age_text, size_text
 from smq.coordinator.cli.groups.limit import EXIT_ABOVE
 from smq.coordinator.cli.groups.thresholds import parse_threshold
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.fake.cluster import FakeCluster
 
 Smq = Callable[..., Result]
@@ -118,6 +119,17 @@ def test_list_shows_the_lag_of_each_group_if_asked(smq: Smq) -> None:
     assert ["g", "Stable", "1", "1", "consumer"] in cells(smq("group", "list"))
     (row,) = json.loads(smq("group", "list", "--lag", "--json").stdout)
     assert (row["name"], row["lag"], row["lag_ms"]) == ("g", 4, 90_000)
+
+
+def test_a_group_that_goes_while_the_others_are_asked_is_left_out(smq: Smq, cluster: FakeCluster) -> None:
+    def gone(name: str, _request: object) -> None:
+        if name == "DescribeGroup":
+            raise SmqError(ErrorCode.UNKNOWN_GROUP, "deleted meanwhile")
+
+    for node in cluster.nodes.values():
+        node.hook = gone
+    result = smq("group", "list", "--lag", "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, [])
 
 
 @pytest.mark.parametrize(

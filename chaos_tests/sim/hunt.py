@@ -101,7 +101,7 @@ def table(catches: list[Catch], known: dict[str, str]) -> str:
         "bug shows without any fault but the network's own delays and losses. An empty cell: not cut down yet.",
         "The scenario `raft group` is Raft alone (`chaos_tests/sim/raft`); faults of its seeds are not cut down.",
         "The scenario `one partition` is a partition alone (`chaos_tests/sim/partition`), in a course built by hand.",
-        "Rules with a number, and what each anomaly means: [rules.md](rules.md).",
+        "Rules with a number, and what each anomaly means: [rules.md](../rules.md).",
         "",
         "| bug | the rule it breaks | scenario | seeds needed | anomalies of that seed | faults it takes |",
         "|---|---|---|---|---|---|",

@@ -14,11 +14,17 @@ from typing import Final
 
 DOCS: Final = Path(__file__).resolve().parents[1]
 ROOT: Final = DOCS.parent
+GUIDES: Final = ("groups", "kafka")
 
 
 def names() -> list[str]:
     """The pages, each by its module's name."""
     return sorted(found.name for found in pkgutil.iter_modules(__path__) if found.name != "__main__")
+
+
+def page_of(name: str) -> Path:
+    """Where the page of a module lies: beside the guides if it is one, otherwise in the reference."""
+    return (DOCS if name in GUIDES else DOCS / "reference") / f"{name}.md"
 
 
 def rendered(name: str) -> str:

@@ -1,7 +1,7 @@
 """Writes every page."""
 
-from docs.generate import DOCS, names, rendered
+from docs.generate import names, page_of, rendered
 
 if __name__ == "__main__":
     for name in names():
-        (DOCS / f"{name}.md").write_text(rendered(name), encoding="utf-8")
+        page_of(name).write_text(rendered(name), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/commands.md from what --help says: every command with its options."""
+"""docs/reference/commands.md from what --help says: every command with its options."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _HEAD: Final = """\
 
 Generated from `smq/coordinator/cli` by `make docs`; do not edit.
 
-What `smq COMMAND --help` says, for all commands. [cli.md](cli.md) shows how they are used, with JSON and exit codes.
+What `smq COMMAND --help` says, for all commands. [cli.md](../cli.md) shows how they are used, with JSON and exit codes.
 `smq man` writes the same as man pages.
 
 ## Options that lead to a cluster

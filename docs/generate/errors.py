@@ -1,4 +1,4 @@
-"""docs/errors.md from the table of error codes, so that the two cannot differ."""
+"""docs/reference/errors.md from the table of error codes, so that the two cannot differ."""
 
 from docs.generate import table
 from smq.raft_state.errors import ErrorCode

@@ -1,4 +1,4 @@
-"""docs/evidence.md: beside each rule of replication the tests that hold it, and the planted bugs that break it.
+"""docs/reference/evidence.md: each rule of replication with the tests that hold it, and planted bugs that break it.
 
 Tests name their rules (`test_rule_07_...`), planted bugs begin with them (`7: ...`, `4 and 13: ...`). Fails if a rule
 has no test.
@@ -16,7 +16,7 @@ from docs.generate import DOCS, ROOT, table
 _HEAD: Final = """\
 # What holds each rule
 
-Generated from the names of tests and from the planted bugs by `make docs`; do not edit. [rules.md](rules.md) has the
+Generated from the names of tests and from the planted bugs by `make docs`; do not edit. [rules.md](../rules.md) has the
 rules of replication, [planted-bugs.md](planted-bugs.md) the bugs: each breaks one rule in the production code, and the
 simulation finds it. A rule without a planted bug is held by its tests alone.
 

@@ -1,4 +1,4 @@
-"""docs/grpc.md from the .proto file: its calls, messages and enums, with the comments that stand there."""
+"""docs/reference/grpc.md from the .proto file: its calls, messages and enums, with the comments that stand there."""
 
 import subprocess
 import sys
@@ -26,8 +26,8 @@ _HEAD: Final = """\
 Generated from `smq/clients/proto/smq/v1/smq.proto` by `make docs`; do not edit.
 
 The package is `smq.v1`, and every node serves it on its gRPC port, 7401 unless it is configured otherwise. The Python
-clients ([clients.md](clients.md)) and Spark use nothing else. For another language, generate stubs from that file, as
-`examples/grpc-go` does. Where a call has several requests or answers, they are a stream.
+clients ([clients.md](../clients.md)) and Spark use nothing else. For another language, generate stubs from that file,
+as `examples/grpc-go` does. Where a call has several requests or answers, they are a stream.
 """
 _FILE, _MESSAGE, _ENUM, _SERVICE = (12,), 4, 5, 6  # numbers of descriptor.proto: `syntax`, and the lists of the file
 _FIELD, _VALUE, _METHOD = 2, 2, 2

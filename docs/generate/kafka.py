@@ -236,7 +236,7 @@ partition.
 
 ## Error codes
 
-The Kafka codes for smq's errors in [errors.md](errors.md). A batch that may have been stored is never reported as "not
+The Kafka codes for smq's [errors](reference/errors.md). A batch that may have been stored is never reported as "not
 stored".
 
 """

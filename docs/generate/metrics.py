@@ -1,4 +1,4 @@
-"""docs/metrics.md from the tables of the metrics, so that no metric is without a line and no line without one."""
+"""docs/reference/metrics.md from the tables of the metrics: no metric is without a line, and no line without one."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ either kind. What is left out is counted in `smq_metrics_omitted`.
 All other labels have few values: names of APIs, error codes, stages, ports. No label holds a client's id, an address or
 a key.
 
-[operations.md](operations.md) says which of them an operator looks at first. Alerts and a dashboard are in
+[operations.md](../operations.md) says which of them an operator looks at first. Alerts and a dashboard are in
 `deploy/monitoring`.
 """
 

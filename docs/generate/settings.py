@@ -1,4 +1,4 @@
-"""docs/settings.md from node.toml's known keys, with the defaults of the code and the comments of deploy/node.toml.
+"""docs/reference/settings.md from node.toml's known keys, the code's defaults and the comments of deploy/node.toml.
 
 A key of [tuning] that the sample does not show has the comment of its field. A key without either is an error here.
 """
@@ -24,11 +24,11 @@ _HEAD: Final = """\
 Generated from `smq/coordinator/config.py` and `deploy/node.toml` by `make docs`; do not edit.
 
 Every key of node.toml, by its table. `deploy/node.toml` is a sample that explains the usual ones in their order. A
-variable of the environment wins over the file, and `smq serve --set` over both ([addresses.md](addresses.md)). Unknown
-keys are refused at the start. An `..._advertised` key is an address, or a table by node id: `{ 2 = "host:7401" }`, or
-`SMQ_GRPC_ADVERTISED__2`.
+variable of the environment wins over the file, and `smq serve --set` over both ([addresses.md](../addresses.md)).
+Unknown keys are refused at the start. An `..._advertised` key is an address, or a table by node id:
+`{ 2 = "host:7401" }`, or `SMQ_GRPC_ADVERTISED__2`.
 
-Settings of the whole cluster and of topics are in [kafka.md](kafka.md#configuration).
+Settings of the whole cluster and of topics are in [kafka.md](../kafka.md#configuration).
 """
 _TITLES: Final = {
     "": "The node",

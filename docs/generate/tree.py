@@ -1,4 +1,4 @@
-"""docs/tree.md from the docstrings of packages and modules, so that the map cannot differ from the tree.
+"""docs/reference/tree.md from the docstrings of packages and modules, so that the map cannot differ from the tree.
 
 Owns the choice of what is listed: every package but the tests and generated stubs, with the first sentence of each
 docstring.

@@ -11,7 +11,15 @@ author = "The smq authors"
 release = version = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "docs/site/index"
-include_patterns = ["*.md", "docs/*.md", "docs/site/*.md", "deploy/*.md", "deploy/**/*.md", "examples/*.md"]
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "docs/reference/*.md",
+    "docs/site/*.md",
+    "deploy/*.md",
+    "deploy/**/*.md",
+    "examples/*.md",
+]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 html_theme = "furo"

@@ -35,7 +35,7 @@ def test_planted_bug_still_fits_the_code(bug: PlantedBug) -> None:
 
 
 def test_the_page_has_every_planted_bug_with_its_rule_and_no_other() -> None:
-    rows = rows_of((ROOT / "docs/planted-bugs.md").read_text(encoding="utf-8"))
+    rows = rows_of((ROOT / "docs/reference/planted-bugs.md").read_text(encoding="utf-8"))
     assert list(rows) == [bug.name for bug in ALL]
     for bug in ALL:
         name, rule, _, seeds, *_ = rows[bug.name].split(" | ")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from docs.generate import DOCS, cell, settings, table
+from docs.generate import cell, page_of, settings, table
 from docs.generate.grpc import PROTO, described
 from smq.coordinator.cli.help_parts import below, options
 from smq.coordinator.cli.root import cli
@@ -20,8 +20,8 @@ def _commands(ctx: click.Context) -> Iterator[click.Context]:
 
 
 def test_every_command_and_every_option_is_on_the_page_of_commands() -> None:
-    sections = dict(re.findall(r"^##+ (smq .+)\n\n([^#]*(?:#[^# ][^#]*)*)", (DOCS / "commands.md").read_text(), re.M))
-    shared = (DOCS / "commands.md").read_text().partition("## smq")[0]
+    sections = dict(re.findall(r"^##+ (smq .+)\n\n([^#]*(?:#[^# ][^#]*)*)", page_of("commands").read_text(), re.M))
+    shared = page_of("commands").read_text().partition("## smq")[0]
     commands = list(_commands(click.Context(cli, info_name="smq")))
     assert list(sections) == [ctx.command_path for ctx in commands]
     for ctx in commands:
@@ -33,7 +33,7 @@ def test_every_command_and_every_option_is_on_the_page_of_commands() -> None:
 
 
 def test_every_call_has_a_meaning_and_every_comment_of_the_contract_is_on_its_page() -> None:
-    page = (DOCS / "grpc.md").read_text()
+    page = page_of("grpc").read_text()
     calls = [method.name for service in described().service for method in service.method]
     assert len(calls) >= 40
     for call in calls:
@@ -48,7 +48,7 @@ def test_every_call_has_a_meaning_and_every_comment_of_the_contract_is_on_its_pa
 
 
 def test_every_key_of_the_configuration_is_on_the_page_of_settings() -> None:
-    page = (DOCS / "settings.md").read_text()
+    page = page_of("settings").read_text()
     rows = re.findall(r"^\| `([\w.]+)` \| (\S.*) \| (\S.*) \| `(SMQ_\w+)` \|$", page, re.M)
     shown = {("peers", "*") if key == "N" else key for key, *_ in rows}
     assert {key[-1] for key in known_keys() if key[-1] != "*"} | {("peers", "*")} == shown

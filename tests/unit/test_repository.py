@@ -24,15 +24,15 @@ GENERATED = (
     "smq/clients/pb/",
     "requirements.lock",
     "LICENSE",
-    "docs/commands.md",
-    "docs/errors.md",
-    "docs/evidence.md",
+    "docs/reference/commands.md",
+    "docs/reference/errors.md",
+    "docs/reference/evidence.md",
     "docs/groups.md",
-    "docs/grpc.md",
+    "docs/reference/grpc.md",
     "docs/kafka.md",
-    "docs/metrics.md",
-    "docs/settings.md",
-    "docs/tree.md",
+    "docs/reference/metrics.md",
+    "docs/reference/settings.md",
+    "docs/reference/tree.md",
     "smq/coordinator/kafka/messages/",
 )
 ROOMS = (
@@ -144,7 +144,7 @@ def test_no_binary_file_is_committed_but_the_pictures_of_the_pages() -> None:
 
     found = {path for path in _tracked() if is_binary(path.read_bytes())}
     assert found == {path for path in _tracked() if path.suffix == ".png"}
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     shown = {
         (page.parent / link).resolve()
         for page in pages
@@ -237,15 +237,19 @@ def test_every_make_target_that_a_page_names_exists() -> None:
 
 
 def test_every_page_that_is_cited_is_in_the_repository() -> None:
-    """A page is cited by its path from the root, from the citing file's folder, or from docs/."""
+    """A page is cited by its path from the root, from the citing file's folder, from docs/, or from its reference."""
     cited = [(place, page) for place, line in _lines() for page in re.findall(r"[\w./-]+\.md\b", line)]
     cited = [(place, page) for place, page in cited if place.startswith(CITING)]
+
+    def bases(place: str) -> tuple[Path, ...]:
+        return ROOT, (ROOT / place).parent, ROOT / "docs", ROOT / "docs/reference"
+
     assert {place.split("/")[0] for place, _ in cited} >= {"smq", "tests", "chaos_tests", "docs"}
     missing = [
         f"{place} {page}"
         for place, path in cited
         for page in [path.removeprefix("/opt/smq/")]  # where the service is installed
-        if not any((base / page).is_file() for base in (ROOT, (ROOT / place).parent, ROOT / "docs"))
+        if not any((base / page).is_file() for base in bases(place))
     ]
     assert missing == []
     unpublished = re.compile(r"\bDES" + r"IGN\b|\bnotes(?:/|: (?!dict\b))|\b[Ii]ssue (#?\d+|asks)")
@@ -313,14 +317,17 @@ def test_gate_runs_check_and_test() -> None:
 
 
 def test_every_generated_page_is_known_as_one() -> None:
-    assert {f"docs/{page}.md" for page in docs.generate.names()} == {f for f in GENERATED if re.match(r"docs/.*md$", f)}
+    assert {str(docs.generate.page_of(page).relative_to(ROOT)) for page in docs.generate.names()} == {
+        f for f in GENERATED if re.match(r"docs/.*md$", f)
+    }
 
 
 @pytest.mark.parametrize("page", docs.generate.names())
 def test_generated_page_is_what_the_code_gives(page: str) -> None:
     code = f"from docs.generate import rendered; print(rendered({page!r}), end='')"
     rendered = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert (ROOT / f"docs/{page}.md").read_text() == rendered, f"run `make docs` and commit docs/{page}.md"
+    path = docs.generate.page_of(page)
+    assert path.read_text() == rendered, f"run `make docs` and commit {path}"
 
 
 def test_clients_import_carries_no_server_and_no_spark() -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("*.md", "docs/*.md", "deploy/**/*.md", "examples/*.md")
+PAGES = ("*.md", "docs/**/*.md", "deploy/**/*.md", "examples/*.md")
 CONFIG = ROOT / "docs/site"
 LOADED = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["'](?:https?:)?//[^"']*""")
 

@@ -146,4 +146,18 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         anomalies=_LOST_IN_LEDGERS,
         seeds=8,
     ),
+    PlantedBug(
+        name="half-a-transaction-removed",
+        rule="compaction: a control batch goes only with its transaction's first batch",
+        mutations=(
+            Mutation(
+                "smq.replication.log.rewriting:SegmentWriter.__init__",
+                "self._began_before = set(opened or ())",
+                "self._began_before = set()",
+            ),
+        ),
+        scenario="ended_transactions",
+        anomalies=frozenset({"no-progress", "dirty-read", "skipped-record"}),
+        seeds=80,
+    ),
 )

@@ -192,11 +192,11 @@ def test_the_compose_specification_has_every_key(tmp_path: Path) -> None:
     assert good.returncode == 0, good.stderr
     assert yaml.safe_load(good.stdout)["services"].keys() == yaml.safe_load(text)["services"].keys()
     for right, wrong, complaint in (
-        ("read_only:", "readonly:", "services.node-1.readonly"),
+        ("read_only:", "readonly:", r"services\.node-[123]\.readonly"),
         ("networks: [smq]", "networks: [other]", "undefined network other"),
     ):
         (tmp_path / "wrong.yaml").write_text(text.replace(right, wrong))
-        assert complaint in parse(tmp_path / "wrong.yaml").stderr
+        assert re.search(complaint, parse(tmp_path / "wrong.yaml").stderr)
 
 
 # --------------------------------------------------------------------------------- the node as in the container

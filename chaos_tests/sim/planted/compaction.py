@@ -151,13 +151,13 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="compaction: a control batch goes only with its transaction's first batch",
         mutations=(
             Mutation(
-                "smq.replication.log.rewriting:SegmentWriter.__init__",
-                "self._began_before = set(opened or ())",
-                "self._began_before = set()",
+                "smq.replication.log.rewriting:SegmentWriter._follow",
+                "is_whole = len(own) > 1 and",
+                "is_whole =",
             ),
         ),
         scenario="ended_transactions",
-        anomalies=frozenset({"no-progress", "dirty-read", "skipped-record"}),
-        seeds=80,
+        anomalies=frozenset({"lost-key", "no-progress", "skipped-record"}),
+        seeds=8,
     ),
 )

@@ -1,75 +1,100 @@
-"""What the metrics cost: processor time per batch of one node, with and without what they count, in one process.
+"""What the metrics cost: processor time per batch, with and without what they count, in one process.
 
 Owns the list of what is taken out, and the comparison. Two runs of a whole cluster differ by more than the metrics
-cost. So one real node (its Kafka port, its disk) is changed while it runs: short slices with and without take turns,
-and each pair gives one ratio. Both sides are compiled again for each slice, so that the interpreter's caches are as
-cold on both. A node that has followers does more for each batch and counts no more, so its ratio is smaller.
+cost. So real nodes (Kafka port, disk, TCP, the loop of production) are changed while they run: short slices with and
+without take turns, and each pair gives one ratio. Both sides are compiled once, in the same way, and keep what the
+interpreter has learned of them. A node without followers is the worst case: one that has some does more for
+each batch and counts no more. So three nodes that replicate are measured, too, all of their processor time together.
 """
 
+import asyncio
 import math
+import multiprocessing
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
+from types import CodeType
+from typing import Final, Self
+
+import uvloop
 
 from benchmarks.report import Report
-from chaos_tests.sim.mutation import Mutation, mutated
+from chaos_tests.sim.mutation import Mutation, compiled, replaced
+from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.addresses import format_address
+from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.kafka.api_keys import ApiKey
+from smq.raft_state.ids import NodeId
 from smq.records import NewRecord, encode_batch
-from smq.testing.broker import running_broker
 from smq.testing.kafka_client import RawKafka
+from smq.testing.loops import in_thread
+from smq.testing.served import served_node
 
-_PRODUCING: Final = "smq.replication.producing:Producing."
-_WAITERS: Final = "smq.replication.partition.waiters:Waiters."
+_CONNECTION: Final = "smq.coordinator.kafka.connection:Connection."
 
 # Everything that a produced batch counts or times. The probes of the loop and of the garbage collector are not per
 # batch: a few times per second.
 COUNTED: Final = (
     (
-        _PRODUCING + "produce",
-        "is_timed = trace is not None or not self._batches % BATCHES_PER_SAMPLE",
-        "is_timed = trace is not None",
-    ),
-    (
-        _PRODUCING + "_on_produced",
-        """    measures = self.host.measures
-    if isinstance(result, SmqError):
-        measures.produced.add(1, result.code.name)
-    else:
-        labels, counts = _DUPLICATE if result.duplicate else _STORED, measures.produced.by_labels
-        counts[labels] = counts.get(labels, 0) + 1
-        self._latency[acks].observe(self.now_ns() - began_ns)
+        "smq.replication.producing:Producing.produce",
+        """    self._until_timed -= 1
+    if not self._until_timed:
+        self._until_timed = BATCHES_PER_SAMPLE
+        began_ns = self.now_ns()
+        done = partial(self._on_timed, began_ns, acks, done)
+        trace = trace or self.host.measures.stage
 """,
         "",
     ),
     (
         "smq.replication.partition.intake:Intake.took_produced",
-        """    size, measures = len(stored.value) - ENVELOPE_BYTES, self._measures
-    measures.produced_records.amount += stored.end - stored.base
-    measures.produced_bytes.amount += size
-    traffic = measures.traffic.get(pid) or measures.traffic_of(pid)
-    traffic.produced_bytes += size
+        """    traffic.produced_records += stored.end - stored.base
+    traffic.produced_bytes += size - ENVELOPE_BYTES
 """,
         "",
     ),
     (
-        _WAITERS + "add",
-        """        elif not self._stages.is_timing:
-            self._stages.begin(waiter.end)
+        "smq.replication.partition.waiters:Waiters._answer",
+        """    elif waiter.duplicate:
+        self._results[DUPLICATE] += 1
+    else:
+        self._stored += 1
 """,
         "",
+    ),
+    (
+        "smq.replication.partition.waiters:Waiters.settle",
+        """    if self._stored:
+        self._results[STORED] += self._stored
+        self._stored = 0
+""",
+        "",
+    ),
+    (
+        "smq.replication.partition.due:propose_advances",
+        """    def counted(reply: Reply | SmqError) -> None:
+        if isinstance(reply, HwmsAdvanced):
+            accepted = sum(reply.accepted)
+            host.measures.advances.add(accepted, "accepted")
+            host.measures.advances.add(len(reply.accepted) - accepted, "rejected")
+        done(reply)
+
+    host.propose(command, timeout_ms, counted)
+""",
+        "    host.propose(command, timeout_ms, done)\n",
     ),
     (
         "smq.replication.storage.disk:StoreDisk._measure",
         """    self.measures.write.observe(time.monotonic_ns() - began_ns, to)
     if group:
-        self.measures.submissions.observe(len(group))
-        self.measures.size.observe(sum(submission.size for submission in group))
+        self._submissions.observe(len(group))
+        self._sizes.observe(self._group_bytes)
 """,
         "    pass\n",
     ),
@@ -79,15 +104,31 @@ COUNTED: Final = (
         "",
     ),
     (
-        "smq.coordinator.kafka.connection:Connection._finish",
-        """    took_ns = time.monotonic_ns() - slot.began_ns
-    self._gateway.request_times.observe(took_ns, SERVED[request.key].name)
+        _CONNECTION + "_take_frames",
+        "    began_ns = time.monotonic_ns()",
+        "    began_ns = 0",
+    ),
+    (
+        _CONNECTION + "_take_frames",
+        """    if len(self._times.later) >= LATER_MAX:  # beyond it there are as many as requests in flight
+        self._times.fold()
 """,
         "",
+    ),
+    (
+        _CONNECTION + "_start",
+        """        times = self._times.later
+
+        def respond(body: Struct | None) -> None:
+            times.append(time.monotonic_ns() - began_ns)
+""",
+        """        def respond(body: Struct | None) -> None:
+""",
     ),
 )
 WITHOUT: Final = tuple(Mutation(*row) for row in COUNTED)
 WITH: Final = tuple(Mutation(target, old, old) for target, old, _ in COUNTED)
+PAIRS_OF_WARM_UP: Final = 5
 WARM_UP: Final = 60  # batches at the beginning of a slice, not measured
 WINDOW: Final = 20  # requests in flight
 Z_95: Final = 1.96
@@ -96,60 +137,106 @@ Z_95: Final = 1.96
 @dataclass(frozen=True, slots=True)
 class _Shape:
     name: str
+    nodes: int
     records: int
     value_bytes: int
     batches: int  # of a slice
 
 
 SHAPES: Final = (
-    _Shape("batches of one record of 100 bytes", 1, 100, 400),
-    _Shape("batches of 150 records of 100 bytes", 150, 100, 400),
+    _Shape("one node, batches of one record of 100 bytes", 1, 1, 100, 400),
+    _Shape("one node, batches of 150 records of 100 bytes", 1, 150, 100, 400),
+    _Shape("three nodes, batches of one record of 100 bytes", 3, 1, 100, 400),
+    _Shape("three nodes, batches of 150 records of 100 bytes", 3, 150, 100, 400),
 )
+TOPIC: Final = "measured"
 
 
 def measure(report: Report, *, pairs: int) -> None:
-    with tempfile.TemporaryDirectory(prefix="smq-bench-") as directory, running_broker(Path(directory)) as broker:
-        for shape in SHAPES:
-            kafka = RawKafka(broker.kafka)
-            producer = _Producer(kafka, broker.create_topic(), shape)
-            producer.slice(WITH)
-            samples = [producer.pair() for _ in range(pairs)]
-            kafka.close()
+    for shape in SHAPES:
+        with (
+            tempfile.TemporaryDirectory(prefix="smq-bench-") as directory,
+            in_thread(_leader(Path(directory), shape.nodes), uvloop.new_event_loop) as address,
+        ):
+            with _Producer(address, shape) as producer:
+                for _ in range(PAIRS_OF_WARM_UP):
+                    producer.pair()
+                samples = [producer.pair() for _ in range(pairs)]
             _report(report, shape.name, samples)
 
 
-class _Producer:
-    """Sends one batch again and again; the node's threads are all of this process but the caller's."""
+@asynccontextmanager
+async def _leader(directory: Path, nodes: int) -> AsyncIterator[str]:
+    """Runs a cluster in this process. Yields the Kafka address of the node that leads the topic's one partition."""
+    ids = [NodeId(number) for number in range(1, nodes + 1)]
+    peers = {node: ("127.0.0.1", port) for node, port in zip(ids, free_ports(nodes), strict=True)}
+    async with AsyncExitStack() as stack:
+        starts = [
+            served_node(directory / str(node), node_id=node, peers=peers, tuning={}, kafka_address=("127.0.0.1", 0))
+            for node in ids
+        ]
+        running = await asyncio.gather(*map(stack.enter_async_context, starts))
+        await running[0].create(TOPIC)
+        described = await running[0].admin.DescribeCluster(pb.DescribeClusterRequest(topics=[TOPIC], linearizable=True))
+        address = running[ids.index(described.topics[0].partitions[0].leader)].server.kafka_address
+        assert address is not None
+        yield format_address(address)
 
-    def __init__(self, kafka: RawKafka, topic: str, shape: _Shape) -> None:
-        self._kafka, self._topic, self._shape = kafka, topic, shape
-        self._batch = encode_batch(NewRecord(None, b"v" * shape.value_bytes, 1_000) for _ in range(shape.records))
+
+class _Producer:
+    """Sends one batch again and again, from a process of its own: in this one it would compete with the nodes' threads
+    for the lock of the interpreter."""
+
+    def __init__(self, address: str, shape: _Shape) -> None:
+        self._batches = shape.batches
         self._rng = random.Random(1)
+        self._with, self._without = compiled(WITH), compiled(WITHOUT)
+        processes = multiprocessing.get_context("spawn")
+        self._pipe, theirs = processes.Pipe()
+        self._process = processes.Process(target=_produce, args=(theirs, address, shape), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._process.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.send(0)
+        self._process.join()
 
     def pair(self) -> tuple[float, float]:
         """CPU seconds per batch with and without, in a random order: what drifts hits both sides equally."""
         if self._rng.random() < 0.5:
-            return self.slice(WITH), self.slice(WITHOUT)
-        without = self.slice(WITHOUT)
-        return self.slice(WITH), without
+            return self.slice(self._with), self.slice(self._without)
+        without = self.slice(self._without)
+        return self.slice(self._with), without
 
-    def slice(self, changes: Sequence[Mutation]) -> float:
-        changed: AbstractContextManager[None] = mutated(changes)
-        with changed:
+    def slice(self, code: Mapping[str, CodeType]) -> float:
+        with replaced(code):
             self._send(WARM_UP)
-            before = _node_cpu_s()
-            self._send(self._shape.batches)
-            return (_node_cpu_s() - before) / self._shape.batches
+            before = _nodes_cpu_s()
+            self._send(self._batches)
+            return (_nodes_cpu_s() - before) / self._batches
 
     def _send(self, count: int) -> None:
+        self._pipe.send(count)
+        self._pipe.recv()
+
+
+def _produce(pipe: Connection, address: str, shape: _Shape) -> None:
+    """In its own process: for each number that the pipe gives, as many batches; until it gives zero."""
+    batch = encode_batch(NewRecord(None, b"v" * shape.value_bytes, 1_000) for _ in range(shape.records))
+    data = [{"name": TOPIC, "partition_data": [{"index": 0, "records": [batch]}]}]
+    kafka = RawKafka(address)
+    while count := pipe.recv():
         for _ in range(0, count, WINDOW):
-            data = [{"name": self._topic, "partition_data": [{"index": 0, "records": [self._batch]}]}]
-            self._kafka.send(ApiKey.PRODUCE, 9, times=WINDOW, acks=-1, timeout_ms=10_000, topic_data=data)
+            kafka.send(ApiKey.PRODUCE, 9, times=WINDOW, acks=-1, timeout_ms=10_000, topic_data=data)
             for _ in range(WINDOW):
-                self._kafka.receive_frame()
+                kafka.receive_frame()
+        pipe.send(None)
+    kafka.close()
 
 
-def _node_cpu_s() -> float:
+def _nodes_cpu_s() -> float:
     return time.process_time() - time.thread_time()
 
 

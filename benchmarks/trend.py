@@ -23,6 +23,7 @@ RUN: Final = frozenset({"time", "commit", "what"})  # of a line; the rest are fi
 def add(report: Report) -> None:
     """What a run has measured."""
     run = {"time": time.strftime("%Y-%m-%d %H:%M:%S"), "commit": commit()}
+    TREND.parent.mkdir(parents=True, exist_ok=True)
     with TREND.open("a") as file:
         for row in report.rows:
             figures = {name: value for name, value in row.items() if isinstance(value, float)}

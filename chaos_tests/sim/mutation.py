@@ -8,7 +8,7 @@ never know of this. The list of bugs is in `planted`.
 import importlib
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import CodeType
@@ -55,13 +55,24 @@ def _mutated(function: Any, mutations: list[Mutation]) -> CodeType:
     return code
 
 
-@contextmanager
-def mutated(mutations: Iterable[Mutation]) -> Iterator[None]:
-    """Changes the functions in place, so that tables that hold them see the change too."""
+def compiled(mutations: Iterable[Mutation]) -> dict[str, CodeType]:
+    """The changed code of each target."""
     by_target: dict[str, list[Mutation]] = {}
     for mutation in mutations:
         by_target.setdefault(mutation.target, []).append(mutation)
-    changed = {target: _mutated(_function(target), changes) for target, changes in by_target.items()}
+    return {target: _mutated(_function(target), changes) for target, changes in by_target.items()}
+
+
+@contextmanager
+def mutated(mutations: Iterable[Mutation]) -> Iterator[None]:
+    """Changes the functions for the time of a block."""
+    with replaced(compiled(mutations)):
+        yield
+
+
+@contextmanager
+def replaced(changed: Mapping[str, CodeType]) -> Iterator[None]:
+    """Changes the functions in place, so that tables that hold them see the change too."""
     originals = {target: _function(target).__code__ for target in changed}
     for target, code in changed.items():
         _function(target).__code__ = code

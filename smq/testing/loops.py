@@ -5,7 +5,7 @@ Owns the deadline after which a hanging test fails. Nothing here depends on smq.
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Final, TypeVar
 
@@ -24,9 +24,12 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def in_thread(context: AbstractAsyncContextManager[T]) -> Iterator[T]:
+def in_thread(
+    context: AbstractAsyncContextManager[T],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> Iterator[T]:
     """Enters and leaves `context` in the event loop of a new thread, for a caller that blocks."""
-    loop = asyncio.new_event_loop()
+    loop = loop_factory()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 import structlog
 
-from smq.coordinator.kafka.api_keys import SERVED, ApiKey
+from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.dispatch import Request, answer, begin, encode_response, parse_request
 from smq.coordinator.kafka.gateway import Gateway
@@ -31,6 +31,7 @@ from smq.coordinator.limits import (
     KAFKA_STUCK_FULL_S_MAX,
     KAFKA_STUCK_S_MAX,
 )
+from smq.replication.measures import LATER_MAX
 from smq.replication.net.listening import plain_host
 
 log = structlog.get_logger(__name__)
@@ -42,10 +43,9 @@ class _Slot:
     """The place of one answer in the queue. `size` is what it holds: the request's bytes, then the answer's.
     `is_counted`: it is one of the connection's fetches."""
 
-    __slots__ = ("began_ns", "is_counted", "is_done", "parts", "size")
+    __slots__ = ("is_counted", "is_done", "parts", "size")
 
     def __init__(self, size: int) -> None:
-        self.began_ns = time.monotonic_ns()
         self.size = size
         self.is_done = False
         self.is_counted = False
@@ -65,6 +65,7 @@ class Connection(asyncio.Protocol):
         on_close: Callable[["Connection"], None],
     ) -> None:
         self._gateway = gateway
+        self._times = gateway.times_of(ApiKey.PRODUCE)
         self._node_inflight = inflight
         self._request_bytes_max = request_bytes_max
         self._on_open = on_open
@@ -165,11 +166,14 @@ class Connection(asyncio.Protocol):
 
     def _take_frames(self) -> None:
         """Starts the requests that have arrived, up to the bounds."""
+        began_ns = time.monotonic_ns()  # of all of them: reading the clock for each would cost more than counting it
+        if len(self._times.later) >= LATER_MAX:  # beyond it there are as many as requests in flight
+            self._times.fold()
         try:
             while self._buffered and self._transport is not None and self._has_capacity:
                 if (frame := self._next_frame()) is None:
                     break
-                self._start(frame)
+                self._start(frame, began_ns)
         except CodecError as e:
             self.close(str(e))
             return
@@ -208,15 +212,17 @@ class Connection(asyncio.Protocol):
         self._chunks.clear()
         self._chunks.append(memoryview(data))
 
-    def _start(self, frame: memoryview) -> None:
+    def _start(self, frame: memoryview, began_ns: int) -> None:
         request = parse_request(frame)
         slot = _Slot(len(frame))
         self._slots.append(slot)
         self._account(slot.size - self._coming_bytes)
         self._coming_bytes = 0
         if request.key == ApiKey.PRODUCE and request.body is not None:
+            times = self._times.later
 
             def respond(body: Struct | None) -> None:
+                times.append(time.monotonic_ns() - began_ns)
                 self._finish(slot, request, body)
 
             def fail() -> None:
@@ -224,11 +230,11 @@ class Connection(asyncio.Protocol):
 
             ProduceCall(self._gateway, request.version, respond, fail).start(request.body)
             return
-        task = self._loop.create_task(self._serve(slot, request))
+        task = self._loop.create_task(self._serve(slot, request, began_ns))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, slot: _Slot, request: Request) -> None:
+    async def _serve(self, slot: _Slot, request: Request, began_ns: int) -> None:
         try:
             if request.key == ApiKey.FETCH:
                 await self._fetches.acquire()
@@ -241,6 +247,7 @@ class Connection(asyncio.Protocol):
             else:
                 async with self._in_turn:
                     body = await answer(self._gateway, request)
+            self._gateway.times_of(request.key).observe(time.monotonic_ns() - began_ns)
             self._finish(slot, request, body)
         except Exception as e:
             log.error("kafka_request_failed", key=request.key, version=request.version, exc_info=e)
@@ -248,8 +255,6 @@ class Connection(asyncio.Protocol):
 
     # ---------------------------------------------------------------------------------------------- responses
     def _finish(self, slot: _Slot, request: Request, body: Struct | None) -> None:
-        took_ns = time.monotonic_ns() - slot.began_ns
-        self._gateway.request_times.observe(took_ns, SERVED[request.key].name)
         if self._transport is None:
             return
         slot.parts = encode_response(request, body) if body is not None else None

@@ -6,6 +6,7 @@ Owns no behaviour. `kafka.listener` makes one per way in.
 from dataclasses import dataclass, field
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
+from smq.coordinator.kafka.api_keys import SERVED
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.membership import Memberships
 from smq.coordinator.service.audience import OWN
@@ -13,7 +14,7 @@ from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.transactions import Transactions
 from smq.raft_state.state import ClusterState
-from smq.replication.measures import Histogram, ProcessMeasures
+from smq.replication.measures import Histogram, ProcessMeasures, Series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,9 @@ class Gateway:
     inflight: InflightBytes
     listener: str = OWN  # that its clients came through
     request_times: Histogram = field(default_factory=lambda: ProcessMeasures().kafka_request)
+
+    def times_of(self, key: int) -> Series:
+        return self.request_times.series(SERVED[key].name)
 
     @property
     def state(self) -> ClusterState:

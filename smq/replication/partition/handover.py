@@ -195,4 +195,5 @@ class HandOver:
     def _refuse(self, parked: _Parked, error: SmqError) -> None:
         if parked.acks is not Acks.NONE:
             self._replica.expect(parked.offer.data)
+        self._host.measures.produced.add(1, error.code.name)
         self._host.deliver(lambda: parked.done(error))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from smq.raft_state.ids import PartitionId
 from smq.replication.log.codec import ENVELOPE_BYTES, StoredValue
 from smq.replication.log.store import PartitionLog
-from smq.replication.measures import NodeMeasures
+from smq.replication.measures import Traffic
 from smq.replication.ports import Disk
 
 
@@ -38,9 +38,8 @@ class _Half:
 
 
 class Intake:
-    def __init__(self, disk: Disk, bytes_max: int, measures: NodeMeasures | None = None) -> None:
-        """`bytes_max`: of both halves together. `measures`: what producers' batches are counted in."""
-        self._measures = measures if measures is not None else NodeMeasures()
+    def __init__(self, disk: Disk, bytes_max: int) -> None:
+        """`bytes_max`: of both halves together."""
         self._disk = disk
         self._half = bytes_max // 2
         self._led = _Half(disk)
@@ -60,14 +59,12 @@ class Intake:
         """A batch of a led partition, or a repaired batch, may be submitted."""
         return self._led.bytes < self._half
 
-    def took_produced(self, pid: PartitionId, stored: StoredValue) -> None:
-        """As `took`, for a producer's batch."""
-        size, measures = len(stored.value) - ENVELOPE_BYTES, self._measures
-        measures.produced_records.amount += stored.end - stored.base
-        measures.produced_bytes.amount += size
-        traffic = measures.traffic.get(pid) or measures.traffic_of(pid)
-        traffic.produced_bytes += size
-        self._led.add(len(stored.value))
+    def took_produced(self, traffic: Traffic, stored: StoredValue) -> None:
+        """As `took`, for a producer's batch. `traffic`: of its partition."""
+        size = len(stored.value)
+        traffic.produced_records += stored.end - stored.base
+        traffic.produced_bytes += size - ENVELOPE_BYTES
+        self._led.add(size)
 
     def took(self, size: int) -> None:
         """A batch of `size` bytes is the disk's newest submission."""

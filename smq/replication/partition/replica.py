@@ -6,7 +6,6 @@ answer a producer except by rule 10, nor move a high water mark itself: it only 
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from smq.raft_state.cluster_config import is_two_round
@@ -59,6 +58,7 @@ class Replica:
         self._judged_end: Offset = log.log_start  # end of the longest valid prefix of the appended log
         self.streams: dict[NodeId, FollowerStream] = {}
         self._waiters = Waiters(host, self)
+        self._traffic = host.measures.traffic_of(part.pid)
         self._hand_over = HandOver(host, self)
         self._watch = MarkWatch(host.anomalies, part.pid)
         self._resync_requested = -1  # the stream number that was asked to start again
@@ -264,14 +264,13 @@ class Replica:
             waiter = Waiter(cached.epoch, base, cached.end, ts_ns, acks, True, header, done, offer.rules)
             # This whole log is valid: a batch that it remembers below that is committed, however old its epoch.
             if cached.end <= self.known_commit_point() and acks is not Acks.NONE:
-                self._host.deliver(partial(done, waiter.success))
+                self._waiters.answer_now(waiter, waiter.success)
                 return
         else:
             waiter = self._append(offer, header, acks, done)
         self._owner.send_order.came(self.pid, header)
         if acks is Acks.NONE:
-            nothing = Produced(Offset(-1), Offset(-1), TsNs(-1), Epoch(-1), False)
-            self._host.deliver(lambda: done(nothing))
+            self._waiters.answer_now(waiter, Produced(Offset(-1), Offset(-1), TsNs(-1), Epoch(-1), False))
             return
         self._waiters.add(waiter, timeout_ms, trace)
 
@@ -287,7 +286,7 @@ class Replica:
 
     def _append_at(self, ts_ns: TsNs, batch: Buffer, header: BatchHeader) -> StoredValue:
         stored = self.log.append(batch, header, epoch=self.part.epoch, ts_ns=ts_ns, done=self.on_durable)
-        self._owner.intake.took_produced(self.pid, stored)
+        self._owner.intake.took_produced(self._traffic, stored)
         self._judged_end = stored.end
         self._owner.mark_unsent(self)
         return stored

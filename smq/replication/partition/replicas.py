@@ -79,7 +79,7 @@ class Replicas:
         self.hang = hang
         self.resign = resign
         self.send_order = SendOrder(host.clock)
-        self.intake = Intake(host.disk, host.config.append_inflight_bytes_max, host.measures)
+        self.intake = Intake(host.disk, host.config.append_inflight_bytes_max)
         self.repairs = Repairs(host, self.intake, self.mark_durable)
         self.ends = ExactEnds(host, barriers, self._by_pid.get)
         self.reads = Reads(host, self.ends, self.repairs)
@@ -235,7 +235,7 @@ class Replicas:
         self._outlived.forget(replica.pid)
         self._retainer.forget(replica.pid)
         self.compactor.forget(replica)
-        self._host.measures.traffic.pop(replica.pid, None)
+        self._host.measures.forget_traffic(replica.pid)
         del self._by_pid[replica.pid]
         del self._logs[replica.pid]
         self._store.drop(replica.log)

@@ -1,8 +1,8 @@
 """How long the parts of a batch's way take, from its append to its answer.
 
-Owns one sample at a time: the batch that is timed now, of one partition. The next batch after its end is the next
-sample, so the cost does not grow with the load, and few batches are timed when many come. A batch that is traced has
-stages of its own. It decides nothing. Only `waiters` uses it.
+Owns one sample at a time: the batch that is timed now, of one partition. The next batch after its end that is to be
+timed is the next sample, so few batches are timed when many come. A batch that is traced has stages of its own. It
+decides nothing. Only `waiters` uses it.
 """
 
 from smq.raft_state.ids import Offset

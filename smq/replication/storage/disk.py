@@ -77,6 +77,7 @@ class StoreDisk(WalkedRows):
         caller without a loop. `write_ahead_bytes`: of a file that has to be made."""
         self._path = Path(path)
         self.measures = DiskMeasures()
+        self._submissions, self._sizes = self.measures.submissions.series(), self.measures.size.series()
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_fatal = on_fatal
         self._call_soon = call_soon
@@ -98,6 +99,7 @@ class StoreDisk(WalkedRows):
         # Turns; None: close. Bounded by the node's in-flight cap.
         self._queue: SimpleQueue[list[_Submission] | None] = SimpleQueue()
         self._taken: deque[_Submission] = deque()  # from the queue: what the previous transaction had no room for
+        self._group_bytes = 0  # of the group that the writer has
         self._writes = 0  # that are durable
         self._is_failed = False
         self._is_closed = False
@@ -244,8 +246,8 @@ class StoreDisk(WalkedRows):
     def _measure(self, group: list[_Submission], began_ns: int, to: str) -> None:
         self.measures.write.observe(time.monotonic_ns() - began_ns, to)
         if group:
-            self.measures.submissions.observe(len(group))
-            self.measures.size.observe(sum(submission.size for submission in group))
+            self._submissions.observe(len(group))
+            self._sizes.observe(self._group_bytes)
 
     def _next_group(self) -> list[_Submission] | None:
         """Waits for a submission, and takes those queued after it. None at close; empty if none has come for a while,
@@ -261,10 +263,12 @@ class StoreDisk(WalkedRows):
         group: list[_Submission] = []
         size = 0
         while self._taken or self._takes_more():
-            size += self._taken[0].size
-            if group and size > COMMIT_BYTES_MAX:
+            with_next = size + self._taken[0].size
+            if group and with_next > COMMIT_BYTES_MAX:
                 break
+            size = with_next
             group.append(self._taken.popleft())
+        self._group_bytes = size
         return group
 
     def _takes_more(self) -> bool:

@@ -118,7 +118,8 @@ class Host:
         self.sent: list[tuple[NodeId, wire.Message]] = []
         self.network = RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))
         self.machine = Machine()
-        self.anomalies = Anomalies(self.clock, NodeMeasures(), lambda: self.state)
+        self.measures = NodeMeasures()
+        self.anomalies = Anomalies(self.clock, self.measures, lambda: self.state)
         self.store = LogStore(self.disk)
         self.send_order = SendOrder(self.clock)
         self.intake = Intake(self.disk, self.config.append_inflight_bytes_max)
@@ -156,6 +157,7 @@ class Host:
             propose=self._propose,
             anomalies=self.anomalies,
             deliver=self.clock.call_soon,
+            measures=self.measures,
         )
 
     def _propose(self, command: Command, _timeout_ms: int, done: DoneFn[Reply]) -> None:
@@ -318,11 +320,17 @@ class Host:
         return self.apply(AdvanceHwms(items=(item,)))
 
     def produce(
-        self, data: bytes | None = None, acks: Acks = Acks.ALL, timeout_ms: int = 30_000, *, named: str | None = None
+        self,
+        data: bytes | None = None,
+        acks: Acks = Acks.ALL,
+        timeout_ms: int = 30_000,
+        *,
+        named: str | None = None,
+        is_timed: bool = False,
     ) -> "Answer":
         answer = Answer()
         offer = Offer(data if data is not None else batch(), BatchRules(), named)
-        self.live.produce(offer, acks, timeout_ms, answer)
+        self.live.produce(offer, acks, timeout_ms, answer, self.measures.stage if is_timed else None)
         return answer
 
     def ack(self, peer: NodeId, end: int, *, epoch: int | None = None, incarnation: int = INCARNATION) -> None:

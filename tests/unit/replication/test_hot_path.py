@@ -101,9 +101,9 @@ def test_one_object_of_a_batch_goes_to_memory_disk_and_followers(world: HotPath)
 
 
 def test_functions_called_for_a_batch_among_others(world: HotPath) -> None:
-    """Of smq, on all three nodes together. About four of them count and time what the leader does."""
+    """Of smq, on all three nodes together. One or two of them count and time what the leader does."""
     found = costs(world, per_partition=8, partitions=3)
-    assert found[ALL]["all calls"] / 24 < 146
+    assert found[ALL]["all calls"] / 24 < 140
     assert found[LEADER]["submissions"] <= 24 + 2  # one for each batch, and those of Raft
     for node in FOLLOWERS:
         assert found[node]["submissions"] <= 3 + 2  # one for each partition
@@ -112,7 +112,7 @@ def test_functions_called_for_a_batch_among_others(world: HotPath) -> None:
 def test_functions_called_for_a_small_batch_among_those_of_a_turn(world: HotPath) -> None:
     """One partition, and no batch larger than a record: what many clients cost that have one record in flight each."""
     found = costs(world, per_partition=33, partitions=1, size=100)
-    assert found[ALL]["all calls"] / 33 < 113
+    assert found[ALL]["all calls"] / 33 < 112
     assert found[LEADER]["Append"] == len(FOLLOWERS)
     for node in FOLLOWERS:
         assert found[node]["submissions"] == 1
@@ -134,7 +134,7 @@ def test_a_batch_leaves_nothing_to_the_garbage_collector(world: HotPath) -> None
 def test_what_a_batch_costs_that_comes_alone(world: HotPath) -> None:
     """Until it is answered. Raft's entry with the high water mark follows, for all batches of the meantime."""
     found = costs(world, per_partition=1, partitions=1)
-    assert found[ALL]["all calls"] < 505
+    assert found[ALL]["all calls"] < 475
     assert found[ALL]["TurnEngine._turn"] == 0
     for node in NODES:
         assert found[node]["commits"] == found[node]["submissions"] == 1

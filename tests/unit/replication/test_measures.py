@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from smq.raft_state.ids import Offset
-from smq.replication.measures import Counter, Histogram, NodeMeasures, instruments, sized
+from smq.raft_state.ids import Offset, PartitionId
+from smq.replication.measures import Counter, Histogram, NodeMeasures, Series, instruments, sized
 from smq.replication.partition.stages import Stages
 from tests.unit.replication.support import ME, PEER_A, Host
 
@@ -31,6 +33,26 @@ def test_a_value_on_a_bound_belongs_to_that_bucket_and_a_larger_one_to_the_last(
         histogram.observe(amount)
     series = histogram.series()
     assert (series.buckets, series.total, series.count) == ([1, 2, 1], 222, 4)
+
+
+@given(st.lists(st.lists(st.integers(0, 130))))
+def test_what_is_put_off_is_counted_as_if_it_had_been_observed_immediately(turns: list[list[int]]) -> None:
+    observed, put_off = Series((10, 100, 120)), Series((10, 100, 120))
+    for number, turn in enumerate(turns):
+        for amount in turn:
+            observed.observe(amount)
+        put_off.later.extend(turn)
+        if number % 2:
+            put_off.fold()
+    assert (put_off.total, put_off.count) == (observed.total, observed.count)
+    assert put_off.buckets == observed.buckets
+
+
+def test_a_reader_sees_what_was_put_off_in_each_figure() -> None:
+    for read, found in ((lambda s: s.buckets, [1, 1]), (lambda s: s.total, 27), (lambda s: s.count, 2)):
+        series = Series((10,))
+        series.later += [20, 7]
+        assert read(series) == found  # type: ignore[no-untyped-call]  # one of the three above
 
 
 def test_the_instruments_of_a_group_have_distinct_names_and_a_text() -> None:
@@ -99,10 +121,21 @@ def test_the_samples_of_a_replica_that_loses_its_leadership_leave_place_for_the_
     """Otherwise the partition would never be timed again."""
     host = Host()
     host.create_partition()
-    lost = host.produce()
+    lost = host.produce(is_timed=True)
     assert host.live._waiters._stages.is_timing
     host.elect(PEER_A)
     host.elect(ME)
     host.settle()
     assert lost.error == "APPEND_LOST"
     assert not host.live._waiters._stages.is_timing
+
+
+def test_what_a_partition_took_counts_on_when_this_node_has_it_no_longer() -> None:
+    measures, pids = NodeMeasures(), [PartitionId(bytes([number]) * 20) for number in (1, 2)]
+    for pid in pids:
+        measures.traffic_of(pid).produced_records += 3
+        measures.traffic_of(pid).produced_bytes += 50
+    for pid in pids[:1] * 2:
+        measures.forget_traffic(pid)
+    assert list(measures.traffic) == pids[1:]
+    assert (measures.produced_records.values, measures.produced_bytes.values) == ({(): 6}, {(): 100})

@@ -141,7 +141,7 @@ def test_what_a_record_of_each_of_many_clients_costs() -> None:
     def scenario(world: HotPath, clients: Clients) -> None:
         found = costs(world, clients)
         assert clients.base_offsets() == list(range(CLIENTS, 2 * CLIENTS))
-        assert found[ALL]["all calls"] / CLIENTS < 194
+        assert found[ALL]["all calls"] / CLIENTS < 189
         assert all(wire.writes == 1 for wire in clients.wires)
 
     with_clients(scenario)

@@ -27,7 +27,6 @@ from smq.records import decode_batch, parse_header
 from smq.replication.api import DoneFn
 from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
-from smq.replication.log import rewriting
 from smq.replication.log.store import PartitionLog
 from smq.replication.node import Node
 from smq.replication.ports import Channel, Clock, Compute, DataDamaged, Disk, Network, Rng
@@ -55,7 +54,6 @@ RARE = (
     "hwm_of_a_dead_epoch_rejected",
     "log_starts_moved",
     "records_compacted_away",
-    "transactions_compacted_away",
     "damaged_messages_refused",
     "levels_raised",
     "waits_for_an_upgrade",
@@ -416,10 +414,8 @@ class WatchedNode(Node):
 
 
 def count_log_events(counts: Counter[str]) -> Callable[[], None]:
-    """Counts truncations that cut something, producers that expire, and transactions that compaction makes an end of;
-    returns a function that stops the counting."""
+    """Counts truncations that cut something, and producers that expire; returns a function that stops the counting."""
     original, original_forget = PartitionLog.truncate, PartitionLog.forget_producers
-    original_outside = rewriting._outside
 
     def counted(self: PartitionLog, end: Any) -> bool:
         if end < self.appended_end:
@@ -431,16 +427,10 @@ def count_log_events(counts: Counter[str]) -> Callable[[], None]:
         counts["producers_expired"] += gone
         return gone
 
-    def counted_outside(draft: Any) -> Any:
-        counts["transactions_compacted_away"] += draft.header.is_control
-        return original_outside(draft)
-
-    rewriting._outside = counted_outside
     PartitionLog.truncate = counted  # type: ignore[method-assign, assignment]  # a probe of the simulation
     PartitionLog.forget_producers = counted_forget  # type: ignore[method-assign]  # likewise
 
     def restore() -> None:
-        rewriting._outside = original_outside
         PartitionLog.truncate = original  # type: ignore[method-assign]  # undoes the above
         PartitionLog.forget_producers = original_forget  # type: ignore[method-assign]  # likewise
 

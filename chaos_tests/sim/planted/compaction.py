@@ -146,18 +146,4 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         anomalies=_LOST_IN_LEDGERS,
         seeds=8,
     ),
-    PlantedBug(
-        name="half-a-transaction-removed",
-        rule="compaction: a control batch goes only with its transaction's first batch",
-        mutations=(
-            Mutation(
-                "smq.replication.log.rewriting:SegmentWriter._follow",
-                "is_whole = len(own) > 1 and",
-                "is_whole =",
-            ),
-        ),
-        scenario="ended_transactions",
-        anomalies=frozenset({"lost-key", "no-progress", "skipped-record"}),
-        seeds=8,
-    ),
 )

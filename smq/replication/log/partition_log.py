@@ -14,7 +14,6 @@ from typing import Final
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import BatchHeader, Buffer
-from smq.replication.api import Aborted
 from smq.replication.log.aborted import aborted_key, aborted_row
 from smq.replication.log.aborted_log import AbortedLog
 from smq.replication.log.budget import TAIL_BYTES_NODE_MAX, NodeBudget
@@ -85,6 +84,7 @@ class PartitionLog(AbortedLog):
         has_producers: bool = True,
     ) -> None:
         super().__init__(disk, pid, log_start, base=base, state=state, first=first)
+        self.segments = HeldSegments()
         self.tail_damage = tail_damage
         self.damaged_batches = set(damaged_batches)
         self.has_producers = has_producers
@@ -394,8 +394,7 @@ class PartitionLog(AbortedLog):
         self.aborted.cut(Offset(0))
         self._forget_tail(Offset(-1))
         self._state = state
-        self.segments = HeldSegments()
-        self._note_compacted()
+        self.segments, self._compacted_end = HeldSegments(), Offset(0)
         self._settle_producers()
         row = self._checkpoint()
         self._base = state.copy()
@@ -410,7 +409,6 @@ class PartitionLog(AbortedLog):
     def _forget_tail(self, end: Offset) -> None:
         """From now on no batch that ends beyond `end` is awaited or served."""
         self.generation += 1
-        self._leaving = []
         self.tail_damage = None
         self.damaged_batches = {base for base in self.damaged_batches if base < end}
         while self._pending and not self._pending[-1].cut(end):
@@ -458,21 +456,22 @@ class PartitionLog(AbortedLog):
         done, if it cannot be installed now: the log ends before `start`, or changes there are on their way to the disk.
         Batches may come back that this log never had, or had deleted: no state counts batches below the base."""
         end_before, base = self.appended_end, self._base
-        is_whole = start <= end_before and min(end, end_before) <= self.durable_end and self.tail_damage is None
-        is_whole &= old.first >= end or old.first == max(start, self._first)
-        if self.is_dropped or self._is_trimming or self.is_installing or not is_whole:
+        is_whole = start <= end_before and min(end, end_before) <= self.durable_end
+        is_busy = self.is_dropped or self.tail_damage is not None or self._is_trimming or self.is_installing
+        if is_busy or not is_whole or (old.first < end and old.first != max(start, self._first)):
             return False
+        grows = end > end_before
         state = self._state
-        if grows := end > end_before:
+        if grows:
             if self._pending:
                 return False
             at = max(start, base.end)
-            if (state := state if at == end_before else self._state_up_to(at)).end != at:
+            state = state if at == end_before else self._state_up_to(at)
+            if state.end != at:
                 return False
             # The rows of what the segment replaces stay, at its batches.
             state.create_ms_max = newest_create_ms(self, state.create_ms_max, end_before)
         ops = replacing_ops(self.pid, start, end, values, old)
-        self._close_inside(start, values, state)
         if start <= self._first < end:
             self._first = values[0].base
             if values[0].ts_ns <= base.last_ts_ns:  # only deleted rows are later: the order starts afresh
@@ -484,7 +483,6 @@ class PartitionLog(AbortedLog):
             self._pending.append(pending)
         else:
             base.bytes_total += old.size - sum(len(stored.value) for stored in values if stored.end > base.end)
-            ops += self._replace_aborted(start, end, values)
             self._forget_tail_before(end)
         base.saved = NOT_SAVED
         ops.append(self._base_row())
@@ -496,27 +494,29 @@ class PartitionLog(AbortedLog):
 
     def _grown(self, state: LogState, values: list[StoredValue]) -> list[Op]:
         """The log becomes `state` and these batches, all of which are in memory until they are durable."""
-        ops, found = list[Op](), list[Aborted]()
-        end_before, at = self.appended_end, state.end
-        self._forget_tail(at)
+        ops: list[Op] = []
+        end_before = self.appended_end
+        self._forget_tail(state.end)
+        self.aborted.cut(state.end)
         for stored in values:
             info = info_of_stored(stored)
             if info.end <= state.end:
                 continue
             if info.end > end_before and info.max_timestamp_ms > state.create_ms_max:
                 ops.append(Put(Table.TIMES, create_time_key(self.pid, info.max_timestamp_ms, info.base), b""))
-            if (aborted := state.add(info)) is not None:
-                found.append(aborted)
+            aborted = state.add(info)
+            if aborted is not None:
+                self.aborted.add(aborted)
+                ops.append(Put(Table.TIMES, *aborted_row(self.pid, aborted)))
             self._tail.append(stored)
             self._count_tail(info.size)
         self._state = state
         self._settle_producers()
-        return ops + self._exchange_aborted(at, state.end, found)
+        return ops
 
     def _on_installed(self, pending: Pending | None, done: Callable[[], None]) -> None:
         self.is_installing = False
         self.generation += 1
-        self.aborted.discard(self._leaving)
         if pending is not None:
             pending()
         if not self._disk.is_closed:
@@ -531,7 +531,7 @@ class PartitionLog(AbortedLog):
     def _held(self, start: Offset, end: Offset, digest: bytes) -> list[Op]:
         """A checkpoint is at hand that no batch of a segment contains: recovery has to find one."""
         self.segments.put(start, end, digest)
-        self._note_compacted()
+        self._compacted_end = self.segments.compacted_end
         ops: list[Op] = [Put(Table.CHECKPOINTS, segments_key(self.pid), self.segments.encode())]
         return [*ops, self._checkpoint()] if self._state.saved.end < self._compacted_end else ops
 
@@ -539,7 +539,7 @@ class PartitionLog(AbortedLog):
         """As the row on disk has them; None if it is damaged: then any older checkpoint may lie inside a batch."""
         self.segments = segments if segments is not None else HeldSegments(self.appended_end)
         self.segments.forget_after(self.appended_end)
-        self._note_compacted()
+        self._compacted_end = self.segments.compacted_end
         if self._compacted_end:
             self._trim_limit = self._first  # until the replica knows what the state holds
             # It may be folded from an older checkpoint, over batches that compaction has taken records from.

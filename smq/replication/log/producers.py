@@ -13,7 +13,7 @@ with five. A snapshot is the entries one after another, and copies of a table sh
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -122,10 +122,6 @@ class ProducerTable:
         """Where the producer's open transaction begins; None if it has none."""
         return self._open.get(producer_id)
 
-    def opened(self) -> dict[int, Offset]:
-        """Where each open transaction begins, by producer."""
-        return self._open.copy()
-
     def has_ended(self, producer_id: int, known: Offset) -> bool:
         """Whether nothing of the producer is open in a log that is known to be committed up to `known`."""
         _, marker = self._ended.get(producer_id, (-1, -1))
@@ -200,17 +196,6 @@ class ProducerTable:
         self._put(producer_id, head + _TRANSACTIONS.pack(-1, first, marker) + batches)
         self._changed.add(producer_id)
         return first
-
-    def close(self, start: Offset, still_open: Mapping[int, Offset]) -> None:
-        """The transactions that began at or above `start` have ended, except those that are still open: compaction has
-        removed their batches, and their control batches with them."""
-        for producer_id, first in self.opened().items():
-            if first >= start and producer_id not in still_open:
-                entry = self._entries[producer_id]
-                _, *ended = _TRANSACTIONS.unpack_from(entry, _HEAD.size)
-                batches = entry[_batches_at(entry) :]
-                self._put(producer_id, entry[: _HEAD.size] + _TRANSACTIONS.pack(-1, *ended) + batches)
-                self._changed.add(producer_id)
 
     def entries(self, start: Offset) -> Iterator[ActiveProducer]:
         """The producers with a batch above `start`. The table must not change meanwhile."""

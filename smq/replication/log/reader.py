@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 from smq.raft_state.ids import Offset, PartitionId, TsNs
 from smq.raft_state.topic_config import Retention
-from smq.replication.log.aborted import aborted_key
 from smq.replication.log.codec import (
     INT64_MAX,
     TIME_APPEND,
@@ -66,7 +65,6 @@ class LogReader:
         self._base = base  # the state before the first batch; see `state`
         self._first = first  # base offset of the first batch; log_start if there is none
         self._compacted_end = Offset(0)  # below it, only the borders of segments are surely batch borders
-        self._closed_end = Offset(0)  # every transaction that began below it has ended
         self._tail: deque[StoredValue] = deque()  # contiguous up to appended_end; holds every batch not yet durable
 
     @property
@@ -115,16 +113,10 @@ class LogReader:
         state = self._folded(start if start is not None else self._checkpoint_at_or_below(end), end)
         if state.end < end and start is None and self._compacted_end:
             # Damage that is not repaired, as the others have deleted what it was. A checkpoint inside a batch that
-            # compaction has joined is right in everything but the sizes and the transactions: such a batch has one
-            # epoch, and no producer. Compaction may have removed the control batch of a transaction that is open there;
-            # if it has not ended, its next batch opens it again.
-            later = self._checkpoint_at_or_below(end, may_be_inside=True)
-            if later.end < self._closed_end:
-                later.producers.close(Offset(0), {})
-            later = self._folded(later, end)
+            # compaction has joined is right in everything but the sizes: such a batch has one epoch, and no producer.
+            later = self._folded(self._checkpoint_at_or_below(end, may_be_inside=True), end)
             if later.end == end:
                 later.bytes_total = self._base.bytes_total + self._counted_below(end)
-                later.aborted = self._base.aborted + self._aborted_below(end)
                 state = later
         state.forget_before(self._first)
         return state
@@ -148,11 +140,6 @@ class LogReader:
         if self._tail and at >= self._tail[0].base:
             return next(stored.base for stored in reversed(self._tail) if stored.base <= at)
         return base_of_key(self._key_of_batch_at(at))
-
-    def _aborted_below(self, end: Offset) -> int:
-        """The aborted transactions with a marker between the base and `end`."""
-        start, stop = aborted_key(self.pid, self._base.end), aborted_key(self.pid, end)
-        return sum(1 for _ in self.rows_of_times(start, stop))
 
     def _counted_below(self, end: Offset) -> int:
         """The size of the batches between the base and `end`."""

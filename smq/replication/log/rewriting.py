@@ -4,10 +4,8 @@ Owns what a rewritten batch looks like. Every offset stays where it was, every r
 its bytes, and the batches still touch: what is missing are records. A batch that has lost all of them is joined to the
 one before it, or stays without records. The information about producers stays as long as it changes an answer
 (`producers_start`). Epochs are never mixed, nor transactions: each keeps the first of its batches, and its control
-batch, so that a log says where it began and how it ended. Only a transaction that begins and ends in one segment, below
-`producers_start`, stops being one: what it committed stays as plain batches, and its control batch goes. So all
-versions of a segment have the same effect on what is open. It must never decide what else goes: its caller says that of
-each record, and which batches were aborted. Only compaction uses it.
+batch, so that a log says of every transaction where it began and how it ended. It must never decide what goes: its
+caller says that of each record, and which batches were aborted. Only compaction uses it.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,11 +20,9 @@ from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
 from smq.records import (
     CODEC_MASK,
-    CONTROL_MASK,
     HEADER_BYTES,
     INT32_MAX,
     TIMESTAMP_TYPE_MASK,
-    TRANSACTIONAL_MASK,
     BatchCorrupt,
     BatchHeader,
     Buffer,
@@ -159,17 +155,11 @@ class Rewritten(NamedTuple):
 
 
 class SegmentWriter:
-    """Takes the batches of one segment in order, and gives the new ones.
+    """Takes the batches of one segment in order, and gives the new ones."""
 
-    `opened` are the producers with a transaction that is open where the segment begins: it is kept up to date, for the
-    segment after this one. None if they are not known: then every transaction stays one."""
-
-    def __init__(self, pid: PartitionId, producers_start: Offset, opened: set[int] | None = None) -> None:
+    def __init__(self, pid: PartitionId, producers_start: Offset) -> None:
         self._pid = pid
         self._producers_start = producers_start
-        self._opened = opened
-        self._began_before = set(opened or ())
-        self._own: dict[int, list[int]] = {}  # the drafts of each transaction that began in this segment, by producer
         self._drafts: list[_Draft] = []
         self._has_tombstones = False
         self._removed = 0
@@ -191,13 +181,11 @@ class SegmentWriter:
         if found is None:
             self.has_unread |= not header.is_control
             self._put(_Draft(stored.end, stored.epoch, ts_ns, header, b"", stored.value, is_unread=True))
-            self._follow(header)
             return
         left = compress(records, stays)
         self._has_tombstones |= any(is_tombstone and key is not None for _, key, is_tombstone in left)
         self._removed += stays.count(False)
         self._put(_Draft(stored.end, stored.epoch, ts_ns, header, raw, value))
-        self._follow(header)
 
     def add_aborted(self, stored: StoredValue) -> None:
         """A batch of an aborted transaction: all its records go, whatever they are."""
@@ -207,35 +195,18 @@ class SegmentWriter:
             self._removed += header.count
             header, value = _without_records(header), None
         self._put(_Draft(stored.end, stored.epoch, ts_ns, header, b"", value))
-        self._follow(header)
 
     def _put(self, draft: _Draft) -> None:
         before = self._drafts[-1] if self._drafts else None
         if before is not None and not draft.header.count and self._may_join(before, draft):
             header = replace(before.header, last_offset_delta=draft.end - before.base - 1)
             if not header.is_transactional:
-                header = _without_producer(header)
+                header = replace(
+                    header, producer_id=_NO_PRODUCER, producer_epoch=_NO_PRODUCER, base_sequence=_NO_PRODUCER
+                )
             self._drafts[-1] = replace(before, end=draft.end, header=header, value=None)
         else:
             self._drafts.append(draft)
-
-    def _follow(self, header: BatchHeader) -> None:
-        """The newest draft has taken in a batch with this header: which transaction it belongs to, or ends."""
-        if self._opened is None or not header.is_transactional:
-            return
-        producer, newest = header.producer_id, len(self._drafts) - 1
-        if not header.is_control:
-            self._opened.add(producer)
-            if producer not in self._began_before:
-                self._own.setdefault(producer, []).append(newest)
-            return
-        self._opened.discard(producer)
-        self._began_before.discard(producer)
-        own = {*self._own.pop(producer, []), newest}
-        is_whole = len(own) > 1 and not any(self._drafts[n].is_unread for n in own - {newest})
-        if is_whole and header.end <= self._producers_start:
-            for number in own:
-                self._drafts[number] = _outside(self._drafts[number])
 
     def _may_join(self, before: _Draft, after: _Draft) -> bool:
         """Two batches outside of transactions, or two that follow one another in one transaction."""
@@ -248,9 +219,6 @@ class SegmentWriter:
         return not any(d.header.producer_id >= 0 and d.end > self._producers_start for d in (before, after))
 
     def finish(self) -> Rewritten:
-        drafts, self._drafts = self._drafts, []
-        for draft in drafts:  # without their transactions, more of them may be joined
-            self._put(draft)
         values = [self._built(draft) for draft in self._drafts]
         is_changed = any(draft.value is None for draft in self._drafts)
         return Rewritten(values, digest_of(values), self._has_tombstones, self._removed, is_changed)
@@ -280,20 +248,6 @@ def _is_continued(before: BatchHeader, after: BatchHeader) -> bool:
         and (before.producer_id, before.producer_epoch) == (after.producer_id, after.producer_epoch)
         and after.base_sequence == (before.last_sequence + 1) & INT32_MAX
     )
-
-
-def _outside(draft: _Draft) -> _Draft:
-    """A batch of a transaction, or its control batch, as one of no transaction and no producer."""
-    header = _without_producer(draft.header)
-    header = replace(header, attributes=header.attributes & ~(TRANSACTIONAL_MASK | CONTROL_MASK))
-    body = draft.body
-    if draft.header.is_control:
-        header, body = _without_records(header), b""
-    return replace(draft, header=header, body=body, value=None, is_unread=False)
-
-
-def _without_producer(header: BatchHeader) -> BatchHeader:
-    return replace(header, producer_id=_NO_PRODUCER, producer_epoch=_NO_PRODUCER, base_sequence=_NO_PRODUCER)
 
 
 def _without_records(header: BatchHeader) -> BatchHeader:

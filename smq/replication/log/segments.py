@@ -59,11 +59,6 @@ class HeldSegments:
         self._ends: list[Offset] = []
         self._digests: list[bytes] = []
 
-    @property
-    def known_end(self) -> Offset:
-        """As `compacted_end`, but too low rather than too high, also after the row on disk was damaged."""
-        return self._ends[-1] if self._ends else _NOWHERE
-
     def _at(self, offset: Offset) -> int | None:
         number = bisect_right(self._starts, offset) - 1
         return number if number >= 0 and offset < self._ends[number] else None

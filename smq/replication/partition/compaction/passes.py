@@ -72,7 +72,6 @@ class _Pass:
     request: int = 0
     log_start: Offset = Offset(0)  # as the pass began
     aborted: AbortedTransactions = field(default_factory=lambda: AbortedTransactions([]))  # as the pass began
-    opened: set[int] | None = None  # the producers with a transaction that is open where the next segment begins
     is_partial: bool = False  # more is dirty than the table of keys could take
     lacks_bytes: bool = False  # of a segment: all that it can do is to give them up
     removed: int = 0
@@ -217,8 +216,6 @@ class Compactor:
             if not found:
                 return
             start = found[0].base
-        if replica.log.has_producers:
-            current.opened = replica.log.open_at(part.segments[0].start if part.segments else start)
         dirt, log_bytes = yield from self._find_dirt(current, limits, start, stable)
         is_expired = [_is_expired(segment, limits, now_ms) for segment in part.segments]
         dirty = [
@@ -315,7 +312,7 @@ class Compactor:
         bytes_max: int | None = None,
     ) -> Cleaner:
         part = current.replica.part
-        writer = SegmentWriter(part.pid, part.producers_start, current.opened)
+        writer = SegmentWriter(part.pid, part.producers_start)
         return Cleaner(
             table, writer, current.aborted, start, stop, drops_tombstones=drops_tombstones, bytes_max=bytes_max
         )

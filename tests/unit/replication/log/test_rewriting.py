@@ -9,17 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
-from smq.records import (
-    CODECS,
-    BatchCorrupt,
-    NewRecord,
-    Record,
-    build_batch,
-    decode_batch,
-    encode_batch,
-    marker_batch,
-    parse_header,
-)
+from smq.records import CODECS, BatchCorrupt, NewRecord, Record, build_batch, decode_batch, encode_batch, parse_header
 from smq.replication.log.aborted import AbortedTransactions
 from smq.replication.log.cleaning import KeyScan, Stretch
 from smq.replication.log.codec import StoredValue, build_value, parse_header_of, parse_value
@@ -59,10 +49,8 @@ def records_of(values: list[StoredValue]) -> list[Record]:
     return [record for value in values if parse_header(value.batch).count for record in decode_batch(value.batch)]
 
 
-def written(
-    values: list[StoredValue], removed: set[int], producers_start: int = 0, opened: set[int] | None = None
-) -> Rewritten:
-    writer = SegmentWriter(PID, Offset(producers_start), opened)
+def written(values: list[StoredValue], removed: set[int], producers_start: int = 0) -> Rewritten:
+    writer = SegmentWriter(PID, Offset(producers_start))
     for value in values:
         writer.add(value, lambda records: [offset not in removed for offset, *_ in records])
     return writer.finish()
@@ -219,70 +207,6 @@ def test_an_aborted_batch_loses_all_records_without_being_unpacked() -> None:
         again = SegmentWriter(PID, Offset(0))
         again.add_aborted(new.values[0])
         assert (again.finish().is_changed, again.finish().values) == (False, new.values)
-
-
-def ended(base: int, *, producer: int = PRODUCER, is_commit: bool = True) -> StoredValue:
-    """A control batch."""
-    return stored_batch(marker_batch(producer_id=producer, producer_epoch=3, is_commit=is_commit, timestamp_ms=5), base)
-
-
-def shapes(
-    values: list[StoredValue], removed: set[int], producers_start: int, opened: set[int] | None
-) -> list[tuple[int, int, int, int, int]]:
-    """(base, end, records, attributes, producer) of each new batch."""
-    headers = [parse_header(v.batch) for v in written(values, removed, producers_start, opened).values]
-    return [(h.base_offset, h.end, h.count, h.attributes, h.producer_id) for h in headers]
-
-
-def test_a_transaction_in_one_segment_below_the_expired_producers_stops_being_one() -> None:
-    values = [stored(0, [b"a"]), in_transaction(1, 2), in_transaction(3, 1, sequence=2), ended(4), stored(5, [b"b"])]
-    opened: set[int] = set()
-    found = shapes(values, {1, 3}, 5, opened)
-    assert found == [(0, 1, 1, 0, -1), (1, 5, 1, 0, -1), (5, 6, 1, 0, -1)]
-    assert not opened
-    left = records_of(written(values, {1, 3}, 5, set()).values)
-    assert left == [r for v in (values[0], values[1], values[4]) for r in records_of([v]) if r.offset != 1]
-
-
-def test_a_transaction_that_leaves_nothing_joins_the_batch_before_it() -> None:
-    values = [stored(0, [b"a"]), in_transaction(1, 2), ended(3, is_commit=False)]
-    assert shapes(values, {1, 2}, 4, set()) == [(0, 4, 1, 0, -1)]
-
-
-@pytest.mark.parametrize(
-    ("why", "producers_start", "opened"),
-    [
-        ("a retry must be recognised", 4, set()),
-        ("it began before the segment", 5, {PRODUCER}),
-        ("it is not known where it began", 5, None),
-    ],
-)
-def test_a_transaction_stays_one(why: str, producers_start: int, opened: set[int] | None) -> None:
-    values = [in_transaction(1, 2), in_transaction(3, 1, sequence=2), ended(4)]
-    found = shapes(values, {1, 2, 3}, producers_start, opened)
-    assert found[-1] == (4, 5, 1, 0x30, PRODUCER), why
-    assert all(attributes & 0x10 for _, _, _, attributes, _ in found), why
-
-
-def test_a_transaction_that_ends_after_the_segment_is_open_there() -> None:
-    first, opened = [in_transaction(0, 1), in_transaction(1, 1, producer=5), ended(2, producer=5)], set[int]()
-    assert shapes(first, set(), 9, opened) == [(0, 1, 1, 0x10, PRODUCER), (1, 3, 1, 0, -1)]
-    assert opened == {PRODUCER}
-    next_one = [in_transaction(3, 1, sequence=1), ended(4), in_transaction(5, 1), ended(6)]
-    found = shapes(next_one, {3}, 9, opened)
-    assert found == [(3, 4, 0, 0x10, PRODUCER), (4, 5, 1, 0x30, PRODUCER), (5, 7, 1, 0, -1)]
-    assert not opened
-
-
-def test_a_transaction_with_a_batch_that_does_not_decode_stays_one() -> None:
-    ts_ns, header = parse_header_of(in_transaction(0, 2).value, verify=None)
-    batch = build_batch(replace(header, attributes=0x14), b"no zstd")
-    odd = parse_value(PID, build_value(PID, batch, parse_header(batch), Offset(0), Epoch(0), ts_ns))
-    assert shapes([odd, ended(2)], set(), 9, set()) == [(0, 2, 2, 0x14, PRODUCER), (2, 3, 1, 0x30, PRODUCER)]
-
-
-def test_a_control_batch_that_ends_nothing_known_stays() -> None:
-    assert shapes([ended(0)], set(), 9, set()) == [(0, 1, 1, 0x30, PRODUCER)]
 
 
 def test_a_batch_that_does_not_decode_is_left_alone() -> None:

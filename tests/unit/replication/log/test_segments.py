@@ -1,9 +1,8 @@
 """Compacted segments in a log: installed, served, kept through restarts, power cuts, cuts and deletions at the start.
 
 A leader's log compacts itself, a follower's takes what the leader's has: as appends above what is compacted, and as
-whole segments below. Both must hold the same bytes in the end, on both kinds of disk. Older bytes may come back.
-Aborted transactions lose their records, and those that a segment holds in whole their control batches; what is open and
-stable is as in a list of all batches that there ever were, and so is what is aborted, where the control batch is left.
+whole segments below. Both must hold the same bytes in the end, on both kinds of disk. Aborted transactions lose their
+records; what is open, stable and aborted is as in a list of all batches that there ever were.
 """
 
 import shutil
@@ -17,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerId, TsNs
+from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import NewRecord, decode_batch, encode_batch, marker_batch, parse_header
 from smq.replication.log import partition_log
 from smq.replication.log.aborted import AbortedTransactions
@@ -94,30 +93,15 @@ class Node:
 
 
 def rewritten(
-    values: list[StoredValue],
-    removed: set[int],
-    producers_start: int,
-    aborted: AbortedTransactions,
-    opened: set[int] | None = None,
+    values: list[StoredValue], removed: set[int], producers_start: int, aborted: AbortedTransactions
 ) -> list[StoredValue]:
-    writer = SegmentWriter(PID, Offset(producers_start), opened)
+    writer = SegmentWriter(PID, Offset(producers_start))
     for value in values:
         if is_aborted(value, aborted):
             writer.add_aborted(value)
         else:
             writer.add(value, lambda records: [offset not in removed for offset, *_ in records])
     return writer.finish().values
-
-
-def transactional(producer: int, sequence: int) -> bytes:
-    """One record."""
-    return encode_batch(
-        [NewRecord(b"k", b"v", 1)],
-        producer_id=producer,
-        producer_epoch=0,
-        base_sequence=sequence,
-        is_transactional=True,
-    )
 
 
 def records_in(value: StoredValue) -> list[int]:
@@ -208,28 +192,6 @@ def test_records_older_than_one_that_was_compacted_away_are_found_after_the_log_
         node.reopen()
 
 
-def test_a_base_inside_a_segment_does_not_keep_a_transaction_open_that_compaction_has_ended() -> None:
-    """The log began there, with the producers of a replica whose bytes were older."""
-    leader, node = Node(FakeHarness(0)), Node(FakeHarness(1))
-    for producer, sequence in ((1, 0), (2, 0)):
-        leader.write(transactional(producer, sequence), 0)
-    leader.write(marker_batch(producer_id=1, producer_epoch=0, is_commit=False, timestamp_ms=5), 0)
-    leader.write(transactional(2, 1), 0)
-    leader.append([1], 0)
-    leader.harness.settle()
-    node.log.advance_log_start(Offset(2), forget_producers=True)
-    node.log.adopt_producers(leader.log.producers_at(Offset(2)))
-    assert node.log.producers.opened() == {1: 0, 2: 1}
-    old = leader.stored()
-    new = rewritten(old, set(), 5, leader.log.aborted, set())
-    assert [parse_header(v.batch).producer_id for v in new] == [-1, 2, -1, 2, 7]
-    assert node.install(0, 5, new)
-    for _ in range(2):
-        assert node.log.producers.opened() == {2: 1}
-        assert node.log._base.producers.opened() == {2: 1}
-        node.reopen()
-
-
 class Segments(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from(["fake", "lmdb"]))
     def begin(self, kind: str) -> None:
@@ -262,20 +224,7 @@ class Segments(RuleBasedStateMachine):
             self.leader.append(keys, self.epoch, created_ms)
         self.leader.harness.settle()
 
-    @rule(
-        steps=st.lists(
-            st.tuples(st.sampled_from(PRODUCERS), st.sampled_from(["data", "data", "commit", "abort"])),
-            min_size=1,
-            max_size=8,
-        )
-    )
-    def transact(self, steps: list[tuple[int, str]]) -> None:
-        for producer, kind in steps:
-            if kind == "data":
-                self.write_in_transaction(1 + producer, producer)
-            else:
-                self.end_transaction(producer, is_commit=kind == "commit")
-
+    @rule(count=st.integers(1, 3), producer=st.sampled_from(PRODUCERS))
     def write_in_transaction(self, count: int, producer: int) -> None:
         sequence = self.sequences[producer]
         batch = encode_batch(
@@ -288,7 +237,8 @@ class Segments(RuleBasedStateMachine):
         self.sequences[producer] += count
         self.note(self.leader.write(batch, self.epoch), producer, "data")
 
-    def end_transaction(self, producer: int, *, is_commit: bool) -> None:
+    @rule(producer=st.sampled_from(PRODUCERS), is_commit=st.booleans())
+    def end_transaction(self, producer: int, is_commit: bool) -> None:
         if producer in self.transactions(self.leader.log.appended_end)[0]:
             data = marker_batch(producer_id=producer, producer_epoch=0, is_commit=is_commit, timestamp_ms=5)
             self.note(self.leader.write(data, self.epoch), producer, "commit" if is_commit else "abort")
@@ -334,25 +284,12 @@ class Segments(RuleBasedStateMachine):
         aborted = {offset for v in values if is_aborted(v, log.aborted) for offset in records_in(v)}
         offsets = sorted({offset for v in values for offset in records_in(v)} - aborted)
         removed = set(data.draw(st.lists(st.sampled_from(offsets), unique=True))) if offsets else set()
-        self.producers_start = max(self.producers_start, data.draw(st.one_of(st.just(end), st.integers(0, end))))
+        self.producers_start = max(self.producers_start, data.draw(st.integers(0, end)))
         self.leader.log.forget_producers(Offset(self.producers_start))
         self.follower.log.forget_producers(Offset(self.producers_start))
-        opened = set(self.transactions(start)[0])
-        assert self.leader.install(start, end, rewritten(values, removed, self.producers_start, log.aborted, opened))
+        assert self.leader.install(start, end, rewritten(values, removed, self.producers_start, log.aborted))
         self.gone |= removed | aborted
         self.borders = {s: e for s, e in self.borders.items() if e <= start or s >= end} | {start: end}
-
-    @rule(data=st.data())
-    def bring_older_bytes_back(self, data: st.DataObject) -> None:
-        """The leader of a segment has ended before it sent it, and the next one puts its own bytes in its place."""
-        found = []
-        for start, end in self.borders.items():
-            values = [v for v in self.follower.stored(start) if start <= v.base < end]
-            is_whole = values and (values[0].base, values[-1].end) == (start, end)
-            if is_whole and not self.leader.log.segments.holds(Offset(start), Offset(end), digest_of(values)):
-                found.append((start, end, values))
-        if found:
-            assert self.leader.install(*data.draw(st.sampled_from(found)))
 
     @rule(times=st.integers(1, 4), count=st.integers(1, 5))
     def replicate(self, times: int, count: int) -> None:
@@ -428,50 +365,17 @@ class Segments(RuleBasedStateMachine):
         for node in getattr(self, "nodes", ()):
             log = node.log
             opened, aborted = self.transactions(log.appended_end)
-            refolded = log._state_up_to(log.appended_end, log._base.copy())
-            # A log that ends inside a segment may know from another that compaction has ended a transaction there.
-            later = self.transactions(max(log.appended_end, self.compacted_end))[0]
-            sure = {p: first for p, first in opened.items() if later.get(p) == first}
-            for table in (log.producers, refolded.producers):
-                found = {p: first for p, first in table.opened().items() if p in PRODUCERS}
-                assert sure.items() <= found.items() <= opened.items()
-                stable = min(found.values(), default=log.appended_end)
-                assert table.stable_end(log.appended_end) == stable
+            assert {
+                p: log.producers.open_from(p) for p in PRODUCERS if log.producers.open_from(p) is not None
+            } == opened
+            stable = min(opened.values(), default=log.appended_end)
+            assert log.producers.stable_end(log.appended_end) == stable
             folded, end = log._fold_aborted()
             assert end == log.appended_end
-            controls = {v.base for v in node.stored() if parse_header(v.batch).is_control}
             for at in range(log.log_start, log.appended_end, 3):
-                expected = [a for a in aborted if a[0] >= at and a[0] in controls]
+                expected = [a for a in aborted if a[0] >= at and a[1] < log.appended_end]
                 for index in (log.aborted, AbortedTransactions(folded)):
                     assert [tuple(a[:3]) for a in index.within(Offset(at), log.appended_end)] == expected
-            assert log._state.aborted - log._base.aborted == sum(a.marker >= log._base.end for a in log.aborted)
-
-    @invariant()
-    def no_aborted_record_is_visible(self) -> None:
-        ends = {row.base: row.kind for row in self.rows if row.kind != "data"}
-        for node in getattr(self, "nodes", ()):
-            hidden = {a[1:] for a in self.transactions(node.log.appended_end)[1]}
-            for value in node.stored(node.log.log_start):
-                header = parse_header(value.batch)
-                aborted = {o for o in records_in(value) if self.began(o) in hidden}
-                if header.is_control:
-                    assert value.base in ends
-                elif header.is_transactional:
-                    assert not aborted or node.log.aborted.covers(ProducerId(header.producer_id), value.base)
-                else:
-                    assert not aborted
-
-    def began(self, offset: int) -> tuple[int, int] | None:
-        """First offset and producer of the transaction that wrote this record."""
-        first: dict[int, int] = {}
-        for base, end, producer, kind in self.rows:
-            if kind == "data":
-                first.setdefault(producer, base)
-                if base <= offset < end:
-                    return first[producer], producer
-            else:
-                first.pop(producer)
-        return None
 
     @invariant()
     def time_lookups_find_every_record(self) -> None:

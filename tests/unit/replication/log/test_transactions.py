@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerId, TsNs
 from smq.records import NewRecord, encode_batch, marker_batch, parse_header
-from smq.replication.api import Aborted, StoredBatch
+from smq.replication.api import Aborted
 from smq.replication.log import partition_log
-from smq.replication.log.aborted import AbortedTransactions, aborted_row, parse_aborted_row, with_batches
+from smq.replication.log.aborted import AbortedTransactions, aborted_row, parse_aborted_row
 from smq.replication.log.codec import TIME_ABORTED, TIME_APPEND, BatchDamaged, batch_key, times_range
 from smq.replication.log.producers import ProducerTable
 from smq.replication.log.state import LogState
@@ -353,35 +353,3 @@ def test_a_marker_without_a_transaction_changes_nothing() -> None:
     log = LogStore(FakeHarness().disk).create(PID, Offset(0))
     append(log, data)
     assert (len(log.aborted), len(log.producers), LogState(Offset(0)).aborted) == (0, 0, 0)
-
-
-def test_a_transaction_that_compaction_has_ended_is_open_no_longer() -> None:
-    table = fold(batch(1, 1), batch(1, 2), marker(2, is_commit=True), batch(1, 2, sequence=1))
-    assert table.opened() == {1: 0, 2: 3}
-    before = table.snapshot()
-    table.close(Offset(1), {2: Offset(3)})
-    assert table.snapshot() == before
-    table.close(Offset(1), {})
-    assert table.opened() == {1: 0}
-    assert ProducerTable.restore(table.snapshot()) == table
-    assert not table.has_ended(2, Offset(2)), "the one before it ended at 2"
-    assert table.has_ended(2, Offset(3))
-
-
-def test_a_reader_gets_the_aborted_transactions_of_what_it_has_read() -> None:
-    """Kafka's leaves out a producer's records up to the next control batch."""
-    entries = [
-        Aborted(Offset(5), Offset(2), ProducerId(1), Offset(6)),
-        Aborted(Offset(9), Offset(8), ProducerId(2), Offset(9)),
-    ]
-
-    def read(base: int, producer: int, *, is_transactional: bool = True) -> StoredBatch:
-        data = memoryview(batch(1, producer, is_transactional=is_transactional))
-        return StoredBatch(Offset(base), Offset(base), TsNs(0), data)
-
-    assert with_batches(entries, [read(1, 1), read(5, 1), read(6, 1), read(8, 1)]) == []
-    assert with_batches(entries, [read(2, 2), read(3, 1, is_transactional=False)]) == []
-    assert with_batches(entries, [read(2, 1), read(8, 2)]) == entries
-    assert with_batches(entries, [read(4, 1)]) == entries[:1]
-    control = StoredBatch(Offset(4), Offset(4), TsNs(0), memoryview(marker(1, is_commit=False)))
-    assert with_batches(entries, [control]) == []

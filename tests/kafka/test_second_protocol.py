@@ -41,6 +41,12 @@ def committed(raw: RawKafka, topic: str) -> int:
     return int(raw.fetch(topic, 0)["last_stable_offset"])
 
 
+def wait_for_end(at_leader: RawKafka, topic: str) -> None:
+    """Of a transaction with one record here. Until the leader knows the decision, it takes batches into the transaction
+    that has it open, as Kafka's does until the marker is written."""
+    wait_for("the marker", lambda: committed(at_leader, topic) == 2, PATIENCE_S)
+
+
 # ------------------------------------------------------------------------------------------------- the feature
 @pytest.mark.parametrize("version", range(SERVED[ApiKey.API_VERSIONS].versions.hi + 1))
 def test_clients_are_told_that_the_cluster_has_the_second_protocol(bootstrap: str, version: int) -> None:
@@ -118,6 +124,7 @@ def test_a_late_batch_joins_no_later_transaction_and_begins_none(
     producer = init(raw, name)["producer_id"]
     write(at_leader, name, topic, producer, 0)
     finish(raw, name, producer, 0)
+    wait_for_end(at_leader, topic)
     for late, place, sequence in ((at_leader, topic, 1), (elsewhere, other, 0)):
         assert write(late, name, place, producer, 0, sequence)["error_code"] == KafkaError.INVALID_PRODUCER_EPOCH
     write(at_leader, name, topic, producer, 1)
@@ -237,6 +244,7 @@ def test_an_epoch_that_has_outlived_a_transaction_takes_nothing_that_was_not_add
     assert add(raw, name, producer, 0, topic) == KafkaError.NONE
     assert write(at_leader, name, topic, producer, 0)["error_code"] == KafkaError.NONE
     assert end(raw, name, producer, 0, commit=True, version=4) == KafkaError.NONE
+    wait_for_end(at_leader, topic)
     assert write(at_leader, name, topic, producer, 0, 1)["error_code"] == KafkaError.TRANSACTION_ABORTABLE
     assert finish(raw, name, producer, 0, commit=False) == (KafkaError.NONE, producer, 1), "abortable it is"
     assert write(at_leader, name, topic, producer, 1)["error_code"] == KafkaError.NONE

@@ -195,7 +195,7 @@ def test_ctrl_c_at_any_bytecode_of_the_waiting_thread_leaves_nothing_hanging(add
                 interrupts += 1
             assert not is_running
             work.close()  # if it has never begun
-    assert interrupts > 200
+    assert interrupts > 100, "it takes some 200 bytecodes, more or fewer as the threads take turns"
 
 
 @contextmanager

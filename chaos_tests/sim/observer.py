@@ -27,6 +27,7 @@ from smq.records import decode_batch, parse_header
 from smq.replication.api import DoneFn
 from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
+from smq.replication.log import rewriting
 from smq.replication.log.store import PartitionLog
 from smq.replication.node import Node
 from smq.replication.ports import Channel, Clock, Compute, DataDamaged, Disk, Network, Rng
@@ -54,6 +55,7 @@ RARE = (
     "hwm_of_a_dead_epoch_rejected",
     "log_starts_moved",
     "records_compacted_away",
+    "commits_compacted_away",
     "damaged_messages_refused",
     "levels_raised",
     "waits_for_an_upgrade",
@@ -414,8 +416,10 @@ class WatchedNode(Node):
 
 
 def count_log_events(counts: Counter[str]) -> Callable[[], None]:
-    """Counts truncations that cut something, and producers that expire; returns a function that stops the counting."""
+    """Counts truncations that cut something, producers that expire, and control batches that compaction removes;
+    returns a function that stops the counting."""
     original, original_forget = PartitionLog.truncate, PartitionLog.forget_producers
+    original_plain = rewriting._plain
 
     def counted(self: PartitionLog, end: Any) -> bool:
         if end < self.appended_end:
@@ -427,10 +431,16 @@ def count_log_events(counts: Counter[str]) -> Callable[[], None]:
         counts["producers_expired"] += gone
         return gone
 
+    def counted_plain(draft: Any) -> Any:
+        counts["commits_compacted_away"] += draft.header.is_control
+        return original_plain(draft)
+
+    rewriting._plain = counted_plain
     PartitionLog.truncate = counted  # type: ignore[method-assign, assignment]  # a probe of the simulation
     PartitionLog.forget_producers = counted_forget  # type: ignore[method-assign]  # likewise
 
     def restore() -> None:
+        rewriting._plain = original_plain
         PartitionLog.truncate = original  # type: ignore[method-assign]  # undoes the above
         PartitionLog.forget_producers = original_forget  # type: ignore[method-assign]  # likewise
 

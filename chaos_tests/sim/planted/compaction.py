@@ -146,4 +146,19 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         anomalies=_LOST_IN_LEDGERS,
         seeds=8,
     ),
+    PlantedBug(
+        name="last-control-batch-removed",
+        rule="compaction: of a producer's control batches in a segment, the last one stays",
+        mutations=(
+            Mutation(
+                "smq.replication.log.rewriting:SegmentWriter._without_commits",
+                "has_later_end = producer_id in ended",
+                "has_later_end = producer_id in ended or ("
+                "kind == BatchKind.COMMIT and draft.end <= self._producers_start)",
+            ),
+        ),
+        scenario="ended_transactions",
+        anomalies=frozenset({"no-progress", "dirty-read", "skipped-record", "lost-key"}),
+        seeds=100,
+    ),
 )

@@ -3,9 +3,10 @@
 Owns what a rewritten batch looks like. Every offset stays where it was, every record keeps its offset, its times and
 its bytes, and the batches still touch: what is missing are records. A batch that has lost all of them is joined to the
 one before it, or stays without records. The information about producers stays as long as it changes an answer
-(`producers_start`). Epochs are never mixed, nor transactions: each keeps the first of its batches, and its control
-batch, so that a log says of every transaction where it began and how it ended. It must never decide what goes: its
-caller says that of each record, and which batches were aborted. Only compaction uses it.
+(`producers_start`). Epochs are never mixed, nor transactions. An aborted one keeps the first of its batches and its
+control batch, so that a log says where it began and where it ended. Of control batches of one producer that commit, the
+last of a row stays (`_without_commits`). It must never decide which records go: its caller says that, and which batches
+were aborted. Only compaction uses it.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,9 +21,11 @@ from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
 from smq.records import (
     CODEC_MASK,
+    CONTROL_MASK,
     HEADER_BYTES,
     INT32_MAX,
     TIMESTAMP_TYPE_MASK,
+    TRANSACTIONAL_MASK,
     BatchCorrupt,
     BatchHeader,
     Buffer,
@@ -31,7 +34,14 @@ from smq.records import (
     keyed_records,
     parse_header,
 )
-from smq.replication.log.codec import StoredValue, build_value, parse_header_of, parse_value
+from smq.replication.log.codec import (
+    BatchKind,
+    StoredValue,
+    build_value,
+    info_of_stored,
+    parse_header_of,
+    parse_value,
+)
 from smq.replication.log.decoding import compress as compressed
 from smq.replication.log.decoding import plain_batch
 
@@ -138,6 +148,7 @@ class _Draft:
     body: bytes | memoryview
     value: bytes | None
     is_unread: bool = False  # its bytes stay exactly as they are
+    kind: int = BatchKind.PLAIN
 
     @property
     def base(self) -> Offset:
@@ -160,7 +171,7 @@ class SegmentWriter:
     def __init__(self, pid: PartitionId, producers_start: Offset) -> None:
         self._pid = pid
         self._producers_start = producers_start
-        self._drafts: list[_Draft] = []
+        self._taken: list[_Draft] = []
         self._has_tombstones = False
         self._removed = 0
         self.has_unread = False  # a batch of data that `readable_records` refuses: it may hold older records of any key
@@ -180,12 +191,12 @@ class SegmentWriter:
                 found = None
         if found is None:
             self.has_unread |= not header.is_control
-            self._put(_Draft(stored.end, stored.epoch, ts_ns, header, b"", stored.value, is_unread=True))
+            self._take(stored, ts_ns, header, b"", stored.value, is_unread=True)
             return
         left = compress(records, stays)
         self._has_tombstones |= any(is_tombstone and key is not None for _, key, is_tombstone in left)
         self._removed += stays.count(False)
-        self._put(_Draft(stored.end, stored.epoch, ts_ns, header, raw, value))
+        self._take(stored, ts_ns, header, raw, value)
 
     def add_aborted(self, stored: StoredValue) -> None:
         """A batch of an aborted transaction: all its records go, whatever they are."""
@@ -194,19 +205,53 @@ class SegmentWriter:
         if header.count:
             self._removed += header.count
             header, value = _without_records(header), None
-        self._put(_Draft(stored.end, stored.epoch, ts_ns, header, b"", value))
+        self._take(stored, ts_ns, header, b"", value)
 
-    def _put(self, draft: _Draft) -> None:
-        before = self._drafts[-1] if self._drafts else None
+    def _take(
+        self,
+        stored: StoredValue,
+        ts_ns: TsNs,
+        header: BatchHeader,
+        body: bytes | memoryview,
+        value: bytes | None,
+        *,
+        is_unread: bool = False,
+    ) -> None:
+        kind = info_of_stored(stored).kind
+        self._taken.append(_Draft(stored.end, stored.epoch, ts_ns, header, body, value, is_unread, kind))
+
+    def _without_commits(self) -> Iterator[_Draft]:
+        """The batches, the last one first, without the control batches that nothing needs.
+
+        A control batch commits everything that its producer has open. So a later one of the same segment does what it
+        did, unless an aborted transaction begins in between: that would seem to begin too early. The batches before
+        the later one need no transaction either, as committed readers get them all. Each version of a segment keeps
+        the last control batch of such a row, so whatever is open where it begins, or in the middle of another version,
+        ends in all of them. Below `producers_start` only, where no answer depends on the producer."""
+        ended: set[int] = set()  # producers whose next control batch in this segment commits
+        for draft in reversed(self._taken):
+            producer_id, kind = draft.header.producer_id, draft.kind
+            has_later_end = producer_id in ended
+            if kind == BatchKind.COMMIT and draft.end <= self._producers_start:
+                ended.add(producer_id)
+            elif kind in {BatchKind.COMMIT, BatchKind.ABORT}:
+                ended.discard(producer_id)
+            if has_later_end and kind == BatchKind.COMMIT:
+                yield _plain(replace(draft, header=_without_records(draft.header), body=b""))
+            elif has_later_end and kind == BatchKind.TRANSACTIONAL and not draft.is_unread:
+                yield _plain(draft)
+            else:
+                yield draft
+
+    def _join(self, drafts: list[_Draft], draft: _Draft) -> None:
+        before = drafts[-1] if drafts else None
         if before is not None and not draft.header.count and self._may_join(before, draft):
             header = replace(before.header, last_offset_delta=draft.end - before.base - 1)
             if not header.is_transactional:
-                header = replace(
-                    header, producer_id=_NO_PRODUCER, producer_epoch=_NO_PRODUCER, base_sequence=_NO_PRODUCER
-                )
-            self._drafts[-1] = replace(before, end=draft.end, header=header, value=None)
+                header = _without_producer(header)
+            drafts[-1] = replace(before, end=draft.end, header=header, value=None)
         else:
-            self._drafts.append(draft)
+            drafts.append(draft)
 
     def _may_join(self, before: _Draft, after: _Draft) -> bool:
         """Two batches outside of transactions, or two that follow one another in one transaction."""
@@ -219,8 +264,11 @@ class SegmentWriter:
         return not any(d.header.producer_id >= 0 and d.end > self._producers_start for d in (before, after))
 
     def finish(self) -> Rewritten:
-        values = [self._built(draft) for draft in self._drafts]
-        is_changed = any(draft.value is None for draft in self._drafts)
+        drafts: list[_Draft] = []
+        for draft in reversed(list(self._without_commits())):
+            self._join(drafts, draft)
+        values = [self._built(draft) for draft in drafts]
+        is_changed = any(draft.value is None for draft in drafts)
         return Rewritten(values, digest_of(values), self._has_tombstones, self._removed, is_changed)
 
     def _built(self, draft: _Draft) -> StoredValue:
@@ -248,6 +296,17 @@ def _is_continued(before: BatchHeader, after: BatchHeader) -> bool:
         and (before.producer_id, before.producer_epoch) == (after.producer_id, after.producer_epoch)
         and after.base_sequence == (before.last_sequence + 1) & INT32_MAX
     )
+
+
+def _plain(draft: _Draft) -> _Draft:
+    """Outside of transactions."""
+    attributes = draft.header.attributes & ~(TRANSACTIONAL_MASK | CONTROL_MASK)
+    header = _without_producer(replace(draft.header, attributes=attributes))
+    return replace(draft, header=header, value=None, is_unread=False, kind=BatchKind.PLAIN)
+
+
+def _without_producer(header: BatchHeader) -> BatchHeader:
+    return replace(header, producer_id=_NO_PRODUCER, producer_epoch=_NO_PRODUCER, base_sequence=_NO_PRODUCER)
 
 
 def _without_records(header: BatchHeader) -> BatchHeader:

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
-from smq.records import CODECS, BatchCorrupt, NewRecord, Record, build_batch, decode_batch, encode_batch, parse_header
+from smq.records import (
+    CODECS,
+    BatchCorrupt,
+    NewRecord,
+    Record,
+    build_batch,
+    decode_batch,
+    encode_batch,
+    marker_batch,
+    parse_header,
+)
 from smq.replication.log.aborted import AbortedTransactions
 from smq.replication.log.cleaning import KeyScan, Stretch
 from smq.replication.log.codec import StoredValue, build_value, parse_header_of, parse_value
@@ -148,8 +158,9 @@ def test_append_time_is_kept_as_the_largest_time() -> None:
 
 
 def test_a_control_batch_is_left_alone() -> None:
-    odd = in_transaction(0, 3, attributes=0x30)
-    assert written([odd], {0, 1, 2}).values == [odd]
+    for is_commit in (True, False):
+        marker = ended(0, is_commit=is_commit)
+        assert written([marker], {0}, producers_start=9).values == [marker]
 
 
 def in_transaction(
@@ -180,7 +191,7 @@ def test_an_empty_transactional_batch_joins_only_one_before_it_of_its_transactio
         "of another sequence": (in_transaction(0, 2, sequence=9), 2),
         "of no transaction": (stored(0, [b"a", b"b"], producer=PRODUCER), 2),
         "of no producer": (stored(0, [b"a", b"b"]), 2),
-        "a control batch": (in_transaction(0, 2, attributes=0x30), 2),
+        "a control batch": (ended(1), 2),
     }
     for name, (before, count) in others.items():
         new = written([before, second], {2, 3}, producers_start=4)
@@ -191,6 +202,61 @@ def test_an_empty_transactional_batch_joins_only_one_before_it_of_its_transactio
     assert header.last_sequence == parse_header(second.batch).last_sequence
     assert len(written([first, second], {2, 3}, producers_start=3).values) == 2, "a retry must still be recognised"
     assert len(written([second, stored(4, [b"a"])], {4}, producers_start=9).values) == 2, "a plain one stays outside"
+
+
+def ended(base: int, *, producer: int = PRODUCER, is_commit: bool = True, epoch: int = 0) -> StoredValue:
+    """A control batch."""
+    marker = marker_batch(producer_id=producer, producer_epoch=3, is_commit=is_commit, timestamp_ms=5)
+    return stored_batch(marker, base, epoch)
+
+
+def shapes(values: list[StoredValue], removed: set[int], producers_start: int) -> list[tuple[int, int, int, int, int]]:
+    """(base, end, records, attributes, producer) of each new batch."""
+    headers = [parse_header(v.batch) for v in written(values, removed, producers_start).values]
+    return [(h.base_offset, h.end, h.count, h.attributes, h.producer_id) for h in headers]
+
+
+def test_of_a_row_of_commits_the_last_control_batch_stays() -> None:
+    values = [in_transaction(0, 2), ended(2), stored(3, [b"a"]), in_transaction(4, 1), ended(5), ended(6)]
+    found = shapes(values, {1, 3}, 7)
+    assert found == [(0, 4, 1, 0, -1), (4, 6, 1, 0, -1), (6, 7, 1, 0x30, PRODUCER)]
+    left = records_of(written(values, {1, 3}, 7).values)
+    data = [value for value in values if value not in (values[1], values[4], values[5])]
+    kept = [record for record in records_of(data) if record.offset not in {1, 3}]
+    assert [record for record in left if record.offset != 6] == kept
+    again = written(written(values, {1, 3}, 7).values, set(), 7)
+    assert not again.is_changed
+
+
+def test_a_commit_before_an_aborted_transaction_stays_and_so_does_that_transaction() -> None:
+    values = [in_transaction(0, 1), ended(1), in_transaction(2, 1), ended(3, is_commit=False), ended(4)]
+    found = shapes(values, {0, 2}, 5)
+    assert found == [
+        (0, 1, 0, 0, -1),
+        (1, 2, 1, 0x30, PRODUCER),
+        (2, 3, 0, 0x10, PRODUCER),
+        (3, 4, 1, 0x30, PRODUCER),
+        (4, 5, 1, 0x30, PRODUCER),
+    ]
+
+
+def test_commits_of_producers_that_are_known_stay() -> None:
+    values = [in_transaction(0, 1), ended(1), in_transaction(2, 1), ended(3), in_transaction(4, 1), ended(5)]
+    found = shapes(values, set(), 5)
+    assert found == [
+        (0, 2, 1, 0, -1),
+        (2, 3, 1, 0, -1),
+        (3, 4, 1, 0x30, PRODUCER),
+        (4, 5, 1, 0x10, PRODUCER),
+        (5, 6, 1, 0x30, PRODUCER),
+    ]
+
+
+def test_a_transactional_batch_that_does_not_decode_keeps_its_bytes() -> None:
+    ts_ns, header = parse_header_of(in_transaction(0, 2).value, verify=None)
+    batch = build_batch(replace(header, attributes=0x14), b"no zstd")
+    odd = parse_value(PID, build_value(PID, batch, parse_header(batch), Offset(0), Epoch(0), ts_ns))
+    assert written([odd, ended(2)], {0, 1}, 9).values == [odd, ended(2)]
 
 
 def test_an_aborted_batch_loses_all_records_without_being_unpacked() -> None:

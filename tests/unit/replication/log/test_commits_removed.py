@@ -1,0 +1,114 @@
+"""Control batches that compaction removes: every mixture of old and new bytes ends and aborts the same transactions."""
+
+from typing import Any, NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smq.raft_state.ids import Offset
+from smq.records import marker_batch, parse_header
+from smq.replication.api import Aborted
+from smq.replication.log.aborted import AbortedTransactions
+from smq.replication.log.cleaning import is_aborted
+from smq.replication.log.codec import StoredValue, info_of_stored
+from smq.replication.log.rewriting import SegmentWriter
+from smq.replication.log.state import LogState
+from tests.unit.replication.log.test_rewriting import PID, in_transaction, stored, stored_batch
+
+PRODUCERS = (70, 71)
+STEPS = st.lists(
+    st.tuples(st.sampled_from([*PRODUCERS, -1]), st.sampled_from(["batch", "batch", "commit", "commit", "abort"])),
+    min_size=1,
+    max_size=16,
+)
+
+
+class Effect(NamedTuple):
+    """What a log says about transactions: which are open and from where, which were aborted, and who is known."""
+
+    opened: dict[int, Offset]
+    aborted: list[tuple[Offset, Offset, int]]  # marker, first, producer
+    known: list[tuple[int, int, int]]  # producer, epoch, last sequence
+
+
+def folded(values: list[StoredValue]) -> tuple[LogState, list[Aborted]]:
+    state = LogState(Offset(0))
+    found = state.found = []
+    for value in values:
+        state.add(info_of_stored(value))
+    return state, found
+
+
+def effect(values: list[StoredValue], producers_start: int) -> Effect:
+    state, found = folded(values)
+    return Effect(
+        {p: first for p in PRODUCERS if (first := state.producers.open_from(p)) is not None},
+        [(aborted.marker, aborted.first, aborted.producer_id) for aborted in found],
+        sorted(entry[:3] for entry in state.producers.entries(Offset(producers_start))),
+    )
+
+
+def log_of(steps: list[tuple[int, str]], epochs: list[int]) -> list[StoredValue]:
+    """A batch of one record per step. Sequences of a producer go on; a control batch may end nothing."""
+    values, sequences = [], dict.fromkeys(PRODUCERS, 0)
+    for base, ((producer, what), epoch) in enumerate(zip(steps, epochs, strict=True)):
+        if producer < 0:
+            values.append(stored(base, [b"k%d" % base], epoch=epoch))
+        elif what == "batch":
+            values.append(in_transaction(base, 1, producer=producer, sequence=sequences[producer], epoch=epoch))
+            sequences[producer] += 1
+        else:
+            batch = marker_batch(producer_id=producer, producer_epoch=3, is_commit=what == "commit", timestamp_ms=base)
+            values.append(stored_batch(batch, base, epoch))
+    return values
+
+
+def rewritten(values: list[StoredValue], removed: set[int], producers_start: int, aborted: Any) -> list[StoredValue]:
+    writer = SegmentWriter(PID, Offset(producers_start))
+    for value in values:
+        if is_aborted(value, aborted):
+            writer.add_aborted(value)
+        else:
+            writer.add(value, lambda records: [offset not in removed for offset, *_ in records])
+    return writer.finish().values
+
+
+def mixtures(one: list[StoredValue], other: list[StoredValue]) -> list[list[StoredValue]]:
+    """The first batches of one version of a segment, and the last ones of another, at each border that both have."""
+    borders = {value.base for value in one} & {value.base for value in other}
+    return [[v for v in one if v.base < at] + [v for v in other if v.base >= at] for at in sorted(borders)]
+
+
+@settings(max_examples=300)
+@given(before=STEPS, within=STEPS, after=STEPS, data=st.data())
+def test_every_mixture_of_versions_has_one_effect(
+    before: list[tuple[int, str]], within: list[tuple[int, str]], after: list[tuple[int, str]], data: st.DataObject
+) -> None:
+    """A checkpoint before or inside a segment, a segment put together from the bytes of two replicas, and a log that
+    has grown in the middle of one are all mixtures of two versions."""
+    steps = [*before, *within, *after]
+    epochs = sorted(data.draw(st.lists(st.integers(0, 1), min_size=len(steps), max_size=len(steps))))
+    log = log_of(steps, epochs)
+    first, stop = len(before), len(before) + len(within)
+    aborted = AbortedTransactions(folded(log)[1])
+    versions, producers_start = [log[first:stop]], 0
+    for _ in range(2):
+        producers_start = data.draw(st.integers(producers_start, len(log)))
+        removed = data.draw(st.sets(st.integers(first, stop - 1)))
+        versions.append(rewritten(versions[-1], removed, producers_start, aborted))
+    expected = effect(log, producers_start)
+    for one in versions:
+        for other in versions:
+            for mixed in mixtures(one, other):
+                whole = [*log[:first], *mixed, *log[stop:]]
+                assert effect(whole, producers_start) == expected
+                # Where nothing of before the segment is known, as after the log start has passed it.
+                opened = effect([*mixed, *log[stop:]], producers_start).opened
+                assert set(opened) == set(effect(log[first:], producers_start).opened)
+
+
+def test_what_stays_does_not_grow_with_the_transactions() -> None:
+    steps = [(70, what) for _ in range(500) for what in ("batch", "commit")]
+    log = log_of(steps, [0] * len(steps))
+    left = rewritten(log, set(range(998)), len(log), AbortedTransactions([]))
+    assert [parse_header(value.batch).is_control for value in left] == [False, False, True]

@@ -24,7 +24,8 @@ STEPS = st.lists(
 
 
 class Effect(NamedTuple):
-    """What a log says about transactions: which are open and from where, which were aborted, and who is known."""
+    """What a log says about transactions: which are open and from where, which were aborted, and which producers are
+    known."""
 
     opened: dict[int, Offset]
     aborted: list[tuple[Offset, Offset, int]]  # marker, first, producer
@@ -102,7 +103,7 @@ def test_every_mixture_of_versions_has_one_effect(
             for mixed in mixtures(one, other):
                 whole = [*log[:first], *mixed, *log[stop:]]
                 assert effect(whole, producers_start) == expected
-                # Where nothing of before the segment is known, as after the log start has passed it.
+                # If a log begins with the segment: the log start has passed what was before it.
                 opened = effect([*mixed, *log[stop:]], producers_start).opened
                 assert set(opened) == set(effect(log[first:], producers_start).opened)
 

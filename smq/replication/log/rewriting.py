@@ -137,9 +137,10 @@ def _keyed(header: BatchHeader, batch: Buffer, body: memoryview) -> list[KeyedRe
         return [(header.base_offset + span.offset_delta, span.key, span.is_tombstone) for span in found]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Draft:
-    """A batch of the new segment. `value` is set while it is the old one, unchanged."""
+    """A batch of the new segment. `value` is set while it is the old one, unchanged. Its end lies beyond that of its
+    header once others are joined to it."""
 
     end: Offset
     epoch: Epoch
@@ -171,7 +172,7 @@ class SegmentWriter:
     def __init__(self, pid: PartitionId, producers_start: Offset) -> None:
         self._pid = pid
         self._producers_start = producers_start
-        self._taken: list[_Draft] = []
+        self._drafts: list[_Draft] = []
         self._has_tombstones = False
         self._removed = 0
         self.has_unread = False  # a batch of data that `readable_records` refuses: it may hold older records of any key
@@ -218,7 +219,8 @@ class SegmentWriter:
         is_unread: bool = False,
     ) -> None:
         kind = info_of_stored(stored).kind
-        self._taken.append(_Draft(stored.end, stored.epoch, ts_ns, header, body, value, is_unread, kind))
+        draft = _Draft(stored.end, stored.epoch, ts_ns, header, body, value, is_unread, kind)
+        self._join(self._drafts, draft)
 
     def _without_commits(self) -> Iterator[_Draft]:
         """The batches, the last one first, without the control batches that nothing needs.
@@ -229,7 +231,7 @@ class SegmentWriter:
         the last control batch of such a row, so whatever is open where it begins, or in the middle of another version,
         ends in all of them. Below `producers_start` only, where no answer depends on the producer."""
         ended: set[int] = set()  # producers whose next control batch in this segment commits
-        for draft in reversed(self._taken):
+        for draft in reversed(self._drafts):
             producer_id, kind = draft.header.producer_id, draft.kind
             has_later_end = producer_id in ended
             if kind == BatchKind.COMMIT and draft.end <= self._producers_start:
@@ -244,26 +246,28 @@ class SegmentWriter:
                 yield draft
 
     def _join(self, drafts: list[_Draft], draft: _Draft) -> None:
+        """Adds the next batch, or extends the one before it."""
         before = drafts[-1] if drafts else None
-        if before is not None and not draft.header.count and self._may_join(before, draft):
-            header = replace(before.header, last_offset_delta=draft.end - before.base - 1)
-            if not header.is_transactional:
-                header = _without_producer(header)
-            drafts[-1] = replace(before, end=draft.end, header=header, value=None)
-        else:
+        if before is None or draft.header.count or not self._may_join(before, draft):
             drafts.append(draft)
+            return
+        if before.end == before.header.end and not before.header.is_transactional:
+            before.header = _without_producer(before.header)
+        before.end, before.value = draft.end, None
 
     def _may_join(self, before: _Draft, after: _Draft) -> bool:
-        """Two batches outside of transactions, or two that follow one another in one transaction."""
+        """Two batches outside of transactions, or two that follow one another in one transaction. The latter have
+        the same next control batch, so `_without_commits` treats them alike."""
         if before.epoch != after.epoch or after.end - before.base > INT32_MAX:
             return False
         if before.is_unread or after.is_unread:
             return False
         if before.header.is_transactional or after.header.is_transactional:
-            return _is_continued(before.header, after.header) and after.end <= self._producers_start
+            return _is_continued(before, after) and after.end <= self._producers_start
         return not any(d.header.producer_id >= 0 and d.end > self._producers_start for d in (before, after))
 
     def finish(self) -> Rewritten:
+        """Once, after the last batch."""
         drafts: list[_Draft] = []
         for draft in reversed(list(self._without_commits())):
             self._join(drafts, draft)
@@ -274,7 +278,7 @@ class SegmentWriter:
     def _built(self, draft: _Draft) -> StoredValue:
         value = draft.value
         if value is None:
-            batch = build_batch(draft.header, draft.body)
+            batch = build_batch(replace(draft.header, last_offset_delta=draft.end - draft.base - 1), draft.body)
             value = build_value(self._pid, batch, parse_header(batch), draft.base, draft.epoch, draft.ts_ns)
         return parse_value(self._pid, value)
 
@@ -287,14 +291,15 @@ def digest_of(values: list[StoredValue]) -> bytes:
     return total.digest()[:SEGMENT_DIGEST_BYTES]
 
 
-def _is_continued(before: BatchHeader, after: BatchHeader) -> bool:
+def _is_continued(before: _Draft, after: _Draft) -> bool:
     """Whether two transactional batches that touch are of one transaction, and as good as one. No control batch is
     between them, so the same producer cannot have begun another transaction."""
+    one, other = before.header, after.header
     return (
-        before.is_transactional
-        and after.is_transactional
-        and (before.producer_id, before.producer_epoch) == (after.producer_id, after.producer_epoch)
-        and after.base_sequence == (before.last_sequence + 1) & INT32_MAX
+        one.is_transactional
+        and other.is_transactional
+        and (one.producer_id, one.producer_epoch) == (other.producer_id, other.producer_epoch)
+        and other.base_sequence == (one.base_sequence + before.end - before.base) & INT32_MAX
     )
 
 

@@ -272,7 +272,7 @@ def test_an_aborted_batch_loses_all_records_without_being_unpacked() -> None:
         assert (made.count, made.last_offset_delta, made.attributes, made.producer_id) == (0, 2, 0x10, PRODUCER)
         again = SegmentWriter(PID, Offset(0))
         again.add_aborted(new.values[0])
-        assert (again.finish().is_changed, again.finish().values) == (False, new.values)
+        assert again.finish()[::4] == (new.values, False)
 
 
 def test_a_batch_that_does_not_decode_is_left_alone() -> None:

@@ -13,6 +13,7 @@ from smq.replication.log.cleaning import is_aborted
 from smq.replication.log.codec import StoredValue, info_of_stored
 from smq.replication.log.rewriting import SegmentWriter
 from smq.replication.log.state import LogState
+from tests.examples import examples
 from tests.unit.replication.log.test_rewriting import PID, in_transaction, stored, stored_batch
 
 PRODUCERS = (70, 71)
@@ -80,7 +81,7 @@ def mixtures(one: list[StoredValue], other: list[StoredValue]) -> list[list[Stor
     return [[v for v in one if v.base < at] + [v for v in other if v.base >= at] for at in sorted(borders)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(before=STEPS, within=STEPS, after=STEPS, data=st.data())
 def test_every_mixture_of_versions_has_one_effect(
     before: list[tuple[int, str]], within: list[tuple[int, str]], after: list[tuple[int, str]], data: st.DataObject

@@ -78,7 +78,7 @@ def _sections_alone(quick: bool) -> dict[str, Callable[[Report], None]]:
         "judging": lambda r: judging.measure(r, operations=100_000 if quick else 1_000_000),
         "commands": lambda r: commands.measure(r, times=3 if quick else 15),
         "rounds": lambda r: rounds.measure(r, rounds=300 if quick else 3_000),
-        "metrics": lambda r: metrics.measure(r, pairs=20 if quick else 250),
+        "metrics": lambda r: metrics.measure(r, pairs=20 if quick else 1000),
         "offset-kinds": lambda r: offset_kinds.measure(r, records=100_000 if quick else 1_000_000),
         "stores": lambda r: stores.measure(r, rounds=100 if quick else 1_000, stream_mib=32 if quick else 256),
     }

@@ -1,6 +1,6 @@
 """Control batches that compaction removes: every mixture of old and new bytes ends and aborts the same transactions."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,12 +9,11 @@ from smq.raft_state.ids import Offset
 from smq.records import marker_batch, parse_header
 from smq.replication.api import Aborted
 from smq.replication.log.aborted import AbortedTransactions
-from smq.replication.log.cleaning import is_aborted
 from smq.replication.log.codec import StoredValue, info_of_stored
-from smq.replication.log.rewriting import SegmentWriter
 from smq.replication.log.state import LogState
 from tests.examples import examples
-from tests.unit.replication.log.test_rewriting import PID, in_transaction, stored, stored_batch
+from tests.unit.replication.log.test_rewriting import in_transaction, stored, stored_batch
+from tests.unit.replication.log.test_segments import rewritten
 
 PRODUCERS = (70, 71)
 STEPS = st.lists(
@@ -63,16 +62,6 @@ def log_of(steps: list[tuple[int, str]], epochs: list[int]) -> list[StoredValue]
             batch = marker_batch(producer_id=producer, producer_epoch=3, is_commit=what == "commit", timestamp_ms=base)
             values.append(stored_batch(batch, base, epoch))
     return values
-
-
-def rewritten(values: list[StoredValue], removed: set[int], producers_start: int, aborted: Any) -> list[StoredValue]:
-    writer = SegmentWriter(PID, Offset(producers_start))
-    for value in values:
-        if is_aborted(value, aborted):
-            writer.add_aborted(value)
-        else:
-            writer.add(value, lambda records: [offset not in removed for offset, *_ in records])
-    return writer.finish().values
 
 
 def mixtures(one: list[StoredValue], other: list[StoredValue]) -> list[list[StoredValue]]:

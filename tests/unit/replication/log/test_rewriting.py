@@ -204,10 +204,10 @@ def test_an_empty_transactional_batch_joins_only_one_before_it_of_its_transactio
     assert len(written([second, stored(4, [b"a"])], {4}, producers_start=9).values) == 2, "a plain one stays outside"
 
 
-def ended(base: int, *, producer: int = PRODUCER, is_commit: bool = True, epoch: int = 0) -> StoredValue:
+def ended(base: int, *, is_commit: bool = True) -> StoredValue:
     """A control batch."""
-    marker = marker_batch(producer_id=producer, producer_epoch=3, is_commit=is_commit, timestamp_ms=5)
-    return stored_batch(marker, base, epoch)
+    marker = marker_batch(producer_id=PRODUCER, producer_epoch=3, is_commit=is_commit, timestamp_ms=5)
+    return stored_batch(marker, base)
 
 
 def shapes(values: list[StoredValue], removed: set[int], producers_start: int) -> list[tuple[int, int, int, int, int]]:

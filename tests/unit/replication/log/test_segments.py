@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerId, TsNs
 from smq.records import NewRecord, decode_batch, encode_batch, marker_batch, parse_header
 from smq.replication.log import partition_log
 from smq.replication.log.aborted import AbortedTransactions
@@ -297,6 +297,18 @@ class Segments(RuleBasedStateMachine):
         self.gone |= removed | aborted
         self.borders = {s: e for s, e in self.borders.items() if e <= start or s >= end} | {start: end}
 
+    @rule(data=st.data())
+    def bring_older_bytes_back(self, data: st.DataObject) -> None:
+        """The leader of a segment has ended before it sent it, and the next one puts its own bytes in its place."""
+        found = []
+        for start, end in self.borders.items():
+            values = [v for v in self.follower.stored(start) if start <= v.base < end]
+            is_whole = values and (values[0].base, values[-1].end) == (start, end)
+            if is_whole and not self.leader.log.segments.holds(Offset(start), Offset(end), digest_of(values)):
+                found.append((start, end, values))
+        if found:
+            assert self.leader.install(*data.draw(st.sampled_from(found)))
+
     @rule(times=st.integers(1, 4), count=st.integers(1, 5))
     def replicate(self, times: int, count: int) -> None:
         for _ in range(times):
@@ -372,9 +384,9 @@ class Segments(RuleBasedStateMachine):
         for node in getattr(self, "nodes", ()):
             log = node.log
             opened, aborted = self.transactions(log.appended_end)
-            for producers in (log.producers, log._state_up_to(log.appended_end, log._base.copy()).producers):
-                if log.appended_end < self.compacted_end:
-                    break
+            refolded = log._state_up_to(log.appended_end, log._base.copy())
+            is_read = log.appended_end >= self.compacted_end
+            for producers in (log.producers, refolded.producers) if is_read else ():
                 found = {p: at for p in PRODUCERS if (at := producers.open_from(p)) is not None}
                 assert found == opened
                 assert producers.stable_end(log.appended_end) == min(opened.values(), default=log.appended_end)
@@ -384,6 +396,33 @@ class Segments(RuleBasedStateMachine):
                 expected = [a for a in aborted if a[0] >= at and a[1] < log.appended_end]
                 for index in (log.aborted, AbortedTransactions(folded)):
                     assert [tuple(a[:3]) for a in index.within(Offset(at), log.appended_end)] == expected
+
+    @invariant()
+    def no_aborted_record_is_visible(self) -> None:
+        ends = {row.base: row.kind for row in self.rows if row.kind != "data"}
+        for node in getattr(self, "nodes", ()):
+            hidden = {a[1:] for a in self.transactions(node.log.appended_end)[1]}
+            for value in node.stored(node.log.log_start):
+                header = parse_header(value.batch)
+                aborted = {o for o in records_in(value) if self.began(o) in hidden}
+                if header.is_control:
+                    assert value.base in ends
+                elif header.is_transactional:
+                    assert not aborted or node.log.aborted.covers(ProducerId(header.producer_id), value.base)
+                else:
+                    assert not aborted
+
+    def began(self, offset: int) -> tuple[int, int] | None:
+        """First offset and producer of the transaction that wrote this record."""
+        first: dict[int, int] = {}
+        for base, end, producer, kind in self.rows:
+            if kind == "data":
+                first.setdefault(producer, base)
+                if base <= offset < end:
+                    return first[producer], producer
+            else:
+                first.pop(producer)
+        return None
 
     @invariant()
     def time_lookups_find_every_record(self) -> None:

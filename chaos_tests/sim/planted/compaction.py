@@ -116,7 +116,7 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         ),
         scenario="everything+compaction",
         anomalies=frozenset({"false-damage", "divergent-bytes", "no-progress"}),
-        seeds=100,
+        seeds=8,
     ),
     PlantedBug(
         name="aborted-records-are-versions-of-their-keys",
@@ -159,6 +159,6 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         ),
         scenario="ended_transactions",
         anomalies=frozenset({"no-progress", "dirty-read", "skipped-record", "lost-key"}),
-        seeds=100,
+        seeds=8,
     ),
 )

@@ -116,7 +116,7 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         ),
         scenario="everything+compaction",
         anomalies=frozenset({"false-damage", "divergent-bytes", "no-progress"}),
-        seeds=8,
+        seeds=100,
     ),
     PlantedBug(
         name="aborted-records-are-versions-of-their-keys",

@@ -110,20 +110,18 @@ COUNTED: Final = (
     ),
     (
         _CONNECTION + "_take_frames",
-        """    if len(self._times.later) >= LATER_MAX:  # beyond it there are as many as requests in flight
-        self._times.fold()
-""",
+        "    self._produce_times.fold_if_many()\n",
         "",
     ),
     (
         _CONNECTION + "_start",
-        """        times = self._times.later
-
-        def respond(body: Struct | None) -> None:
-            times.append(time.monotonic_ns() - began_ns)
-""",
-        """        def respond(body: Struct | None) -> None:
-""",
+        "slot = _Slot(len(frame), times.later, began_ns)",
+        "slot = _Slot(len(frame), None, 0)",
+    ),
+    (
+        _CONNECTION + "_finish",
+        "    slot.times.append(time.monotonic_ns() - slot.began_ns)\n",
+        "",
     ),
 )
 WITHOUT: Final = tuple(Mutation(*row) for row in COUNTED)

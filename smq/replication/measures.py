@@ -62,7 +62,7 @@ class Sum(Counter):
 class Series:
     """The observations of a histogram with one combination of labels: how many fell into each bucket, and their sum.
 
-    A hot path of the loop appends to `later` instead of a call of `observe`, and calls `fold` when there are LATER_MAX.
+    A hot path of the loop appends to `later` instead of a call of `observe`, and calls `fold_if_many` now and then.
     What another thread observes may not wait there: it would be folded by two threads."""
 
     __slots__ = ("_buckets", "_total", "bounds", "later")
@@ -76,6 +76,10 @@ class Series:
     def observe(self, amount: int) -> None:
         self._buckets[bisect_left(self.bounds, amount)] += 1
         self._total += amount
+
+    def fold_if_many(self) -> None:
+        if len(self.later) >= LATER_MAX:
+            self.fold()
 
     def fold(self) -> None:
         """Counts what was put off. Sorting costs less than a search for each: those of one turn ascend anyway."""
@@ -170,7 +174,7 @@ class NodeMeasures:
     produce: Histogram = field(
         default_factory=lambda: Histogram(
             "smq_produce_seconds",
-            "From the arrival of a batch at its leader to its answer, without errors. Of one batch in thirty-one.",
+            "From the arrival of a batch at its leader to its answer, without errors. Of one batch in 127.",
             "acks",
         )
     )
@@ -179,7 +183,7 @@ class NodeMeasures:
             "smq_produce_stage_seconds",
             "Parts of a batch's way. queue: arrival to append. append: check and append. fsync: append to this disk."
             " replicate: append to a majority's disks. commit: majority to committed (with commit.rounds=2: the high"
-            " water mark). answer: commit to answer. Of one batch in thirty-one; all but the first two of one at a time"
+            " water mark). answer: commit to answer. Of one batch in 127; all but the first two of one at a time"
             " per partition.",
             "stage",
         )

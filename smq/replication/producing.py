@@ -30,7 +30,7 @@ from smq.replication.proposer import Barriers
 
 # Of this many batches, one is timed, from its arrival to its answer, which takes several microseconds. A prime number:
 # clients send 8 or 10 or 100 at a time, and the samples would always be the same ones of them.
-BATCHES_PER_SAMPLE: Final = 31
+BATCHES_PER_SAMPLE: Final = 127
 
 
 class Producing:

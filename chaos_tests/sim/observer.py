@@ -55,7 +55,7 @@ RARE = (
     "hwm_of_a_dead_epoch_rejected",
     "log_starts_moved",
     "records_compacted_away",
-    "commits_compacted_away",
+    "control_batches_removed",
     "damaged_messages_refused",
     "levels_raised",
     "waits_for_an_upgrade",
@@ -432,7 +432,7 @@ def count_log_events(counts: Counter[str]) -> Callable[[], None]:
         return gone
 
     def counted_plain(draft: Any) -> Any:
-        counts["commits_compacted_away"] += draft.header.is_control
+        counts["control_batches_removed"] += draft.header.is_control
         return original_plain(draft)
 
     rewriting._plain = counted_plain

@@ -150,15 +150,24 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         name="last-control-batch-removed",
         rule="compaction: of a producer's control batches in a segment, the last one stays",
         mutations=(
-            Mutation(
-                "smq.replication.log.rewriting:SegmentWriter._without_commits",
-                "has_later_end = producer_id in ended",
-                "has_later_end = producer_id in ended or ("
-                "kind == BatchKind.COMMIT and draft.end <= self._producers_start)",
-            ),
+            Mutation("smq.replication.log.rewriting:SegmentWriter._without_ends", "at >= own.last", "at > own.last"),
         ),
         scenario="ended_transactions",
         anomalies=frozenset({"no-progress", "dirty-read", "skipped-record", "lost-key"}),
         seeds=8,
+    ),
+    PlantedBug(
+        name="index-of-aborted-ahead-of-the-bytes",
+        rule="compaction: an aborted transaction is known until its batches are replaced on disk",
+        mutations=(
+            Mutation(
+                "smq.replication.log.aborted_log:AbortedLog._exchange_aborted",
+                "self.aborted.put(start, end, {*old, *new})",
+                "self.aborted.put(start, end, new)",
+            ),
+        ),
+        scenario="ended_transactions",
+        anomalies=frozenset({"dirty-read", "skipped-record"}),
+        seeds=80,
     ),
 )

@@ -1,9 +1,10 @@
 """The aborted transactions of one partition's log: which of its records no committed reader returns.
 
 Owns the index of the abort markers that the log holds, in memory, and its rows on disk. It is a fold over the log, and
-is cut and pruned with it. Readers get the transactions that overlap with what they have read, and leave out the
-records of those producers from `first` to the marker. It must never touch a disk. This package imports it, and
-the leader's compaction.
+is cut and pruned with it. Readers get the transactions that have batches in what they have read, and leave out the
+records of those producers from `first` to the marker. An entry whose batches are gone does no harm, but a control batch
+has one entry at most: some readers count them. It must never touch a disk. This package imports it, and the readers and
+the compaction of partitions.
 
     TIMES  partition(20) 2 marker(8) first(8)  -> CRC, producer id, stable
 
@@ -12,19 +13,21 @@ There is one entry in memory per abort marker that the log retains, 150 bytes ea
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from crc32c import crc32c
 
 from smq.raft_state.ids import Offset, PartitionId, ProducerId
-from smq.replication.api import Aborted
+from smq.records import CONTROL_MASK, TRANSACTIONAL_MASK, parse_header
+from smq.replication.api import Aborted, StoredBatch
 from smq.replication.log.codec import TIME_ABORTED
 from smq.replication.ports import DataDamaged
 
 _KEY: Final = struct.Struct(">20sBQQ")
 _ROW: Final = struct.Struct(">Iqq")
 _CRC_BYTES: Final = 4
+_ATTRIBUTES_AT: Final = 22  # of a batch: the low byte, which has the flags
 
 
 class AbortedTransactions:
@@ -55,6 +58,21 @@ class AbortedTransactions:
         """The log begins at `first` now."""
         del self._entries[: self._index(first)]
         self._of_producers = None
+
+    def between(self, start: Offset, end: Offset) -> list[Aborted]:
+        """Those with a marker in [start, end)."""
+        return self._entries[self._index(start) : self._index(end)]
+
+    def put(self, start: Offset, end: Offset, entries: Iterable[Aborted]) -> None:
+        """In place of those with a marker in [start, end)."""
+        self._entries[self._index(start) : self._index(end)] = sorted(entries)
+        self._of_producers = None
+
+    def discard(self, entries: Iterable[Aborted]) -> None:
+        """Those that are not here are ignored."""
+        if gone := set(entries):
+            self._entries = [aborted for aborted in self._entries if aborted not in gone]
+            self._of_producers = None
 
     def within(self, start: Offset, end: Offset) -> list[Aborted]:
         """Those that have records in [start, end)."""
@@ -94,6 +112,22 @@ class AbortedTransactions:
     def _index(self, marker: Offset) -> int:
         """Of the first entry whose marker is not below."""
         return bisect_left(self._entries, marker, key=lambda aborted: aborted.marker)
+
+
+def with_batches(entries: list[Aborted], batches: list[StoredBatch]) -> list[Aborted]:
+    """Those that one of these batches belongs to. A reader leaves out a producer's records up to its next control batch
+    that aborts. Compaction may have removed that one, together with everything that it aborted."""
+    bases: dict[int, list[Offset]] = {}
+    for batch in batches if entries else ():
+        if batch.data[_ATTRIBUTES_AT] & (TRANSACTIONAL_MASK | CONTROL_MASK) == TRANSACTIONAL_MASK:
+            bases.setdefault(parse_header(batch.data).producer_id, []).append(batch.base_offset)
+    found = []
+    for aborted in entries:
+        own = bases.get(aborted.producer_id, [])
+        at = bisect_left(own, aborted.first)
+        if at < len(own) and own[at] < aborted.marker:
+            found.append(aborted)
+    return found
 
 
 def aborted_key(pid: PartitionId, marker: Offset, first: Offset = Offset(0)) -> bytes:

@@ -14,6 +14,7 @@ from typing import Final
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import BatchHeader, Buffer
+from smq.replication.api import Aborted
 from smq.replication.log.aborted import aborted_key, aborted_row
 from smq.replication.log.aborted_log import AbortedLog
 from smq.replication.log.budget import TAIL_BYTES_NODE_MAX, NodeBudget
@@ -409,6 +410,7 @@ class PartitionLog(AbortedLog):
     def _forget_tail(self, end: Offset) -> None:
         """From now on no batch that ends beyond `end` is awaited or served."""
         self.generation += 1
+        self._cut_arriving(end)
         self.tail_damage = None
         self.damaged_batches = {base for base in self.damaged_batches if base < end}
         while self._pending and not self._pending[-1].cut(end):
@@ -432,9 +434,6 @@ class PartitionLog(AbortedLog):
     def _partition_row(self) -> Op:
         row = PartitionRow(self.log_start, self._base.end, self.has_producers)
         return Put(Table.CHECKPOINTS, partition_key(self.pid), encode_partition(row))
-
-    def _base_row(self) -> Op:
-        return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._base.end), next_checkpoint(self._base))
 
     def note_recovered(self, batches: int, size: int) -> None:
         """Records how much of the log comes after the newest checkpoint."""
@@ -466,8 +465,7 @@ class PartitionLog(AbortedLog):
             if self._pending:
                 return False
             at = max(start, base.end)
-            state = state if at == end_before else self._state_up_to(at)
-            if state.end != at:
+            if (state := state if at == end_before else self._state_up_to(at)).end != at:
                 return False
             # The rows of what the segment replaces stay, at its batches.
             state.create_ms_max = newest_create_ms(self, state.create_ms_max, end_before)
@@ -479,10 +477,11 @@ class PartitionLog(AbortedLog):
         pending = None
         if grows:
             pending = Pending(self._on_durable, end_before, end, lambda: None)
-            ops += self._grown(state, values)
+            ops += self._grown(start, state, values)
             self._pending.append(pending)
         else:
             base.bytes_total += old.size - sum(len(stored.value) for stored in values if stored.end > base.end)
+            ops += self._replace_aborted(start, end, values)
             self._forget_tail_before(end)
         base.saved = NOT_SAVED
         ops.append(self._base_row())
@@ -492,35 +491,35 @@ class PartitionLog(AbortedLog):
         self._disk.submit(ops + self._held(start, end, digest), partial(self._on_installed, pending, done))
         return True
 
-    def _grown(self, state: LogState, values: list[StoredValue]) -> list[Op]:
+    def _grown(self, start: Offset, state: LogState, values: list[StoredValue]) -> list[Op]:
         """The log becomes `state` and these batches, all of which are in memory until they are durable."""
-        ops: list[Op] = []
-        end_before = self.appended_end
-        self._forget_tail(state.end)
-        self.aborted.cut(state.end)
+        ops, found = list[Op](), list[Aborted]()
+        end_before, at = self.appended_end, state.end
+        self._forget_tail(at)
         for stored in values:
             info = info_of_stored(stored)
             if info.end <= state.end:
                 continue
             if info.end > end_before and info.max_timestamp_ms > state.create_ms_max:
                 ops.append(Put(Table.TIMES, create_time_key(self.pid, info.max_timestamp_ms, info.base), b""))
-            aborted = state.add(info)
-            if aborted is not None:
-                self.aborted.add(aborted)
-                ops.append(Put(Table.TIMES, *aborted_row(self.pid, aborted)))
+            if (aborted := state.add(info)) is not None:
+                found.append(aborted)
             self._tail.append(stored)
             self._count_tail(info.size)
         self._state = state
         self._settle_producers()
-        return ops
+        return ops + self._grow_aborted(start, at, state.end, values, found)
 
     def _on_installed(self, pending: Pending | None, done: Callable[[], None]) -> None:
         self.is_installing = False
         self.generation += 1
+        self._take_arrived()
         if pending is not None:
             pending()
         if not self._disk.is_closed:
             self.reload_aborted()
+            if self.aborted_damage is None and self._count_aborted():
+                self._disk.submit([self._base_row()])
             self.trim()
             done()
 

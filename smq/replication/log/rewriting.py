@@ -3,10 +3,10 @@
 Owns what a rewritten batch looks like. Every offset stays where it was, every record keeps its offset, its times and
 its bytes, and the batches still touch: what is missing are records. A batch that has lost all of them is joined to the
 one before it, or stays without records. The information about producers stays as long as it changes an answer
-(`producers_start`). Epochs are never mixed, nor transactions. An aborted one keeps the first of its batches and its
-control batch, so that a log says where it began and where it ended. Of control batches of one producer that commit, the
-last of a row stays (`_without_commits`). It must never decide which records go: its caller says that, and which batches
-were aborted. Only compaction uses it.
+(`producers_start`). Epochs are never mixed, nor transactions. Of a producer's control batches in one segment at most
+two stay, and of its transactions those that they end (`_without_ends`). Such a transaction that was aborted keeps the
+first of its batches, so that a log says where it began. It must never decide which records go: its caller says that,
+and which batches were aborted. Only compaction uses it.
 """
 
 from collections.abc import Callable, Iterator
@@ -156,6 +156,15 @@ class _Draft:
         return Offset(self.header.base_offset)
 
 
+class _Ends(NamedTuple):
+    """The first and the last control batch of one producer: which drafts they are, and whether they commit."""
+
+    first: int
+    first_commits: bool
+    last: int
+    last_commits: bool
+
+
 class Rewritten(NamedTuple):
     """A whole new segment."""
 
@@ -222,28 +231,48 @@ class SegmentWriter:
         draft = _Draft(stored.end, stored.epoch, ts_ns, header, body, value, is_unread, kind)
         self._join(self._drafts, draft)
 
-    def _without_commits(self) -> Iterator[_Draft]:
-        """The batches, the last one first, without the control batches that nothing needs.
+    def _without_ends(self) -> Iterator[_Draft]:
+        """The batches, without the control batches that nothing needs and the transactions that these ended.
 
-        A control batch commits everything that its producer has open. So a later one of the same segment does what it
-        did, unless an aborted transaction begins in between: that would seem to begin too early. The batches before
-        the later one need no transaction either, as committed readers get them all. Each version of a segment keeps
-        the last control batch of such a row, so whatever is open where it begins, or in the middle of another version,
-        ends in all of them. Below `producers_start` only, where no answer depends on the producer."""
-        ended: set[int] = set()  # producers whose next control batch in this segment commits
-        for draft in reversed(self._drafts):
-            producer_id, kind = draft.header.producer_id, draft.kind
-            has_later_end = producer_id in ended
-            if kind == BatchKind.COMMIT and draft.end <= self._producers_start:
-                ended.add(producer_id)
-            elif kind in {BatchKind.COMMIT, BatchKind.ABORT}:
-                ended.discard(producer_id)
-            if has_later_end and kind == BatchKind.COMMIT:
-                yield _plain(replace(draft, header=_without_records(draft.header), body=b""))
-            elif has_later_end and kind == BatchKind.TRANSACTIONAL and not draft.is_unread:
-                yield _plain(draft)
-            else:
+        Of the control batches of one producer, the last stays: it ends whatever seems open in a state that comes from
+        another version of the segment, as at a checkpoint in the middle. The first stays unless both commit, as it says
+        how a transaction from before the segment ended. The transactions after it begin and end in this segment. What
+        they committed becomes plain, as committed readers get it all; what they aborted is gone. Below
+        `producers_start` only, where no answer depends on the producer."""
+        ends = self._ends()
+        for at, draft in enumerate(self._drafts):
+            own = ends.get(draft.header.producer_id)
+            if own is None or draft.kind == BatchKind.PLAIN or at >= own.last:
                 yield draft
+            elif draft.kind == BatchKind.TRANSACTIONAL:
+                yield _plain(draft) if own.first_commits or at > own.first else draft
+            elif at == own.first and not (own.first_commits and own.last_commits):
+                yield draft
+            else:
+                yield _plain(replace(draft, header=_without_records(draft.header), body=b""))
+
+    def _ends(self) -> dict[int, _Ends]:
+        """By producer. Without those of a batch that has to stay transactional because it cannot be rewritten, or
+        because it is not empty, although its transaction was aborted: that would be a defect elsewhere, and its records
+        must not become visible."""
+        found, with_records, refused = dict[int, _Ends](), set[int](), set[int]()
+        for at, draft in enumerate(self._drafts):
+            producer_id = draft.header.producer_id
+            if draft.kind == BatchKind.TRANSACTIONAL:
+                if draft.is_unread:
+                    refused.add(producer_id)
+                if draft.header.count:
+                    with_records.add(producer_id)
+            elif draft.kind != BatchKind.PLAIN:
+                if draft.end > self._producers_start:
+                    break
+                commits = draft.kind == BatchKind.COMMIT
+                if not commits and producer_id in with_records:
+                    refused.add(producer_id)
+                with_records.discard(producer_id)
+                first, first_commits, _, _ = found.get(producer_id) or _Ends(at, commits, at, commits)
+                found[producer_id] = _Ends(first, first_commits, at, commits)
+        return {producer_id: own for producer_id, own in found.items() if producer_id not in refused}
 
     def _join(self, drafts: list[_Draft], draft: _Draft) -> None:
         """Adds the next batch, or extends the one before it."""
@@ -257,7 +286,7 @@ class SegmentWriter:
 
     def _may_join(self, before: _Draft, after: _Draft) -> bool:
         """Two batches outside of transactions, or two that follow one another in one transaction. The latter have
-        the same next control batch, so `_without_commits` treats them alike."""
+        the same next control batch, so `_without_ends` treats them alike."""
         if before.epoch != after.epoch or after.end - before.base > INT32_MAX:
             return False
         if before.is_unread or after.is_unread:
@@ -269,7 +298,7 @@ class SegmentWriter:
     def finish(self) -> Rewritten:
         """Once, after the last batch."""
         drafts: list[_Draft] = []
-        for draft in reversed(list(self._without_commits())):
+        for draft in self._without_ends():
             self._join(drafts, draft)
         values = [self._built(draft) for draft in drafts]
         is_changed = any(draft.value is None for draft in drafts)

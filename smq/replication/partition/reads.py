@@ -14,6 +14,7 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset
 from smq.replication.api import Aborted, Cancel, DoneFn, Fetched, PartitionEnd, StoredBatch
 from smq.replication.host import Host
+from smq.replication.log.aborted import with_batches
 from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.older_state import check_state
@@ -187,7 +188,8 @@ class Reads:
         known, stable = replica.known_commit_point(), replica.stable_end
         aborted: list[Aborted] = []
         if poll.is_committed and batches:
-            aborted = replica.log.aborted.within(poll.offset, Offset(batches[-1].last_offset + 1))
+            overlapping = replica.log.aborted.within(poll.offset, Offset(batches[-1].last_offset + 1))
+            aborted = with_batches(overlapping, batches)
         return Fetched(batches, replica.part.log_start, known, stable, replica.readable_end, aborted)
 
     def _ask_end(self, poll: Poll) -> None:

@@ -228,16 +228,30 @@ def test_of_a_row_of_commits_the_last_control_batch_stays() -> None:
     assert not again.is_changed
 
 
-def test_a_commit_before_an_aborted_transaction_stays_and_so_does_that_transaction() -> None:
+def test_an_aborted_transaction_between_others_of_its_segment_goes() -> None:
     values = [in_transaction(0, 1), ended(1), in_transaction(2, 1), ended(3, is_commit=False), ended(4)]
-    found = shapes(values, {0, 2}, 5)
-    assert found == [
-        (0, 1, 0, 0, -1),
+    assert shapes(values, {0, 2}, 5) == [(0, 4, 0, 0, -1), (4, 5, 1, 0x30, PRODUCER)]
+    assert shapes(values, {0}, 5)[1:4] == [
         (1, 2, 1, 0x30, PRODUCER),
-        (2, 3, 0, 0x10, PRODUCER),
+        (2, 3, 1, 0x10, PRODUCER),
         (3, 4, 1, 0x30, PRODUCER),
-        (4, 5, 1, 0x30, PRODUCER),
+    ], "it has a record, so nothing of it may become visible"
+
+
+def test_the_first_transaction_of_a_segment_stays_if_it_was_aborted_as_it_may_have_begun_before() -> None:
+    values = [in_transaction(0, 1), ended(1, is_commit=False), in_transaction(2, 1), ended(3, is_commit=False)]
+    assert shapes(values, {0, 2}, 4) == [
+        (0, 1, 0, 0x10, PRODUCER),
+        (1, 2, 1, 0x30, PRODUCER),
+        (2, 3, 0, 0, -1),
+        (3, 4, 1, 0x30, PRODUCER),
     ]
+    assert shapes([*values, ended(4)], {0, 2}, 5)[2:] == [(2, 4, 0, 0, -1), (4, 5, 1, 0x30, PRODUCER)]
+    assert shapes([ended(0), *values[2:]], {2}, 4) == [
+        (0, 1, 1, 0x30, PRODUCER),
+        (2, 3, 0, 0, -1),
+        (3, 4, 1, 0x30, PRODUCER),
+    ], "the first one committed, and the last one aborts"
 
 
 def test_commits_of_producers_that_are_known_stay() -> None:
@@ -257,6 +271,15 @@ def test_a_transactional_batch_that_does_not_decode_keeps_its_bytes() -> None:
     batch = build_batch(replace(header, attributes=0x14), b"no zstd")
     odd = parse_value(PID, build_value(PID, batch, parse_header(batch), Offset(0), Epoch(0), ts_ns))
     assert written([odd, ended(2)], {0, 1}, 9).values == [odd, ended(2)]
+
+
+def test_nor_does_anything_else_of_its_producer_go() -> None:
+    """The last control batch aborts: the batch would seem to be of that transaction."""
+    ts_ns, header = parse_header_of(in_transaction(1, 1).value, verify=None)
+    batch = build_batch(replace(header, attributes=0x14), b"no zstd")
+    odd = parse_value(PID, build_value(PID, batch, parse_header(batch), Offset(1), Epoch(0), ts_ns))
+    values = [ended(0), odd, ended(2), in_transaction(3, 1), ended(4, is_commit=False)]
+    assert [at for at, _, _, attributes, _ in shapes(values, {3}, 9) if attributes & 0x20] == [0, 2, 4]
 
 
 def test_an_aborted_batch_loses_all_records_without_being_unpacked() -> None:

@@ -7,6 +7,7 @@ records; what is open, stable and aborted is as in a list of all batches that th
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerId, TsNs
 from smq.records import NewRecord, decode_batch, encode_batch, marker_batch, parse_header
+from smq.replication.api import Aborted
 from smq.replication.log import partition_log
 from smq.replication.log.aborted import AbortedTransactions
 from smq.replication.log.cleaning import is_aborted
@@ -28,6 +30,7 @@ from smq.replication.log.state import CHECKPOINT_BATCHES
 from smq.replication.log.store import BatchDamaged, LogStore, StoredValue
 from smq.replication.ports import Delete, Put, Table
 from tests.examples import examples
+from tests.unit.replication.log.committed_readers import check_readers, of_fetch
 from tests.unit.replication.log.test_store import flipped
 from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness
 
@@ -83,10 +86,12 @@ class Node:
             at = found[-1].end
         return found
 
-    def install(self, start: int, end: int, values: list[StoredValue]) -> bool:
+    def install(self, start: int, end: int, values: list[StoredValue], under_way: Callable[[], None] = nothing) -> bool:
+        """`under_way` runs while the segment may be on the disk, or not."""
         old = replaced(self.log, Offset(start), Offset(end))
         done: list[bool] = []
         took = self.log.install(Offset(start), Offset(end), digest_of(values), values, old, lambda: done.append(True))
+        under_way()
         self.harness.settle()
         assert not took or done or not isinstance(self.harness, FakeHarness)
         return took
@@ -102,6 +107,17 @@ def rewritten(
         else:
             writer.add(value, lambda records: [offset not in removed for offset, *_ in records])
     return writer.finish().values
+
+
+def in_transaction(times: list[int], producer: int, sequence: int) -> bytes:
+    """A batch that a producer writes in a transaction: records that were created at these times."""
+    return encode_batch(
+        [NewRecord(b"k", b"v" * 20, created_ms) for created_ms in times],
+        producer_id=producer,
+        producer_epoch=0,
+        base_sequence=sequence,
+        is_transactional=True,
+    )
 
 
 def records_in(value: StoredValue) -> list[int]:
@@ -226,14 +242,7 @@ class Segments(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3), producer=st.sampled_from(PRODUCERS))
     def write_in_transaction(self, count: int, producer: int) -> None:
-        sequence = self.sequences[producer]
-        batch = encode_batch(
-            [NewRecord(b"k", b"v" * 20, self.leader.log.appended_end)] * count,
-            producer_id=producer,
-            producer_epoch=0,
-            base_sequence=sequence,
-            is_transactional=True,
-        )
+        batch = in_transaction([self.leader.log.appended_end] * count, producer, self.sequences[producer])
         self.sequences[producer] += count
         self.note(self.leader.write(batch, self.epoch), producer, "data")
 
@@ -243,11 +252,11 @@ class Segments(RuleBasedStateMachine):
             data = marker_batch(producer_id=producer, producer_epoch=0, is_commit=is_commit, timestamp_ms=5)
             self.note(self.leader.write(data, self.epoch), producer, "commit" if is_commit else "abort")
 
-    @rule(count=st.integers(2, 5), producer=st.sampled_from(PRODUCERS))
-    def commit_one_after_another(self, count: int, producer: int) -> None:
-        for _ in range(count):
+    @rule(ends=st.lists(st.booleans(), min_size=2, max_size=5), producer=st.sampled_from(PRODUCERS))
+    def end_one_after_another(self, ends: list[bool], producer: int) -> None:
+        for is_commit in ends:
             self.write_in_transaction(1, producer)
-            self.end_transaction(producer, is_commit=True)
+            self.end_transaction(producer, is_commit=is_commit)
 
     def note(self, base: int, producer: int, kind: str) -> None:
         self.rows.append(Row(base, self.leader.log.appended_end, producer, kind))
@@ -293,7 +302,15 @@ class Segments(RuleBasedStateMachine):
         self.producers_start = max(self.producers_start, data.draw(st.one_of(st.just(end), st.integers(0, end))))
         self.leader.log.forget_producers(Offset(self.producers_start))
         self.follower.log.forget_producers(Offset(self.producers_start))
-        assert self.leader.install(start, end, rewritten(values, removed, self.producers_start, log.aborted))
+        new = rewritten(values, removed, self.producers_start, log.aborted)
+        whole = self.leader.stored()
+        other = [v for v in whole if v.base < start] + new + [v for v in whole if v.base >= end]
+
+        def either_is_read() -> None:
+            for found in (whole, other):
+                self.check_readers_of(self.leader, [v for v in found if v.end > log.log_start])
+
+        assert self.leader.install(start, end, new, either_is_read)
         self.gone |= removed | aborted
         self.borders = {s: e for s, e in self.borders.items() if e <= start or s >= end} | {start: end}
 
@@ -392,10 +409,17 @@ class Segments(RuleBasedStateMachine):
                 assert producers.stable_end(log.appended_end) == min(opened.values(), default=log.appended_end)
             folded, end = log._fold_aborted()
             assert end == log.appended_end
-            for at in range(log.log_start, log.appended_end, 3):
-                expected = [a for a in aborted if a[0] >= at and a[1] < log.appended_end]
+            assert {a[:3] for a in log.aborted} <= set(aborted)
+            assert log._state.aborted - log._base.aborted == len(log.aborted)
+            # What is named of them is the same, whatever else the fold finds where it begins inside a segment.
+            written = AbortedTransactions(
+                [Aborted(Offset(m), Offset(f), ProducerId(p), Offset(0)) for m, f, p in aborted]
+            )
+            values = node.stored(log.log_start)
+            for at in range(0, len(values), 3):
+                expected = [a[:3] for a in of_fetch(values[at:], written)]
                 for index in (log.aborted, AbortedTransactions(folded)):
-                    assert [tuple(a[:3]) for a in index.within(Offset(at), log.appended_end)] == expected
+                    assert [a[:3] for a in of_fetch(values[at:], index)] == expected
 
     @invariant()
     def no_aborted_record_is_visible(self) -> None:
@@ -411,6 +435,14 @@ class Segments(RuleBasedStateMachine):
                     assert not aborted or node.log.aborted.covers(ProducerId(header.producer_id), value.base)
                 else:
                     assert not aborted
+            self.check_readers_of(node, node.stored(node.log.log_start))
+
+    def check_readers_of(self, node: Node, values: list[StoredValue]) -> None:
+        opened, aborted = self.transactions(node.log.appended_end)
+        stable = min(opened.values(), default=node.log.appended_end)
+        hidden = {a[1:] for a in aborted}
+        read = [value for value in values if value.end <= stable]
+        check_readers(read, node.log.aborted, lambda base: self.began(base) in hidden)
 
     def began(self, offset: int) -> tuple[int, int] | None:
         """First offset and producer of the transaction that wrote this record."""

@@ -1,4 +1,5 @@
-"""Control batches that compaction removes: every mixture of old and new bytes ends and aborts the same transactions."""
+"""Transactions that compaction makes an end of: every mixture of old and new bytes has the same open ones, and Kafka's
+readers of each version keep what was committed, and nothing else."""
 
 from typing import NamedTuple
 
@@ -9,26 +10,25 @@ from smq.raft_state.ids import Offset
 from smq.records import marker_batch, parse_header
 from smq.replication.api import Aborted
 from smq.replication.log.aborted import AbortedTransactions
-from smq.replication.log.codec import StoredValue, info_of_stored
+from smq.replication.log.codec import BatchKind, StoredValue, info_of_stored
 from smq.replication.log.state import LogState
 from tests.examples import examples
+from tests.unit.replication.log.committed_readers import check_readers, of_fetch
 from tests.unit.replication.log.test_rewriting import in_transaction, stored, stored_batch
 from tests.unit.replication.log.test_segments import rewritten
 
 PRODUCERS = (70, 71)
 STEPS = st.lists(
-    st.tuples(st.sampled_from([*PRODUCERS, -1]), st.sampled_from(["batch", "batch", "commit", "commit", "abort"])),
+    st.tuples(st.sampled_from([70, 70, 71, -1]), st.sampled_from(["batch", "batch", "commit", "abort"])),
     min_size=1,
     max_size=16,
 )
 
 
 class Effect(NamedTuple):
-    """What a log says about transactions: which are open and from where, which were aborted, and which producers are
-    known."""
+    """What a log says of its producers: whose transaction is open, and which are known."""
 
     opened: dict[int, Offset]
-    aborted: list[tuple[Offset, Offset, int]]  # marker, first, producer
     known: list[tuple[int, int, int]]  # producer, epoch, last sequence
 
 
@@ -41,10 +41,9 @@ def folded(values: list[StoredValue]) -> tuple[LogState, list[Aborted]]:
 
 
 def effect(values: list[StoredValue], producers_start: int) -> Effect:
-    state, found = folded(values)
+    state, _ = folded(values)
     return Effect(
         {p: first for p in PRODUCERS if (first := state.producers.open_from(p)) is not None},
-        [(aborted.marker, aborted.first, aborted.producer_id) for aborted in found],
         sorted(entry[:3] for entry in state.producers.entries(Offset(producers_start))),
     )
 
@@ -84,18 +83,48 @@ def test_every_mixture_of_versions_has_one_effect(
     aborted = AbortedTransactions(folded(log)[1])
     versions, producers_start = [log[first:stop]], 0
     for _ in range(2):
-        producers_start = data.draw(st.integers(producers_start, len(log)))
+        producers_start = data.draw(st.one_of(st.just(len(log)), st.integers(producers_start, len(log))))
         removed = data.draw(st.sets(st.integers(first, stop - 1)))
         versions.append(rewritten(versions[-1], removed, producers_start, aborted))
     expected = effect(log, producers_start)
     for one in versions:
         for other in versions:
             for mixed in mixtures(one, other):
-                whole = [*log[:first], *mixed, *log[stop:]]
-                assert effect(whole, producers_start) == expected
+                assert effect([*log[:first], *mixed, *log[stop:]], producers_start) == expected
                 # If a log begins with the segment: the log start has passed what was before it.
                 opened = effect([*mixed, *log[stop:]], producers_start).opened
                 assert set(opened) == set(effect(log[first:], producers_start).opened)
+    stable = min(expected.opened.values(), default=Offset(len(log)))
+    for version in versions:
+        whole = [value for value in (*log[:first], *version, *log[stop:]) if value.end <= stable]
+        # With the transactions that this version still has, and with those that there were before: until the batches
+        # are on the disk, a reader may get either.
+        for index in (aborted, AbortedTransactions(folded([*log[:first], *version, *log[stop:]])[1])):
+            check_readers(whole, index, lambda base: began_in(log, base) in {a[1:3] for a in aborted})
+
+
+def began_in(log: list[StoredValue], base: int) -> tuple[int, int] | None:
+    """First offset and producer of the transaction that the batch at `base` belongs to."""
+    opened: dict[int, int] = {}
+    for value in log[: base + 1]:
+        info = info_of_stored(value)
+        if info.kind == BatchKind.TRANSACTIONAL:
+            opened.setdefault(info.producer_id, info.base)
+        elif info.kind != BatchKind.PLAIN:
+            opened.pop(info.producer_id, None)
+    info = info_of_stored(log[base])
+    return (opened[info.producer_id], info.producer_id) if info.kind == BatchKind.TRANSACTIONAL else None
+
+
+def test_a_reader_of_new_bytes_with_an_older_index_keeps_what_was_committed_later() -> None:
+    """An entry whose control batch is gone would hide everything that its producer committed from then on."""
+    log = log_of([(70, what) for what in ("commit", "batch", "abort", "commit", "batch", "commit")], [0] * 6)
+    aborted = AbortedTransactions(folded(log)[1])
+    new = [*rewritten(log[:4], set(), len(log), aborted), *log[4:]]
+    assert [info_of_stored(value).kind for value in new[:2]] == [BatchKind.PLAIN, BatchKind.COMMIT]
+    assert aborted.within(Offset(0), Offset(6))
+    assert not of_fetch(new, aborted)
+    check_readers(new, aborted, lambda base: base == 1)
 
 
 def test_what_stays_does_not_grow_with_the_transactions() -> None:
@@ -103,3 +132,13 @@ def test_what_stays_does_not_grow_with_the_transactions() -> None:
     log = log_of(steps, [0] * len(steps))
     left = rewritten(log, set(range(998)), len(log), AbortedTransactions([]))
     assert [parse_header(value.batch).is_control for value in left] == [False, False, True]
+
+
+def test_nor_with_the_aborted_ones() -> None:
+    steps = [(70, what) for n in range(500) for what in ("batch", "abort" if n % 3 else "commit")]
+    log = log_of(steps, [0] * len(steps))
+    aborted = AbortedTransactions(folded(log)[1])
+    assert len(aborted) == 333
+    left = rewritten(log, set(range(999)), len(log), aborted)
+    assert [parse_header(value.batch).is_control for value in left] == [False, True, False, True]
+    assert folded(left)[1] == [], "none of them is left in the log"

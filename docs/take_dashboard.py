@@ -2,30 +2,37 @@
 
 Owns the picture only: the scene is that of take_pictures.py, read by a Prometheus, and drawn by the panels of Grafana's
 own library (docs/panels). No server of Grafana takes part. Needs Debian's packages chromium, npm and prometheus; npm
-fetches the library. It must never be a test.
+fetches the library. It must never be a test, and never write a picture in which a panel has no series.
 """
 
+import html
+import itertools
 import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from chaos_tests.demo.flights import load_flights
 from docs.take_pictures import PICTURES, play
+from smq.clients import SyncAdmin, SyncProducer
 from smq.coordinator.cli.cluster_dir import free_ports
-from smq.testing.cluster import live_cluster
+from smq.testing.cluster import Cluster, live_cluster
 from smq.testing.node_process import end
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 MONITORING: Final = ROOT / "deploy/monitoring"
-SCRAPE_S, RATE_S = 5, 20
-WIDTH, ROW, ROWS = 1600, 38, 52  # a row of Grafana's grid
+SCRAPE_S, RATE_S, WRITE_S = 5, 20, 0.01
+WIDTH, ROW = 1600, 38  # a row of Grafana's grid
+UNDRAWN: Final = re.compile(r'<html[^>]* data-undrawn="([^"]*)"')
 NO_PROXY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -47,6 +54,20 @@ def answered(address: str, panels: list[dict[str, Any]], start: float) -> dict[s
     return {"panels": panels, "answers": answers, "start": start, "end": now, "width": WIDTH, "row": ROW}
 
 
+def keep_latest(cluster: Cluster, stop: threading.Event) -> None:
+    """Writes to a compacted topic until `stop`, record by record.
+
+    Without it the panel of compaction has no series. Nodes time few of their batches, and the scene alone has not many.
+    """
+    flights = load_flights(1_000)
+    with SyncAdmin(cluster.servers) as admin, SyncProducer(cluster.servers) as producer:
+        admin.create_topic("latest", 3, config={"cleanup.policy": "compact"})
+        for key, value in itertools.cycle(zip(flights.keys, flights.values, strict=True)):
+            producer.send("latest", value, key=key).result()
+            if stop.wait(WRITE_S):
+                return
+
+
 def watched(directory: Path) -> dict[str, Any]:
     """The scene, as Prometheus has seen it."""
     panels = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
@@ -61,13 +82,21 @@ def watched(directory: Path) -> dict[str, Any]:
         process = subprocess.Popen([*command, f"--storage.tsdb.path={directory}/tsdb"], stderr=subprocess.DEVNULL)
         try:
             start = time.time()
-            play(cluster)
+            with ThreadPoolExecutor(1) as pool:
+                stop = threading.Event()
+                writing = pool.submit(keep_latest, cluster, stop)
+                try:
+                    play(cluster)
+                finally:
+                    stop.set()
+                writing.result()
             return answered(address, panels, start)
         finally:
             end(process)
 
 
 def draw(directory: Path, scene: dict[str, Any]) -> None:
+    """Writes the picture, if each panel has drawn a series: the page that is pictured says so itself."""
     shutil.copytree(ROOT / "docs/panels", directory, dirs_exist_ok=True)
     subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--legacy-peer-deps"], cwd=directory, check=True)
     options = ["--bundle", "--minify", "--outfile=out.js", "--jsx=automatic", "--loader:.ttf=dataurl"]
@@ -77,10 +106,18 @@ def draw(directory: Path, scene: dict[str, Any]) -> None:
     head = '<meta charset="utf-8"><link rel="stylesheet" href="out.css">'
     page = directory / "page.html"
     page.write_text(f'{head}<div id="root"></div><script>SCENE = {data}</script><script src="out.js"></script>')
-    options = [f"--user-data-dir={directory}/profile", f"--window-size={WIDTH},{ROWS * ROW}", "--headless"]
+    rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in scene["panels"])
+    options = [f"--user-data-dir={directory}/profile", f"--window-size={WIDTH},{rows * ROW}", "--headless"]
     options += ["--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000"]
-    file = PICTURES / "dashboard.png"
-    subprocess.run(["chromium", *options, f"--screenshot={file}", page.as_uri()], check=True, timeout=120)
+    file = directory / "dashboard.png"
+    options += ["--dump-dom", f"--screenshot={file}"]
+    drawn = subprocess.run(["chromium", *options, page.as_uri()], check=True, stdout=subprocess.PIPE, timeout=120)
+    found = UNDRAWN.search(drawn.stdout.decode())
+    if found is None:
+        sys.exit("no picture: the page of the panels did not run")
+    if found[1]:
+        sys.exit(f"no picture: these panels have drawn no series: {html.unescape(found[1])}")
+    shutil.copy(file, PICTURES)
 
 
 def main() -> None:

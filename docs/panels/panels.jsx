@@ -1,6 +1,6 @@
 // Draws the panels of dashboard.json with Grafana's own components, from what a Prometheus answered to their queries.
 // Owns nothing but what Grafana's server would add: the queries' answers as frames, and the defaults of its panels.
-// docs/take_dashboard.py bundles it, and writes `window.SCENE`.
+// docs/take_dashboard.py bundles it, writes `window.SCENE`, and reads `data-undrawn` of the root element.
 import { createRoot } from "react-dom/client";
 import { BigValue, BigValueColorMode, BigValueGraphMode, GlobalStyles, PanelChrome, TimeSeries } from "@grafana/ui";
 import { ThemeContext, FieldType, createTheme, dateTime, getDisplayProcessor, toDataFrame } from "@grafana/data";
@@ -40,25 +40,29 @@ function Panel({ panel }) {
   const { x, y, w, h } = panel.gridPos;
   const found = frames(panel);
   const place = { position: "absolute", left: x * column, top: y * row };
-  const last = panel.type === "stat" && found[0].fields[1];
+  const last = panel.type === "stat" && found[0]?.fields[1];
   return (
     <div style={place}>
       <PanelChrome title={panel.title} width={w * column - GAP} height={h * row - GAP} padding="md">
-        {(width, height) =>
-          last ? (
-            <BigValue
-              {...{ theme, width, height, value: last.display(last.values.at(-1)) }}
-              colorMode={BigValueColorMode.Value}
-              graphMode={BigValueGraphMode.None}
-            />
-          ) : (
-            <TimeSeries
-              {...{ theme, width, height, timeRange, frames: found }}
-              timeZone="utc"
-              legend={{ showLegend: true, displayMode: "list", placement: "bottom", calcs: [] }}
-            />
-          )
-        }
+        {(width, height) => (
+          <div id={`panel-${panel.id}`}>
+            {last && (
+              <BigValue
+                {...{ theme, width, height, value: last.display(last.values.at(-1)) }}
+                colorMode={BigValueColorMode.Value}
+                graphMode={BigValueGraphMode.None}
+              />
+            )}
+            {/* TimeSeries throws without a series, and React then takes all panels away. */}
+            {panel.type !== "stat" && found.length > 0 && (
+              <TimeSeries
+                {...{ theme, width, height, timeRange, frames: found }}
+                timeZone="utc"
+                legend={{ showLegend: true, displayMode: "list", placement: "bottom", calcs: [] }}
+              />
+            )}
+          </div>
+        )}
       </PanelChrome>
     </div>
   );
@@ -72,3 +76,24 @@ createRoot(document.getElementById("root")).render(
     ))}
   </ThemeContext.Provider>,
 );
+
+// Series have colours; the grid, the axes and their labels are grey.
+function hasColour(canvas) {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  for (let at = 0; at < data.length; at += 4) {
+    const [red, green, blue, alpha] = data.subarray(at, at + 4);
+    if (alpha > 128 && Math.max(red, green, blue) - Math.min(red, green, blue) > 40) return true;
+  }
+  return false;
+}
+
+function isDrawn(panel) {
+  const place = document.getElementById(`panel-${panel.id}`);
+  if (panel.type === "stat") return /\d/.test(place?.textContent ?? "");
+  return [...(place?.querySelectorAll("canvas") ?? [])].some((canvas) => canvas.width > 0 && hasColour(canvas));
+}
+
+setInterval(() => {
+  const undrawn = panels.filter((panel) => !isDrawn(panel)).map((panel) => panel.title);
+  document.documentElement.dataset.undrawn = undrawn.join(", ");
+}, 500);

@@ -110,17 +110,26 @@ COUNTED: Final = (
     ),
     (
         _CONNECTION + "_take_frames",
-        "    self._produce_times.fold_if_many()\n",
+        """    if len(self._times_later) >= LATER_MAX:  # beyond it there are as many as requests in flight
+        self._times.fold()
+""",
+        "",
+    ),
+    (
+        "smq.coordinator.kafka.connection:_Slot.__init__",
+        "    self.began_ns = 0\n",
         "",
     ),
     (
         _CONNECTION + "_start",
-        "slot = _Slot(len(frame), times.later, began_ns)",
-        "slot = _Slot(len(frame), None, 0)",
+        "        slot.began_ns = began_ns\n",
+        "",
     ),
     (
         _CONNECTION + "_finish",
-        "    slot.times.append(time.monotonic_ns() - slot.began_ns)\n",
+        """    if slot.began_ns:
+        self._times_later.append(time.monotonic_ns() - slot.began_ns)
+""",
         "",
     ),
 )

@@ -62,7 +62,7 @@ class Sum(Counter):
 class Series:
     """The observations of a histogram with one combination of labels: how many fell into each bucket, and their sum.
 
-    A hot path of the loop appends to `later` instead of a call of `observe`, and calls `fold_if_many` now and then.
+    A hot path of the loop appends to `later` instead of a call of `observe`, and calls `fold` when there are LATER_MAX.
     What another thread observes may not wait there: it would be folded by two threads."""
 
     __slots__ = ("_buckets", "_total", "bounds", "later")
@@ -76,10 +76,6 @@ class Series:
     def observe(self, amount: int) -> None:
         self._buckets[bisect_left(self.bounds, amount)] += 1
         self._total += amount
-
-    def fold_if_many(self) -> None:
-        if len(self.later) >= LATER_MAX:
-            self.fold()
 
     def fold(self) -> None:
         """Counts what was put off. Sorting costs less than a search for each: those of one turn ascend anyway."""

@@ -32,6 +32,7 @@ from smq.coordinator.limits import (
     KAFKA_STUCK_FULL_S_MAX,
     KAFKA_STUCK_S_MAX,
 )
+from smq.replication.measures import LATER_MAX
 from smq.replication.net.listening import plain_host
 
 log = structlog.get_logger(__name__)
@@ -41,15 +42,13 @@ _SIZE_BYTES: Final = 4
 
 class _Slot:
     """The place of one answer in the queue. `size` is what it holds: the request's bytes, then the answer's.
-    `is_counted`: it is one of the connection's fetches. `times`: where the request's time is noted, which began then.
-    """
+    `is_counted`: it is one of the connection's fetches. `began_ns`: when a Produce request arrived; 0 for others."""
 
-    __slots__ = ("began_ns", "is_counted", "is_done", "parts", "size", "times")
+    __slots__ = ("began_ns", "is_counted", "is_done", "parts", "size")
 
-    def __init__(self, size: int, times: list[int], began_ns: int) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self.times = times
-        self.began_ns = began_ns
+        self.began_ns = 0
         self.is_done = False
         self.is_counted = False
         self.parts: list[Buffer] | None = None  # None when done: the client wants no answer
@@ -68,7 +67,8 @@ class Connection(asyncio.Protocol):
         on_close: Callable[["Connection"], None],
     ) -> None:
         self._gateway = gateway
-        self._produce_times = gateway.times_of(ApiKey.PRODUCE)
+        self._times = gateway.times_of(ApiKey.PRODUCE)
+        self._times_later = self._times.later
         self._node_inflight = inflight
         self._request_bytes_max = request_bytes_max
         self._on_open = on_open
@@ -170,7 +170,8 @@ class Connection(asyncio.Protocol):
     def _take_frames(self) -> None:
         """Starts the requests that have arrived, up to the bounds."""
         began_ns = time.monotonic_ns()  # of all of them: reading the clock for each would cost more than counting it
-        self._produce_times.fold_if_many()
+        if len(self._times_later) >= LATER_MAX:  # beyond it there are as many as requests in flight
+            self._times.fold()
         try:
             while self._buffered and self._transport is not None and self._has_capacity:
                 if (frame := self._next_frame()) is None:
@@ -216,26 +217,24 @@ class Connection(asyncio.Protocol):
 
     def _start(self, frame: memoryview, began_ns: int) -> None:
         request = parse_request(frame)
-        is_produce = request.key == ApiKey.PRODUCE
-        times = self._produce_times if is_produce else self._gateway.times_of(request.key)
-        slot = _Slot(len(frame), times.later, began_ns)
+        slot = _Slot(len(frame))
         self._slots.append(slot)
         self._account(slot.size - self._coming_bytes)
         self._coming_bytes = 0
-        if is_produce and request.body is not None:
+        if request.key == ApiKey.PRODUCE and request.body is not None:
+            slot.began_ns = began_ns
             # Not closures: each variable that they share is one more object for the garbage collector, per request.
             respond, fail = partial(self._finish, slot, request), self._on_failed_without_answer
             ProduceCall(self._gateway, request.version, respond, fail).start(request.body)
             return
-        times.fold_if_many()
-        task = self._loop.create_task(self._serve(slot, request))
+        task = self._loop.create_task(self._serve(slot, request, began_ns))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _on_failed_without_answer(self) -> None:
         self.close("a request without acknowledgements was refused or failed")
 
-    async def _serve(self, slot: _Slot, request: Request) -> None:
+    async def _serve(self, slot: _Slot, request: Request, began_ns: int) -> None:
         try:
             if request.key == ApiKey.FETCH:
                 await self._fetches.acquire()
@@ -248,6 +247,7 @@ class Connection(asyncio.Protocol):
             else:
                 async with self._in_turn:
                     body = await answer(self._gateway, request)
+            self._gateway.times_of(request.key).observe(time.monotonic_ns() - began_ns)
             self._finish(slot, request, body)
         except Exception as e:
             log.error("kafka_request_failed", key=request.key, version=request.version, exc_info=e)
@@ -255,7 +255,8 @@ class Connection(asyncio.Protocol):
 
     # ---------------------------------------------------------------------------------------------- responses
     def _finish(self, slot: _Slot, request: Request, body: Struct | None) -> None:
-        slot.times.append(time.monotonic_ns() - slot.began_ns)
+        if slot.began_ns:
+            self._times_later.append(time.monotonic_ns() - slot.began_ns)
         if self._transport is None:
             return
         slot.parts = encode_response(request, body) if body is not None else None

@@ -70,7 +70,6 @@ class Aborted(NamedTuple):
     marker: Offset  # of the control batch
     first: Offset  # of the transaction's first batch
     producer_id: ProducerId
-    stable: Offset  # every transaction that ends after the marker begins at or above this
 
 
 @dataclass(frozen=True, slots=True)

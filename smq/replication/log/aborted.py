@@ -6,7 +6,7 @@ records of those producers from `first` to the marker. An entry whose batches ar
 has one entry at most: some readers count them. It must never touch a disk. This package imports it, and the readers and
 the compaction of partitions.
 
-    TIMES  partition(20) 2 marker(8) first(8)  -> CRC, producer id, stable
+    TIMES  partition(20) 2 marker(8) first(8)  -> CRC, producer id
 
 There is one entry in memory per abort marker that the log retains, 150 bytes each.
 """
@@ -14,29 +14,34 @@ There is one entry in memory per abort marker that the log retains, 150 bytes ea
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Final
 
 from crc32c import crc32c
 
 from smq.raft_state.ids import Offset, PartitionId, ProducerId
-from smq.records import CONTROL_MASK, TRANSACTIONAL_MASK, parse_header
+from smq.records import CONTROL_MASK, TRANSACTIONAL_MASK
 from smq.replication.api import Aborted, StoredBatch
 from smq.replication.log.codec import TIME_ABORTED
 from smq.replication.ports import DataDamaged
 
 _KEY: Final = struct.Struct(">20sBQQ")
-_ROW: Final = struct.Struct(">Iqq")
+_ROW: Final = struct.Struct(">Iq")
 _CRC_BYTES: Final = 4
 _ATTRIBUTES_AT: Final = 22  # of a batch: the low byte, which has the flags
+_PRODUCER_ID_AT: Final = 43
+_PRODUCER_ID: Final = struct.Struct(">q")
 
 
 class AbortedTransactions:
     """In the order of their markers."""
 
-    __slots__ = ("_entries", "_of_producers")
+    __slots__ = ("_entries", "_lowest", "_of_producers")
 
     def __init__(self, entries: list[Aborted]) -> None:
         self._entries = entries
+        # Of each entry, the lowest `first` from it on, or lower: there a look-up stops. None: to be made.
+        self._lowest: list[Offset] | None = None
         self._of_producers: dict[ProducerId, list[Aborted]] | None = None  # made by `covers`, void after a change
 
     def __len__(self) -> int:
@@ -48,15 +53,27 @@ class AbortedTransactions:
     def add(self, aborted: Aborted) -> None:
         self._entries.append(aborted)
         self._of_producers = None
+        if (lowest := self._lowest) is not None:
+            lowest.append(aborted.first)
+            at = len(lowest) - 2
+            while at >= 0 and lowest[at] > aborted.first:  # the entries since it began
+                lowest[at] = aborted.first
+                at -= 1
 
     def cut(self, end: Offset) -> None:
         """The log ends at `end` now."""
-        del self._entries[self._index(end) :]
+        at = self._index(end)
+        del self._entries[at:]
+        if self._lowest is not None:
+            del self._lowest[at:]
         self._of_producers = None
 
     def forget_before(self, first: Offset) -> None:
         """The log begins at `first` now."""
-        del self._entries[: self._index(first)]
+        at = self._index(first)
+        del self._entries[:at]
+        if self._lowest is not None:
+            del self._lowest[:at]
         self._of_producers = None
 
     def between(self, start: Offset, end: Offset) -> list[Aborted]:
@@ -66,23 +83,19 @@ class AbortedTransactions:
     def put(self, start: Offset, end: Offset, entries: Iterable[Aborted]) -> None:
         """In place of those with a marker in [start, end)."""
         self._entries[self._index(start) : self._index(end)] = sorted(entries)
-        self._of_producers = None
-
-    def discard(self, entries: Iterable[Aborted]) -> None:
-        """Those that are not here are ignored."""
-        if gone := set(entries):
-            self._entries = [aborted for aborted in self._entries if aborted not in gone]
-            self._of_producers = None
+        self._lowest = self._of_producers = None
 
     def within(self, start: Offset, end: Offset) -> list[Aborted]:
         """Those that have records in [start, end)."""
+        if self._lowest is None:
+            backwards = accumulate((aborted.first for aborted in reversed(self._entries)), min)
+            self._lowest = list(backwards)[::-1]
         found: list[Aborted] = []
         for at in range(self._index(start), len(self._entries)):
-            aborted = self._entries[at]
-            if aborted.first < end:
-                found.append(aborted)
-            if aborted.stable >= end:
+            if self._lowest[at] >= end:
                 break
+            if self._entries[at].first < end:
+                found.append(self._entries[at])
         return found
 
     def of_key(self, key: bytes) -> Aborted | None:
@@ -117,13 +130,15 @@ class AbortedTransactions:
 def with_batches(entries: list[Aborted], batches: list[StoredBatch]) -> list[Aborted]:
     """Those that one of these batches belongs to. A reader leaves out a producer's records up to its next control batch
     that aborts. Compaction may have removed that one, together with everything that it aborted."""
-    bases: dict[int, list[Offset]] = {}
+    bases: dict[int, list[Offset]] = {aborted.producer_id: [] for aborted in entries}
     for batch in batches if entries else ():
         if batch.data[_ATTRIBUTES_AT] & (TRANSACTIONAL_MASK | CONTROL_MASK) == TRANSACTIONAL_MASK:
-            bases.setdefault(parse_header(batch.data).producer_id, []).append(batch.base_offset)
+            own = bases.get(*_PRODUCER_ID.unpack_from(batch.data, _PRODUCER_ID_AT))
+            if own is not None:
+                own.append(batch.base_offset)
     found = []
     for aborted in entries:
-        own = bases.get(aborted.producer_id, [])
+        own = bases[aborted.producer_id]
         at = bisect_left(own, aborted.first)
         if at < len(own) and own[at] < aborted.marker:
             found.append(aborted)
@@ -138,7 +153,7 @@ def aborted_key(pid: PartitionId, marker: Offset, first: Offset = Offset(0)) -> 
 def aborted_row(pid: PartitionId, aborted: Aborted) -> tuple[bytes, bytes]:
     """Key and value."""
     key = aborted_key(pid, aborted.marker, aborted.first)
-    body = _ROW.pack(0, aborted.producer_id, aborted.stable)[_CRC_BYTES:]
+    body = _ROW.pack(0, aborted.producer_id)[_CRC_BYTES:]
     return key, crc32c(key + body).to_bytes(_CRC_BYTES, "big") + body
 
 
@@ -149,5 +164,5 @@ def parse_aborted_row(key: bytes, value: bytes) -> Aborted:
     if crc32c(key + value[_CRC_BYTES:]) != int.from_bytes(value[:_CRC_BYTES], "big"):
         raise DataDamaged(f"the row at {key.hex()} of table times does not match its CRC-32C")
     _, _, marker, first = _KEY.unpack(key)
-    _, producer_id, stable = _ROW.unpack(value)
-    return Aborted(Offset(marker), Offset(first), ProducerId(producer_id), Offset(stable))
+    _, producer_id = _ROW.unpack(value)
+    return Aborted(Offset(marker), Offset(first), ProducerId(producer_id))

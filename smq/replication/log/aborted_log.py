@@ -74,6 +74,12 @@ class AbortedLog(LaterReads):
         if self.aborted_damage is not None:
             raise self.aborted_damage.with_traceback(None)
 
+    def _cut_aborted(self, state: LogState) -> None:
+        """The log ends with this state now. It may have been folded where rows are lost: what is known counts."""
+        self.aborted.cut(state.end)
+        if self.aborted_damage is None and self._arriving is NOTHING:
+            state.aborted = self._base.aborted + len(self.aborted)
+
     # ------------------------------------------------------------------------------------- with a segment
     def _replace_aborted(self, start: Offset, end: Offset, values: Sequence[StoredValue]) -> list[Op]:
         """The log is about to get these batches in [start, end), and ends at `end` or later. A transaction that ends
@@ -104,11 +110,11 @@ class AbortedLog(LaterReads):
     def _exchange_aborted(self, start: Offset, end: Offset, new: list[Aborted]) -> list[Op]:
         """These are the aborted transactions that end in [start, end), once the segment's batches are on disk. Until
         then a reader may get the old ones, too, so both are known: once for each control batch, as a reader takes each
-        entry for one. What else is open there may differ between the versions, so no look-up stops at them."""
-        new = [aborted._replace(stable=Offset(0)) for aborted in sorted(new)]
+        entry for one."""
+        new = sorted(new)
         self._arriving = _Arriving(start, end, new)
         old = self.aborted.between(start, end)
-        either = {aborted.marker: aborted._replace(stable=Offset(0)) for aborted in old}
+        either = {aborted.marker: aborted for aborted in old}
         for aborted in new:
             first = min(aborted.first, either.get(aborted.marker, aborted).first)
             either[aborted.marker] = aborted._replace(first=first)
@@ -120,6 +126,8 @@ class AbortedLog(LaterReads):
 
     def _cut_arriving(self, end: Offset) -> None:
         """The log ends at `end` now."""
+        if self._arriving is NOTHING:
+            return
         start, stop, new = self._arriving
         self._arriving = _Arriving(start, min(stop, end), [aborted for aborted in new if aborted.marker < end])
 
@@ -156,6 +164,8 @@ class AbortedLog(LaterReads):
 
     def rewrite_aborted(self, key: bytes) -> None:
         """The row under this key is damaged: it is written again, or goes if there is no such transaction."""
+        if self._arriving is not NOTHING:
+            return  # the next scrub finds it again
         row = Delete(Table.TIMES, key, key + b"\x00")
         if (aborted := self.aborted.of_key(key)) is not None:
             self._disk.submit([row, Put(Table.TIMES, *aborted_row(self.pid, aborted))])

@@ -227,7 +227,7 @@ class PartitionLog(AbortedLog):
             Delete(Table.CHECKPOINTS, checkpoint_key(pid, end + 1), stop),
         ]
         self._forget_tail(end)
-        self.aborted.cut(end)
+        self._cut_aborted(state)
         self.durable_end = min(self.durable_end, end)
         self._state = state
         if self.segments.forget_after(end):  # damage hides a part of them
@@ -518,7 +518,7 @@ class PartitionLog(AbortedLog):
             pending()
         if not self._disk.is_closed:
             self.reload_aborted()
-            if self.aborted_damage is None and self._count_aborted():
+            if self.aborted_damage is None and not self.is_dropped and self._count_aborted():
                 self._disk.submit([self._base_row()])
             self.trim()
             done()

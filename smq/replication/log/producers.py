@@ -127,10 +127,6 @@ class ProducerTable:
         _, marker = self._ended.get(producer_id, (-1, -1))
         return producer_id not in self._open and marker < known
 
-    def open_start(self, otherwise: Offset) -> Offset:
-        """Where the oldest open transaction begins."""
-        return min(self._open.values(), default=otherwise)
-
     def stable_end(self, known: Offset) -> Offset:
         """The last stable offset of a log that is known to be committed up to `known`: below it, every transaction has
         a marker below `known`."""

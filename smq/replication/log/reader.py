@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 from smq.raft_state.ids import Offset, PartitionId, TsNs
 from smq.raft_state.topic_config import Retention
-from smq.replication.log.aborted import aborted_key
 from smq.replication.log.codec import (
     INT64_MAX,
     TIME_APPEND,
@@ -114,12 +113,11 @@ class LogReader:
         state = self._folded(start if start is not None else self._checkpoint_at_or_below(end), end)
         if state.end < end and start is None and self._compacted_end:
             # Damage that is not repaired, as the others have deleted what it was. A checkpoint inside a batch that
-            # compaction has joined is right in everything but the sizes, and how many transactions were aborted: such a
-            # batch has one epoch, and no producer.
+            # compaction has joined is right in everything but the sizes, and the number of aborted transactions, which
+            # AbortedLog corrects: such a batch has one epoch, and no producer.
             later = self._folded(self._checkpoint_at_or_below(end, may_be_inside=True), end)
             if later.end == end:
                 later.bytes_total = self._base.bytes_total + self._counted_below(end)
-                later.aborted = self._base.aborted + self._aborted_below(end)
                 state = later
         state.forget_before(self._first)
         return state
@@ -148,10 +146,6 @@ class LogReader:
         """The size of the batches between the base and `end`."""
         start, stop = after_append_time(self.pid, self._base.last_ts_ns), times_range(self.pid, TIME_APPEND)[1]
         return self.counted_size(self.rows_of_times(start, stop), self._first, end)
-
-    def _aborted_below(self, end: Offset) -> int:
-        """How many aborted transactions have a control batch between the base and `end`."""
-        return sum(1 for _ in self.rows_of_times(aborted_key(self.pid, self._base.end), aborted_key(self.pid, end)))
 
     def rows_of_times(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The rows on disk between two keys of table TIMES."""

@@ -98,7 +98,7 @@ class LogState:
         if first is None or marker.kind != BatchKind.ABORT:
             return None
         self.aborted += 1
-        aborted = Aborted(marker.base, first, marker.producer_id, self.producers.open_start(marker.end))
+        aborted = Aborted(marker.base, first, marker.producer_id)
         if self.found is not None:
             self.found.append(aborted)
         return aborted

@@ -8,7 +8,7 @@ from smq.records import NewRecord, encode_batch, marker_batch
 from smq.replication.api import Aborted, Fetched, StoredBatch
 
 END = Offset(100)
-FETCHED = Fetched([], Offset(0), END, END, END, [Aborted(Offset(9), Offset(5), ProducerId(1), Offset(10))])
+FETCHED = Fetched([], Offset(0), END, END, END, [Aborted(Offset(9), Offset(5), ProducerId(1))])
 
 
 def stored(base: int, data: bytes) -> StoredBatch:

@@ -4,12 +4,22 @@ import pytest
 
 from smq.raft_state.ids import Offset
 from smq.records import marker_batch
+from smq.replication.log import partition_log
 from smq.replication.log.aborted import aborted_key
 from smq.replication.log.aborted_log import AbortedLog
-from smq.replication.log.codec import TIME_ABORTED, StoredValue, times_range
+from smq.replication.log.codec import (
+    TIME_ABORTED,
+    BatchDamaged,
+    StoredValue,
+    batch_key,
+    index_row,
+    info_of_stored,
+    times_range,
+)
+from smq.replication.log.reaper import delete_partition
 from smq.replication.log.rewriting import digest_of
 from smq.replication.log.segments import replaced
-from smq.replication.ports import Delete, Table
+from smq.replication.ports import Delete, Put, Table
 from tests.unit.replication.log.committed_readers import READERS, of_fetch
 from tests.unit.replication.log.test_segments import PID, Node, in_transaction, nothing, rewritten
 from tests.unit.replication.storage.support import FakeHarness
@@ -141,6 +151,41 @@ def test_what_began_before_a_segment_is_still_known() -> None:
     raw = node.stored()
     assert node.install(1, 4, rewritten(raw[1:4], set(), 5, node.log.aborted))
     assert named(node, raw[:1]) == [(4, 0)]
+
+
+def test_a_repair_after_a_cut_brings_committed_readers_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 8)
+    node = node_of("aA-aA-----")
+    raw = node.stored()
+    node.harness.disk.submit(
+        [
+            Delete(Table.TIMES, *times_range(PID, TIME_ABORTED)),
+            Put(Table.BATCHES, batch_key(PID, Offset(3)), bytes(raw[3].value[:-1]) + bytes([raw[3].value[-1] ^ 1])),
+            Delete(Table.TIMES, (row := index_row(PID, info_of_stored(raw[3]))[0]), row + b"\x00"),
+        ],
+        nothing,
+    )
+    node.harness.settle()
+    node.reopen()
+    with pytest.raises(BatchDamaged):
+        node.log.check_aborted()
+    node.log.truncate(Offset(9))
+    node.harness.settle()
+    assert node.log.replace(raw[3], None, nothing)
+    node.harness.settle()
+    node.log.check_aborted()
+    assert known(node) == [(1, 0), (4, 3)]
+
+
+def test_a_topic_that_is_deleted_while_a_segment_arrives_leaves_nothing() -> None:
+    node = node_of("aCaAaC-")
+    raw = node.stored()
+    begin_install(node, 6, rewritten(raw[:6], set(), 6, node.log.aborted))
+    node.log.drop()
+    node.harness.disk.submit(delete_partition(PID), nothing)
+    node.harness.settle()
+    for table in (Table.BATCHES, Table.CHECKPOINTS, Table.TIMES):
+        assert not node.harness.disk.scan(table, b"", b"\xff" * 30)
 
 
 def test_a_cut_takes_what_arrives_along() -> None:

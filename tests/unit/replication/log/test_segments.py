@@ -412,9 +412,7 @@ class Segments(RuleBasedStateMachine):
             assert {a[:3] for a in log.aborted} <= set(aborted)
             assert log._state.aborted - log._base.aborted == len(log.aborted)
             # What is named of them is the same, whatever else the fold finds where it begins inside a segment.
-            written = AbortedTransactions(
-                [Aborted(Offset(m), Offset(f), ProducerId(p), Offset(0)) for m, f, p in aborted]
-            )
+            written = AbortedTransactions([Aborted(Offset(m), Offset(f), ProducerId(p)) for m, f, p in aborted])
             values = node.stored(log.log_start)
             for at in range(0, len(values), 3):
                 expected = [a[:3] for a in of_fetch(values[at:], written)]

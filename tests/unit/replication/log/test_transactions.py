@@ -175,7 +175,6 @@ def test_a_damaged_or_missing_row_is_found_in_the_log_again() -> None:
     harness = FakeHarness()
     expected = list(aborted_log(harness).aborted)
     assert [a[:3] for a in expected] == [(7, 4, 3), (8, 0, 1), (9, 2, 2)]
-    assert [a.stable for a in expected] == [0, 2, 6]
     start, stop = times_range(PID, TIME_ABORTED)
     rows = harness.disk.scan(Table.TIMES, start, stop)
     assert len(rows) == 3
@@ -265,9 +264,43 @@ def test_rows_go_with_their_batches() -> None:
 
 
 def test_a_look_up_stops_where_later_markers_belong_to_later_transactions() -> None:
-    entries = [Aborted(Offset(n * 10 + 5), Offset(n * 10), 1, Offset(n * 10 + 6)) for n in range(1_000)]  # type: ignore[arg-type] # a number
+    entries = [Aborted(Offset(n * 10 + 5), Offset(n * 10), ProducerId(1)) for n in range(1_000)]
     index = AbortedTransactions(entries)
     assert [a.first for a in index.within(Offset(17), Offset(31))] == [20, 30]
+    with_long = Aborted(Offset(20_000), Offset(25), ProducerId(2))
+    index.add(with_long)
+    assert [a.first for a in index.within(Offset(17), Offset(31))] == [20, 30, 25]
+    lowest = index._lowest
+    assert lowest is not None
+    assert lowest[:4] == [0, 10, 20, 25]
+    assert set(lowest[3:]) == {25}
+
+
+INDEX = st.one_of(
+    st.tuples(st.just("add"), st.integers(0, 9), st.integers(0, 9)),
+    st.tuples(st.sampled_from(["cut", "forget", "put"]), st.integers(0, 40), st.integers(0, 40)),
+)
+
+
+@given(st.lists(INDEX, max_size=30))
+def test_a_look_up_finds_what_a_search_through_all_finds(steps: list[tuple[str, int, int]]) -> None:
+    index, at = AbortedTransactions([]), 0
+    for what, one, other in steps:
+        if what == "add":
+            at += 1 + one
+            index.add(Aborted(Offset(at), Offset(max(0, at - 1 - other)), ProducerId(1)))
+        elif what == "cut":
+            index.cut(Offset(one))
+            at = min(at, one)
+        elif what == "forget":
+            index.forget_before(Offset(min(one, at)))
+        else:
+            start, end = sorted((one, other))
+            index.put(Offset(start), Offset(end), index.between(Offset(start), Offset(end))[::2])
+        entries = list(index)
+        for start, end in ((0, 5), (3, 11), (one, one + 1), (0, at + 1)):
+            expected = [a for a in entries if a.marker >= start and a.first < end]
+            assert index.within(Offset(start), Offset(end)) == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40), st.integers(0, 45), st.integers(0, 3))
@@ -282,8 +315,7 @@ def test_a_batch_is_aborted_if_a_transaction_of_its_producer_around_it_is(
             opened.setdefault(who, offset)
         elif who in opened:
             first = opened.pop(who)
-            stable = min(opened.values(), default=offset + 1)
-            entries.append(Aborted(Offset(offset), Offset(first), ProducerId(who), Offset(stable)))
+            entries.append(Aborted(Offset(offset), Offset(first), ProducerId(who)))
     index = AbortedTransactions(entries)
     around = [a for a in entries if a.producer_id == producer and a.first <= base <= a.marker]
     assert index.covers(ProducerId(producer), Offset(base)) == bool(around)
@@ -292,9 +324,9 @@ def test_a_batch_is_aborted_if_a_transaction_of_its_producer_around_it_is(
     assert not index.covers(ProducerId(producer), Offset(base))
 
 
-@pytest.mark.parametrize("size", [0, 5, 20, 21])
+@pytest.mark.parametrize("size", [0, 5, 12, 13])
 def test_a_row_of_another_size_is_damage(size: int) -> None:
-    key, _ = aborted_row(PID, Aborted(Offset(5), Offset(1), 1, Offset(2)))  # type: ignore[arg-type] # a number
+    key, _ = aborted_row(PID, Aborted(Offset(5), Offset(1), ProducerId(1)))
     with pytest.raises(DataDamaged):
         parse_aborted_row(key, b"x" * size)
 

@@ -304,7 +304,7 @@ def test_an_aborted_record_goes_and_supersedes_nothing(value: bytes | None) -> N
     assert keeper.records == [(b"k", b"kept"), (b"other", b"of the same producer, committed later")]
     log = keeper.host.live.log
     assert [(a.first, a.marker) for a in log.aborted] == [(1, 2), (3, 4)]
-    assert log.producers.open_start(Offset(-1)) == -1
+    assert log.producers.stable_end(log.appended_end) == log.appended_end
 
 
 def test_nothing_is_compacted_from_an_open_transaction_on() -> None:

@@ -252,7 +252,7 @@ def test_a_log_rewrites_its_checkpoints_from_memory() -> None:
 def test_a_damaged_row_of_an_aborted_transaction_is_written_again() -> None:
     node = Node()
     node.fill()
-    key, value = aborted_row(PID, Aborted(Offset(3), Offset(1), ProducerId(1), Offset(0)))
+    key, value = aborted_row(PID, Aborted(Offset(3), Offset(1), ProducerId(1)))
     node.disk.submit([Put(Table.TIMES, key, value[:-1] + b"\x77")])
     node.scheduler.run_for_ms(100)
     node.run(PERIOD_S, until=lambda: node.scrubber.progress.passes > 0)

@@ -180,7 +180,8 @@ def test_a_repair_after_a_cut_brings_committed_readers_back(monkeypatch: pytest.
 def test_a_topic_that_is_deleted_while_a_segment_arrives_leaves_nothing() -> None:
     node = node_of("aCaAaC-")
     raw = node.stored()
-    begin_install(node, 6, rewritten(raw[:6], set(), 6, node.log.aborted))
+    assert node.install(0, 6, rewritten(raw[:6], set(), 6, node.log.aborted))
+    begin_install(node, 6, raw[:6])
     node.log.drop()
     node.harness.disk.submit(delete_partition(PID), nothing)
     node.harness.settle()

@@ -96,12 +96,11 @@ class AbortedLog(LaterReads):
     ) -> list[Op]:
         """As `_replace_aborted`, of a log that ends before `end`: its state from `at` on was folded again, and found
         these. If `at` is the base, in the middle of the segment's first batch, what is open there may have ended in a
-        control batch that is gone, and would end in a later one again; and what began below it may not be open there.
-        """
+        control batch that is gone, and would end in a later one again."""
         if start < at:
             inside = {aborted.marker: aborted for aborted in _aborted_in(start, values)}
             found = [
-                aborted._replace(first=min(aborted.first, inside.get(aborted.marker, aborted).first))
+                aborted._replace(first=max(aborted.first, inside.get(aborted.marker, aborted).first))
                 for aborted in found
                 if aborted.first < start or aborted.marker in inside
             ]
@@ -110,13 +109,14 @@ class AbortedLog(LaterReads):
     def _exchange_aborted(self, start: Offset, end: Offset, new: list[Aborted]) -> list[Op]:
         """These are the aborted transactions that end in [start, end), once the segment's batches are on disk. Until
         then a reader may get the old ones, too, so both are known: once for each control batch, as a reader takes each
-        entry for one."""
+        entry for one. If they differ in where it began, one comes from a state in the middle of a segment, which took
+        an earlier transaction for open: the later place is right."""
         new = sorted(new)
         self._arriving = _Arriving(start, end, new)
         old = self.aborted.between(start, end)
         either = {aborted.marker: aborted for aborted in old}
         for aborted in new:
-            first = min(aborted.first, either.get(aborted.marker, aborted).first)
+            first = max(aborted.first, either.get(aborted.marker, aborted).first)
             either[aborted.marker] = aborted._replace(first=first)
         self.aborted.put(start, end, either.values())
         if old == new:

@@ -162,8 +162,13 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         mutations=(
             Mutation(
                 "smq.replication.log.aborted_log:AbortedLog._exchange_aborted",
-                "self.aborted.put(start, end, {*old, *new})",
+                "self.aborted.put(start, end, either.values())",
                 "self.aborted.put(start, end, new)",
+            ),
+            Mutation(
+                "smq.replication.log.rewriting:SegmentWriter._without_ends",
+                "yield _plain(draft) if own.first_commits or at > own.first else draft",
+                "yield draft",
             ),
         ),
         scenario="ended_transactions",

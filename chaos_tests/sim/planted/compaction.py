@@ -151,6 +151,11 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="compaction: of a producer's control batches in a segment, the last one stays",
         mutations=(
             Mutation("smq.replication.log.rewriting:SegmentWriter._without_ends", "at >= own.last", "at > own.last"),
+            Mutation(
+                "smq.replication.log.rewriting:SegmentWriter._without_ends",
+                "yield _plain(draft) if own.first_commits or at > own.first else draft",
+                "yield draft",
+            ),
         ),
         scenario="ended_transactions",
         anomalies=frozenset({"no-progress", "dirty-read", "skipped-record", "lost-key"}),
@@ -164,11 +169,6 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
                 "smq.replication.log.aborted_log:AbortedLog._exchange_aborted",
                 "self.aborted.put(start, end, either.values())",
                 "self.aborted.put(start, end, new)",
-            ),
-            Mutation(
-                "smq.replication.log.rewriting:SegmentWriter._without_ends",
-                "yield _plain(draft) if own.first_commits or at > own.first else draft",
-                "yield draft",
             ),
         ),
         scenario="ended_transactions",

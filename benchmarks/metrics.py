@@ -105,13 +105,10 @@ COUNTED: Final = (
     ),
     (
         _CONNECTION + "_take_frames",
-        "    began_ns = time.monotonic_ns()",
-        "    began_ns = 0",
-    ),
-    (
-        _CONNECTION + "_take_frames",
-        """    if len(self._times_later) >= LATER_MAX:  # beyond it there are as many as requests in flight
-        self._times.fold()
+        """    if next(self._timed_turns):  # all of them, with one reading of the clock
+        began_ns = time.monotonic_ns()
+        if len(self._times_later) >= LATER_MAX:  # beyond it there are as many as requests in flight
+            self._times.fold()
 """,
         "",
     ),

@@ -350,7 +350,8 @@ class ProcessMeasures:
     kafka_request: Histogram = field(
         default_factory=lambda: Histogram(
             "smq_kafka_request_seconds",
-            "From the arrival of a Kafka request to its answer. Fetch, JoinGroup and SyncGroup include waiting.",
+            "From the arrival of a Kafka request to its answer. Fetch, JoinGroup and SyncGroup include waiting. Of"
+            " Produce, only of what is read in one turn of the loop in seven.",
             "api",
         )
     )

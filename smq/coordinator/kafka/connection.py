@@ -42,7 +42,7 @@ _SIZE_BYTES: Final = 4
 
 class _Slot:
     """The place of one answer in the queue. `size` is what it holds: the request's bytes, then the answer's.
-    `is_counted`: it is one of the connection's fetches. `began_ns`: when a Produce request arrived; 0 for others."""
+    `is_counted`: it is one of the connection's fetches. `began_ns`: of a Produce request that is timed; 0 of others."""
 
     __slots__ = ("began_ns", "is_counted", "is_done", "parts", "size")
 
@@ -69,6 +69,7 @@ class Connection(asyncio.Protocol):
         self._gateway = gateway
         self._times = gateway.times_of(ApiKey.PRODUCE)
         self._times_later = self._times.later
+        self._timed_turns = gateway.timed_turns
         self._node_inflight = inflight
         self._request_bytes_max = request_bytes_max
         self._on_open = on_open
@@ -169,9 +170,11 @@ class Connection(asyncio.Protocol):
 
     def _take_frames(self) -> None:
         """Starts the requests that have arrived, up to the bounds."""
-        began_ns = time.monotonic_ns()  # of all of them: reading the clock for each would cost more than counting it
-        if len(self._times_later) >= LATER_MAX:  # beyond it there are as many as requests in flight
-            self._times.fold()
+        began_ns = 0
+        if next(self._timed_turns):  # all of them, with one reading of the clock
+            began_ns = time.monotonic_ns()
+            if len(self._times_later) >= LATER_MAX:  # beyond it there are as many as requests in flight
+                self._times.fold()
         try:
             while self._buffered and self._transport is not None and self._has_capacity:
                 if (frame := self._next_frame()) is None:
@@ -227,7 +230,7 @@ class Connection(asyncio.Protocol):
             respond, fail = partial(self._finish, slot, request), self._on_failed_without_answer
             ProduceCall(self._gateway, request.version, respond, fail).start(request.body)
             return
-        task = self._loop.create_task(self._serve(slot, request, began_ns))
+        task = self._loop.create_task(self._serve(slot, request, began_ns or time.monotonic_ns()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -3,7 +3,10 @@
 Owns no behaviour. `kafka.listener` makes one per way in.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Final
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.api_keys import SERVED
@@ -15,6 +18,8 @@ from smq.coordinator.service.settings import Settings
 from smq.coordinator.transactions import Transactions
 from smq.raft_state.state import ClusterState
 from smq.replication.measures import Histogram, ProcessMeasures, Series
+
+TURNS_PER_SAMPLE: Final = 7  # a prime number, as producing's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +33,8 @@ class Gateway:
     inflight: InflightBytes
     listener: str = OWN  # that its clients came through
     request_times: Histogram = field(default_factory=lambda: ProcessMeasures().kafka_request)
+    # Of each turn in which requests are read, whether those of Produce are timed. Shared: a connection may have few.
+    timed_turns: Iterator[bool] = field(default_factory=lambda: cycle([True] + [False] * (TURNS_PER_SAMPLE - 1)))
 
     def times_of(self, key: int) -> Series:
         return self.request_times.series(SERVED[key].name)

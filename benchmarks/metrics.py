@@ -105,7 +105,7 @@ COUNTED: Final = (
     ),
     (
         _CONNECTION + "_take_frames",
-        """    if next(self._timed_turns):  # all of them, with one reading of the clock
+        """    if next(self._timed_turns):  # one reading of the clock for all that have arrived
         began_ns = time.monotonic_ns()
         if len(self._times_later) >= LATER_MAX:  # beyond it there are as many as requests in flight
             self._times.fold()

@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
     def _take_frames(self) -> None:
         """Starts the requests that have arrived, up to the bounds."""
         began_ns = 0
-        if next(self._timed_turns):  # all of them, with one reading of the clock
+        if next(self._timed_turns):  # one reading of the clock for all that have arrived
             began_ns = time.monotonic_ns()
             if len(self._times_later) >= LATER_MAX:  # beyond it there are as many as requests in flight
                 self._times.fold()

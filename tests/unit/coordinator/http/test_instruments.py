@@ -17,7 +17,9 @@ from smq.coordinator.addresses import format_address
 from smq.coordinator.garbage_collection import HeapKeeper
 from smq.coordinator.http.instruments import family_of
 from smq.coordinator.kafka.api_keys import ApiKey
+from smq.coordinator.kafka.gateway import TURNS_PER_SAMPLE
 from smq.coordinator.loop_lag import PROBE_S, LoopLag
+from smq.records import NewRecord, encode_batch
 from smq.replication.measures import Counter, Histogram, ProcessMeasures, sized
 from smq.replication.producing import BATCHES_PER_SAMPLE
 from smq.testing.kafka_client import RawKafka
@@ -128,6 +130,22 @@ def test_requests_of_kafka_clients_are_timed_by_api(tmp_path: Path) -> None:
         client.close()
         value = reader(await families(served))
         assert value("smq_kafka_request_seconds_count", api="ApiVersions") == 1
+
+    serving(tmp_path, body, kafka_address=("127.0.0.1", 0))
+
+
+def test_of_produce_requests_those_of_one_turn_in_seven_are_timed(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        assert served.server.kafka_address is not None
+        client = RawKafka(format_address(served.server.kafka_address))
+        records = encode_batch([NewRecord(None, b"v", 1)])
+        for _ in range(2 * TURNS_PER_SAMPLE):  # each waits for its answer, so each is read in a turn of its own
+            await asyncio.to_thread(client.produce, "t", records)
+        client.close()
+        value = reader(await families(served))
+        assert value("smq_kafka_request_seconds_count", api="Produce") == 2
+        assert 0 < value("smq_kafka_request_seconds_sum", api="Produce") < 600
 
     serving(tmp_path, body, kafka_address=("127.0.0.1", 0))
 

@@ -5,7 +5,7 @@ mark, a later record of its key. `uncover` puts the values of such records back 
 they judge compacted logs as any others.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from chaos_tests.keyed import GONE, is_tombstone, key_of
 
 NS_PER_MS: Final = 1_000_000
 LATE_RECORDS_MAX: Final = 120  # above what is compacted in the end: the probes, and what was sent just before
-_NOBODY: Final = -1
+_NONE: Final = -1  # below all offsets
 
 
 @dataclass(slots=True)
@@ -33,6 +33,11 @@ class _Partition:
         for offset in sorted(self.values):
             found[key_of(self.values[offset], keys)].append(offset)
         return found
+
+    def unknown(self) -> list[int]:
+        """Committed offsets of which nothing says what was there, ascending: any doubtful value may have been."""
+        end = max((op.reply["hwm"] for op, _, _ in self.reads), default=0)
+        return [offset for offset in range(end) if offset not in self.values]
 
 
 def uncover(history: History) -> Uncovered:
@@ -106,10 +111,12 @@ def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) ->
     by_key = partition.by_key(noted["keys"])
     values = partition.values
     doubtful = {key_of(value, noted["keys"]) for value in partition.doubtful}
-    unknown = max((offset for _, _, gone in partition.reads for offset in gone if offset not in values), default=-1)
+    unknown = partition.unknown()
     deleted: dict[int, tuple[int, int, Op]] = {}  # key -> the first time that a tombstone was gone, where it was
     for op, _, gone in sorted(partition.reads, key=lambda read: read[0].end_ns):
         hwm = op.reply["hwm"]
+        below = bisect_left(unknown, hwm)
+        last_unknown = unknown[below - 1] if below else _NONE
         for offset in gone:
             value = values.get(offset)
             if value is None:
@@ -118,7 +125,7 @@ def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) ->
             offsets = by_key[record_key]
             after = bisect_right(offsets, offset)
             has_later = after < len(offsets) and offsets[after] < hwm
-            if has_later or (record_key in doubtful and offset < unknown):
+            if has_later or (record_key in doubtful and offset < last_unknown):
                 continue
             if not is_tombstone(value):
                 findings.add("lost-key", f"{key}@{offset}: {value}, the last of key {record_key}, is gone", op)
@@ -128,7 +135,7 @@ def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) ->
                 deleted[record_key] = op.end_ns, offset, op
     for op, there, _ in partition.reads:
         for offset in there:
-            ns, tombstone, shown = deleted.get(key_of(values[offset], noted["keys"]), (0, _NOBODY, op))
+            ns, tombstone, shown = deleted.get(key_of(values[offset], noted["keys"]), (0, _NONE, op))
             if offset < tombstone and op.start_ns > ns:
                 detail = f"{key}@{offset} was read, and its tombstone at {tombstone} was gone before"
                 findings.add("resurrected", detail, shown, op)
@@ -140,11 +147,10 @@ def _superseded(partition: _Partition, keys: int) -> set[int]:
     values = partition.values
     found = {offset for offset, value in values.items() if is_tombstone(value)}
     doubtful = {key_of(value, keys) for value in partition.doubtful}
-    end = max((op.reply["hwm"] for op, _, _ in partition.reads), default=0)
-    unknown = next((offset for offset in range(end - 1, -1, -1) if offset not in values), -1)
+    last_unknown = max(partition.unknown(), default=_NONE)
     for record_key, offsets in partition.by_key(keys).items():
         found.update(offsets[:-1])
-        if record_key in doubtful and offsets[-1] < unknown:
+        if record_key in doubtful and offsets[-1] < last_unknown:
             found.add(offsets[-1])
     return found
 

@@ -44,6 +44,14 @@ def a_record_in_doubt_may_have_superseded_one_that_was_deleted(s: Story) -> None
     s.final([batch(1, [GONE])], hwm=2, lo=1)
 
 
+def a_record_in_doubt_that_no_read_reached_may_have_superseded_one(s: Story) -> None:
+    """It is at 1. The only read ends before it, and then the topic is deleted."""
+    begin(s)
+    s.send(PLAIN[:1], 0)
+    s.send(PLAIN[1:2], None, kind="info")
+    s.poll(0, [batch(0, [GONE])], hwm=2)
+
+
 def a_consumer_passes_over_what_was_superseded(s: Story) -> None:
     begin(s)
     versions(s, *PLAIN[:3])
@@ -71,6 +79,7 @@ def an_emptied_batch_goes_with_the_one_before_it(s: Story) -> None:
         older_ones_are_gone,
         a_tombstone_is_gone_in_time,
         a_record_in_doubt_may_have_superseded_one_that_was_deleted,
+        a_record_in_doubt_that_no_read_reached_may_have_superseded_one,
         a_consumer_passes_over_what_was_superseded,
     ],
 )
@@ -107,6 +116,13 @@ def an_offset_holds_another_record(s: Story) -> None:
     begin(s)
     versions(s, *PLAIN[:3])
     s.final([batch(0, [GONE, PLAIN[0]]), batch(2, PLAIN[2:3])], hwm=3)
+
+
+def the_last_is_gone_before_one_in_doubt_is_committed(s: Story) -> None:
+    begin(s)
+    s.send(PLAIN[:1], 0)
+    s.send(PLAIN[1:2], None, kind="info")
+    s.poll(0, [batch(0, [GONE])], hwm=1)
 
 
 def only_a_consumer_misses_the_last(s: Story) -> None:
@@ -162,6 +178,7 @@ def a_key_is_there_twice(s: Story) -> None:
     ("tell", "anomaly"),
     [
         (the_last_is_gone, "lost-key"),
+        (the_last_is_gone_before_one_in_doubt_is_committed, "lost-key"),
         (another_topic_compacts, "lost-write"),
         (a_tombstone_is_gone_early, "early-tombstone"),
         (what_a_tombstone_deleted_is_back, "resurrected"),

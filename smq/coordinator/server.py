@@ -23,6 +23,7 @@ import uvloop
 from smq.clients import Admin, Tls
 from smq.coordinator import limits
 from smq.coordinator.addresses import Address, format_address, is_wildcard
+from smq.coordinator.allocator import keep_freed_memory
 from smq.coordinator.clock_check import ClockCheck
 from smq.coordinator.config import ServerConfig
 from smq.coordinator.file_descriptors import ConnectionCaps, take_descriptors
@@ -438,6 +439,7 @@ def run_server(
     # With Python's default of 5 ms a busy loop would delay the disk's writer thread (see storage.disk).
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     measures = ProcessMeasures()
+    keep_freed_memory()
     HeapKeeper(measures.gc_pause).start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config, measures, on_started, is_child))

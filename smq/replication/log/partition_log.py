@@ -309,7 +309,7 @@ class PartitionLog(AbortedLog):
 
     def keep_from(self, offset: Offset) -> None:
         """Batches from there on stay on disk, whatever the log start: compacted segments go as a whole. Unlimited until
-        the first call, but where a log has been compacted already."""
+        the first call, but where a log has been compacted already, or a segment is installed."""
         before, self._trim_limit = self._trim_limit, offset
         if offset > before:
             self.trim()
@@ -486,6 +486,7 @@ class PartitionLog(AbortedLog):
         base.saved = NOT_SAVED
         ops.append(self._base_row())
         self.damaged_batches = {at for at in self.damaged_batches if not start <= at < end}
+        self._trim_limit = min(self._trim_limit, start)  # the replica says when it may go
         self.is_installing = True
         self.generation += 1  # reads that have begun may see either
         self._disk.submit(ops + self._held(start, end, digest), partial(self._on_installed, pending, done))

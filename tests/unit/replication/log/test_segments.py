@@ -133,13 +133,14 @@ def create_rows(node: Node) -> list[tuple[int, int]]:
 
 
 def compacted(times: list[int], end: int, removed: set[int]) -> Node:
-    """A log of one record in each batch, created at these times, and compacted up to `end`."""
+    """A log of one record in each batch, created at these times, and compacted up to `end`: that may go."""
     node = Node(FakeHarness(0))
     for key, created_ms in enumerate(times):
         node.append([key], 0, created_ms)
     node.harness.settle()
     old = node.log.read_segment(Offset(0), Offset(end), 1 << 20)
     assert node.install(0, end, rewritten(old, removed, 0, node.log.aborted))
+    node.log.keep_from(Offset(end))
     return node
 
 

@@ -6,12 +6,12 @@ from smq.raft_state.commands import AdvanceLogStart, MarkIncomplete
 from smq.raft_state.ids import Offset
 from smq.raft_state.state import Segment
 from smq.replication.log import partition_log
-from smq.replication.log.codec import TIME_APPEND, BatchDamaged, batch_key, parse_value, times_range
+from smq.replication.log.codec import TIME_APPEND, BatchDamaged, base_of_key, batch_key, parse_value, times_range
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.rewriting import SegmentWriter, digest_of
 from smq.replication.log.segments import NO_DIGEST, replaced
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
-from smq.replication.net.wire import FetchBatch, FoundBatch
+from smq.replication.net.wire import FetchBatch, FoundBatch, Producers
 from smq.replication.partition.compaction.segments import PAUSE_NS, Segments, lowest_behind
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replicas import known_damage
@@ -238,6 +238,25 @@ def test_a_log_that_ends_before_damage_grows_by_the_segments_of_the_state(shorte
     log = shortened.live.log
     assert (log.appended_end, log.tail_damage, lowest_behind(shortened.live)) == (12, None, None)
     assert [v.value for v in log.read_segment(Offset(0), Offset(12), 1 << 20)] == WHOLE
+
+
+def test_a_log_emptied_below_damage_keeps_a_whole_segment_that_contains_its_start(shortened: Host) -> None:
+    """Nothing has told this log yet what to keep: it does not ask while there is damage at its end."""
+    shortened.apply(AdvanceLogStart(partition=shortened.part.pid, offset=Offset(6)))
+    live, log = shortened.live, shortened.live.log
+    assert (log.log_start, log.appended_end, log.tail_damage) == (6, 6, None)
+    live.on_producers(PEER_A, Producers(log.pid, shortened.part.epoch, 1, Offset(6), 0, 1, b""))
+    shortened.settle()
+    answer_query(shortened, WHOLE)
+    assert (log.appended_end, lowest_behind(live)) == (12, None)
+    assert [v.value for v in log.read_segment(Offset(0), Offset(12), 1 << 20)] == WHOLE
+    append(shortened, stored(batch(b"v"), 12, 1, ts_ns=70))
+    shortened.settle()
+    shortened.advance(13)
+    shortened.apply(AdvanceLogStart(partition=log.pid, offset=Offset(12)))
+    shortened.settle()
+    left = shortened.disk.scan_keys(Table.TIMES, *times_range(log.pid, TIME_APPEND))
+    assert (log.log_start, list(map(base_of_key, left))) == (12, [12]), "and then it goes as a whole"
 
 
 OTHER = [stored(batch(b"w"), n, 1, ts_ns=10 + 5 * n) for n in range(12)]

@@ -27,6 +27,7 @@ class _Partition:
     sent_ns: dict[int, int] = field(default_factory=dict)  # value -> when its send began
     doubtful: list[int] = field(default_factory=list)  # values that may or may not have been stored
     reads: list[tuple[Op, list[int], list[int]]] = field(default_factory=list)  # offsets there, offsets gone
+    end: int = 0  # of what was committed, as far as a client or a node said
 
     def by_key(self, keys: int) -> dict[int, list[int]]:
         found: dict[int, list[int]] = defaultdict(list)
@@ -36,8 +37,7 @@ class _Partition:
 
     def unknown(self) -> list[int]:
         """Committed offsets of which nothing says what was there, ascending: any doubtful value may have been."""
-        end = max((op.reply["hwm"] for op, _, _ in self.reads), default=0)
-        return [offset for offset in range(end) if offset not in self.values]
+        return [offset for offset in range(self.end) if offset not in self.values]
 
 
 def uncover(history: History) -> Uncovered:
@@ -95,6 +95,10 @@ def _index(history: History) -> dict[str, _Partition]:
             partition.doubtful += op.request["v"]
     for partition in found.values():
         partition.doubtful = sorted(set(partition.doubtful).difference(partition.values.values()))
+        partition.end = max((op.reply["hwm"] for op, _, _ in partition.reads), default=0)
+    for event in (*history.noted("local"), *history.noted("start")):
+        if event["k"] in found:
+            found[event["k"]].end = max(found[event["k"]].end, event["hwm"])
     return dict(found)
 
 

@@ -52,6 +52,15 @@ def a_record_in_doubt_that_no_read_reached_may_have_superseded_one(s: Story) -> 
     s.poll(0, [batch(0, [GONE])], hwm=2)
 
 
+def a_record_in_doubt_that_was_never_read_may_have_superseded_one_that_was_deleted(s: Story) -> None:
+    """It is at 1, and only a node says that it is committed."""
+    begin(s)
+    s.note("retention", records=2, most=2, ms=60_000)
+    s.send(PLAIN[:1], 0)
+    s.send(PLAIN[1:2], None, kind="info")
+    s.note("local", n=1, inc=1, i=9, k="t/0", hwm=2, lo=1, epoch=0, clock=CREATED_0_MS)
+
+
 def a_consumer_passes_over_what_was_superseded(s: Story) -> None:
     begin(s)
     versions(s, *PLAIN[:3])
@@ -80,6 +89,7 @@ def an_emptied_batch_goes_with_the_one_before_it(s: Story) -> None:
         a_tombstone_is_gone_in_time,
         a_record_in_doubt_may_have_superseded_one_that_was_deleted,
         a_record_in_doubt_that_no_read_reached_may_have_superseded_one,
+        a_record_in_doubt_that_was_never_read_may_have_superseded_one_that_was_deleted,
         a_consumer_passes_over_what_was_superseded,
     ],
 )

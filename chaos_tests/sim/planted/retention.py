@@ -43,7 +43,9 @@ RETENTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="14: only committed bytes count for what is kept",
         mutations=(
             Mutation(
-                "smq.replication.log.reader:LogReader.retained_start", "if limits.bytes is not None:", "if False:"
+                "smq.replication.log.reader:LogReader.retained_start",
+                " - self.backlog_bytes(max(end, start), self.appended_end)",
+                "",
             ),
         ),
         scenario="retention_bytes",

@@ -75,7 +75,8 @@ class LaterReads(LogReader):
 
         def on_found(found: T | DataDamaged) -> None:
             is_void = self.is_dropped or self.generation != generation  # rows may be missing, or not be of this log
-            is_trimmed = self._first != first  # without the rows that have gone, a result is right, unless
+            # Without the rows that have gone, a result is right (a `find` that needs them raises BatchDamaged), unless
+            is_trimmed = self._first != first
             is_void |= self._base.create_ms_max != base.create_ms_max  # one of them stood in for batches without rows
             done(None if is_void or (is_trimmed and isinstance(found, DataDamaged)) else found)
 

@@ -1,9 +1,13 @@
 """Large deletions go in slices, are visible immediately, and continue after a restart."""
 
+from functools import partial
+
 import pytest
 
 from smq.raft_state.ids import Offset
+from smq.raft_state.topic_config import Retention
 from smq.replication.log import partition_log, reaper
+from smq.replication.log.reader import LogReader, Retained
 from smq.replication.log.store import LogStore
 from smq.replication.ports import Delete, Op, Table
 from tests.unit.replication.log.test_store import ALL, OTHER, PID, append, flipped, replace, rows
@@ -202,3 +206,34 @@ def test_a_damaged_index_row_of_a_deleted_batch_keeps_no_batch_on_disk(harness: 
     assert len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) == 3
     again = LogStore(harness.reopen()).open_all()[PID]
     assert [v.base for v in again.read(Offset(14), ALL, 1 << 20)] == [14, 16, 18]
+
+
+def _retained_while_trimmed(seed: int, start: int, moved_to: int) -> int | None:
+    """Where a look-up finds that the log of 20 batches starts once only the bytes of 5 are kept, if the log start moves
+    meanwhile. None: the look-up is to be made again."""
+    harness = FakeHarness(seed)
+    log = LogStore(harness.disk, tail_bytes_kept=0).create(PID, Offset(0))
+    for _ in range(20):
+        append(log, 2, created_ms=10)
+    limits = Retention(bytes=log.size_bytes // 4)
+    harness.settle()
+    log.advance_log_start(Offset(2))
+    harness.settle()  # what has gone was created no earlier than what is left, so a trim leaves no look-up void
+    log.advance_log_start(Offset(start))
+    found: list[object] = []
+    find = partial(LogReader.retained_start, end=Offset(40), stop=Offset(40), limits=limits, now_ms=0)
+    log.look_up(find, found.append)
+    log.advance_log_start(Offset(moved_to))
+    harness.settle()
+    (answer,) = found
+    assert answer is None or isinstance(answer, Retained)
+    return answer.start if answer is not None else None
+
+
+@pytest.mark.parametrize("checkpoint_batches", [4, 1024])
+def test_what_bytes_retain_is_not_less_if_a_trim_overtakes_the_look_up(
+    checkpoint_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", checkpoint_batches)
+    assert {_retained_while_trimmed(seed, 2, 12) for seed in range(40)} == {None, 30}
+    assert {_retained_while_trimmed(seed, 20, 20) for seed in range(40)} == {30}, "what waits to go does not count"

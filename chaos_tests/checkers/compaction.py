@@ -17,7 +17,7 @@ from chaos_tests.keyed import GONE, is_tombstone, key_of
 
 NS_PER_MS: Final = 1_000_000
 LATE_RECORDS_MAX: Final = 120  # above what is compacted in the end: the probes, and what was sent just before
-_NONE: Final = -1  # below all offsets
+_NOBODY: Final = -1
 
 
 @dataclass(slots=True)
@@ -35,9 +35,20 @@ class _Partition:
             found[key_of(self.values[offset], keys)].append(offset)
         return found
 
-    def unknown(self) -> list[int]:
-        """Committed offsets of which nothing says what was there, ascending: any doubtful value may have been."""
-        return [offset for offset in range(self.end) if offset not in self.values]
+    def runs(self) -> list[tuple[int, int]]:
+        """The offsets of known values as [start, end), ascending."""
+        found: list[tuple[int, int]] = []
+        for offset in sorted(self.values):
+            start = found.pop()[0] if found and found[-1][1] == offset else offset
+            found.append((start, offset + 1))
+        return found
+
+
+def _last_unknown(runs: list[tuple[int, int]], below: int) -> int:
+    """The last offset below that of which nothing says what was there: any doubtful value may have been. -1 if none."""
+    number = bisect_left(runs, (below, 0)) - 1
+    is_known = number >= 0 and runs[number][1] >= below
+    return (runs[number][0] if is_known else below) - 1
 
 
 def uncover(history: History) -> Uncovered:
@@ -115,12 +126,11 @@ def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) ->
     by_key = partition.by_key(noted["keys"])
     values = partition.values
     doubtful = {key_of(value, noted["keys"]) for value in partition.doubtful}
-    unknown = partition.unknown()
+    runs = partition.runs()
     deleted: dict[int, tuple[int, int, Op]] = {}  # key -> the first time that a tombstone was gone, where it was
     for op, _, gone in sorted(partition.reads, key=lambda read: read[0].end_ns):
         hwm = op.reply["hwm"]
-        below = bisect_left(unknown, hwm)
-        last_unknown = unknown[below - 1] if below else _NONE
+        last_unknown = _last_unknown(runs, hwm)
         for offset in gone:
             value = values.get(offset)
             if value is None:
@@ -139,7 +149,7 @@ def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) ->
                 deleted[record_key] = op.end_ns, offset, op
     for op, there, _ in partition.reads:
         for offset in there:
-            ns, tombstone, shown = deleted.get(key_of(values[offset], noted["keys"]), (0, _NONE, op))
+            ns, tombstone, shown = deleted.get(key_of(values[offset], noted["keys"]), (0, _NOBODY, op))
             if offset < tombstone and op.start_ns > ns:
                 detail = f"{key}@{offset} was read, and its tombstone at {tombstone} was gone before"
                 findings.add("resurrected", detail, shown, op)
@@ -151,7 +161,7 @@ def _superseded(partition: _Partition, keys: int) -> set[int]:
     values = partition.values
     found = {offset for offset, value in values.items() if is_tombstone(value)}
     doubtful = {key_of(value, keys) for value in partition.doubtful}
-    last_unknown = max(partition.unknown(), default=_NONE)
+    last_unknown = _last_unknown(partition.runs(), partition.end)
     for record_key, offsets in partition.by_key(keys).items():
         found.update(offsets[:-1])
         if record_key in doubtful and offsets[-1] < last_unknown:

@@ -418,7 +418,7 @@ class Simulation:
                     if known.dropped:
                         continue
                     return f"{known.key} is missing on node {host.node}"
-                compacted.add(part.compacted_end)
+                compacted.add((part.compactions, part.compacted_end))
                 status = host.api.replica_status(known.pid)
                 if status is not None:
                     ends.append((host.node, status))
@@ -428,7 +428,7 @@ class Simulation:
             if len({(s.hwm, s.epoch, s.log_start) for _, s in ends}) > 1:
                 return f"{known.key}: hwm or epoch differ: {[(n, s.hwm, s.epoch) for n, s in ends]}"
             if len(compacted) > 1:
-                return f"{known.key}: nodes know of compactions up to {sorted(compacted)}"
+                return f"{known.key}: nodes know of these compactions, and of them up to there: {sorted(compacted)}"
             if ends and not any(s.is_leader for _, s in ends):
                 return f"{known.key} has no leader"
             for host in hosts:

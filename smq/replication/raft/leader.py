@@ -240,7 +240,7 @@ class Leader:
                 self._send_to(peer, progress, is_due=is_due)
                 if self._reads:
                     self._ask(peer, progress, is_due=is_due)
-        self._hand_over(now)
+        self._hand_over(now, is_due=is_due)
 
     def _ask(self, peer: NodeId, progress: Progress, *, is_due: bool) -> None:
         """One question at a time, and another with the heartbeat if no answer came: it may have been dropped."""
@@ -344,15 +344,16 @@ class Leader:
             self._successor, self._is_successor_notified = to, False
             self._handover_until = self._view.now() + self._view.timing.election_timeout_min_ms / 1000
 
-    def _hand_over(self, now: float) -> None:
+    def _hand_over(self, now: float, *, is_due: bool) -> None:
+        """The successor is told again with each heartbeat. It does not stand before it has applied what it knows to be
+        committed, and learns of the last entry's commit in the same turn; or the message was lost."""
         if self._successor is None:
             return
         if now >= self._handover_until:
             self._successor = None
-        elif (
-            not self._is_successor_notified
-            and self._progress[self._successor].match_index == self._view.journal.last_index
-        ):
+            return
+        has_all = self._progress[self._successor].match_index == self._view.journal.last_index
+        if has_all and (is_due or not self._is_successor_notified):
             self._is_successor_notified = True
             self._view.send(self._successor, TimeoutNow(term=self._view.term), Needs.VOTE)
 

@@ -1,16 +1,16 @@
 """Lets the process keep the memory that it frees, within bounds.
 
-Owns the settings of glibc's allocator. As it is, glibc maps each block above 128 KiB anew and gives it back when it is
-freed, and the kernel clears every page of it again: for a batch of a megabyte that takes longer than copying it. It
-adapts to blocks that were freed, but then returns the end of the heap after nearly each of them. Without glibc nothing
-changes. Only a program of our own may call it, never a library in someone else's process.
+Owns the settings of glibc's allocator. By default, glibc maps each block above 128 KiB separately and unmaps it when
+it is freed, so the kernel clears pages for every block: for a batch of a megabyte that takes longer than copying it.
+glibc raises the limit to the size of a block that was freed, but then returns the end of the heap after nearly every
+one. Without glibc nothing changes. Only a program of our own may call it, never a library in someone else's process.
 """
 
 import ctypes
 import os
 from typing import Final
 
-MAPPED_MIN_BYTES: Final = 16 << 20  # blocks of this size are returned at once: no frame or fetch is that large
+MAPPED_MIN_BYTES: Final = 16 << 20  # blocks of this size are returned immediately: no frame or fetch is that large
 KEPT_BYTES: Final = 32 << 20  # the free memory at the end of a heap above which it is returned
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 

@@ -345,8 +345,8 @@ class Leader:
             self._handover_until = self._view.now() + self._view.timing.election_timeout_min_ms / 1000
 
     def _hand_over(self, now: float, *, is_due: bool) -> None:
-        """The successor is told again with each heartbeat. It does not stand before it has applied what it knows to be
-        committed, and learns of the last entry's commit in the same turn; or the message was lost."""
+        """Sends TimeoutNow again with each heartbeat: it may be lost, or come too early. A successor does not stand
+        before it has applied what it knows to be committed, and may learn of the last commit in the same turn."""
         if self._successor is None:
             return
         if now >= self._handover_until:

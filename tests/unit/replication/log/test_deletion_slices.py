@@ -236,4 +236,4 @@ def test_what_bytes_retain_is_not_less_if_a_trim_overtakes_the_look_up(
 ) -> None:
     monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", checkpoint_batches)
     assert {_retained_while_trimmed(seed, 2, 12) for seed in range(40)} == {None, 30}
-    assert {_retained_while_trimmed(seed, 20, 20) for seed in range(40)} == {30}, "what waits to go does not count"
+    assert {_retained_while_trimmed(seed, 20, 20) for seed in range(40)} == {30}, "below the log start none counts"

@@ -241,7 +241,7 @@ def test_a_log_that_ends_before_damage_grows_by_the_segments_of_the_state(shorte
 
 
 def test_a_log_emptied_below_damage_keeps_a_whole_segment_that_contains_its_start(shortened: Host) -> None:
-    """Nothing has told this log yet what to keep: it does not ask while there is damage at its end."""
+    """keep_from was never called: a replica does not while there is damage at the end of its log."""
     shortened.apply(AdvanceLogStart(partition=shortened.part.pid, offset=Offset(6)))
     live, log = shortened.live, shortened.live.log
     assert (log.log_start, log.appended_end, log.tail_damage) == (6, 6, None)

@@ -1,4 +1,4 @@
-"""Handing over Raft's leadership: a successor that is not ready at the first word is told again."""
+"""Handing over Raft's leadership: TimeoutNow goes again to a successor that was not ready for the first."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.unit.replication.raft.test_roles import DISK, A, View, leading, succe
 
 
 def words(view: View) -> int:
-    """How often the successor has been told."""
+    """How many TimeoutNow the successor got."""
     return sum(peer == A and isinstance(message, TimeoutNow) for peer, message in view.sent)
 
 

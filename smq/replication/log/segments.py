@@ -200,17 +200,26 @@ def _rows_between(log: LogReader, kind: int, start: Offset, end: Offset) -> Iter
 
 def _first_stamp(log: LogReader, kind: int, start: Offset) -> int:
     """The lowest time after which no TIMES row of that kind belongs to a batch that begins below `start`. The rows
-    ascend in time and in offset, so it is found by halving the times."""
+    ascend in time and in offset, so it is found by halving the times between rows."""
     lowest, stop = times_range(log.pid, kind)
     low, high = 0, 1 << 64
     while low < high:
-        middle = (low + high) // 2
-        keys = log.rows.scan_keys(Table.TIMES, _key_at(lowest, middle), stop, limit=1)
-        if keys and base_of_key(keys[0]) < start:
-            low = middle + 1
-        else:
-            high = middle
+        middle = _key_at(lowest, (low + high) // 2)
+        after = log.rows.scan_keys(Table.TIMES, middle, stop, limit=1)
+        if after and base_of_key(after[0]) < start:
+            low = _stamp_of(after[0]) + 1
+            continue
+        before = log.rows.scan_keys(Table.TIMES, _key_at(lowest, low), middle, reverse=True, limit=1)
+        if not before:
+            break
+        high = _stamp_of(before[0]) + 1
+        if base_of_key(before[0]) < start:
+            return high
     return low
+
+
+def _stamp_of(key: bytes) -> int:
+    return int.from_bytes(key[-16:-8], "big")
 
 
 def _key_at(lowest: bytes, stamp: int) -> bytes:

@@ -197,7 +197,9 @@ class Repairs:
     def _accept(self, repair: _Repair, value: StoredValue | None) -> bool:
         if value is None or not value.base <= repair.offset < value.end:
             return False
-        if not repair.replica.log.replace(value, repair.damage.row, partial(self._on_durable, repair)):
+        log = repair.replica.log
+        if not log.replace(value, repair.damage.row, partial(self._on_durable, repair)):
+            repair.is_uncertain |= log.is_installing  # it takes the batch afterwards, or no longer needs it
             return False
         self._intake.took(len(value.value))
         return True

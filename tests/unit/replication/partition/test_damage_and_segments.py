@@ -146,6 +146,24 @@ def test_a_batch_of_before_the_compaction_repairs_no_doubted_segment(agreed: Hos
     assert (joined.base, joined.end) == (2, 8)
 
 
+def test_a_batch_that_comes_back_while_a_segment_is_installed_is_not_damaged_everywhere(agreed: Host) -> None:
+    """The log takes no batch meanwhile. The reader tries again."""
+    log = agreed.live.log
+    outcomes: list[Outcome] = []
+    agreed.repairs.request(agreed.live, BatchDamaged(log.pid, Offset(10), "rotten"), outcomes.append)
+    agreed.settle(10)
+    segment = [parse_value(log.pid, FIRST), *log.read_segment(Offset(1), Offset(8), 1 << 20)]
+    old = replaced(log, Offset(0), Offset(8))
+    assert log.install(Offset(0), Offset(8), digest_of(segment), segment, old, lambda: None)
+    for peer in (PEER_A, PEER_B):
+        fetch = agreed.messages(FetchBatch)[-1]
+        assert isinstance(fetch, FetchBatch)
+        assert log.is_installing
+        agreed.repairs.on_found(peer, FoundBatch(log.pid, fetch.request, False, stored(batch(b"v"), 10, 1, ts_ns=60)))
+    agreed.settle()
+    assert outcomes == [Outcome.UNKNOWN]
+
+
 def fetch_segment(host: Host) -> None:
     """As the leader sends it."""
     segments = Segments(host.node_host(), host.look_ups(), {host.live.pid: host.live}.get, lambda _: None)

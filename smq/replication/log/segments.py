@@ -182,8 +182,9 @@ def newest_create_ms(log: LogReader, known_ms: int, end: Offset) -> int:
     if not keys or base_of_key(keys[0]) >= end:
         return known_ms  # as in every log that is not compacted
     lowest = times_range(log.pid, TIME_CREATE)[0]
-    stop = _key_at(lowest, _first_stamp(log, TIME_CREATE, end) - 1) + _LAST_OFFSET
-    return create_ms_of_key(log.rows.scan_keys(Table.TIMES, lowest, stop, reverse=True, limit=1)[0])
+    stop = _key_at(lowest, max(_first_stamp(log, TIME_CREATE, end) - 1, 0)) + _LAST_OFFSET
+    found = log.rows.scan_keys(Table.TIMES, lowest, stop, reverse=True, limit=1)
+    return max(known_ms, create_ms_of_key((found or keys)[0]))  # a damaged key may be out of order
 
 
 def _rows_between(log: LogReader, kind: int, start: Offset, end: Offset) -> Iterator[tuple[bytes, bytes]]:

@@ -9,7 +9,7 @@ from sortedcontainers import SortedList
 
 from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.log import segments
-from smq.replication.log.codec import TIME_APPEND, TIME_CREATE, append_time_key, times_range
+from smq.replication.log.codec import TIME_APPEND, TIME_CREATE, append_time_key, create_time_key, times_range
 from smq.replication.ports import Table
 
 PID = PartitionId(b"a partition's 20 by.")
@@ -62,3 +62,11 @@ def test_rows_of_another_kind_or_partition_do_not_count() -> None:
     rows.keys.add(append_time_key(PartitionId(PID[:-1] + b"\xff"), 7, 0))
     rows.keys.add(times_range(PID, TIME_CREATE)[0] + bytes(16))
     assert (found(rows, 0), found(rows, 1)) == (0, 6)
+
+
+def test_a_flipped_bit_in_a_create_time_ends_no_cut() -> None:
+    """The newest row's time lost its highest bit, so it sorts first. Keys have no CRC."""
+    rows = Rows([])
+    rows.keys.update(create_time_key(PID, ms, base) for ms, base in [(1 << 39, 3), (1 << 40, 0), ((1 << 40) + 5, 1)])
+    log: Any = SimpleNamespace(pid=PID, rows=rows, durable_end=Offset(4))
+    assert segments.newest_create_ms(log, (1 << 40) + 1, Offset(3)) == (1 << 40) + 5

@@ -417,11 +417,9 @@ class LogReader:
         if limits.bytes is not None:
             size = self._live_bytes() - self.backlog_bytes(max(end, start), self.appended_end)
         before = start
-        for count, info in enumerate(self._infos(TsNs(0), self.appended_end)):
+        for count, info in enumerate(self._live_infos(0)):
             if count >= RETENTION_BATCHES_MAX:
                 return Retained(start, True, gone)
-            if info.end <= self.log_start:
-                continue  # waits to be deleted
             if limits.bytes is not None and info.base > start:
                 # What is missing would count as kept. A trim during this look-up may be the reason.
                 raise BatchDamaged(self.pid, start, "its index row is missing")

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, ApplyRetention
+from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, ApplyRetention, CompactSegment
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Offset, PartitionId
 from smq.raft_state.replies import Done
@@ -16,6 +16,7 @@ from smq.records import NewRecord, encode_batch
 from smq.replication.api import DoneFn
 from smq.replication.log import reader as log_reader
 from smq.replication.log.reader import Retained
+from smq.replication.log.segments import own_digest
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.retention import PAUSE_MS_MAX, Retainer
@@ -349,3 +350,47 @@ def test_a_partition_is_not_examined_at_every_visit(keeper: Keeper) -> None:
     keeper.host.settle(keeper.host.config.retention_check_ms)
     keeper.visit()
     assert keeper.starts == [1, Offset(2)]
+
+
+def compacted(batches: int) -> Keeper:
+    """All batches are old, and one compacted segment: it stays on disk whole until the log start has passed it."""
+    keeper = Keeper()
+    for number in range(batches):
+        record = NewRecord(b"%d" % number, b"", NOW_MS - 3 * DAY_MS)
+        keeper.host.produce(encode_batch([record], producer_id=5, producer_epoch=0, base_sequence=number))
+    keeper.host.settle()
+    keeper.host.advance(batches)
+    part, log = keeper.host.part, keeper.host.live.log
+    digest = own_digest(log, Offset(0), Offset(batches))
+    keeper.host.apply(
+        CompactSegment(
+            partition=part.pid,
+            epoch=part.epoch,
+            compactions_seen=part.compactions,
+            log_start_seen=part.log_start,
+            start=Offset(0),
+            end=Offset(batches),
+            digest=digest,
+            tombstones_ms=0,
+        )
+    )
+    log.note_held(Offset(0), Offset(batches), digest)
+    keeper.host.settle()
+    return keeper
+
+
+@pytest.mark.parametrize("batches", [6, 40])
+def test_batches_below_the_start_that_stay_with_their_segment_do_not_hold_retention_up(
+    batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one look-up they are more than it takes, and the last batch above them is the only one that is left."""
+    monkeypatch.setattr(log_reader, "RETENTION_BATCHES_MAX", 10)
+    keeper = compacted(batches)
+    keeper.limit(ms=DAY_MS)
+    keeper.visit()
+    for _ in range(10):
+        if keeper.starts and keeper.host.part.log_start < keeper.starts[-1]:
+            keeper.accept()
+        else:
+            keeper.visit_again()
+    assert keeper.host.part.log_start == batches

@@ -46,20 +46,7 @@ class Leader:
         self.agree(LOST)
 
     def agree(self, digest: bytes) -> None:
-        """On the bytes of [0, 3)."""
-        part = self.host.part
-        self.host.apply(
-            CompactSegment(
-                partition=part.pid,
-                epoch=part.epoch,
-                compactions_seen=part.compactions,
-                log_start_seen=part.log_start,
-                start=Offset(0),
-                end=Offset(3),
-                digest=digest,
-                tombstones_ms=0,
-            )
-        )
+        agree(self.host, 3, digest)
 
     def wait(self, ms: int) -> None:
         for _ in range(ms // 500):
@@ -135,6 +122,23 @@ def test_a_log_that_damage_has_shortened_no_longer_holds_its_segments() -> None:
     log.truncate(Offset(3))
     assert log.segments.end_of(Offset(0), b"digest of bytes.") == 2
     assert log.segments.end_of(Offset(2), b"other digest ...") is None
+
+
+def agree(host: Host, end: int, digest: bytes) -> None:
+    """On the bytes of [0, end)."""
+    part = host.part
+    host.apply(
+        CompactSegment(
+            partition=part.pid,
+            epoch=part.epoch,
+            compactions_seen=part.compactions,
+            log_start_seen=part.log_start,
+            start=Offset(0),
+            end=Offset(end),
+            digest=digest,
+            tombstones_ms=0,
+        )
+    )
 
 
 class Keeper:

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, ApplyRetention, CompactSegment
+from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, ApplyRetention
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Offset, PartitionId
 from smq.raft_state.replies import Done
@@ -22,6 +22,7 @@ from smq.replication.partition.replica import Replica
 from smq.replication.partition.retention import PAUSE_MS_MAX, Retainer
 from tests.unit.raft_state.support import advance, advances, pid, topic
 from tests.unit.replication.partition.test_compaction import Keeper as Writer
+from tests.unit.replication.partition.test_compaction import agree
 from tests.unit.replication.support import ME, PEER_A, Host
 
 DAY_MS = 86_400_000
@@ -360,20 +361,9 @@ def compacted(batches: int) -> Keeper:
         keeper.host.produce(encode_batch([record], producer_id=5, producer_epoch=0, base_sequence=number))
     keeper.host.settle()
     keeper.host.advance(batches)
-    part, log = keeper.host.part, keeper.host.live.log
+    log = keeper.host.live.log
     digest = own_digest(log, Offset(0), Offset(batches))
-    keeper.host.apply(
-        CompactSegment(
-            partition=part.pid,
-            epoch=part.epoch,
-            compactions_seen=part.compactions,
-            log_start_seen=part.log_start,
-            start=Offset(0),
-            end=Offset(batches),
-            digest=digest,
-            tombstones_ms=0,
-        )
-    )
+    agree(keeper.host, batches, digest)
     log.note_held(Offset(0), Offset(batches), digest)
     keeper.host.settle()
     return keeper

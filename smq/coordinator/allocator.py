@@ -16,8 +16,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 
 def keep_freed_memory() -> bool:
-    """Returns whether the allocator took the settings. Leaves what the environment sets alone."""
-    is_set = any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.getenv("GLIBC_TUNABLES", "")
+    """Returns whether the allocator took the settings. If the environment sets one of the two, both stay as they are."""
+    tunables = os.getenv("GLIBC_TUNABLES", "")
+    is_set = any(f"MALLOC_{of}_THRESHOLD_" in os.environ for of in ("MMAP", "TRIM")) or "_threshold" in tunables
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if is_set or mallopt is None:
         return False

@@ -29,7 +29,7 @@ print(took, mapped, kept >> 19)
 def run(**environment: str) -> list[str]:
     found = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        env={**os.environ, **environment},
+        env={name: value for name, value in os.environ.items() if "MALLOC" not in name} | environment,
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
@@ -43,6 +43,11 @@ def test_a_freed_batch_stays_with_the_process() -> None:
     took, mapped, kept = run()
     assert (took, mapped) == ("True", "0")
     assert int(kept) >= 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_another_setting_of_the_allocator_does_not_matter() -> None:
+    assert run(MALLOC_ARENA_MAX="4")[:2] == ["True", "0"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")

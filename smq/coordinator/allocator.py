@@ -16,7 +16,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 
 def keep_freed_memory() -> bool:
-    """Returns whether the allocator took the settings. If the environment sets one of the two, both stay as they are."""
+    """Returns whether the allocator took the settings. If the environment sets one, both stay."""
     tunables = os.getenv("GLIBC_TUNABLES", "")
     is_set = any(f"MALLOC_{of}_THRESHOLD_" in os.environ for of in ("MMAP", "TRIM")) or "_threshold" in tunables
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

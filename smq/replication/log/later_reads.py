@@ -75,9 +75,10 @@ class LaterReads(LogReader):
 
         def on_found(found: T | DataDamaged) -> None:
             is_void = self.is_dropped or self.generation != generation  # rows may be missing, or not be of this log
-            # Without the rows that have gone, a result is right (a `find` that needs them raises BatchDamaged), unless
+            # A trim may have removed rows meanwhile. A `find` that needs them has raised BatchDamaged, and any other
+            # result is right, unless one of those rows stood in for batches that have none.
             is_trimmed = self._first != first
-            is_void |= self._base.create_ms_max != base.create_ms_max  # one of them stood in for batches without rows
+            is_void |= self._base.create_ms_max != base.create_ms_max
             done(None if is_void or (is_trimmed and isinstance(found, DataDamaged)) else found)
 
         log_start = self.log_start

@@ -440,7 +440,8 @@ class LogReader:
 
     def _live_bytes(self) -> int:
         """Size of the batches above log_start. Reads index rows up to the next checkpoint: what is below log_start may
-        go during a look-up, so it cannot be taken from the size of all."""
+        go during a look-up, so it cannot be taken from the size of all. Reads no batch, as backlog_bytes would: one
+        that is damaged there may still go."""
         later = self._checkpoint_from(self.log_start)
         end = later.end if later is not None else self.appended_end
         after = self._state.bytes_total - later.bytes_total if later is not None else 0

@@ -7,6 +7,7 @@ import pytest
 from smq.raft_state.ids import Offset
 from smq.raft_state.topic_config import Retention
 from smq.replication.log import partition_log, reaper
+from smq.replication.log.codec import batch_key
 from smq.replication.log.reader import LogReader, Retained
 from smq.replication.log.store import LogStore
 from smq.replication.ports import Delete, Op, Table
@@ -237,3 +238,15 @@ def test_what_bytes_retain_is_not_less_if_a_trim_overtakes_the_look_up(
     monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", checkpoint_batches)
     assert {_retained_while_trimmed(seed, 2, 12) for seed in range(40)} == {None, 30}
     assert {_retained_while_trimmed(seed, 20, 20) for seed in range(40)} == {30}, "below the log start none counts"
+
+
+def test_a_batch_that_is_damaged_at_the_log_start_may_go_by_bytes(harness: Harness) -> None:
+    """Only index rows are read, so no repair has to come first: there may be no other replica."""
+    log = LogStore(harness.disk, tail_bytes_kept=0).create(PID, Offset(0))
+    for _ in range(20):
+        append(log, 2)
+    harness.settle()
+    ((key, value),) = harness.disk.scan(Table.BATCHES, b"", batch_key(PID, 1))
+    replace(harness, Table.BATCHES, key, flipped(value, 8 * len(value) - 1))
+    limits = Retention(bytes=log.size_bytes // 4)
+    assert log.retained_start(Offset(40), Offset(40), limits, 0).start == 30

@@ -269,8 +269,8 @@ class PartitionLog(AbortedLog):
 
     def trim(self, *, is_moved: bool = False) -> None:
         """Deletes the batches before log_start slice by slice. If the start has just moved, the partition's row says so
-        with the first slice. Batches that still wait to be deleted are invisible to readers; a restart continues the
-        deletion."""
+        with the first slice. Batches that still wait to be deleted are invisible to readers; after a restart, the
+        first `keep_from` continues the deletion."""
         if self.is_dropped or (self._is_trimming and not is_moved):
             return
         deletions: list[Op] = []
@@ -287,7 +287,7 @@ class PartitionLog(AbortedLog):
 
     def _on_trimmed(self) -> None:
         self._is_trimming = False
-        if not self._disk.is_closed:  # otherwise the next start continues
+        if not self._disk.is_closed:  # otherwise the next process continues
             self.trim()
 
     def _slice_end(self) -> Offset:
@@ -308,10 +308,10 @@ class PartitionLog(AbortedLog):
         return last
 
     def keep_from(self, offset: Offset) -> None:
-        """Batches from there on stay on disk, whatever the log start: compacted segments go as a whole. Unlimited until
-        the first call, but where a log has been compacted already, or a segment is installed."""
+        """Batches from there on stay on disk, whatever the log start: compacted segments go as a whole. Until the first
+        call, a new log is limited by a segment that is installed, and one that was recovered deletes nothing."""
         before, self._trim_limit = self._trim_limit, offset
-        if offset > before:
+        if before < min(offset, self.log_start):
             self.trim()
 
     def producers_at(self, offset: Offset) -> bytes:
@@ -540,8 +540,8 @@ class PartitionLog(AbortedLog):
         self.segments = segments if segments is not None else HeldSegments(self.appended_end)
         self.segments.forget_after(self.appended_end)
         self._compacted_end = self.segments.compacted_end
+        self._trim_limit = self._first  # the state may know of a segment here whose bytes this log never had
         if self._compacted_end:
-            self._trim_limit = self._first  # until the replica knows what the state holds
             # It may be folded from an older checkpoint, over batches that compaction has taken records from.
             self._state.create_ms_max = newest_create_ms(self, self._state.create_ms_max, self.appended_end)
         if segments is None:

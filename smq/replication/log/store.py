@@ -111,7 +111,6 @@ class LogStore:
             pid = PartitionId(keys[0][:PARTITION_ID_BYTES])
             logs[pid] = self._open(pid)
             at = partition_stop(pid)
-            logs[pid].trim()
             yield
         self._reaper.resume()
 

@@ -158,8 +158,9 @@ class Replica:
         return work + self.log.forget_producers(self.part.producers_start) // PRODUCERS_PER_WORK
 
     def _follow_log_start(self, judged_by: Epoch | None) -> int:
-        """Not in a log with hidden damage, which the next process is still to find (rule 23). Returns the work."""
-        if (self.part.compactions or self.log.segments.compacted_end) and not self.log.tail_damage:
+        """Not in a log with hidden damage, which the next process is still to find (rule 23). Returns the work. A state
+        that is behind the log's start may lack a segment that the log is to keep."""
+        if self.part.log_start >= self.log.log_start and not self.log.tail_damage:
             self.log.keep_from(self.part.segments[0].start if self.part.segments else self.part.log_start)
         if self.part.log_start > self.log.log_start and not self.is_end_hidden:
             self._advance_log_start(judged_by)

@@ -191,6 +191,7 @@ class LogAgainstList(RuleBasedStateMachine):
     def advance_log_start(self, distance: int) -> None:
         offset = Offset(self.model.log_start + distance)
         self.model = self.model.advanced(offset)
+        self.log.keep_from(max(offset, self.log.log_start))  # as a replica does
         self.log.advance_log_start(offset)
         self.note()
 

@@ -44,7 +44,9 @@ def filled(harness: LmdbHarness, pid: PartitionId = PID) -> tuple[PartitionLog, 
         ts_ns = TsNs(log.last_ts_ns + 10)
         stored.append(log.append(data, parse_header(data), epoch=Epoch(1), ts_ns=ts_ns, done=lambda: None))
         harness.settle()
-    return LogStore(harness.reopen(), tail_bytes_kept=0).open_all()[pid], stored
+    log = LogStore(harness.reopen(), tail_bytes_kept=0).open_all()[pid]
+    log.keep_from(Offset(BATCHES))
+    return log, stored
 
 
 class Leaf:

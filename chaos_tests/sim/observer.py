@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Any
 from zlib import crc32
 
+from chaos_tests.checkers.compaction import LATE_RECORDS_MAX
 from chaos_tests.history import Recorder
 from chaos_tests.sim.cluster import Cluster, SimHost
 from smq.coordinator.groups.coordinator import GroupCoordinator
@@ -178,8 +179,7 @@ class Observer:
                 with suppress(DataDamaged):  # an index row that nothing has read since it rotted
                     size = log.backlog_bytes(at, stop)
                     self.recorder.note("backlog", n=host.node, k=key, o=at, size=size, stored=stored_size)
-            left = part.hwm - max(part.compacted_end, part.log_start)
-            self.recorder.note("compacted", n=host.node, k=key, twice=records - len(newest), left=left)
+            self.recorder.note("compacted", n=host.node, k=key, twice=records - len(newest), left=_left(part))
             left_there = records + markers
             self.counts["records_compacted_away"] += max(0, part.compacted_end - part.log_start) - left_there
 
@@ -413,6 +413,17 @@ class WatchedNode(Node):
                 self.observer.recorder.note("late-proposal", n=self.node_id)
 
         proposer._attempt = watched  # type: ignore[method-assign]  # a probe of the simulation
+
+
+def _left(part: PartitionState) -> int:
+    """How many records no compaction has looked at."""
+    return part.hwm - max(part.compacted_end, part.log_start)
+
+
+def awaits_a_pass(part: PartitionState) -> bool:
+    """Whether much of a compacted partition is left to its next pass. While a segment's bytes are nowhere there is no
+    pass, and the older bytes that take their place are dirty."""
+    return _left(part) > LATE_RECORDS_MAX or any(segment.is_dirty for segment in part.segments)
 
 
 def count_log_events(counts: Counter[str]) -> Callable[[], None]:

@@ -42,7 +42,7 @@ from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
 from chaos_tests.sim.faults.catalogue import Arena
 from chaos_tests.sim.faults.schedule import Storm, Strike, heal
 from chaos_tests.sim.levels import LEVEL_TWO, level_two
-from chaos_tests.sim.observer import SAMPLE_MS, Observer, count_log_events
+from chaos_tests.sim.observer import SAMPLE_MS, Observer, awaits_a_pass, count_log_events
 from chaos_tests.sim.rpc import Actor, ClientNet, ClientProfile, Script, Sleep
 from chaos_tests.sim.scenario import Scenario
 from smq.raft_state.ids import NodeId
@@ -418,6 +418,8 @@ class Simulation:
                     if known.dropped:
                         continue
                     return f"{known.key} is missing on node {host.node}"
+                if self.world.keys and awaits_a_pass(part):
+                    return f"{known.key} awaits a pass of its compaction"
                 compacted.add((part.compactions, part.compacted_end))
                 status = host.api.replica_status(known.pid)
                 if status is not None:

@@ -452,10 +452,10 @@ class PartitionLog(AbortedLog):
     ) -> bool:
         """Puts a segment's compacted batches in the place of the batches in [start, end), in one transaction; `done`
         runs after it. A log that ends before `end` grows. `old` is of a look-up that still holds. False, and nothing is
-        done, if it cannot be installed now: the log ends before `start`, or changes there are on their way to the disk.
+        done, if it cannot be installed now: the log ends before `start` or starts at `end`, or is being changed there.
         Batches may come back that this log never had, or had deleted: no state counts batches below the base."""
         end_before, base = self.appended_end, self._base
-        is_whole = start <= end_before and min(end, end_before) <= self.durable_end
+        is_whole = start <= end_before and min(end, end_before) <= self.durable_end and end > self.log_start
         is_busy = self.is_dropped or self.tail_damage is not None or self._is_trimming or self.is_installing
         if is_busy or not is_whole or (old.first < end and old.first != max(start, self._first)):
             return False

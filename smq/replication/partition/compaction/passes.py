@@ -346,6 +346,8 @@ class Compactor:
             replica.log.note_held(start, end, new.digest)
             return
         for _ in range(WAITS_MAX):
+            if end <= replica.log.log_start:
+                return  # deleted meanwhile
             old = yield from self._read(current, partial(replaced, start=start, end=end))
             installed = yield partial(self._install, replica, start, end, new, old)
             if installed:

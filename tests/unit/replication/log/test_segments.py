@@ -209,6 +209,17 @@ def test_records_older_than_one_that_was_compacted_away_are_found_after_the_log_
         node.reopen()
 
 
+def test_a_segment_below_the_log_start_does_not_come_back() -> None:
+    node = compacted([10, 7, 6, 8, 20], 2, set())
+    values, log = node.stored()[:2], node.log
+    log.keep_from(values[-1].end)
+    log.advance_log_start(values[-1].end)
+    node.harness.settle()
+    left = log.size_bytes, node.stored()
+    assert not node.install(0, values[-1].end, values)
+    assert (log.size_bytes, node.stored()) == left
+
+
 class Segments(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from(["fake", "lmdb"]))
     def begin(self, kind: str) -> None:

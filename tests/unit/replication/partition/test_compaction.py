@@ -192,7 +192,7 @@ class Keeper:
         for _ in range(2):  # the marker, and the report that it is written
             self.endings.drive(self.host.live)
             self.settle()
-            self._apply_proposed()
+            self.apply_proposed()
 
     def put_unreadable(self) -> None:
         """A batch that says it is compressed, and is not."""
@@ -217,9 +217,9 @@ class Keeper:
             self.settle(100)
             now_ms = self.host.clock.wall_ns() // 1_000_000
             self.host.apply(AdvanceClock(seen_ms=self.host.state.expiry_clock_ms, elapsed_ms=100, now_ms=now_ms))
-            self._apply_proposed()
+            self.apply_proposed()
 
-    def _apply_proposed(self) -> None:
+    def apply_proposed(self) -> None:
         while self._answered < len(self.host.proposed):
             command: Command = self.host.proposed[self._answered]
             self._answered += 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from smq.raft_state.commands import AlterTopicConfig, CompactSegment
+from smq.raft_state.commands import AdvanceLogStart, AlterTopicConfig, CompactSegment
 from smq.raft_state.ids import Offset
 from tests.unit.replication.partition.test_compaction import Keeper
 from tests.unit.replication.partition.test_full_disk import RESERVE, fill, free
@@ -65,6 +65,18 @@ def test_a_disk_that_fills_between_agreement_and_installation_loses_nothing(keep
     keeper.wait(2 * LONG_MS)
     assert keeper.records == LAST
     assert keeper.host.live.log.segments.digest_at(Offset(0)) == keeper.host.part.segments[0].digest
+
+
+def test_it_does_not_wait_for_a_segment_that_has_been_deleted_meanwhile(keeper: Keeper) -> None:
+    while not is_agreed(keeper):
+        keeper.host.settle(10)
+    keeper.apply_proposed()
+    keeper.host.apply(AdvanceLogStart(partition=keeper.host.part.pid, offset=keeper.host.part.hwm))
+    keeper.wait(100)
+    assert not keeper.compactor.is_at_work
+    assert ("install",) not in keeper.measures.compactions.values
+    assert keeper.records == []
+    assert keeper.host.live.log.size_bytes == 0
 
 
 def test_nothing_is_agreed_while_a_segment_is_in_doubt(keeper: Keeper) -> None:

@@ -46,15 +46,17 @@ def check(facts: Facts) -> list[Violation]:
 
 def _check_early(partition: PartitionFacts, event: Event, limits: Event, removed: set[int], findings: Findings) -> None:
     """Those after each deleted batch are as many as are to be kept, or it is old enough. Batches that compaction has
-    emptied may go with it, so that fewer offsets are left than records are to be kept."""
+    emptied may go with it, or after what a client has deleted, so that fewer offsets are left than records are to be
+    kept."""
     lo, hwm = event["lo"], event["hwm"]
     trims = (op.request["o"] for op in partition.trims if op.kind != "fail" and op.start_ns <= event["t"])
-    if lo <= max(trims, default=0) or (limits["records"] and hwm - lo >= limits["records"]):
+    trimmed = max(trims, default=0)
+    if lo <= trimmed or (limits["records"] and hwm - lo >= limits["records"]):
         return
     young_ms = event["clock"] - limits["ms"] - limits.get("created_0_ms", CREATED_0_MS) + LATE_SEND_MS
     for acked in partition.acked:
-        # What compaction has removed no longer keeps its batch.
-        is_deleted = acked.end <= lo and not removed.issuperset(range(acked.base, acked.end))
+        # What a client has deleted, or compaction has removed, no longer keeps its batch.
+        is_deleted = acked.end <= lo and not removed.issuperset(range(max(acked.base, trimmed), acked.end))
         are_enough = limits["records"] and hwm - acked.end >= limits["records"]
         if is_deleted and not are_enough and (not limits["ms"] or acked.op.start_ns > young_ms * NS_PER_MS):
             detail = f"{partition.key}@{acked.base} was deleted, the log is [{lo}, {hwm})"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from chaos_tests.checkers.retention import CREATED_0_MS, LATE_RECORDS_MAX
-from tests.sim.test_checkers import LOG, Story, anomalies
+from tests.sim.test_checkers import LOG, Story, anomalies, batch
 
 
 def _retained(s: Story, *, lo: int, hwm: int, records: int = 0, ms: int = 0, clock: int = 0) -> None:
@@ -81,6 +81,26 @@ def consumer_given_another_record_than_was_deleted(s: Story) -> None:
     s.final(LOG[1:], hwm=3, lo=2)
 
 
+def _trimmed(s: Story, offset: int) -> None:
+    """Offset 1 has the last record of its key, offset 2 has not."""
+    s.note("compaction", keys=2, tombstone_ms=0)
+    s.send([10, 11], 0)
+    s.send([12], 2)
+    s.send([15], 3)
+    s.recorder.ok(s.begin("trim", k="t/0", o=offset), "trim")
+    _retained(s, lo=3, hwm=4, records=3)
+    s.final([batch(3, [15])], hwm=4, lo=3)
+
+
+def deleted_after_a_trim_into_its_batch(s: Story) -> None:
+    _trimmed(s, 1)
+
+
+def emptied_after_a_trim(s: Story) -> None:
+    """By compaction: what a client has deleted before it is no longer to be kept."""
+    _trimmed(s, 2)
+
+
 def _measured(s: Story, size: int) -> None:
     s.send([10, 11], 0)
     s.send([12], 2)
@@ -117,6 +137,7 @@ def deleted_up_to_an_open_transaction(s: Story) -> None:
         (consumer_given_another_record_than_was_deleted, "inconsistent-offsets"),
         (deleted_although_few, "early-deletion"),
         (deleted_although_young, "early-deletion"),
+        (deleted_after_a_trim_into_its_batch, "early-deletion"),
         (deleted_although_few_bytes_are_left, "early-deletion"),
         (deleted_in_an_open_transaction, "early-deletion"),
         (never_deleted, "late-deletion"),
@@ -127,7 +148,14 @@ def test_anomaly_of_retention_is_found(tell: Callable[[Story], None], anomaly: s
 
 
 @pytest.mark.parametrize(
-    "tell", [deleted_when_due, consumer_passed_by, deleted_up_to_its_limit, deleted_up_to_an_open_transaction]
+    "tell",
+    [
+        deleted_when_due,
+        consumer_passed_by,
+        deleted_up_to_its_limit,
+        deleted_up_to_an_open_transaction,
+        emptied_after_a_trim,
+    ],
 )
 def test_what_was_due_may_be_gone(tell: Callable[[Story], None]) -> None:
     assert anomalies(tell) == set()

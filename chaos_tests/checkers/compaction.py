@@ -203,7 +203,7 @@ def _fill(op: Op, partition: _Partition) -> None:
                 filled.append((offset, partition.stamps[offset], [shown], -1, -1, -1))
             else:
                 filled.append((offset, ts_ns + offset - base, [value], -1, -1, -1))
-    op.reply["b"] = filled
+    op.reply = {**op.reply, "b": filled}  # the recorded event stays as it is: a kept history is judged again
 
 
 def check(facts: Facts) -> list[Violation]:

@@ -1,9 +1,11 @@
 """The judge of compacted partitions: what may be gone is put back, nothing else is, and only in topics that compact."""
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 
+from chaos_tests.checkers.judge import judge
 from chaos_tests.checkers.retention import CREATED_0_MS, LATE_RECORDS_MAX
 from chaos_tests.keyed import GONE, is_tombstone, key_of
 from tests.sim.test_checkers import Story, anomalies, batch
@@ -95,6 +97,14 @@ def an_emptied_batch_goes_with_the_one_before_it(s: Story) -> None:
 )
 def test_what_was_superseded_may_be_gone(tell: Callable[[Story], None]) -> None:
     assert anomalies(tell) == set()
+
+
+def test_a_judged_history_stays_as_it_was_recorded() -> None:
+    story = Story()
+    older_ones_are_gone(story)
+    recorded = deepcopy(story.recorder.events)
+    assert judge(story.recorder.events) == []
+    assert story.recorder.events == recorded
 
 
 def the_last_is_gone(s: Story) -> None:

@@ -48,8 +48,9 @@ def _tables(document: dict[str, Any]) -> str:
     rows = {(row["line"], row["system"]): row for row in document["medians"]}
     lines = [line for line in LINES if any((line.name, system) in rows for system in systems)]
     parts = [
-        f"Commit {document['commit']}, {document['machine']['cores']} cores: medians of {document['rounds']} "
-        "alternating runs, each with a fresh cluster of three nodes. Before an acknowledgement a record is on: "
+        f"Commit {document['commit']}, Python {document['machine']['python']}, {document['machine']['cores']} cores: "
+        f"medians of {document['rounds']} alternating runs, each with a fresh cluster of three nodes. "
+        "Before an acknowledgement a record is on: "
         + "; ".join(f"{system}: {flushes}" for system, flushes in document["flushes"].items())
         + "."
     ]

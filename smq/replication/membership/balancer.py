@@ -77,6 +77,7 @@ class Balancer:
         self._replicas = replicas
         self._next_ns = 0
         self._raft_next_ns = 0
+        self._raft_attempts = 0
         self._health: dict[NodeId, _Health] = {}  # one per node
         self._requested_ns: dict[PartitionId, int] = {}  # bounded by the partitions; entries expire
 
@@ -157,7 +158,8 @@ class Balancer:
         if not me.drained and self._liveness.disk(me.node) is not wire.DiskCondition.HANGS:
             return
         self._raft_next_ns = now_ns + RAFT_RETRY_NS
-        for node, health in self._health.items():
-            if health.since_ns is not None and not nodes[node].drained and node != me.node:
-                self._host.engine.transfer_leadership(node)
-                return
+        healthy = sorted(node for node, health in self._health.items() if health.since_ns is not None)
+        successors = [node for node in healthy if not nodes[node].drained and node != me.node]
+        if successors:  # each in turn: the first may be unable to take over
+            self._host.engine.transfer_leadership(successors[self._raft_attempts % len(successors)])
+            self._raft_attempts += 1

@@ -27,6 +27,7 @@ from smq.replication.config import NodeConfig
 from smq.replication.host import Host, Identity
 from smq.replication.measures import NodeMeasures
 from smq.replication.membership import controller as controller_module
+from smq.replication.membership.balancer import RAFT_RETRY_NS
 from smq.replication.membership.controller import Controller
 from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
@@ -417,6 +418,18 @@ def test_a_drained_node_hands_raft_over(world: World) -> None:
     world.controller.rebalance_soon()
     world.run(200)
     assert world.engine.handed_to in (PEER_A, PEER_B)
+
+
+def test_each_attempt_to_hand_raft_over_asks_another_node(world: World) -> None:
+    world.run(world.config.rebalance_interval_ms + 500)
+    world.apply(SetNodeDrained(node=ME, drained=True))
+    world.controller.rebalance_soon()
+    asked: list[NodeId | None] = []
+    for _ in range(3):
+        world.engine.handed_to = None
+        world.run(RAFT_RETRY_NS // 1_000_000)
+        asked.append(world.engine.handed_to)
+    assert asked == [PEER_A, PEER_B, PEER_A]
 
 
 def test_a_node_whose_disk_hangs_hands_raft_over_to_one_whose_disk_does_not(world: World) -> None:

@@ -114,9 +114,9 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
                 "if False:",
             ),
         ),
-        scenario="everything+compaction",
+        scenario="restored_disk+compaction",
         anomalies=frozenset({"false-damage", "divergent-bytes", "no-progress"}),
-        seeds=100,
+        seeds=60,
     ),
     PlantedBug(
         name="aborted-records-are-versions-of-their-keys",

@@ -135,7 +135,7 @@ GROUP_BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="late_commits",
         anomalies=frozenset({"commit-regression"}),
-        seeds=40,
+        seeds=60,
     ),
     PlantedBug(
         name="proposer-sends-again-after-the-deadline",

@@ -245,6 +245,7 @@ class PartitionLog(AbortedLog):
         self.aborted.cut(state.end)
         self.durable_end = min(self.durable_end, state.end)
         self._state = state
+        self.segments.forget_after(state.end)
         self._settle_producers()
         self.tail_damage = BatchDamaged(self.pid, state.end, "both the batch and its index row are damaged")
 
@@ -358,15 +359,12 @@ class PartitionLog(AbortedLog):
         """`first` is the base of a batch; the state before it becomes the base checkpoint."""
         pid = self.pid
         base = self._state_up_to(first, self._base.copy())
-        self._base = base if base.end == first else self._state_at(first)
-        self._base.runs = []
-        self._base.create_ms_max = newest_create_ms(self, self._base.create_ms_max, first)  # these rows go, too
-        self._first = first
-        rows = (
-            [Put(Table.CHECKPOINTS, segments_key(pid), self.segments.encode())]
-            if self.segments.forget_before(first)
-            else []
-        )
+        base = base if base.end == first else self._state_at(first)
+        base.runs = []
+        base.create_ms_max = newest_create_ms(self, base.create_ms_max, first)  # these rows go, too
+        self._base, self._first = base, first  # not before: damage may have ended this
+        lacks_segments = self.segments.forget_before(first)
+        rows = [Put(Table.CHECKPOINTS, segments_key(pid), self.segments.encode())] if lacks_segments else []
         self.damaged_batches = {base for base in self.damaged_batches if base >= first}
         self._state.forget_before(first)
         self.aborted.forget_before(first)
@@ -403,8 +401,8 @@ class PartitionLog(AbortedLog):
         self._disk.submit([*delete_partition(self.pid), self._partition_row(), row])
 
     def _forget_tail_before(self, first: Offset) -> None:
-        """Batches that begin below `first`, which are durable, are read from the disk from now on, if at all."""
-        while self._tail and self._tail[0].base < first:
+        """Batches that end at or below `first`, which are durable, are read from the disk from now on, if at all."""
+        while self._tail and self._tail[0].end <= first:
             self._count_tail(-len(self._tail.popleft().value))
 
     def _forget_tail(self, end: Offset) -> None:
@@ -452,10 +450,10 @@ class PartitionLog(AbortedLog):
     ) -> bool:
         """Puts a segment's compacted batches in the place of the batches in [start, end), in one transaction; `done`
         runs after it. A log that ends before `end` grows. `old` is of a look-up that still holds. False, and nothing is
-        done, if it cannot be installed now: the log ends before `start` or starts at `end`, or is being changed there.
+        done, if it cannot be installed now: the log ends before `start` or starts at `end`, or has changed there.
         Batches may come back that this log never had, or had deleted: no state counts batches below the base."""
         end_before, base = self.appended_end, self._base
-        is_whole = start <= end_before and min(end, end_before) <= self.durable_end and end > self.log_start
+        is_whole = start <= end_before and old.stop == min(end, end_before) <= self.durable_end and end > self.log_start
         is_busy = self.is_dropped or self.tail_damage is not None or self._is_trimming or self.is_installing
         if is_busy or not is_whole or (old.first < end and old.first != max(start, self._first)):
             return False

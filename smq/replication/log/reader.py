@@ -388,7 +388,7 @@ class LogReader:
         start, stop = first[0].base, self._boundary(end)
         after_ts_ns = TsNs(first[0].ts_ns - 1)
         last = self._checkpoint_at_or_below(stop)
-        if last.end <= start or (next_one := self._checkpoint_from(start)) is None:
+        if last.end <= start or (next_one := self._checkpoint_from(start)) is None or next_one.end > last.end:
             return self._bytes_between(after_ts_ns, start, stop)
         middle = last.bytes_total - next_one.bytes_total
         before = self._bytes_between(after_ts_ns, start, next_one.end)

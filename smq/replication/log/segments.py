@@ -154,6 +154,7 @@ class Replaced(NamedTuple):
     size: int  # of the batches that the log counts
     first_ts_ns: TsNs
     last_ts_ns: TsNs  # of the first record of the last batch
+    stop: Offset  # what follows was not looked up: it was not durable
     create_rows: list[tuple[int, Offset]]  # create time and base of each TIMES row of that kind
 
 
@@ -168,7 +169,7 @@ def replaced(log: LogReader, start: Offset, end: Offset) -> Replaced:
     stamps = [append_time_of_key(key) for key, _ in rows] or [TsNs(0)]
     size = log.counted_size(rows, start, stop)
     create_rows = [(create_ms_of_key(key), base_of_key(key)) for key, _ in _rows_between(log, TIME_CREATE, start, stop)]
-    return Replaced(first, size, stamps[0], stamps[-1], create_rows)
+    return Replaced(first, size, stamps[0], stamps[-1], stop, create_rows)
 
 
 def newest_create_ms(log: LogReader, known_ms: int, end: Offset) -> int:

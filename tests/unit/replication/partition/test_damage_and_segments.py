@@ -34,6 +34,17 @@ def lose(host: Host, number: int) -> None:
     host.settle()
 
 
+def compact(host: Host) -> None:
+    """The first eight batches become one segment."""
+    log = host.live.log
+    writer = SegmentWriter(log.pid, Offset(12))
+    for value in log.read_segment(Offset(0), Offset(8), 1 << 20):
+        writer.add(value, lambda records: [offset not in JOINED for offset, *_ in records])
+    new = writer.finish().values
+    assert log.install(Offset(0), Offset(8), digest_of(new), new, replaced(log, Offset(0), Offset(8)), lambda: None)
+    host.settle()
+
+
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     """A follower with twelve batches of a record each, the first eight compacted, and the first of all lost."""
@@ -46,13 +57,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     append(host, *values[4:])
     host.settle()
     host.advance(10)
-    log = host.live.log
-    writer = SegmentWriter(log.pid, Offset(12))
-    for value in log.read_segment(Offset(0), Offset(8), 1 << 20):
-        writer.add(value, lambda records: [offset not in JOINED for offset, *_ in records])
-    new = writer.finish().values
-    assert log.install(Offset(0), Offset(8), digest_of(new), new, replaced(log, Offset(0), Offset(8)), lambda: None)
-    host.settle()
+    compact(host)
     lose(host, 0)
     return host
 
@@ -109,12 +114,32 @@ def test_a_cut_that_meets_damage_leaves_the_disk_alone_until_the_others_know(mon
     assert (host.live.log.appended_end, host.live.is_end_hidden) == (10, False)
 
 
-@pytest.fixture
-def agreed(host: Host) -> Host:
-    """The state has the segment."""
+def agree(host: Host) -> None:
     part = host.part
     part.segments = [Segment(start=Offset(0), digest=host.live.log.segments.digest_at(Offset(0)))]
     part.compacted_end, part.compactions = Offset(8), 1
+
+
+def test_a_cut_that_meets_damage_in_a_segment_fetches_it_again() -> None:
+    host = follower()
+    append(host, *WHOLE)
+    host.settle()
+    host.advance(10)
+    compact(host)
+    agree(host)
+    lose(host, 1)
+    host.elect(PEER_B, end=10)
+    host.settle()
+    assert (host.live.log.appended_end, host.live.is_end_hidden) == (1, True)
+    host.apply(MarkIncomplete(node=ME, incarnation=host.identity.incarnation, partitions=(host.part.pid,)))
+    assert not host.live.is_end_hidden
+    assert lowest_behind(host.live) is not None
+
+
+@pytest.fixture
+def agreed(host: Host) -> Host:
+    """The state has the segment."""
+    agree(host)
     return host
 
 

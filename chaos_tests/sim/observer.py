@@ -5,7 +5,7 @@ with it and without it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any
@@ -29,6 +29,7 @@ from smq.replication.api import DoneFn
 from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
 from smq.replication.log import rewriting
+from smq.replication.log.segments import HeldSegments
 from smq.replication.log.store import PartitionLog
 from smq.replication.node import Node
 from smq.replication.ports import Channel, Clock, Compute, DataDamaged, Disk, Network, Rng
@@ -182,6 +183,14 @@ class Observer:
             self.recorder.note("compacted", n=host.node, k=key, twice=records - len(newest), left=_left(part))
             left_there = records + markers
             self.counts["records_compacted_away"] += max(0, part.compacted_end - part.log_start) - left_there
+
+    def awaited_segments(self, pids: Iterable[PartitionId]) -> int:
+        """Of these partitions, as the freshest node knows them."""
+        assert self.cluster is not None
+        node, logs = self.freshest(), [host.api.replicas for host in self.cluster.up()]
+        parts = [] if node is None else [node.state.partition(pid) for pid in pids]
+        held = [[log.segments for of in logs if (log := of.log(part.pid)) is not None] for part in parts if part]
+        return sum(count_awaited(part, found) for part, found in zip(filter(None, parts), held, strict=True))
 
     def note_addresses(self, node: "WatchedNode") -> None:
         """What clients of the outside get from this node."""
@@ -418,6 +427,15 @@ class WatchedNode(Node):
 def _left(part: PartitionState) -> int:
     """How many records no compaction has looked at."""
     return part.hwm - max(part.compacted_end, part.log_start)
+
+
+def count_awaited(part: PartitionState, held: Iterable[HeldSegments]) -> int:
+    """How many of a partition's segments no log holds, and one more if any is to be compacted again. Their leader gives
+    lost ones up one after another."""
+    logs = list(held)
+    places = [(segment.start, part.segment_end(number), segment.digest) for number, segment in enumerate(part.segments)]
+    lost = sum(not any(log.holds(*place) for log in logs) for place in places)
+    return lost + any(segment.is_dirty for segment in part.segments)
 
 
 def awaits_a_pass(part: PartitionState) -> bool:

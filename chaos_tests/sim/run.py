@@ -65,6 +65,7 @@ from smq.testing.virtual.rng import Streams
 BOOT_MS_MAX = 20_000.0  # from power on to a quorum that answers
 RETENTION_MS_MAX = 3_000.0  # several looks at each partition
 SETTLE_MS_MAX = 40_000.0  # from the heal to agreement: several election and session time-outs in a row
+GIVE_UP_MS_MAX = 6_000.0  # more for each segment that is lost then: three attempts to fetch it, and its patience
 # Coarser or smaller than the defaults of production. With those, idle ticks are a third of a run's events.
 TIMINGS: dict[str, Any] = {
     "heartbeat_interval_ms": 400,
@@ -383,13 +384,21 @@ class Simulation:
     def _settle(self, why: str) -> bool:
         """Waits, up to a bound, until all replicas agree and the clients' last operations have ended."""
         start_ns = self.scheduler.now_ns
-        problem: str | None = "it was not looked at"
-        while problem is not None and self.scheduler.now_ns - start_ns < SETTLE_MS_MAX * NS_PER_MS:
-            self.scheduler.run_for_ms(100)
-            problem = self._disagreement()
+        problem = self._wait_for_agreement(SETTLE_MS_MAX)
+        pids = [known.pid for known in [*self.world.partitions, *self.world.ledgers]]
+        if problem is not None and (awaited := self.observer.awaited_segments(pids)):
+            problem = self._wait_for_agreement(awaited * GIVE_UP_MS_MAX)
         took_ms = (self.scheduler.now_ns - start_ns) / NS_PER_MS
         self.recorder.note("settled", ok=problem is None, why=problem or why, took_ms=took_ms)
         return problem is None
+
+    def _wait_for_agreement(self, ms_max: float) -> str | None:
+        until_ns = self.scheduler.now_ns + ms_max * NS_PER_MS
+        problem: str | None = "it was not looked at"
+        while problem is not None and self.scheduler.now_ns < until_ns:
+            self.scheduler.run_for_ms(100)
+            problem = self._disagreement()
+        return problem
 
     def _disagreement(self) -> str | None:
         """Why the cluster has not converged yet; None once it has."""

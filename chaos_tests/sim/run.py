@@ -65,6 +65,7 @@ from smq.testing.virtual.rng import Streams
 BOOT_MS_MAX = 20_000.0  # from power on to a quorum that answers
 RETENTION_MS_MAX = 3_000.0  # several looks at each partition
 SETTLE_MS_MAX = 40_000.0  # from the heal to agreement: several election and session time-outs in a row
+WALL_OFFSET_MS_MAX = 500  # of a node's clock at first
 GIVE_UP_MS_MAX = 6_000.0  # more for each segment that is lost then: three attempts to fetch it, and its patience
 # Coarser or smaller than the defaults of production. With those, idle ticks are a third of a run's events.
 TIMINGS: dict[str, Any] = {
@@ -211,7 +212,7 @@ class Simulation:
         for node in self.nodes:
             machine = Machine(
                 rate=1.0 + rng.uniform(-profile.drift_max, profile.drift_max),
-                wall_offset_ns=int(rng.uniform(-500, 500) * NS_PER_MS),
+                wall_offset_ns=int(rng.uniform(-WALL_OFFSET_MS_MAX, WALL_OFFSET_MS_MAX) * NS_PER_MS),
             )
             self.cluster.hosts[node] = SimHost(node, machine, DiskImage(), profile.disk_ms)
 
@@ -261,10 +262,7 @@ class Simulation:
                 bytes=profile.retention_bytes,
             )
         if profile.compaction_keys:
-            # A clock that jumps ends the time of a tombstone, too.
-            jumps = any(fault.what == "clock_jump" for fault in self.scenario.faults)
-            kept_ms = 0 if jumps else profile.tombstone_ms
-            self.recorder.note("compaction", keys=profile.compaction_keys, tombstone_ms=kept_ms)
+            self.recorder.note("compaction", keys=profile.compaction_keys, tombstone_ms=self._tombstone_ms())
         for number in range(profile.topics):
             for attempt in range(5):
                 ok = yield from owner.create(
@@ -282,6 +280,13 @@ class Simulation:
                 yield from owner.create(name, partitions=1, replication=0, deadline_ms=wait_ms, is_external=True)
                 if self.world.externals:
                     break
+
+    def _tombstone_ms(self) -> int:
+        """How long tombstones stay at least. One clock stamps them, and another may end their time. Clocks that jump
+        end it at any moment."""
+        if any(fault.what == "clock_jump" for fault in self.scenario.faults):
+            return 0
+        return max(0, self.scenario.cluster.tombstone_ms - 2 * WALL_OFFSET_MS_MAX)
 
     def _learn_replicas(self, known: Known) -> None:
         node = self.observer.freshest()

@@ -6,7 +6,7 @@ fault demanded while it lasted.
 
 from chaos_tests.checkers.base import Facts, Findings, Violation
 
-UNCONDITIONAL = ("send", "hwm", "fetch", "commit")  # operations that must succeed on a healed cluster
+UNCONDITIONAL = ("send", "hwm", "fetch", "commit", "toffset")  # operations that must succeed on a healed cluster
 ANSWERED = ("time",)  # these may be refused: they ask one replica, which may be a record behind and says so
 
 

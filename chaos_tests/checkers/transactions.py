@@ -34,6 +34,7 @@ def check(facts: Facts) -> list[Violation]:
         _check_offsets(facts, seen, doubtful, findings)
         _check_polls(polls, visible, required, findings)
     _check_stable_ends(facts.history.of("tstable"), findings)
+    _check_finals(facts.history.of("tpoll"), findings)
     return findings.found
 
 
@@ -110,6 +111,15 @@ def _check_polls(
         for offset in offsets[bisect_left(offsets, start) : bisect_left(offsets, following)]:
             if offset not in got:
                 findings.add("skipped-record", f"{key}@{offset} was passed over and is visible at the end", op)
+
+
+def _check_finals(ops: list[Op], findings: Findings) -> None:
+    """In the end, committed readers can read each replica up to its last stable offset. Nothing else judges what could
+    not be read."""
+    last = {(op.request["k"], op.request["n"]): op for op in ops if op.request["final"]}
+    for (key, node), op in last.items():
+        if not op.is_ok or op.reply["next"] < op.reply["lso"]:
+            findings.add("lost-transaction", f"{key}: node {node} could not be read to its end", op)
 
 
 def _check_stable_ends(ops: list[Op], findings: Findings) -> None:

@@ -522,6 +522,8 @@ class Simulation:
                 if node not in self.nodes:
                     continue
                 yield from reader.read_all(known, node)
+        for known in self.world.ledgers:
+            self._learn_replicas(known)
         ledger = LedgerReader(self.world, "final-ledger", think_ms=0)
         yield from ledger.read_all()
         yield from ledger.read_offsets([f"tx-{n}" for n in range(self.scenario.clients.transactors // SHARERS)])

@@ -43,6 +43,35 @@ def replicas_differ(s: Story) -> None:
     poll(s, "l/0", 0, 9, node=4, final=True)
 
 
+def unreadable_in_the_end(s: Story) -> None:
+    transact(s, [1, 2])
+    for key in ("l/0", "l/1"):
+        s.recorder.fail(s.begin("tpoll", k=key, o=0, n=1, final=True), "tpoll", err="OFFSET_OUT_OF_RANGE", lo=9, hi=9)
+
+
+def one_replica_unreadable(s: Story) -> None:
+    transact(s, [1, 2])
+    final(s, [(0, 1)], [(0, 2)])
+    s.recorder.fail(s.begin("tpoll", k="l/0", o=0, n=4, final=True), "tpoll", err="DATA_DAMAGED")
+
+
+def read_that_stops_before_the_end(s: Story) -> None:
+    transact(s, [1, 2])
+    final(s, [(0, 1)], [(0, 2)])
+    s.recorder.ok(s.begin("tpoll", k="l/1", o=0, n=3, final=True), "tpoll", r=[], next=0, lso=9)
+
+
+def read_again_after_a_failure(s: Story) -> None:
+    transact(s, [1, 2])
+    s.recorder.fail(s.begin("tpoll", k="l/0", o=0, n=1, final=True), "tpoll", err="NODE_NOT_READY")
+    final(s, [(0, 1)], [(0, 2)])
+
+
+def offset_unknown_in_the_end(s: Story) -> None:
+    s.note("settled", ok=True, why="", took_ms=5)
+    s.recorder.fail(s.begin("toffset", id="tx"), "toffset", err="NODE_NOT_READY")
+
+
 def committed_and_gone(s: Story) -> None:
     transact(s, [1, 2])
     final(s, [], [])
@@ -111,6 +140,10 @@ def stable_end_falls(s: Story) -> None:
         (transaction_without_its_offset, "torn-offsets"),
         (older_offset, "torn-offsets"),
         (stable_end_falls, "lso-back"),
+        (offset_unknown_in_the_end, "no-progress"),
+        (unreadable_in_the_end, "lost-transaction"),
+        (one_replica_unreadable, "lost-transaction"),
+        (read_that_stops_before_the_end, "lost-transaction"),
     ],
 )
 def test_anomaly_of_transactions_is_found(tell: Callable[[Story], None], anomaly: str) -> None:
@@ -130,5 +163,6 @@ def everything_in_order(s: Story) -> None:
     final(s, [(0, 1), (4, 5)], [(0, 2), (4, 6)], off=9)
 
 
-def test_what_may_happen_is_accepted() -> None:
-    assert anomalies(everything_in_order) == set()
+@pytest.mark.parametrize("tell", [everything_in_order, read_again_after_a_failure])
+def test_what_may_happen_is_accepted(tell: Callable[[Story], None]) -> None:
+    assert anomalies(tell) == set()

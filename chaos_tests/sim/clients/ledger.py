@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from chaos_tests.keyed import value_of
 from chaos_tests.sim.clients.base import Client, Known, World, request_range
-from chaos_tests.sim.rpc import Call, Lost, Script
+from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.coordinator.service.visibility import is_visible
 from smq.raft_state.commands import CreateTopic
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -22,6 +22,8 @@ LEDGER_ID: Final = TopicId(b"ledger, 16 bytes")
 PLACES: Final = 2  # partitions of the ledger
 CALL_MS: Final = 900.0
 CREATED_MS: Final = 1_700_000_000_000
+ATTEMPTS_MAX: Final = 20  # of the final read of one replica that fail
+RETRY_MS: Final = 100.0
 
 
 def group_of(transactional_id: str) -> str:
@@ -108,13 +110,24 @@ class LedgerReader(Client):
         return following
 
     def read_all(self) -> Script:
-        """Every replica, to its end, and every group."""
+        """Every replica, to its end."""
         for known in self.world.ledgers:
             for node in known.replicas:
-                at, following = -1, 0
-                while following is not None and following > at:
-                    at = following
-                    following = yield from self.poll(known, node, at, is_final=True)
+                if node in self.world.nodes:
+                    yield from self._read_replica(known, node)
+
+    def _read_replica(self, known: Known, node: NodeId) -> Script:
+        """A read that fails is made again, as any reader does: a replica may have other work at that moment."""
+        at, attempts = 0, 0
+        while attempts < ATTEMPTS_MAX:
+            following = yield from self.poll(known, node, at, is_final=True)
+            if following == at:
+                return
+            if following is None:
+                attempts += 1
+                yield Sleep(RETRY_MS)
+            else:
+                at = following
 
     def read_offsets(self, ids: list[str]) -> Script:
         for name in ids:

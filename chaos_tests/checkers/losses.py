@@ -29,6 +29,8 @@ def check(facts: Facts) -> list[Violation]:
         for node, replica in {id(replica): (node, replica) for node, replica in replicas.items()}.values():
             _check_complete(partition, node, replica, findings)
             _check_lost(partition, node, replica, findings)
+            if facts.history.noted_of("retention", partition.key) is None:
+                _check_start(partition, node, replica.lo, trimmed, findings)
         _check_precommitted(partition, findings)
     return findings.found
 
@@ -103,6 +105,14 @@ def _check_lost(partition: PartitionFacts, node: int, replica: _Replica, finding
             findings.add("lost-write", detail, op)
         elif base >= lo and stored.get(base) != values and replica.log().get(base) != values[0]:
             detail = f"{partition.key}@{base}: {values[0]} was acknowledged, node {node} has {replica.log().get(base)}"
+            findings.add("lost-write", detail, op)
+
+
+def _check_start(partition: PartitionFacts, node: int, lo: int, trimmed: int, findings: Findings) -> None:
+    """Without retention, only what a client has deleted is gone. (`retention` judges the log starts of the others.)"""
+    for _, end, op, base, _ in partition.acked:
+        if max(base, trimmed) < min(end, lo):
+            detail = f"{partition.key}@{base} was acknowledged, and node {node} begins at {lo}; {trimmed} was asked for"
             findings.add("lost-write", detail, op)
 
 

@@ -1,4 +1,4 @@
-"""The high water mark as a linearizable register that only grows, and look-ups by time: stale-hwm, wrong-time-offset.
+"""HWM and log start as linearizable registers that only grow, and look-ups by time: stale-hwm, wrong-time-offset.
 
 Owns the judgement of answers to GetPartitionRange and OffsetForTime.
 """
@@ -24,6 +24,10 @@ def _check_range(partition: PartitionFacts, op: Op, findings: Findings) -> None:
     if op.reply["hwm"] < known.end and known.op is not None:
         detail = f"{partition.key}: HWM {op.reply['hwm']} although {known.end} was known before"
         findings.add("stale-hwm", detail, known.op, op)
+    trimmed = max((t.request["o"] for t in partition.trims if t.is_ok and t.end_ns < op.start_ns), default=0)
+    if op.reply["lo"] < trimmed:
+        detail = f"{partition.key}: the log starts at {op.reply['lo']}, and a client had deleted up to {trimmed}"
+        findings.add("stale-hwm", detail, op)
     if not op.reply["lo"] <= op.reply["hwm"] <= op.reply["next"]:
         findings.add("stale-hwm", f"{partition.key}: log start, HWM and next offset are out of order", op)
 

@@ -18,6 +18,12 @@ def more_is_gone_than_was_asked_for(s: Story) -> None:
     s.final(LOG[1:], hwm=3, lo=2)
 
 
+def a_deletion_is_forgotten(s: Story) -> None:
+    _deleted(s, 2)
+    s.range(3, lo=1)
+    s.final(LOG[1:], hwm=3, lo=2)
+
+
 def deleted_inside_a_batch(s: Story) -> None:
     _deleted(s, 1)
     s.final(LOG, hwm=3, lo=1)
@@ -27,6 +33,7 @@ def deleted_inside_a_batch(s: Story) -> None:
     ("tell", "expected"),
     [
         (more_is_gone_than_was_asked_for, {"lost-write"}),
+        (a_deletion_is_forgotten, {"stale-hwm"}),
         (deleted_inside_a_batch, set()),
     ],
 )

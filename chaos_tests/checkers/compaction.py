@@ -23,9 +23,9 @@ _NOBODY: Final = -1
 @dataclass(slots=True)
 class _Partition:
     values: dict[int, int] = field(default_factory=dict)  # offset -> value, as acknowledged or read
-    stamps: dict[int, int] = field(default_factory=dict)  # offset -> ts_ns of a record that was read
+    stamps: dict[int, int] = field(default_factory=dict)  # offset -> ts_ns, of a batch of which a record was read
     sent_ns: dict[int, int] = field(default_factory=dict)  # value -> when its send began
-    doubtful: list[int] = field(default_factory=list)  # values that may or may not have been stored
+    doubtful: list[list[int]] = field(default_factory=list)  # sends that may or may not have been stored, by values
     reads: list[tuple[Op, list[int], list[int]]] = field(default_factory=list)  # offsets there, offsets gone
     end: int = 0  # of what was committed, as far as a client or a node said
 
@@ -44,11 +44,42 @@ class _Partition:
         return found
 
 
-def _last_unknown(runs: list[tuple[int, int]], below: int) -> int:
-    """The last offset below that of which nothing says what was there: any doubtful value may have been. -1 if none."""
-    number = bisect_left(runs, (below, 0)) - 1
-    is_known = number >= 0 and runs[number][1] >= below
-    return (runs[number][0] if is_known else below) - 1
+class _Doubts:
+    """Where records in doubt may lie: a batch lies in one piece, at offsets of which nothing says what was there."""
+
+    def __init__(self, partition: _Partition, keys: int) -> None:
+        self._sends = partition.doubtful
+        self._keys = keys
+        self._runs = partition.runs()
+        self._found: dict[int, dict[int, int]] = {}
+
+    def last_of_keys(self, below: int) -> dict[int, int]:
+        """key -> the last offset below that where a record of it may lie."""
+        if below not in self._found:
+            self._found[below] = self._look(below)
+        return self._found[below]
+
+    def _look(self, below: int) -> dict[int, int]:
+        ends: dict[int, int | None] = {}  # number of records -> end of the last gap for as many
+        found: dict[int, int] = {}
+        for values in self._sends:
+            size = len(values)
+            if size not in ends:
+                ends[size] = self._gap_end(size, below)
+            end = ends[size]
+            for offset, value in enumerate(values, end - size) if end is not None else ():
+                key = key_of(value, self._keys)
+                found[key] = max(offset, found.get(key, -1))
+        return found
+
+    def _gap_end(self, size: int, below: int) -> int | None:
+        number, end = bisect_left(self._runs, (below, 0)) - 1, below
+        while number >= 0:
+            start, stop = self._runs[number]
+            if end - stop >= size:
+                return end
+            number, end = number - 1, min(end, start)
+        return end if end >= size else None
 
 
 def uncover(history: History) -> Uncovered:
@@ -100,17 +131,30 @@ def _index(history: History) -> dict[str, _Partition]:
         if op.kind == "ok" and "k" in op.request:
             _add_consumed(found[op.request["k"]], op)
     for op in history.of("send"):
-        partition = found[op.request["k"]]
-        partition.sent_ns.update(dict.fromkeys(op.request["v"], op.start_ns))
-        if op.kind != "fail":
-            partition.doubtful += op.request["v"]
-    for partition in found.values():
-        partition.doubtful = sorted(set(partition.doubtful).difference(partition.values.values()))
+        found[op.request["k"]].sent_ns.update(dict.fromkeys(op.request["v"], op.start_ns))
+    sends = [op for op in history.of("send") if op.kind != "fail"]
+    for key, partition in found.items():
+        _settle_doubts(partition, [op.request["v"] for op in sends if op.request["k"] == key])
         partition.end = max((op.reply["hwm"] for op, _, _ in partition.reads), default=0)
     for event in (*history.noted("local"), *history.noted("start")):
         if event["k"] in found:
             found[event["k"]].end = max(found[event["k"]].end, event["hwm"])
     return dict(found)
+
+
+def _settle_doubts(partition: _Partition, sends: list[list[int]]) -> None:
+    """A batch of which any record has been seen is all there, or was: its others have their places and times, too."""
+    places = {value: offset for offset, value in partition.values.items()}
+    for values in sends:
+        base = next((places[value] - number for number, value in enumerate(values) if value in places), None)
+        if base is None:
+            partition.doubtful.append(values)
+            continue
+        stamped = next((offset for offset in range(base, base + len(values)) if offset in partition.stamps), None)
+        for offset, value in enumerate(values, base):
+            partition.values.setdefault(offset, value)
+            if stamped is not None:
+                partition.stamps.setdefault(offset, partition.stamps[stamped] + offset - stamped)
 
 
 def _add_consumed(partition: _Partition, op: Op) -> None:
@@ -124,13 +168,11 @@ def _add_consumed(partition: _Partition, op: Op) -> None:
 
 def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) -> None:
     by_key = partition.by_key(noted["keys"])
-    values = partition.values
-    doubtful = {key_of(value, noted["keys"]) for value in partition.doubtful}
-    runs = partition.runs()
+    values, doubts = partition.values, _Doubts(partition, noted["keys"])
     deleted: dict[int, tuple[int, int, Op]] = {}  # key -> the first time that a tombstone was gone, where it was
     for op, _, gone in sorted(partition.reads, key=lambda read: read[0].end_ns):
         hwm = op.reply["hwm"]
-        last_unknown = _last_unknown(runs, hwm)
+        last_in_doubt = doubts.last_of_keys(hwm)
         for offset in gone:
             value = values.get(offset)
             if value is None:
@@ -139,7 +181,7 @@ def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) ->
             offsets = by_key[record_key]
             after = bisect_right(offsets, offset)
             has_later = after < len(offsets) and offsets[after] < hwm
-            if has_later or (record_key in doubtful and offset < last_unknown):
+            if has_later or offset < last_in_doubt.get(record_key, -1):
                 continue
             if not is_tombstone(value):
                 findings.add("lost-key", f"{key}@{offset}: {value}, the last of key {record_key}, is gone", op)
@@ -160,11 +202,10 @@ def _superseded(partition: _Partition, keys: int) -> set[int]:
     of their key may have been stored there. And tombstones."""
     values = partition.values
     found = {offset for offset, value in values.items() if is_tombstone(value)}
-    doubtful = {key_of(value, keys) for value in partition.doubtful}
-    last_unknown = _last_unknown(partition.runs(), partition.end)
+    last_in_doubt = _Doubts(partition, keys).last_of_keys(partition.end)
     for record_key, offsets in partition.by_key(keys).items():
         found.update(offsets[:-1])
-        if record_key in doubtful and offsets[-1] < last_unknown:
+        if offsets[-1] < last_in_doubt.get(record_key, -1):
             found.add(offsets[-1])
     return found
 

@@ -12,6 +12,7 @@ from tests.sim.test_checkers import Story, anomalies, batch
 
 PLAIN = [value for value in range(100) if not is_tombstone(value)]
 TOMBSTONE = next(value for value in range(100) if is_tombstone(value))
+OF_TWO = [[value for value in PLAIN if key_of(value, 2) == key] for key in (0, 1)]
 
 
 def begin(s: Story, *, topic: str = "t", tombstone_ms: int = 0) -> None:
@@ -83,9 +84,23 @@ def an_emptied_batch_goes_with_the_one_before_it(s: Story) -> None:
     s.final([batch(2, [later])], hwm=3, lo=2)
 
 
+def _with_one_offset_unknown(s: Story, doubtful: list[int]) -> None:
+    """Of two keys. Nothing says what is at 1. The last of the other key is at 3."""
+    s.note("compaction", keys=2, tombstone_ms=0)
+    s.send(OF_TWO[0][:1], 0)
+    s.send(doubtful, None, kind="info")
+    s.send(OF_TWO[1][:2], 2)
+
+
+def a_batch_in_doubt_fits(s: Story) -> None:
+    _with_one_offset_unknown(s, OF_TWO[0][1:2])
+    s.final([batch(0, [GONE, GONE, GONE]), batch(3, OF_TWO[1][1:2])], hwm=4)
+
+
 @pytest.mark.parametrize(
     "tell",
     [
+        a_batch_in_doubt_fits,
         an_emptied_batch_goes_with_the_one_before_it,
         older_ones_are_gone,
         a_tombstone_is_gone_in_time,
@@ -143,6 +158,18 @@ def the_last_is_gone_before_one_in_doubt_is_committed(s: Story) -> None:
     s.send(PLAIN[:1], 0)
     s.send(PLAIN[1:2], None, kind="info")
     s.poll(0, [batch(0, [GONE])], hwm=1)
+
+
+def the_last_is_gone_and_no_batch_in_doubt_fits(s: Story) -> None:
+    _with_one_offset_unknown(s, OF_TWO[0][1:3])
+    s.final([batch(0, [GONE, GONE, GONE]), batch(3, OF_TWO[1][1:2])], hwm=4)
+
+
+def the_last_is_gone_that_a_read_shows_the_rest_of(s: Story) -> None:
+    """The batch in doubt lies at 0 and 1, and its first record is the last of its key."""
+    s.note("compaction", keys=2, tombstone_ms=0)
+    s.send([OF_TWO[0][0], OF_TWO[1][0]], None, kind="info")
+    s.final([batch(0, [GONE, OF_TWO[1][0]])], hwm=2)
 
 
 def only_a_consumer_misses_the_last(s: Story) -> None:
@@ -203,6 +230,8 @@ def a_key_is_there_twice(s: Story) -> None:
         (a_tombstone_is_gone_early, "early-tombstone"),
         (what_a_tombstone_deleted_is_back, "resurrected"),
         (an_offset_holds_another_record, "offset-reuse"),
+        (the_last_is_gone_and_no_batch_in_doubt_fits, "lost-key"),
+        (the_last_is_gone_that_a_read_shows_the_rest_of, "lost-key"),
         (only_a_consumer_misses_the_last, "lost-key"),
         (a_consumer_misses_a_young_tombstone, "early-tombstone"),
         (a_consumer_is_given_what_a_tombstone_deleted, "resurrected"),

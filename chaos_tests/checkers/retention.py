@@ -15,6 +15,7 @@ CREATED_0_MS: Final = 1_700_000_000_000  # the create time of a record that is s
 LATE_SEND_MS: Final = 1_000  # at most between a record's creation and its first attempt
 LATE_RECORDS_MAX: Final = 30  # a batch, and what the last probes have written since the last look
 COMPACTED_RECORDS_MAX: Final = 120  # as above: a compacted batch may have taken the place of many
+LOOK_NS: Final = 3_000_000_000  # after the replicated clock has moved: a new leader, its look, and Raft
 NS_PER_MS: Final = 1_000_000
 
 
@@ -39,6 +40,8 @@ def check(facts: Facts) -> list[Violation]:
         if facts.partitions[key].finals:
             slack = COMPACTED_RECORDS_MAX if history.noted_of("compaction", key) else LATE_RECORDS_MAX
             _check_late(key, events[-1], limits, slack, findings)
+            if limits["ms"] and history.noted_of("compaction", key) is None:
+                _check_overdue(facts.partitions[key], events, limits, findings)
     _check_kept(facts, findings)
     _check_held(facts, findings)
     return findings.found
@@ -86,3 +89,15 @@ def _check_late(key: str, last: Event, limits: Event, slack: int, findings: Find
     kept, most = last["hwm"] - last["lo"], limits.get("most", limits["records"])
     if most and kept > most + slack:
         findings.add("late-deletion", f"{key}: {kept} records are left of {most}")
+
+
+def _check_overdue(partition: PartitionFacts, events: list[Event], limits: Event, findings: Findings) -> None:
+    """Nor is the oldest batch much older than it may be, by the replicated clock as a node knew it. (A compacted batch
+    may be younger than its send: without records it has the time of its append.)"""
+    last = events[-1]
+    known = [event["clock"] for event in events if "i" in event and event["t"] <= last["t"] - LOOK_NS]
+    kept_since_ms = max(known, default=0) - limits["ms"] - limits.get("created_0_ms", CREATED_0_MS)
+    for acked in partition.acked:
+        if acked.base <= last["lo"] < acked.end and acked.op.start_ns < kept_since_ms * NS_PER_MS:
+            detail = f"{partition.key}@{acked.base} is still there, {limits['ms']} ms and more after its creation"
+            findings.add("late-deletion", detail, acked.op)

@@ -34,6 +34,24 @@ def never_deleted(s: Story) -> None:
     s.final(LOG, hwm=3)
 
 
+def _aged(s: Story, clock: int) -> None:
+    """The clock is noted, and four seconds later the log still begins at 0."""
+    s.send([10, 11], 0)
+    s.send([12], 2)
+    _retained(s, lo=0, hwm=3, ms=60_000, clock=clock)
+    s.now += 4_000_000_000
+    s.recorder.note("local", n=1, inc=1, i=10, k="t/0", hwm=3, lo=0, epoch=0, clock=clock + 5_000)
+    s.final(LOG, hwm=3)
+
+
+def kept_although_old(s: Story) -> None:
+    _aged(s, CREATED_0_MS + 60_001)
+
+
+def kept_as_long_as_asked_for(s: Story) -> None:
+    _aged(s, CREATED_0_MS + 59_000)
+
+
 def deleted_when_due(s: Story) -> None:
     s.send([10, 11], 0)
     s.send([12], 2)
@@ -141,6 +159,7 @@ def deleted_up_to_an_open_transaction(s: Story) -> None:
         (deleted_although_few_bytes_are_left, "early-deletion"),
         (deleted_in_an_open_transaction, "early-deletion"),
         (never_deleted, "late-deletion"),
+        (kept_although_old, "late-deletion"),
     ],
 )
 def test_anomaly_of_retention_is_found(tell: Callable[[Story], None], anomaly: str) -> None:
@@ -151,6 +170,7 @@ def test_anomaly_of_retention_is_found(tell: Callable[[Story], None], anomaly: s
     "tell",
     [
         deleted_when_due,
+        kept_as_long_as_asked_for,
         consumer_passed_by,
         deleted_up_to_its_limit,
         deleted_up_to_an_open_transaction,

@@ -1,4 +1,4 @@
-"""The Raft leader's watch: which nodes are fenced and when, which are queried, elected and given leaderships back."""
+"""The Raft leader's watch: which nodes are fenced and when, which are queried and elected."""
 
 import random
 from dataclasses import replace
@@ -27,7 +27,6 @@ from smq.replication.config import NodeConfig
 from smq.replication.host import Host, Identity
 from smq.replication.measures import NodeMeasures
 from smq.replication.membership import controller as controller_module
-from smq.replication.membership.balancer import RAFT_RETRY_NS
 from smq.replication.membership.controller import Controller
 from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
@@ -291,17 +290,6 @@ def test_a_node_that_speaks_again_is_unfenced(world: World) -> None:
     assert not world.state.nodes[PEER_A].fenced
 
 
-def test_leadership_returns_to_the_preferred_replica_by_a_hand_over(world: World) -> None:
-    led = next(i for i in range(3) if world.part(i).leader == PEER_A)
-    world.silent.add(PEER_A)
-    world.run(3_000)
-    world.silent.clear()
-    world.run(world.config.rebalance_interval_ms + 1_000)
-    requested = [m.target for _, m in world.sent if isinstance(m, wire.Transfer)] + world.transferred
-    assert world.part(led).replicas[0] == PEER_A
-    assert set(requested) == {PEER_A}
-
-
 def test_a_restarted_leader_needs_a_new_epoch(world: World) -> None:
     led = next(i for i in range(3) if world.part(i).leader == PEER_A)
     world.apply(register(PEER_A, Incarnation(INCARNATION + 1)))
@@ -364,23 +352,6 @@ def test_a_leaving_node_that_has_fenced_itself_stays_fenced(world: World) -> Non
     assert all(world.part(i).leader != PEER_A for i in range(3))
 
 
-def test_leaderships_leave_a_drained_node_immediately_and_come_back_when_it_is_undrained(world: World) -> None:
-    world.run(world.config.rebalance_interval_ms + 500)
-    world.apply(SetNodeDrained(node=PEER_A, drained=True))
-    world.controller.rebalance_soon()
-    world.run(200)
-    requested = [(to, m.partition, m.target) for to, m in world.sent if isinstance(m, wire.Transfer)]
-    led = [world.part(i) for i in range(3) if world.part(i).leader == PEER_A]
-    assert [(to, pid) for to, pid, _ in requested] == [(PEER_A, part.pid) for part in led]
-    assert all(target != PEER_A for _, _, target in requested)
-    for part in led:
-        part.leader = requested[0][2]
-    world.apply(SetNodeDrained(node=PEER_A, drained=False))
-    world.run(world.config.rebalance_interval_ms + 500)
-    back = [m.target for _, m in world.sent if isinstance(m, wire.Transfer)][len(requested) :] + world.transferred
-    assert set(back) == {PEER_A}
-
-
 def test_a_drained_node_is_elected_only_if_no_other_can_be(world: World) -> None:
     world.apply(SetNodeDrained(node=PEER_B, drained=True))
     world.silent.add(PEER_A)
@@ -410,66 +381,6 @@ def test_a_node_with_a_full_or_hung_disk_is_elected_only_if_no_other_can_be(
     world.controller.on_resign(ME, resigned, world.clock.monotonic_ns())
     world.run(2_000)
     assert world.part(led).leader == PEER_B
-
-
-def test_a_drained_node_hands_raft_over(world: World) -> None:
-    world.run(world.config.rebalance_interval_ms + 500)
-    world.apply(SetNodeDrained(node=ME, drained=True))
-    world.controller.rebalance_soon()
-    world.run(200)
-    assert world.engine.handed_to in (PEER_A, PEER_B)
-
-
-def test_each_attempt_to_hand_raft_over_asks_another_node(world: World) -> None:
-    world.run(world.config.rebalance_interval_ms + 500)
-    world.apply(SetNodeDrained(node=ME, drained=True))
-    world.controller.rebalance_soon()
-    asked: list[NodeId | None] = []
-    for _ in range(3):
-        world.engine.handed_to = None
-        world.run(RAFT_RETRY_NS // 1_000_000)
-        asked.append(world.engine.handed_to)
-    assert asked == [PEER_A, PEER_B, PEER_A]
-
-
-def test_a_node_whose_disk_hangs_hands_raft_over_to_one_whose_disk_does_not(world: World) -> None:
-    world.run(500)
-    world.disks[PEER_A] = wire.DiskCondition.HANGS
-    world.run(200)
-    assert world.engine.handed_to is None
-    world.disks[ME] = wire.DiskCondition.HANGS
-    world.run(200)
-    assert world.engine.handed_to == PEER_B
-
-
-def test_leaderships_do_not_return_to_a_node_whose_disk_hangs(world: World) -> None:
-    led = next(i for i in range(3) if world.part(i).replicas[0] == PEER_A)
-    world.disks[PEER_A] = wire.DiskCondition.HANGS
-    world.part(led).leader = PEER_B
-    world.run(3 * world.config.rebalance_interval_ms)
-    assert not [m for _, m in world.sent if isinstance(m, wire.Transfer)]
-    world.disks[PEER_A] = wire.DiskCondition.FINE
-    world.run(3 * world.config.rebalance_interval_ms)
-    assert [m.target for _, m in world.sent if isinstance(m, wire.Transfer)][:1] == [PEER_A]
-
-
-def test_a_node_that_keeps_coming_and_going_gets_its_leaderships_back_later_each_time(world: World) -> None:
-    interval_ms = world.config.rebalance_interval_ms
-
-    def waited_ms() -> int:
-        """From its return until it is asked for again."""
-        world.silent.add(PEER_A)
-        world.run(3_000)
-        world.silent.clear()
-        before = len([m for _, m in world.sent if isinstance(m, wire.Transfer)]) + len(world.transferred)
-        for waited in range(0, 20 * interval_ms, 500):
-            world.run(500)
-            if len([m for _, m in world.sent if isinstance(m, wire.Transfer)]) + len(world.transferred) > before:
-                return waited
-        raise AssertionError("never")
-
-    first, second, third = waited_ms(), waited_ms(), waited_ms()
-    assert first < second < third
 
 
 def test_few_elections_are_proposed_together_and_all_in_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

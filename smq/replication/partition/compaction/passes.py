@@ -92,6 +92,7 @@ class Compactor:
         self._due: dict[Replica, None] = {}  # bounded by the node's partitions
         self._looks: dict[Replica, _Look] = {}  # likewise
         self._pass: _Pass | None = None
+        self._is_next_due = False  # `_go_on` will be called
         self._request = 0
         # Likewise: the epoch that is led, and the end of the last whole pass in it, or the first look.
         self._whole_ns: dict[Replica, tuple[Epoch, int]] = {}
@@ -139,7 +140,7 @@ class Compactor:
 
     # ------------------------------------------------------------------------------------------- driving
     def _begin_next(self) -> None:
-        while self._due and self._pass is None:
+        while self._due and self._pass is None and not self._is_next_due:
             replica = next(iter(self._due))
             del self._due[replica]
             epoch = replica.leading
@@ -175,6 +176,13 @@ class Compactor:
             name = current.replica.pid.hex()
             _log.info("compacted", node=self._host.node_id, partition=name, records_removed=current.removed)
         self._pass = None
+        if not self._is_next_due:
+            self._is_next_due = True
+            self._host.deliver(self._go_on)
+
+    def _go_on(self) -> None:
+        """Once per turn of the loop, for thousands of passes may end as they begin."""
+        self._is_next_due = False
         self._begin_next()
 
     def _read(self, current: _Pass, find: Callable[[LogReader], T]) -> _Steps[T]:

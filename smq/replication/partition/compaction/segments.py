@@ -81,6 +81,7 @@ class Segments:
         self._mark_durable = mark_durable
         self._due: dict[PartitionId, None] = {}  # bounded by the node's partitions
         self._work: _Work | None = None
+        self._is_next_due = False  # `_go_on` will be called
         self._adoptions: deque[_Work] = deque()  # one, or none: a node has one pass of compaction at a time
         self._excluded: set[PartitionId] = set()  # the compaction is at work there; one, or none
         self._request = 0
@@ -128,7 +129,7 @@ class Segments:
         if self._work is None and self._adoptions:
             self._work = self._adoptions.popleft()
             self._fetch(self._work)
-        while self._due and self._work is None:
+        while self._due and self._work is None and not self._is_next_due:
             pid = next(iter(self._due))
             del self._due[pid]
             replica = self._get(pid)
@@ -161,6 +162,13 @@ class Segments:
             self._lacking.pop(work.replica.pid, None)
             work.replica.segments_due_ns = 0
             self.visit(work.replica, 0)
+        if not self._is_next_due:
+            self._is_next_due = True
+            self._host.deliver(self._go_on)
+
+    def _go_on(self) -> None:
+        """Once per turn of the loop, for thousands of partitions are given up immediately while no link is open."""
+        self._is_next_due = False
         self._begin_next()
 
     def _give_up(self, work: _Work, *, is_lacking: bool = False) -> None:

@@ -451,7 +451,8 @@ class Compactor:
         current.answers.clear()
         query = StepQuery(part.pid, current.request, combined(part))
         for node in others:
-            self._host.links.send(node, Channel.DATA, query)
+            if not self._host.links.send(node, Channel.DATA, query):
+                return False  # the partitions after this one must not wait for a node that is down
         for _ in range(IN_STEP_MS // WAIT_MS):
             if len(current.answers) == len(others):
                 break

@@ -124,7 +124,7 @@ def test_a_log_that_damage_has_shortened_no_longer_holds_its_segments() -> None:
     assert log.segments.end_of(Offset(2), b"other digest ...") is None
 
 
-def agree(host: Host, end: int, digest: bytes) -> None:
+def agree(host: Host, end: int, digest: bytes, tombstones_ms: int = 0) -> None:
     """On the bytes of [0, end)."""
     part = host.part
     host.apply(
@@ -136,7 +136,7 @@ def agree(host: Host, end: int, digest: bytes) -> None:
             start=Offset(0),
             end=Offset(end),
             digest=digest,
-            tombstones_ms=0,
+            tombstones_ms=tombstones_ms,
         )
     )
 

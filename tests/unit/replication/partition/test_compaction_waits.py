@@ -5,13 +5,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
+from smq.raft_state.commands import AlterTopicConfig
 from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.host import Host as NodeHost
-from smq.replication.log.segments import HeldSegments
-from smq.replication.partition.compaction.passes import Compactor
+from smq.replication.log.segments import HeldSegments, own_digest
+from smq.replication.partition.compaction.passes import IN_STEP_MS, Compactor
 from smq.replication.partition.compaction.segments import Segments
 from smq.replication.partition.replica import Replica
-from tests.unit.replication.partition.test_compaction import Keeper, Leader
+from tests.unit.replication.partition.test_compaction import Keeper, Leader, agree
 from tests.unit.replication.support import PEER_A, PEER_B, Host
 
 WAITING = 400  # a recursion into each of them would end the process
@@ -95,3 +98,22 @@ def test_passes_that_end_as_they_begin_do_so_one_at_a_time() -> None:
     host.settle(10_000)
     assert compactor.passes == WAITING + 1
     assert max(changes) == 1
+
+
+@pytest.mark.parametrize("is_down", [True, False])
+def test_a_pass_does_not_ask_whether_a_node_that_is_down_is_in_step(is_down: bool) -> None:
+    """The node's other partitions would wait for each such pass."""
+    leader = Leader()
+    host, log = leader.host, leader.host.live.log
+    agree(host, 3, own_digest(log, Offset(0), Offset(3)), tombstones_ms=1)
+    log.note_held(Offset(0), Offset(3), host.part.segments[0].digest)
+    host.apply(AlterTopicConfig(name="t", set_=(("min.cleanable.dirty.ratio", "1"), ("delete.retention.ms", "0"))))
+    host.state.expiry_clock_ms = 1_000
+    if is_down:
+        host.network.disconnected = {PEER_B}
+    leader.compactor.visit(host.live, host.clock.monotonic_ns())
+    assert leader.compactor.is_at_work
+    host.settle(IN_STEP_MS // 2)
+    assert leader.compactor.is_at_work is not is_down
+    host.settle(IN_STEP_MS)
+    assert not leader.compactor.is_at_work

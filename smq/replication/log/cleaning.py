@@ -145,9 +145,9 @@ class Cleaner:
         return is_small
 
     def step(self, log: LogReader) -> bool:
-        """As KeyScan's."""
+        """As KeyScan's. Also False if no batch begins where the last step ended: others have been installed since."""
         values = log.read_segment(self.at, self._stop, STEP_BYTES)
-        if not values and self.at < self._stop:
+        if self.at < self._stop and (not values or values[0].base != self.at):
             return False
         for stored in values:
             size = self._read_bytes + len(stored.value)

@@ -146,6 +146,9 @@ class Compactor:
             epoch = replica.leading
             if epoch is None:
                 continue
+            if replica.log.is_installing:  # what is read now may be older than what the log says that it holds
+                replica.compaction_due_ns = 0
+                continue
             current = self._pass = _Pass(replica, epoch, self._limits(replica))
             self._segments.exclude(replica.pid)
             self._drive(current, self._steps(current), None)
@@ -331,7 +334,7 @@ class Compactor:
 
     def _step(self, current: _Pass, step: Callable[[LogReader], bool]) -> _Steps[None]:
         if not (yield from self._read(current, step)):
-            raise _Abandoned("log_start", "the log start has moved into what was to be read")
+            raise _Abandoned("log_start", "what was to be read is gone, as the log start has moved, or has changed")
 
     # ------------------------------------------------------------------------------------------- agreeing
     def _replace(
@@ -381,6 +384,8 @@ class Compactor:
         replica, seen, log_start = current.replica, current.replica.part.compactions, current.log_start
         if not is_reset and lowest_behind(replica) is not None:
             raise _Abandoned("damage", "a compacted segment has been damaged meanwhile")
+        if replica.log.is_installing:
+            raise _Abandoned("install", "a segment is on its way to the disk, what was read may be older")
         command = CompactSegment(
             partition=replica.pid,
             epoch=current.epoch,

@@ -1,0 +1,134 @@
+"""A pass of compaction beside a segment that is fetched or installed: what is agreed is what the log then has."""
+
+import pytest
+
+from smq.raft_state.commands import CompactSegment
+from smq.raft_state.ids import Offset
+from smq.replication.log import cleaning
+from smq.replication.log.aborted import AbortedTransactions
+from smq.replication.log.cleaning import Cleaner
+from smq.replication.log.key_table import KeyTable
+from smq.replication.log.partition_log import PartitionLog
+from smq.replication.log.rewriting import Rewritten, SegmentWriter
+from smq.replication.log.segments import own_digest, replaced
+from tests.unit.replication.partition.test_compaction import Keeper
+from tests.unit.replication.support import Host
+
+SLOW_MS = 2_000
+START = Offset(0)
+
+
+def rewritten_without(log: PartitionLog, end: int, gone: set[int]) -> Rewritten:
+    """The bytes of [0, end) without these offsets, as another leader may have agreed on them."""
+    writer = SegmentWriter(log.pid, START)
+    for stored in log.read_segment(START, Offset(end), 1 << 20):
+        writer.add(stored, lambda records: [offset not in gone for offset, _, _ in records])
+    return writer.finish()
+
+
+def agree(host: Host, end: int, new: Rewritten) -> None:
+    part = host.part
+    host.apply(
+        CompactSegment(
+            partition=part.pid,
+            epoch=part.epoch,
+            compactions_seen=part.compactions,
+            log_start_seen=part.log_start,
+            start=START,
+            end=Offset(end),
+            digest=new.digest,
+            tombstones_ms=host.state.expiry_clock_ms if new.has_tombstones else 0,
+        )
+    )
+
+
+def begin_to_install(host: Host, end: int, new: Rewritten) -> None:
+    """On a slow disk."""
+    log = host.live.log
+    old = replaced(log, START, Offset(end))
+    host.disk.latency_ms = (SLOW_MS, SLOW_MS)
+    assert host.live.install(START, Offset(end), new.digest, new.values, old, lambda: None)
+    host.settle(0)
+    assert log.is_installing
+
+
+def begins(keeper: Keeper) -> bool:
+    """Whether a pass is under way after a look."""
+    keeper.host.live.compaction_due_ns = 0
+    keeper.compactor.visit(keeper.host.live, keeper.host.clock.monotonic_ns())
+    return keeper.compactor.is_at_work
+
+
+def is_as_agreed(host: Host) -> bool:
+    """Whether the first segment's bytes are those of its digest, and the log says so."""
+    segment, end = host.part.segments[0], host.part.segment_end(0)
+    is_held = host.live.log.segments.holds(segment.start, end, segment.digest)
+    return is_held and own_digest(host.live.log, segment.start, end) == segment.digest
+
+
+@pytest.fixture
+def keeper() -> Keeper:
+    """With a deleted key, whose tombstone stays for a while."""
+    made = Keeper()
+    made.configure(delete_retention_ms="20000")
+    made.wait(200)  # the replicated clock has a time
+    made.put(b"k", b"old")
+    made.put(b"a", b"0")
+    made.put(b"k", None)
+    made.put(b"a", b"1")
+    return made
+
+
+def test_a_pass_begins_after_a_segment_is_on_the_disk(keeper: Keeper) -> None:
+    """It was fetched; what is on the disk until then has a record that its tombstone would no longer delete."""
+    host = keeper.host
+    new = rewritten_without(host.live.log, 3, {0})
+    agree(host, 3, new)
+    begin_to_install(host, 3, new)
+    assert not begins(keeper)
+    keeper.wait(10_000)
+    host.disk.latency_ms = (0, 1)
+    keeper.wait(10_000)
+    assert keeper.compactor.passes > 0
+    assert (b"k", b"old") not in keeper.records
+    keeper.wait(60_000)
+    assert keeper.records == [(b"a", b"1")]
+    assert is_as_agreed(host)
+
+
+def test_nothing_is_agreed_while_a_segment_is_on_its_way_to_the_disk(keeper: Keeper) -> None:
+    host = keeper.host
+    assert begins(keeper)
+    new = rewritten_without(host.live.log, 3, {0})
+    agree(host, 3, new)
+    begin_to_install(host, 3, new)
+    proposed = len(host.proposed)
+    host.settle(SLOW_MS // 2)
+    assert host.live.log.is_installing
+    assert not keeper.compactor.is_at_work
+    assert not [c for c in host.proposed[proposed:] if isinstance(c, CompactSegment)]
+    host.settle(SLOW_MS)
+    assert is_as_agreed(host)
+
+
+def test_no_batch_is_written_twice_if_batches_are_joined_between_two_steps(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleaning, "STEP_BYTES", 1)
+    log = keeper.host.live.log
+    cleaner = Cleaner(
+        KeyTable(START, 0),
+        SegmentWriter(log.pid, START),
+        AbortedTransactions([]),
+        START,
+        Offset(3),
+        drops_tombstones=False,
+        bytes_max=None,
+    )
+    assert cleaner.step(log)
+    assert (cleaner.at, cleaner.is_done) == (1, False)
+    new = rewritten_without(log, 3, {1})
+    assert [(stored.base, stored.end) for stored in new.values] == [(0, 2), (2, 3)]
+    begin_to_install(keeper.host, 3, new)
+    keeper.host.settle(2 * SLOW_MS)
+    assert not cleaner.step(log)

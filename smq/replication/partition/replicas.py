@@ -305,7 +305,6 @@ class Replicas:
             self.repair(damage, lambda _is_repaired: None)
         replica.note_damage()
         self._outlived.visit(replica)
-        self.segments.visit(replica, now_ns)
         if replica.leading is not None:
             replica.on_tick(now_ns)
             self._endings.drive(replica)
@@ -315,6 +314,7 @@ class Replicas:
                 replica.resign()  # rule 20
         elif replica.is_appointed:
             self.resign(replica.pid, replica.part.epoch)
+        self.segments.visit(replica, now_ns)  # after the compaction, which gives up nothing that is being fetched
 
     def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
         """Has a damaged batch fetched again. `done` is called later, with whether the batch is intact."""

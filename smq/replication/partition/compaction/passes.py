@@ -412,6 +412,8 @@ class Compactor:
         are damaged. This log's own bytes take their place, or another's if these cannot be read. They may hold what was
         removed, so everything from there on is dirty again."""
         replica = current.replica
+        if self._segments.is_fetching(replica.pid):
+            return  # it may be installed over what would be read here
         now_ns, behind = self._host.clock.monotonic_ns(), lowest_behind(replica)
         since_ns = self._segments.lacking_since_ns(replica.pid, behind) if behind is not None else None
         if since_ns is None or behind is None or now_ns - since_ns < self._patience_ms(replica) * 1_000_000:

@@ -103,6 +103,10 @@ class Segments:
     def include(self, pid: PartitionId) -> None:
         self._excluded.discard(pid)
 
+    def is_fetching(self, pid: PartitionId) -> bool:
+        """Whether a segment of the partition is being brought in line."""
+        return self._work is not None and self._work.adopt is None and self._work.replica.pid == pid
+
     def forget(self, pid: PartitionId) -> None:
         """The partition is gone."""
         self._due.pop(pid, None)
@@ -174,6 +178,7 @@ class Segments:
     def _give_up(self, work: _Work, *, is_lacking: bool = False) -> None:
         now_ns = self._host.clock.monotonic_ns()
         work.replica.segments_due_ns = now_ns + PAUSE_NS
+        self._due.pop(work.replica.pid, None)  # visited meanwhile; the compaction looks first
         if is_lacking:
             if self.lacking_since_ns(work.replica.pid, work.place) is None:
                 self._lacking[work.replica.pid] = work.place, now_ns
@@ -255,7 +260,7 @@ class Segments:
         if self._work is not work:
             return
         replica = work.replica
-        is_current = lowest_behind(replica) == work.place
+        is_current = lowest_behind(replica) == work.place and replica.pid not in self._excluded
         if isinstance(old, SmqError) or not is_current:
             self._give_up(work)
             return

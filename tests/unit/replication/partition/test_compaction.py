@@ -51,8 +51,8 @@ class Leader:
     def wait(self, ms: int) -> None:
         for _ in range(ms // 500):
             now_ns = self.host.clock.monotonic_ns()
-            self.segments.visit(self.host.live, now_ns)
             self.compactor.visit(self.host.live, now_ns)
+            self.segments.visit(self.host.live, now_ns)
             self.host.settle(500)
 
     @property
@@ -212,8 +212,8 @@ class Keeper:
     def wait(self, ms: int) -> None:
         """What is proposed meanwhile is applied."""
         for _ in range(ms // 100):
-            self.segments.visit(self.host.live, self.host.clock.monotonic_ns())
             self.compactor.visit(self.host.live, self.host.clock.monotonic_ns())
+            self.segments.visit(self.host.live, self.host.clock.monotonic_ns())
             self.settle(100)
             now_ms = self.host.clock.wall_ns() // 1_000_000
             self.host.apply(AdvanceClock(seen_ms=self.host.state.expiry_clock_ms, elapsed_ms=100, now_ms=now_ms))

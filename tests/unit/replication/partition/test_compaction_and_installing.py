@@ -11,7 +11,8 @@ from smq.replication.log.key_table import KeyTable
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.rewriting import Rewritten, SegmentWriter
 from smq.replication.log.segments import own_digest, replaced
-from tests.unit.replication.partition.test_compaction import Keeper
+from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
+from tests.unit.replication.partition.test_compaction import RESET_MS, Keeper, Leader
 from tests.unit.replication.support import Host
 
 SLOW_MS = 2_000
@@ -52,7 +53,7 @@ def begin_to_install(host: Host, end: int, new: Rewritten) -> None:
     assert log.is_installing
 
 
-def begins(keeper: Keeper) -> bool:
+def begins(keeper: Keeper | Leader) -> bool:
     """Whether a pass is under way after a look."""
     keeper.host.live.compaction_due_ns = 0
     keeper.compactor.visit(keeper.host.live, keeper.host.clock.monotonic_ns())
@@ -132,3 +133,58 @@ def test_no_batch_is_written_twice_if_batches_are_joined_between_two_steps(
     begin_to_install(keeper.host, 3, new)
     keeper.host.settle(2 * SLOW_MS)
     assert not cleaner.step(log)
+
+
+def fetching(leader: Leader) -> SegmentQuery:
+    """A replica has just been asked for the lost segment."""
+    host = leader.host
+    asked = len(host.messages(SegmentQuery))
+    while len(host.messages(SegmentQuery)) == asked:
+        leader.segments.visit(host.live, host.clock.monotonic_ns())
+        host.settle(10)
+    query = host.messages(SegmentQuery)[-1]
+    assert isinstance(query, SegmentQuery)
+    return query
+
+
+def answer(leader: Leader, query: SegmentQuery, new: Rewritten) -> None:
+    (peer,) = [peer for peer, message in leader.host.sent if message is query]
+    leader.segments.on_part(peer, SegmentPart(query.partition, query.request, [v.value for v in new.values]))
+
+
+@pytest.fixture
+def leader() -> Leader:
+    """One that has been without its segment for almost as long as it waits."""
+    made = Leader()
+    made.agree(rewritten_without(made.host.live.log, 3, {0}).digest)
+    made.wait(RESET_MS - 5_000)
+    return made
+
+
+def test_a_lost_segment_is_not_given_up_while_it_is_fetched(leader: Leader) -> None:
+    host = leader.host
+    new = rewritten_without(host.live.log, 3, {0})
+    for _ in range(40):  # the compaction is at work elsewhere
+        leader.segments.visit(host.live, host.clock.monotonic_ns())
+        host.settle(250)
+    query = fetching(leader)
+    assert not begins(leader), "there is nothing to do yet"
+    answer(leader, query, new)
+    leader.wait(5_000)
+    assert leader.resets == []
+    assert is_as_agreed(host)
+
+
+def test_nothing_is_installed_beside_a_pass(leader: Leader) -> None:
+    """Its own bytes are."""
+    host = leader.host
+    new = rewritten_without(host.live.log, 3, {0})
+    query = fetching(leader)
+    leader.segments.exclude(host.live.pid)
+    answer(leader, query, new)
+    host.settle(5_000)
+    assert not is_as_agreed(host)
+    leader.segments.include(host.live.pid)
+    answer(leader, fetching(leader), new)
+    host.settle(5_000)
+    assert is_as_agreed(host)

@@ -19,7 +19,7 @@ from smq.raft_state.commands import CompactSegment
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, NodeId, Offset
 from smq.raft_state.replies import Done, Reply
-from smq.raft_state.state import Segment
+from smq.raft_state.state import PartitionState, Segment
 from smq.raft_state.topic_config import Compaction, compaction
 from smq.replication.host import Host
 from smq.replication.log.aborted import AbortedTransactions
@@ -398,7 +398,8 @@ class Compactor:
             is_reset=is_reset,
         )
         reply: Reply | SmqError = yield lambda done: self._host.propose(command, PROPOSAL_MS, done)
-        if not isinstance(reply, Done):
+        # A repetition of a command that has been applied is refused.
+        if not isinstance(reply, Done) and not _is_agreed(replica.part, seen + 1, (start, end, digest)):
             raise _Abandoned("agree", str(reply))
         for _ in range(WAITS_MAX):
             self._check_leads(current)
@@ -480,6 +481,12 @@ def _aborted(replica: Replica) -> AbortedTransactions:
     except DataDamaged as e:
         raise _Abandoned("damage", str(e)) from e
     return replica.log.aborted.copy()
+
+
+def _is_agreed(part: PartitionState, compactions: int, place: tuple[Offset, Offset, bytes]) -> bool:
+    """Whether the partition's last compaction has this number, and is this one."""
+    places = ((segment.start, part.segment_end(n), segment.digest) for n, segment in enumerate(part.segments))
+    return part.compactions == compactions and place in places
 
 
 def _is_due(dirt: Dirt, limits: Compaction, log_bytes: int, now_ms: int) -> bool:

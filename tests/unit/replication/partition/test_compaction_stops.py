@@ -1,8 +1,11 @@
 """What ends a compaction in its middle: nothing is lost that was not due, and a later one does the rest."""
 
+from dataclasses import replace
+
 import pytest
 
 from smq.raft_state.commands import AdvanceLogStart, AlterTopicConfig, CompactSegment
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from tests.unit.replication.partition.test_compaction import Keeper
 from tests.unit.replication.partition.test_full_disk import RESERVE, fill, free
@@ -65,6 +68,39 @@ def test_a_disk_that_fills_between_agreement_and_installation_loses_nothing(keep
     keeper.wait(2 * LONG_MS)
     assert keeper.records == LAST
     assert keeper.host.live.log.segments.digest_at(Offset(0)) == keeper.host.part.segments[0].digest
+
+
+def agreement(keeper: Keeper) -> CompactSegment:
+    while not is_agreed(keeper):
+        keeper.host.settle(10)
+    (command,) = keeper.host.proposed
+    assert isinstance(command, CompactSegment)
+    return command
+
+
+REFUSED = SmqError(ErrorCode.STALE_EPOCH, "it has been compacted")
+
+
+def test_an_agreement_goes_on_if_only_its_repetition_is_answered(keeper: Keeper) -> None:
+    """The leader of Raft ended once the entry was committed, so it was proposed again, and refused."""
+    keeper.host.apply(agreement(keeper))
+    keeper.host.answers[-1](REFUSED)
+    keeper.host.settle(1_000)
+    assert ("agree",) not in keeper.measures.compactions.values
+    assert keeper.records == LAST
+    assert keeper.host.live.log.segments.digest_at(Offset(0)) == keeper.host.part.segments[0].digest
+
+
+@pytest.mark.parametrize("digest", [None, b"of another pass."], ids=["refused", "another"])
+def test_a_refused_agreement_ends_it(keeper: Keeper, digest: bytes | None) -> None:
+    command = agreement(keeper)
+    if digest is not None:
+        keeper.host.apply(replace(command, digest=digest))
+    keeper.host.answers[-1](REFUSED)
+    keeper.host.settle(1_000)
+    assert not keeper.compactor.is_at_work
+    assert keeper.measures.compactions.values["agree",] == 1
+    assert keeper.records == ALL
 
 
 def test_it_does_not_wait_for_a_segment_that_has_been_deleted_meanwhile(keeper: Keeper) -> None:

@@ -96,8 +96,8 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         mutations=(
             Mutation(
                 "smq.replication.partition.compaction.passes:Compactor._give_up_lost",
-                "if since_ns is None or behind is None",
-                "if True or since_ns is None or behind is None",
+                "if lacked_ns is None or behind is None",
+                "if True or lacked_ns is None or behind is None",
             ),
         ),
         scenario="compaction",

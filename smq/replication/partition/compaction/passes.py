@@ -415,9 +415,9 @@ class Compactor:
         replica = current.replica
         if self._segments.is_fetching(replica.pid):
             return  # it may be installed over what would be read here
-        now_ns, behind = self._host.clock.monotonic_ns(), lowest_behind(replica)
-        since_ns = self._segments.lacking_since_ns(replica.pid, behind) if behind is not None else None
-        if since_ns is None or behind is None or now_ns - since_ns < self._patience_ms(replica) * 1_000_000:
+        behind = lowest_behind(replica)
+        lacked_ns = self._segments.lacked_ns(replica.pid, behind) if behind is not None else None
+        if lacked_ns is None or behind is None or lacked_ns < self._patience_ms(replica) * 1_000_000:
             return
         start, end, _ = behind
         digest: bytes | SmqError = yield lambda done: self._look_ups.run(

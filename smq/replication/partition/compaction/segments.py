@@ -39,6 +39,7 @@ ANSWER_NS_MAX: Final = 2_000_000_000  # per piece, then the next replica is aske
 PART_BYTES_MAX: Final = 1 << 20  # as an Append, a piece must not hold up the link
 LOOK_UP_MS: Final = 30_000  # a whole segment may have to come from the medium
 SERVED_MAX: Final = 4  # pieces being read for others; the askers ask again
+RECENT_NS: Final = 10_000_000_000  # the compaction looks soon after each attempt
 PAUSE_NS: Final = 1_000_000_000  # before a partition is tried again without success
 
 
@@ -86,7 +87,8 @@ class Segments:
         self._excluded: set[PartitionId] = set()  # the compaction is at work there; one, or none
         self._request = 0
         self._serving = 0
-        self._lacking: dict[PartitionId, tuple[_Place, int]] = {}  # what no replica could be found to hold, since when
+        # What no replica could be found to hold, and when that was first and last.
+        self._lacking: dict[PartitionId, tuple[_Place, int, int]] = {}
         self.fetched = 0  # segments that came from other replicas, since the start of this process
 
     # ------------------------------------------------------------------------------------------- in line
@@ -118,11 +120,13 @@ class Segments:
             else:
                 self._end(None)
 
-    def lacking_since_ns(self, pid: PartitionId, place: _Place) -> int | None:
-        """Since when no replica could be found that holds this very segment. None if one may hold it. An earlier
-        segment's time says nothing of this one: its leader may just be about to install and send it."""
-        lacked, since_ns = self._lacking.get(pid, (None, None))
-        return since_ns if lacked == place else None
+    def lacked_ns(self, pid: PartitionId, place: _Place) -> int | None:
+        """For how long no replica could be found that holds this very segment. None if one may hold it: either it was
+        found, or the last attempt is not recent, as others took their turns. An earlier segment's time says nothing of
+        this one: its leader may just be about to install and send it."""
+        lacked, first_ns, last_ns = self._lacking.get(pid, (None, 0, 0))
+        is_recent = self._host.clock.monotonic_ns() - last_ns <= RECENT_NS
+        return last_ns - first_ns if lacked == place and is_recent else None
 
     def adopt(self, replica: Replica, start: Offset, end: Offset, done: Callable[[list[StoredValue]], None]) -> None:
         """Fetches what any other replica has in [start, end), whole batches. `done` gets nothing if none could help."""
@@ -180,8 +184,8 @@ class Segments:
         work.replica.segments_due_ns = now_ns + PAUSE_NS
         self._due.pop(work.replica.pid, None)  # visited meanwhile; the compaction looks first
         if is_lacking:
-            if self.lacking_since_ns(work.replica.pid, work.place) is None:
-                self._lacking[work.replica.pid] = work.place, now_ns
+            lacked, first_ns, _ = self._lacking.get(work.replica.pid, (None, now_ns, now_ns))
+            self._lacking[work.replica.pid] = work.place, first_ns if lacked == work.place else now_ns, now_ns
             work.replica.compaction_due_ns = 0  # a leader may give the missing bytes up
         self._end(None)
 

@@ -13,7 +13,7 @@ from smq.replication.log.rewriting import Rewritten, SegmentWriter
 from smq.replication.log.segments import own_digest, replaced
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
 from tests.unit.replication.partition.test_compaction import RESET_MS, Keeper, Leader
-from tests.unit.replication.support import Host
+from tests.unit.replication.support import PEER_A, PEER_B, Host
 
 SLOW_MS = 2_000
 START = Offset(0)
@@ -188,3 +188,23 @@ def test_nothing_is_installed_beside_a_pass(leader: Leader) -> None:
     answer(leader, fetching(leader), new)
     host.settle(5_000)
     assert is_as_agreed(host)
+
+
+@pytest.mark.parametrize("fails_late", [False, True])
+def test_a_segment_is_given_up_only_if_replicas_were_asked_again(*, fails_late: bool) -> None:
+    """They could not be asked for a moment, and then other partitions' segments came first."""
+    leader = Leader()
+    host = leader.host
+    host.network.disconnected = {PEER_A, PEER_B}
+    leader.segments.visit(host.live, host.clock.monotonic_ns())
+    host.settle(500)
+    if fails_late:
+        host.settle(RESET_MS - 10_000)
+        leader.segments.visit(host.live, host.clock.monotonic_ns())
+        host.settle(500)
+    host.network.disconnected = set()
+    host.settle(10_000 if fails_late else RESET_MS)
+    assert not begins(leader)
+    assert leader.resets == []
+    leader.wait(10_000)
+    assert [(c.start, c.end) for c in leader.resets[:1]] == [(0, 3)]

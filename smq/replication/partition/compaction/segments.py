@@ -39,7 +39,7 @@ ANSWER_NS_MAX: Final = 2_000_000_000  # per piece, then the next replica is aske
 PART_BYTES_MAX: Final = 1 << 20  # as an Append, a piece must not hold up the link
 LOOK_UP_MS: Final = 30_000  # a whole segment may have to come from the medium
 SERVED_MAX: Final = 4  # pieces being read for others; the askers ask again
-RECENT_NS: Final = 10_000_000_000  # the compaction looks soon after each attempt
+RECENT_NS: Final = 60_000_000_000  # the compaction looks after each attempt, but may be long at another partition
 PAUSE_NS: Final = 1_000_000_000  # before a partition is tried again without success
 
 

@@ -33,7 +33,11 @@ def waiting_replicas() -> dict[PartitionId, Replica]:
     for number in range(WAITING):
         pid = PartitionId(number.to_bytes(20, "big"))
         log = SimpleNamespace(
-            segments=HeldSegments(), log_start=Offset(0), appended_end=Offset(0), holds=lambda _offset: False
+            segments=HeldSegments(),
+            log_start=Offset(0),
+            appended_end=Offset(0),
+            is_installing=False,
+            holds=lambda _offset: False,
         )
         made[pid] = cast(
             Replica,

@@ -231,7 +231,7 @@ class NodeMeasures:
             "smq_compaction_passes",
             "Looks at a led partition of a compacted topic, by result. done: all that was due is compacted."
             " lacks_bytes: a segment's bytes are on no replica that answers. Abandoned, and tried again: leader"
-            " (leadership or policy changed), log_start (it has moved), read (a read failed), damage, disk_full, agree"
+            " (leadership or limits changed), log_start (it has moved), read (a read failed), damage, disk_full, agree"
             " (the command was not committed in time), install (other changes were on their way to the disk).",
             "result",
         )

@@ -205,9 +205,13 @@ class Compactor:
         yield lambda done: self._host.clock.call_later(ms, partial(done, None))
 
     def _check_leads(self, current: _Pass) -> None:
-        is_asked = current.limits is None or self._limits(current.replica) is not None
-        if current.replica.leading != current.epoch or not is_asked:
-            raise _Abandoned("leader", "this node no longer leads the partition, or its topic is no longer compacted")
+        if current.replica.leading != current.epoch:
+            raise _Abandoned("leader", "this node no longer leads the partition")
+
+    def _check_limits(self, current: _Pass) -> None:
+        """Before anything is agreed only: what is agreed is also installed."""
+        if self._limits(current.replica) != current.limits:
+            raise _Abandoned("leader", "the topic asks for another compaction, or for none")
 
     # ------------------------------------------------------------------------------------------- the pass
     def _steps(self, current: _Pass) -> _Steps[None]:
@@ -335,6 +339,7 @@ class Compactor:
     def _step(self, current: _Pass, step: Callable[[LogReader], bool]) -> _Steps[None]:
         if not (yield from self._read(current, step)):
             raise _Abandoned("log_start", "what was to be read is gone, as the log start has moved, or has changed")
+        self._check_limits(current)
 
     # ------------------------------------------------------------------------------------------- agreeing
     def _replace(
@@ -382,8 +387,10 @@ class Compactor:
         is_reset: bool = False,
     ) -> _Steps[None]:
         replica, seen, log_start = current.replica, current.replica.part.compactions, current.log_start
-        if not is_reset and lowest_behind(replica) is not None:
-            raise _Abandoned("damage", "a compacted segment has been damaged meanwhile")
+        if not is_reset:
+            self._check_limits(current)
+            if lowest_behind(replica) is not None:
+                raise _Abandoned("damage", "a compacted segment has been damaged meanwhile")
         if replica.log.is_installing:
             raise _Abandoned("install", "a segment is on its way to the disk, what was read may be older")
         command = CompactSegment(

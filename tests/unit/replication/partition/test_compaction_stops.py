@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart, AlterTopicConfig, CompactSegment
+from smq.raft_state.commands import AdvanceClock, AdvanceLogStart, AlterTopicConfig, CompactSegment
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from tests.unit.replication.partition.test_compaction import Keeper
@@ -41,6 +41,33 @@ def test_another_policy_ends_it_until_the_topic_is_compacted_again(keeper: Keepe
     set_policy(keeper, "compact")
     keeper.wait(LONG_MS)
     assert keeper.records == LAST
+
+
+def test_what_is_agreed_is_installed_also_after_another_policy(keeper: Keeper) -> None:
+    while not is_agreed(keeper):
+        keeper.host.settle(10)
+    set_policy(keeper, "delete")
+    keeper.apply_proposed()
+    keeper.settle(1_000)
+    assert keeper.records == LAST
+
+
+def test_tombstones_that_are_to_be_kept_for_longer_are_kept_by_the_pass_under_way() -> None:
+    keeper = Keeper()
+    keeper.configure(delete_retention_ms="60000")
+    for key, value in ((b"k", b"1"), (b"k", None), (b"other", b"1")):
+        keeper.put(key, value)
+    keeper.wait(LONG_MS)
+    assert keeper.records == [(b"k", None), (b"other", b"1")]
+    keeper.host.settle(60_000)
+    seen_ms, now_ms = keeper.host.state.expiry_clock_ms, keeper.host.clock.wall_ns() // 1_000_000
+    keeper.host.apply(AdvanceClock(seen_ms=seen_ms, elapsed_ms=60_000, now_ms=now_ms))
+    keeper.host.live.compaction_due_ns = 0
+    keeper.compactor.visit(keeper.host.live, keeper.host.clock.monotonic_ns())
+    assert keeper.compactor.is_at_work
+    keeper.configure(delete_retention_ms="604800000")
+    keeper.wait(LONG_MS)
+    assert keeper.records == [(b"k", None), (b"other", b"1")]
 
 
 def test_a_full_disk_ends_it_until_there_is_space(keeper: Keeper) -> None:

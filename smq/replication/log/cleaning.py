@@ -90,6 +90,7 @@ class KeyScan:
         if self.is_done:
             return True
         stretch = self._stretches[self._number]
+        self._at = min(max(self._at, log.first), stretch.end)  # nothing needs the keys of what has been trimmed
         values = log.read_segment(self._at, stretch.end, STEP_BYTES)
         if not values and self._at < stretch.end:
             return False

@@ -72,6 +72,11 @@ class LogReader:
         return self._state.end
 
     @property
+    def first(self) -> Offset:
+        """Base of the first batch that is not trimmed yet; log_start if there is none."""
+        return self._first
+
+    @property
     def base_end(self) -> Offset:
         """Batches that end at or below it belong to a compacted segment, and are not counted."""
         return self._base.end

@@ -49,7 +49,11 @@ IN_STEP_MS: Final = 2_000  # for the followers' answers
 URGENT_RESET_MS: Final = 2_000  # longer than a restart of a fast node; older bytes lose nothing
 STAMP_AHEAD_MS_MAX: Final = 600_000  # the longest step of the replicated clock
 SMALL_PART: Final = 4  # of a segment's usual size: one that is no larger is joined with the next
+FIRST_TRIES_MAX: Final = 6  # of a first segment, while the log start moves
+FIRST_TRY_BITS: Final = 3  # of its size, fewer at each: 8 MiB, 1 MiB, 128 KiB
 NO_LIMIT_MS: Final = (1 << 63) - 1
+
+_MOVED: Final = ("log_start", "read", "agree")  # what may come of a log start that moves meanwhile
 
 _Done: TypeAlias = Callable[[Any], None]
 _Steps: TypeAlias = Generator[Callable[[_Done], object], Any, T]
@@ -70,7 +74,7 @@ class _Pass:
     limits: Compaction | None  # None: the topic is no longer compacted
     answers: dict[NodeId, bool] = field(default_factory=dict)
     request: int = 0
-    log_start: Offset = Offset(0)  # as the pass began
+    log_start: Offset = Offset(0)  # as the pass began, or later its first segment
     aborted: AbortedTransactions = field(default_factory=lambda: AbortedTransactions([]))  # as the pass began
     is_partial: bool = False  # more is dirty than the table of keys could take
     lacks_bytes: bool = False  # of a segment: all that it can do is to give them up
@@ -245,9 +249,9 @@ class Compactor:
         table, end = yield from self._scan(current, dirty)
         end = end if dirty else part.compacted_end
         current.is_partial = bool(dirty) and end < dirty[-1].end
-        yield from self._clean_segments(current, limits, table, end, drops=drops)
+        yield from self._clean_old(current, limits, table, end, drops=drops)
         if end > start:
-            yield from self._clean_new(current, table, start, end)
+            yield from self._clean_rest(current, table, end)
             self._looks.pop(replica, None)
 
     def _find_dirt(self, current: _Pass, limits: Compaction, start: Offset, stop: Offset) -> _Steps[tuple[Dirt, int]]:
@@ -273,6 +277,21 @@ class Compactor:
         while not scan.is_done:
             yield from self._step(current, scan.step)
         return scan.table, scan.end
+
+    def _clean_old(
+        self, current: _Pass, limits: Compaction, table: KeyTable, end: Offset, *, drops: bool
+    ) -> _Steps[None]:
+        """The segments. If the log start passes the one that is cleaned, those above it follow."""
+        segments = current.replica.part.segments
+        while segments:
+            lowest = segments[0].start
+            try:
+                yield from self._clean_segments(current, limits, table, end, drops=drops)
+            except _Abandoned as e:
+                if e.result not in _MOVED or (segments and segments[0].start == lowest):
+                    raise
+            else:
+                return
 
     def _clean_segments(
         self, current: _Pass, limits: Compaction, table: KeyTable, end: Offset, *, drops: bool
@@ -305,10 +324,39 @@ class Compactor:
             if covered != [Segment(first.start, new.digest, tombstones_ms)]:
                 yield from self._replace(current, cleaner.start, cleaner.at, new, tombstones_ms)
 
-    def _clean_new(self, current: _Pass, table: KeyTable, start: Offset, end: Offset) -> _Steps[None]:
+    def _clean_rest(self, current: _Pass, table: KeyTable, end: Offset) -> _Steps[None]:
+        """The log above the segments. Without one, nothing holds the log start up (`log_start_seen`): if it moves
+        meanwhile, the first segment is begun again there, and is smaller. The keys stay right: what it has passed is
+        older."""
+        part, tries = current.replica.part, 0
+        while True:
+            try:
+                start = part.compacted_end if part.segments else (yield from self._first_start(current, end))
+                yield from self._clean_new(current, table, start, end, tries)
+            except _Abandoned as e:
+                has_moved = not part.segments and part.log_start != current.log_start
+                if e.result not in _MOVED or not has_moved or tries == FIRST_TRIES_MAX:
+                    raise
+                tries += 1
+            else:
+                return
+
+    def _first_start(self, current: _Pass, stop: Offset) -> _Steps[Offset]:
+        """Where the first segment begins."""
+        at = current.log_start = current.replica.part.log_start
+        if at >= stop:
+            return stop
+        found = yield from self._read(current, lambda log: log.read(at, stop, 1))
+        if not found:
+            raise _Abandoned("log_start", "the log start has moved")
+        return found[0].base
+
+    def _clean_new(self, current: _Pass, table: KeyTable, start: Offset, end: Offset, first_tries: int) -> _Steps[None]:
         """What has never been compacted becomes segments."""
-        bytes_max = self._host.config.compaction_segment_bytes
         while start < end:
+            bytes_max = self._host.config.compaction_segment_bytes
+            if not current.replica.part.segments:
+                bytes_max >>= first_tries * FIRST_TRY_BITS
             cleaner = self._cleaner(current, table, start, end, bytes_max=bytes_max)
             yield from self._run(current, cleaner)
             new = yield from self._read(current, cleaner.finish)
@@ -405,9 +453,10 @@ class Compactor:
             is_reset=is_reset,
         )
         reply: Reply | SmqError = yield lambda done: self._host.propose(command, PROPOSAL_MS, done)
-        # A repetition of a command that has been applied is refused.
-        if not isinstance(reply, Done) and not _is_agreed(replica.part, seen + 1, (start, end, digest)):
-            raise _Abandoned("agree", str(reply))
+        if not isinstance(reply, Done):
+            yield from self._pause(WAIT_MS)  # this node may not have applied why it was refused
+            if not _is_agreed(replica.part, seen + 1, (start, end, digest)):  # a repetition is refused, too
+                raise _Abandoned("agree", str(reply))
         for _ in range(WAITS_MAX):
             self._check_leads(current)
             if replica.part.compactions > seen:

@@ -382,6 +382,8 @@ def test_a_crafted_batch_stays_as_it_is_and_stops_no_pass(records: list[bytes]) 
     scan = KeyScan([Stretch(Offset(0), value.end)], 100, AbortedTransactions([]))
 
     class Log:
+        first = Offset(0)
+
         def read_segment(self, *_: object) -> list[StoredValue]:
             return [value]
 

@@ -15,7 +15,7 @@ CREATED_0_MS: Final = 1_700_000_000_000  # the create time of a record that is s
 LATE_SEND_MS: Final = 1_000  # at most between a record's creation and its first attempt
 LATE_RECORDS_MAX: Final = 30  # a batch, and what the last probes have written since the last look
 COMPACTED_RECORDS_MAX: Final = 120  # as above: a compacted batch may have taken the place of many
-LOOK_NS: Final = 3_000_000_000  # after the replicated clock has moved: a new leader, its look, and Raft
+LOOK_NS: Final = 3_000_000_000  # once the oldest batch is too old by the clock: a new leader, its look, and Raft
 NS_PER_MS: Final = 1_000_000
 
 
@@ -92,12 +92,15 @@ def _check_late(key: str, last: Event, limits: Event, slack: int, findings: Find
 
 
 def _check_overdue(partition: PartitionFacts, events: list[Event], limits: Event, findings: Findings) -> None:
-    """Nor is the oldest batch much older than it may be, by the replicated clock as a node knew it. (A compacted batch
-    may be younger than its send: without records it has the time of its append.)"""
+    """Nor is the oldest batch much older than it may be, by the replicated clock as a node knew it once the batch was
+    committed: where that clock is ahead, a batch may be too old as soon as it is written. Batches sent before its
+    answer may lie before it, and keep it. (A compacted batch may be younger than its send: without records it has the
+    time of its append.)"""
     last = events[-1]
-    known = [event["clock"] for event in events if "i" in event and event["t"] <= last["t"] - LOOK_NS]
+    before = [event for event in events if "i" in event and event["t"] <= last["t"] - LOOK_NS]
+    known = [event["clock"] for event in before if event["hwm"] > last["lo"]]
     kept_since_ms = max(known, default=0) - limits["ms"] - limits.get("created_0_ms", CREATED_0_MS)
     for acked in partition.acked:
-        if acked.base <= last["lo"] < acked.end and acked.op.start_ns < kept_since_ms * NS_PER_MS:
+        if acked.base <= last["lo"] < acked.end and acked.op.end_ns < kept_since_ms * NS_PER_MS:
             detail = f"{partition.key}@{acked.base} is still there, {limits['ms']} ms and more after its creation"
             findings.add("late-deletion", detail, acked.op)

@@ -52,6 +52,27 @@ def kept_as_long_as_asked_for(s: Story) -> None:
     _aged(s, CREATED_0_MS + 59_000)
 
 
+def written_when_already_too_old(s: Story) -> None:
+    """The clock is a minute and more ahead."""
+    _retained(s, lo=0, hwm=0, ms=60_000, clock=CREATED_0_MS + 70_000)
+    s.now += 4_000_000_000
+    s.send([10, 11], 0)
+    s.send([12], 2)
+    s.recorder.note("local", n=1, inc=1, i=10, k="t/0", hwm=3, lo=0, epoch=0, clock=CREATED_0_MS + 70_000)
+    s.final(LOG, hwm=3)
+
+
+def kept_by_a_younger_batch_before_it(s: Story) -> None:
+    sending = s.begin("send", k="t/0", v=[12], acks=-1, idem=False)
+    s.now += 5_000_000_000
+    s.send([10, 11], 0)
+    s.end_send(sending, 2)
+    _retained(s, lo=0, hwm=3, ms=60_000, clock=CREATED_0_MS + 61_000)
+    s.now += 4_000_000_000
+    s.recorder.note("local", n=1, inc=1, i=10, k="t/0", hwm=3, lo=2, epoch=0, clock=CREATED_0_MS + 66_000)
+    s.final(LOG[1:], hwm=3, lo=2)
+
+
 def deleted_when_due(s: Story) -> None:
     s.send([10, 11], 0)
     s.send([12], 2)
@@ -171,6 +192,8 @@ def test_anomaly_of_retention_is_found(tell: Callable[[Story], None], anomaly: s
     [
         deleted_when_due,
         kept_as_long_as_asked_for,
+        written_when_already_too_old,
+        kept_by_a_younger_batch_before_it,
         consumer_passed_by,
         deleted_up_to_its_limit,
         deleted_up_to_an_open_transaction,

@@ -77,6 +77,7 @@ class _Pass:
     log_start: Offset = Offset(0)  # as the pass began, or later its first segment
     aborted: AbortedTransactions = field(default_factory=lambda: AbortedTransactions([]))  # as the pass began
     is_partial: bool = False  # more is dirty than the table of keys could take
+    has_agreed: bool = False
     lacks_bytes: bool = False  # of a segment: all that it can do is to give them up
     removed: int = 0
 
@@ -177,8 +178,11 @@ class Compactor:
         self._segments.include(current.replica.pid)
         self._host.measures.compactions.add(1, result)
         self._host.measures.compacted_records.amount += current.removed
-        if current.is_partial:
+        if current.is_partial and current.has_agreed:
             current.replica.compaction_due_ns = 0
+        elif current.is_partial and result == "done":
+            why = "compaction_memory_bytes has too little room for the keys of one segment: it stays as it is"
+            _log.warning(why, node=self._host.node_id, partition=current.replica.pid.hex())
         if current.removed:
             name = current.replica.pid.hex()
             _log.info("compacted", node=self._host.node_id, partition=name, records_removed=current.removed)
@@ -460,6 +464,7 @@ class Compactor:
         for _ in range(WAITS_MAX):
             self._check_leads(current)
             if replica.part.compactions > seen:
+                current.has_agreed = True
                 return
             yield from self._pause(WAIT_MS)
         raise _Abandoned("agree", "this node does not apply what was agreed")

@@ -269,6 +269,21 @@ def test_a_table_of_few_keys_takes_several_passes_to_the_same_end() -> None:
     assert sorted(one.records) == sorted(several.records) == sorted([(b"0", b"the last"), *odd, *even])
 
 
+def test_a_segment_of_more_keys_than_the_table_is_not_tried_again_at_once() -> None:
+    """It is dirty until the node has more memory for compaction."""
+    keeper = Keeper(KEYS_4_BYTES)
+    for key in range(9):
+        keeper.put(b"%d" % key, b"v")
+    agree(keeper.host, 9, LOST)
+    keeper.wait(20_000)
+    clock, config = keeper.host.clock, keeper.host.config
+    passes, began_ns = keeper.compactor.passes, clock.monotonic_ns()
+    keeper.wait(60_000)
+    assert keeper.host.part.segments[0].is_dirty
+    due = (clock.monotonic_ns() - began_ns) // (config.compaction_check_ms * 1_000_000)
+    assert 0 < keeper.compactor.passes - passes <= due + 1
+
+
 def test_a_tombstone_goes_after_its_time() -> None:
     keeper = Keeper()
     keeper.put(b"k", b"old")

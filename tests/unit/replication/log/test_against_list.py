@@ -199,6 +199,7 @@ class LogAgainstList(RuleBasedStateMachine):
     def empty(self) -> None:
         offset = Offset(self.model.end + 1)
         self.model = self.model.advanced(offset)
+        self.log.keep_from(offset)
         self.log.advance_log_start(offset)
         self.note()
 
@@ -218,6 +219,7 @@ class LogAgainstList(RuleBasedStateMachine):
         logs = store.open_all()
         assert set(logs) == {PID}
         self.log = logs[PID]
+        self.log.keep_from(self.log.log_start)  # as a replica does
         assert self.log.tail_damage is None
         self.done = {row.number for row in self.model.live}
 
@@ -245,7 +247,7 @@ class LogAgainstList(RuleBasedStateMachine):
         def done(found: list[StoredValue] | DataDamaged | None) -> None:
             self.reads_under_way -= 1
             if found is None:
-                assert self.model != expected, "nothing has changed, so there is nothing to look at again"
+                assert self.model is not expected, "nothing has changed, so there is nothing to look at again"
                 return
             assert not isinstance(found, DataDamaged), found
             stop = min(end, durable_end)

@@ -357,16 +357,15 @@ class Compactor:
 
     def _clean_new(self, current: _Pass, table: KeyTable, start: Offset, end: Offset, first_tries: int) -> _Steps[None]:
         """What has never been compacted becomes segments."""
+        usual = self._host.config.compaction_segment_bytes
+        bytes_max = max(1, usual >> first_tries * FIRST_TRY_BITS)
         while start < end:
-            bytes_max = self._host.config.compaction_segment_bytes
-            if not current.replica.part.segments:
-                bytes_max >>= first_tries * FIRST_TRY_BITS
             cleaner = self._cleaner(current, table, start, end, bytes_max=bytes_max)
             yield from self._run(current, cleaner)
             new = yield from self._read(current, cleaner.finish)
             tombstones_ms = self._stamp_ms() if new.has_tombstones else 0
             yield from self._replace(current, cleaner.start, cleaner.at, new, tombstones_ms)
-            start = cleaner.at
+            start, bytes_max = cleaner.at, min(usual, 2 * bytes_max)  # the log start must not pass all during the next
 
     def _cleaner(
         self,

@@ -146,3 +146,21 @@ def test_all_is_cleaned_after_the_log_start_has_passed_all_segments(keeper: Trim
     assert not keeper.host.part.segments
     keeper.finish()
     check(keeper)
+
+
+def test_what_follows_a_small_first_segment_is_agreed_before_the_log_start_passes_that(keeper: Trimmed) -> None:
+    """Compaction is four times as fast as the log start, but reads for longer for a whole segment than a small first
+    one lasts."""
+    keeper.put_many(800)
+    size = keeper.host.live.log.size_bytes // 800
+    keeper.set_segment_bytes(64 * size + size // 2)
+    keeper.begin()
+    for number in range(3_000):
+        if not keeper.compactor.is_at_work:
+            break
+        keeper.host.settle(2)
+        if number % 8 == 7 and keeper.host.part.log_start < 700:
+            keeper.delete_before(keeper.host.part.log_start + 1)
+        keeper.apply_proposed()
+    keeper.finish()
+    check(keeper)

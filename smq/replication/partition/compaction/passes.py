@@ -145,8 +145,11 @@ class Compactor:
 
     # ------------------------------------------------------------------------------------------- driving
     def _begin_next(self) -> None:
-        while self._due and self._pass is None and not self._is_next_due:
-            replica = next(iter(self._due))
+        while self._pass is None and not self._is_next_due:
+            # One that is being fetched keeps its turn: it may be for most of the time, and others' passes are long.
+            replica = next((r for r in self._due if not self._segments.is_fetching(r.pid)), None)
+            if replica is None:
+                return
             del self._due[replica]
             epoch = replica.leading
             if epoch is None:
@@ -458,6 +461,7 @@ class Compactor:
         reply: Reply | SmqError = yield lambda done: self._host.propose(command, PROPOSAL_MS, done)
         if not isinstance(reply, Done):
             yield from self._pause(WAIT_MS)  # this node may not have applied why it was refused
+            self._check_leads(current)
             if not _is_agreed(replica.part, seen + 1, (start, end, digest)):  # a repetition is refused, too
                 raise _Abandoned("agree", str(reply))
         for _ in range(WAITS_MAX):

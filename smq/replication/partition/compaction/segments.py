@@ -254,6 +254,7 @@ class Segments:
             self._ask_next_peer(work)
         else:
             self.fetched += 1
+            self._lacking.pop(work.replica.pid, None)  # it was found, even if it cannot be installed now
             self._prepare(work)
 
     def _prepare(self, work: _Work) -> None:

@@ -13,6 +13,8 @@ from smq.replication.log.rewriting import Rewritten, SegmentWriter
 from smq.replication.log.segments import own_digest, replaced
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
 from tests.unit.replication.partition.test_compaction import RESET_MS, Keeper, Leader
+from tests.unit.replication.partition.test_compaction_waits import waiting_replicas
+from tests.unit.replication.partition.test_full_disk import fill, free
 from tests.unit.replication.support import PEER_A, PEER_B, Host
 
 SLOW_MS = 2_000
@@ -208,3 +210,40 @@ def test_a_segment_is_given_up_only_if_replicas_were_asked_again(*, fails_late: 
     assert leader.resets == []
     leader.wait(10_000)
     assert [(c.start, c.end) for c in leader.resets[:1]] == [(0, 3)]
+
+
+def test_a_replica_that_had_the_segment_since_then_counts(leader: Leader) -> None:
+    """It could not be installed, as the disk was full. The peers are gone for a moment only."""
+    host = leader.host
+    new = rewritten_without(host.live.log, 3, {0})
+    host.settle(10_000)
+    fill(host)
+    answer(leader, fetching(leader), new)
+    host.settle(1_000)
+    assert not is_as_agreed(host)
+    host.network.disconnected = {PEER_A, PEER_B}
+    leader.wait(2_000)
+    free(host)
+    leader.wait(2_000)
+    assert leader.resets == []
+
+
+def test_a_segment_that_is_fetched_as_its_turn_comes_keeps_its_turn(leader: Leader) -> None:
+    """Silent replicas are asked for most of the time, and the passes of the other partitions are long."""
+    host, compactor = leader.host, leader.compactor
+    for _ in range(40):
+        leader.segments.visit(host.live, host.clock.monotonic_ns())
+        host.settle(250)
+    fetching(leader)
+    compactor._is_next_due = True  # a pass has just ended
+    host.live.compaction_due_ns = 0
+    for replica in (host.live, *waiting_replicas().values()):
+        compactor.visit(replica, host.clock.monotonic_ns())
+    compactor._go_on()
+    assert next(iter(compactor._due)) is host.live
+    while leader.segments.is_fetching(host.live.pid):
+        host.settle(10)
+    compactor._go_on()
+    host.settle(1_000)
+    leader.compactor.visit(host.live, host.clock.monotonic_ns())
+    assert [(c.start, c.end) for c in leader.resets] == [(0, 3)]

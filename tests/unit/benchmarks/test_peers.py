@@ -66,8 +66,8 @@ def test_an_aim_without_the_other_system_is_not_judged() -> None:
 def document(rows: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
     flushes = dict.fromkeys(SYSTEMS, "a disk")
     return {
-        "commit": "abc", "machine": {"cores": 2}, "rounds": 3, "flushes": flushes, "failures": {"etcd": "no Go"},
-        "medians": list(rows.values()), "all": {},
+        "commit": "abc", "machine": {"python": "3.11.0", "cores": 2}, "rounds": 3, "flushes": flushes,
+        "failures": {"etcd": "no Go"}, "medians": list(rows.values()), "all": {},
     }  # fmt: skip
 
 

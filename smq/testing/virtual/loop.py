@@ -1,7 +1,7 @@
 """An asyncio event loop on the virtual clock of one process, for the parts of a node that await.
 
 Owns the loop's callbacks and timers, which are the process's: they pause with it and end with it. It has no sockets, no
-threads and no signals; what asks for one gets NotImplementedError, as from every loop of asyncio without them.
+threads and no signals: a node in the simulation has none, and the base class refuses whatever asks for one.
 """
 
 import asyncio

@@ -68,7 +68,8 @@ K = TypeVar("K", ProducerInterceptor, ConsumerInterceptor)
 def _logged(name: str, interceptor: object) -> Iterator[None]:
     try:
         yield
-    except Exception:  # the application's code raises anything: as in Kafka's clients, no record, poll or commit ends
+    except Exception:  # the application's code raises anything
+        # As in Kafka's clients, that costs no record, poll or commit.
         text = "%s of the interceptor %s failed; what it was called for goes on without it"
         log.exception(text, name, type(interceptor).__name__)
 

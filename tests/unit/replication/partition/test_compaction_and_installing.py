@@ -12,7 +12,7 @@ from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.rewriting import Rewritten, SegmentWriter
 from smq.replication.log.segments import own_digest, replaced
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
-from tests.unit.replication.partition.test_compaction import RESET_MS, Keeper, Leader
+from tests.unit.replication.partition.test_compaction import RESET_MS, Keeper, Leader, agree
 from tests.unit.replication.partition.test_compaction_waits import waiting_replicas
 from tests.unit.replication.partition.test_full_disk import fill, free
 from tests.unit.replication.support import PEER_A, PEER_B, Host
@@ -29,20 +29,8 @@ def rewritten_without(log: PartitionLog, end: int, gone: set[int]) -> Rewritten:
     return writer.finish()
 
 
-def agree(host: Host, end: int, new: Rewritten) -> None:
-    part = host.part
-    host.apply(
-        CompactSegment(
-            partition=part.pid,
-            epoch=part.epoch,
-            compactions_seen=part.compactions,
-            log_start_seen=part.log_start,
-            start=START,
-            end=Offset(end),
-            digest=new.digest,
-            tombstones_ms=host.state.expiry_clock_ms if new.has_tombstones else 0,
-        )
-    )
+def agree_on(host: Host, end: int, new: Rewritten) -> None:
+    agree(host, end, new.digest, host.state.expiry_clock_ms if new.has_tombstones else 0)
 
 
 def begin_to_install(host: Host, end: int, new: Rewritten) -> None:
@@ -86,7 +74,7 @@ def test_a_pass_begins_after_a_segment_is_on_the_disk(keeper: Keeper) -> None:
     """It was fetched; what is on the disk until then has a record that its tombstone would no longer delete."""
     host = keeper.host
     new = rewritten_without(host.live.log, 3, {0})
-    agree(host, 3, new)
+    agree_on(host, 3, new)
     begin_to_install(host, 3, new)
     assert not begins(keeper)
     keeper.wait(10_000)
@@ -103,7 +91,7 @@ def test_nothing_is_agreed_while_a_segment_is_on_its_way_to_the_disk(keeper: Kee
     host = keeper.host
     assert begins(keeper)
     new = rewritten_without(host.live.log, 3, {0})
-    agree(host, 3, new)
+    agree_on(host, 3, new)
     begin_to_install(host, 3, new)
     proposed = len(host.proposed)
     host.settle(SLOW_MS // 2)

@@ -1,12 +1,13 @@
 """A log that has not installed an agreed segment keeps its older bytes of it in whole: they may be the last ones."""
 
-from smq.raft_state.commands import AdvanceLogStart, CompactSegment
+from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.ids import Offset
 from smq.replication.log.segments import NO_DIGEST, own_digest
+from tests.unit.replication.partition.test_compaction import agree
 from tests.unit.replication.support import Host, batch
 from tests.unit.replication.test_rules import append, follower, stored
 
-LOST = b"d" * 16  # of bytes that no replica holds
+LOST = b"d" * 16  # digest of other bytes of [0, 6), which no replica holds
 
 
 def grown() -> Host:
@@ -16,23 +17,6 @@ def grown() -> Host:
     host.settle()
     host.advance(8)
     return host
-
-
-def agree(host: Host) -> None:
-    """On other bytes of [0, 6)."""
-    part = host.part
-    host.apply(
-        CompactSegment(
-            partition=part.pid,
-            epoch=part.epoch,
-            compactions_seen=part.compactions,
-            log_start_seen=part.log_start,
-            start=Offset(0),
-            end=Offset(6),
-            digest=LOST,
-            tombstones_ms=0,
-        )
-    )
 
 
 def move(host: Host, log_start: int) -> None:
@@ -49,7 +33,7 @@ def holds_whole(host: Host) -> bool:
 def test_a_restart_deletes_nothing_of_a_segment_that_the_log_never_had() -> None:
     """The row of the segments has none of them."""
     host = grown()
-    agree(host)
+    agree(host, 6, LOST)
     move(host, 4)
     assert holds_whole(host)
     host.reopen()
@@ -63,7 +47,7 @@ def test_a_log_opened_before_its_state_deletes_nothing() -> None:
     batch."""
     host = grown()
     move(host, 1)
-    agree(host)
+    agree(host, 6, LOST)
     move(host, 4)
     part = host.part
     newer = part.log_start, part.segments, part.compacted_end, part.compactions

@@ -49,11 +49,13 @@ class CachedBatch(NamedTuple):
 class ProducerTable:
     """The producers of one partition. Equal if they hold the same entries."""
 
-    __slots__ = ("_changed", "_ended", "_entries", "_open", "size_bytes")
+    __slots__ = ("_changed", "_ended", "_entries", "_open", "has_lost_changes", "size_bytes")
 
     def __init__(self) -> None:
         self._entries: dict[int, bytes] = {}  # bounded by the node's producers_max, which the leader watches
         self._changed: set[int] = set()  # producers whose entries no checkpoint holds yet
+        # One of those has been forgotten: the checkpoints may hold it with a transaction that has ended since.
+        self.has_lost_changes = False
         self.size_bytes = 0  # of a snapshot
         # Derived from the entries: the first offset of each open transaction; first offset and marker of those whose
         # marker is not known to be committed yet.
@@ -227,6 +229,7 @@ class ProducerTable:
         for producer_id in gone:
             self.size_bytes -= len(self._entries.pop(producer_id))
             self._ended.pop(producer_id, None)
+        self.has_lost_changes |= not self._changed.isdisjoint(gone)
         self._changed.difference_update(gone)
         if len(gone) > len(self._entries):
             self._entries = dict(self._entries)  # a dict keeps the memory of its largest size
@@ -243,7 +246,7 @@ class ProducerTable:
         table = ProducerTable()
         table._entries, table._changed = self._entries.copy(), self._changed.copy()
         table._open, table._ended = self._open.copy(), self._ended.copy()
-        table.size_bytes = self.size_bytes
+        table.size_bytes, table.has_lost_changes = self.size_bytes, self.has_lost_changes
         return table
 
     # --------------------------------------------------------------------------------------------------- bytes
@@ -256,6 +259,7 @@ class ProducerTable:
 
     def mark_saved(self) -> None:
         self._changed.clear()
+        self.has_lost_changes = False
 
     def add(self, snapshot: bytes) -> None:
         """Takes in the entries of a snapshot, or of `changes`, in place of older ones. ValueError if the bytes are

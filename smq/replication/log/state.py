@@ -142,6 +142,7 @@ def next_checkpoint(state: LogState) -> bytes:
     changes = table.changes() if saved.rows else b""
     is_full = (
         not saved.rows
+        or table.has_lost_changes
         or saved.end >= state.end  # the row replaces its predecessor
         or saved.rows >= CHAIN_ROWS_MAX
         or table.size_bytes <= max(SMALL_TABLE_BYTES, saved.changes_bytes + len(changes))

@@ -12,6 +12,7 @@ from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerId, TsNs
 from smq.records import NewRecord, encode_batch, marker_batch, parse_header
 from smq.replication.api import Aborted
 from smq.replication.log import partition_log
+from smq.replication.log import state as log_state
 from smq.replication.log.aborted import AbortedTransactions, aborted_row, parse_aborted_row
 from smq.replication.log.codec import TIME_ABORTED, TIME_APPEND, BatchDamaged, batch_key, times_range
 from smq.replication.log.producers import ProducerTable
@@ -56,10 +57,12 @@ class TransactionsAgainstList(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(partition_log, "CHECKPOINT_BATCHES", 3)
         self.patch.setattr(partition_log, "SLICE_BATCHES", 1)
+        self.patch.setattr(log_state, "SMALL_TABLE_BYTES", 0)
         self.harness = FakeHarness()
         self.log = LogStore(self.harness.disk).create(PID, Offset(10))
         self.rows: list[Row] = []
         self.committed = 10
+        self.producers_start = 0
 
     def teardown(self) -> None:
         self.harness.close()
@@ -125,6 +128,11 @@ class TransactionsAgainstList(RuleBasedStateMachine):
         self.log.keep_from(max(start, self.log.log_start))  # as a replica does
         self.log.advance_log_start(start)
 
+    @rule(back=st.integers(0, 6))
+    def forget_producers(self, back: int) -> None:
+        self.producers_start = max(self.producers_start, self.committed - back)
+        self.log.forget_producers(Offset(self.producers_start))
+
     @rule()
     def settle(self) -> None:
         self.harness.settle()
@@ -133,6 +141,7 @@ class TransactionsAgainstList(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.harness.settle()
         self.log = LogStore(self.harness.reopen()).open_all()[PID]
+        self.log.forget_producers(Offset(self.producers_start))  # as a replica does
 
     # ------------------------------------------------------------------------------------------- checks
     @invariant()
@@ -388,3 +397,26 @@ def test_a_marker_without_a_transaction_changes_nothing() -> None:
     log = LogStore(FakeHarness().disk).create(PID, Offset(0))
     append(log, data)
     assert (len(log.aborted), len(log.producers), LogState(Offset(0)).aborted) == (0, 0, 0)
+
+
+def test_a_producer_forgotten_between_checkpoints_stays_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint with its open transaction would be the last word about it otherwise, and its control batch lies
+    below the next one."""
+    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 4)
+    monkeypatch.setattr(log_state, "SMALL_TABLE_BYTES", 0)
+    harness = FakeHarness()
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    append(log, batch(1, 8))  # stays open, so that the table has an entry which does not change
+    append(log, batch(1, 1_000, is_transactional=False))
+    append(log, batch(1, 1_001, is_transactional=False))
+    append(log, batch(1, 7))  # a checkpoint with an open transaction of 7 follows
+    _, end = append(log, marker(7, is_commit=True))
+    log.forget_producers(Offset(end))
+    for sequence in range(3):  # and a checkpoint without 7
+        append(log, batch(1, 2_000, sequence=sequence, is_transactional=False))
+    append(log, marker(8, is_commit=True))
+    harness.settle()
+    log = LogStore(harness.reopen()).open_all()[PID]
+    log.forget_producers(Offset(end))
+    assert log.producers.open_from(ProducerId(7)) is None
+    assert log.producers.stable_end(log.appended_end) == log.appended_end

@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from threading import Timer
 from typing import NoReturn
 
 import structlog
@@ -414,14 +415,18 @@ class Server:
 def die(error: BaseException) -> NoReturn:
     """The node's state, or the content of its disk, is no longer known: nothing may be sent after this.
 
-    An error that the operator must fix is logged as its message; a fault of ours is logged with its traceback.
+    An error that the operator must fix is logged as its message; a fault of ours is logged with its traceback. The
+    process ends whatever becomes of the log, which may be on the disk that failed or hangs.
     """
-    if isinstance(error, DataDamaged | StartRefused | DiskHung):
-        log.critical("fatal", error=str(error))
-    else:
-        log.critical("fatal", error=repr(error), exc_info=error)
-    sys.stderr.flush()
-    os._exit(EXIT_FATAL)
+    try:
+        Timer(limits.LAST_WORDS_S, os._exit, (EXIT_FATAL,)).start()
+        if isinstance(error, DataDamaged | StartRefused | DiskHung):
+            log.critical("fatal", error=str(error))
+        else:
+            log.critical("fatal", error=repr(error), exc_info=error)
+        sys.stderr.flush()
+    finally:
+        os._exit(EXIT_FATAL)
 
 
 def run_server(

@@ -71,32 +71,42 @@ def copy_directory(
     interrupted begins again."""
     _refuse_used(to)
     unfinished = to.with_name(to.name + UNFINISHED)
-    with OfflineDisk(source, found) as original, _emptied(unfinished):
-        _refuse_used(to)  # another copy may have ended since
-        read = Summary()
-        unreadable: list[str] = []
-        with OfflineDisk(unfinished, wanted) as copy:
-            for table in Table:
-                told(f"copying table {table.value}")
-                for rows in _slices(original, table, _OF_THE_DIRECTORY | {mark.key}, unreadable):
-                    read.add(table, rows)
-                    copy.disk.submit([Put(table, key, value) for key, value in rows])
-                    copy.settle()
-        if unreadable:
-            raise OfflineFailed(
-                f"{len(unreadable)} of the values in {source} cannot be read: {', '.join(unreadable[:_NAMED_MAX])}. "
-                "Start its node on it while the others are up: it fetches batches from them. Copy it once `smq status` "
-                "shows no damage, or start with an empty directory"
-            )
-        told("reading the copy")
-        if summary_of(unfinished, wanted) != read.copied():
-            raise OfflineFailed(
-                f"{unfinished} does not hold what was written to it: its disk changes data. Copy to another disk"
-            )
-        original.disk.submit([mark])
-        original.settle()
-        unfinished.rename(to)
+    with ExitStack() as held:
+        with OfflineDisk(source, found) as original:
+            held.enter_context(_emptied(unfinished))
+            _refuse_used(to)  # another copy may have ended since
+            copied = _filled(unfinished, wanted, original, _OF_THE_DIRECTORY | {mark.key}, told)
+            original.disk.submit([mark])
+            original.settle()
+        unfinished.rename(to)  # after the last commit to the original, which may fail
         sync_directory(to.parent)
+    return copied
+
+
+def _filled(
+    unfinished: Path, wanted: Engine, original: OfflineDisk, left_out: Set[bytes], told: Callable[[str], None]
+) -> Copied:
+    """The copy, written and read again."""
+    read = Summary()
+    unreadable: list[str] = []
+    with OfflineDisk(unfinished, wanted) as copy:
+        for table in Table:
+            told(f"copying table {table.value}")
+            for rows in _slices(original, table, left_out, unreadable):
+                read.add(table, rows)
+                copy.disk.submit([Put(table, key, value) for key, value in rows])
+                copy.settle()
+    if unreadable:
+        raise OfflineFailed(
+            f"{len(unreadable)} of the values in {original.directory} cannot be read: "
+            f"{', '.join(unreadable[:_NAMED_MAX])}. Start its node on it while the others are up: it fetches batches "
+            "from them. Copy it once `smq status` shows no damage, or start with an empty directory"
+        )
+    told("reading the copy")
+    if summary_of(unfinished, wanted) != read.copied():
+        raise OfflineFailed(
+            f"{unfinished} does not hold what was written to it: its disk changes data. Copy to another disk"
+        )
     return read.copied()
 
 

@@ -23,7 +23,7 @@ class OfflineDisk:
     """Open within its block. Raises DiskOpenError from the constructor."""
 
     def __init__(self, directory: Path, engine: Engine) -> None:
-        self._directory = directory
+        self.directory = directory
         self._failures: list[BaseException] = []
         self._calls: SimpleQueue[Any] = SimpleQueue()  # what the disk wants to be run
         self.disk = open_disk(directory, engine, call_soon_threadsafe=self._calls.put, on_fatal=self._failures.append)
@@ -40,7 +40,7 @@ class OfflineDisk:
 
     def _refuse_failed(self) -> None:
         if self._failures:
-            raise OfflineFailed(f"{self._directory} cannot be used: {self._failures[0]}")
+            raise OfflineFailed(f"{self.directory} cannot be used: {self._failures[0]}")
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -20,6 +21,7 @@ from smq.replication.raft.writer import JournalWriter
 from smq.replication.storage.directory import DiskOpenError
 from smq.replication.storage.disk import StoreDisk
 from smq.replication.storage.engine import Engine, engine_of
+from smq.replication.storage.offline import OfflineDisk, OfflineFailed
 from smq.replication.storage.opening import open_disk
 
 CONFIG = NodeConfig(node_id=NodeId(1), cluster_id="c", peers={})
@@ -163,6 +165,26 @@ def test_no_node_starts_on_what_was_copied_until_it_is_another_disk(
     claim_identity(disk, CONFIG, Random(2), 2, lambda: None)
     assert disk.get(Table.META, DISK_KEY) != before
     disk.close()
+
+
+def test_a_copy_whose_original_cannot_be_closed_has_no_name(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that "nothing was copied" is true, and the command can be repeated."""
+    exit_block = OfflineDisk.__exit__
+
+    def fail_to_close(disk: OfflineDisk, *error: Any) -> None:
+        exit_block(disk, *error)
+        if disk.directory == directory:
+            raise OfflineFailed("the last commit failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OfflineDisk, "__exit__", fail_to_close)
+        result = smq("copy", directory, tmp_path / "to", "--engine", "sqlite")
+    assert result.exit_code == 1
+    assert "nothing was copied" in result.output
+    assert not (tmp_path / "to").exists()
+    assert smq("copy", directory, tmp_path / "to", "--engine", "sqlite").exit_code == 0
 
 
 def test_a_copy_of_a_directory_in_use_or_to_one_is_refused_in_a_sentence(directory: Path, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Which node and cluster this data directory belongs to, and which process of its node this is.
 
-Owns the META rows of cluster id, node id, disk id and incarnation. A process must not send anything before its
-incarnation is on disk (rule 2), and must refuse a directory of another node or cluster. The disk id names the directory
-itself, so that the others notice if it was replaced (rule 18), or if its Raft data was lost.
+Owns the META rows of cluster id, node id, voters, disk id and incarnation. A process must not send anything before its
+incarnation is on disk (rule 2), and must refuse a directory of another node or cluster, or of a cluster of other nodes.
+The disk id names the directory itself, so that the others notice if it was replaced (rule 18), or if its Raft data was
+lost.
 """
 
 import struct
@@ -17,6 +18,7 @@ from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Rng, Table
 
 CLUSTER_KEY: Final = b"cluster_id"
 NODE_KEY: Final = b"node_id"
+VOTERS_KEY: Final = b"voters"
 INCARNATION_KEY: Final = b"incarnation"
 DISK_KEY: Final = b"disk_id"
 REPLACED_KEY: Final = b"raft_replaced"
@@ -44,6 +46,8 @@ def claim_identity(disk: Disk, config: NodeConfig, rng: Rng, at_least: int, done
     _refuse_copied(disk)
     _check(disk, CLUSTER_KEY, config.cluster_id.encode(), "cluster")
     _check(disk, NODE_KEY, str(config.node_id).encode(), "node")
+    voters = ", ".join(map(str, sorted(config.peers)))
+    _check_voters(disk, voters)
     stored = disk.get(Table.META, INCARNATION_KEY)
     if stored is not None and len(stored) != _INT.size:
         raise DataDamaged(f"meta/incarnation has {len(stored)} bytes, not {_INT.size}")
@@ -53,6 +57,7 @@ def claim_identity(disk: Disk, config: NodeConfig, rng: Rng, at_least: int, done
     ops = [
         Put(Table.META, CLUSTER_KEY, config.cluster_id.encode()),
         Put(Table.META, NODE_KEY, str(config.node_id).encode()),
+        Put(Table.META, VOTERS_KEY, voters.encode()),
         Put(Table.META, DISK_KEY, disk_id),
         Put(Table.META, INCARNATION_KEY, _INT.pack(incarnation)),
     ]
@@ -113,4 +118,16 @@ def _check(disk: Disk, key: bytes, expected: bytes, what: str) -> None:
         raise StartRefused(
             f"the data directory belongs to {what} {stored.decode(errors='replace')}, not {expected.decode()}: "
             "use the directory of this node, or an empty one"
+        )
+
+
+def _check_voters(disk: Disk, voters: str) -> None:
+    """A majority of one set of nodes need not meet a majority of another one, and so could elect a leader without what
+    that one has acknowledged. A directory of an earlier version names no set, and takes this one."""
+    stored = disk.get(Table.META, VOTERS_KEY)
+    if stored is not None and stored != voters.encode():
+        raise StartRefused(
+            f"the cluster of this data directory has the nodes {stored.decode(errors='replace')}, and [peers] names "
+            f"{voters}: correct [peers], because a cluster keeps its nodes for life. For another number of nodes, "
+            "start a new cluster, and copy the records to it"
         )

@@ -7,7 +7,14 @@ import pytest
 
 from smq.raft_state.ids import NodeId
 from smq.replication.config import NodeConfig
-from smq.replication.membership.identity import DISK_KEY, INCARNATION_KEY, Claim, StartRefused, claim_identity
+from smq.replication.membership.identity import (
+    DISK_KEY,
+    INCARNATION_KEY,
+    VOTERS_KEY,
+    Claim,
+    StartRefused,
+    claim_identity,
+)
 from smq.replication.ports import DataDamaged, Op, Table
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.disk import DiskImage, FakeDisk
@@ -76,3 +83,25 @@ def test_a_directory_of_another_node_or_cluster_is_refused(other: dict[str, obje
     claim(image)
     with pytest.raises(StartRefused, match="use the directory of this node, or an empty one"):
         claim(image, replace(CONFIG, **other))  # type: ignore[arg-type]  # one of its fields
+
+
+PEERS = {NodeId(n): (f"node-{n}", 7400) for n in (1, 2, 3)}
+
+
+def test_a_directory_of_a_cluster_of_other_nodes_is_refused() -> None:
+    """Their majorities need not meet its own ones."""
+    image = DiskImage()
+    claim(image, replace(CONFIG, peers=PEERS))
+    for peers in ({**PEERS, NodeId(4): ("node-4", 7400)}, {NodeId(1): PEERS[NodeId(1)]}):
+        with pytest.raises(StartRefused, match=r"has the nodes 1, 2, 3, and \[peers\] names .*: correct \[peers\]"):
+            claim(image, replace(CONFIG, peers=peers))
+    moved = dict.fromkeys(PEERS, ("elsewhere", 7500))
+    claim(image, replace(CONFIG, peers=moved))
+
+
+def test_a_directory_of_an_earlier_version_takes_the_nodes_of_its_next_start() -> None:
+    image = DiskImage()
+    claim(image, replace(CONFIG, peers=PEERS))
+    del image.tables[Table.META][VOTERS_KEY]
+    claim(image, replace(CONFIG, peers=PEERS))
+    assert image.tables[Table.META][VOTERS_KEY] == b"1, 2, 3"

@@ -49,7 +49,7 @@ class _Round:
 
     epoch: Epoch
     started_ns: int
-    after_query: int  # the last one before it: a late answer to that query judged its log by an older epoch
+    after_query: int  # the last one that may have named an older epoch: its answer judged the log by that
     reports: dict[NodeId, _Report] = field(default_factory=dict)
     proposed: bool = False
 
@@ -235,7 +235,12 @@ class Controller:
             current = self._rounds.get(pid)
             if current is not None and current.epoch == part.epoch and now_ns - current.started_ns < ROUND_NS_MAX:
                 continue
-            self._rounds[pid] = _Round(part.epoch, now_ns, self._last_query)
+            # The queries of the last round named this epoch, too: their answers count however late they are. Otherwise
+            # no election would end while a seal takes longer than a round. The reports that have come are not taken
+            # over: a seal lasts, but a replica may have lost what made it a candidate (a majority, a sound batch).
+            is_same_epoch = current is not None and current.epoch == part.epoch
+            after = current.after_query if current is not None and is_same_epoch else self._last_query
+            self._rounds[pid] = _Round(part.epoch, now_ns, after)
             for node in part.replicas:
                 to_query.setdefault(node, []).append(pid)
         self._rounds = {pid: r for pid, r in self._rounds.items() if pid in seen}

@@ -70,6 +70,7 @@ class World:
         self.sent: list[tuple[NodeId, wire.Message]] = []
         self.disks: dict[NodeId, wire.DiskCondition] = {}
         self.silent: set[NodeId] = set()
+        self.delay_ms = 0  # of the peers' reports for elections
         self.network = RecordedNetwork(self._on_sent)
         self.heard: dict[NodeId, int] = {}
         self.ends: dict[NodeId, int] = {ME: 0, PEER_A: 0, PEER_B: 0}
@@ -115,7 +116,9 @@ class World:
         self.sent.append((peer, message))
         if isinstance(message, wire.ElectionQuery) and peer not in self.silent:
             report = wire.ElectionReport(message.query, INCARNATION, self._logs(peer, message.partitions))
-            self.clock.call_soon(lambda: self.controller.on_report(peer, report, self.clock.monotonic_ns()))
+            self.clock.call_later(
+                self.delay_ms, lambda: self.controller.on_report(peer, report, self.clock.monotonic_ns())
+            )
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
         self.proposed.append(command)
@@ -473,6 +476,16 @@ def test_rule_20_too_few_complete_replicas_leave_a_partition_unavailable_and_the
     assert world.warnings == ["too few replicas with complete logs can be asked what may be committed"]
     world.silent.clear()
     world.run(2_000)
+    assert part.epoch == 1
+
+
+@pytest.mark.parametrize("delay_ms", [450, 510, 900, 3_000])
+def test_an_election_ends_however_long_a_needed_seal_takes(world: World, delay_ms: int) -> None:
+    part = out_of_two_rounds(world)
+    world.delay_ms = delay_ms
+    world.silent.add(PEER_A)
+    ask(world, part)
+    world.run(delay_ms + 400)
     assert part.epoch == 1
 
 

@@ -6,7 +6,7 @@ stale controller can do no harm. But its question seals a replica, so once it ha
 It must never touch a log or a high water mark.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -62,7 +62,8 @@ class Controller:
         self._warn = log_warning
         self._led_since_ns: int | None = None
         self._rounds: dict[PartitionId, _Round] = {}  # bounded by the partitions
-        self._to_decide: deque[PartitionId] = deque()  # those with a new report; at most a few times the partitions
+        self._to_decide: OrderedDict[PartitionId, None] = OrderedDict()  # something is new; first in, first out
+        self._waits: deque[tuple[int, PartitionId]] = deque()  # when a round no longer waits for reports, in this order
         self._queries: deque[tuple[NodeId, list[PartitionId]]] = deque()  # of the rounds, not sent yet
         self._is_continuing = False  # a further turn for these two is scheduled
         self._resigned: dict[PartitionId, tuple[Epoch, NodeId, int]] = {}  # bounded by the partitions
@@ -114,14 +115,15 @@ class Controller:
         if now_ns - self._scan_ns >= SCAN_INTERVAL_NS:
             self._scan_ns = now_ns
             self._scan(now_ns)
-        if not self._to_decide:
-            self._to_decide.extend(p for p, r in self._rounds.items() if not r.proposed)
+        while self._waits and self._waits[0][0] <= now_ns:
+            self._to_decide[self._waits.popleft()[1]] = None
         self._decide_next(now_ns)
         self._balancer.on_tick(now_ns)
 
     def _forget_rounds(self) -> None:
         self._rounds.clear()
         self._to_decide.clear()
+        self._waits.clear()
         self._queries.clear()
         self._asked.clear()
 
@@ -234,6 +236,7 @@ class Controller:
             seen.add(pid)
             current = self._rounds.get(pid)
             if current is not None and current.epoch == part.epoch and now_ns - current.started_ns < ROUND_NS_MAX:
+                self._to_decide[pid] = None  # what woke this scan may be what the round lacked
                 continue
             # The queries of the last round named this epoch, too: their answers count however late they are. Otherwise
             # no election would end while a seal takes longer than a round. The reports that have come are not taken
@@ -241,6 +244,7 @@ class Controller:
             is_same_epoch = current is not None and current.epoch == part.epoch
             after = current.after_query if current is not None and is_same_epoch else self._last_query
             self._rounds[pid] = _Round(part.epoch, now_ns, after)
+            self._waits.append((now_ns + REPORT_WAIT_NS, pid))
             for node in part.replicas:
                 to_query.setdefault(node, []).append(pid)
         self._rounds = {pid: r for pid, r in self._rounds.items() if pid in seen}
@@ -282,7 +286,7 @@ class Controller:
             current = self._rounds.get(pid)
             if current is not None and not current.proposed and report.query > current.after_query:
                 current.reports[peer] = _Report(report.incarnation, end, good)
-                self._to_decide.append(pid)
+                self._to_decide[pid] = None
         self._decide_next(now_ns)
 
     def _decide_next(self, now_ns: int) -> None:
@@ -290,7 +294,7 @@ class Controller:
         for _ in range(min(DECISIONS_MAX, len(self._to_decide))):
             if self._in_flight >= ELECTIONS_MAX:
                 return
-            pid = self._to_decide.popleft()
+            pid, _ = self._to_decide.popitem(last=False)
             current = self._rounds.get(pid)
             if current is not None and not current.proposed:
                 self._decide(pid, current, now_ns)

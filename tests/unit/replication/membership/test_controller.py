@@ -489,6 +489,26 @@ def test_an_election_ends_however_long_a_needed_seal_takes(world: World, delay_m
     assert part.epoch == 1
 
 
+def test_a_round_that_elects_no_node_is_decided_again_only_when_something_is_new(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of them would keep the loop of the Raft leader busy."""
+    part = out_of_two_rounds(world)
+    part.hwm = part.next_offset = Offset(5)  # no log reaches it
+    ask(world, part)
+    world.run(1_000)
+    now_ns = world.clock.monotonic_ns()
+    world.controller.on_tick(now_ns)
+    decided: list[PartitionId] = []
+    monkeypatch.setattr(world.controller, "_decide", lambda pid, *_: decided.append(pid))
+    for _ in range(10):
+        world.controller.on_tick(now_ns)
+    assert decided == []
+    world.controller.wake()
+    world.scheduler.run_for_ms(1)
+    assert set(decided) == {part.pid}
+
+
 def test_rule_18_the_seal_of_a_disk_that_may_be_an_old_copy_does_not_count(world: World) -> None:
     part = out_of_two_rounds(world)
     world.ends = {ME: 3, PEER_A: 3, PEER_B: 1}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-READS_MAX: Final = 10_000  # each node has one in flight; the rest belong to callers that have given up
+READS_MAX: Final = 10_000  # each node has a few in flight; the rest belong to callers that have given up
 
 
 @dataclass(frozen=True, slots=True)

@@ -423,6 +423,63 @@ def test_another_nodes_read_is_answered_with_the_index_or_with_not_leader(world:
     ]
 
 
+def test_a_late_read_index_answers_those_that_came_before_it_and_no_others(world: World) -> None:
+    world.lead(ME)
+    barriers = world.barriers()
+    results: list[str] = []
+    barriers.wait(60_000, lambda _result: results.append("a"))
+    world.pass_ms(500)
+    barriers.wait(60_000, lambda _result: results.append("b"))
+    world.pass_ms(600)
+    barriers.wait(60_000, lambda _result: results.append("c"))
+    world.pass_ms(500)
+    assert len(world.engine.reads) == 2, "the second began after a second"
+    first, second = world.engine.reads
+    first(LogIndex(0))
+    assert results == ["a"]
+    second(LogIndex(0))
+    assert results == ["a", "b"]
+    world.engine.reads[2](LogIndex(0))
+    assert results == ["a", "b", "c"]
+    world.pass_ms(5_000)
+    assert len(world.engine.reads) == 3
+
+
+def test_a_late_read_index_from_elsewhere_answers(world: World) -> None:
+    world.lead(OTHER)
+    results: list[object] = []
+    world.barriers().wait(60_000, results.append)
+    for _ in range(3):
+        world.pass_ms(1_000)
+    sent = [m for _, m in world.sent if isinstance(m, wire.ReadIndex)]
+    assert len(sent) > 1
+    world.proposer.on_proposed(wire.Proposed(sent[0].request, wire.COMMITTED, LogIndex(0), encode_reply(Done())))
+    assert results == [0]
+
+
+def test_the_next_read_index_answers_for_one_that_was_lost(world: World) -> None:
+    world.lead(ME)
+    barriers = world.barriers()
+    results: list[str] = []
+    barriers.wait(60_000, lambda _result: results.append("a"))
+    barriers.wait(60_000, lambda _result: results.append("b"))
+    world.pass_ms(1_100)
+    world.engine.reads[1](LogIndex(0))
+    assert results == ["a", "b"]
+    world.engine.reads[0](LogIndex(0))
+    assert results == ["a", "b"]
+
+
+def test_a_barrier_that_is_withdrawn_is_not_answered_and_not_asked_for_again(world: World) -> None:
+    world.lead(ME)
+    results: list[object] = []
+    world.barriers().wait(60_000, results.append)()
+    world.pass_ms(3_000)
+    assert len(world.engine.reads) == 1
+    world.engine.reads[0](LogIndex(0))
+    assert results == []
+
+
 def test_a_waiter_queued_after_a_barrier_in_flight_keeps_its_own_deadline(world: World) -> None:
     world.lead(ME)
     barriers = world.barriers()

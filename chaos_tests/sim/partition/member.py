@@ -18,7 +18,7 @@ from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.anomalies import Anomalies
-from smq.replication.api import DoneFn
+from smq.replication.api import Cancel, DoneFn
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
@@ -197,10 +197,11 @@ class Member:
         late = SmqError(ErrorCode.TIMED_OUT, "no answer from Raft")
         self.clock.call_later(timeout_ms, lambda: proposal.answer(late))
 
-    def _barrier(self, _timeout_ms: int, done: DoneFn[LogIndex]) -> None:
+    def _barrier(self, _timeout_ms: int, done: DoneFn[LogIndex]) -> Cancel:
         """A read index: everything that was committed when it was asked for."""
         self._barriers.append((len(self._world.log), done))
         self.clock.call_soon(self._pass_barriers)
+        return lambda: None
 
     def _pass_barriers(self) -> None:
         passed = [done for index, done in self._barriers if index <= self.applied]

@@ -16,12 +16,12 @@ END_BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 _ENDS + "ExactEnds._question",
-                "self._barriers.wait(ATTEMPT_MS, partial(self._on_own_barrier, number))",
+                "self._barriers.wait(wait_ms, partial(self._on_own_barrier, number))",
                 "self._on_own_barrier(number, LogIndex(0))",
             ),
             Mutation(
                 _ENDS + "ExactEnds.on_query",
-                "self._barriers.wait(min(query.wait_ms, ATTEMPT_MS), reply)",
+                "self._barriers.wait(min(query.wait_ms, QUERY_MS_MAX), reply)",
                 "reply(LogIndex(0))",
             ),
         ),

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.ids import LogIndex, NodeId, PartitionId
+from smq.raft_state.ids import Incarnation, LogIndex, NodeId, PartitionId
 from smq.replication.api import Cancel, DoneFn, PartitionEnd
 from smq.replication.host import Host
 from smq.replication.net import wire
@@ -25,7 +25,8 @@ from smq.replication.runtime.deadlines import Deadline
 
 WAITING_MAX: Final = 100_000  # partitions that callers of this node wait for: some 20 MB
 ANSWERING_MAX: Final = 100_000  # partitions in other nodes' questions that wait for a read index here: some 6 MB
-ATTEMPT_MS: Final = 500  # a question without an answer for this long is asked again, perhaps of another leader
+ATTEMPT_MS: Final = 500  # a question without an answer for this long is repeated, or asked of another leader
+QUERY_MS_MAX: Final = 60_000  # no caller waits longer, whatever another node says
 RETRY_MS: Final = 50  # after "not the leader" or "not known yet": an election and its first commit take longer
 _FINAL: Final = (ErrorCode.OVERLOADED, ErrorCode.SHUTTING_DOWN, ErrorCode.UPGRADE_NEEDED)  # of a read index
 
@@ -35,6 +36,7 @@ Ends = Mapping[PartitionId, PartitionEnd | SmqError]
 @dataclass(slots=True, eq=False)
 class _Caller:
     missing: dict[PartitionId, None]
+    until_ns: int
     done: Callable[[Ends], None]
     at_leader: bool  # only this node is asked
     found: dict[PartitionId, PartitionEnd | SmqError] = field(default_factory=dict)
@@ -46,9 +48,12 @@ _Asked = dict[PartitionId, list[_Caller]]
 
 @dataclass(slots=True, eq=False)
 class _Question:
+    """Stays until it is answered, or its callers are done: an answer to it is valid for them, however late it comes."""
+
     node: NodeId
     asked: _Asked
-    deadline: Deadline
+    deadline: Deadline  # of the attempt
+    withdraw: Cancel | None = None  # this node's own read index
 
 
 class ExactEnds:
@@ -58,12 +63,13 @@ class ExactEnds:
         self._barriers = barriers
         self._replica = replica
         self._next_number = 0
-        self._questions: dict[int, _Question] = {}
+        self._questions: dict[int, _Question] = {}  # a partition of a caller is in one at most
         self._unasked: list[tuple[PartitionId, _Caller]] = []  # of this turn: they share one question per leader
         self._refused: list[tuple[PartitionId, _Caller]] = []  # to be asked again soon
         self._callers: dict[_Caller, None] = {}
         self._waiting = 0  # partitions, over all callers
         self._answering = 0  # partitions, over all questions of others
+        self._in_answer: set[tuple[NodeId, Incarnation, int]] = set()  # these questions
         self._closed: SmqError | None = None
 
     # ------------------------------------------------------------------------------------------- callers
@@ -78,8 +84,8 @@ class ExactEnds:
             refused = {pid: self._refusal() for pid in wanted}
             self._host.deliver(lambda: done(refused))
             return _nothing
-        caller = _Caller(wanted, done, at_leader)
         at_ns = self._host.clock.monotonic_ns() + timeout_ms * 1_000_000
+        caller = _Caller(wanted, at_ns, done, at_leader)
         caller.deadline = self._host.deadlines.add(at_ns, partial(self._expire, caller))
         self._callers[caller] = None
         self._waiting += len(wanted)
@@ -104,8 +110,11 @@ class ExactEnds:
         details = ErrorDetails(retry_after_ms=200)
         return SmqError(ErrorCode.OVERLOADED, f"{self._waiting} partitions wait for their ends", details)
 
+    def _is_missing(self, pid: PartitionId, caller: _Caller) -> bool:
+        return caller in self._callers and pid in caller.missing
+
     def _give(self, caller: _Caller, pid: PartitionId, end: PartitionEnd | SmqError) -> None:
-        if caller in self._callers and pid in caller.missing:
+        if self._is_missing(pid, caller):
             del caller.missing[pid]
             self._waiting -= 1
             caller.found[pid] = end
@@ -147,7 +156,7 @@ class ExactEnds:
         unasked, self._unasked = self._unasked, []
         by_node: dict[NodeId, _Asked] = {}
         for pid, caller in unasked:
-            if caller in self._callers and pid in caller.missing:
+            if self._is_missing(pid, caller):
                 by_node.setdefault(self._node_to_ask(pid, caller), {}).setdefault(pid, []).append(caller)
         for node, asked in by_node.items():
             for some in _chunks(asked):
@@ -161,24 +170,63 @@ class ExactEnds:
     def _question(self, node: NodeId, asked: _Asked) -> None:
         self._next_number += 1
         number = self._next_number
-        at_ns = self._host.clock.monotonic_ns() + ATTEMPT_MS * 1_000_000
-        deadline = self._host.deadlines.add(at_ns, partial(self._ask_again, number))
-        self._questions[number] = _Question(node, asked, deadline)
+        question = self._questions[number] = _Question(node, asked, self._attempt_deadline(number))
         if node == self._host.node_id:
-            self._barriers.wait(ATTEMPT_MS, partial(self._on_own_barrier, number))
-        elif not self._host.links.send(node, Channel.CONTROL, self._query(number, asked)):
+            wait_ms = self._time_left_ms(asked)
+            question.withdraw = self._barriers.wait(wait_ms, partial(self._on_own_barrier, number))
+        else:
+            self._send(number, question)
+
+    def _attempt_deadline(self, number: int) -> Deadline:
+        at_ns = self._host.clock.monotonic_ns() + ATTEMPT_MS * 1_000_000
+        return self._host.deadlines.add(at_ns, partial(self._repeat, number))
+
+    def _send(self, number: int, question: _Question) -> None:
+        if not self._host.links.send(question.node, Channel.CONTROL, self._query(number, question.asked)):
             self._ask_again(number)
 
     def _query(self, number: int, asked: _Asked) -> wire.EndsQuery:
-        return wire.EndsQuery(number, self._host.incarnation, ATTEMPT_MS, tuple(asked))
+        return wire.EndsQuery(number, self._host.incarnation, self._time_left_ms(asked), tuple(asked))
+
+    def _time_left_ms(self, asked: _Asked) -> int:
+        """Of the most patient caller."""
+        until_ns = max(caller.until_ns for callers in asked.values() for caller in callers)
+        return max(1, (until_ns - self._host.clock.monotonic_ns()) // 1_000_000)
 
     def _take(self, number: int) -> _Question | None:
         question = self._questions.pop(number, None)
         if question is not None:
             question.deadline.cancel()
+            if question.withdraw is not None:
+                question.withdraw()
         return question
 
+    def _repeat(self, number: int) -> None:
+        """The same question to the same node, whose answer may be on its way. It keeps the callers that still wait, but
+        for those whose leader has changed."""
+        question = self._questions[number]
+        staying: _Asked = {}
+        moved: list[tuple[PartitionId, _Caller]] = []
+        for pid, callers in question.asked.items():
+            for caller in callers:
+                if not self._is_missing(pid, caller):
+                    continue
+                if self._node_to_ask(pid, caller) == question.node:
+                    staying.setdefault(pid, []).append(caller)
+                else:
+                    moved.append((pid, caller))
+        if moved:
+            self._retry(moved)
+        if not staying:
+            self._take(number)
+            return
+        question.asked = staying
+        question.deadline = self._attempt_deadline(number)
+        if question.node != self._host.node_id:
+            self._send(number, question)
+
     def _ask_again(self, number: int) -> None:
+        """What was asked will not be answered."""
         question = self._take(number)
         if question is not None:
             self._retry((pid, caller) for pid, callers in question.asked.items() for caller in callers)
@@ -257,17 +305,22 @@ class ExactEnds:
     def on_query(self, peer: NodeId, query: wire.EndsQuery) -> None:
         """Another node asks. Each outcome is of this node's state after a read index of its own."""
         count = len(query.partitions)
+        key = (peer, query.incarnation, query.request)
+        if key in self._in_answer:
+            return  # repeated: the read index for the first began after the question, too
         if self._answering + count > ANSWERING_MAX:
             return  # the asker repeats its question
 
         def reply(result: LogIndex | SmqError) -> None:
             self._answering -= count
+            self._in_answer.discard(key)
             if not isinstance(result, SmqError):
                 report = wire.EndsReport(query.request, query.incarnation, self._own_ends(query.partitions))
                 self._host.links.send(peer, Channel.CONTROL, report)
 
         self._answering += count
-        self._barriers.wait(min(query.wait_ms, ATTEMPT_MS), reply)
+        self._in_answer.add(key)
+        self._barriers.wait(min(query.wait_ms, QUERY_MS_MAX), reply)
 
     def on_report(self, peer: NodeId, report: wire.EndsReport) -> None:
         question = self._questions.get(report.request)

@@ -174,6 +174,31 @@ def test_another_node_s_question_costs_one_read_index_for_all_its_partitions(wor
     assert report.ends[0].hwm == 3
 
 
+def test_the_leader_waits_for_one_read_index_as_long_as_its_callers(world: World) -> None:
+    world.ask(world.pid, timeout_ms=3_000)
+    world.ask(world.pid, timeout_ms=9_000)
+    world.run(5 * ATTEMPT_MS)
+    assert len(world.barriers.waiting) == 1
+    assert world.barriers.timeouts == [pytest.approx(9_000, abs=100)]
+    world.barriers.release(PASSED)
+    world.run()
+    assert [type(ends[world.pid]) for ends in world.answers] == [PartitionEnd, PartitionEnd]
+
+
+def test_a_repeated_question_of_another_node_waits_for_the_same_read_index(world: World) -> None:
+    for wait_ms in (9_000, 8_500):
+        world.ends.on_query(PEER_B, wire.EndsQuery(7, INCARNATION, wait_ms, (world.pid,)))
+    assert world.barriers.timeouts == [9_000]
+    world.ends.on_query(PEER_B, wire.EndsQuery(7, Incarnation(INCARNATION + 1), 500, (world.pid,)))
+    world.ends.on_query(PEER_A, wire.EndsQuery(7, INCARNATION, 500, (world.pid,)))
+    assert len(world.barriers.waiting) == 3, "another process, and another node"
+    world.barriers.release(PASSED)
+    assert len(world.reports) == 3
+    world.ends.on_query(PEER_B, wire.EndsQuery(7, INCARNATION, 8_000, (world.pid,)))
+    world.barriers.release(PASSED)
+    assert len(world.reports) == 4, "the report before may be lost"
+
+
 def test_without_a_read_index_another_node_gets_no_answer(world: World) -> None:
     world.ends.on_query(PEER_B, wire.EndsQuery(7, INCARNATION, 500, (world.pid,)))
     world.barriers.release(SmqError(ErrorCode.NO_QUORUM, "m"))
@@ -266,6 +291,50 @@ def test_a_silent_leader_is_asked_again_and_a_closed_session_at_once(world: Worl
     assert len(world.questions) == 3
     world.report(world.questions[0], known(pid, 7))
     assert world.answers == [], "an attempt that has been given up"
+
+
+@pytest.mark.parametrize("delay_ms", [ATTEMPT_MS - 100, ATTEMPT_MS + 20, 3 * ATTEMPT_MS + 100])
+def test_a_question_is_answered_however_late_and_by_its_first_answer(world: World, delay_ms: int) -> None:
+    pid = world.many[0].pid
+    world.ask(pid, timeout_ms=30_000)
+    world.run(delay_ms)
+    assert world.answers == []
+    assert (len(world.questions) > 1) == (delay_ms > ATTEMPT_MS)
+    world.report(world.questions[0], known(pid, 7))
+    assert isinstance(world.answer()[pid], PartitionEnd)
+    asked = world.questions
+    world.ask(pid)
+    world.run()
+    for question in asked:
+        world.report(question, known(pid, 6))  # older than the second caller
+    assert len(world.answers) == 1
+
+
+def test_a_late_answer_counts_for_the_partitions_whose_leader_is_the_same(world: World) -> None:
+    moving, _, staying = (part.pid for part in world.many)
+    world.ask(moving, staying)
+    world.run()
+    world.many[0].leader = PEER_B
+    world.run(ATTEMPT_MS + RETRY_MS + 40)
+    assert [(peer, asked.partitions) for peer, asked in world.questions] == [
+        (PEER_A, (moving, staying)),
+        (PEER_A, (staying,)),
+        (PEER_B, (moving,)),
+    ]
+    first, _, third = world.questions
+    world.report(first, known(moving, 7), known(staying, 8))
+    world.report(third, known(moving, 9, epoch=1))
+    ends = world.answer()
+    assert [end.hwm for pid in (moving, staying) if isinstance(end := ends[pid], PartitionEnd)] == [9, 8]
+
+
+def test_nothing_is_kept_of_a_question_without_callers(world: World) -> None:
+    withdraw = world.ends.ask([world.pid, world.many[0].pid], 60_000, world.answers.append)
+    world.run()
+    assert len(world.barriers.waiting) == 1
+    withdraw()
+    world.run(ATTEMPT_MS + 20)
+    assert (world.ends._questions, world.barriers.waiting) == ({}, [])
 
 
 def test_only_the_node_that_was_asked_and_only_this_process_is_answered(world: World) -> None:

@@ -11,7 +11,7 @@ from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset, TsNs
 from smq.records import NewRecord, encode_batch
-from smq.replication.api import Fetched, TimeKind, TimeOffset
+from smq.replication.api import Cancel, Fetched, TimeKind, TimeOffset
 from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.net import wire
 from smq.replication.partition.ends import ATTEMPT_MS, RETRY_MS, ExactEnds
@@ -27,9 +27,12 @@ class HeldBarriers:
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[LogIndex | SmqError], None]] = []
+        self.timeouts: list[int] = []
 
-    def wait(self, _timeout_ms: int, done: Callable[[LogIndex | SmqError], None]) -> None:
+    def wait(self, timeout_ms: int, done: Callable[[LogIndex | SmqError], None]) -> Cancel:
+        self.timeouts.append(timeout_ms)
         self.waiting.append(done)
+        return lambda: self.waiting.remove(done) if done in self.waiting else None
 
     def release(self, result: LogIndex | SmqError) -> None:
         waiting, self.waiting = self.waiting, []

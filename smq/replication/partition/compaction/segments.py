@@ -87,6 +87,7 @@ class Segments:
         self._excluded: set[PartitionId] = set()  # the compaction is at work there; one, or none
         self._request = 0
         self._serving = 0
+        self._versions: dict[NodeId, int] = {}  # `HeldSegments.changes` when each node began to ask for a segment
         # What no replica could be found to hold, and when that was first and last.
         self._lacking: dict[PartitionId, tuple[_Place, int, int]] = {}
         self.fetched = 0  # segments that came from other replicas, since the start of this process
@@ -281,7 +282,9 @@ class Segments:
     # ------------------------------------------------------------------------------------------- answering
     def on_query(self, peer: NodeId, message: SegmentQuery) -> None:
         replica = self._get(message.partition)
-        end = held_end(replica, message) if replica is not None else None
+        if replica is not None and message.at == message.start:
+            self._versions[peer] = replica.log.segments.changes
+        end = self._end_of_version(peer, replica, message) if replica is not None else None
         if replica is None or end is None or self._serving >= SERVED_MAX:
             self._answer(peer, message, [])
             return
@@ -291,11 +294,17 @@ class Segments:
 
         def on_read(found: list[StoredValue] | SmqError) -> None:
             self._serving -= 1
-            is_current = held_end(replica, message) == end
+            is_current = self._end_of_version(peer, replica, message) == end
             self._answer(peer, message, found if is_current and not isinstance(found, SmqError) else [])
 
         self._serving += 1
         self._look_ups.run(replica, find, LOOK_UP_MS, on_read)
+
+    def _end_of_version(self, peer: NodeId, replica: Replica, query: SegmentQuery) -> Offset | None:
+        """As `held_end`. Pieces without a digest must all be of one version of the bytes, and the asker cannot see that
+        they are: no more come once a segment here has changed, or this node has started again."""
+        is_same = query.digest != NO_DIGEST or self._versions.get(peer) == replica.log.segments.changes
+        return held_end(replica, query) if is_same else None
 
     def _answer(self, peer: NodeId, query: SegmentQuery, values: list[StoredValue]) -> None:
         if values and values[0].base != query.at:

@@ -3,6 +3,7 @@ readers of each version keep what was committed, and nothing else."""
 
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,8 +75,8 @@ def mixtures(one: list[StoredValue], other: list[StoredValue]) -> list[list[Stor
 def test_every_mixture_of_versions_has_one_effect(
     before: list[tuple[int, str]], within: list[tuple[int, str]], after: list[tuple[int, str]], data: st.DataObject
 ) -> None:
-    """A checkpoint before or inside a segment, a segment put together from the bytes of two replicas, and a log that
-    has grown in the middle of one are all mixtures of two versions."""
+    """A checkpoint before or inside a segment, and a log that has grown in the middle of one, are mixtures of two
+    versions. No reader gets one: see `test_a_mixture_can_end_a_transaction_by_a_later_marker`."""
     steps = [*before, *within, *after]
     epochs = sorted(data.draw(st.lists(st.integers(0, 1), min_size=len(steps), max_size=len(steps))))
     log = log_of(steps, epochs)
@@ -101,6 +102,46 @@ def test_every_mixture_of_versions_has_one_effect(
         # are on the disk, a reader may get either.
         for index in (aborted, AbortedTransactions(folded([*log[:first], *version, *log[stop:]])[1])):
             check_readers(whole, index, lambda base: began_in(log, base) in {a[1:3] for a in aborted})
+    one, other = (data.draw(st.sampled_from(versions)) for _ in range(2))
+    mixed = [*log[:first], *data.draw(st.sampled_from(mixtures(one, other))), *log[stop:]]
+    if not ends_by_a_later_marker(log, mixed):
+        whole = [value for value in mixed if value.end <= stable]
+        index = AbortedTransactions(folded(mixed)[1])
+        check_readers(whole, index, lambda base: began_in(log, base) in {a[1:3] for a in aborted})
+
+
+def outcomes(values: list[StoredValue]) -> dict[Offset, int]:
+    """How the transaction of each batch ends, if it does."""
+    opened, found = dict[int, list[Offset]](), dict[Offset, int]()
+    for info in map(info_of_stored, values):
+        if info.kind == BatchKind.TRANSACTIONAL:
+            opened.setdefault(info.producer_id, []).append(info.base)
+        elif info.kind != BatchKind.PLAIN:
+            found.update(dict.fromkeys(opened.pop(info.producer_id, []), info.kind))
+    return found
+
+
+def ends_by_a_later_marker(log: list[StoredValue], mixed: list[StoredValue]) -> bool:
+    """The known bad case: a transaction is in the older part, its own marker was removed from the newer part, and the
+    next one that is left says the opposite."""
+    true = outcomes(log)
+    return any(true[base] != kind for base, kind in outcomes(mixed).items())
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_mixture_can_end_a_transaction_by_a_later_marker(*, is_committed: bool) -> None:
+    """So a segment is never put together from two versions (`Segments._end_of_version`)."""
+    own, later = ("commit", "abort") if is_committed else ("abort", "commit")
+    steps = [(70, "commit"), (70, "batch"), (-1, "batch"), (70, own), (70, "batch"), (70, later)]
+    log = log_of(steps, [0] * len(steps))
+    aborted = AbortedTransactions(folded(log)[1])
+    new = rewritten(log, set(), len(log), aborted)
+    bad = [mixed for mixed in mixtures(log, new) if ends_by_a_later_marker(log, mixed)]
+    assert bad
+    for mixed in bad:
+        index = AbortedTransactions(folded(mixed)[1])
+        with pytest.raises(AssertionError):
+            check_readers(mixed, index, lambda base: began_in(log, base) in {a[1:3] for a in aborted})
 
 
 def began_in(log: list[StoredValue], base: int) -> tuple[int, int] | None:

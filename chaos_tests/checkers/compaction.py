@@ -82,6 +82,24 @@ class _Doubts:
         return end if end >= size else None
 
 
+class _Served:
+    """The last read that began before a time and returned a record. Times are asked for in ascending order."""
+
+    def __init__(self, partition: _Partition) -> None:
+        self._reads = sorted(partition.reads, key=lambda read: read[0].start_ns)
+        self._number = 0
+        self._last: dict[int, Op] = {}  # by offset
+
+    def lately(self, offsets: Iterable[int], since_ns: int, until_ns: int) -> Op | None:
+        """A read that began after `since_ns`, and not after `until_ns`, and returned a record of one of these."""
+        while self._number < len(self._reads) and self._reads[self._number][0].start_ns <= until_ns:
+            op, there, _ = self._reads[self._number]
+            self._last.update(dict.fromkeys(there, op))
+            self._number += 1
+        found = (self._last[offset] for offset in offsets if offset in self._last)
+        return next((op for op in found if op.start_ns > since_ns), None)
+
+
 def uncover(history: History) -> Uncovered:
     """Judges what is missing in every poll, and fills it in. Nothing happens in a history without compaction."""
     if not history.noted("compaction"):
@@ -168,7 +186,8 @@ def _add_consumed(partition: _Partition, op: Op) -> None:
 
 def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) -> None:
     by_key = partition.by_key(noted["keys"])
-    values, doubts = partition.values, _Doubts(partition, noted["keys"])
+    values, doubts, served = partition.values, _Doubts(partition, noted["keys"]), _Served(partition)
+    kept_ns = noted["tombstone_ms"] * NS_PER_MS * 9 // 10
     deleted: dict[int, tuple[int, int, Op]] = {}  # key -> the first time that a tombstone was gone, where it was
     for op, _, gone in sorted(partition.reads, key=lambda read: read[0].end_ns):
         hwm = op.reply["hwm"]
@@ -185,8 +204,11 @@ def _judge(key: str, partition: _Partition, noted: Event, findings: Findings) ->
                 continue
             if not is_tombstone(value):
                 findings.add("lost-key", f"{key}@{offset}: {value}, the last of key {record_key}, is gone", op)
-            elif op.end_ns - partition.sent_ns.get(value, op.end_ns) < noted["tombstone_ms"] * NS_PER_MS * 9 // 10:
+            elif op.end_ns - partition.sent_ns.get(value, op.end_ns) < kept_ns:
                 findings.add("early-tombstone", f"{key}@{offset}: the tombstone of key {record_key} is gone", op)
+            elif shown := served.lately(offsets[: after - 1], op.end_ns - kept_ns, op.end_ns):
+                detail = f"{key}@{offset}: the tombstone of key {record_key} is gone, and an older record was served"
+                findings.add("early-tombstone", detail, shown, op)
             elif record_key not in deleted or deleted[record_key][1] < offset:
                 deleted[record_key] = op.end_ns, offset, op
     for op, there, _ in partition.reads:

@@ -37,6 +37,24 @@ def a_tombstone_is_gone_in_time(s: Story) -> None:
     s.final([batch(0, [GONE, GONE])], hwm=2)
 
 
+def deleted_while_a_replica_lags(s: Story, later_us: int) -> None:
+    """The tombstone is gone so long after the deleted record was read."""
+    begin(s, tombstone_ms=1_000)
+    versions(s, PLAIN[0], TOMBSTONE)
+    s.now += 2_000_000_000
+    s.poll(0, [batch(0, [PLAIN[0], TOMBSTONE])], hwm=2, node=3)
+    s.now += later_us * 1_000
+    s.final([batch(0, [GONE, GONE])], hwm=2)
+
+
+def a_tombstone_is_gone_just_after_a_replica_served_what_it_deletes(s: Story) -> None:
+    deleted_while_a_replica_lags(s, 500_000)
+
+
+def a_tombstone_is_gone_long_after_a_replica_served_what_it_deletes(s: Story) -> None:
+    deleted_while_a_replica_lags(s, 1_500_000)
+
+
 def a_record_in_doubt_may_have_superseded_one_that_was_deleted(s: Story) -> None:
     """It was at 1, and compaction has taken it, a tombstone, away before any client read it."""
     begin(s)
@@ -104,6 +122,7 @@ def a_batch_in_doubt_fits(s: Story) -> None:
         an_emptied_batch_goes_with_the_one_before_it,
         older_ones_are_gone,
         a_tombstone_is_gone_in_time,
+        a_tombstone_is_gone_long_after_a_replica_served_what_it_deletes,
         a_record_in_doubt_may_have_superseded_one_that_was_deleted,
         a_record_in_doubt_that_no_read_reached_may_have_superseded_one,
         a_record_in_doubt_that_was_never_read_may_have_superseded_one_that_was_deleted,
@@ -228,6 +247,7 @@ def a_key_is_there_twice(s: Story) -> None:
         (the_last_is_gone_before_one_in_doubt_is_committed, "lost-key"),
         (another_topic_compacts, "lost-write"),
         (a_tombstone_is_gone_early, "early-tombstone"),
+        (a_tombstone_is_gone_just_after_a_replica_served_what_it_deletes, "early-tombstone"),
         (what_a_tombstone_deleted_is_back, "resurrected"),
         (an_offset_holds_another_record, "offset-reuse"),
         (the_last_is_gone_and_no_batch_in_doubt_fits, "lost-key"),

@@ -3,8 +3,8 @@
 Owns the pass, one on a node at a time: what is dirty, the newest offset of each key there, then every segment from the
 oldest on, rewritten where something goes, agreed through Raft and installed here; the other replicas fetch it. It
 pauses between its steps. It must never remove a record whose successor is not committed, nor one above the last stable
-offset (below it, the log's index says which transactions were aborted), nor a tombstone before every replica has
-removed what the tombstone deletes. Time is the replicated clock's.
+offset (below it, the log's index says which transactions were aborted), nor a tombstone before its time (`tombstones`).
+Time is the replicated clock's.
 """
 
 from collections.abc import Callable, Generator
@@ -31,6 +31,7 @@ from smq.replication.log.rewriting import Rewritten, SegmentWriter, digest_of
 from smq.replication.log.segments import NO_DIGEST, own_digest, replaced
 from smq.replication.net.segment_messages import StepQuery, StepReport
 from smq.replication.partition.compaction.segments import Segments, combined, lowest_behind
+from smq.replication.partition.compaction.tombstones import InStepTimes, is_alike, is_expired
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import Channel, DataDamaged
@@ -47,7 +48,6 @@ WAIT_MS: Final = 20  # for this node to apply what was agreed, or for changes on
 WAITS_MAX: Final = 500
 IN_STEP_MS: Final = 2_000  # for the followers' answers
 URGENT_RESET_MS: Final = 2_000  # longer than a restart of a fast node; older bytes lose nothing
-STAMP_AHEAD_MS_MAX: Final = 600_000  # the longest step of the replicated clock
 SMALL_PART: Final = 4  # of a segment's usual size: one that is no larger is joined with the next
 FIRST_TRIES_MAX: Final = 6  # of a first segment, while the log start moves
 FIRST_TRY_BITS: Final = 3  # of its size, fewer at each: 8 MiB, 1 MiB, 128 KiB
@@ -72,6 +72,7 @@ class _Pass:
     replica: Replica
     epoch: Epoch
     limits: Compaction | None  # None: the topic is no longer compacted
+    in_step: InStepTimes
     answers: dict[NodeId, bool] = field(default_factory=dict)
     request: int = 0
     log_start: Offset = Offset(0)  # as the pass began, or later its first segment
@@ -96,6 +97,7 @@ class Compactor:
         self._segments = segments
         self._due: dict[Replica, None] = {}  # bounded by the node's partitions
         self._looks: dict[Replica, _Look] = {}  # likewise
+        self._in_step: dict[Replica, InStepTimes] = {}  # likewise
         self._pass: _Pass | None = None
         self._is_next_due = False  # `_go_on` will be called
         self._request = 0
@@ -125,6 +127,7 @@ class Compactor:
     def forget(self, replica: Replica) -> None:
         """The partition is gone, or no longer compacted."""
         self._looks.pop(replica, None)
+        self._in_step.pop(replica, None)
         self._whole_ns.pop(replica, None)
 
     @property
@@ -157,7 +160,9 @@ class Compactor:
             if replica.log.is_installing:  # what is read now may be older than what the log says that it holds
                 replica.compaction_due_ns = 0
                 continue
-            current = self._pass = _Pass(replica, epoch, self._limits(replica))
+            if replica not in self._in_step or self._in_step[replica].epoch != epoch:
+                self._in_step[replica] = InStepTimes(self._host, epoch)
+            current = self._pass = _Pass(replica, epoch, self._limits(replica), self._in_step[replica])
             self._segments.exclude(replica.pid)
             self._drive(current, self._steps(current), None)
 
@@ -243,20 +248,19 @@ class Compactor:
                 return
             start = found[0].base
         dirt, log_bytes = yield from self._find_dirt(current, limits, start, stable)
-        is_expired = [_is_expired(segment, limits, now_ms) for segment in part.segments]
         dirty = [
             Stretch(segment.start, part.segment_end(n)) for n, segment in enumerate(part.segments) if segment.is_dirty
         ]
         is_due = bool(dirty) or _is_due(dirt, limits, log_bytes, now_ms)
-        drops = any(is_expired) and (yield from self._are_in_step(current))
-        if not is_due and not drops:
+        expired_ms = yield from self._expired_ms(current, limits)
+        if not is_due and not any(is_expired(segment, expired_ms) for segment in part.segments):
             return
         if is_due and dirt.size:
             dirty.append(Stretch(start, dirt.end))
         table, end = yield from self._scan(current, dirty)
         end = end if dirty else part.compacted_end
         current.is_partial = bool(dirty) and end < dirty[-1].end
-        yield from self._clean_old(current, limits, table, end, drops=drops)
+        yield from self._clean_old(current, table, end, expired_ms)
         if end > start:
             yield from self._clean_rest(current, table, end)
             self._looks.pop(replica, None)
@@ -285,39 +289,35 @@ class Compactor:
             yield from self._step(current, scan.step)
         return scan.table, scan.end
 
-    def _clean_old(
-        self, current: _Pass, limits: Compaction, table: KeyTable, end: Offset, *, drops: bool
-    ) -> _Steps[None]:
+    def _clean_old(self, current: _Pass, table: KeyTable, end: Offset, expired_ms: int) -> _Steps[None]:
         """The segments. If the log start passes the one that is cleaned, those above it follow."""
         segments = current.replica.part.segments
         while segments:
             lowest = segments[0].start
             try:
-                yield from self._clean_segments(current, limits, table, end, drops=drops)
+                yield from self._clean_segments(current, table, end, expired_ms)
             except _Abandoned as e:
                 if e.result not in _MOVED or (segments and segments[0].start == lowest):
                     raise
             else:
                 return
 
-    def _clean_segments(
-        self, current: _Pass, limits: Compaction, table: KeyTable, end: Offset, *, drops: bool
-    ) -> _Steps[None]:
+    def _clean_segments(self, current: _Pass, table: KeyTable, end: Offset, expired_ms: int) -> _Steps[None]:
         """Every segment that ends at or below `end`, from the log's start up. Small neighbours of one kind become one.
         A tombstone stays for another `delete.retention.ms` above a batch that could not be read: what it deletes may
         be in there."""
-        part, now_ms = current.replica.part, self._host.state.expiry_clock_ms
+        part = current.replica.part
         small_bytes = self._host.config.compaction_segment_bytes // SMALL_PART
         left = [(s, part.segment_end(n)) for n, s in enumerate(part.segments) if part.segment_end(n) <= end]
         has_unread = False
         while left:
             first, stop = left.pop(0)
-            is_expired = drops and _is_expired(first, limits, now_ms)
-            drops_here = is_expired and not has_unread
+            was_kept = is_expired(first, expired_ms)
+            drops_here = was_kept and not has_unread
             covered = [first]
             cleaner = self._cleaner(current, table, first.start, stop, drops_tombstones=drops_here)
             yield from self._run(current, cleaner)
-            while left and _is_alike(first, left[0][0], drops_here, limits, now_ms):
+            while left and is_alike(first, left[0][0], drops=drops_here, expired_ms=expired_ms):
                 if not cleaner.extend(left[0][1], small_bytes):
                     break
                 covered.append(left.pop(0)[0])
@@ -327,7 +327,7 @@ class Compactor:
             tombstones_ms = 0
             if new.has_tombstones:
                 since = max(segment.tombstones_ms for segment in covered)
-                tombstones_ms = since if since and not first.is_dirty and not is_expired else self._stamp_ms()
+                tombstones_ms = since if since and not first.is_dirty and not was_kept else current.in_step.stamp_ms()
             if covered != [Segment(first.start, new.digest, tombstones_ms)]:
                 yield from self._replace(current, cleaner.start, cleaner.at, new, tombstones_ms)
 
@@ -366,7 +366,7 @@ class Compactor:
             cleaner = self._cleaner(current, table, start, end, bytes_max=bytes_max)
             yield from self._run(current, cleaner)
             new = yield from self._read(current, cleaner.finish)
-            tombstones_ms = self._stamp_ms() if new.has_tombstones else 0
+            tombstones_ms = current.in_step.stamp_ms() if new.has_tombstones else 0
             yield from self._replace(current, cleaner.start, cleaner.at, new, tombstones_ms)
             start, bytes_max = cleaner.at, min(usual, 2 * bytes_max)  # the log start must not pass all during the next
 
@@ -508,11 +508,14 @@ class Compactor:
         return min(reset_ms, URGENT_RESET_MS) if is_urgent else reset_ms
 
     # ------------------------------------------------------------------------------------------- tombstones
-    def _stamp_ms(self) -> int:
-        """From now on, tombstones are kept for their time. The replicated clock moves in steps and may be behind, so
-        this node's clock counts, too, within bounds: no tombstone goes too early, and none stays much too long."""
-        clock_ms, wall_ms = self._host.state.expiry_clock_ms, self._host.clock.wall_ns() // 1_000_000
-        return max(1, clock_ms, min(wall_ms, clock_ms + STAMP_AHEAD_MS_MAX) if clock_ms else wall_ms)
+    def _expired_ms(self, current: _Pass, limits: Compaction) -> _Steps[int]:
+        """Tombstones with this stamp or an older one may go. 0: none, also if a replica is not in step now: it could
+        show what they delete when they are gone."""
+        segments, times = current.replica.part.segments, current.in_step
+        if not times.asks(segments, limits) or not (yield from self._are_in_step(current)):
+            return 0
+        times.note_in_step(limits)
+        return times.expired_ms(limits)
 
     def _are_in_step(self, current: _Pass) -> _Steps[bool]:
         """Whether every replica holds all segments as they are now."""
@@ -558,14 +561,3 @@ def _is_due(dirt: Dirt, limits: Compaction, log_bytes: int, now_ms: int) -> bool
         return False
     is_old = dirt.oldest_ms != NO_AGE and dirt.oldest_ms <= now_ms - limits.lag_ms_max
     return is_old or dirt.size >= Decimal(limits.dirty_ratio) * log_bytes
-
-
-def _is_expired(segment: Segment, limits: Compaction, now_ms: int) -> bool:
-    """Whether its tombstones have been kept for long enough."""
-    is_clean = segment.tombstones_ms > 0 and not segment.is_dirty
-    return is_clean and now_ms - segment.tombstones_ms >= limits.tombstones_ms
-
-
-def _is_alike(first: Segment, next_: Segment, drops: bool, limits: Compaction, now_ms: int) -> bool:
-    """Whether two neighbours may become one segment."""
-    return first.is_dirty == next_.is_dirty and (not drops or _is_expired(next_, limits, now_ms))

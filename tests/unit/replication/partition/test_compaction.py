@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -142,14 +143,16 @@ def agree(host: Host, end: int, digest: bytes, tombstones_ms: int = 0) -> None:
 
 
 class Keeper:
-    """The only replica of a partition, which compacts at every look and keeps tombstones for a second."""
+    """The only replica of a partition, or its leader, which compacts at every look and keeps tombstones for a
+    second."""
 
-    def __init__(self, memory_bytes: int = 1 << 20) -> None:
+    def __init__(self, memory_bytes: int = 1 << 20, *, replication: int = 1, **config: Any) -> None:
         self.host = Host()
-        self.host.config = replace(self.host.config, compaction_memory_bytes=memory_bytes, compaction_reset_ms=5_000)
-        self.host.create_partition(replication=1)
-        config = (("cleanup.policy", "compact"), ("min.cleanable.dirty.ratio", "0"), ("delete.retention.ms", "1000"))
-        self.host.apply(AlterTopicConfig(name="t", set_=config))
+        config = {"compaction_memory_bytes": memory_bytes, "compaction_reset_ms": 5_000, **config}
+        self.host.config = replace(self.host.config, **config)
+        self.host.create_partition(replication=replication)
+        policy = (("cleanup.policy", "compact"), ("min.cleanable.dirty.ratio", "0"), ("delete.retention.ms", "1000"))
+        self.host.apply(AlterTopicConfig(name="t", set_=policy))
         look_ups = self.host.look_ups()
         replicas = {self.host.live.pid: self.host.live}
         node = self.host.node_host()

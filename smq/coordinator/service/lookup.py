@@ -6,14 +6,14 @@ after a read barrier. Services import it; it knows no wire format.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from smq.coordinator.limits import FETCH_CONCURRENCY, RANGES_PER_TURN, VIEW_ENDS_MS
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.positions import OffsetType, Position, StartRequest, resolve
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import PartitionId, TopicId
+from smq.raft_state.ids import Offset, PartitionId, TopicId
 from smq.raft_state.state import ClusterState, CommittedOffset, GroupState, PartitionState, TopicState
 from smq.replication.api import PartitionRange, TimeKind
 from smq.replication.lookup import unknown_partition, unknown_topic
@@ -138,7 +138,12 @@ async def _prepared(calls: NodeCalls, ask: StartAsk, commits: Commits, timeout_m
             (TimeKind.TS_NS, ask.value) if ask.timestamp_ms is None else (TimeKind.TIMESTAMP_MS, ask.timestamp_ms)
         )
         found = await calls.offset_for_time(ask.topic, ask.partition, kind, time, timeout_ms)
-        return StartRequest(type=OffsetType.EXACT_TS_NS, time_offset=found.offset if found.ts_ns >= 0 else None)
+        is_found = found.ts_ns >= 0
+        return StartRequest(
+            type=OffsetType.EXACT_TS_NS,
+            time_offset=found.offset if is_found else None,
+            searched_end=None if is_found else found.offset,
+        )
     if ask.type.needs_commit and not ask.group:
         raise SmqError(ErrorCode.INVALID_REQUEST, "RESUME_OR_EARLIEST and RESUME_OR_LATEST need a group")
     committed = commits.get((ask.group, part.pid))
@@ -170,12 +175,21 @@ def staged_partitions(state: ClusterState, group: str) -> frozenset[PartitionId]
 def _resolved(start: StartRequest, range_: PartitionRange | SmqError, *, is_committed: bool) -> Start | SmqError:
     if isinstance(range_, SmqError):
         return range_
+    if start.searched_end is not None:
+        range_ = _as_searched(range_, start.searched_end)
     # A group that has read beyond an open transaction, and now reads what is committed, goes on where it was: it waits.
     is_resuming = start.type.needs_commit and start.committed is not None
     try:
         return resolve(start, range_.log_start, range_.end_for(is_committed=is_committed and not is_resuming)), range_
     except SmqError as e:
         return e
+
+
+def _as_searched(range_: PartitionRange, end: Offset) -> PartitionRange:
+    """The range as it was when a look-up by time found nothing before `end`. The range was read later: records that
+    came in between may be as late as the time. A reader that starts at their end would miss them."""
+    end = max(end, range_.log_start)
+    return replace(range_, hwm=min(range_.hwm, end), lso=min(range_.lso, end))
 
 
 def has_leader(part: PartitionState, state: ClusterState) -> bool:

@@ -40,13 +40,15 @@ class StartRequest:
     """What the reader asked for, and what was looked up for it.
 
     `committed` is the group's next offset, None if it never committed. `time_offset` is the first record at or after
-    the requested time, None if there is none.
+    the requested time, None if there is none before `searched_end`: the caller must resolve it with a `hi` that is not
+    beyond that.
     """
 
     type: OffsetType
     value: int = 0
     committed: Offset | None = None
     time_offset: Offset | None = None
+    searched_end: Offset | None = None  # with a time only, and only if nothing was found
     reset_if_gone: bool = False
 
 

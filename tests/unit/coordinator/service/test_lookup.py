@@ -21,9 +21,9 @@ from smq.coordinator.service.lookup import (
 )
 from smq.coordinator.service.positions import OffsetType
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset, PartitionId, PartitionIndex, TopicId
+from smq.raft_state.ids import Offset, PartitionId, PartitionIndex, TopicId, TsNs
 from smq.raft_state.state import CommittedOffset
-from smq.replication.api import NodeApi, PartitionRange
+from smq.replication.api import NodeApi, PartitionRange, TimeKind, TimeOffset
 from tests.unit.coordinator.lagging import NO_QUORUM, TOPIC, TOPIC_ID, LaggingNode, state_with
 
 LookUp = Callable[[NodeCalls], Awaitable[object]]
@@ -95,6 +95,7 @@ class CountingCalls(NodeCalls):
         super().__init__(cast(NodeApi, SimpleNamespace(state=state)))
         self.asked: list[str] = []
         self.late: set[int] = set()
+        self.times: list[TimeOffset] = []  # what a look-up by time finds, by partition
 
     async def partition_ranges(
         self, partitions: Sequence[tuple[str, int]], timeout_ms: int, *, at_leader: bool = False
@@ -118,6 +119,12 @@ class CountingCalls(NodeCalls):
             epoch=part.epoch,
             replicas=part.replicas,
         )
+
+    async def offset_for_time(
+        self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int
+    ) -> TimeOffset:
+        self.asked.append(f"{kind.name} {value}")
+        return self.times[partition]
 
     async def fetch_offsets(
         self, group: str, pids: Sequence[PartitionId] | None, timeout_ms: int
@@ -160,6 +167,27 @@ def test_each_start_has_an_answer_of_its_own() -> None:
         ErrorCode.INVALID_REQUEST,  # without a group
         ErrorCode.OFFSET_NOT_AVAILABLE,  # and not "out of range"
         7,
+    ]
+
+
+def nothing_before(end: int) -> TimeOffset:
+    return TimeOffset(Offset(end), TsNs(-1), -1)
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+@pytest.mark.parametrize("by", [{"timestamp_ms": 70}, {"value": 70}], ids=["timestamp_ms", "EXACT_TS_NS"])
+def test_a_time_that_no_record_has_is_the_end_of_its_look_up(by: dict[str, int], is_committed: bool) -> None:
+    """Records at 6 to 8 came after the look-up and before the ranges: any of them may be that late."""
+    calls = CountingCalls(4)
+    calls.times = [nothing_before(6), nothing_before(1), nothing_before(9), TimeOffset(Offset(4), TsNs(70), 70)]
+    asks = [ask_of(OffsetType.EXACT_TS_NS, p, is_committed=is_committed, **by) for p in range(4)]
+    found = [f for f in asyncio.run(start_positions(calls, asks, 1_000)) if not isinstance(f, SmqError)]
+    assert calls.asked == [f"{'TIMESTAMP_MS' if 'timestamp_ms' in by else 'TS_NS'} 70"] * 4 + ["ends of 4"]
+    assert [(position.offset, range_.end_for(is_committed=is_committed)) for position, range_ in found] == [
+        (6, 6),  # a position at the end shows that nothing was found
+        (3, 3),  # retention has passed the end of the look-up
+        (9, 9),
+        (4, 9),
     ]
 
 

@@ -271,7 +271,7 @@ class Consumer(Subscribing, Searching, Lifecycle):
         """Back to earlier positions of this assignment, without a look at a node: what was read ahead is read again.
         INVALID_REQUEST for a partition that is not assigned."""
         for tp, position in positions.items():
-            self._assigned(*tp).move(position)
+            self._assigned(*tp).move_back(position)
         self._pump()
 
     def position(self, topic: str, partition: int) -> int:
@@ -424,13 +424,16 @@ class Consumer(Subscribing, Searching, Lifecycle):
             return None
 
     def _advance(self, batch: RawBatch) -> None:
-        self._planner.assigned[(batch.topic, batch.partition)].advance(batch.last_offset + 1)
+        fetch = self._planner.assigned[(batch.topic, batch.partition)]
+        fetch.advance(batch.last_offset + 1)
+        if fetch.reset_to is not None:
+            self._pump()  # it may have waited for this batch
 
     def _discard_decoded(self) -> None:
         """Drops records that iteration has decoded ahead: they are fetched again from the position."""
         for tp in {(r.topic, r.partition) for r in self._decoded}:
             fetch = self._planner.assigned[tp]
-            fetch.move(fetch.position)
+            fetch.move_back(fetch.position)
         self._decoded.clear()
 
     # -- the pump: starts every fetch that can be started
@@ -571,7 +574,7 @@ class Consumer(Subscribing, Searching, Lifecycle):
         except SmqError:
             return  # the next fetch is out of range again, and resets again
         if fetch.generation == generation:
-            fetch.move(found[fetch.key])
+            fetch.reset(found[fetch.key])
             self._pump()
 
     async def _refresh(self, topics: list[str]) -> None:

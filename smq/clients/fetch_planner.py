@@ -73,6 +73,7 @@ class PartitionFetch:
         "lso",
         "partition",
         "position",
+        "reset_to",
         "retry_at_ms",
         "stalled_since_ms",
         "topic",
@@ -116,6 +117,7 @@ class PartitionFetch:
     def move(self, position: int) -> None:
         """Seek: discards buffered batches and outstanding answers."""
         self.position = self.fetch_offset = position
+        self.reset_to: int | None = None  # where to go on after a reset, once what was read before has been taken
         self.batches.clear()
         self.buffered_bytes = 0
         self.generation += 1
@@ -124,6 +126,28 @@ class PartitionFetch:
         self.attempts = 0
         self.retry_at_ms = 0.0
         self.stalled_since_ms: float | None = None
+
+    @property
+    def resume_at(self) -> int:
+        """Where reading would begin again without what was read ahead. Not beyond where a reset leads to: the position
+        may be of a log that is gone, and at the same offset of its successor records would be passed over."""
+        return self.position if self.reset_to is None else min(self.position, self.reset_to)
+
+    def move_back(self, position: int) -> None:
+        """To read again what was read ahead; after a reset not beyond its position, for the same reason."""
+        self.move(min(position, self.resume_at))
+
+    def reset(self, position: int) -> None:
+        """Moves once everything that was read before has been taken, as for a reader that reads nothing ahead: those
+        records may be gone from the log, so none of them is dropped. Until then nothing is fetched, because a position
+        that follows the old records would hide the new ones."""
+        self.generation += 1  # outstanding answers are discarded
+        self.is_busy = False
+        self.reset_to = position
+
+    def finish_reset(self) -> None:
+        if self.reset_to is not None and self.position >= self.fetch_offset:
+            self.move(self.reset_to)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +196,7 @@ class FetchPlanner:
         groups: dict[str, list[tuple[PartitionFetch, int]]] = {}
         if self.buffered_bytes < self.settings.buffer_bytes_max:
             for fetch in self._in_turn():
+                fetch.finish_reset()
                 if not self._is_ready(fetch, now_ms):
                     continue
                 if fetch.position == NO_POSITION:
@@ -200,7 +225,7 @@ class FetchPlanner:
     def _is_ready(self, fetch: PartitionFetch, now_ms: float) -> bool:
         if fetch.is_busy or fetch.is_paused or fetch.error is not None:
             return False
-        if fetch.is_fetched or now_ms < fetch.retry_at_ms:
+        if fetch.is_fetched or fetch.reset_to is not None or now_ms < fetch.retry_at_ms:
             return False
         return fetch.buffered_bytes < self.settings.partition_bytes_max
 

@@ -359,7 +359,7 @@ class Subscribing(ABC):
         return identity
 
     def _positions(self) -> dict[TopicPartition, int | CommittedOffset]:
-        return {tp: f.position for tp, f in self._planner.assigned.items() if f.position != NO_POSITION}
+        return {tp: f.resume_at for tp, f in self._planner.assigned.items() if f.position != NO_POSITION}
 
     async def committed(
         self, partitions: Iterable[TopicPartition] | None = None

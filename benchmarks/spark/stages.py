@@ -43,7 +43,7 @@ def measure(cluster: Cluster, report: Report, *, records: int) -> None:
         for kind, (codec, sizes) in KINDS.items():
             topic = _fill(cluster, records, codec, sizes)
             view = connections.layout().views[topic, 0]
-            wanted = Range(topic=topic, partition=0, lo=0, hi=view.hi, replicas=view.replicas)
+            wanted = Range(topic=topic, topic_id=view.topic_id, partition=0, lo=0, hi=view.hi, replicas=view.replicas)
             fetch = partial(RangeFetcher, connections, wanted, fail_on_data_loss=True)
             kept = list(fetch())
             _stage(report, f"fetch, {kind}", records, fetch)

@@ -29,6 +29,7 @@ NO_PRODUCER: Final = ProducerId(-1)
 NO_REQUEST: Final = RequestId(b"")
 NO_NODE: Final = NodeId(0)  # the leader of a partition of external storage, which needs none
 
+TOPIC_ID_BYTES: Final = 16
 RING_SLOTS_PER_PARTITION: Final = 32  # ARCHITECTURE.md, "The ring and Kafka's partitioner always agree"
 
 
@@ -39,7 +40,7 @@ def partition_id(topic_id: TopicId, index: PartitionIndex) -> PartitionId:
 
 def split_partition_id(pid: PartitionId) -> tuple[TopicId, PartitionIndex]:
     """Inverse of `partition_id`."""
-    return TopicId(pid[:16]), PartitionIndex(struct.unpack(">I", pid[16:])[0])
+    return TopicId(pid[:TOPIC_ID_BYTES]), PartitionIndex(struct.unpack(">I", pid[TOPIC_ID_BYTES:])[0])
 
 
 def ring_size(partition_count: int) -> int:

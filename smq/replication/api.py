@@ -316,7 +316,7 @@ class NodeApi(Protocol):
 
     def fetch(
         self,
-        topic: str,
+        topic: str | TopicId,
         partition: int,
         offset: int,
         *,
@@ -326,11 +326,11 @@ class NodeApi(Protocol):
         min_bytes: int = 1,
         is_committed: bool = False,
     ) -> Cancel:
-        """Reads committed batches from this node's replica, from the batch that contains `offset`; long-polls up to
-        max_wait_ms while there is nothing. With `is_committed` nothing from the last stable offset on, and the aborted
-        transactions of what it returns. With `max_bytes` 0 it waits in the same way, and returns no batches.
-        OFFSET_OUT_OF_RANGE (lo, hi) below log_start or past the log end, only once the leader has said where the log
-        ends (rule 25); OFFSET_NOT_AVAILABLE if it has not in time."""
+        """Reads committed batches from this node's replica, from the batch that contains `offset`, of the topic with
+        this name or this id; long-polls up to max_wait_ms while there is nothing. With `is_committed` nothing from the
+        last stable offset on, and the aborted transactions of what it returns. With `max_bytes` 0 it waits in the same
+        way, and returns no batches. OFFSET_OUT_OF_RANGE (lo, hi) below log_start or past the log end, only once the
+        leader has said where the log ends (rule 25); OFFSET_NOT_AVAILABLE if it has not in time."""
 
     def partition_ranges(
         self,

@@ -15,7 +15,7 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import TopicId
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import DoneFn
-from smq.replication.lookup import Lookup, partition_in, unknown_partition, unknown_topic_id
+from smq.replication.lookup import Lookup, partition_in, unknown_partition
 
 
 @dataclass(slots=True, eq=False)
@@ -65,16 +65,9 @@ class Arrivals:
         waiting.remove(arrival)
         if not waiting:
             del self._waiting[topic, index]
-        arrival.fail(found if found is not None else _unknown(self._state(), topic, index))
+        arrival.fail(found if found is not None else unknown_partition(self._state(), topic, index))
 
     def _let_in(self, part: PartitionState) -> None:
         for topic in (self._state().topic_names[part.topic_id], part.topic_id):
             for arrival in self._waiting.pop((topic, part.index), ()):
                 arrival.use(part)
-
-
-def _unknown(state: ClusterState, topic: str | TopicId, index: int) -> SmqError:
-    if isinstance(topic, str):
-        return unknown_partition(state, topic, index)
-    name = state.topic_names.get(topic)
-    return unknown_partition(state, name, index) if name is not None else unknown_topic_id(topic)

@@ -35,12 +35,13 @@ def unknown_topic_id(topic_id: TopicId) -> SmqError:
     return SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic with the id {topic_id.hex()}")
 
 
-def unknown_partition(state: ClusterState, topic: str, partition: int) -> SmqError:
-    """Why the state, which must be as of a barrier, does not have the partition."""
-    found = state.topics.get(topic)
+def unknown_partition(state: ClusterState, topic: str | TopicId, partition: int) -> SmqError:
+    """Why the state, which must be as of a barrier, does not have the partition of the topic with this name or id."""
+    name = topic if isinstance(topic, str) else state.topic_names.get(topic)
+    found = None if name is None else state.topics.get(name)
     if found is None:
-        return unknown_topic(topic)
-    message = f"topic {topic!r} has partitions 0 to {len(found.partitions) - 1}, not {partition}"
+        return unknown_topic(topic) if isinstance(topic, str) else unknown_topic_id(topic)
+    message = f"topic {name!r} has partitions 0 to {len(found.partitions) - 1}, not {partition}"
     return SmqError(ErrorCode.UNKNOWN_PARTITION, message)
 
 
@@ -94,9 +95,15 @@ class Lookup:
         return found
 
     def with_partition(
-        self, topic: str, partition: int, timeout_ms: int, done: DoneFn[T], use: Callable[[PartitionState], None]
+        self,
+        topic: str | TopicId,
+        partition: int,
+        timeout_ms: int,
+        done: DoneFn[T],
+        use: Callable[[PartitionState], None],
     ) -> None:
-        """Finds the partition and calls `use` with it. An SmqError that `use` raises goes to `done`."""
+        """Finds the partition, by the topic's name or id, and calls `use` with it. An SmqError that `use` raises goes
+        to `done`."""
 
         def on_found(found: PartitionState | SmqError | None) -> None:
             if found is None:
@@ -115,7 +122,7 @@ class Lookup:
         if known is not None:  # the hot path, without `find` and its closures
             on_found(known)
         else:
-            self.find(lambda state: state.partition_of(topic, partition), timeout_ms, on_found)
+            self.find(lambda state: partition_in(state, topic, partition), timeout_ms, on_found)
 
     def after_barrier(self, timeout_ms: int, done: DoneFn[T], look_up: Callable[[], T]) -> None:
         """A linearizable read of the replicated state. What `look_up` raises goes to `done`."""

@@ -10,7 +10,7 @@ from functools import partial
 
 from smq.raft_state.commands import AdvanceLogStart, Assignment, Command, ExternalAdvance
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, RequestId
+from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, RequestId, TopicId
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import CommittedOffset, PartitionState
@@ -77,7 +77,7 @@ class Requests:
 
     def fetch(
         self,
-        topic: str,
+        topic: str | TopicId,
         partition: int,
         offset: int,
         *,
@@ -96,7 +96,7 @@ class Requests:
             nonlocal poll
             if is_cancelled:
                 return
-            replica = self._replica(part, topic)
+            replica = self._replica(part)
             size = min(max_bytes, self._host.config.fetch_bytes_max)
             poll = Poll(replica, Offset(offset), size, min_bytes, deadline_ns, done, is_committed, began_ns)
             self._replicas.reads.fetch(poll)
@@ -136,7 +136,7 @@ class Requests:
         is_cancelled = False
 
         def replica_now() -> Replica:
-            return self._replica(self._lookup.applied_partition(topic, partition), topic)
+            return self._replica(self._lookup.applied_partition(topic, partition))
 
         def begin(found: Replica | SmqError) -> None:
             if isinstance(found, SmqError):
@@ -152,10 +152,10 @@ class Requests:
         self._lookup.after_barrier(timeout_ms, begin, replica_now)
         return cancel
 
-    def _replica(self, part: PartitionState, topic: str) -> Replica:
+    def _replica(self, part: PartitionState) -> Replica:
         replica = self._replicas.get(part.pid)
         if replica is None:
-            check_has_records(part, topic)
+            check_has_records(part, self._host.state.topic_names[part.topic_id])
             raise self._not_replica(part)
         return replica
 
@@ -177,7 +177,7 @@ class Requests:
         self, topic: str, partition: int, offset: int, bytes_max: int, timeout_ms: int, done: DoneFn[SizedRun]
     ) -> Cancel:
         try:
-            replica = self._replica(self._lookup.applied_partition(topic, partition), topic)
+            replica = self._replica(self._lookup.applied_partition(topic, partition))
             return self._replicas.look_ups.sized_run(replica, Offset(offset), bytes_max, clipped(timeout_ms), done)
         except SmqError as e:
             self._host.deliver(partial(done, e.with_traceback(None)))
@@ -187,7 +187,7 @@ class Requests:
         self, topic: str, partition: int, offset: int, end: int, timeout_ms: int, done: DoneFn[Backlog]
     ) -> Cancel:
         try:
-            replica = self._replica(self._lookup.applied_partition(topic, partition), topic)
+            replica = self._replica(self._lookup.applied_partition(topic, partition))
             place = Offset(offset), Offset(end)
             return self._replicas.look_ups.backlog(replica, *place, clipped(timeout_ms), done)
         except SmqError as e:

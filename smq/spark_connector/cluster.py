@@ -124,6 +124,7 @@ class Cluster:
         live = {node.node for node in answer.nodes if not node.fenced}
         views = {
             (topic.name, p.partition): PartitionView(
+                topic_id=topic.topic_id.hex(),
                 lo=p.log_start,
                 hi=p.lso,
                 replicas=_addresses(p.replicas, addresses, live),

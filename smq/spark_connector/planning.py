@@ -22,9 +22,11 @@ SLICES_MAX: Final = 100_000  # Spark's scheduler keeps every task in the driver'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Offsets [lo, hi) of one partition, and where to read them, best first."""
+    """Offsets [lo, hi) of one partition, and where to read them, best first. Of the topic with this id: a later one of
+    the same name has other records at these offsets."""
 
     topic: str
+    topic_id: str
     partition: int
     lo: int
     hi: int
@@ -64,7 +66,14 @@ def resolve_ranges(options: ReadOptions, views: Views, look_up: LookUp) -> list[
 def ranges_between(lo: Mapping[PartitionKey, int], hi: Mapping[PartitionKey, int], views: Views) -> list[Range]:
     """The non-empty ranges [lo, hi), in order of topic and partition."""
     return [
-        Range(topic=key[0], partition=key[1], lo=lo[key], hi=hi[key], replicas=views[key].replicas)
+        Range(
+            topic=key[0],
+            topic_id=views[key].topic_id,
+            partition=key[1],
+            lo=lo[key],
+            hi=hi[key],
+            replicas=views[key].replicas,
+        )
         for key in sorted(hi)
         if lo[key] < hi[key]
     ]

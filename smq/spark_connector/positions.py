@@ -21,10 +21,11 @@ PartitionKey: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """A partition according to the cluster: `lo` is its first offset, `hi` its first offset that is not readable yet;
-    `replicas` are gRPC addresses, live ones first. If its leader has not answered, the end is not known: there may be
-    records from `hi` on."""
+    """A partition according to the cluster: `topic_id` is that of its topic (one that is deleted and created again gets
+    another), `lo` its first offset, `hi` its first offset that is not readable yet; `replicas` are gRPC addresses, live
+    ones first. If its leader has not answered, the end is not known: there may be records from `hi` on."""
 
+    topic_id: str
     lo: int
     hi: int
     replicas: tuple[str, ...]

@@ -32,6 +32,7 @@ class RangeFetcher:
         self._cluster = cluster
         self._range = wanted
         self._fail_on_data_loss = fail_on_data_loss
+        self._topic_id = bytes.fromhex(wanted.topic_id)
         self._position = wanted.lo
         self._replicas = cluster.failed_last(wanted.replicas)
         self._tried = 0  # replicas that failed since the last progress
@@ -56,7 +57,11 @@ class RangeFetcher:
             return None
         request = pb.FetchRequest(max_wait_ms=FETCH_WAIT_MS, max_bytes=FETCH_BYTES)
         request.partitions.add(
-            topic=self._range.topic, partition=self._range.partition, offset=self._position, max_bytes=FETCH_BYTES
+            topic=self._range.topic,
+            topic_id=self._topic_id,
+            partition=self._range.partition,
+            offset=self._position,
+            max_bytes=FETCH_BYTES,
         )
         return self._cluster.broker(self._replicas[0]).Fetch.future(request, timeout=FETCH_TIMEOUT_S)
 
@@ -132,8 +137,9 @@ class RangeFetcher:
 
     def _look_up_replicas(self) -> None:
         view = self._cluster.layout().views.get((self._range.topic, self._range.partition))
-        if view is None:
-            self._lost(self._position, self._range.hi, "the topic or the partition is gone")
+        if view is None or view.topic_id != self._range.topic_id:
+            reason = "the topic or the partition is gone" if view is None else "the topic was deleted and created again"
+            self._lost(self._position, self._range.hi, reason)
             self._position = self._range.hi
         elif view.replicas:
             self._replicas = self._cluster.failed_last(view.replicas)

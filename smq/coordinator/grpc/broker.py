@@ -35,10 +35,11 @@ from smq.coordinator.service.sessions import StreamCounts
 from smq.coordinator.service.visibility import is_committed_reader, is_visible
 from smq.raft_state.commands import NO_GENERATION, OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset, PartitionId, ring_range, split_partition_id
+from smq.raft_state.ids import TOPIC_ID_BYTES, Offset, PartitionId, TopicId, ring_range, split_partition_id
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import CommittedOffset
 from smq.replication.api import Cancel, DoneFn, Fetched, NodeApi, StoredBatch
+from smq.replication.lookup import partition_in
 
 
 class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
@@ -65,6 +66,7 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
                 offset=p.offset,
                 max_bytes=p.max_bytes or FETCH_PARTITION_BYTES_DEFAULT,
                 is_committed=is_committed,
+                topic_id=_topic_id(p.topic_id),
             )
             for p in request.partitions
         ]
@@ -94,7 +96,7 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
         else:
             # The response was full before this partition was read.
             node = self._calls.node
-            if (state := node.state.partition_of(fetch.topic, fetch.partition)) is not None:
+            if (state := partition_in(node.state, fetch.asked, fetch.partition)) is not None:
                 out.log_start, out.hwm, out.lso = known_range(node, state)
         return out
 
@@ -226,6 +228,12 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
         if committed.position is None:
             return None  # to readers it is no commit
         return pb.PartitionOffset(topic=name, partition=index, offset=committed.offset, metadata=committed.metadata)
+
+
+def _topic_id(given: bytes) -> TopicId | None:
+    if len(given) not in (0, TOPIC_ID_BYTES):
+        raise SmqError(ErrorCode.INVALID_REQUEST, f"topic_id has {len(given)} bytes, not {TOPIC_ID_BYTES}")
+    return TopicId(given) if given else None
 
 
 def _start_ask(requested: pb.ListOffsetsPartition, *, is_committed: bool) -> StartAsk:

@@ -16,7 +16,7 @@ from smq.coordinator.limits import FETCH_CONCURRENCY
 from smq.coordinator.service.calls import Answer, NodeCalls
 from smq.coordinator.service.internal_errors import internal
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset
+from smq.raft_state.ids import Offset, TopicId
 from smq.raft_state.state import PartitionState
 from smq.replication.api import Cancel, Fetched, NodeApi
 
@@ -28,6 +28,12 @@ class PartitionFetch:
     offset: int
     max_bytes: int
     is_committed: bool = False  # nothing from the last stable offset on
+    topic_id: TopicId | None = None  # reads this topic, and no other one of that name
+
+    @property
+    def asked(self) -> str | TopicId:
+        """How the node finds the topic."""
+        return self.topic if self.topic_id is None else self.topic_id
 
 
 Outcome: TypeAlias = Fetched | SmqError | None  # None: not read, the response was full before
@@ -113,7 +119,7 @@ class _Fetches:
         done = partial(self._on_done, place)
         try:
             withdraw = self._node.fetch(
-                request.topic,
+                request.asked,
                 request.partition,
                 request.offset,
                 max_bytes=request.max_bytes,

@@ -113,12 +113,14 @@ class TracedNode:
             _note(span, e)
             raise
 
-    def fetch(self, topic: str, partition: int, offset: int, *, done: DoneFn[Fetched], **options: Any) -> Cancel:
+    def fetch(
+        self, topic: str | TopicId, partition: int, offset: int, *, done: DoneFn[Fetched], **options: Any
+    ) -> Cancel:
         fetched = partial(self._fetched, time.time_ns(), topic, partition, done)
         return self._node.fetch(topic, partition, offset, done=fetched, **options)
 
     def _fetched(
-        self, began_ns: int, topic: str, partition: int, done: DoneFn[Fetched], result: Fetched | SmqError
+        self, began_ns: int, topic: str | TopicId, partition: int, done: DoneFn[Fetched], result: Fetched | SmqError
     ) -> None:
         parents = [] if isinstance(result, SmqError) else parents_in(batch.data for batch in result.batches)
         sampled = [parent for parent in parents if parent.trace_flags.sampled]

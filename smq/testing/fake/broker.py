@@ -63,6 +63,8 @@ class Broker(BrokerServicer):
 
     def _fill(self, part: pb.FetchedPartition, requested: pb.FetchPartition, left: int) -> int:
         """Adds batches to the answer; returns their bytes."""
+        if requested.topic_id not in (b"", self.node.cluster.topic_ids.get(requested.topic)):
+            raise SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic with the id {requested.topic_id.hex()}")
         log = self._copy(requested.topic, requested.partition)
         part.log_start, part.hwm, part.lso = log.log_start, log.hwm, log.hwm
         if not log.log_start <= requested.offset <= log.hwm:

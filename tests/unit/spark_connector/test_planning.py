@@ -3,6 +3,7 @@
 import pickle
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from smq.spark_connector.planning import (
 from smq.spark_connector.positions import PartitionKey, PartitionView, select_partitions
 
 NODES = ("a:1", "b:1", "c:1")
+ID = "5f" * 16
 
 
 def options(**more: str) -> ReadOptions:
@@ -32,11 +34,11 @@ def options(**more: str) -> ReadOptions:
 
 
 def span(lo: int, hi: int, partition: int = 0, topic: str = "t") -> Range:
-    return Range(topic=topic, partition=partition, lo=lo, hi=hi, replicas=NODES)
+    return Range(topic=topic, topic_id=ID, partition=partition, lo=lo, hi=hi, replicas=NODES)
 
 
 def views(*ends: tuple[int, int]) -> dict[tuple[str, int], PartitionView]:
-    return {("t", i): PartitionView(lo=lo, hi=hi, replicas=NODES) for i, (lo, hi) in enumerate(ends)}
+    return {("t", i): PartitionView(topic_id=ID, lo=lo, hi=hi, replicas=NODES) for i, (lo, hi) in enumerate(ends)}
 
 
 def look_up(unit: TimeUnit, times: Mapping[PartitionKey, int]) -> dict[PartitionKey, int | None]:
@@ -227,7 +229,7 @@ def test_partitions_are_read_evenly_from_all_nodes(partitions: int) -> None:
     for nodes in (NODES, NODES[:2]):
         turned = [nodes[p % len(nodes) :] + nodes[: p % len(nodes)] for p in range(partitions)]
         size = MERGED_RECORDS_MAX
-        pieces = [Range(topic="t", partition=p, lo=0, hi=size, replicas=turned[p]) for p in range(partitions)]
+        pieces = [replace(span(0, size, p), replicas=turned[p]) for p in range(partitions)]
         served = Counter(s.ranges[0].replicas[0] for s in plan_slices(pieces))
         assert max(served.values()) <= -(-partitions // len(nodes))
 

@@ -36,7 +36,8 @@ def look_up(unit: TimeUnit, times: Mapping[PartitionKey, int]) -> dict[Partition
 
 
 def read(*filters: Filter) -> list[tuple[str, int, int]]:
-    whole = [Range(topic=t, partition=p, lo=0, hi=len(ORDER), replicas=()) for t in ("a", "b") for p in range(3)]
+    places = [(t, p) for t in ("a", "b") for p in range(3)]
+    whole = [Range(topic=t, topic_id="1f", partition=p, lo=0, hi=len(ORDER), replicas=()) for t, p in places]
     left = narrowed(whole, Bounds.of(filters), look_up)
     return [(r.topic, r.partition, offset) for r in left for offset in range(r.lo, r.hi)]
 

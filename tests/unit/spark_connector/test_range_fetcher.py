@@ -248,6 +248,47 @@ def test_topic_deleted_after_planning_is_data_loss(cluster: FakeCluster, fail: s
         offsets_of(reader, slices)
 
 
+RECREATED = r"of t-0 are gone: the topic was deleted and created again"
+
+
+def recreate(cluster: FakeCluster) -> None:
+    """Another topic of the same name, with records at all offsets of the first one."""
+    cluster.delete(TOPIC)
+    cluster.create(TOPIC, 1)
+    for first in range(0, 1000, 50):
+        cluster.append(TOPIC, 0, records(50, first=first))
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_topic_created_again_after_planning_is_data_loss(cluster: FakeCluster, fail: str) -> None:
+    reader = reader_of(cluster, failondataloss=fail)
+    slices = reader.partitions()
+    recreate(cluster)
+    if fail == "false":
+        assert offsets_of(reader, slices) == []
+        return
+    with pytest.raises(DataLossError, match=rf"\[0, 1000\) {RECREATED}"):
+        offsets_of(reader, slices)
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_topic_created_again_within_a_range_gives_none_of_its_records(cluster: FakeCluster, fail: str) -> None:
+    reader = reader_of(cluster, failondataloss=fail)
+    slices = reader.partitions()
+    node = cluster.nodes[preferred(slices, cluster)]
+
+    def recreate_after_two(part: pb.FetchedPartition) -> None:
+        if len(node.fetches) == 2:
+            recreate(cluster)  # this answer has records of the first topic
+
+    node.on_fetch = recreate_after_two
+    if fail == "false":
+        assert offsets_of(reader, slices) == list(range(500))
+        return
+    with pytest.raises(DataLossError, match=rf"\[500, 1000\) {RECREATED}"):
+        offsets_of(reader, slices)
+
+
 def test_batch_that_does_not_decode_names_its_offset(cluster: FakeCluster) -> None:
     data = bytearray(cluster.topics[TOPIC][0].stored[0].data)
     # A header count that the records do not bear out, under a right CRC: only a producer can have done that.

@@ -456,6 +456,22 @@ def test_recreated_topic_has_nothing_of_a_planned_batch(cluster: FakeCluster, fa
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
+def test_recreated_topic_gives_nothing_to_the_tasks_of_the_old_one(cluster: FakeCluster, fail: str) -> None:
+    query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
+    query.plan()
+    tasks = query.reader.partitions(query.start(), json.loads(query.offset_log[0]))
+    cluster.delete("t")
+    cluster.create("t", 2)
+    for partition in range(2):
+        fill(cluster, partition, 100)
+    if fail == "true":
+        with pytest.raises(DataLossError, match="the topic was deleted and created again"):
+            list(query.reader.read(tasks[0]))
+    else:
+        assert [batch for task in tasks for batch in query.reader.read(task)] == []
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
 def test_recreated_topic_is_not_taken_for_the_old_one(cluster: FakeCluster, fail: str) -> None:
     query = Query(cluster.servers, startingOffsets="earliest", failOnDataLoss=fail)
     query.drain()

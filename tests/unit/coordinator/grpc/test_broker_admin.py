@@ -52,6 +52,31 @@ def test_fetch_returns_the_batches_as_they_lie_in_the_log(tmp_path: Path) -> Non
     serving(tmp_path, body)
 
 
+def test_fetch_by_the_id_of_a_topic_reads_no_later_one_of_its_name(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        async def create() -> bytes:
+            created = await served.admin.CreateTopic(pb.CreateTopicRequest(name="t", partition_count=1))
+            await served.fill([5])
+            found: bytes = created.topic_id
+            return found
+
+        old = await create()
+        (partition,) = await fetch(served, part(topic_id=old))
+        assert len(partition.batches) == 1
+        await served.admin.DeleteTopic(pb.DeleteTopicRequest(name="t"))
+        new = await create()
+        wanted = [part(topic_id=old), part(topic_id=new), part(), part(topic_id=new, partition=3)]
+        gone, found, named, beyond = await fetch(served, *wanted)
+        assert (gone.error.name, list(gone.batches)) == ("UNKNOWN_TOPIC", [])
+        assert old.hex() in gone.error.message
+        assert [len(p.batches) for p in (found, named)] == [1, 1]
+        assert beyond.error.name == "UNKNOWN_PARTITION"
+        refused = await fails(served.broker.Fetch(pb.FetchRequest(partitions=[part(topic_id=b"abc")])))
+        assert (refused.name, refused.message) == ("INVALID_REQUEST", "topic_id has 3 bytes, not 16")
+
+    serving(tmp_path, body)
+
+
 def test_fetch_at_the_high_water_mark_is_empty_and_past_the_end_is_out_of_range(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()

@@ -236,7 +236,7 @@ class Producer:
 
         `timestamp_ms`: its create time, now if it is None. Raised here: OVERLOADED while the buffer is full (`await
         wait_room()` and send again), INVALID_REQUEST for a wrong argument, and, with a `transactional_id`,
-        INVALID_TRANSACTION_STATE unless a transaction is open.
+        INVALID_TRANSACTION_STATE unless a transaction is open: not before begin(), and not from commit() or abort() on.
         """
         when, headers, _ = checked_record(topic, value, key, headers, partition, timestamp_ms)
         token: asyncio.Future[RecordMetadata] = self._usable().create_future()
@@ -247,9 +247,9 @@ class Producer:
             self._take_watched(*self._interceptors.begin(record, token))
         return token
 
-    def _take_watched(self, record: ProducerRecord, token: Intercepted) -> None:
+    def _take_watched(self, record: ProducerRecord, token: Intercepted, transaction: int | None = None) -> None:
         try:
-            self.take(*record, token)
+            self.take(*record, token, transaction)
         except SmqError as e:
             token.failed(e)  # each record that on_send has seen has one outcome
             raise
@@ -263,12 +263,13 @@ class Producer:
         partition: int | None,
         timestamp_ms: int,
         token: "asyncio.Future[RecordMetadata] | Delivery | Intercepted",
+        transaction: int | None = None,
     ) -> None:
-        """As send() of a `checked_record` created at `timestamp_ms`, with the caller's own token. For the blocking
-        producer."""
+        """As send() of a `checked_record` created at `timestamp_ms`, with the caller's own token. `transaction`: the
+        number of the one that the record is part of, if that was open before. For the blocking producer."""
         self._usable()
         if self._transactions is not None:
-            self._transactions.check_open()
+            self._transactions.check_open(transaction)
         accumulator = self._accumulator
         accumulator.add(self._topic(topic), key, value, headers, partition, timestamp_ms, token, now_ms())
         if accumulator.needs_poll:
@@ -286,26 +287,29 @@ class Producer:
         """The bulk path. Returns once all records are buffered (waiting for space if necessary), with a future of
         their offsets: one BatchMetadata per run of adjacent records. Records of one partition keep their order. The
         future fails with the first error once all records are settled. `timestamp_ms`: the create time of all, or one
-        for each. INVALID_REQUEST names a wrong argument, before any record is buffered; UNKNOWN_TOPIC."""
+        for each. INVALID_REQUEST names a wrong argument, before any record is buffered; UNKNOWN_TOPIC. Without an open
+        transaction, as send(); a commit() waits until all are buffered, and an abort() refuses the rest."""
         loop = self._usable()
-        if self._transactions is not None:
-            self._transactions.check_open()
-        when = checked_times(values, keys, timestamp_ms)
-        if partition is not None:
-            check_int("partition", partition, 0, INT32_MAX)
-        queues = await self._known_topic(topic)
-        bulk = BulkDelivery(loop.create_future(), len(values))
-        try:
-            if self._interceptors is not None:
-                await self._add_watched(self._interceptors, topic, values, keys, when, partition, bulk)
-            elif keys is None:
-                await self._add_unkeyed(queues, values, when, partition, bulk)
-            else:
-                await self._add_keyed(queues, values, keys, when, partition, bulk)
-        except SmqError as e:
-            bulk.refused(e)
-            raise
+        with self._taking() as transaction:
+            when = checked_times(values, keys, timestamp_ms)
+            if partition is not None:
+                check_int("partition", partition, 0, INT32_MAX)
+            queues = await self._known_topic(topic)
+            bulk = BulkDelivery(loop.create_future(), len(values), transaction)
+            try:
+                if self._interceptors is not None:
+                    await self._add_watched(self._interceptors, topic, values, keys, when, partition, bulk)
+                elif keys is None:
+                    await self._add_unkeyed(queues, values, when, partition, bulk)
+                else:
+                    await self._add_keyed(queues, values, keys, when, partition, bulk)
+            except SmqError as e:
+                bulk.refused(e)
+                raise
         return bulk.future
+
+    def _taking(self) -> contextlib.AbstractContextManager[int | None]:
+        return contextlib.nullcontext() if self._transactions is None else self._transactions.taking()
 
     async def _add_watched(
         self,
@@ -325,7 +329,7 @@ class Producer:
                 await asyncio.sleep(0)
             key, created = None if keys is None else keys[index], when if isinstance(when, int) else when[index]
             record = ProducerRecord(topic, value, key, (), partition, created)
-            self._take_watched(*chain.begin(record, bulk))
+            self._take_watched(*chain.begin(record, bulk), bulk.transaction)
 
     async def _add_unkeyed(
         self,
@@ -375,6 +379,8 @@ class Producer:
         """Fills at most one batch; returns how many records it took."""
         await self.wait_room()
         self._usable()
+        if self._transactions is not None and bulk.transaction is not None:
+            self._transactions.check_same(bulk.transaction)
         taken = self._accumulator.add_run(queue, keys, values, when, start, YIELD_EVERY_RECORDS, bulk, now_ms())
         if self._accumulator.needs_poll:
             self._publisher.wake()
@@ -418,29 +424,33 @@ class Producer:
         open, UNKNOWN_TOPIC, UNKNOWN_PARTITION, INVALID_OFFSET; after any error the transaction must be aborted."""
         self._usable()
         transactions = self._transactional()
-        transactions.check_open()
-        await transactions.stage_offsets(group, offsets)
+        with transactions.taking():
+            await transactions.stage_offsets(group, offsets)
 
     async def commit(self) -> None:
-        """Returns once all records are stored and the decision is made. Raises the error of the first record that was
-        not stored: then nothing is committed, and the transaction must be aborted. After an error that is not definite
-        it is open whether it was committed: commit() again says so. INVALID_TRANSACTION_STATE if none has begun,
-        PRODUCER_FENCED if the cluster has aborted it or another producer has the id."""
+        """Returns once all records are stored and the decision is made; no more are taken meanwhile. Raises the error
+        of the first record that was not stored: then nothing is committed, and the transaction must be aborted. After
+        an error that is not definite it is open whether it was committed: commit() again says so. Until then, and
+        after a commit() that was cancelled, it takes no records. INVALID_TRANSACTION_STATE if none has begun, or it is
+        being aborted; PRODUCER_FENCED if the cluster has aborted it or another producer has the id."""
         self._usable()
         transactions = self._transactional()
-        transactions.check_begun()
+        number = transactions.begin_commit()
+        await transactions.all_taken()
         await self.flush()
+        transactions.check_same(number)
         if transactions.failure is not None:
             raise transactions.failure
         await transactions.end(is_commit=True)
         self._accumulator.end_transaction()
 
     async def abort(self) -> None:
-        """Records that are not stored yet fail, and no reader gets the others. INVALID_TRANSACTION_STATE if the
-        transaction has been committed (a commit() before had no answer), or none has begun."""
+        """Records that are not stored yet fail, no more are taken, and no reader gets the others. If it fails, abort()
+        again. INVALID_TRANSACTION_STATE if the transaction has been committed (a commit() before had no answer), or
+        none has begun."""
         self._usable()
         transactions = self._transactional()
-        transactions.check_begun()
+        transactions.begin_abort()
         await self._publisher.drop_transaction(_aborted())
         try:
             await transactions.end(is_commit=False)
@@ -448,7 +458,7 @@ class Producer:
             pass  # by its time-out, which has aborted it; or by another producer, as start() says
         finally:
             # In the new epoch no batch of this transaction, which may still be under way, can come any more.
-            await transactions.start()
+            await transactions.restart()
             self._accumulator.end_transaction()
 
     @contextlib.asynccontextmanager
@@ -468,14 +478,15 @@ class Producer:
     async def _leave_transaction(self, transactions: Transactions) -> None:
         if transactions.phase is Phase.NONE or self._loop is None:
             return
+        transactions.begin_abort()
         await self._publisher.drop_transaction(_aborted())
         with contextlib.suppress(SmqError):  # otherwise its time-out does it
             await transactions.end(is_commit=False, timeout_ms=CLOSE_TIMEOUT_MS)
 
     def refused(self, error: SmqError) -> None:
-        """A record was refused without its sender's knowledge: a transaction must not be committed without it. For the
-        blocking producer."""
-        if self._transactions is not None:
+        """A record was refused without its sender's knowledge: a transaction must not be committed without it, unless
+        its commit had begun before. For the blocking producer."""
+        if self._transactions is not None and self._transactions.phase is Phase.OPEN:
             self._transactions.fail(error)
 
     def _transactional(self) -> Transactions:

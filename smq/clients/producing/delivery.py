@@ -160,12 +160,16 @@ class Intercepted:
 
 
 class BulkDelivery:
-    """The outcome of one send_many() call, counted down batch by batch."""
+    """The outcome of one send_many() call, counted down batch by batch. `transaction`: the number of the one that it is
+    part of."""
 
-    __slots__ = ("_error", "_left", "_parts", "future")
+    __slots__ = ("_error", "_left", "_parts", "future", "transaction")
 
-    def __init__(self, future: "asyncio.Future[list[BatchMetadata]]", count: int) -> None:
+    def __init__(
+        self, future: "asyncio.Future[list[BatchMetadata]]", count: int, transaction: int | None = None
+    ) -> None:
         self.future = future
+        self.transaction = transaction
         self._left = count
         self._parts: list[BatchMetadata] = []
         self._error: SmqError | None = None

@@ -18,7 +18,7 @@ from smq.clients.producing.accumulator import Accumulator, BatchingSettings, Pol
 from smq.clients.producing.delivery import deliver, fail, fail_token
 from smq.clients.producing.partition_queue import Batch, PartitionQueue
 from smq.clients.producing.publish_stream import PublishStream
-from smq.clients.producing.transactions import Transactions
+from smq.clients.producing.transactions import Phase, Transactions
 from smq.clients.retry import Backoff, Verdict, needs_refresh
 from smq.raft_state.errors import ErrorCode, SmqError
 
@@ -299,6 +299,8 @@ class Publisher:
         self._transactions.fail(error)
         self.accumulator.fail_all(error)
         self._report(self.accumulator.poll(now_ms(), lambda _topic, _partition: None))
+        if self._transactions.phase is Phase.NONE:
+            self.accumulator.failure = None  # none of the next transaction's
 
     async def drop_transaction(self, error: SmqError) -> None:
         """Gives up every record that is not acknowledged, and what is under way for them."""
@@ -308,6 +310,7 @@ class Publisher:
             await asyncio.gather(task, return_exceptions=True)
         self.accumulator.fail_all(error)
         self._report(self.accumulator.poll(now_ms(), lambda _topic, _partition: None))
+        self.wake()  # a send_many() that waits for room is to learn of it
 
     async def _allocate_identity(self, queues: list[PartitionQueue]) -> None:
         """A new producer id: first the shared one, later one for partitions that abandoned theirs."""

@@ -4,8 +4,10 @@ Owns the producer's id and epoch under its transactional id, and the phases of a
 partition before its first batch goes out. It must never send a record. Only `producer` and `publisher` import it.
 """
 
+import asyncio
+import contextlib
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from smq.clients.admin import offset_items
@@ -25,6 +27,8 @@ CLOSE_TIMEOUT_MS: Final = 2_000.0  # for the abort of a transaction that close()
 class Phase(enum.Enum):
     NONE = "no transaction is open"
     OPEN = "a transaction is open"
+    COMMITTING = "the transaction is being committed"  # also after a commit() that has failed without a known outcome
+    ABORTING = "the transaction is being aborted"  # also after an abort() that has failed
     FAILED = "the transaction has failed"  # a record of it was not stored: it can only be aborted
 
 
@@ -36,6 +40,8 @@ class Transactions:
         self.phase = Phase.NONE
         self.failure: SmqError | None = None
         self.identity: ProducerIdentity | None = None
+        self.number = 0  # of the transaction: another one after begin(), and from an abort() on
+        self._under_way: set[asyncio.Future[None]] = set()  # one for each call of `taking`
         self._cluster = cluster
         self._transaction_timeout_ms = int(transaction_timeout_ms)
         self._call_timeout_ms = call_timeout_ms
@@ -47,27 +53,86 @@ class Transactions:
         if self.phase is not Phase.NONE:
             raise self._refusal("commit or abort it before you begin another")
         self.phase = Phase.OPEN
+        self.number += 1
 
-    def check_begun(self) -> None:
-        """INVALID_TRANSACTION_STATE unless there is a transaction to end."""
-        if self.phase is Phase.NONE:
-            raise self._refusal("begin one first")
+    def begin_commit(self) -> int:
+        """From now on it takes nothing more than what is under way. Returns its number. INVALID_TRANSACTION_STATE if
+        there is none, or if it is being aborted: records of it may be gone."""
+        self._check_begun()
+        if self.phase is Phase.ABORTING:
+            raise self._refusal("wait for abort(), and call it again if it fails")
+        if self.phase is Phase.OPEN:
+            self.phase = Phase.COMMITTING
+        return self.number
 
-    def check_open(self) -> None:
-        """INVALID_TRANSACTION_STATE unless there is a transaction that may take more."""
-        self.check_begun()
-        if self.phase is Phase.FAILED:
-            raise self._refusal(f"abort it ({self.failure})")
+    def begin_abort(self) -> None:
+        """From now on it takes nothing, not even the rest of what is under way. INVALID_TRANSACTION_STATE if there is
+        none."""
+        self._check_begun()
+        self.phase = Phase.ABORTING
+        self.number += 1
+
+    def check_open(self, number: int | None = None) -> None:
+        """INVALID_TRANSACTION_STATE unless there is a transaction that may take more. A commit does not keep a call
+        that is under way, which gives its transaction's `number`, from taking the rest."""
+        if number is not None:
+            self.check_same(number)
+        if self.phase is not Phase.OPEN and (number is None or self.phase is not Phase.COMMITTING):
+            raise self._not_open()
+
+    def check_same(self, number: int) -> None:
+        """INVALID_TRANSACTION_STATE unless this is still the transaction with that number."""
+        if number != self.number:
+            raise SmqError(ErrorCode.INVALID_TRANSACTION_STATE, "the transaction was ended by another call meanwhile")
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[int]:
+        """Around a call that takes its time to add to the open transaction: commit() waits for its end. Gives the
+        transaction's number."""
+        self.check_open()
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._under_way.add(ended)
+        try:
+            yield self.number
+        finally:
+            self._under_way.discard(ended)
+            ended.set_result(None)
+
+    async def all_taken(self) -> None:
+        """Waits for the calls that were under way when the commit began."""
+        if self._under_way:
+            await asyncio.wait(self._under_way)
 
     def fail(self, error: SmqError) -> None:
-        """A record of the open transaction is not stored, or that is not known."""
-        if self.phase is Phase.OPEN:
+        """A record of the transaction is not stored, or that is not known."""
+        if self.phase in (Phase.OPEN, Phase.COMMITTING):
             self.phase, self.failure = Phase.FAILED, error
+
+    def _check_begun(self) -> None:
+        if self.phase is Phase.NONE:
+            raise self._not_open()
+
+    def _not_open(self) -> SmqError:
+        advice = {
+            Phase.COMMITTING: "wait for commit() and begin another; if it has failed, call commit() or abort() again",
+            Phase.ABORTING: "wait for abort() and begin another; if it has failed, call it again",
+            Phase.FAILED: f"abort it ({self.failure})",
+        }
+        return self._refusal(advice.get(self.phase, "begin one first"))
 
     def _refusal(self, advice: str) -> SmqError:
         return SmqError(ErrorCode.INVALID_TRANSACTION_STATE, f"{self.phase.value}: {advice}")
 
     # ----------------------------------------------------------------------------------------------------- calls
+    async def restart(self) -> None:
+        """The next epoch, after an abort. No transaction begins meanwhile: it would be in the last epoch."""
+        phase, self.phase = self.phase, Phase.ABORTING
+        try:
+            await self.start()
+        except BaseException:
+            self.phase = phase
+            raise
+
     async def start(self) -> None:
         """The next epoch of this producer, or its first one, which fences every other producer of the id."""
         before = self.identity
@@ -89,7 +154,10 @@ class Transactions:
 
     async def add(self, partitions: Iterable[TopicPartition] = (), groups: Iterable[str] = ()) -> ProducerIdentity:
         """Before the first batch to a partition, and the first offsets of a group. The identity that may now use
-        them."""
+        them. INVALID_TRANSACTION_STATE if there is no transaction: the coordinator would begin one. Also in an abort,
+        whose new epoch would fence this call."""
+        if self.phase in (Phase.NONE, Phase.ABORTING):
+            raise self._not_open()
         identity = self._known()
         places = [build(pb.TopicPartition, topic=topic, partition=partition) for topic, partition in partitions]
         names = list(groups)
@@ -116,6 +184,7 @@ class Transactions:
         membership = group if isinstance(group, GroupMembership) else GroupMembership(group=group)
         check_name("group", membership.group)
         items = offset_items(offsets)
+        number = self.number
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
             request = build(
@@ -134,7 +203,8 @@ class Transactions:
             identity = await self.add(groups=[membership.group])
             await self._call(run)
         except SmqError as e:
-            self.fail(e)
+            if number == self.number:
+                self.fail(e)
             raise
 
     async def end(self, *, is_commit: bool, timeout_ms: float | None = None) -> None:

@@ -1,0 +1,252 @@
+"""Commits and aborts of the producer while other tasks send: each record is in one transaction, or is refused."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smq.clients import (
+    Admin,
+    InvalidTransactionState,
+    Producer,
+    ProducerInterceptor,
+    SmqError,
+    SyncProducer,
+    Timeout,
+)
+from smq.clients.cluster import now_ms
+from smq.clients.producing.transactions import Transactions
+from smq.raft_state.errors import ErrorCode
+from smq.testing.served import Served, serving
+from tests.unit.clients.test_transactional_producer import await_values, producer_of, servers
+
+CALL = Transactions._call
+
+
+def small_producer_of(served: Served, interceptors: Iterable[ProducerInterceptor]) -> Producer:
+    """Its buffer has room for some ten records of 100 bytes."""
+    return Producer(
+        servers(served),
+        transactional_id="id",
+        linger_ms=1,
+        batch_bytes=500,
+        buffer_bytes=1_000,
+        interceptors=interceptors,
+    )
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_a_record_sent_while_its_transaction_ends_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    async def body(served: Served) -> None:
+        await served.create(partitions=2)
+        async with producer_of(served) as producer:
+
+            def refuses() -> None:
+                with pytest.raises(InvalidTransactionState, match=f"is being {end}.*: wait for {end}"):
+                    producer.send("t", b"late", partition=1)
+                with pytest.raises(InvalidTransactionState, match="before you begin another"):
+                    producer.begin()
+
+            async def call(transactions: Transactions, *args: Any) -> Any:
+                refuses()
+                answer = await CALL(transactions, *args)
+                refuses()
+                return answer
+
+            producer.begin()
+            await producer.send("t", b"first", partition=0)
+            with monkeypatch.context() as patch:
+                patch.setattr(Transactions, "_call", call)
+                await getattr(producer, end)()
+            async with producer.transaction():
+                await producer.send("t", b"second", partition=0)
+        await await_values(served, *([b"first"] if end == "commit" else []), b"second")
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize("interceptors", [[], [ProducerInterceptor()]], ids=["plain", "intercepted"])
+@pytest.mark.parametrize("is_keyed", [False, True], ids=["unkeyed", "keyed"])
+def test_a_commit_waits_for_a_send_many_that_waits_for_room(
+    tmp_path: Path, interceptors: list[ProducerInterceptor], is_keyed: bool
+) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        values = [b"%0100d" % n for n in range(100)]
+        async with small_producer_of(served, interceptors) as producer:
+            producer.begin()
+            sending = asyncio.create_task(producer.send_many("t", values, keys=values if is_keyed else None))
+            await producer.send("t", b"")  # it is stored: the task has begun
+            assert not sending.done()
+            await producer.commit()
+            runs = await sending.result()
+            assert sum(run.last_offset - run.base_offset + 1 for run in runs) == 100
+        await await_values(served, b"", *values)
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize("interceptors", [[], [ProducerInterceptor()]], ids=["plain", "intercepted"])
+def test_an_abort_refuses_the_rest_of_a_send_many_that_waits_for_room(
+    tmp_path: Path, interceptors: list[ProducerInterceptor]
+) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with small_producer_of(served, interceptors) as producer:
+            producer.begin()
+            sending = asyncio.create_task(producer.send_many("t", [b"%0100d" % n for n in range(100)]))
+            await asyncio.sleep(0)
+            aborting = asyncio.create_task(producer.abort())
+            with pytest.raises(InvalidTransactionState, match="ended by another call"):
+                await sending
+            await aborting
+            async with producer.transaction():
+                await producer.send("t", b"next")
+        await await_values(served, b"next")
+
+    serving(tmp_path, body)
+
+
+def test_a_commit_waits_for_offsets_that_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer, Admin(servers(served)) as admin:
+            producer.begin()
+            staging = asyncio.create_task(producer.send_offsets("g", {("t", 0): 5}))
+            await asyncio.sleep(0)
+            committing = asyncio.create_task(producer.commit())
+            await asyncio.sleep(0)
+            with pytest.raises(InvalidTransactionState, match="is being committed"):
+                await producer.send_offsets("g", {("t", 0): 6})
+            await committing
+            await staging
+            assert (await admin.fetch_offsets("g"))["t", 0].offset == 5
+
+    serving(tmp_path, body)
+
+
+def test_a_commit_whose_answer_is_lost_takes_nothing_until_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose_answer(transactions: Transactions, *args: Any) -> Any:
+        await CALL(transactions, *args)
+        raise SmqError(ErrorCode.TIMED_OUT, "no answer")
+
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+            producer.begin()
+            await producer.send("t", b"first")
+            with monkeypatch.context() as patch:
+                patch.setattr(Transactions, "_call", lose_answer)
+                with pytest.raises(Timeout):
+                    await producer.commit()
+            with pytest.raises(InvalidTransactionState, match=r"if it has failed, call commit\(\) or abort\(\) again"):
+                producer.send("t", b"late")
+            await producer.commit()
+            async with producer.transaction():
+                await producer.send("t", b"second")
+        await await_values(served, b"first", b"second")
+
+    serving(tmp_path, body)
+
+
+def test_after_an_abort_that_has_failed_nothing_but_an_abort_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records that it has dropped are missing in the transaction."""
+
+    async def lose_question(_: Transactions, *__: Any) -> Any:
+        raise SmqError(ErrorCode.TIMED_OUT, "no answer")
+
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+            producer.begin()
+            await producer.send("t", b"stored")
+            dropped = producer.send("t", b"dropped")
+            with monkeypatch.context() as patch:
+                patch.setattr(Transactions, "_call", lose_question)
+                with pytest.raises(Timeout):
+                    await producer.abort()
+            assert isinstance(dropped.exception(), InvalidTransactionState)
+            for refused in (producer.commit(), producer.send_many("t", [b"late"])):
+                with pytest.raises(InvalidTransactionState, match="is being aborted"):
+                    await refused
+            await producer.abort()
+            async with producer.transaction():
+                await producer.send("t", b"next")
+        await await_values(served, b"next")
+
+    serving(tmp_path, body)
+
+
+def test_a_commit_says_that_another_task_has_aborted(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+            producer.begin()
+            sent = producer.send("t", b"v")
+            committing = asyncio.create_task(producer.commit())
+            await asyncio.sleep(0)
+            await producer.abort()
+            with pytest.raises(InvalidTransactionState, match="ended by another call"):
+                await committing
+            assert isinstance(sent.exception(), InvalidTransactionState)
+            async with producer.transaction():
+                await producer.send("t", b"next")
+        await await_values(served, b"next")
+
+    serving(tmp_path, body)
+
+
+def test_a_record_without_a_transaction_opens_none_at_the_coordinator(tmp_path: Path) -> None:
+    """The second line: the calls let no such record in."""
+
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            producer._accumulator.add(producer._topic("t"), None, b"late", (), 0, 0, future, now_ms())
+            producer._publisher.wake()
+            with pytest.raises(InvalidTransactionState, match="no transaction is open"):
+                await future
+            async with producer.transaction():
+                await producer.send("t", b"next")
+        await await_values(served, b"next")
+
+    serving(tmp_path, body)
+
+
+def test_a_record_that_a_thread_sends_while_another_one_commits_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        errors: list[SmqError | None] = []
+
+        def blocking() -> None:
+            with SyncProducer(servers(served), transactional_id="id", linger_ms=1) as producer:
+
+                async def call(transactions: Transactions, *args: Any) -> Any:
+                    late = await asyncio.to_thread(producer.send, "t", b"late")
+                    errors.append(await asyncio.to_thread(late.exception, 30))
+                    return await CALL(transactions, *args)
+
+                producer.begin()
+                producer.send("t", b"first").result()
+                with monkeypatch.context() as patch:
+                    patch.setattr(Transactions, "_call", call)
+                    producer.commit()
+
+        await asyncio.to_thread(blocking)
+        [error] = errors
+        assert isinstance(error, SmqError)
+        assert error.code is ErrorCode.INVALID_TRANSACTION_STATE
+        await await_values(served, b"first")
+
+    serving(tmp_path, body)

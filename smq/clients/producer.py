@@ -457,9 +457,11 @@ class Producer:
         except ProducerFenced:
             pass  # by its time-out, which has aborted it; or by another producer, as start() says
         finally:
-            # In the new epoch no batch of this transaction, which may still be under way, can come any more.
-            await transactions.restart()
-            self._accumulator.end_transaction()
+            try:
+                # In the new epoch no batch of this transaction, which may still be under way, can come any more.
+                await transactions.restart()
+            finally:
+                self._accumulator.end_transaction()
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:

@@ -398,12 +398,14 @@ class Producer:
         """Waits until every record sent before is acknowledged or failed. Errors are in the records' own futures;
         CLIENT_CLOSED is raised here."""
         loop = self._usable(even_if_fatal=True)
-        waiting = [_future_of(token, loop) for token in self._accumulator.waiting_tokens()]
-        marks = [future for future in waiting if future is not None]
+        # Marks of its own: a sender's future may be cancelled long before its record is settled.
+        marks: list[asyncio.Future[Any]] = []
+        for record in self._accumulator.waiting():
+            marks.append(loop.create_future())
+            record.marks += (marks[-1],)
         for batch in self._accumulator.mark_due():
-            mark: asyncio.Future[RecordMetadata] = loop.create_future()
-            batch.tokens.append((0, 0, mark))
-            marks.append(mark)
+            marks.append(loop.create_future())
+            batch.tokens.append((0, 0, marks[-1]))
         self._publisher.wake()
         if marks:
             await asyncio.wait(marks)
@@ -525,24 +527,6 @@ class Producer:
 
 def _aborted() -> SmqError:
     return SmqError(ErrorCode.INVALID_TRANSACTION_STATE, "the transaction of the record was aborted")
-
-
-def _future_of(token: object, loop: asyncio.AbstractEventLoop) -> "asyncio.Future[Any] | None":
-    """A future that is done when the token's record is settled."""
-    if isinstance(token, Intercepted):
-        return _future_of(token.token, loop)
-    if isinstance(token, BulkDelivery):
-        return token.future
-    if isinstance(token, Delivery):
-        settled: asyncio.Future[None] = loop.create_future()
-        token.add_done_callback(lambda _: loop.call_soon_threadsafe(_set_done, settled))
-        return settled
-    return token if isinstance(token, asyncio.Future) else None
-
-
-def _set_done(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _delivery_ms(delivery_timeout_ms: Duration, linger_ms: Duration) -> float:

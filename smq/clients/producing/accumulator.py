@@ -52,13 +52,14 @@ class Polled:
     sends: list[tuple[str, Batch]] = field(default_factory=list)
     failed: list[tuple[Batch, SmqError]] = field(default_factory=list)
     failed_waiting: list[tuple[object, SmqError]] = field(default_factory=list)  # tokens that reached no batch
+    ended_marks: list[object] = field(default_factory=list)  # of flushes that waited for those
     unrouted: set[str] = field(default_factory=set)  # topics with something to send and no known leader
     need_identity: list[PartitionQueue] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A record of a topic whose partitions are not known yet."""
+@dataclass(slots=True)
+class Waiting:
+    """A record of a topic whose partitions are not known yet. `marks` are those of flushes, for its batch."""
 
     created_ms: float
     bytes_counted: int
@@ -68,6 +69,7 @@ class _Waiting:
     headers: Headers
     partition: int | None
     token: object
+    marks: tuple[object, ...] = ()
 
 
 class Accumulator:
@@ -82,10 +84,11 @@ class Accumulator:
         self._random = random
         self._identity: ProducerIdentity | None = None if settings.is_idempotent else NOT_IDEMPOTENT
         self._topics: dict[str, TopicQueues] = {}
-        self._waiting: dict[str, deque[_Waiting]] = {}  # bounded by buffer_bytes_max, like the batches
+        self._waiting: dict[str, deque[Waiting]] = {}  # bounded by buffer_bytes_max, like the batches
         self._active: dict[PartitionQueue, None] = {}  # not empty, in order of first use
         self._failed: list[tuple[Batch, SmqError]] = []
         self._failed_waiting: list[tuple[object, SmqError]] = []
+        self._ended_marks: list[object] = []
 
     @property
     def is_full(self) -> bool:
@@ -146,7 +149,7 @@ class Accumulator:
         timestamp_ms: int,
         token: object,
         created_ms: float,
-    ) -> None:
+    ) -> Batch:
         if partition is not None:
             queue = topic.explicit(partition)
         elif key is not None:
@@ -169,6 +172,7 @@ class Accumulator:
         batch.tokens.append((batch.count - 1, 1, token))
         batch.bytes_counted += size
         self.buffered_bytes += size
+        return batch
 
     def add_run(
         self,
@@ -230,7 +234,7 @@ class Accumulator:
         # Copies: what the caller changes later belongs to its next record.
         key, value = None if key is None else bytes(key), None if value is None else bytes(value)
         counted = len(key or b"") + len(value or b"") + WAITING_OVERHEAD_BYTES
-        record = _Waiting(now_ms, counted, timestamp_ms, key, value, headers, partition, token)
+        record = Waiting(now_ms, counted, timestamp_ms, key, value, headers, partition, token)
         self._waiting.setdefault(topic.topic, deque()).append(record)
         self.buffered_bytes += counted
         self.needs_poll = True
@@ -243,9 +247,15 @@ class Accumulator:
         for w in waiting or ():
             self.buffered_bytes -= w.bytes_counted
             try:
-                self._place(topic, w.key, w.value, w.headers, w.partition, w.timestamp_ms, w.token, w.created_ms)
+                batch = self._place(
+                    topic, w.key, w.value, w.headers, w.partition, w.timestamp_ms, w.token, w.created_ms
+                )
             except SmqError as e:
                 self._fail_waiting(w, e)
+            else:
+                if w.marks:
+                    batch.tokens += [(0, 0, mark) for mark in w.marks]
+                    batch.is_due = True
         self.needs_poll = True
 
     def set_identity(self, identity: ProducerIdentity) -> None:
@@ -282,6 +292,7 @@ class Accumulator:
         self._expire_waiting(now_ms, out)
         out.failed, self._failed = self._failed, []
         out.failed_waiting, self._failed_waiting = self._failed_waiting, []
+        out.ended_marks, self._ended_marks = self._ended_marks, []
         return out
 
     def _take_due(self, queue: PartitionQueue, now_ms: float, linger_ms: float, route: RouteFn, out: Polled) -> None:
@@ -340,13 +351,14 @@ class Accumulator:
             if waiting:
                 out.unrouted.add(name)
 
-    def _drop_waiting(self, waiting: deque[_Waiting], error: SmqError) -> None:
+    def _drop_waiting(self, waiting: deque[Waiting], error: SmqError) -> None:
         record = waiting.popleft()
         self.buffered_bytes -= record.bytes_counted
         self._fail_waiting(record, error)
 
-    def _fail_waiting(self, record: _Waiting, error: SmqError) -> None:
+    def _fail_waiting(self, record: Waiting, error: SmqError) -> None:
         self._failed_waiting.append((record.token, error))
+        self._ended_marks += record.marks
         self._note_failure(error)
 
     def _note_failure(self, error: SmqError) -> None:
@@ -380,9 +392,9 @@ class Accumulator:
         self.needs_poll = True
         return batches
 
-    def waiting_tokens(self) -> list[object]:
-        """Tokens of records that wait for their topic's partition count."""
-        return [w.token for waiting in self._waiting.values() for w in waiting]
+    def waiting(self) -> list[Waiting]:
+        """Records that wait for their topic's partition count."""
+        return [record for waiting in self._waiting.values() for record in waiting]
 
     # -- answers in
 

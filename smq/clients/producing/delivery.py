@@ -236,11 +236,16 @@ def _deliver(tokens: list[tuple[int, int, object]], batch: Batch, base_offset: i
 
 def fail(batch: Batch, error: SmqError) -> None:
     for _, count, token in batch.tokens:
-        if count == 0 and isinstance(token, asyncio.Future):  # a flush only waits for the end
-            if not token.done():
-                token.set_result(None)
+        if count == 0:
+            end_mark(token)
         else:
             fail_token(token, count, error)
+
+
+def end_mark(mark: object) -> None:
+    """A flush only waits for the end."""
+    if isinstance(mark, asyncio.Future) and not mark.done():
+        mark.set_result(None)
 
 
 def fail_token(token: object, count: int, error: SmqError) -> None:

@@ -15,7 +15,7 @@ from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.errors import build, error_from_detail
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producing.accumulator import Accumulator, BatchingSettings, Polled, ProducerIdentity
-from smq.clients.producing.delivery import deliver, fail, fail_token
+from smq.clients.producing.delivery import deliver, end_mark, fail, fail_token
 from smq.clients.producing.partition_queue import Batch, PartitionQueue
 from smq.clients.producing.publish_stream import PublishStream
 from smq.clients.producing.transactions import Phase, Transactions
@@ -246,6 +246,8 @@ class Publisher:
         for token, error in polled.failed_waiting:
             self._stats.records_failed += 1
             fail_token(token, 1, error)
+        for mark in polled.ended_marks:
+            end_mark(mark)
 
     # -- metadata and identity
 

@@ -479,6 +479,24 @@ def test_records_of_an_unknown_topic_expire() -> None:
     assert w.accumulator.buffered_bytes == 0
 
 
+def test_a_flush_follows_waiting_records_into_their_batches_or_to_their_failure() -> None:
+    w = World(partitions=0)
+    w.add(b"a", b"b", b"lost", partition=5)
+    w.add(b"c")
+    for record in w.accumulator.waiting():
+        record.marks += (f"mark of {record.token!r}",)
+    w.accumulator.fail_all(BROKEN, "another topic")
+    assert not w.poll().ended_marks
+    w.accumulator.set_partition_count(T, 1)
+    polled = w.poll()
+    assert [token for token, _ in polled.failed_waiting] == [b"a", b"b", b"lost"]
+    assert polled.ended_marks == ["mark of b'a'", "mark of b'b'", "mark of b'lost'"]
+    assert not w.poll().ended_marks
+    [(_, batch)] = polled.sends
+    assert batch.tokens == [(0, 1, b"c"), (0, 0, "mark of b'c'")]
+    assert batch.is_due
+
+
 def test_added_partitions_are_used() -> None:
     w = World()
     w.add(b"a", key=b"key-1", partition=None)

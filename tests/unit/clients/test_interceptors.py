@@ -19,6 +19,7 @@ from smq.clients import (
     SmqError,
     SyncConsumer,
     SyncProducer,
+    UnknownPartition,
 )
 from smq.clients.types import CommittedOffset, TopicPartition
 from smq.raft_state.errors import ErrorCode
@@ -166,6 +167,25 @@ def test_each_record_that_was_seen_has_one_outcome_whatever_ends_it() -> None:
             ("t", 0, 0, None),
         ]
         assert len(watching.seen) == 3, "what is refused before is not seen"
+
+    run(scenario())
+
+
+def test_a_flush_waits_for_records_of_a_send_many_that_was_refused_halfway() -> None:
+    class Elsewhere(ProducerInterceptor):
+        def on_send(self, record: ProducerRecord) -> ProducerRecord:
+            return record._replace(topic="late") if record.value == b"first" else record._replace(partition=7)
+
+    async def scenario() -> None:
+        async with (
+            cluster_of(1, t=1) as cluster,
+            Producer(cluster.servers, linger_ms=1, interceptors=[Elsewhere()]) as producer,
+        ):
+            cluster.create("late", 1)
+            with pytest.raises(UnknownPartition):
+                await producer.send_many("t", [b"first", b"refused"])
+            await producer.flush()
+            assert cluster.stored_values("late") == {0: [b"first"]}
 
     run(scenario())
 

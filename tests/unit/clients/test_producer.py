@@ -1,6 +1,7 @@
 """The asyncio producer over real gRPC, against a cluster that can be made to fail on command."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -342,6 +343,22 @@ def test_flush_waits_for_all_and_close_delivers_the_rest() -> None:
             assert (await last).offset == 10
             with pytest.raises(SmqError, match="closed"):
                 producer.send("t", b"too late")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("call", [Producer.flush, Producer.close])
+def test_a_record_without_partitions_is_waited_for_although_its_future_is_cancelled(
+    call: Callable[[Producer], Awaitable[None]],
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of(1) as cluster, producer_of(cluster) as producer:
+            cluster.create("late", 1)  # the producer does not know it yet
+            producer.send("late", b"v").cancel()  # as asyncio.wait_for does
+            producer.send("nope", b"v").cancel()
+            await call(producer)
+            assert cluster.stored_values("late") == {0: [b"v"]}
+            assert producer.stats.records_failed == 1
 
     run(scenario())
 

@@ -187,6 +187,20 @@ def test_a_record_that_fails_takes_its_transaction_with_it(tmp_path: Path) -> No
     serving(tmp_path, body)
 
 
+def test_a_record_that_fails_takes_its_transaction_with_it_although_its_future_is_cancelled(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+            producer.begin()
+            await producer.send("t", b"stored")
+            producer.send("nowhere", b"lost").cancel()
+            with pytest.raises(UnknownTopic):
+                await producer.commit()
+            await producer.abort()
+
+    serving(tmp_path, body)
+
+
 def test_another_producer_of_the_id_fences_this_one(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()

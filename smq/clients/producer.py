@@ -441,6 +441,8 @@ class Producer:
         await transactions.all_taken()
         await self.flush()
         transactions.check_same(number)
+        if self._accumulator.failure is not None:
+            transactions.fail(self._accumulator.failure)  # the publisher reports it in the loop's next turn
         if transactions.failure is not None:
             raise transactions.failure
         await transactions.end(is_commit=True)

@@ -201,6 +201,21 @@ def test_a_record_that_fails_takes_its_transaction_with_it_although_its_future_i
     serving(tmp_path, body)
 
 
+def test_a_record_that_has_just_failed_takes_its_transaction_with_it(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        async with producer_of(served) as producer:
+            producer.begin()
+            lost = producer.send("t", b"lost", partition=7)
+            producer._accumulator.set_partition_count("t", 1)  # as the answer of a node does
+            with pytest.raises(UnknownPartition):
+                await producer.commit()
+            with pytest.raises(UnknownPartition):
+                await lost
+            await producer.abort()
+
+    serving(tmp_path, body)
+
+
 def test_another_producer_of_the_id_fences_this_one(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         await served.create()

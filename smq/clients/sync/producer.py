@@ -37,12 +37,12 @@ class SyncProducer(BlockingClient):
         self._has_room = threading.Condition(self._lock)
         self._handed: list[_Record] = []  # bounded by HANDED_RECORDS_MAX and HANDED_BYTES_MAX
         self._handed_bytes = 0
+        self._has_taker = False  # then it looks at what is handed over before it ends
         self._is_closed = False
         self._run(self._make(bootstrap, options))
 
     async def _make(self, bootstrap: str | Iterable[str], options: ProducerOptions) -> None:
-        self._taking = asyncio.Lock()  # so that records keep their order
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._taker: asyncio.Task[None] | None = None
         self._producer = Producer(bootstrap, **options)
         await self._producer.__aenter__()
 
@@ -89,9 +89,9 @@ class SyncProducer(BlockingClient):
                 raise SmqError(ErrorCode.CLIENT_CLOSED, "the producer is closed")
             self._handed.append(record)
             self._handed_bytes += size
-            is_first = len(self._handed) == 1
-        if is_first:
-            self._runner.loop.call_soon_threadsafe(self._begin_taking)
+            if not self._has_taker:
+                self._runner.loop.call_soon_threadsafe(self._taking)
+                self._has_taker = True  # not before: Ctrl-C may come in between, and then the next record asks again
 
     def send_many(
         self,
@@ -178,21 +178,34 @@ class SyncProducer(BlockingClient):
 
     # -- on the loop
 
-    def _begin_taking(self) -> None:
-        task = asyncio.create_task(self._take_all())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _taking(self) -> asyncio.Task[None]:
+        """One task takes, so that records keep their order."""
+        if self._taker is None or self._taker.done():
+            self._taker = asyncio.create_task(self._take_handed())
+        return self._taker
 
     async def _take_all(self) -> None:
+        """Returns once everything that was handed over before is taken. Ctrl-C ends the wait, but not the task, which
+        holds records that are in no list any more."""
+        await asyncio.shield(self._taking())
+
+    async def _take_handed(self) -> None:
         """Moves everything that was handed over into the producer's buffer, waiting while that is full."""
-        async with self._taking:
-            while self._handed:
-                with self._lock:
-                    records, self._handed, self._handed_bytes = self._handed, [], 0
-                    self._has_room.notify_all()
+        try:
+            while records := self._next_handed():
                 for start in range(0, len(records), TAKEN_AT_ONCE):
                     await self._take(records[start : start + TAKEN_AT_ONCE])
                     await asyncio.sleep(0)
+        except BaseException:
+            self._has_taker = False
+            raise
+
+    def _next_handed(self) -> list[_Record]:
+        with self._lock:
+            records, self._handed, self._handed_bytes = self._handed, [], 0
+            self._has_taker = bool(records)
+            self._has_room.notify_all()
+        return records
 
     async def _take(self, records: Sequence[_Record]) -> None:
         producer = self._producer

@@ -7,9 +7,9 @@ import multiprocessing
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,6 +224,67 @@ def interrupt_after(bytecodes: int) -> Iterator[list[bool]]:
         yield raised
     finally:
         sys.settrace(before)
+
+
+def send_interrupted(producer: SyncProducer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends b"0", and Ctrl-C comes when the record is handed over and the loop does not know of it."""
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(producer, "_runner", SimpleNamespace(loop=SimpleNamespace(call_soon_threadsafe=interrupted)))
+        with pytest.raises(KeyboardInterrupt):
+            producer.send("t", b"0", partition=0)
+
+
+def test_after_ctrl_c_in_a_send_the_next_one_is_delivered(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SyncProducer(address, linger_ms=1) as producer:
+        send_interrupted(producer, monkeypatch)
+        assert producer.send("t", b"1", partition=0).result(30).offset == 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda p: p.flush(), id="flush"),
+        pytest.param(lambda p: p.send_many("t", [b"never sent"]), id="send_many"),
+        pytest.param(lambda p: p.close(), id="close"),
+    ],
+)
+def test_ctrl_c_in_a_call_loses_no_record_that_was_sent_before(
+    call: Callable[[SyncProducer], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the loop has taken some of them."""
+    main = threading.main_thread().ident
+    assert main is not None
+    called, resumed = asyncio.Event(), asyncio.Event()
+    with cluster_in_thread(1, t=1) as cluster, SyncProducer(cluster.servers, linger_ms=1) as producer:
+        take, take_all = producer._take, producer._take_all
+
+        async def take_later(records: Sequence[Any]) -> None:
+            await called.wait()
+            await take(records[:10])
+            if not resumed.is_set():
+                signal.pthread_kill(main, signal.SIGINT)
+                await resumed.wait()
+            await take(records[10:])
+
+        async def take_all_now() -> None:
+            called.set()
+            await take_all()
+
+        monkeypatch.setattr(producer, "_take", take_later)
+        monkeypatch.setattr(producer, "_take_all", take_all_now)
+        send_interrupted(producer, monkeypatch)
+        sent = [producer.send("t", b"%d" % n) for n in range(1, 30)]
+        with pytest.raises(KeyboardInterrupt):
+            call(producer)
+        producer._runner.loop.call_soon_threadsafe(resumed.set)
+        producer.close()
+        assert [delivery.result(0).offset for delivery in sent] == list(range(1, 30))
+        assert cluster.stored_values("t") == {0: [b"%d" % n for n in range(30)]}
 
 
 @pytest.mark.parametrize("way", ["_run", "_poll"])

@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from threading import Timer
 from typing import NoReturn
@@ -419,7 +419,8 @@ def die(error: BaseException) -> NoReturn:
     process ends whatever becomes of the log, which may be on the disk that failed or hangs.
     """
     try:
-        Timer(limits.LAST_WORDS_S, os._exit, (EXIT_FATAL,)).start()
+        with suppress(RuntimeError, MemoryError):  # no further thread may be possible
+            Timer(limits.LAST_WORDS_S, os._exit, (EXIT_FATAL,)).start()
         if isinstance(error, DataDamaged | StartRefused | DiskHung):
             log.critical("fatal", error=str(error))
         else:

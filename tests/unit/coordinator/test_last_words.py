@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from smq.coordinator.user_errors import EXIT_FATAL
 
 DIES = """
@@ -59,8 +61,17 @@ def test_a_fatal_error_ends_the_process_though_its_log_takes_nothing() -> None:
             reader.kill()
 
 
-def test_a_fatal_error_is_logged() -> None:
-    ended = run(DIES, subprocess.PIPE)
+NO_THREADS = """
+import threading
+def refuse(*_):
+    raise RuntimeError("can't start new thread")
+threading._start_new_thread = refuse
+"""
+
+
+@pytest.mark.parametrize("before", ["", NO_THREADS])
+def test_a_fatal_error_is_logged_also_without_another_thread(before: str) -> None:
+    ended = run(before + DIES, subprocess.PIPE)
     assert ended.returncode == EXIT_FATAL
     assert "ValueError: broken" in ended.stderr
 

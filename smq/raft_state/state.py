@@ -8,7 +8,7 @@ beyond its hwm: see `PartitionState.two_round`.
 import enum
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from smq.raft_state.commands import NO_LEADER_EPOCH, GroupMember, Listener
 from smq.raft_state.ids import (
@@ -64,10 +64,14 @@ _NO_OFFSET = Offset(0)
 _NO_NODES: frozenset[NodeId] = frozenset()
 
 
+NOT_IN_STEP_MS: Final = 1 << 62  # never over, also for a node that does not know it
+
+
 class Segment(NamedTuple):
     """A stretch of a compacted log, whole batches from `start` to the next segment. `digest` is of the stored values
-    that every replica ends with. `tombstones_ms` is the expiry clock when the tombstones in it had deleted everything
-    before them, 0 if there are none. A dirty segment is compacted again from its own records on."""
+    that every replica ends with. `tombstones_ms` is the expiry clock when no replica had what the tombstones in it
+    delete, NOT_IN_STEP_MS before that is known, 0 if there are none. A dirty segment is compacted again from its own
+    records on."""
 
     start: Offset
     digest: bytes

@@ -153,7 +153,7 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
         type=ConfigType.LIST,
     ),
     DELETE_RETENTION_MS: _time(
-        str(24 * 3_600_000), "how long compaction keeps a tombstone after it has deleted what was before it", 0
+        str(24 * 3_600_000), "how long compaction keeps a tombstone after no replica has what it deletes any more", 0
     ),
     MAX_COMPACTION_LAG_MS: _time(str(INT64_MAX), "how old a record may get before compaction has looked at it", 1),
     MIN_COMPACTION_LAG_MS: _time("0", "how old a record must be before compaction may remove it", 0),

@@ -34,9 +34,9 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="compaction: a tombstone stays for delete.retention.ms after it has deleted what was before it",
         mutations=(
             Mutation(
-                "smq.replication.partition.compaction.tombstones:InStepTimes.expired_ms",
-                "expiry_clock_ms - limits.tombstones_ms",
-                "expiry_clock_ms + limits.tombstones_ms",
+                "smq.replication.partition.compaction.tombstones:is_expired",
+                "now_ms - segment.tombstones_ms >= limits.tombstones_ms",
+                "True",
             ),
         ),
         scenario="compaction",

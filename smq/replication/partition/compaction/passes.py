@@ -19,7 +19,7 @@ from smq.raft_state.commands import CompactSegment
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, NodeId, Offset
 from smq.raft_state.replies import Done, Reply
-from smq.raft_state.state import PartitionState, Segment
+from smq.raft_state.state import NOT_IN_STEP_MS, PartitionState, Segment
 from smq.raft_state.topic_config import Compaction, compaction
 from smq.replication.host import Host
 from smq.replication.log.aborted import AbortedTransactions
@@ -31,7 +31,7 @@ from smq.replication.log.rewriting import Rewritten, SegmentWriter, digest_of
 from smq.replication.log.segments import NO_DIGEST, own_digest, replaced
 from smq.replication.net.segment_messages import StepQuery, StepReport
 from smq.replication.partition.compaction.segments import Segments, combined, lowest_behind
-from smq.replication.partition.compaction.tombstones import InStepTimes, is_alike, is_expired
+from smq.replication.partition.compaction.tombstones import is_alike, is_expired, is_waiting, stamp_ms
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import Channel, DataDamaged
@@ -72,7 +72,6 @@ class _Pass:
     replica: Replica
     epoch: Epoch
     limits: Compaction | None  # None: the topic is no longer compacted
-    in_step: InStepTimes
     answers: dict[NodeId, bool] = field(default_factory=dict)
     request: int = 0
     log_start: Offset = Offset(0)  # as the pass began, or later its first segment
@@ -97,7 +96,6 @@ class Compactor:
         self._segments = segments
         self._due: dict[Replica, None] = {}  # bounded by the node's partitions
         self._looks: dict[Replica, _Look] = {}  # likewise
-        self._in_step: dict[Replica, InStepTimes] = {}  # likewise
         self._pass: _Pass | None = None
         self._is_next_due = False  # `_go_on` will be called
         self._request = 0
@@ -127,7 +125,6 @@ class Compactor:
     def forget(self, replica: Replica) -> None:
         """The partition is gone, or no longer compacted."""
         self._looks.pop(replica, None)
-        self._in_step.pop(replica, None)
         self._whole_ns.pop(replica, None)
 
     @property
@@ -160,9 +157,7 @@ class Compactor:
             if replica.log.is_installing:  # what is read now may be older than what the log says that it holds
                 replica.compaction_due_ns = 0
                 continue
-            if replica not in self._in_step or self._in_step[replica].epoch != epoch:
-                self._in_step[replica] = InStepTimes(self._host, epoch)
-            current = self._pass = _Pass(replica, epoch, self._limits(replica), self._in_step[replica])
+            current = self._pass = _Pass(replica, epoch, self._limits(replica))
             self._segments.exclude(replica.pid)
             self._drive(current, self._steps(current), None)
 
@@ -252,15 +247,15 @@ class Compactor:
             Stretch(segment.start, part.segment_end(n)) for n, segment in enumerate(part.segments) if segment.is_dirty
         ]
         is_due = bool(dirty) or _is_due(dirt, limits, log_bytes, now_ms)
-        expired_ms = yield from self._expired_ms(current, limits)
-        if not is_due and not any(is_expired(segment, expired_ms) for segment in part.segments):
+        drops = yield from self._may_drop(current, limits)
+        if not is_due and not drops:
             return
         if is_due and dirt.size:
             dirty.append(Stretch(start, dirt.end))
         table, end = yield from self._scan(current, dirty)
         end = end if dirty else part.compacted_end
         current.is_partial = bool(dirty) and end < dirty[-1].end
-        yield from self._clean_old(current, table, end, expired_ms)
+        yield from self._clean_old(current, limits, table, end, drops=drops)
         if end > start:
             yield from self._clean_rest(current, table, end)
             self._looks.pop(replica, None)
@@ -289,35 +284,39 @@ class Compactor:
             yield from self._step(current, scan.step)
         return scan.table, scan.end
 
-    def _clean_old(self, current: _Pass, table: KeyTable, end: Offset, expired_ms: int) -> _Steps[None]:
+    def _clean_old(
+        self, current: _Pass, limits: Compaction, table: KeyTable, end: Offset, *, drops: bool
+    ) -> _Steps[None]:
         """The segments. If the log start passes the one that is cleaned, those above it follow."""
         segments = current.replica.part.segments
         while segments:
             lowest = segments[0].start
             try:
-                yield from self._clean_segments(current, table, end, expired_ms)
+                yield from self._clean_segments(current, limits, table, end, drops=drops)
             except _Abandoned as e:
                 if e.result not in _MOVED or (segments and segments[0].start == lowest):
                     raise
             else:
                 return
 
-    def _clean_segments(self, current: _Pass, table: KeyTable, end: Offset, expired_ms: int) -> _Steps[None]:
+    def _clean_segments(
+        self, current: _Pass, limits: Compaction, table: KeyTable, end: Offset, *, drops: bool
+    ) -> _Steps[None]:
         """Every segment that ends at or below `end`, from the log's start up. Small neighbours of one kind become one.
         A tombstone stays for another `delete.retention.ms` above a batch that could not be read: what it deletes may
         be in there."""
-        part = current.replica.part
+        part, now_ms = current.replica.part, self._host.state.expiry_clock_ms
         small_bytes = self._host.config.compaction_segment_bytes // SMALL_PART
         left = [(s, part.segment_end(n)) for n, s in enumerate(part.segments) if part.segment_end(n) <= end]
         has_unread = False
         while left:
             first, stop = left.pop(0)
-            was_kept = is_expired(first, expired_ms)
+            was_kept = drops and is_expired(first, limits, now_ms)
             drops_here = was_kept and not has_unread
             covered = [first]
             cleaner = self._cleaner(current, table, first.start, stop, drops_tombstones=drops_here)
             yield from self._run(current, cleaner)
-            while left and is_alike(first, left[0][0], drops=drops_here, expired_ms=expired_ms):
+            while left and is_alike(first, left[0][0], limits, now_ms, drops=drops_here):
                 if not cleaner.extend(left[0][1], small_bytes):
                     break
                 covered.append(left.pop(0)[0])
@@ -327,7 +326,7 @@ class Compactor:
             tombstones_ms = 0
             if new.has_tombstones:
                 since = max(segment.tombstones_ms for segment in covered)
-                tombstones_ms = since if since and not first.is_dirty and not was_kept else current.in_step.stamp_ms()
+                tombstones_ms = since if since and not first.is_dirty and not was_kept else NOT_IN_STEP_MS
             if covered != [Segment(first.start, new.digest, tombstones_ms)]:
                 yield from self._replace(current, cleaner.start, cleaner.at, new, tombstones_ms)
 
@@ -366,7 +365,7 @@ class Compactor:
             cleaner = self._cleaner(current, table, start, end, bytes_max=bytes_max)
             yield from self._run(current, cleaner)
             new = yield from self._read(current, cleaner.finish)
-            tombstones_ms = current.in_step.stamp_ms() if new.has_tombstones else 0
+            tombstones_ms = NOT_IN_STEP_MS if new.has_tombstones else 0
             yield from self._replace(current, cleaner.start, cleaner.at, new, tombstones_ms)
             start, bytes_max = cleaner.at, min(usual, 2 * bytes_max)  # the log start must not pass all during the next
 
@@ -508,14 +507,17 @@ class Compactor:
         return min(reset_ms, URGENT_RESET_MS) if is_urgent else reset_ms
 
     # ------------------------------------------------------------------------------------------- tombstones
-    def _expired_ms(self, current: _Pass, limits: Compaction) -> _Steps[int]:
-        """Tombstones with this stamp or an older one may go. 0: none, also if a replica is not in step now: it could
-        show what they delete when they are gone."""
-        segments, times = current.replica.part.segments, current.in_step
-        if not times.asks(segments, limits) or not (yield from self._are_in_step(current)):
-            return 0
-        times.note_in_step(limits)
-        return times.expired_ms(limits)
+    def _may_drop(self, current: _Pass, limits: Compaction) -> _Steps[bool]:
+        """Whether tombstones whose time has passed go in this pass. Begins the time of those of which no replica has
+        what they delete any more."""
+        part, now_ms = current.replica.part, self._host.state.expiry_clock_ms
+        has_expired = any(is_expired(segment, limits, now_ms) for segment in part.segments)
+        waiting = [(s, part.segment_end(n)) for n, s in enumerate(part.segments) if is_waiting(s)]
+        if not (has_expired or waiting) or not (yield from self._are_in_step(current)):
+            return False
+        for segment, end in waiting:
+            yield from self._agree(current, segment.start, end, segment.digest, stamp_ms(self._host))
+        return has_expired
 
     def _are_in_step(self, current: _Pass) -> _Steps[bool]:
         """Whether every replica holds all segments as they are now."""

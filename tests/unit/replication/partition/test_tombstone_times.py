@@ -1,15 +1,11 @@
 """When tombstones go: their time begins once no replica has what they delete."""
 
-from smq.raft_state.commands import AdvanceClock
-from smq.raft_state.ids import NodeId, Offset
-from smq.raft_state.state import Segment
-from smq.raft_state.topic_config import compaction
+from smq.raft_state.ids import NodeId
 from smq.replication.net.segment_messages import StepQuery, StepReport
-from smq.replication.partition.compaction.tombstones import QUESTIONS_PER_TIME, InStepTimes
 from tests.unit.replication.partition.test_compaction import Keeper
 from tests.unit.replication.support import ME, PEER_A, PEER_B
 
-LOOK_MS, KEPT_MS, STEP_MS = 500, 20_000, 2_000  # STEP_MS: until the next question, and more
+LOOK_MS, KEPT_MS, STEP_MS = 500, 20_000, 2_000  # STEP_MS: a few looks
 DELETED = [(b"k", None), (b"other", b"v")]
 GONE = [(b"other", b"v")]
 
@@ -80,24 +76,21 @@ def test_a_younger_tombstone_is_not_taken_for_one_of_which_all_replicas_were_in_
     assert keeper.records == [(b"last", b"v")]
 
 
-def test_a_new_leader_finds_out_again_whether_all_replicas_are_in_step() -> None:
+def test_the_time_goes_on_with_other_leaders() -> None:
+    """Otherwise no tombstone would ever go where leaders change every night."""
     keeper = Replicated()
     keeper.lagging.clear()
-    keeper.wait(KEPT_MS - 2 * STEP_MS)
-    keeper.host.elect(ME)
-    keeper.wait(KEPT_MS - STEP_MS)
-    assert keeper.records == DELETED
-    keeper.wait(4 * STEP_MS)
+    for _ in range(5):
+        keeper.wait(KEPT_MS // 5)
+        keeper.host.elect(ME)
+    keeper.wait(2 * STEP_MS)
     assert keeper.records == GONE
 
 
-def test_the_replicas_are_seldom_asked_and_no_longer_once_nothing_depends_on_it() -> None:
+def test_the_replicas_are_not_asked_if_nothing_depends_on_it() -> None:
     keeper = Replicated()
-    before = len(keeper.questions)
-    keeper.wait(KEPT_MS)
-    assert 2 * (QUESTIONS_PER_TIME - 2) <= len(keeper.questions) - before <= 2 * (QUESTIONS_PER_TIME + 1)
     keeper.lagging.clear()
-    keeper.wait(STEP_MS + LOOK_MS)
+    keeper.wait(STEP_MS)
     before = len(keeper.questions)
     keeper.wait(KEPT_MS - 2 * STEP_MS)
     assert len(keeper.questions) == before
@@ -106,20 +99,3 @@ def test_the_replicas_are_seldom_asked_and_no_longer_once_nothing_depends_on_it(
     before = len(keeper.questions)
     keeper.wait(2 * KEPT_MS)
     assert len(keeper.questions) == before
-
-
-def test_a_stamp_is_later_than_the_times_of_a_clock_that_jumped_back() -> None:
-    keeper = Replicated()
-    host, topic = keeper.host, keeper.host.state.topics["t"]
-    limits = compaction(topic.config)
-    assert limits is not None
-    times = InStepTimes(host.node_host(), host.part.epoch)
-    host.hardware.wall_offset_ns += 60_000_000_000
-    times.note_in_step(limits)
-    host.hardware.wall_offset_ns -= 60_000_000_000
-    stamp_ms = times.stamp_ms()
-    for _ in range(10):
-        seen_ms, kept_ms = host.state.expiry_clock_ms, KEPT_MS
-        host.apply(AdvanceClock(seen_ms=seen_ms, elapsed_ms=kept_ms, now_ms=seen_ms + kept_ms))
-    assert 0 < times.expired_ms(limits) < stamp_ms
-    assert times.asks([Segment(Offset(0), b"d", stamp_ms)], limits)

@@ -47,6 +47,8 @@ PAUSE_MS_MAX: Final = 1_000
 WAIT_MS: Final = 20  # for this node to apply what was agreed, or for changes on their way to the disk
 WAITS_MAX: Final = 500
 IN_STEP_MS: Final = 2_000  # for the followers' answers
+ASK_MS_MAX: Final = 60_000  # until they are asked again after a no, or a tenth of `delete.retention.ms`
+STAMPS_MAX: Final = 100  # segments per pass whose time begins: each is an entry of the Raft log
 URGENT_RESET_MS: Final = 2_000  # longer than a restart of a fast node; older bytes lose nothing
 SMALL_PART: Final = 4  # of a segment's usual size: one that is no larger is joined with the next
 FIRST_TRIES_MAX: Final = 6  # of a first segment, while the log start moves
@@ -96,6 +98,7 @@ class Compactor:
         self._segments = segments
         self._due: dict[Replica, None] = {}  # bounded by the node's partitions
         self._looks: dict[Replica, _Look] = {}  # likewise
+        self._ask_ns: dict[Replica, int] = {}  # not before that; likewise
         self._pass: _Pass | None = None
         self._is_next_due = False  # `_go_on` will be called
         self._request = 0
@@ -125,6 +128,7 @@ class Compactor:
     def forget(self, replica: Replica) -> None:
         """The partition is gone, or no longer compacted."""
         self._looks.pop(replica, None)
+        self._ask_ns.pop(replica, None)
         self._whole_ns.pop(replica, None)
 
     @property
@@ -510,13 +514,18 @@ class Compactor:
     def _may_drop(self, current: _Pass, limits: Compaction) -> _Steps[bool]:
         """Whether tombstones whose time has passed go in this pass. Begins the time of those of which no replica has
         what they delete any more."""
-        part, now_ms = current.replica.part, self._host.state.expiry_clock_ms
+        replica, now_ms = current.replica, self._host.state.expiry_clock_ms
+        part, began_ns = replica.part, self._host.clock.monotonic_ns()
         has_expired = any(is_expired(segment, limits, now_ms) for segment in part.segments)
         waiting = [(s, part.segment_end(n)) for n, s in enumerate(part.segments) if is_waiting(s)]
-        if not (has_expired or waiting) or not (yield from self._are_in_step(current)):
+        if not now_ms or not (has_expired or waiting) or began_ns < self._ask_ns.get(replica, 0):
             return False
-        for segment, end in waiting:
-            yield from self._agree(current, segment.start, end, segment.digest, stamp_ms(self._host))
+        if not (yield from self._are_in_step(current)):
+            self._ask_ns[replica] = began_ns + min(ASK_MS_MAX, limits.tombstones_ms // 10) * 1_000_000
+            return False
+        for segment, end in waiting[:STAMPS_MAX]:
+            if segment in replica.part.segments:  # the log start may have passed it
+                yield from self._agree(current, segment.start, end, segment.digest, stamp_ms(self._host))
         return has_expired
 
     def _are_in_step(self, current: _Pass) -> _Steps[bool]:
@@ -532,6 +541,8 @@ class Compactor:
                 return False  # the partitions after this one must not wait for a node that is down
         for _ in range(IN_STEP_MS // WAIT_MS):
             if len(current.answers) == len(others):
+                break
+            if not all(current.answers.values()):
                 break
             yield from self._pause(WAIT_MS)
         self._check_leads(current)

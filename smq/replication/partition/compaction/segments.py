@@ -318,6 +318,7 @@ class Segments:
             replica is not None
             and combined(replica.part) == message.digest
             and lowest_behind(replica) is None
+            and not replica.log.segments.is_newer_than(replica.part.compactions)
             and not replica.log.is_installing
             and replica.log.appended_end >= replica.part.compacted_end
         )

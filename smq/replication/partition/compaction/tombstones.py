@@ -16,8 +16,9 @@ STAMP_AHEAD_MS_MAX: Final = 600_000  # the longest step of the replicated clock
 
 
 def stamp_ms(host: Host) -> int:
-    """From now on, tombstones are kept for their time. The replicated clock moves in steps and may be behind, so this
-    node's clock counts, too, within bounds: no tombstone goes too early, and none stays much too long."""
+    """From now on, tombstones are kept for their time, which is the replicated clock's. That moves in steps and may be
+    behind, so this node's clock counts, too, within bounds: a tombstone goes too early only while the replicated clock
+    catches up after the whole cluster was down, at twice the speed, and none stays much too long."""
     clock_ms, wall_ms = host.state.expiry_clock_ms, host.clock.wall_ns() // 1_000_000
     return max(1, clock_ms, min(wall_ms, clock_ms + STAMP_AHEAD_MS_MAX) if clock_ms else wall_ms)
 

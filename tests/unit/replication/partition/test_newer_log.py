@@ -10,13 +10,14 @@ from smq.raft_state.state import Segment
 from smq.replication.api import Fetched
 from smq.replication.log.segments import HeldSegments
 from smq.replication.log.state import sealed
-from smq.replication.partition.compaction.segments import lowest_behind
+from smq.replication.net.segment_messages import StepQuery, StepReport
+from smq.replication.partition.compaction.segments import Segments, combined, lowest_behind
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.older_state import Outlived
 from smq.replication.partition.reads import Poll, Reads
 from smq.replication.ports import DataDamaged
 from smq.replication.proposer import Barriers
-from tests.unit.replication.support import INCARNATION, ME, Host, batch, register
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, Host, batch, register
 from tests.unit.replication.test_rules import append, follower, stored
 
 OLD, NEW = b"o" * 16, b"n" * 16
@@ -42,6 +43,23 @@ def test_an_older_segment_takes_no_place_in_a_newer_log(host: Host) -> None:
     assert lowest_behind(host.live) is None
     host.live.part.compactions = 3
     assert lowest_behind(host.live) == (0, 2, OLD), "the state has caught up"
+
+
+def test_a_newer_log_says_of_no_older_state_that_it_is_in_step(host: Host) -> None:
+    """It may lack what the next entries of that state put in line."""
+    live = host.live
+    segments = Segments(host.node_host(), host.look_ups(), {live.pid: live}.get, lambda _: None)
+    live.part.segments = [Segment(start=Offset(0), digest=NEW)]
+
+    def is_in_step() -> bool:
+        segments.on_step_query(PEER_A, StepQuery(live.pid, 1, combined(live.part)))
+        report = host.messages(StepReport)[-1]
+        assert isinstance(report, StepReport)
+        return report.is_in_step
+
+    assert is_in_step()
+    live.log.segments.compactions = 3
+    assert not is_in_step()
 
 
 def test_a_newer_log_is_not_read_by_the_marks_of_an_older_state(host: Host) -> None:

@@ -36,11 +36,11 @@ from smq.clients.producing.partition_queue import PartitionQueue
 from smq.clients.producing.partitioner import TopicQueues
 from smq.clients.producing.publisher import PRODUCER_BACKOFF, Publisher
 from smq.clients.producing.publisher import ProducerStats as ProducerStats
-from smq.clients.producing.transactions import CLOSE_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS, Phase, Transactions
+from smq.clients.producing.transactions import CLOSE_TIMEOUT_S, TRANSACTION_TIMEOUT_MS, Phase, Transactions
 from smq.clients.retry import RandomFn
 from smq.clients.tls import Tls
 from smq.clients.types import CommittedOffset, GroupMembership, TopicPartition
-from smq.raft_state.errors import ErrorCode, ProducerFenced, SmqError
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import CODECS, Headers
 
 AcksName: TypeAlias = Literal["all", "leader", "none"]
@@ -439,38 +439,38 @@ class Producer:
         transactions = self._transactional()
         number = transactions.begin_commit()
         await transactions.all_taken()
-        await self.flush()
-        transactions.check_same(number)
-        if self._accumulator.failure is not None:
-            transactions.fail(self._accumulator.failure)  # the publisher reports it in the loop's next turn
-        if transactions.failure is not None:
-            raise transactions.failure
-        await transactions.end(is_commit=True)
-        self._accumulator.end_transaction()
+        await self.flush()  # without the lock: an abort() ends this wait
+        async with transactions.deciding:
+            if transactions.has_committed(number):
+                return  # by another call
+            transactions.check_same(number)
+            if self._accumulator.failure is not None:
+                transactions.fail(self._accumulator.failure)  # the publisher reports it in the loop's next turn
+            if transactions.failure is not None:
+                raise transactions.failure
+            await transactions.commit()
+            self._accumulator.end_transaction()
 
     async def abort(self) -> None:
-        """Records that are not stored yet fail, no more are taken, and no reader gets the others. If it fails, abort()
-        again. INVALID_TRANSACTION_STATE if the transaction has been committed (a commit() before had no answer), or
-        none has begun."""
+        """Records that are not stored yet fail, no more are taken, and no reader gets the others. If it fails or is
+        cancelled, nothing but abort() is allowed: call it again. INVALID_TRANSACTION_STATE if the transaction has been
+        committed (by another task, or by a commit() before that had no answer), or none has begun."""
         self._usable()
         transactions = self._transactional()
-        transactions.begin_abort()
-        await self._publisher.drop_transaction(_aborted())
-        try:
-            await transactions.end(is_commit=False)
-        except ProducerFenced:
-            pass  # by its time-out, which has aborted it; or by another producer, as start() says
-        finally:
-            try:
-                # In the new epoch no batch of this transaction, which may still be under way, can come any more.
-                await transactions.restart()
-            finally:
+        number = transactions.begin_abort()
+        async with transactions.deciding:
+            if not transactions.has_ended(number):
+                await self._publisher.drop_transaction(_aborted())
+                await transactions.abort()
                 self._accumulator.end_transaction()
+            if transactions.has_committed(number):
+                message = "the transaction has been committed, by another call or by a commit() that had no answer"
+                raise SmqError(ErrorCode.INVALID_TRANSACTION_STATE, message)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
         """`async with producer.transaction(): ...` commits at the end of the block, and aborts if it raises. Raises
-        what begin() and commit() raise, such as INVALID_TRANSACTION_STATE."""
+        what begin() and commit() raise, such as INVALID_TRANSACTION_STATE: also if the last block's abort failed."""
         self.begin()
         try:
             yield
@@ -486,8 +486,9 @@ class Producer:
             return
         transactions.begin_abort()
         await self._publisher.drop_transaction(_aborted())
-        with contextlib.suppress(SmqError):  # otherwise its time-out does it
-            await transactions.end(is_commit=False, timeout_ms=CLOSE_TIMEOUT_MS)
+        with contextlib.suppress(SmqError, TimeoutError):  # otherwise its time-out does it
+            async with asyncio.timeout(CLOSE_TIMEOUT_S), transactions.deciding:
+                await transactions.decide_abort()
 
     def refused(self, error: SmqError) -> None:
         """A record was refused without its sender's knowledge: a transaction must not be committed without it, unless

@@ -18,10 +18,10 @@ from smq.clients.errors import build
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producing.partition_queue import ProducerIdentity
 from smq.clients.types import CommittedOffset, GroupMembership, TopicPartition, member_message
-from smq.raft_state.errors import ErrorCode, InvalidTransactionState, SmqError
+from smq.raft_state.errors import ErrorCode, InvalidTransactionState, ProducerFenced, SmqError
 
 TRANSACTION_TIMEOUT_MS: Final = 60_000.0  # Kafka's producers' default
-CLOSE_TIMEOUT_MS: Final = 2_000.0  # for the abort of a transaction that close() finds open: its time-out does it, too
+CLOSE_TIMEOUT_S: Final = 2.0  # for the abort of a transaction that close() finds open: its time-out does it, too
 
 
 class Phase(enum.Enum):
@@ -40,18 +40,21 @@ class Transactions:
         self.phase = Phase.NONE
         self.failure: SmqError | None = None
         self.identity: ProducerIdentity | None = None
-        self.number = 0  # of the transaction: another one after begin(), and from an abort() on
+        self.number = 0  # of the transaction, or of the last one
+        self.deciding = asyncio.Lock()  # one call at a time asks for a decision, and for the epoch after it
         self._under_way: set[asyncio.Future[None]] = set()  # one for each call of `taking`
         self._cluster = cluster
         self._transaction_timeout_ms = int(transaction_timeout_ms)
         self._call_timeout_ms = call_timeout_ms
         self._has_begun = False  # at the coordinator: something has been added, or may have been
         self._is_commit_tried = False
+        self._is_decided = False
+        self._committed = 0  # the number of the last transaction that was committed
 
     # ---------------------------------------------------------------------------------------------------- phases
     def begin(self) -> None:
         if self.phase is not Phase.NONE:
-            raise self._refusal("commit or abort it before you begin another")
+            raise self._wrong_phase()
         self.phase = Phase.OPEN
         self.number += 1
 
@@ -60,17 +63,17 @@ class Transactions:
         there is none, or if it is being aborted: records of it may be gone."""
         self._check_begun()
         if self.phase is Phase.ABORTING:
-            raise self._refusal("wait for abort(), and call it again if it fails")
+            raise self._wrong_phase()
         if self.phase is Phase.OPEN:
             self.phase = Phase.COMMITTING
         return self.number
 
-    def begin_abort(self) -> None:
-        """From now on it takes nothing, not even the rest of what is under way. INVALID_TRANSACTION_STATE if there is
-        none."""
+    def begin_abort(self) -> int:
+        """From now on it takes nothing, not even the rest of what is under way. Returns its number.
+        INVALID_TRANSACTION_STATE if there is none."""
         self._check_begun()
         self.phase = Phase.ABORTING
-        self.number += 1
+        return self.number
 
     def check_open(self, number: int | None = None) -> None:
         """INVALID_TRANSACTION_STATE unless there is a transaction that may take more. A commit does not keep a call
@@ -78,12 +81,20 @@ class Transactions:
         if number is not None:
             self.check_same(number)
         if self.phase is not Phase.OPEN and (number is None or self.phase is not Phase.COMMITTING):
-            raise self._not_open()
+            raise self._wrong_phase()
 
     def check_same(self, number: int) -> None:
-        """INVALID_TRANSACTION_STATE unless this is still the transaction with that number."""
-        if number != self.number:
+        """INVALID_TRANSACTION_STATE unless this is still the transaction with that number, and nothing aborts it."""
+        if self.has_ended(number) or self.phase is Phase.ABORTING:
             raise SmqError(ErrorCode.INVALID_TRANSACTION_STATE, "the transaction was ended by another call meanwhile")
+
+    def has_ended(self, number: int) -> bool:
+        return number != self.number or self.phase is Phase.NONE
+
+    def has_committed(self, number: int) -> bool:
+        """Whether this transaction was committed. Only the last one that was is known, and that is enough: a call that
+        has waited for `deciding` gets it before the next transaction can end."""
+        return number == self._committed
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[int]:
@@ -110,29 +121,19 @@ class Transactions:
 
     def _check_begun(self) -> None:
         if self.phase is Phase.NONE:
-            raise self._not_open()
+            raise self._wrong_phase()
 
-    def _not_open(self) -> SmqError:
+    def _wrong_phase(self) -> SmqError:
         advice = {
+            Phase.NONE: "begin one first",
+            Phase.OPEN: "commit or abort it before you begin another",
             Phase.COMMITTING: "wait for commit() and begin another; if it has failed, call commit() or abort() again",
             Phase.ABORTING: "wait for abort() and begin another; if it has failed, call it again",
             Phase.FAILED: f"abort it ({self.failure})",
         }
-        return self._refusal(advice.get(self.phase, "begin one first"))
-
-    def _refusal(self, advice: str) -> SmqError:
-        return SmqError(ErrorCode.INVALID_TRANSACTION_STATE, f"{self.phase.value}: {advice}")
+        return SmqError(ErrorCode.INVALID_TRANSACTION_STATE, f"{self.phase.value}: {advice[self.phase]}")
 
     # ----------------------------------------------------------------------------------------------------- calls
-    async def restart(self) -> None:
-        """The next epoch, after an abort. No transaction begins meanwhile: it would be in the last epoch."""
-        phase, self.phase = self.phase, Phase.ABORTING
-        try:
-            await self.start()
-        except BaseException:
-            self.phase = phase
-            raise
-
     async def start(self) -> None:
         """The next epoch of this producer, or its first one, which fences every other producer of the id."""
         before = self.identity
@@ -157,7 +158,7 @@ class Transactions:
         them. INVALID_TRANSACTION_STATE if there is no transaction: the coordinator would begin one. Also in an abort,
         whose new epoch would fence this call."""
         if self.phase in (Phase.NONE, Phase.ABORTING):
-            raise self._not_open()
+            raise self._wrong_phase()
         identity = self._known()
         places = [build(pb.TopicPartition, topic=topic, partition=partition) for topic, partition in partitions]
         names = list(groups)
@@ -207,10 +208,42 @@ class Transactions:
                 self.fail(e)
             raise
 
-    async def end(self, *, is_commit: bool, timeout_ms: float | None = None) -> None:
-        """The decision. Nothing is asked if nothing has been added. After an error without a known outcome it may be
-        called again. An abort fails with INVALID_TRANSACTION_STATE if a commit before it, without an answer, has been
-        made."""
+    async def commit(self) -> None:
+        """After an error without a known outcome it may be called again."""
+        self._is_commit_tried = True
+        await self._decide(is_commit=True)
+        self._committed = self.number
+        self._ended()
+
+    async def abort(self) -> None:
+        """Aborts it, unless a commit before, without an answer, `has_committed` it. Then the next epoch, in which no
+        batch of it that may still be under way can come any more. After an error or a cancellation nothing but abort()
+        is allowed: it goes on with what is missing."""
+        try:
+            await self.decide_abort()
+        except ProducerFenced:
+            pass  # by its time-out, which has aborted it; or by another producer, as start() says
+        except SmqError:
+            if self._is_commit_tried:
+                raise  # in the next epoch the coordinator could no longer say how it ended
+            # otherwise start() aborts it
+        await self.start()
+
+    async def decide_abort(self) -> None:
+        """The first half of `abort`."""
+        if self._is_decided:
+            return
+        try:
+            await self._decide(is_commit=False)
+        except InvalidTransactionState:  # none is open at the coordinator
+            if self._is_commit_tried:
+                self._committed = self.number
+        self._is_decided = True
+
+    async def _decide(self, *, is_commit: bool) -> None:
+        """Nothing is asked if nothing has been added."""
+        if not self._has_begun:
+            return
         identity = self._known()
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
@@ -224,23 +257,17 @@ class Transactions:
             )
             await node.transactions.EndTransaction(request, timeout=call_s)
 
-        self._is_commit_tried = self._is_commit_tried or is_commit
-        try:
-            if self._has_begun:
-                await self._call(run, timeout_ms)
-        except InvalidTransactionState:
-            if self._is_commit_tried:
-                raise  # otherwise what was to be added never was, and there is nothing to abort
-        self._ended()
+        await self._call(run)
 
     def _ended(self) -> None:
-        self.phase, self.failure, self._has_begun, self._is_commit_tried = Phase.NONE, None, False, False
+        self.phase, self.failure = Phase.NONE, None
+        self._has_begun = self._is_commit_tried = self._is_decided = False
 
     def _known(self) -> ProducerIdentity:
         if self.identity is None:
             raise SmqError(ErrorCode.INVALID_REQUEST, "the producer is not started: await start() first")
         return self.identity
 
-    async def _call(self, run: CallFn[T], timeout_ms: float | None = None) -> T:
+    async def _call(self, run: CallFn[T]) -> T:
         """At the coordinator, which any other node names."""
-        return await self._cluster.call(run, timeout_ms=self._call_timeout_ms if timeout_ms is None else timeout_ms)
+        return await self._cluster.call(run, timeout_ms=self._call_timeout_ms)

@@ -1,6 +1,7 @@
 """Commits and aborts of the producer while other tasks send: each record is in one transaction, or is refused."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ from smq.clients import (
     SyncProducer,
     Timeout,
 )
+from smq.clients import producer as producer_module
 from smq.clients.cluster import now_ms
+from smq.clients.producing.publish_stream import PublishStream
 from smq.clients.producing.transactions import Transactions
 from smq.raft_state.errors import ErrorCode
 from smq.testing.served import Served, serving
 from tests.unit.clients.test_transactional_producer import await_values, producer_of, servers
 
 CALL = Transactions._call
+SUBMIT = PublishStream.submit
 
 
 def small_producer_of(served: Served, interceptors: Iterable[ProducerInterceptor]) -> Producer:
@@ -48,7 +52,7 @@ def test_a_record_sent_while_its_transaction_ends_is_refused(
             def refuses() -> None:
                 with pytest.raises(InvalidTransactionState, match=f"is being {end}.*: wait for {end}"):
                     producer.send("t", b"late", partition=1)
-                with pytest.raises(InvalidTransactionState, match="before you begin another"):
+                with pytest.raises(InvalidTransactionState, match=f"wait for {end}.* and begin another"):
                     producer.begin()
 
             async def call(transactions: Transactions, *args: Any) -> Any:
@@ -200,6 +204,225 @@ def test_a_commit_says_that_another_task_has_aborted(tmp_path: Path) -> None:
             async with producer.transaction():
                 await producer.send("t", b"next")
         await await_values(served, b"next")
+
+    serving(tmp_path, body)
+
+
+async def fail_to_start(_: Transactions) -> None:
+    raise SmqError(ErrorCode.TIMED_OUT, "no answer")
+
+
+async def cancel_start(_: Transactions) -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("start", [fail_to_start, cancel_start])
+def test_no_batch_of_an_aborted_transaction_comes_in_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any
+) -> None:
+    """The abort gets no new epoch while the batch is under way."""
+    held: list[tuple[Any, ...]] = []
+    is_held = asyncio.Event()
+
+    def hold(*args: Any) -> None:
+        held.append(args)
+        is_held.set()
+
+    def submit_after_held(*args: Any) -> None:
+        while held:
+            SUBMIT(*held.pop())
+        SUBMIT(*args)
+
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+            producer.begin()
+            await producer.send("t", b"aborted")
+            with monkeypatch.context() as patch:
+                patch.setattr(PublishStream, "submit", hold)
+                dropped = producer.send("t", b"under way")
+                await is_held.wait()
+                patch.setattr(Transactions, "start", start)
+                with pytest.raises((Timeout, asyncio.CancelledError)):
+                    await producer.abort()
+            assert isinstance(dropped.exception(), Timeout)
+            with pytest.raises(InvalidTransactionState, match=r"is being aborted.*if it has failed, call it again"):
+                producer.begin()
+            with monkeypatch.context() as patch:
+                patch.delattr(Transactions, "_decide")  # it is not asked for again
+                await producer.abort()
+            monkeypatch.setattr(PublishStream, "submit", submit_after_held)
+            async with producer.transaction():
+                await producer.send("t", b"next")
+            assert not held
+        await await_values(served, b"next")
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize("is_made", [False, True], ids=["commit lost", "commit made"])
+@pytest.mark.parametrize("is_answer", [False, True], ids=["question lost", "answer lost"])
+@pytest.mark.parametrize("failing", [1, 2], ids=["decision", "start"])
+def test_after_a_commit_without_an_answer_and_an_abort_that_failed_the_next_abort_says_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made: bool, is_answer: bool, failing: int
+) -> None:
+    calls = 0
+
+    async def call(transactions: Transactions, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls not in (1, 1 + failing):
+            return await CALL(transactions, *args)
+        if is_made if calls == 1 else is_answer:
+            with contextlib.suppress(SmqError):
+                await CALL(transactions, *args)
+        raise SmqError(ErrorCode.TIMED_OUT, "no answer")
+
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+            producer.begin()
+            await producer.send("t", b"first")
+            with monkeypatch.context() as patch:
+                patch.setattr(Transactions, "_call", call)
+                for end in (producer.commit, producer.abort):
+                    with pytest.raises(Timeout):
+                        await end()
+                for refused in (producer.commit(), producer.send_many("t", [b"late"])):
+                    with pytest.raises(InvalidTransactionState, match="is being aborted"):
+                        await refused
+                if is_made:
+                    with pytest.raises(InvalidTransactionState, match="has been committed"):
+                        await producer.abort()
+                else:
+                    await producer.abort()
+            async with producer.transaction():
+                await producer.send("t", b"second")
+        await await_values(served, *([b"first"] if is_made else []), b"second")
+
+    serving(tmp_path, body)
+
+
+def test_an_abort_succeeds_if_the_new_epoch_has_aborted_the_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    async def call(transactions: Transactions, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise SmqError(ErrorCode.TIMED_OUT, "no answer")
+        return await CALL(transactions, *args)
+
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+            producer.begin()
+            await producer.send("t", b"aborted")
+            with monkeypatch.context() as patch:
+                patch.setattr(Transactions, "_call", call)
+                await producer.abort()
+            assert calls > 1
+            async with producer.transaction():
+                await producer.send("t", b"next")
+        await await_values(served, b"next")
+
+    serving(tmp_path, body)
+
+
+def test_an_abort_says_that_another_task_has_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is no abort of the next transaction, which that task begins immediately."""
+    made, resumed = asyncio.Event(), asyncio.Event()
+
+    async def call(transactions: Transactions, *args: Any) -> Any:
+        answer = await CALL(transactions, *args)
+        if not made.is_set():
+            made.set()
+            await resumed.wait()
+        return answer
+
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+
+            async def work() -> None:
+                await producer.commit()
+                async with producer.transaction():
+                    await producer.send("t", b"second")
+
+            producer.begin()
+            await producer.send("t", b"first")
+            monkeypatch.setattr(Transactions, "_call", call)
+            working = asyncio.create_task(work())
+            await made.wait()
+            aborting = asyncio.create_task(producer.abort())
+            await asyncio.sleep(0)
+            resumed.set()
+            with pytest.raises(InvalidTransactionState, match="has been committed"):
+                await aborting
+            await working
+        await await_values(served, b"first", b"second")
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize(("end", "late"), [("commit", 2), ("abort", 4)])
+def test_two_tasks_that_end_a_transaction_in_the_same_way_do_not_end_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, late: int
+) -> None:
+    begun, calls = asyncio.Event(), 0
+
+    async def call(transactions: Transactions, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == late:  # the last one that both of them could need
+            await begun.wait()
+        return await CALL(transactions, *args)
+
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as producer:
+
+            async def work() -> None:
+                await getattr(producer, end)()
+                async with producer.transaction():
+                    begun.set()
+                    await other
+                    await producer.send("t", b"second")
+
+            producer.begin()
+            await producer.send("t", b"first")
+            monkeypatch.setattr(Transactions, "_call", call)
+            working = asyncio.create_task(work())
+            await asyncio.sleep(0)
+            other = asyncio.create_task(getattr(producer, end)())
+            await working
+        await await_values(served, *([b"first"] if end == "commit" else []), b"second")
+
+    serving(tmp_path, body)
+
+
+def test_close_does_not_wait_for_a_commit_that_gets_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, closed = asyncio.Event(), asyncio.Event()
+
+    async def call(transactions: Transactions, *args: Any) -> Any:
+        asked.set()
+        await closed.wait()
+        return await CALL(transactions, *args)
+
+    async def body(served: Served) -> None:
+        await served.create()
+        monkeypatch.setattr(producer_module, "CLOSE_TIMEOUT_S", 0.01)
+        async with producer_of(served) as producer:
+            producer.begin()
+            await producer.send("t", b"v")
+            monkeypatch.setattr(Transactions, "_call", call)
+            committing = asyncio.create_task(producer.commit())
+            await asked.wait()
+        closed.set()
+        with pytest.raises(SmqError, match="closed"):
+            await committing
 
     serving(tmp_path, body)
 

@@ -13,17 +13,13 @@ from smq.clients import (
     Producer,
     ProducerFenced,
     RecordFilter,
-    SmqError,
     SyncConsumer,
     SyncProducer,
     UnknownPartition,
     UnknownTopic,
-    Unreachable,
 )
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.producing.transactions import Transactions
 from smq.coordinator.addresses import format_address
-from smq.raft_state.errors import ErrorCode
 from smq.testing.served import Served, serving
 
 
@@ -251,28 +247,6 @@ def test_a_transaction_that_has_timed_out_is_aborted_and_the_producer_goes_on(tm
         async with producer_of(served) as producer, producer.transaction():
             await producer.send("t", b"on")
         await await_values(served, b"on")
-
-    serving(tmp_path, body)
-
-
-def test_after_an_abort_without_a_new_epoch_the_next_transaction_commits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def unreachable(_: Transactions) -> None:
-        raise SmqError(ErrorCode.UNREACHABLE, "no node answers")
-
-    async def body(served: Served) -> None:
-        await served.create()
-        async with producer_of(served) as producer:
-            producer.begin()
-            await producer.send("t", b"aborted")
-            with monkeypatch.context() as patch:
-                patch.setattr(Transactions, "start", unreachable)
-                with pytest.raises(Unreachable):
-                    await producer.abort()
-            async with producer.transaction():
-                await producer.send("t", b"next")
-        await await_values(served, b"next")
 
     serving(tmp_path, body)
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from smq.clients.admin import commit_offsets, fetch_offsets
 from smq.clients.arguments import check_callback, check_choice, check_kind, invalid, names
 from smq.clients.cluster import ClusterClient, now_ms
-from smq.clients.fetch_planner import NO_POSITION, FetchPlanner, PartitionFetch
+from smq.clients.fetch_planner import NO_END, NO_POSITION, FetchPlanner, PartitionFetch
 from smq.clients.interceptors import ConsumerChain
 from smq.clients.membership.member import Member
 from smq.clients.membership.options import MemberSettings
@@ -330,7 +330,7 @@ class Subscribing(ABC):
         while it joins: commit again after the next poll, if the partitions are still assigned then."""
         group = self._named_group()
         if offsets is None:
-            offsets = self._positions()
+            offsets = self.resume_positions({})
         check_kind("offsets", offsets, Mapping)
         if offsets:
             await self._commit(group, offsets)
@@ -358,8 +358,10 @@ class Subscribing(ABC):
             raise _rebalancing(member.group)
         return identity
 
-    def _positions(self) -> dict[TopicPartition, int | CommittedOffset]:
-        return {tp: f.resume_at for tp, f in self._planner.assigned.items() if f.position != NO_POSITION}
+    def resume_positions(self, ahead: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """What a commit names. `ahead`: the first offsets that our caller has taken and not returned yet."""
+        fetches = {tp: fetch for tp, fetch in self._planner.assigned.items() if fetch.position != NO_POSITION}
+        return {tp: min(fetch.resume_at, ahead.get(tp, NO_END)) for tp, fetch in fetches.items()}
 
     async def committed(
         self, partitions: Iterable[TopicPartition] | None = None
@@ -385,7 +387,7 @@ class Subscribing(ABC):
         member = self._member
         if self._settings.auto_commit_interval_ms is None or member is None or member.identity is None:
             return
-        moved = {tp: at for tp, at in self._positions().items() if at != self._auto_committed.get(tp)}
+        moved = {tp: at for tp, at in self.resume_positions({}).items() if at != self._auto_committed.get(tp)}
         self._committed_at_ms = now_ms()
         if not moved:
             return
@@ -394,7 +396,7 @@ class Subscribing(ABC):
         except SmqError as e:
             log.warning("automatic commit of group %s failed, its records will be read again: %s", member.group, e)
         else:
-            self._auto_committed |= moved  # type: ignore[arg-type] # positions are numbers
+            self._auto_committed |= moved
 
 
 def _rebalancing(group: str) -> SmqError:

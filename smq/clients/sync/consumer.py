@@ -136,9 +136,12 @@ class SyncConsumer(BlockingClient):
         return self._run(self._consumer.lag(topic, partition)) + ahead
 
     def commit(self, offsets: Mapping[TopicPartition, int | CommittedOffset] | None = None) -> None:
-        if offsets is None:
-            offsets = {tp: at for tp in self.assignment() if (at := self.position(*tp)) >= 0}
-        self._run(self._consumer.commit(offsets))
+        self._check_usable()
+        self._run(self._commit() if offsets is None else self._consumer.commit(offsets))
+
+    async def _commit(self) -> None:
+        """The loop takes the positions: there a reset cannot come in between."""
+        await self._consumer.commit(self._consumer.resume_positions(self._first_ahead()))
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, CommittedOffset]:
         return self._run(self._consumer.committed(partitions))
@@ -237,14 +240,18 @@ class SyncConsumer(BlockingClient):
 
     async def _rewind(self) -> None:
         """One step of the loop: Ctrl-C comes before it or after it."""
+        first = self._first_ahead()
+        self._ahead.clear()
+        self._raw_ahead = None
+        await self._consumer.rewind(first)
+
+    def _first_ahead(self) -> dict[TopicPartition, int]:
         first: dict[TopicPartition, int] = {}
         if self._raw_ahead is not None:
             first[self._raw_ahead.topic, self._raw_ahead.partition] = self._raw_ahead.base_offset
         for record in self._ahead:
             first.setdefault((record.topic, record.partition), record.offset)
-        self._ahead.clear()
-        self._raw_ahead = None
-        await self._consumer.rewind(first)
+        return first
 
     def close(self, *, commit: bool = True) -> None:
         """As Consumer.close. Every later call raises CLIENT_CLOSED."""

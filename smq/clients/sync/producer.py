@@ -84,14 +84,19 @@ class SyncProducer(BlockingClient):
     def _hand_over(self, record: _Record, size: int) -> None:
         with self._lock:
             while len(self._handed) >= HANDED_RECORDS_MAX or self._handed_bytes >= HANDED_BYTES_MAX:
+                if not self._has_taker:  # after Ctrl-C in the send of the record before: nothing else would make room
+                    self._call_taker()
                 self._has_room.wait()
             if self._is_closed:
                 raise SmqError(ErrorCode.CLIENT_CLOSED, "the producer is closed")
             self._handed.append(record)
             self._handed_bytes += size
             if not self._has_taker:
-                self._runner.loop.call_soon_threadsafe(self._taking)
-                self._has_taker = True  # not before: Ctrl-C may come in between, and then the next record asks again
+                self._call_taker()
+
+    def _call_taker(self) -> None:
+        self._runner.loop.call_soon_threadsafe(self._taking)
+        self._has_taker = True  # not before: Ctrl-C may come in between, and then the next record asks again
 
     def send_many(
         self,

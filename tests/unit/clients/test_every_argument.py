@@ -83,8 +83,8 @@ def takes_arguments(cls: type) -> set[str]:
 def test_no_method_is_forgotten() -> None:
     # The blocking producer has checked what it gives to the first two. The third needs transactions, which a fake
     # cluster has not; it checks its arguments as Admin.commit_offsets does. The blocking consumer gives positions to
-    # the last one that it has had from it.
-    others = {"take", "refused", "send_offsets", "rewind"}
+    # the last two that it has had from it.
+    others = {"take", "refused", "send_offsets", "rewind", "resume_positions"}
     for cls, calls in CALLS.items():
         assert takes_arguments(cls) - others == set(calls)
         for name, given in calls.items():

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from smq.clients import Consumer
+from smq.clients import Consumer, SyncConsumer
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.runner import cluster_of
 from smq.testing.loops import run
@@ -136,5 +136,31 @@ def test_a_commit_before_the_reset_is_over_names_no_later_place_of_the_new_log()
             fill(cluster, 15)
             await consumer.commit()
             assert (await consumer.committed())[P].offset == 0
+
+    run(scenario())
+
+
+def test_a_commit_of_the_blocking_consumer_names_no_later_place_of_the_new_log() -> None:
+    """It returns records of the old one that it has read ahead, when the position is in the new one."""
+
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster:
+            fill(cluster, 10, per_batch=10)
+            consumer = await asyncio.to_thread(
+                lambda: SyncConsumer(cluster.servers, group="g", auto_offset_reset="earliest", max_wait_ms=50)
+            )
+            try:
+                await asyncio.to_thread(consumer.assign, "t")
+                records = iter(consumer)
+                assert [(await asyncio.to_thread(next, records)).offset for _ in range(4)] == [0, 1, 2, 3]
+                await asyncio.to_thread(consumer.commit)
+                assert (await asyncio.to_thread(consumer.committed))[P].offset == 4
+                await after_reset(cluster, consumer._consumer, recreate)
+                await asyncio.to_thread(consumer.commit)
+                assert (await asyncio.to_thread(consumer.committed))[P].offset == 0
+                found = [(await asyncio.to_thread(next, records)).offset for _ in range(6 + 5)]
+                assert found == [*range(4, 10), *range(5)]
+            finally:
+                await asyncio.to_thread(consumer.close)
 
     run(scenario())

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from smq.clients import SmqError, SyncAdmin, SyncConsumer, SyncOffsetAssigner, SyncProducer
+from smq.clients import Delivery, SmqError, SyncAdmin, SyncConsumer, SyncOffsetAssigner, SyncProducer
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode
 from smq.testing.fake.runner import cluster_in_thread
@@ -242,6 +242,20 @@ def test_after_ctrl_c_in_a_send_the_next_one_is_delivered(address: str, monkeypa
     with SyncProducer(address, linger_ms=1) as producer:
         send_interrupted(producer, monkeypatch)
         assert producer.send("t", b"1", partition=0).result(30).offset == 1
+
+
+def test_after_ctrl_c_in_a_send_that_took_the_last_room_the_next_one_finds_room(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smq.clients.sync.producer.HANDED_RECORDS_MAX", 1)
+    sent: list[Delivery] = []
+    with SyncProducer(address, linger_ms=1) as producer:
+        send_interrupted(producer, monkeypatch)
+        sending = threading.Thread(target=lambda: sent.append(producer.send("t", b"1", partition=0)))
+        sending.start()
+        sending.join(10)
+        assert sent, "it waits for ever"
+        assert sent[0].result(30).offset == 1
 
 
 @pytest.mark.timeout(60)

@@ -10,7 +10,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, TypedDict
+from typing import Final, Literal, TypeAlias, TypedDict
 
 from smq.clients.arguments import (
     INT32_MAX,
@@ -29,7 +29,7 @@ from smq.clients.interceptors import ProducerChain, ProducerInterceptor
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producing.accumulator import IN_FLIGHT_MAX, BatchingSettings
 from smq.clients.producing.delivery import BatchMetadata as BatchMetadata
-from smq.clients.producing.delivery import BulkDelivery, Delivery, Intercepted
+from smq.clients.producing.delivery import BulkDelivery, Delivery, FlushMark, Intercepted, is_over
 from smq.clients.producing.delivery import RecordMetadata as RecordMetadata
 from smq.clients.producing.outgoing import ProducerRecord, checked_record, checked_times
 from smq.clients.producing.partition_queue import PartitionQueue
@@ -398,17 +398,18 @@ class Producer:
         """Waits until every record sent before is acknowledged or failed. Errors are in the records' own futures;
         CLIENT_CLOSED is raised here."""
         loop = self._usable(even_if_fatal=True)
-        # Marks of its own: a sender's future may be cancelled long before its record is settled.
-        marks: list[asyncio.Future[Any]] = []
-        for record in self._accumulator.waiting():
-            marks.append(loop.create_future())
-            record.marks += (marks[-1],)
-        for batch in self._accumulator.mark_due():
-            marks.append(loop.create_future())
-            batch.tokens.append((0, 0, marks[-1]))
+        records, batches = self._accumulator.waiting(), self._accumulator.mark_due()
         self._publisher.wake()
-        if marks:
-            await asyncio.wait(marks)
+        if records or batches:
+            # A mark of its own: a sender's future may be cancelled long before its record is settled.
+            mark = FlushMark(loop.create_future(), len(records) + len(batches))
+            for record in records:
+                record.marks = (*(old for old in record.marks if not is_over(old)), mark)
+            for batch in batches:
+                while is_over(batch.tokens[-1][2]):
+                    batch.tokens.pop()
+                batch.tokens.append((0, 0, mark))
+            await mark.ended
 
     # -- transactions
 

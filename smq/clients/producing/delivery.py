@@ -201,6 +201,28 @@ class BulkDelivery:
             self.future.set_exception(self._error)
 
 
+class FlushMark:
+    """What one flush() waits for: `ended` is set once everything that carries the mark is settled. If the flush is
+    cancelled, so is `ended`."""
+
+    __slots__ = ("_left", "ended")
+
+    def __init__(self, ended: "asyncio.Future[None]", count: int) -> None:
+        self.ended = ended
+        self._left = count
+
+    def settle(self) -> None:
+        """Called once by each that carries it."""
+        self._left -= 1
+        if not self._left and not self.ended.done():
+            self.ended.set_result(None)
+
+
+def is_over(token: object) -> bool:
+    """Whether it is the mark of a flush that waits no more."""
+    return isinstance(token, FlushMark) and token.ended.done()
+
+
 def _follows(last: BatchMetadata, part: BatchMetadata) -> bool:
     """Whether both are one run: adjacent records of one partition, with adjacent append times."""
     place = (last.topic, last.partition, last.last_offset + 1, last.ts_ns + last.last_offset + 1 - last.base_offset)
@@ -230,6 +252,8 @@ def _deliver(tokens: list[tuple[int, int, object]], batch: Batch, base_offset: i
             place = (base_offset + first, ts_ns + first) if is_known else (-1, -1)
             token.delivered(RecordMetadata(topic, partition, *place))
             _deliver([(first, count, token.token)], batch, base_offset, ts_ns)
+        elif isinstance(token, FlushMark):
+            token.settle()
     if waiting is not None:
         waiting.wake()
 
@@ -244,8 +268,8 @@ def fail(batch: Batch, error: SmqError) -> None:
 
 def end_mark(mark: object) -> None:
     """A flush only waits for the end."""
-    if isinstance(mark, asyncio.Future) and not mark.done():
-        mark.set_result(None)
+    if isinstance(mark, FlushMark):
+        mark.settle()
 
 
 def fail_token(token: object, count: int, error: SmqError) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from smq.clients import Producer, SmqError
+from smq.clients.producing.publish_stream import PublishStream
 from smq.raft_state.errors import ErrorCode, ErrorDetails
 from smq.records import parse_header
 from smq.testing.fake.cluster import FakeCluster
@@ -359,6 +360,45 @@ def test_a_record_without_partitions_is_waited_for_although_its_future_is_cancel
             await call(producer)
             assert cluster.stored_values("late") == {0: [b"v"]}
             assert producer.stats.records_failed == 1
+
+    run(scenario())
+
+
+def test_flushes_that_are_cancelled_leave_no_marks_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed, held = asyncio.Event(), list[tuple[Any, ...]]()
+
+    async def scenario() -> None:
+        async with cluster_of(1, t=1) as cluster, producer_of(cluster) as producer:
+            await producer.send("t", b"first")
+            cluster.create("late", 1)
+            refresh, submit = producer._cluster.refresh, PublishStream.submit
+
+            async def refresh_later(*topics: Any, **options: Any) -> frozenset[str]:
+                await resumed.wait()
+                return await refresh(*topics, **options)
+
+            monkeypatch.setattr(producer._cluster, "refresh", refresh_later)
+            with monkeypatch.context() as patch:
+                patch.setattr(PublishStream, "submit", lambda *args: held.append(args))
+                sent = [producer.send("late", b"v"), producer.send("t", b"v")]
+                waiting = asyncio.create_task(producer.flush())
+                for _ in range(5):
+                    flush = asyncio.create_task(producer.flush())
+                    await asyncio.sleep(0)
+                    flush.cancel()
+                    await asyncio.gather(flush, return_exceptions=True)
+            [record], [batch] = producer._accumulator.waiting(), producer._accumulator.mark_due()
+            marks, tokens = len(record.marks), len(batch.tokens)
+            last = asyncio.create_task(producer.flush())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            resumed.set()
+            for args in held:
+                submit(*args)
+            await waiting
+            await last
+            assert all(s.done() for s in sent)
+            assert (marks, tokens - 1) == (2, 2), "of the flush that waits, and the last of the others"
 
     run(scenario())
 

@@ -32,6 +32,7 @@ from smq.raft_state.state import ClusterState, CommittedOffset, PartitionState
 
 BY_ID_VERSION: Final = 10  # of both OffsetCommit and OffsetFetch
 _UNKNOWN: Final = (KafkaError.UNKNOWN_TOPIC_ID, KafkaError.UNKNOWN_TOPIC_OR_PARTITION)
+_GROUP_ERROR_VERSION: Final = 2  # OffsetFetch has a field for an error of the whole group; before, only of a partition
 _STABLE_VERSION: Final = 7  # OffsetFetch can ask for it
 _BATCHED_VERSION: Final = 8  # OffsetFetch for several groups
 _NO_COMMIT: Final = CommittedOffset(offset=Offset(-1), metadata="", committed_ms=0)
@@ -115,7 +116,7 @@ async def offset_fetch(gateway: Gateway, version: int, request: Struct) -> Struc
         groups = [await _fetch_group(gateway, version, requested, stable=stable) for requested in request["groups"]]
         return {"throttle_time_ms": 0, "groups": groups}
     answer = await _fetch_group(gateway, version, request, stable=stable)
-    if version < 2:  # only partitions have a field for an error
+    if version < _GROUP_ERROR_VERSION:
         for topic in answer["topics"]:
             for partition in topic["partitions"]:
                 partition["error_code"] = answer["error_code"]
@@ -132,6 +133,8 @@ async def _fetch_group(gateway: Gateway, version: int, requested: Struct, *, sta
         await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
     except SmqError as e:
         answer["error_code"] = group_code_of(e)
+        if version >= _GROUP_ERROR_VERSION:
+            return answer  # a client that looks at a partition first would take it for one without a commit
     else:
         group = gateway.state.groups.get(name_of_group)
         commits = {} if group is None else group.offsets
@@ -140,14 +143,13 @@ async def _fetch_group(gateway: Gateway, version: int, requested: Struct, *, sta
     if requested["topics"] is None:
         answer["topics"] = _all_commits(gateway, commits, unstable)
         return answer
-    code_of_unknown = answer["error_code"] or KafkaError.UNKNOWN_TOPIC_ID
     names = topic_names(gateway.state, requested["topics"], "name", by_id=version >= BY_ID_VERSION)
     for topic, name in zip(requested["topics"], names, strict=True):
         topic_id, partitions = topic.get("topic_id", b""), []
         for index in topic["partition_indexes"]:
             part = gateway.state.partition_of(name, index) if name is not None else None
             found = commits.get(part.pid) if part is not None else None
-            code = code_of_unknown if name is None else KafkaError.NONE
+            code = KafkaError.UNKNOWN_TOPIC_ID if name is None else KafkaError.NONE
             if part is not None and part.pid in unstable:
                 found, code = None, KafkaError.UNSTABLE_OFFSET_COMMIT
             partitions.append(_committed(index, found, code))

@@ -43,6 +43,7 @@ class KafkaError(enum.IntEnum):
     INVALID_REPLICATION_FACTOR = 38
     INVALID_REPLICA_ASSIGNMENT = 39
     INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41
     INVALID_REQUEST = 42
     POLICY_VIOLATION = 44
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
@@ -147,14 +148,18 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.FORKED: KafkaError.UNKNOWN_SERVER_ERROR,
 }
 
-# A consumer does not know "not enough replicas". After "wrong node" it looks up the leader again and comes back.
-_FETCH_CODES: Final = {ErrorCode.OVERLOADED: KafkaError.NOT_LEADER_OR_FOLLOWER}
+# A consumer knows neither "not enough replicas" nor "timed out": Java's ends with an exception. After "wrong node" it
+# looks up the leader again and comes back.
+_FETCH_CODES: Final = dict.fromkeys(
+    (ErrorCode.OVERLOADED, ErrorCode.TIMED_OUT, ErrorCode.NO_QUORUM), KafkaError.NOT_LEADER_OR_FOLLOWER
+)
 # Clients know OFFSET_NOT_AVAILABLE from these versions on (KIP-392, KIP-207). Older ones get what they retry.
 _FETCH_NOT_AVAILABLE_VERSION: Final = 11
 _LIST_NOT_AVAILABLE_VERSION: Final = 5
 # And TRANSACTION_ABORTABLE from these on (KIP-890).
 _PRODUCE_ABORTABLE_VERSION: Final = 11
 _STAGING_ABORTABLE_VERSION: Final = 4
+INIT_FENCED_VERSION: Final = 4  # of InitProducerId: from here on PRODUCER_FENCED has a code of its own
 
 
 class KafkaRefusal(Exception):
@@ -169,6 +174,18 @@ def error_fields(error: SmqError | KafkaRefusal) -> dict[str, KafkaError | str]:
     """The two fields that carry an error in the answers to admin requests."""
     code = error.code if isinstance(error, KafkaRefusal) else code_of(error)
     return {"error_code": code, "error_message": str(error)}
+
+
+def topic_error_fields(error: SmqError | KafkaRefusal) -> dict[str, KafkaError | str]:
+    """The same in the answers to requests that Kafka's controller carries out. Clients ask another node only after
+    NOT_CONTROLLER."""
+    is_elsewhere = isinstance(error, SmqError) and error.code in _ELSEWHERE
+    return error_fields(error) | ({"error_code": KafkaError.NOT_CONTROLLER} if is_elsewhere else {})
+
+
+_ELSEWHERE: Final = frozenset(
+    {ErrorCode.SHUTTING_DOWN, ErrorCode.NODE_NOT_READY, ErrorCode.LEADER_UNAVAILABLE, ErrorCode.UPGRADE_NEEDED}
+)
 
 
 # Clients of a coordinator take these as: look it up again.
@@ -236,6 +253,13 @@ def transaction_code_of(error: SmqError, *, is_fenced_known: bool) -> KafkaError
     if error.code is ErrorCode.PRODUCER_FENCED and is_fenced_known:
         return KafkaError.PRODUCER_FENCED
     return _TRANSACTION_CODES.get(error.code, CODES[error.code])
+
+
+def producer_id_code_of(error: SmqError, version: int) -> KafkaError:
+    """For InitProducerId without a transactional id. After any other code than this one, some clients end."""
+    if error.code is ErrorCode.PRODUCER_FENCED and version >= INIT_FENCED_VERSION:
+        return KafkaError.PRODUCER_FENCED
+    return KafkaError.COORDINATOR_LOAD_IN_PROGRESS if error.code.is_retriable else CODES[error.code]
 
 
 def produce_code_of(error: SmqError, version: int) -> KafkaError:

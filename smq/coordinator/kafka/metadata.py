@@ -5,7 +5,7 @@ Owns the description of the node and the cluster that clients get, and when a to
 
 from typing import Final
 
-from smq.coordinator.kafka.api_keys import SERVED
+from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.authorization import on_cluster, on_topic
 from smq.coordinator.kafka.cluster import (
     INTERNAL_TOPICS,
@@ -31,6 +31,8 @@ from smq.raft_state.topic_config import is_external
 _FEATURE: Final = "transaction.version"
 _FEATURE_LEVEL: Final = 2
 _FEATURES_FROM_ZERO_VERSION: Final = 4  # clients of older ones refuse a feature that begins with version 0
+# As Kafka 4 says, which refuses these, too: librdkafka before 2.11.1 compresses only if Produce goes down to them.
+_LOWEST: Final[dict[int, int]] = {ApiKey.PRODUCE: 0}
 _AUTO_CREATE_VERSION: Final = 4  # older requests have no such field, and mean yes
 _ENDPOINTS_OF_BROKERS: Final = 1
 
@@ -41,7 +43,7 @@ def api_versions(code: KafkaError = KafkaError.NONE) -> Struct:
     return {
         "error_code": code,
         "api_keys": [
-            {"api_key": int(key), "min_version": row.versions.lo, "max_version": row.versions.hi}
+            {"api_key": int(key), "min_version": _LOWEST.get(key, row.versions.lo), "max_version": row.versions.hi}
             for key, row in SERVED.items()
         ],
         "throttle_time_ms": 0,
@@ -105,8 +107,9 @@ async def _named_topic(gateway: Gateway, requested: Struct, *, may_create: bool)
     if name not in state.topics and may_create and name not in INTERNAL_TOPICS:
         try:
             await create_on_use(gateway, name, TIMEOUT_MS_DEFAULT)
-        except SmqError as e:
-            return _unknown(name, NO_TOPIC_ID, code_of(e))
+        except SmqError as e:  # clients ask again after few codes only
+            code = KafkaError.LEADER_NOT_AVAILABLE if e.code.is_retriable else code_of(e)
+            return _unknown(name, NO_TOPIC_ID, code)
     found = state.topics.get(name)
     if found is not None and is_external(found.config):
         return _unknown(name, found.topic_id, CODES[ErrorCode.WRONG_STORAGE])

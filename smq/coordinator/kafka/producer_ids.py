@@ -3,19 +3,15 @@
 Owns the answers. The ids themselves come from the state machine.
 """
 
-from typing import Final
-
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.errors import KafkaError, code_of
+from smq.coordinator.kafka.errors import KafkaError, producer_id_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.transactions.changes import init_transactions
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.raft_state.commands import AllocateProducerId
-from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NO_REQUEST, ProducerEpoch, ProducerId
 from smq.raft_state.replies import ProducerIdAllocated
-
-_FENCED_VERSION: Final = 4  # from here on PRODUCER_FENCED has a code of its own
 
 
 async def init_producer_id(gateway: Gateway, version: int, request: Struct) -> Struct:
@@ -36,7 +32,6 @@ async def init_producer_id(gateway: Gateway, version: int, request: Struct) -> S
     try:
         reply = await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
     except SmqError as e:
-        is_fenced = e.code is ErrorCode.PRODUCER_FENCED and version >= _FENCED_VERSION
-        return answer | {"error_code": KafkaError.PRODUCER_FENCED if is_fenced else code_of(e)}
+        return answer | {"error_code": producer_id_code_of(e, version)}
     assert isinstance(reply, ProducerIdAllocated)
     return answer | {"producer_id": reply.producer_id, "producer_epoch": reply.producer_epoch}

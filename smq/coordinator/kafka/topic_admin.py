@@ -9,7 +9,7 @@ from collections import Counter
 from smq.coordinator.kafka.cluster import NO_TOPIC_ID, new_topic, refusals_as_errors
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.configs.view import topic_entries
-from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
+from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, topic_error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import find_topic, find_topic_name
@@ -51,7 +51,7 @@ async def _create(gateway: Gateway, requested: Struct, request: Struct, *, is_tw
             made = gateway.state.topics.get(command.name)  # None if it has been deleted in this moment
             config = made.config if made is not None else {}
     except (SmqError, KafkaRefusal) as e:
-        return answer | error_fields(e)
+        return answer | topic_error_fields(e)
     return answer | {
         "num_partitions": command.partition_count,
         "replication_factor": command.replication_factor,
@@ -143,7 +143,7 @@ async def _delete(gateway: Gateway, requested: Struct, timeout_ms: int) -> Struc
             answer["topic_id"] = (await find_topic(gateway.calls, name, timeout_ms)).topic_id
         await gateway.calls.propose(DeleteTopic(request_id=NO_REQUEST, name=name), timeout_ms)
     except (SmqError, KafkaRefusal) as e:
-        return answer | error_fields(e)
+        return answer | topic_error_fields(e)
     return answer
 
 
@@ -184,5 +184,5 @@ async def _grow(gateway: Gateway, requested: Struct, request: Struct) -> Struct:
         else:
             await gateway.calls.propose(command, timeout_ms)
     except (SmqError, KafkaRefusal) as e:
-        return answer | error_fields(e)
+        return answer | topic_error_fields(e)
     return answer

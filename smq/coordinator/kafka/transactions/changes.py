@@ -9,7 +9,7 @@ from typing import Final
 
 from smq.coordinator.kafka.cluster import confirmation_failure, coordinator_refusal
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.errors import KafkaError, transaction_code_of
+from smq.coordinator.kafka.errors import INIT_FENCED_VERSION, KafkaError, transaction_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
@@ -20,7 +20,6 @@ from smq.raft_state.state import ClusterState
 
 _BUMPING_VERSION: Final = 5  # from here on the end of a transaction begins the producer's next epoch (KIP-890)
 _FENCED_VERSION: Final = 2  # from here on, in all but InitProducerId, PRODUCER_FENCED has a code of its own
-_INIT_FENCED_VERSION: Final = 4
 
 
 def refusal(gateway: Gateway, transactional_id: str) -> KafkaError:
@@ -47,7 +46,7 @@ async def init_transactions(gateway: Gateway, version: int, request: Struct) -> 
     try:
         reply = await gateway.transactions.start(producer_of(request), timeout_ms, TIMEOUT_MS_DEFAULT)
     except SmqError as e:
-        return {"error_code": transaction_code_of(e, is_fenced_known=version >= _INIT_FENCED_VERSION)}
+        return {"error_code": transaction_code_of(e, is_fenced_known=version >= INIT_FENCED_VERSION)}
     return answer | {"producer_id": reply.producer_id, "producer_epoch": reply.producer_epoch}
 
 

@@ -11,6 +11,8 @@ from smq.coordinator.kafka.errors import (
     code_of,
     fetch_code_of,
     list_offsets_code_of,
+    producer_id_code_of,
+    topic_error_fields,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 
@@ -53,3 +55,40 @@ def test_names_and_numbers_are_kafkas(code: KafkaError) -> None:
 )
 def test_errors_that_a_retry_may_cure_are_retriable_for_kafka_clients(code: ErrorCode) -> None:
     assert KioErrorCode(CODES[code].value).retriable
+
+
+# Others are an IllegalStateException of Java's consumer, after which its poll loop ends.
+_RETRIED_FETCHES = {
+    KafkaError.NOT_LEADER_OR_FOLLOWER,
+    KafkaError.UNKNOWN_TOPIC_OR_PARTITION,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+}
+
+
+_OF_ANY_REQUEST = (
+    ErrorCode.SHUTTING_DOWN,
+    ErrorCode.NODE_NOT_READY,
+    ErrorCode.LEADER_UNAVAILABLE,
+    ErrorCode.OVERLOADED,
+    ErrorCode.TIMED_OUT,
+    ErrorCode.NO_QUORUM,
+    ErrorCode.UPGRADE_NEEDED,
+)
+
+
+@pytest.mark.parametrize("code", [*_OF_ANY_REQUEST, ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.DATA_DAMAGED])
+def test_a_consumer_goes_on_after_an_error_that_passes(code: ErrorCode) -> None:
+    assert fetch_code_of(SmqError(code, "x"), 18) in _RETRIED_FETCHES
+
+
+@pytest.mark.parametrize("code", _OF_ANY_REQUEST)
+def test_a_producer_asks_for_its_id_again_after_an_error_that_passes(code: ErrorCode) -> None:
+    """Sarama and older Java clients give up after most codes that others retry."""
+    assert producer_id_code_of(SmqError(code, "x"), 4) is KafkaError.COORDINATOR_LOAD_IN_PROGRESS
+
+
+def test_an_admin_client_asks_another_node_if_this_one_stops() -> None:
+    stopping, full = (SmqError(code, "x") for code in (ErrorCode.SHUTTING_DOWN, ErrorCode.OVERLOADED))
+    assert topic_error_fields(stopping) == {"error_code": KafkaError.NOT_CONTROLLER, "error_message": str(stopping)}
+    assert topic_error_fields(full)["error_code"] is code_of(full)

@@ -332,6 +332,20 @@ def test_what_a_node_knows_it_describes_without_a_quorum() -> None:
     assert node.barriers == 1
 
 
+@pytest.mark.parametrize("version", [2, 7, 9])
+def test_without_a_quorum_no_partition_seems_to_have_no_commit(version: int) -> None:
+    """A client that looks at the partition first would begin at its reset policy, and skip records."""
+    groups = [{"group_id": "g", "topics": [{"name": TOPIC, "partition_indexes": [0]}]}]
+    request: Struct = {"require_stable": False, "groups": groups} | groups[0]
+
+    async def call() -> Struct:
+        return await HANDLERS[ApiKey.OFFSET_FETCH](gateway_of(LaggingNode(failure=NO_QUORUM)), version, request)
+
+    answer = asyncio.run(call())
+    (group,) = answer.get("groups", [answer])
+    assert (group["error_code"], group["topics"]) == (KafkaError.REQUEST_TIMED_OUT, [])
+
+
 @pytest.mark.parametrize("named", [_produce, _fetch])
 def test_a_known_topic_costs_no_barrier(named: Named) -> None:
     for name, topic_id in ((TOPIC, NO_TOPIC_ID), ("", TOPIC_ID)):

@@ -103,6 +103,9 @@ KAFKA_INFLIGHT_PER_CONNECTION_MAX: Final = 256
 KAFKA_FETCHES_PER_CONNECTION_MAX: Final = 4
 KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX: Final = 32 * MIB  # beyond it the socket is not read; one request may exceed it
 KAFKA_INFLIGHT_BYTES_PER_NODE_MAX: Final = 512 * MIB  # of all its connections, including answers not read yet
+# Of the bytes above, those of answers that are being read from the log. A slow disk may hold all of them for seconds,
+# and the rest is for everything else: otherwise no Produce and no Heartbeat would be read meanwhile.
+KAFKA_READING_BYTES_PER_NODE_MAX: Final = KAFKA_INFLIGHT_BYTES_PER_NODE_MAX // 2
 KAFKA_BUDGET_WAIT_S_MAX: Final = 1  # a fetch on a full node then gets an empty answer, and its client asks again
 KAFKA_CONNECTIONS_MAX: Final = 10_000  # about 10 KB each when idle; file descriptors run out first
 KAFKA_CONNECTIONS_PER_ADDRESS_MAX: Final = 2_000  # a host with many clients, or a few hosts behind one address

@@ -18,6 +18,7 @@ from smq.coordinator.service.fetching import KnownRange, Outcome, PartitionFetch
 from smq.coordinator.service.lookup import confirm_unknown
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId
+from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, config_value
 from smq.replication.api import Fetched
 
 BY_ID_VERSION: Final = 13
@@ -81,18 +82,32 @@ async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[PartitionFe
     if not wanted:
         return []
     wait_ms = 0 if is_due else min(max(request["max_wait_ms"], 0), FETCH_WAIT_MS_MAX)
+    bytes_max = min(max(request["max_bytes"], 1), gateway.response_bytes_max)
+    needed = _bytes_needed(gateway, wanted, bytes_max)
     try:
         return await fetch_many(
             gateway.calls,
             wanted,
             max_wait_ms=wait_ms,
             answer_ms=wait_ms + FETCH_BARRIER_MS,
-            bytes_max=min(max(request["max_bytes"], 1), gateway.response_bytes_max),
+            bytes_max=bytes_max,
             bytes_min=request["min_bytes"],
-            reserve=gateway.inflight.reserved,
+            reserve=lambda _: gateway.inflight.reserved(needed),
         )
     except SmqError:
-        return [None] * len(wanted)  # the node is full of answers that clients have not taken: nothing yet
+        return [None] * len(wanted)  # too many answers are being read, or are not taken by their clients: nothing yet
+
+
+def _bytes_needed(gateway: Gateway, wanted: list[PartitionFetch], bytes_max: int) -> int:
+    """What the answer can hold: of each partition the bytes that the client asks for, or one batch that is larger."""
+    needed = 0
+    for want in wanted:
+        topic = gateway.state.topics.get(want.topic)
+        batch_max = int(config_value(topic.config, MAX_MESSAGE_BYTES)) if topic is not None else 0
+        needed += max(want.max_bytes, batch_max)
+        if needed >= bytes_max:
+            return bytes_max
+    return needed
 
 
 def _wanted(name: str, requested: Struct, *, is_committed: bool) -> PartitionFetch:

@@ -36,7 +36,7 @@ class PartitionFetch:
         return self.topic if self.topic_id is None else self.topic_id
 
 
-Outcome: TypeAlias = Fetched | SmqError | None  # None: not read, the response was full before
+Outcome: TypeAlias = Fetched | SmqError | None  # None: not read, the response was full or late before
 
 
 class KnownRange(NamedTuple):
@@ -75,8 +75,9 @@ async def fetch_many(
     reserve: Reserve = _unlimited,
 ) -> list[Outcome]:
     """One outcome for each of `requests`. Answers immediately if any of them has an error or if together they have
-    `bytes_min`, otherwise as soon as that is so. `answer_ms` bounds one partition's read, its barrier included. Bytes
-    are reserved while records are read, but not while the fetch waits: nothing that was read is kept during a wait."""
+    `bytes_min`, otherwise as soon as that is so. `answer_ms` bounds each reading of all partitions, barriers included:
+    those that were not begun by then are left out. Bytes are reserved while records are read, but not while the fetch
+    waits: nothing that was read is kept during a wait."""
     until = time.monotonic() + max_wait_ms / 1000
     bytes_min = min(bytes_min, bytes_max)
     failed: dict[int, Fetched | SmqError] = {}
@@ -155,8 +156,10 @@ class _Fetches:
 async def _read_now(
     calls: NodeCalls, requests: Sequence[PartitionFetch], answer_ms: int, bytes_max: int
 ) -> tuple[list[Outcome], bool]:
-    """Reads in order, a few partitions at a time, so that little is read beyond the cap. Also says whether there was
-    more than the cap allows."""
+    """Reads in order, a few partitions at a time, so that little is read beyond the cap. Also says whether it ended
+    before the last partition: there was more than the cap allows, or no time for the rest."""
+    until = time.monotonic() + answer_ms / 1000
+    left_ms = answer_ms
     outcomes: list[Outcome] = [None] * len(requests)
     left = bytes_max
     for first in range(0, len(requests), FETCH_CONCURRENCY):
@@ -164,11 +167,12 @@ async def _read_now(
         reads = _Fetches(calls, outcomes_needed=len(group))
         for place in group:
             reads.start(place, replace(requests[place], max_bytes=min(requests[place].max_bytes, left)))
-        found = await reads.take(answer_ms)
+        found = await reads.take(left_ms)
         for place in group:
             outcome = found.get(place) or SmqError(ErrorCode.TIMED_OUT, f"no answer within {answer_ms} ms")
             outcomes[place], left = _trimmed(outcome, left, is_first=left == bytes_max)
-        if left <= 0:
+        left_ms = math.ceil((until - time.monotonic()) * 1000)
+        if left <= 0 or (left_ms <= 0 and group.stop < len(requests)):
             return outcomes, True
     return outcomes, False
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from smq.coordinator.kafka import connection as connection_module
+from smq.coordinator.kafka import inflight as inflight_module
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.connection import Connection
@@ -19,11 +20,13 @@ from smq.coordinator.limits import (
     KAFKA_FETCHES_PER_CONNECTION_MAX,
     KAFKA_FRAME_S_MAX,
     KAFKA_IDLE_S_MAX,
+    KAFKA_INFLIGHT_BYTES_PER_NODE_MAX,
     KAFKA_INFLIGHT_PER_CONNECTION_MAX,
     KAFKA_STUCK_S_MAX,
     MIB,
 )
 from smq.coordinator.service.settings import Settings
+from smq.raft_state.errors import ErrorCode, SmqError
 
 NOTHING_FETCHED: Struct = {"throttle_time_ms": 0, "responses": []}
 REQUEST = struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 0, 7, -1)
@@ -281,5 +284,51 @@ def test_room_that_is_granted_in_the_moment_of_a_cancellation_is_given_back() ->
         reading.cancel()
         await settle()
         assert (reading.cancelled(), shared.used_bytes) == (True, 0)
+
+    run(scenario)
+
+
+def test_answers_that_a_slow_disk_holds_up_do_not_stop_the_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        shared = InflightBytes()
+
+        async def read() -> None:
+            async with shared.reserved(8 * MIB):
+                await asyncio.Event().wait()
+
+        reading = [asyncio.create_task(read()) for _ in range(2 * KAFKA_INFLIGHT_BYTES_PER_NODE_MAX // (8 * MIB))]
+        await settle()
+        assert shared.used_bytes == KAFKA_INFLIGHT_BYTES_PER_NODE_MAX // 2
+        rig = Rig(monkeypatch, shared)
+        rig.release.set()
+        rig.connection.data_received(REQUEST)
+        await settle()
+        assert rig.wire.correlation_ids == [7]
+        assert rig.wire.is_reading()
+        for task in reading:
+            task.cancel()
+        await settle()
+        assert shared.used_bytes == 0
+        async with shared.reserved(8 * MIB):  # its share was given back, too
+            assert shared.used_bytes == 8 * MIB
+
+    run(scenario)
+
+
+def test_no_answer_is_read_while_others_that_were_read_fill_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inflight_module, "KAFKA_BUDGET_WAIT_S_MAX", 0)
+
+    async def scenario() -> None:
+        shared = InflightBytes()
+        shared.add(KAFKA_INFLIGHT_BYTES_PER_NODE_MAX)
+        for _ in range(100):  # those that are refused keep nothing of the share
+            with pytest.raises(SmqError) as refused:
+                async with shared.reserved(8 * MIB):
+                    pass
+            assert refused.value.code is ErrorCode.OVERLOADED
+        shared.add(-KAFKA_INFLIGHT_BYTES_PER_NODE_MAX)
+        await settle()
+        async with shared.reserved(8 * MIB):
+            assert shared.used_bytes == 8 * MIB
 
     run(scenario)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from smq.coordinator.limits import FETCH_CONCURRENCY
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many, known_range
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -26,6 +27,7 @@ class Log:
         self.ends = ends
         self.calls = 0
         self.refusal: SmqError | None = None  # of waiting
+        self.is_stuck = False  # the disk: no read ends
         self._watches: list[tuple[str, int, Callable[[Any], None]]] = []
 
     def append(self, topic: str, count: int = 1) -> None:
@@ -49,6 +51,8 @@ class Log:
         self.calls += 1
         if topic not in self.ends:
             raise SmqError(ErrorCode.UNKNOWN_TOPIC, topic)
+        if self.is_stuck:
+            return lambda: None
         if max_bytes == 0 and self.refusal is not None:
             done(self.refusal)
         elif max_bytes == 0 and offset >= self.ends[topic]:
@@ -190,6 +194,20 @@ def test_nothing_within_the_time_is_an_empty_answer() -> None:
         log = Log(a=0)
         assert _counts(await _fetch(log, _want("a"), max_wait_ms=0)) == [0]
         assert log.waiting == 0
+
+    asyncio.run(test())
+
+
+def test_one_deadline_bounds_the_reading_of_all_partitions() -> None:
+    """Those that were not begun by then are no error: their turn comes with the next fetch."""
+
+    async def test() -> None:
+        log, reserve = Log(a=1), Reserve()
+        log.is_stuck = True
+        outcomes = await _fetch(log, *[_want("a")] * 3 * FETCH_CONCURRENCY, answer_ms=100, reserve=reserve)
+        assert [o.code for o in outcomes if isinstance(o, SmqError)] == [ErrorCode.TIMED_OUT] * FETCH_CONCURRENCY
+        assert outcomes[FETCH_CONCURRENCY:] == [None] * 2 * FETCH_CONCURRENCY
+        assert (log.calls, reserve.taken, reserve.times) == (FETCH_CONCURRENCY, 0, 1)
 
     asyncio.run(test())
 

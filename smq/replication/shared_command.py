@@ -1,9 +1,9 @@
-"""Requests of many callers that share Raft entries: one command of a kind in flight, and the others share the next.
+"""Requests of many callers that share Raft entries: those that come while a command is in flight share the next.
 
-Owns the coalescing (items that arrive meanwhile share the next command; no timer) and each caller's deadline. Every
-item may be proposed again: a repetition changes nothing. It must never propose an item after its caller's deadline,
-answer before the command is applied here, nor judge an item: the state machine does. `external_offsets` and `joins` use
-it.
+Owns the coalescing (the next command begins with the answer, or after a second without one) and each caller's deadline.
+Every item may be proposed again: a repetition changes nothing. It must never propose an item after its caller's
+deadline, answer before the command is applied here, nor judge an item: the state machine does. `external_offsets` and
+`joins` use it.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from smq.replication.proposer import rejection
 from smq.replication.runtime.deadlines import Deadline
 
 WAITING_MAX: Final = 20_000  # callers per node: as many as may wait for other proposals
-ATTEMPT_MS_MAX: Final = 1_000  # per command; each caller waits until its own deadline
+_NEXT_MS: Final = 1_000  # after this time without an answer, another command begins: for those that came meanwhile
 _UNKNOWN_OUTCOME: Final = (ErrorCode.TIMED_OUT, ErrorCode.NO_QUORUM)
 
 Item = TypeVar("Item")
@@ -52,7 +52,11 @@ class _Caller(Generic[Item, Result]):
 
 
 class SharedCommand(Generic[Item, Result]):
-    """The callers of one kind of command, bounded by WAITING_MAX."""
+    """The callers of one kind of command, bounded by WAITING_MAX.
+
+    A command lives as long as its most patient caller, so a slow commit answers, however late. The proposer repeats it
+    at another leader. A further one each second is for callers that came since: nothing slow is proposed twice.
+    """
 
     def __init__(
         self,
@@ -69,11 +73,14 @@ class SharedCommand(Generic[Item, Result]):
         self._command_of = command_of
         self._result_of = result_of
         self._waiting: deque[_Caller[Item, Result]] = deque()
-        self._in_flight = False
+        self._sent = 0  # callers whose command is in flight, with those that have been answered meanwhile
+        self._newest: list[_Caller[Item, Result]] = []  # the callers of the newest command
+        self._next: Deadline | None = None  # when another command may begin; None if it may now
+        self._is_closed = False
         self._is_scheduled = False
 
     def submit(self, item: Item, timeout_ms: int, done: DoneFn[Result]) -> None:
-        if len(self._waiting) >= WAITING_MAX:
+        if len(self._waiting) + self._sent >= WAITING_MAX:
             details = ErrorDetails(retry_after_ms=100)
             error = SmqError(ErrorCode.OVERLOADED, f"{WAITING_MAX} callers share this node's commands", details)
             self._host.deliver(lambda: done(error))
@@ -81,7 +88,7 @@ class SharedCommand(Generic[Item, Result]):
         caller = _Caller[Item, Result](item, done, self._host.clock.monotonic_ns() + timeout_ms * 1_000_000)
         caller.deadline = self._host.deadlines.add(caller.until_ns, partial(self._expire, caller))
         self._waiting.append(caller)
-        if not self._in_flight and not self._is_scheduled:
+        if self._next is None and not self._is_scheduled:
             self._is_scheduled = True  # after the current callback: it may bring more
             self._host.clock.call_soon(self._launch)
 
@@ -90,6 +97,7 @@ class SharedCommand(Generic[Item, Result]):
 
     def _launch(self) -> None:
         self._is_scheduled = False
+        self._end_pause()
         now_ns = self._host.clock.monotonic_ns()
         batch: list[_Caller[Item, Result]] = []
         while self._waiting and len(batch) < ASSIGN_ITEMS_MAX:
@@ -100,16 +108,28 @@ class SharedCommand(Generic[Item, Result]):
                 self._expire(caller)
             else:
                 batch.append(caller)
-        self._in_flight = bool(batch)
         if batch:
+            self._newest = batch
+            self._sent += len(batch)
+            self._next = self._host.deadlines.add(now_ns + _NEXT_MS * 1_000_000, self._launch)
             command = self._command_of(tuple(caller.item for caller in batch))
-            first_ns = min(caller.until_ns for caller in batch)  # once one has gone on, the others share a new command
-            self._propose(command, ATTEMPT_MS_MAX, lambda reply: self._on_reply(batch, reply), send_until_ns=first_ns)
+            ends_ns = [caller.until_ns for caller in batch]
+            first_ns = min(ends_ns)  # once one has gone on, the others share a new command
+            left_ms = (max(ends_ns) - now_ns) // 1_000_000 + 1
+            self._propose(command, left_ms, lambda reply: self._on_reply(batch, reply), send_until_ns=first_ns)
+
+    def _end_pause(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
 
     def _on_reply(self, batch: list[_Caller[Item, Result]], reply: Reply | SmqError) -> None:
-        self._in_flight = False
-        if isinstance(reply, SmqError) and reply.code in _UNKNOWN_OUTCOME:
-            self._waiting.extendleft(reversed(batch))  # those with time left share the next attempt
+        self._sent -= len(batch)
+        if batch is self._newest:
+            self._newest = []
+            self._end_pause()
+        if isinstance(reply, SmqError) and reply.code in _UNKNOWN_OUTCOME and not self._is_closed:
+            self._waiting.extendleft(reversed(batch))  # those with time left share the next command
         elif isinstance(reply, Results) and len(reply.items) == len(batch):
             for caller, result in zip(batch, reply.items, strict=True):
                 caller.answer(rejection(result) if isinstance(result, Rejected) else self._result_of(result))
@@ -117,10 +137,12 @@ class SharedCommand(Generic[Item, Result]):
             error = reply if isinstance(reply, SmqError) else SmqError(ErrorCode.INTERNAL, f"unexpected reply {reply}")
             for caller in batch:
                 caller.answer(error)
-        if self._waiting and not self._in_flight and not self._is_scheduled:
+        if self._waiting and self._next is None and not self._is_scheduled:
             self._launch()
 
     def close(self, error: SmqError) -> None:
-        """The node is stopping. The proposer answers callers whose command is in flight."""
+        """The node is stopping. The proposer answers callers whose command is in flight: if it was sent, its outcome is
+        unknown."""
+        self._is_closed = True
         while self._waiting:
             self._waiting.popleft().answer(error)

@@ -42,6 +42,10 @@ class Callers:
         """The current callback ends."""
         self.world.pass_ms(0)
 
+    def pass_seconds(self, count: int) -> None:
+        for _ in range(count):
+            self.world.pass_ms(1_000)
+
     def proposed(self) -> list[list[int]]:
         """The callers of each command that has reached Raft, in order."""
         return [callers_of(command) for command, _ in self.world.engine.queue]
@@ -116,14 +120,103 @@ def test_one_command_carries_a_bounded_number_of_callers(callers: Callers, monke
 
 
 def test_callers_with_time_left_share_a_new_command_after_an_unknown_outcome(callers: Callers) -> None:
+    callers.world.lead(OTHER)
     answers = callers.assign(1)
     callers.turn()
-    callers.world.pass_ms(1_010)  # one attempt
-    assert answers == []
     callers.assign(2)
+    ((_, sent),) = callers.world.forwarded
+    callers.world.proposer.on_proposed(wire.Proposed(sent.request, wire.COMMITTED, LogIndex(0), b"unreadable"))
+    assert answers == []
+    callers.world.lead(ME)
+    assert callers.proposed() == [[1, 2]]
+    callers.commit(0)
+    assert answers == [given_to(item_of(1))]
+
+
+def test_a_commit_that_takes_seconds_answers_and_is_proposed_once(callers: Callers) -> None:
+    answers = callers.assign(1, 30_000)
+    callers.turn()
+    callers.pass_seconds(20)
+    assert callers.proposed() == [[1]]
+    callers.commit(0)
+    assert answers == [given_to(item_of(1))]
+
+
+def test_a_command_lives_as_long_as_its_most_patient_caller(callers: Callers) -> None:
+    short, long = callers.assign(1, 1_500), callers.assign(2, 5_000)
+    callers.turn()
+    callers.pass_seconds(4)
+    assert [error.code for error in short if isinstance(error, SmqError)] == [ErrorCode.TIMED_OUT]
+    assert long == []
+    callers.commit(0)
+    assert long == [given_to(item_of(2))]
+    assert len(short) == 1
+
+
+def test_after_a_second_a_command_begins_beside_for_those_that_came_since(callers: Callers) -> None:
+    first = callers.assign(1, 30_000)
+    callers.turn()
+    callers.world.pass_ms(900)
+    second = callers.assign(2, 30_000)
+    callers.turn()
+    assert callers.proposed() == [[1]]
+    callers.world.pass_ms(110)
+    assert callers.proposed() == [[1], [2]]
+    third = callers.assign(3, 30_000)
+    callers.turn()
+    callers.commit(0)
+    assert first == [given_to(item_of(1))]
+    assert callers.proposed() == [[1], [2]], "the newest is not a second old"
+    callers.commit(1)
+    assert second == [given_to(item_of(2))]
+    callers.commit(2)
+    assert third == [given_to(item_of(3))]
+    callers.pass_seconds(5)
+    assert callers.proposed() == [[1], [2], [3]]
+
+
+def test_a_caller_that_comes_after_a_slow_second_waits_for_no_other(callers: Callers) -> None:
+    callers.assign(1, 30_000)
+    callers.turn()
+    callers.pass_seconds(3)
+    callers.assign(2, 30_000)
+    callers.turn()
+    assert callers.proposed() == [[1], [2]]
+
+
+def test_a_command_that_takes_seconds_goes_to_the_next_leader(callers: Callers) -> None:
+    answers = callers.assign(1, 30_000)
+    callers.turn()
+    callers.pass_seconds(3)
+    callers.world.lead(OTHER)
+    callers.world.lead(ME)
     assert callers.proposed() == [[1], [1]]
     callers.commit(1)
     assert answers == [given_to(item_of(1))]
+
+
+def test_callers_in_flight_count_for_the_bound(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_command, "WAITING_MAX", 2)
+    for n in range(2):
+        callers.assign(n, 30_000)
+        callers.pass_seconds(2)
+    assert callers.proposed() == [[0], [1]]
+    (error,) = callers.assign(2, 30_000)
+    assert isinstance(error, SmqError)
+    assert error.code is ErrorCode.OVERLOADED
+    callers.commit(0)
+    assert callers.assign(3, 30_000) == []
+
+
+def test_at_the_end_of_the_node_the_outcome_of_what_was_sent_is_unknown(callers: Callers) -> None:
+    sent = callers.assign(1)
+    callers.turn()
+    waiting = callers.assign(2)
+    stopping = SmqError(ErrorCode.SHUTTING_DOWN, "stopping")
+    callers.offsets.close(stopping)
+    callers.world.proposer.close(stopping)
+    codes = [answer.code for answer in sent + waiting if isinstance(answer, SmqError)]
+    assert codes == [ErrorCode.TIMED_OUT, ErrorCode.SHUTTING_DOWN]
 
 
 def test_a_shared_command_is_not_sent_again_after_the_deadline_of_one_of_its_callers(callers: Callers) -> None:

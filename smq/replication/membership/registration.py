@@ -22,8 +22,9 @@ from smq.replication.raft.journal import RaftDamaged, forget_set_aside, set_asid
 
 _log = structlog.get_logger("smq.node")
 
-REGISTER_MS_MAX: Final = 2_000
+REGISTER_MS_MAX: Final = 2_000  # per attempt: whether one was applied, the state says
 REGISTER_RETRY_MS: Final = 50
+_CONFIRM_MS: Final = 24 * 3_600_000  # no attempts: the proposer repeats it at another leader, and any answer counts
 
 
 class Registration:
@@ -128,7 +129,7 @@ class Registration:
     def _on_registered(self, disk: DiskId, reply: Reply | SmqError) -> None:
         if disk != self._identity.disk:
             return  # the code that made the new one registers it
-        if not isinstance(reply, SmqError):
+        if not isinstance(reply, SmqError) or self._is_applied():
             self._on_registration()
             self._confirm(disk)
         elif reply.code is ErrorCode.UPGRADE_NEEDED:
@@ -140,11 +141,16 @@ class Registration:
         else:
             self._host.clock.call_later(REGISTER_RETRY_MS, self.register)
 
+    def _is_applied(self) -> bool:
+        """Whether a registration of this process and disk has been applied here, by whichever attempt."""
+        me = self._host.state.nodes.get(self._host.node_id)
+        return me is not None and (me.incarnation, me.disk) == (self._identity.incarnation, self._identity.disk)
+
     def _confirm(self, disk: DiskId) -> None:
         """One entry after the registration: a node that stores it also stores that the registration is committed.
         Otherwise a power loss of all nodes could leave a replaced disk that no node remembers as a voter (rule 18)."""
         if not self._is_stopped and disk == self._identity.disk:
-            self._host.propose(Barrier(), REGISTER_MS_MAX, lambda reply: self._on_confirmed(disk, reply))
+            self._host.propose(Barrier(), _CONFIRM_MS, lambda reply: self._on_confirmed(disk, reply))
 
     def _on_confirmed(self, disk: DiskId, reply: Reply | SmqError) -> None:
         if disk != self._identity.disk:

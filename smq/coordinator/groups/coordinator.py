@@ -40,6 +40,7 @@ from smq.raft_state.ids import Epoch, Generation, PartitionId, RequestId
 from smq.raft_state.limits import MEMBER_PROTOCOLS_MAX, MEMBER_TEXT_BYTES_MAX
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import CoordinatorSlot, GroupState
+from smq.raft_state.topic_config import is_external
 from smq.replication.api import Cancel, DoneFn, NodeApi
 from smq.replication.measures import GroupMeasures
 from smq.replication.ports import Clock, Rng
@@ -312,6 +313,10 @@ class GroupCoordinator:
 
     def group_state(self, name: str) -> GroupState | None:
         return self._node.state.groups.get(name)
+
+    def partition_count(self, topic: str) -> int:
+        known = self._node.state.topics.get(topic)
+        return len(known.partitions) if known is not None and not is_external(known.config) else 0
 
     def now_ns(self) -> int:
         return self._clock.monotonic_ns()

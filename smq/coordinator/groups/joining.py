@@ -119,7 +119,13 @@ def _on_replaced(memory: GroupMemory, pending: PendingJoin, former: GroupMember)
     group = memory.refresh()
     answer = None
     if group is not None and memory.round is None:
-        answer = joined_as_former(group, pending.member, former, can_skip=pending.request.can_skip_assignment)
+        answer = joined_as_former(
+            group,
+            pending.member,
+            former,
+            can_skip=pending.request.can_skip_assignment,
+            partition_count=memory.host.partition_count,
+        )
     if answer is not None:
         pending.answer(answer)
     else:

@@ -34,6 +34,9 @@ class GroupHost(Protocol):
 
     def group_state(self, name: str) -> GroupState | None: ...
 
+    def partition_count(self, topic: str) -> int:
+        """0 if there is no such topic, or its records are in external storage: Kafka's clients do not see it."""
+
     def epoch_of(self, name: str) -> Epoch:
         """Of the group's coordinator, as the state has it now."""
 

@@ -1,7 +1,7 @@
-"""Which protocol a generation uses, and the topics that consumers name in theirs.
+"""Which protocol a generation uses, and what a server reads of a consumer's bytes.
 
-Owns the vote, and the one part of a member's metadata that a server must read: the topics that a consumer subscribes
-to, for the deletion of offsets. Pure. Metadata that does not parse is no subscription, and never an error.
+Owns the vote, and these two parts: the topics that a consumer subscribes to, and the partitions that it was assigned.
+Pure. Bytes that do not parse are neither, and never an error.
 """
 
 import struct
@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from smq.raft_state.commands import GroupMember
+from smq.raft_state.state import GroupState
 
 CONSUMER: Final = "consumer"
 _TOPICS_MAX: Final = 1_000_000  # far more than the metadata's own cap allows
+_PARTITIONS_MAX: Final = 1_000_000  # far more than an assignment's own cap allows
 
 
 def known_to_all(members: Iterable[GroupMember]) -> set[str]:
@@ -56,3 +58,38 @@ def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
     except (struct.error, UnicodeDecodeError):
         return None
     return frozenset(topics)
+
+
+def subscriptions(group: GroupState) -> frozenset[str] | None:
+    """The topics that the members subscribe to. None if they are no consumers, or their metadata does not name topics
+    as that of consumers does."""
+    topics: frozenset[str] = frozenset()
+    for m in group.members.values():
+        found = subscribed_topics(metadata_of(m.member, group.protocol)) if group.protocol_type == CONSUMER else None
+        if found is None:
+            return None
+        topics |= found
+    return topics
+
+
+def assigned_indexes(assignment: bytes) -> list[tuple[str, tuple[int, ...]]] | None:
+    """The partitions of a consumer's assignment (version i16, topics with partitions, ...), by topic. None if the bytes
+    are no assignment. No bytes at all assign nothing."""
+    found: list[tuple[str, tuple[int, ...]]] = []
+    if not assignment:
+        return found
+    try:
+        (topics,) = struct.unpack_from(">i", assignment, 2)
+        at = 6
+        for _ in range(min(topics, _TOPICS_MAX)):
+            (size,) = struct.unpack_from(">h", assignment, at)
+            topic = str(assignment[at + 2 : at + 2 + size], "utf-8")
+            (count,) = struct.unpack_from(">i", assignment, at + 2 + size)
+            at += 6 + size
+            if size < 0 or not 0 <= count <= _PARTITIONS_MAX:
+                return None
+            found.append((topic, struct.unpack_from(f">{count}i", assignment, at)))
+            at += 4 * count
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return found

@@ -3,12 +3,11 @@
 Owns the one definition of a group's lag, for gRPC, the command line and the metrics. Only reads the state.
 """
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from smq.coordinator.groups.protocols import CONSUMER, metadata_of, subscribed_topics
+from smq.coordinator.groups.protocols import CONSUMER, assigned_indexes
 from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.state import ClusterState, CommittedOffset, GroupPhase, GroupState, PartitionState
 
@@ -18,7 +17,6 @@ PHASES: Final = {
     GroupPhase.COMPLETING: "CompletingRebalance",
     GroupPhase.STABLE: "Stable",
 }
-_PARTITIONS_MAX: Final = 1_000_000  # far more than an assignment's own cap allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +43,9 @@ class GroupPosition:
 
 
 def assigned_partitions(group: GroupState, assignment: bytes) -> list[tuple[str, int]]:
-    """The partitions of a consumer's assignment (version i16, topics with partitions, ...); empty if it does not
-    parse."""
-    if group.protocol_type != CONSUMER:
-        return []
-    found: list[tuple[str, int]] = []
-    try:
-        (topics,) = struct.unpack_from(">i", assignment, 2)
-        at = 6
-        for _ in range(min(topics, _PARTITIONS_MAX)):
-            (size,) = struct.unpack_from(">h", assignment, at)
-            topic = str(assignment[at + 2 : at + 2 + size], "utf-8")
-            (count,) = struct.unpack_from(">i", assignment, at + 2 + size)
-            at += 6 + size
-            if size < 0 or not 0 <= count <= _PARTITIONS_MAX:
-                return []
-            found += [(topic, index) for index in struct.unpack_from(f">{count}i", assignment, at)]
-            at += 4 * count
-    except (struct.error, UnicodeDecodeError):
-        return []
-    return found
-
-
-def subscriptions(group: GroupState) -> frozenset[str] | None:
-    """The topics that the members subscribe to. None if they are no consumers, or their metadata does not name topics
-    as that of consumers does."""
-    topics: frozenset[str] = frozenset()
-    for m in group.members.values():
-        found = subscribed_topics(metadata_of(m.member, group.protocol)) if group.protocol_type == CONSUMER else None
-        if found is None:
-            return None
-        topics |= found
-    return topics
+    """The partitions of a consumer's assignment; empty if it does not parse."""
+    found = assigned_indexes(assignment) if group.protocol_type == CONSUMER else None
+    return [(topic, index) for topic, indexes in found or () for index in indexes]
 
 
 def positions(state: ClusterState, group: GroupState) -> Iterator[GroupPosition]:

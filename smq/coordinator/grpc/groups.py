@@ -12,7 +12,8 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.groups.lag import Lag, lags_of
-from smq.coordinator.groups.view import PHASES, GroupPosition, assigned_partitions, positions, subscriptions
+from smq.coordinator.groups.protocols import subscriptions
+from smq.coordinator.groups.view import PHASES, GroupPosition, assigned_partitions, positions
 from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX
 from smq.coordinator.service.audience import Audience

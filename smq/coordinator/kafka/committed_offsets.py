@@ -9,8 +9,8 @@ a sign of life, too; the state machine decides whether the member may commit.
 from functools import partial
 from typing import Final
 
+from smq.coordinator.groups.protocols import subscriptions
 from smq.coordinator.groups.types import Identity
-from smq.coordinator.groups.view import subscriptions
 from smq.coordinator.kafka.cluster import (
     barrier_failure,
     confirmation_failure,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -455,6 +455,25 @@ def test_static_member_comes_back_without_a_rebalance(tmp_path: Path) -> None:
                         await until(lambda: not back.owned, back)
                     assert caught.value.code is ErrorCode.FENCED_INSTANCE
                     assert await code_of(back.consumer.getmany()) is ErrorCode.FENCED_INSTANCE
+
+    serving(tmp_path, body)
+
+
+@pytest.mark.parametrize("has_other", [True, False])
+def test_static_leader_that_comes_back_to_a_topic_that_has_grown_assigns_all_of_it(
+    tmp_path: Path, has_other: bool
+) -> None:
+    async def body(served: Served) -> None:
+        async with AsyncExitStack() as stack:
+            async with member(served, group_instance_id="one") as one:
+                await until(lambda: one.owned == ALL, one)
+                others = [await stack.enter_async_context(member(served))] if has_other else []
+                await until(lambda: all(each.owned for each in (one, *others)), one, *others)
+            async with Admin(address(served)) as admin:
+                await admin.add_partitions("t", PARTITIONS + 1)
+            async with member(served, group_instance_id="one") as back:
+                grown = ALL | {("t", PARTITIONS)}
+                await until(lambda: back.owned.union(*(o.owned for o in others)) == grown, back, *others)
 
     serving(tmp_path, body)
 

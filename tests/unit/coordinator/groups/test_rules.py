@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from smq.clients.membership.protocol import Subscription, encode_assignment, encode_subscription
 from smq.coordinator.groups.admission import Present, Verdict, admission
-from smq.coordinator.groups.answers import joined, joined_as_former
+from smq.coordinator.groups.answers import is_partition_free, joined, joined_as_former
 from smq.coordinator.groups.identity import check_identity, resolve_leaver
 from smq.coordinator.groups.live import ACTIONS
 from smq.coordinator.groups.outcomes import Outcome, outcome_of_failure
@@ -26,6 +27,11 @@ A, B, S = member("a"), member("b"), member("s", instance="i")
 NEW, NEW_S = member(""), member("", instance="i")
 JOINING, STABLE, SYNCING = GroupPhase.PREPARING, GroupPhase.STABLE, GroupPhase.COMPLETING
 SECOND_NS = 1_000_000_000
+
+
+def has_two(topic: str) -> int:
+    """Partitions of a topic: `t` alone exists."""
+    return 2 if topic == "t" else 0
 
 
 # ------------------------------------------------------------------------------------------------- the table
@@ -309,7 +315,7 @@ def test_only_the_leader_sees_the_members() -> None:
 @pytest.mark.parametrize("can_skip", [True, False])
 def test_static_member_that_is_back_as_the_leader_computes_no_assignment(can_skip: bool) -> None:
     back = member("s2", instance="i")
-    answer = joined_as_former(group(A, back, leader="s2"), back, S, can_skip=can_skip)
+    answer = joined_as_former(group(A, back, leader="s2"), back, S, can_skip=can_skip, partition_count=has_two)
     assert answer is not None
     assert (answer.leader, answer.skip_assignment, bool(answer.members)) == (
         ("s2", True, True) if can_skip else ("s", False, False)
@@ -324,5 +330,32 @@ def test_static_member_that_is_back_continues_only_if_nothing_has_changed(
     phase: GroupPhase, metadata: bytes, is_answered: bool
 ) -> None:
     back = member("s2", instance="i", metadata=metadata)
-    answer = joined_as_former(group(A, back, phase=phase), back, S, can_skip=True)
+    answer = joined_as_former(group(A, back, phase=phase), back, S, can_skip=True, partition_count=has_two)
     assert (answer is not None) is is_answered
+
+
+@pytest.mark.parametrize(
+    ("protocol_type", "protocol", "assignments", "is_free"),
+    [
+        ("consumer", "range", (encode_assignment([("t", 0)]), encode_assignment([("t", 1)])), False),
+        ("consumer", "range", (encode_assignment([("t", 0)]), encode_assignment([("t", 0), ("u", 1)])), True),
+        ("consumer", "range", (encode_assignment([("t", 0)]), b""), True),
+        ("consumer", "range", (b"", b"?"), False),
+        ("consumer", "range", (b"", encode_assignment([("t", 0)])[:-5]), False),
+        ("connect", "range", (b"", b""), False),
+        ("consumer", "sticky", (b"", b""), False),
+    ],
+)
+def test_partition_is_free_only_if_subscriptions_and_assignments_say_so(
+    protocol_type: str, protocol: str, assignments: tuple[bytes, bytes], is_free: bool
+) -> None:
+    metadata = encode_subscription(Subscription(topics=("t", "none")), is_cooperative=False)
+    found = replace(
+        group(member("a", metadata=metadata), member("b", metadata=metadata)),
+        protocol_type=protocol_type,
+        protocol=protocol,
+    )
+    found.members = {
+        name: replace(m, assignment=data) for (name, m), data in zip(found.members.items(), assignments, strict=True)
+    }
+    assert is_partition_free(found, has_two) is is_free

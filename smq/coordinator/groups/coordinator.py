@@ -130,16 +130,19 @@ class GroupCoordinator:
         return slot.node == self._node.node_id and slot.incarnation == self._node.incarnation
 
     def _find(self, name: str) -> LiveGroup | None:
-        """The live group. Makes one if the replicated group has members."""
+        """The live group. Makes one if the replicated group has members, and this node coordinates it: its sessions
+        evict members."""
         group = self._live.get(name)
-        epoch = coordinator_of(self._node.state, name).epoch
-        if group is not None and group.epoch != epoch:
+        slot = coordinator_of(self._node.state, name)
+        if group is not None and group.epoch != slot.epoch:
             del self._live[name]
             group.close(Outcome.NOT_COORDINATOR)
             group = None
+        if not self._owns(slot):
+            return None
         known = self._node.state.groups.get(name)
         if group is None and known is not None and known.members:
-            group = self._live[name] = LiveGroup(self, name, epoch, set_alarm=self._alarms.set)
+            group = self._live[name] = LiveGroup(self, name, slot.epoch, set_alarm=self._alarms.set)
         return group
 
     def _load(self) -> None:
@@ -262,9 +265,11 @@ class GroupCoordinator:
         return self._change(command, self.refuse(command.transactional_id), timeout_ms, done)
 
     def delete_group(self, name: str, request_id: RequestId, timeout_ms: int, done: DoneFn[Reply]) -> Cancel:
-        self._find(name)
+        refusal = self.refuse(name)
+        if refusal is None:
+            self._find(name)  # the sessions of its members may have to end first
         command = DeleteGroup(request_id=request_id, group=name, coordinator_epoch=self.epoch_of(name))
-        return self._change(command, self.refuse(name), timeout_ms, done)
+        return self._change(command, refusal, timeout_ms, done)
 
     def delete_offsets(
         self,
@@ -293,7 +298,7 @@ class GroupCoordinator:
 
     def is_rebalancing(self, name: str) -> bool:
         """Whether a round is open for the next generation. False if another node coordinates the group."""
-        group = self._find(name) if self._owns(coordinator_of(self._node.state, name)) else None
+        group = self._find(name)
         return group is not None and group.is_rebalancing
 
     def _group(self, name: str) -> tuple[Outcome, LiveGroup | None]:

@@ -8,7 +8,8 @@ import pytest
 from smq.clients import Admin, SmqError
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.types import CommittedOffset
-from smq.raft_state.errors import ErrorCode
+from smq.raft_state.errors import ErrorCode, ErrorDetails
+from smq.raft_state.ids import NodeId
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.runner import cluster_of
 from smq.testing.loops import run
@@ -78,6 +79,26 @@ def test_call_continues_at_another_node_when_one_is_down_or_not_ready() -> None:
 
             cluster.nodes[2].hook = not_ready
             assert (await admin.describe_topic("t")).name == "t"
+
+    run(scenario())
+
+
+def test_deletion_of_a_group_goes_on_to_its_coordinator_which_says_what_is_wrong() -> None:
+    async def scenario() -> None:
+        async with cluster_of(3) as cluster, admin_of(cluster) as admin:
+            coordinator = cluster.nodes[3]
+            details = ErrorDetails(leader=NodeId(3), leader_address=coordinator.address)
+
+            def refuse(_name: str, _request: object) -> None:
+                raise SmqError(ErrorCode.NOT_COORDINATOR, "node 3 coordinates it", details)
+
+            cluster.nodes[1].hook = cluster.nodes[2].hook = refuse
+            summary, member = pb.GroupSummary(group="g", members=1), pb.GroupMemberInfo(member_id="m")
+            cluster.groups["g"] = pb.DescribeGroupResponse(group=summary, members=[member])
+            with pytest.raises(SmqError, match="group 'g' has members") as caught:
+                await admin.delete_group("g")
+            assert caught.value.code is ErrorCode.GROUP_NOT_EMPTY
+            assert coordinator.seen.count("DeleteGroup") == 1
 
     run(scenario())
 

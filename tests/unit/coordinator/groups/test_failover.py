@@ -8,8 +8,8 @@ from smq.coordinator.limits import GROUP_COMMAND_MS_MAX
 from smq.raft_state.commands import Command, FormGeneration, RemoveMembers
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Incarnation
-from smq.raft_state.replies import Rejected, Reply
+from smq.raft_state.ids import NO_REQUEST, Incarnation
+from smq.raft_state.replies import Done, Rejected, Reply
 from smq.raft_state.state import GroupPhase
 from smq.replication.api import DoneFn
 from tests.unit.coordinator.groups.world import GROUP, World, assemble, client, converge, restarted, static_pair
@@ -36,6 +36,42 @@ def test_new_coordinator_continues_without_a_rebalance(world: World) -> None:
         assert a.beat() is OK
         assert b.commit(offset) is None
     assert world.group.generation == generation
+
+
+def test_deletion_at_another_node_is_refused_and_evicts_no_member(world: World) -> None:
+    a, b = client(world, "a", session_ms=2_000), client(world, "b", session_ms=2_000)
+    assemble(world, a, b)
+    other = next(n for n in world.nodes if n != world.owner)
+    answers: list[Reply | SmqError] = []
+    world.coordinators[other].delete_group(GROUP, NO_REQUEST, 1_000, answers.append)
+    (refused,) = answers
+    assert isinstance(refused, SmqError)
+    assert (refused.code, refused.details.leader) == (ErrorCode.NOT_COORDINATOR, world.owner)
+    for _ in range(16):
+        world.run(500)
+        assert (a.beat(), b.beat()) == (OK, OK)
+    assert world.nodes[other].proposed == []
+
+
+def test_deletion_is_refused_while_the_group_has_members(world: World) -> None:
+    a = client(world, "a")
+    assemble(world, a)
+    answers: list[Reply | SmqError] = []
+    world.coordinator.delete_group(GROUP, NO_REQUEST, 1_000, answers.append)
+    world.run()
+    assert a.leave() == [OK]
+    world.coordinator.delete_group(GROUP, NO_REQUEST, 1_000, answers.append)
+    world.run()
+    assert [getattr(answer, "code", answer) for answer in answers] == [ErrorCode.GROUP_NOT_EMPTY, Done()]
+    assert GROUP not in world.machine.state.groups
+
+
+def test_question_about_a_rebalance_at_another_node_makes_no_group_there(world: World) -> None:
+    assemble(world, client(world, "a"))
+    other = world.coordinators[next(n for n in world.nodes if n != world.owner)]
+    assert not other.is_rebalancing(GROUP)
+    assert other._find(GROUP) is None
+    assert other._live == {}
 
 
 def test_new_coordinator_gives_each_member_one_fresh_session_and_no_more(world: World) -> None:

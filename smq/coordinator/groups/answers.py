@@ -1,6 +1,6 @@
 """From the replicated state of a group to the answers that its members get.
 
-Owns no state. Pure; only the actions import it.
+Owns no state. Pure; `memory` and the actions import it.
 """
 
 from collections.abc import Callable

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from smq.coordinator.groups.answers import synced
 from smq.coordinator.groups.outcomes import Outcome, outcome_of_failure
 from smq.coordinator.groups.pending import Pending, PendingJoin, PendingSync
 from smq.coordinator.groups.round import Round, new_round, rebalance_timeout_ns
@@ -89,11 +90,16 @@ class GroupMemory:
         return group
 
     def catch_up(self) -> None:
-        """Opens the round that the replicated state asks for. The state may ask for one that this object did not begin:
-        another coordinator's, or that of a removal whose outcome an earlier object never learned."""
+        """Opens the round that the replicated state asks for, or gives the assignment that it has. This object need not
+        have begun either: another coordinator may have, or an earlier object whose command took effect after it had
+        been given up."""
         group = self.refresh()
-        if group is not None and group.phase is GroupPhase.PREPARING and self.round is None:
+        if group is None or self.round is not None:
+            return
+        if group.phase is GroupPhase.PREPARING:
             self.open_round()
+        elif group.phase is GroupPhase.STABLE and self.syncing:
+            self.answer_syncs(group)
 
     @property
     def phase(self) -> Phase:
@@ -138,6 +144,18 @@ class GroupMemory:
             self.renew_session(member_id)  # a waiting request is a sign of life
             pending.refuse(Outcome.REBALANCING)
         return self.round
+
+    def answer_syncs(self, group: GroupState) -> None:
+        """The group's assignment has come: those that wait get theirs. A generation that an earlier object had given up
+        may have come meanwhile, so not all of them need to be of this one."""
+        syncing, self.syncing = self.syncing, {}
+        # The leader first: it asked before anyone else could have an answer, and some clients' tests count on it.
+        for member_id, pending in sorted(syncing.items(), key=lambda waiting: waiting[0] != group.leader):
+            self.renew_session(member_id)
+            if pending.request.generation == group.generation:
+                pending.answer(synced(group, member_id))
+            else:
+                pending.refuse(Outcome.WRONG_GENERATION)
 
     def await_syncs(self, member_ids: list[str]) -> None:
         members = self.sessions.members

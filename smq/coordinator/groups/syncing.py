@@ -71,11 +71,7 @@ def hold_sync(memory: GroupMemory, pending: PendingSync) -> None:
 def _on_assigned(memory: GroupMemory) -> None:
     group = memory.refresh()
     assert group is not None, "its assignment has just been applied"
-    syncing, memory.syncing = memory.syncing, {}
-    # The leader first: it asked before anyone else could have an answer, and some clients' tests count on it.
-    for member_id, pending in sorted(syncing.items(), key=lambda waiting: waiting[0] != group.leader):
-        memory.renew_session(member_id)
-        pending.answer(synced(group, member_id))
+    memory.answer_syncs(group)
 
 
 def drop_sync(memory: GroupMemory, pending: PendingSync) -> None:

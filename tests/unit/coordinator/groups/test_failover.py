@@ -5,7 +5,7 @@ import pytest
 from smq.coordinator.groups import changing
 from smq.coordinator.groups.outcomes import Outcome
 from smq.coordinator.limits import GROUP_COMMAND_MS_MAX
-from smq.raft_state.commands import Command, FormGeneration, RemoveMembers
+from smq.raft_state.commands import AssignMembers, Command, FormGeneration, RemoveMembers
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Incarnation
@@ -197,6 +197,56 @@ def test_removal_that_is_applied_after_its_proposer_gave_it_up_still_makes_the_o
     a.ask()
     world.run()
     assert (a.outcome, list(world.group.members)) == (OK, [a.member_id])
+
+
+def test_assignment_that_is_applied_after_its_proposer_gave_it_up_is_given_to_those_that_wait(world: World) -> None:
+    members = [client(world, name, session_ms=5_000, rebalance_ms=300_000) for name in "abc"]
+    converge(world, *members)
+    leader = next(c for c in members if world.group.leader == c.member_id)
+    first, second = (c for c in members if c is not leader)
+    shares = {c.member_id: c.name.encode() for c in members}
+    node = world.nodes[world.owner]
+    node.fail_next = SmqError(ErrorCode.TIMED_OUT, "lost")
+    leader.sync(**shares)
+    first.sync()
+    world.run(100)
+    assert [c.synced[-1].outcome for c in (leader, first)] == [Outcome.UNCERTAIN] * 2
+    late = node.proposed[-1]
+    assert isinstance(late, AssignMembers)
+    first.sync()
+    second.sync()
+    world.run(100)
+    assert [len(c.synced) for c in (first, second)] == [1, 0]  # the next object holds them
+    assert not isinstance(world.apply(late), Rejected)
+    assert leader.beat() is OK
+    assert [c.synced[-1].assignment for c in (first, second)] == [c.name.encode() for c in (first, second)]
+    leader.sync(**shares)
+    assert leader.synced[-1].assignment == leader.name.encode()
+    world.run(4_900)  # their sessions began with the answer
+    assert [c.beat() for c in (first, second)] == [OK, OK]
+
+
+def test_sync_that_waits_does_not_get_the_assignment_of_a_later_generation(world: World) -> None:
+    a, b = client(world, "a"), client(world, "b")
+    converge(world, a, b)
+    leader, follower = (a, b) if world.group.leader == a.member_id else (b, a)
+    node = world.nodes[world.owner]
+    leader.metadata = follower.metadata = b"other"
+    leader.ask()
+    node.fail_next = SmqError(ErrorCode.TIMED_OUT, "lost")
+    follower.ask()
+    world.run(100)
+    late, former = node.proposed[-1], world.group.generation
+    assert isinstance(late, FormGeneration)
+    follower.generation = former
+    follower.sync()  # the next object holds it
+    assert not isinstance(world.apply(late), Rejected)
+    leader.ask()
+    world.run()
+    assert leader.generation == former + 1
+    leader.sync(**{follower.member_id: b"later"})
+    world.run()
+    assert [s.outcome for s in follower.synced] == [Outcome.WRONG_GENERATION]
 
 
 def test_limit_of_the_state_machine_has_an_outcome_of_its_own(world: World) -> None:

@@ -27,7 +27,9 @@ from smq.replication.runtime.deadlines import Deadline
 
 _log = structlog.get_logger("smq.repair")
 
-ANSWER_NS_MAX: Final = 1_000_000_000  # per replica, then the next is asked: a batch and a disk read
+ANSWER_NS_MAX: Final = 1_000_000_000  # per replica, then the next is asked, too: a batch and a disk read
+# After the first question: late answers count as long as a reader waits for a disk (reads.READ_MS_MAX).
+OPEN_NS_MAX: Final = 5_000_000_000
 REPAIRS_MAX: Final = 1_000  # under way together; the next read meets further damage again
 RETRY_MS: Final = 200  # advice to a reader if no replica could be asked
 # A batch that fails again after its repair lies in a tree that is out of order: repairs of it end.
@@ -64,10 +66,11 @@ class _Repair:
     offset: Offset  # in the batch, and not below log_start: may be asked for
     waiting: list[Callable[[Outcome], None]]
     unasked_peers: list[NodeId]  # replicas that have not been asked yet, the next one last
-    request: int = 0
+    open_until_ns: int
+    request: int = 0  # the newest
+    asked: dict[int, NodeId] = field(default_factory=dict)  # requests without an answer yet, one per replica at most
     deadline: Deadline | None = None
-    is_uncertain: bool = False  # some replica did not answer, or may have the batch later
-    asked_peer: NodeId | None = field(default=None)
+    is_uncertain: bool = False  # some replica could not be asked, or may have the batch later
 
 
 class Repairs:
@@ -104,7 +107,8 @@ class Repairs:
         others = [n for n in part.replicas if n not in (self._host.node_id, part.leader)]
         if part.leader != self._host.node_id:
             others.append(part.leader)  # the last is asked first
-        repair = self._under_way[key] = _Repair(replica, damage, offset, [done], others)
+        open_until_ns = self._host.clock.monotonic_ns() + OPEN_NS_MAX
+        repair = self._under_way[key] = _Repair(replica, damage, offset, [done], others, open_until_ns)
         if damage.row is not None and not damage.offset < replica.log.durable_end:
             replica.log.forget_row(damage.row, partial(self._on_durable, repair))
         elif damage.row is None or not self._read_own(repair):
@@ -154,31 +158,34 @@ class Repairs:
         while repair.unasked_peers:
             peer = repair.unasked_peers.pop()
             self._request += 1
-            repair.request, repair.asked_peer = self._request, peer
-            message = wire.FetchBatch(repair.damage.pid, repair.request, repair.offset)
+            message = wire.FetchBatch(repair.damage.pid, self._request, repair.offset)
             if host.links.is_open(peer, Channel.DATA) and host.links.send(peer, Channel.DATA, message):
-                at_ns = host.clock.monotonic_ns() + ANSWER_NS_MAX
-                repair.deadline = host.deadlines.add(at_ns, partial(self._expire, repair, repair.request))
+                repair.request = self._request
+                repair.asked[repair.request] = peer
+                self._expire_at(repair, host.clock.monotonic_ns() + ANSWER_NS_MAX)
                 return
             repair.is_uncertain = True
-        repair.asked_peer = None
-        self._finish(repair, Outcome.UNKNOWN if repair.is_uncertain else Outcome.NO_REPLICA)
+        may_come = any(host.links.is_open(peer, Channel.DATA) for peer in repair.asked.values())
+        if may_come and host.clock.monotonic_ns() < repair.open_until_ns:
+            self._expire_at(repair, repair.open_until_ns)
+            return
+        is_unknown = repair.is_uncertain or bool(repair.asked)
+        self._finish(repair, Outcome.UNKNOWN if is_unknown else Outcome.NO_REPLICA)
 
-    def _expire(self, repair: _Repair, request: int) -> None:
-        if repair.request == request and repair.asked_peer is not None:
-            repair.is_uncertain = True
-            self._ask_next(repair)
+    def _expire_at(self, repair: _Repair, at_ns: int) -> None:
+        if repair.deadline is not None:
+            repair.deadline.cancel()
+        repair.deadline = self._host.deadlines.add(at_ns, partial(self._ask_next, repair))
 
     def on_found(self, peer: NodeId, message: wire.FoundBatch) -> None:
-        """Bytes that fail their CRC, or are of another batch, count as no answer."""
+        """Any question of a repair under way may be answered, and only by the replica that was asked. Bytes that fail
+        their CRC, or are of another batch, count as no answer."""
         for repair in self._under_way.values():
-            if repair.asked_peer == peer and repair.request == message.request:
+            if repair.asked.get(message.request) == peer:
                 break
         else:
             return
-        repair.asked_peer = None
-        if repair.deadline is not None:
-            repair.deadline.cancel()
+        del repair.asked[message.request]
         if not self._intake.has_room:
             self._finish(repair, Outcome.UNKNOWN)  # the reader or the next visit asks again
             return
@@ -191,8 +198,15 @@ class Repairs:
                 value = parse_value(repair.damage.pid, bytes(message.value))
             except DataDamaged as e:
                 _log.warning("a replica sent damaged bytes", peer=peer, what=str(e))
-        if not self._accept(repair, value):
+        if self._accept(repair, value):
+            self._ask_no_more(repair)
+        elif message.request == repair.request or not repair.asked:
             self._ask_next(repair)
+
+    def _ask_no_more(self, repair: _Repair) -> None:
+        repair.asked.clear()
+        if repair.deadline is not None:
+            repair.deadline.cancel()
 
     def _accept(self, repair: _Repair, value: StoredValue | None) -> bool:
         if value is None or not value.base <= repair.offset < value.end:
@@ -214,7 +228,7 @@ class Repairs:
     def _finish(self, repair: _Repair, outcome: Outcome) -> None:
         if self._under_way.pop((repair.damage.pid, repair.offset), None) is None:
             return
-        repair.asked_peer = None
+        self._ask_no_more(repair)
         if repair.offset < repair.replica.log.log_start:
             outcome = Outcome.DELETED
         elif outcome is not Outcome.REPAIRED:

@@ -8,7 +8,8 @@ from smq.raft_state.ids import Epoch, NodeId, Offset
 from smq.replication.config import TAIL_BYTES_KEPT
 from smq.replication.log.codec import BatchDamaged, base_of_key, parse_header_of
 from smq.replication.net import wire
-from smq.replication.partition.repair import REMEMBERED_NS, REPEATS_MAX, Outcome, repair_error
+from smq.replication.partition.reads import READ_MS_MAX
+from smq.replication.partition.repair import OPEN_NS_MAX, REMEMBERED_NS, REPEATS_MAX, Outcome, repair_error
 from smq.replication.ports import Table
 from smq.testing.virtual.disk import DiskImage
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
@@ -213,6 +214,93 @@ def test_a_replica_that_does_not_answer_is_passed_over_and_leaves_the_outcome_op
     host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
     host.settle(2_000)  # the leader does not answer
     assert answer_fetches(host, {}, peers=(PEER_B,)) == [PEER_B]
+    assert outcomes == [], "the leader may answer yet"
+    host.settle(READ_MS_MAX)
+    assert outcomes == [Outcome.UNKNOWN]
+
+
+def begin_repair_without_answers(host: Host) -> tuple[list[Outcome], dict[NodeId, wire.FetchBatch]]:
+    """Of batch 1. The leader and then the other replica have been asked, and neither has answered in its time."""
+    outcomes: list[Outcome] = []
+    host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    for _ in range(3):
+        host.settle()
+    asked = {peer: m for peer, m in host.sent if isinstance(m, wire.FetchBatch)}
+    assert list(asked) == [PEER_A, PEER_B]
+    assert outcomes == []
+    return outcomes, asked
+
+
+def answer_late(host: Host, peer: NodeId, asked: wire.FetchBatch, value: bytes = b"") -> None:
+    host.repairs.on_found(peer, wire.FoundBatch(asked.partition, asked.request, False, memoryview(value)))
+    host.settle()
+
+
+@pytest.mark.parametrize("late", [PEER_A, PEER_B])
+def test_a_late_answer_repairs_the_batch(late: NodeId) -> None:
+    host, values = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    outcomes, asked = begin_repair_without_answers(host)
+    other = PEER_B if late == PEER_A else PEER_A
+    answer_late(host, other, asked[late], values[1])
+    assert outcomes == [], "only the replica that was asked may answer"
+    answer_late(host, late, asked[late], values[1])
+    assert outcomes == [Outcome.REPAIRED]
+    answer_late(host, other, asked[other], values[1])
+    assert (outcomes, host.repairs.counts.repaired) == ([Outcome.REPAIRED], 1)
+    assert [v.value for v in host.live.log.read(Offset(0), Offset(3), 1 << 20)] == values
+
+
+def test_the_answer_of_the_first_replica_counts_while_the_next_one_is_asked() -> None:
+    host, values = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    outcomes: list[Outcome] = []
+    host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    host.settle(1_100)
+    (first, second) = host.messages(wire.FetchBatch)
+    assert isinstance(first, wire.FetchBatch)
+    assert isinstance(second, wire.FetchBatch)
+    answer_late(host, PEER_A, first, values[1])
+    assert outcomes == [Outcome.REPAIRED]
+    host.settle(5_000)
+    assert host.messages(wire.FetchBatch) == [first, second]
+
+
+def test_late_answers_that_no_replica_has_the_batch_are_final() -> None:
+    host, _ = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    outcomes, asked = begin_repair_without_answers(host)
+    answer_late(host, PEER_A, asked[PEER_A])
+    assert outcomes == []
+    answer_late(host, PEER_B, asked[PEER_B])
+    assert outcomes == [Outcome.NO_REPLICA]
+
+
+def test_a_reader_joins_a_repair_that_waits_for_late_answers_and_both_wait_no_longer_than_for_a_disk() -> None:
+    assert OPEN_NS_MAX == READ_MS_MAX * 1_000_000
+    host, values = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    outcomes, asked = begin_repair_without_answers(host)
+    host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    assert len(host.messages(wire.FetchBatch)) == 2
+    host.settle(2_500)
+    assert outcomes == [Outcome.UNKNOWN] * 2
+    answer_late(host, PEER_A, asked[PEER_A], values[1])
+    assert host.live.log.damaged_batches == {1}, "its question is forgotten"
+
+
+def test_a_repair_does_not_wait_for_replicas_whose_links_have_closed() -> None:
+    host, _ = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    outcomes: list[Outcome] = []
+    host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    host.network.disconnected |= {PEER_A, PEER_B}
+    host.settle(1_100)
     assert outcomes == [Outcome.UNKNOWN]
 
 

@@ -242,9 +242,13 @@ class Repairs:
     def on_fetch(self, peer: NodeId, replica: Replica | None, message: wire.FetchBatch) -> None:
         """Another replica has lost a batch: sends it only if it is valid, intact and durable here. Only if the batch is
         damaged here, too, it cannot help. Otherwise its state or the other's is behind, its log has yet to grow or to
-        be verified, or its disk has too much to read: the other may ask again."""
+        be verified, its disk has too much to read, or too much waits on the link: the other may ask again."""
+        # Streams stop at half of this: they could keep a link that full for long, and repairs must not wait for that.
+        backlog_max = 2 * self._host.config.replica_inflight_bytes_max
 
         def answer(value: Buffer, *, may_have: bool) -> None:
+            if value and self._host.links.backlog_bytes(peer, Channel.DATA) >= backlog_max:
+                value, may_have = b"", True
             segment = NO_DIGEST if replica is None else replica.log.segments.digest_at(message.offset)
             found = wire.FoundBatch(message.partition, message.request, may_have, value, segment)
             self._host.links.send(peer, Channel.DATA, found)

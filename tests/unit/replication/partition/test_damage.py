@@ -355,6 +355,21 @@ def test_a_replica_that_is_behind_or_busy_says_that_it_may_have_the_batch() -> N
     assert asked(host, 0) == (b"", True), "the other has not applied the log start yet"
 
 
+@pytest.mark.parametrize("is_in_memory", [True, False])
+def test_answers_wait_for_a_full_link_with_more_room_than_streams_have(*, is_in_memory: bool) -> None:
+    host, values = follower_with(3)
+    host.advance(3)
+    if not is_in_memory:
+        host.reopen()
+        host.live.log._tail.clear()
+    window = host.config.replica_inflight_bytes_max
+    host.network.backlog = window
+    assert asked(host, 1) == (values[1], False)
+    host.network.backlog = 2 * window
+    assert asked(host, 1) == (b"", True)
+    assert asked(host, 3) == (b"", True)
+
+
 def test_a_replica_whose_copy_is_damaged_cannot_help() -> None:
     host, _ = follower_with(3)
     host.advance(3)

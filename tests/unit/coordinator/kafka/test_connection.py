@@ -25,8 +25,8 @@ from smq.coordinator.limits import (
     KAFKA_STUCK_S_MAX,
     MIB,
 )
-from smq.coordinator.service.settings import Settings
 from smq.raft_state.errors import ErrorCode, SmqError
+from tests.unit.coordinator.kafka.gateways import gateway_to
 
 NOTHING_FETCHED: Struct = {"throttle_time_ms": 0, "responses": []}
 REQUEST = struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 0, 7, -1)
@@ -93,15 +93,7 @@ class Rig:
 
         monkeypatch.setattr(connection_module, "answer", answer)
         inflight = inflight or InflightBytes()
-        gateway = Gateway(
-            calls=cast(Any, None),
-            groups=cast(Any, None),
-            settings=Settings({}),
-            request_bytes_max=8 * MIB,
-            response_bytes_max=8 * MIB,
-            data_dir="/data",
-            inflight=inflight,
-        )
+        gateway = gateway_to(None, inflight)
         self.connection = Connection(
             gateway,
             inflight=inflight,

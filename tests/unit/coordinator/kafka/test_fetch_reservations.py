@@ -9,14 +9,13 @@ from typing import Any, cast
 import pytest
 
 from smq.coordinator.kafka.fetch import fetch
-from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.settings import Settings
 from smq.raft_state.ids import Offset
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG
 from smq.replication.api import Fetched
+from tests.unit.coordinator.kafka.gateways import gateway_to
 from tests.unit.coordinator.lagging import TOPIC, TOPIC_ID, state_with
 
 BATCH_MAX = int(TOPIC_CONFIG[MAX_MESSAGE_BYTES].default)
@@ -46,15 +45,7 @@ def _reserved(partition_bytes: list[int], *, max_bytes: int = 50 * MIB, config: 
     topic.config = config or {}
     topic.partitions *= len(partition_bytes)
     node = SimpleNamespace(state=state, node_id=1, fetch=_fetch_nothing)
-    gateway = Gateway(
-        calls=NodeCalls(cast(Any, node)),
-        groups=cast(Any, None),
-        settings=Settings({}),
-        request_bytes_max=8 * MIB,
-        response_bytes_max=8 * MIB,
-        data_dir="/data",
-        inflight=inflight,
-    )
+    gateway = gateway_to(NodeCalls(cast(Any, node)), inflight)
     partitions = [
         {"partition": i, "current_leader_epoch": -1, "fetch_offset": 0, "partition_max_bytes": size}
         for i, size in enumerate(partition_bytes)

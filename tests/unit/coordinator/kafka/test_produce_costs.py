@@ -16,13 +16,12 @@ from smq.coordinator.kafka.api_keys import ApiKey, request_message, response_mes
 from smq.coordinator.kafka.codec import compile_decoder, compile_encoder
 from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.settings import Settings
 from smq.raft_state.ids import NodeId
 from smq.records import NewRecord, encode_batch
+from tests.unit.coordinator.kafka.gateways import gateway_to
 from tests.unit.replication.hot_path import NODES, TOPIC, HotPath
 
 ALL = NodeId(0)
@@ -55,15 +54,7 @@ class Clients:
         self._process = world.processes[node_id]
         self._request = produced(world.led_by(node_id)[0], encode_batch([NewRecord(None, b"v" * 100, 1_000)]))
         inflight = InflightBytes()
-        gateway = Gateway(
-            calls=NodeCalls(world.nodes[node_id]),
-            groups=cast(Any, None),
-            settings=Settings({}),
-            request_bytes_max=8 * MIB,
-            response_bytes_max=8 * MIB,
-            data_dir="/data",
-            inflight=inflight,
-        )
+        gateway = gateway_to(NodeCalls(world.nodes[node_id]), inflight)
         self.wires = [Wire() for _ in range(CLIENTS)]
         self._connections = [
             Connection(

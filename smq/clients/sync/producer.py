@@ -201,9 +201,8 @@ class SyncProducer(BlockingClient):
                 for start in range(0, len(records), TAKEN_AT_ONCE):
                     await self._take(records[start : start + TAKEN_AT_ONCE])
                     await asyncio.sleep(0)
-        except BaseException:
-            self._has_taker = False
-            raise
+        finally:
+            self._has_taker = False  # if a send() has called one meanwhile, the next call is one too many: no harm
 
     def _next_handed(self) -> list[_Record]:
         with self._lock:

@@ -31,7 +31,7 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
     ),
     PlantedBug(
         name="tombstones-go-at-their-first-sight",
-        rule="compaction: a tombstone stays for delete.retention.ms after it has deleted what was before it",
+        rule="compaction: a tombstone stays for delete.retention.ms after no replica has what it deletes",
         mutations=(
             Mutation(
                 "smq.replication.partition.compaction.tombstones:is_expired",

@@ -2,8 +2,8 @@
 
 Owns the floors and ceilings. A key is in the table only if all of it, in all of these versions, does what its
 definition says. What is missing is not advertised. Floors are Kafka 4's own, which every client we tested accepts (of
-Produce it advertises lower ones than it serves, see `metadata`).
-Ceilings are those of the definitions unless the row says why not.
+Produce it advertises lower ones than it serves, see `metadata`). Ceilings are those of the definitions unless the row
+says why not.
 """
 
 import enum

@@ -160,6 +160,9 @@ _LIST_NOT_AVAILABLE_VERSION: Final = 5
 _PRODUCE_ABORTABLE_VERSION: Final = 11
 _STAGING_ABORTABLE_VERSION: Final = 4
 INIT_FENCED_VERSION: Final = 4  # of InitProducerId: from here on PRODUCER_FENCED has a code of its own
+_ELSEWHERE: Final = frozenset(
+    {ErrorCode.SHUTTING_DOWN, ErrorCode.NODE_NOT_READY, ErrorCode.LEADER_UNAVAILABLE, ErrorCode.UPGRADE_NEEDED}
+)
 
 
 class KafkaRefusal(Exception):
@@ -181,11 +184,6 @@ def topic_error_fields(error: SmqError | KafkaRefusal) -> dict[str, KafkaError |
     NOT_CONTROLLER."""
     is_elsewhere = isinstance(error, SmqError) and error.code in _ELSEWHERE
     return error_fields(error) | ({"error_code": KafkaError.NOT_CONTROLLER} if is_elsewhere else {})
-
-
-_ELSEWHERE: Final = frozenset(
-    {ErrorCode.SHUTTING_DOWN, ErrorCode.NODE_NOT_READY, ErrorCode.LEADER_UNAVAILABLE, ErrorCode.UPGRADE_NEEDED}
-)
 
 
 # Clients of a coordinator take these as: look it up again.

@@ -16,6 +16,7 @@ REPLACE_ADVICE: Final = (
 )
 LOCK_FILE: Final = "smq.lock"
 DIRECTORY_MODE: Final = 0o700
+PARENT_MODE: Final = 0o777  # less the process's umask, as `mkdir -p` has it
 FILE_MODE: Final = 0o600
 
 
@@ -40,16 +41,29 @@ def is_used(path: Path) -> bool:
 
 
 def make_directory(path: Path) -> None:
-    """Creates the directory (and syncs its name into its parent), or tightens the permissions of an existing one."""
+    """Creates the directory, or tightens the permissions of an existing one. Its name is durable afterwards."""
     try:
-        created = [p for p in (path, *path.parents) if not p.exists()]
-        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        _make(path, DIRECTORY_MODE)
         if stat.S_IMODE(path.stat().st_mode) != DIRECTORY_MODE:
             path.chmod(DIRECTORY_MODE)
-        for directory in created:
-            sync_directory(directory.parent)
     except OSError as e:
         raise DiskOpenError(f"data directory {path} cannot be used: {e.strerror}{_advice(path)}") from e
+
+
+def _make(path: Path, mode: int) -> None:
+    """A name is synced before anything is made below it. That of an existing directory is synced, too: an earlier
+    start may have made it, and crashed before it was durable."""
+    is_new = not path.exists()
+    if is_new:
+        _make(path.parent, PARENT_MODE)
+    path.mkdir(mode=mode, exist_ok=True)
+    if path.stat().st_dev != path.parent.stat().st_dev:
+        return  # a volume is mounted there: this process has not made it
+    try:
+        sync_directory(path.parent)
+    except PermissionError:
+        if is_new:
+            raise  # otherwise the parent's owner has probably made the directory in it
 
 
 def _advice(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""A data directory of another user, such as a volume that root owns: a refusal that says whose it is."""
+"""The data directory: its name is durable, and one of another user is refused with a message that says whose it is."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smq.replication.storage.directory import DiskOpenError, is_used, lock_directory, make_directory
+from smq.replication.storage.directory import DiskOpenError, is_used, lock_directory, make_directory, sync_directory
 from smq.replication.storage.engine import Engine
 from smq.replication.storage.opening import open_disk
 
@@ -71,3 +71,73 @@ def test_no_store_opens_in_a_volume_of_root(volume: Path, engine: Engine) -> Non
     assert not is_used(path)
     with pytest.raises(DiskOpenError, match="belongs to user 0, and this process is user"):
         open_disk(path, engine, call_soon_threadsafe=unused, on_fatal=unused, call_soon=unused)
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
+    """Which directories were made and synced, in order."""
+    found: list[tuple[str, Path]] = []
+    real_mkdir, real_fsync = os.mkdir, os.fsync
+
+    def mkdir(path: Path, mode: int) -> None:
+        real_mkdir(path, mode)
+        found.append(("made", Path(path)))
+
+    def fsync(fd: int) -> None:
+        real_fsync(fd)
+        found.append(("synced", Path(os.readlink(f"/proc/self/fd/{fd}"))))
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+def test_each_name_is_durable_before_anything_is_made_below_it(tmp_path: Path, events: list[tuple[str, Path]]) -> None:
+    above = tmp_path / "above"
+    make_directory(above / "node")
+    assert events == [
+        ("synced", tmp_path.parent),
+        ("made", above),
+        ("synced", tmp_path),
+        ("made", above / "node"),
+        ("synced", above),
+    ]
+    assert stat.S_IMODE((above / "node").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", ["above", "above/node"])
+def test_a_name_that_a_crash_has_left_unsynced_is_synced_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[tuple[str, Path]], name: str
+) -> None:
+    made, path = tmp_path / name, tmp_path / "above" / "node"
+
+    def crash(directory: Path) -> None:
+        if events and events[-1] == ("made", made):
+            raise KeyboardInterrupt
+        sync_directory(directory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("smq.replication.storage.directory.sync_directory", crash)
+        with pytest.raises(KeyboardInterrupt):
+            make_directory(path)
+    assert made.exists()
+    assert ("synced", made.parent) not in events
+    make_directory(path)
+    assert ("synced", made.parent) in events
+    assert path.exists()
+
+
+def test_a_parent_that_may_not_be_read_refuses_no_directory_that_is_there(volume: Path) -> None:
+    if os.geteuid() != SOMEBODY_ELSE:
+        pytest.skip("only root can make a directory for another user")
+    os.seteuid(0)
+    (volume / "node").mkdir(mode=0o700)
+    os.chown(volume / "node", SOMEBODY_ELSE, -1)
+    volume.chmod(0o711)
+    os.seteuid(SOMEBODY_ELSE)
+    make_directory(volume / "node")
+    os.seteuid(0)
+    volume.chmod(0o733)
+    os.seteuid(SOMEBODY_ELSE)
+    with pytest.raises(DiskOpenError, match="Permission denied"):
+        make_directory(volume / "new")

@@ -74,7 +74,7 @@ class Store(ABC):
         at, size = PID, 0
         while True:
             found: list[list[tuple[bytes, bytes]] | DataDamaged] = []
-            self.disk.read_from(Table.BATCHES, at, at, stop, bytes_max=FETCH_BYTES, done=found.append)
+            self.disk.read_from(Table.BATCHES, at, at, stop, place=b"", bytes_max=FETCH_BYTES, done=found.append)
             while not found:
                 self.run_next()
             rows = found[0]

@@ -212,6 +212,7 @@ class Disk(Rows, Protocol):
         start: bytes,
         stop: bytes,
         *,
+        place: bytes,
         bytes_max: int,
         done: Callable[[list[tuple[bytes, bytes]] | DataDamaged], None],
     ) -> GiveUp | None:
@@ -220,13 +221,18 @@ class Disk(Rows, Protocol):
         come from the medium, so a thread of the disk's own reads them if it has one. `done` runs on the loop, not
         necessarily in order, with what was committed at some moment in between. DataDamaged if the table cannot be
         walked. None, and nothing is read, if too many reads wait. A read that is given up before it begins leaves the
-        queue, and `done` is not called; after that it may be."""
+        queue, and `done` is not called; after that it may be.
 
-    def look_up(self, find: Callable[[Rows], T], done: Callable[[T | DataDamaged], None]) -> GiveUp | None:
+        `place`: what the rows belong to. If the medium is slow to give one of its rows, other reads of the place may
+        wait for that one, but no others: those of the same start always, and the rest once it is slow."""
+
+    def look_up(
+        self, place: bytes, find: Callable[[Rows], T], done: Callable[[T | DataDamaged], None]
+    ) -> GiveUp | None:
         """Runs `find` on a thread of the disk's own if it has one, over what was committed at one moment: it must touch
         nothing that the loop may change. `done` runs on the loop with what it returns, or with the DataDamaged that it
-        raises. None, and giving up: as for `read_from`. A value of any table that the medium cannot give is empty; the
-        rows that are read after it may be of a later moment."""
+        raises. None, and giving up: as for `read_from`. Look-ups of one place run one after another. A value of any
+        table that the medium cannot give is empty; the rows that are read after it may be of a later moment."""
 
     def examine(
         self,

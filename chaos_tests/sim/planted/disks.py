@@ -109,8 +109,8 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         mutations=(
             Mutation(
                 _LATER + "look_up",
-                "return self._disk.look_up(find_in, on_found)",
-                "found = find_in(self._disk)\n    return self._disk.look_up(lambda _rows: found, on_found)",
+                "return self._disk.look_up(self.pid, find_in, on_found)",
+                "found = find_in(self._disk)\n    return self._disk.look_up(self.pid, lambda _rows: found, on_found)",
             ),
         ),
         scenario="slow_reads",

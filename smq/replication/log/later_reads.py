@@ -53,7 +53,13 @@ class LaterReads(LogReader):
             done(found)
 
         return self._disk.read_from(
-            Table.BATCHES, lowest, start, batch_key(self.pid, stop), bytes_max=max(bytes_max, 1), done=on_rows
+            Table.BATCHES,
+            lowest,
+            start,
+            batch_key(self.pid, stop),
+            place=self.pid,
+            bytes_max=max(bytes_max, 1),
+            done=on_rows,
         )
 
     def look_up(
@@ -82,4 +88,4 @@ class LaterReads(LogReader):
             done(None if is_void or (is_trimmed and isinstance(found, DataDamaged)) else found)
 
         log_start = self.log_start
-        return self._disk.look_up(find_in, on_found)
+        return self._disk.look_up(self.pid, find_in, on_found)

@@ -45,7 +45,7 @@ from smq.replication.storage.write_ahead import (
 COMMIT_BYTES_MAX: Final = 16 << 20  # of values per transaction: some 50 ms of a slow disk; LMDB's own cap is 512 MiB
 PENDING_S_MAX: Final = 30.0  # without a submission: what rots in the write-ahead file is then in the store
 KEY_BYTES_MAX: Final = 511  # LMDB's, and every store's: a directory can be copied from one to another
-READERS: Final = 4  # threads: one read may take seconds on a failing medium, and must not hold up all others
+READERS: Final = 5  # threads: one read may take seconds on a failing medium. One place has at most four (see Workers)
 SWITCH_INTERVAL_S: Final = 0.0005  # for sys.setswitchinterval, set by the composition root
 READS_QUEUED_MAX: Final = 10_000  # a small object each; above the partitions that one fetch may name
 
@@ -330,6 +330,7 @@ class StoreDisk(WalkedRows):
         start: bytes,
         stop: bytes,
         *,
+        place: bytes,
         bytes_max: int,
         done: Callable[[list[tuple[bytes, bytes]] | DataDamaged], None],
     ) -> GiveUp | None:
@@ -340,16 +341,18 @@ class StoreDisk(WalkedRows):
             except DataDamaged as e:
                 return partial(done, e)
 
-        return self._readers.submit(job)
+        return self._readers.submit(job, place, start)
 
-    def look_up(self, find: Callable[[Rows], T], done: Callable[[T | DataDamaged], None]) -> GiveUp | None:
+    def look_up(
+        self, place: bytes, find: Callable[[Rows], T], done: Callable[[T | DataDamaged], None]
+    ) -> GiveUp | None:
         def job() -> Callable[[], None]:
             try:
                 return partial(done, self._find(find))
             except DataDamaged as e:
                 return partial(done, e)
 
-        return self._readers.submit(job)
+        return self._readers.submit(job, ("look-ups", place), b"")  # a long one holds up no fetch
 
     def examine(
         self,
@@ -367,7 +370,7 @@ class StoreDisk(WalkedRows):
             except DataDamaged as e:
                 raise DataDamaged(f"{e}. {REPLACE_ADVICE}") from e
 
-        if self._examiner.submit(job) is None:
+        if self._examiner.submit(job, b"", b"") is None:
             raise RuntimeError("a slice is examined already")
 
     def space(self) -> Space:

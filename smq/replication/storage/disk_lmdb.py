@@ -231,6 +231,7 @@ class LmdbDisk(StoreDisk):
         start: bytes,
         stop: bytes,
         *,
+        place: bytes,
         bytes_max: int,
         done: Callable[[list[tuple[bytes, bytes]] | DataDamaged], None],
     ) -> GiveUp | None:
@@ -247,7 +248,7 @@ class LmdbDisk(StoreDisk):
             ) as rows:
                 found = within(rows, bytes_max)
         except NotCached:
-            return super().read_from(table, lowest, start, stop, bytes_max=bytes_max, done=done)
+            return super().read_from(table, lowest, start, stop, place=place, bytes_max=bytes_max, done=done)
         except DataDamaged as e:
             self._post(partial(done, e))
         else:

@@ -207,7 +207,8 @@ class Scrubber:
         if not self._doubtful:
             return True
         table, keys = self._doubtful
-        if not self._is_reading and self._disk.look_up(partial(found_again, table, keys), self._on_found_again):
+        find = partial(found_again, table, keys)
+        if not self._is_reading and self._disk.look_up(keys[0][:_PID_BYTES], find, self._on_found_again):
             self._is_reading = True
         return False
 

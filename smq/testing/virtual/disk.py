@@ -261,6 +261,7 @@ class FakeDisk:
         start: bytes,
         stop: bytes,
         *,
+        place: bytes,
         bytes_max: int,
         done: Callable[[list[tuple[bytes, bytes]] | DataDamaged], None],
     ) -> GiveUp | None:
@@ -274,7 +275,9 @@ class FakeDisk:
 
         return self._read_later(read, done)
 
-    def look_up(self, find: Callable[[Rows], T], done: Callable[[T | DataDamaged], None]) -> GiveUp | None:
+    def look_up(
+        self, place: bytes, find: Callable[[Rows], T], done: Callable[[T | DataDamaged], None]
+    ) -> GiveUp | None:
         def read() -> T | DataDamaged:
             try:
                 return find(_ImageRows(self._image))

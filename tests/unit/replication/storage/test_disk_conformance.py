@@ -346,7 +346,7 @@ def read_from(
     harness: Harness, lowest: bytes, start: bytes, stop: bytes, bytes_max: int = 1 << 30, table: Table = Table.BATCHES
 ) -> list[tuple[bytes, bytes]]:
     answers: list[list[tuple[bytes, bytes]] | DataDamaged] = []
-    assert harness.disk.read_from(table, lowest, start, stop, bytes_max=bytes_max, done=answers.append)
+    assert harness.disk.read_from(table, lowest, start, stop, place=b"", bytes_max=bytes_max, done=answers.append)
     assert not answers, "never from within the call"
     harness.wait(lambda: bool(answers))
     assert not isinstance(answers[0], DataDamaged)
@@ -394,7 +394,7 @@ def test_reads_off_the_loop_see_whole_submissions(harness: Harness) -> None:
     answers: list[list[tuple[bytes, bytes]] | DataDamaged] = []
     for i in range(60):
         disk.submit([Put(Table.BATCHES, b"a", b"%d" % i), Put(Table.BATCHES, b"b", b"%d" % i + bytes(5_000))])
-        assert disk.read_from(Table.BATCHES, b"", b"", b"z", bytes_max=1 << 30, done=answers.append)
+        assert disk.read_from(Table.BATCHES, b"", b"", b"z", place=b"", bytes_max=1 << 30, done=answers.append)
     harness.wait(lambda: len(answers) == 60)
     for rows in answers:
         assert not isinstance(rows, DataDamaged)

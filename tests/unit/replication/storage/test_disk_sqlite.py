@@ -375,7 +375,7 @@ def test_the_journal_is_bounded_while_reads_go_on(tmp_path: Path, monkeypatch: p
         harness.disk.submit([Put(Table.BATCHES, b"%03d" % (number % 20), bytes(LARGE * 2))])
         for _ in range(4):
             asked += (
-                harness.disk.read_from(Table.BATCHES, b"", b"", b"9", bytes_max=1 << 30, done=answers.append)
+                harness.disk.read_from(Table.BATCHES, b"", b"", b"9", place=b"", bytes_max=1 << 30, done=answers.append)
                 is not None
             )
         harness.settle()
@@ -421,7 +421,7 @@ def test_one_read_that_does_not_end_holds_up_no_write(tmp_path: Path, monkeypatc
         may_end.wait()
         return len(found.scan_keys(T, b"", b"z"))
 
-    assert harness.disk.look_up(read, answers.append)
+    assert harness.disk.look_up(b"", read, answers.append)
     has_begun.wait()
     waits: list[str] = []
     harness.disk._connection.set_trace_callback(waits.append)

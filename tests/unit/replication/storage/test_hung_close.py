@@ -64,7 +64,10 @@ def test_a_read_that_never_ends_is_fatal_to_the_close(tmp_path: Path, monkeypatc
         return pread(fd, size, at)
 
     monkeypatch.setattr("os.pread", hang)
-    assert harness.disk.read_from(Table.BATCHES, b"", b"3", b"4", bytes_max=1, done=lambda _rows: None) is not None
+    assert (
+        harness.disk.read_from(Table.BATCHES, b"", b"3", b"4", place=b"", bytes_max=1, done=lambda _rows: None)
+        is not None
+    )
     assert has_begun.wait(60)
     harness.close()
     assert [type(error) for error in harness.fatal] == [DiskHung]

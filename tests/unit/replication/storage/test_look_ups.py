@@ -37,7 +37,7 @@ def filled(harness: LmdbHarness) -> PendingRows:
 
 def looked_up(harness: LmdbHarness, find: Callable[[Rows], T]) -> T:
     answers: list[T | DataDamaged] = []
-    assert harness.disk.look_up(find, answers.append) is not None
+    assert harness.disk.look_up(b"", find, answers.append) is not None
     harness.wait(lambda: bool(answers))
     answer = answers.pop()
     assert not isinstance(answer, DataDamaged)

@@ -31,7 +31,7 @@ def written(path: Path) -> LmdbHarness:
 
 def read_later(harness: LmdbHarness, key: bytes) -> list[tuple[bytes, bytes]] | DataDamaged:
     answers: list[list[tuple[bytes, bytes]] | DataDamaged] = []
-    assert harness.disk.read_from(Table.BATCHES, b"", key, key + b"\x00", bytes_max=1, done=answers.append)
+    assert harness.disk.read_from(Table.BATCHES, b"", key, key + b"\x00", place=b"", bytes_max=1, done=answers.append)
     harness.wait(lambda: bool(answers))
     return answers[0]
 
@@ -189,7 +189,7 @@ for key, value in VALUES.items():
 last = max(VALUES, key=lambda key: page_of(harness, VALUES[key]))
 os.truncate(harness.path / DATA_FILE, (page_of(harness, VALUES[last]) + 1) * PAGE)
 found = []
-harness.disk.look_up(partial(found_again, Table.RAFT_META, [last]), found.append)
+harness.disk.look_up(b"", partial(found_again, Table.RAFT_META, [last]), found.append)
 harness.wait(lambda: bool(found))
 assert found == [[last]], found
 print("went on")

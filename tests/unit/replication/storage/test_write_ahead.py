@@ -473,7 +473,7 @@ def test_reads_merge_pending_rows_with_lmdbs_in_either_direction(tmp_path: Path,
             limit = rng.randrange(1, 9)
             assert disk.scan(table, start, stop, limit=limit) == found[:limit]
             assert disk.scan(table, start, stop, limit=limit, reverse=True) == found[::-1][:limit]
-            assert disk.read_from(table, lowest, start, stop, bytes_max=bytes_max, done=answers.append)
+            assert disk.read_from(table, lowest, start, stop, place=b"", bytes_max=bytes_max, done=answers.append)
             harness.wait(lambda: bool(answers))
             assert answers.pop() == _within([row for row in rows if before <= row[0] < stop], bytes_max)
     harness.close()
@@ -497,7 +497,9 @@ def test_a_read_of_limited_size_leaves_no_gap_before_pending_rows(
     answers: list[object] = []
     for start in (0, 5, 9, 12):
         for bytes_max in (1, 20, 3_000, 6_010, 10_000, 30_020, 1 << 20):
-            harness.disk.read_from(Table.BATCHES, b"", rows[start][0], b"99", bytes_max=bytes_max, done=answers.append)
+            harness.disk.read_from(
+                Table.BATCHES, b"", rows[start][0], b"99", place=b"", bytes_max=bytes_max, done=answers.append
+            )
             harness.wait(lambda: bool(answers))
             assert answers.pop() == _within(rows[start:], bytes_max)
     harness.close()

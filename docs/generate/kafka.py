@@ -35,6 +35,9 @@ one. There may be more, such as one for clients outside: [docs/addresses.md](add
 the node's location (`smq cluster --racks a,b,c`); it can change when the node restarts. `request_bytes_max`
 bounds a request and the records of a response.
 
+After a start, a node refuses Kafka connections until a majority of the nodes runs and it has the cluster's topics. A
+client then takes another of its `bootstrap.servers`, so name several. A node that is ready (`/readyz`) accepts clients.
+
 <!-- run by tests/cluster/test_pages.py -->
 ```python
 from confluent_kafka import Producer

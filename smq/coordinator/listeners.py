@@ -10,13 +10,14 @@ from contextlib import ExitStack
 
 from smq.coordinator.addresses import Address, format_address
 from smq.coordinator.user_errors import PortTaken
-from smq.replication.net.listening import bind_listener
+from smq.replication.net.listening import bind_closed, bind_listener
 
 
-def listener(purpose: str, address: Address) -> socket.socket:
-    """A bound and listening socket; port 0 takes a free one. PortTaken says whose port it would have been."""
+def listener(purpose: str, address: Address, *, is_closed: bool = False) -> socket.socket:
+    """A bound socket; port 0 takes a free one. It listens, unless it `is_closed`: then `open_closed` lets clients in.
+    PortTaken says whose port it would have been."""
     try:
-        return bind_listener(*address)
+        return bind_closed(*address) if is_closed else bind_listener(*address)
     except OSError as e:
         raise port_taken(purpose, address, e.strerror or str(e)) from e
 

@@ -1,4 +1,4 @@
-"""After a start: do the advertised addresses of this node lead anywhere, and does another node advertise them, too?
+"""Do the advertised addresses of a ready node lead anywhere, and does another node advertise them, too?
 
 Owns the attempts to connect, the warnings that come of them, and the end of a process whose address another node has.
 An address that this node cannot reach is a warning and no refusal: not every network lets a machine reach itself by its
@@ -54,7 +54,9 @@ class SelfCheck:
 
     # --------------------------------------------------------------------------------------------- connecting
     async def _try_all(self) -> None:
-        """Until each was reached once: later failures are those of a network, not of a setting."""
+        """Until each was reached once: later failures are those of a network, not of a setting. The Kafka ports of a
+        node that is not ready may be closed."""
+        await self._ready()
         left = dict(self._reach)
         while left:
             for key, (address, tls) in list(left.items()):
@@ -71,11 +73,14 @@ class SelfCheck:
             if left:
                 await asyncio.sleep(_AGAIN_S)
 
+    async def _ready(self) -> None:
+        while not self._node.status().is_ready:  # noqa: ASYNC110 - readiness is a state of the node, not an event
+            await asyncio.sleep(_LOOK_S)
+
     # -------------------------------------------------------------------------------------------------- twins
     async def _look_for_twins(self) -> None:
         """The process that started later gives way. The earlier one serves clients by that address already."""
-        while not self._node.status().is_ready:  # noqa: ASYNC110 - readiness is a state of the node, not an event
-            await asyncio.sleep(_LOOK_S)
+        await self._ready()
         for _ in range(_LOOKS):
             if self._twin() is None:
                 return

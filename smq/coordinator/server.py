@@ -94,6 +94,8 @@ class Server:
         self._settings = Settings(config.settings)
         self._is_stopping = False
         self._is_serving = False
+        self._is_registered = False
+        self._kafka_notice: asyncio.TimerHandle | None = None
         self._stopping_kafka: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -222,6 +224,7 @@ class Server:
             disk=disk,
             on_fatal=die,
             on_waiting=self._on_waiting,
+            on_registered=self._on_registered,
             compute=self._compute,
         )
         self._served, self._end_tracing = traced(self.node, config.cluster_id)
@@ -262,12 +265,14 @@ class Server:
         await self._grpc.start()
         await self._http.start()
         self._groups.start()
+        self._is_serving = True
         if self._kafka is not None:
-            await self._kafka.start()
+            loop = asyncio.get_running_loop()
+            self._kafka_notice = loop.call_later(limits.KAFKA_NOTICE_S, self._say_why_kafka_is_closed)
+            self._open_kafka()
         self._loop_lag.start()
         self._lags.start()
         self._console.start()
-        self._is_serving = True
         self._self_check.start()
         if self.node.waiting:
             await self._stop_kafka()
@@ -292,7 +297,7 @@ class Server:
     def _kafka_ports(self) -> Iterator[KafkaPort]:
         for way in self._config.ways_in:
             if way.kafka_address is not None:
-                bound = listener("Kafka", way.kafka_address)
+                bound = listener("Kafka", way.kafka_address, is_closed=True)
                 yield KafkaPort(listener=way.name, socket=bound, tls=self._tls.contexts(way))
 
     def _listeners(self, kafka: Sequence[KafkaPort]) -> tuple[Listener, ...]:
@@ -364,6 +369,29 @@ class Server:
         finally:
             await admin.close()
 
+    def _on_registered(self) -> None:
+        self._is_registered = True
+        self._open_kafka()
+
+    def _open_kafka(self) -> None:
+        """Only once the node has registered: before, its state may be that of its last process. Kafka's clients would
+        lose topics and partitions that it lacks. A port that refuses them sends them to another node."""
+        may_open = self._is_registered and self._is_serving and not self._is_stopping and not self.node.waiting
+        if self._kafka is not None and may_open:
+            self._end_kafka_notice()
+            self._kafka.start()
+
+    def _say_why_kafka_is_closed(self) -> None:
+        log.warning(
+            "kafka_closed",
+            reason="the node is not registered yet, and may lack the cluster's latest state",
+            advice="a majority of the nodes must run and reach each other; /readyz says what is missing",
+        )
+
+    def _end_kafka_notice(self) -> None:
+        if self._kafka_notice is not None:
+            self._kafka_notice.cancel()
+
     def _on_waiting(self) -> None:
         """The node waits for an upgrade. gRPC answers so, and HTTP says so; Kafka's protocol has no such answer."""
         if self._is_serving:
@@ -371,6 +399,7 @@ class Server:
 
     async def _stop_kafka(self) -> None:
         self._groups.stop()
+        self._end_kafka_notice()
         if self._kafka is not None:
             await self._kafka.stop()
 

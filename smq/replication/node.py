@@ -67,17 +67,20 @@ class Node:
         disk: Disk,
         on_fatal: Callable[[BaseException], None],
         on_waiting: Callable[[], None] = lambda: None,
+        on_registered: Callable[[], None] = lambda: None,
         applied: AppliedState | None = None,
         compute: Compute | None = None,
     ) -> None:
-        """`on_waiting` is called when the node has stopped to wait for an upgrade. `applied` is the empty state to
-        begin with: the simulation gives one that it watches. Without `compute`, codecs run on the loop."""
+        """`on_waiting` is called when the node has stopped to wait for an upgrade. `on_registered` is called before the
+        node is ready: its state then holds everything that was committed before this process. `applied` is the empty
+        state to begin with: the simulation gives one that it watches. Without `compute`, codecs run on the loop."""
         self.config = config
         self.clock = clock
         self.rng = rng
         self._network = network
         self._on_fatal = on_fatal
         self._on_waiting = on_waiting
+        self._on_registration = on_registered
         self.waiting = ""  # why the node has stopped to wait for an upgrade; this process will never serve again
         self.measures = NodeMeasures()
         self._anomalies = Anomalies(clock, self.measures, lambda: self.state)
@@ -161,7 +164,7 @@ class Node:
         self.applied.connect(self._controller, self.replicas, self._proposer, self._joins)
         states = StateWatch(host.anomalies)
         self.applied.watch(CommitWatch(host.anomalies), states, host.config.digest_entries)
-        self._registration = Registration(host, self.rng, self.replicas.drop_orphans, self._wait_for_upgrade)
+        self._registration = Registration(host, self.rng, self._on_registered, self._wait_for_upgrade)
         self.heartbeats = Heartbeats(host, self.liveness, self._registration, self.replicas, states)
         self._expiry_clock = ExpiryClock(host)
         self._maintenance = StorageMaintenance(host, self.replicas, self._space, self._hang)
@@ -248,6 +251,11 @@ class Node:
             _log.error("waiting for an upgrade", node=self.node_id, why=why)
             self.stop(SmqError(ErrorCode.UPGRADE_NEEDED, why))
             self._on_waiting()
+
+    def _on_registered(self) -> None:
+        """Also later, if this process had to register as another disk."""
+        self.replicas.drop_orphans()
+        self._on_registration()
 
     def _replace_raft(self, damage: RaftDamaged) -> None:
         if any(peer != self.node_id for peer in self.config.peers):

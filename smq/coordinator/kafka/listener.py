@@ -21,13 +21,14 @@ from smq.coordinator.service.settings import Settings
 from smq.replication.api import NodeApi
 from smq.replication.measures import ProcessMeasures
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
+from smq.replication.net.listening import open_closed
 
 _SWEEP_S: Final = 1.0  # how late a dead connection may be noticed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaPort:
-    """A bound socket for one listener's clients; without `tls` it speaks plain text."""
+    """A bound socket for one listener's clients, closed until the start; without `tls` it speaks plain text."""
 
     listener: str
     socket: socket.socket
@@ -35,8 +36,8 @@ class KafkaPort:
 
 
 class KafkaServer:
-    """`start` once the node runs; `stop` before it ends. `limits` are each port's own: strangers at the port for the
-    outside take no slots of the inside. The bytes in flight are the node's."""
+    """`start` once the node has the cluster's state; `stop` before it ends. `limits` are each port's own: strangers at
+    the port for the outside take no slots of the inside. The bytes in flight are the node's."""
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class KafkaServer:
             request_times=measures.kafka_request,
         )
         self._request_bytes_max = request_bytes_max
+        self._sockets = [port.socket for port in ports]
         self._connections: set[Connection] = set()
         self.acceptors = {
             port.listener: Acceptor(
@@ -77,7 +79,12 @@ class KafkaServer:
         }
         self._sweeper: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
+    def start(self) -> None:
+        """Opens the ports; further calls do nothing."""
+        if self._sweeper is not None:
+            return
+        for sock in self._sockets:
+            open_closed(sock)
         for acceptor in self.acceptors.values():
             acceptor.start()
         self._sweeper = asyncio.create_task(self._sweep_forever())

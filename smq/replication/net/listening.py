@@ -1,7 +1,7 @@
 """Listening sockets.
 
-Owns how one is bound, and how the address of a client is written. It must import nothing but the standard library:
-commands that need no server check ports, too.
+Owns how one is bound, when it begins to listen, and how the address of a client is written. It must import nothing but
+the standard library: commands that need no server check ports, too.
 """
 
 import socket
@@ -18,6 +18,17 @@ def plain_host(host: str) -> str:
 def bind_listener(host: str, port: int) -> socket.socket:
     """A bound and listening socket; port 0 takes a free one. OSError if the address is not available.
     A host name is resolved here, once."""
+    sock = bind_closed(host, port)
+    try:
+        open_closed(sock)
+    except BaseException:  # in every case the caller never gets the socket to close
+        sock.close()
+        raise
+    return sock
+
+
+def bind_closed(host: str, port: int) -> socket.socket:
+    """As `bind_listener`, but the system refuses all connections until `open_closed`. The port is taken meanwhile."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     # A name may have addresses of both kinds. We listen on one, and all clients speak IPv4.
     family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
@@ -28,9 +39,16 @@ def bind_listener(host: str, port: int) -> socket.socket:
             # "::" takes IPv4, too, whatever the machine's default is: it is the one address for all.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind(address)
-        sock.listen(_BACKLOG)
+        # Linux lets two sockets with this option have one port while neither listens: no other process may take ours.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         sock.setblocking(False)
-    except BaseException:  # in every case the caller never gets the socket to close
+    except BaseException:
         sock.close()
         raise
     return sock
+
+
+def open_closed(sock: socket.socket) -> None:
+    """From now on connections are accepted."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier process may still be closing
+    sock.listen(_BACKLOG)

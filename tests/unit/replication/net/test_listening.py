@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from smq.replication.net.listening import bind_listener, plain_host
+from smq.replication.net.listening import bind_closed, bind_listener, open_closed, plain_host
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,28 @@ def test_a_name_that_leads_nowhere_is_an_os_error() -> None:
 )
 def test_an_ipv4_client_of_a_socket_for_both_kinds_is_written_as_ipv4(host: str, expected: str) -> None:
     assert plain_host(host) == expected
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
+def test_a_closed_port_refuses_clients_and_other_owners_until_it_is_opened(host: str) -> None:
+    with bind_closed(host, 0) as closed:
+        port = closed.getsockname()[1]
+        for bind in (bind_closed, bind_listener):
+            with pytest.raises(OSError, match="in use"):
+                bind(host, port)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+        open_closed(closed)
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+
+
+def test_a_port_is_bound_and_opened_while_connections_of_its_last_owner_are_closing() -> None:
+    with bind_listener("127.0.0.1", 0) as listener:
+        listener.setblocking(True)
+        port = listener.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port), timeout=5)
+        listener.accept()[0].close()  # the first to close: its end lingers in the system
+        client.close()
+    with bind_closed("127.0.0.1", port) as closed:
+        open_closed(closed)
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()

@@ -44,6 +44,7 @@ class Poll:
     began_ns: int = 0
     has_waited: bool = False  # for more records
     repairs: int = 0  # those that it has waited for
+    awaits_repair: bool = False
     withdraw_question: Cancel | None = None  # for the exact end, while it is asked
     end_known: Offset = Offset(0)  # the log's end according to the leader: beyond it, it is asked again
     reading: Deadline | None = None  # of the read under way
@@ -93,6 +94,7 @@ class Reads:
     def _fail(self, poll: Poll, error: Exception) -> None:
         if isinstance(error, BatchDamaged):
             self._note_away(poll)
+            poll.awaits_repair = True
             self._repairs.request(poll.replica, error, partial(self._after_repair, poll, error))
         else:
             self.finish(poll, read_failure(error))
@@ -100,8 +102,8 @@ class Reads:
     def _try(self, poll: Poll) -> None:
         replica = poll.replica
         part = replica.part
-        if poll.withdraw_question is not None:
-            return  # a wake-up, or its deadline: the answer looks at everything again
+        if poll.withdraw_question is not None or poll.awaits_repair:
+            return  # a wake-up, or its deadline: the answer, or the repair's end, looks at everything again
         check_state(self._host, replica)
         if poll.offset < part.log_start or poll.offset > max(replica.log_end, poll.end_known):
             self._ask_end(poll)
@@ -173,6 +175,7 @@ class Reads:
 
     def _after_repair(self, poll: Poll, damage: BatchDamaged, outcome: Outcome) -> None:
         """A repaired batch is read as if nothing had happened. Below the log start, the leader is asked."""
+        poll.awaits_repair = False
         if poll.finished:
             return
         if outcome not in READ_AGAIN:

@@ -338,3 +338,29 @@ def test_a_batch_that_is_missing_after_repairs_is_reported_as_damaged_and_not_so
     assert reader.error.code is ErrorCode.DATA_DAMAGED
     assert "empty it" in str(reader.error)
     assert repairs.count == REPAIRS_PER_POLL_MAX + 1
+
+
+def test_a_waiting_fetch_that_is_woken_repeatedly_waits_for_one_repair(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wake-up counted as a repair, and a fetch that counts too many says that repairs have no effect."""
+    waiting: list[Callable[[Outcome], None]] = []
+
+    class HeldRepairs:
+        def request(self, _replica: Replica, _damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
+            waiting.append(done)
+
+    reader.reads = Reads(reader.host.node_host(), reader.ends, HeldRepairs())  # type: ignore[arg-type]  # what Reads uses
+    reader.fetch(0, max_wait_ms=60_000)
+
+    def read(*_: object, **__: object) -> list[StoredValue]:
+        raise BatchDamaged(reader.host.part.pid, Offset(0), "it cannot be read")
+
+    with monkeypatch.context() as rotten:
+        rotten.setattr(reader.host.live.log, "read_memory", read)
+        for _ in range(REPAIRS_PER_POLL_MAX + 2):
+            reader.commit(batch())
+        assert len(waiting) == 1
+    waiting[0](Outcome.REPAIRED)
+    reader.host.settle(1)
+    assert reader.bases == list(range(REPAIRS_PER_POLL_MAX + 2))

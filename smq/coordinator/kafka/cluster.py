@@ -27,6 +27,7 @@ from smq.raft_state.refusal import Refused
 from smq.raft_state.replies import TopicCreated
 from smq.raft_state.state import ClusterState, NodeState, PartitionState
 from smq.raft_state.topic_config import TOPIC_CONFIG, check_value
+from smq.replication.lookup import partition_in
 from smq.replication.proposer import rejection
 
 NO_TOPIC_ID: Final = bytes(16)
@@ -203,11 +204,11 @@ class LeaderHints:
         self._listener = gateway.listener
         self._named: dict[int, Struct] = {}
 
-    def add(self, answer: Struct, code: KafkaError, topic: str, index: int) -> None:
-        """Adds `current_leader` to the answer for a partition."""
+    def add(self, answer: Struct, code: KafkaError, topic: str | TopicId, index: int) -> None:
+        """Adds `current_leader` to the answer for a partition of the topic with this name or id."""
         if code not in self._CODES:
             return
-        partition = self._state.partition_of(topic, index)
+        partition = partition_in(self._state, topic, index)
         leader = live_leader(self._state, partition) if partition is not None else None
         address = endpoint(leader, self._listener) if leader is not None else None
         if partition is None or leader is None or address is None or leader.node == self._me:

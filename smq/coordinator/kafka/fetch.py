@@ -3,7 +3,8 @@
 Owns the answers to readers. Batches leave as they are in the log, as parts of the response's gather list. There are no
 sessions (KIP-227): a client that asks for one gets "session 0" and goes on with full requests. Any replica serves, up
 to the high water mark that it knows, or to the last stable offset for readers of what is committed. A client that names
-its rack is sent to a replica there (KIP-392).
+its rack is sent to a replica there (KIP-392). A topic that is asked for by id is read by id: another one may have its
+name by then.
 """
 
 from typing import Final
@@ -16,10 +17,12 @@ from smq.coordinator.kafka.racks import is_behind, preferred_replica
 from smq.coordinator.limits import FETCH_BARRIER_MS, FETCH_WAIT_MS_MAX, KAFKA_CONFIRM_MS
 from smq.coordinator.service.fetching import KnownRange, Outcome, PartitionFetch, fetch_many, known_range
 from smq.coordinator.service.lookup import confirm_unknown
-from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import NodeId
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import NodeId, TopicId
+from smq.raft_state.state import PartitionState
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, config_value
 from smq.replication.api import Fetched
+from smq.replication.lookup import partition_in
 
 BY_ID_VERSION: Final = 13
 _NO_OFFSET: Final = -1
@@ -42,7 +45,9 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
         code_of_unknown = await _confirm_unknown(gateway, request)
         names = _names_known_here(gateway, version, request)
     hints = LeaderHints(gateway)
+    is_committed = request["isolation_level"] == _READ_COMMITTED
     for topic, name in zip(request["topics"], names, strict=True):
+        topic_id = TopicId(topic["topic_id"]) if version >= BY_ID_VERSION else None
         partitions: list[Struct] = []
         answers.append({"topic": topic["topic"], "topic_id": topic["topic_id"], "partitions": partitions})
         for requested in topic["partitions"]:
@@ -51,17 +56,18 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
             if name is None:
                 answer["error_code"] = code_of_unknown
                 continue
-            code = _refusal(gateway, name, requested)
+            want = _wanted(name, topic_id, requested, is_committed=is_committed)
+            code = _refusal(gateway, want, requested)
             if code is not KafkaError.NONE:
                 answer["error_code"] = code
-                hints.add(answer, code, name, requested["partition"])
+                hints.add(answer, code, want.asked, want.partition)
                 continue
-            nearer = _nearer(gateway, name, requested, request["rack_id"])
+            nearer = _nearer(gateway, want, request["rack_id"])
             if nearer is not None:
                 answer["preferred_read_replica"] = nearer
-                _fill_known_range(gateway, answer, name, requested["partition"])
+                _fill_known_range(gateway, answer, want)
                 continue
-            wanted.append(_wanted(name, requested, is_committed=request["isolation_level"] == _READ_COMMITTED))
+            wanted.append(want)
             places.append(answer)
     has_answers = len(places) < sum(len(topic["partitions"]) for topic in answers)
     outcomes = await _fetch_all(gateway, request, wanted, is_due=has_answers)
@@ -110,9 +116,10 @@ def _bytes_needed(gateway: Gateway, wanted: list[PartitionFetch], bytes_max: int
     return needed
 
 
-def _wanted(name: str, requested: Struct, *, is_committed: bool) -> PartitionFetch:
+def _wanted(name: str, topic_id: TopicId | None, requested: Struct, *, is_committed: bool) -> PartitionFetch:
     return PartitionFetch(
         topic=name,
+        topic_id=topic_id,
         partition=requested["partition"],
         offset=requested["fetch_offset"],
         max_bytes=max(requested["partition_max_bytes"], 1),
@@ -133,26 +140,30 @@ async def _confirm_unknown(gateway: Gateway, request: Struct) -> KafkaError:
     return KafkaError.UNKNOWN_TOPIC_ID
 
 
-def _refusal(gateway: Gateway, name: str, requested: Struct) -> KafkaError:
-    known = gateway.state.partition_of(name, requested["partition"])
+def _known(gateway: Gateway, want: PartitionFetch) -> PartitionState | None:
+    return partition_in(gateway.state, want.asked, want.partition)
+
+
+def _refusal(gateway: Gateway, want: PartitionFetch, requested: Struct) -> KafkaError:
+    known = _known(gateway, want)
     return check_epoch(known, requested["current_leader_epoch"]) if known is not None else KafkaError.NONE
 
 
-def _nearer(gateway: Gateway, name: str, requested: Struct, rack: str) -> NodeId | None:
+def _nearer(gateway: Gateway, want: PartitionFetch, rack: str) -> NodeId | None:
     """The replica in the client's rack that the client should ask instead."""
-    known = gateway.state.partition_of(name, requested["partition"]) if rack else None
+    known = _known(gateway, want) if rack else None
     if known is None or known.leader != gateway.calls.node.node_id:
         return None
     node = gateway.calls.node
     ends, hwm = node.follower_ends(known.pid), node.known_hwm(known)
-    offset, listener = requested["fetch_offset"], gateway.listener
+    offset, listener = want.offset, gateway.listener
     return preferred_replica(gateway.state, known, ends, hwm=hwm, rack=rack, offset=offset, listener=listener)
 
 
 def _send_back(gateway: Gateway, want: PartitionFetch, answer: Struct, found: Fetched) -> None:
     """Sends the client back to the leader if this follower cannot serve it. Only clients that name a rack expect
     this."""
-    known = gateway.state.partition_of(want.topic, want.partition)
+    known = _known(gateway, want)
     if known is None or known.leader == gateway.calls.node.node_id:
         return
     if is_behind(found, offset=want.offset, is_ready=gateway.calls.node.is_ready):
@@ -175,15 +186,15 @@ def _fill(
     gateway: Gateway, version: int, want: PartitionFetch, answer: Struct, outcome: Outcome, hints: LeaderHints
 ) -> None:
     if isinstance(outcome, SmqError):
-        code = fetch_code_of(outcome, version)
+        code = _code_of(outcome, want, version)
         answer["error_code"] = code
-        hints.add(answer, code, want.topic, want.partition)
+        hints.add(answer, code, want.asked, want.partition)
         if outcome.details.lo is not None and outcome.details.hi is not None:
             # Out of range. Kafka gives no range here, and its readers ask for it.
             answer |= {"log_start_offset": outcome.details.lo, "high_watermark": outcome.details.hi}
         return
     if outcome is None:  # the response was full before this partition's turn
-        _fill_known_range(gateway, answer, want.topic, want.partition)
+        _fill_known_range(gateway, answer, want)
         return
     _fill_range(answer, outcome)
     answer["records"] = [batch.data for batch in outcome.batches]
@@ -193,8 +204,14 @@ def _fill(
         ]
 
 
-def _fill_known_range(gateway: Gateway, answer: Struct, topic: str, partition: int) -> None:
-    known = gateway.state.partition_of(topic, partition)
+def _code_of(error: SmqError, want: PartitionFetch, version: int) -> KafkaError:
+    if want.topic_id is not None and error.code is ErrorCode.UNKNOWN_TOPIC:
+        return KafkaError.UNKNOWN_TOPIC_ID
+    return fetch_code_of(error, version)
+
+
+def _fill_known_range(gateway: Gateway, answer: Struct, want: PartitionFetch) -> None:
+    known = _known(gateway, want)
     if known is not None:
         _fill_range(answer, known_range(gateway.calls.node, known))
 

@@ -18,6 +18,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import TopicId
 from smq.records import is_transactional
 from smq.replication.api import Acks, Produced
+from smq.replication.lookup import partition_in
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +66,7 @@ class ProduceCall:
         records = data["records"]
         code = self._refusal(request, records)
         if code is not KafkaError.NONE or self._acks is None:
-            self._refuse(answer, code, None)
+            self._refuse(answer, code, None, topic)
             return
         done = partial(self._on_done, topic, answer)
         try:
@@ -102,14 +103,13 @@ class ProduceCall:
             self._fail()
 
     def _answer(self, topic: str | TopicId, answer: Struct, result: Produced | SmqError) -> None:
-        name = topic if isinstance(topic, str) else self._gateway.state.topic_names.get(topic, "")
         if isinstance(result, SmqError):
-            self._refuse(answer, self._code_of(result), str(result), name)
+            self._refuse(answer, self._code_of(result), str(result), topic)
             return
         answer["base_offset"] = result.base_offset
         if result.is_append_time:
             answer["log_append_time_ms"] = result.ts_ns // 1_000_000
-        part = self._gateway.state.partition_of(name, answer["index"])
+        part = partition_in(self._gateway.state, topic, answer["index"])
         answer["log_start_offset"] = part.log_start if part is not None else -1
         self._count_down()
 
@@ -118,11 +118,11 @@ class ProduceCall:
             return KafkaError.UNKNOWN_TOPIC_ID
         return produce_code_of(error, self._version) if self._is_transactional else code_of(error)
 
-    def _refuse(self, answer: Struct, code: KafkaError, message: str | None, name: str = "") -> None:
+    def _refuse(self, answer: Struct, code: KafkaError, message: str | None, topic: str | TopicId) -> None:
         self._has_failed = True
         answer["error_code"] = code
         answer["error_message"] = message
-        self._hints.add(answer, code, name, answer["index"])
+        self._hints.add(answer, code, topic, answer["index"])
         self._count_down()
 
     def _count_down(self) -> None:

@@ -146,7 +146,7 @@ class LaggingNode:
 
     def fetch(
         self,
-        topic: str,
+        topic: str | TopicId,
         partition: int,
         _offset: int,
         *,

@@ -1,0 +1,75 @@
+"""Requests that name a topic by id, while another topic takes its name: none of them may reach the other one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from smq.coordinator.kafka.cluster import NO_TOPIC_ID
+from smq.coordinator.kafka.errors import KafkaError
+from smq.coordinator.kafka.fetch import fetch
+from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.limits import MIB
+from smq.coordinator.service.calls import NodeCalls
+from smq.raft_state.ids import LogIndex, TopicId
+from smq.replication.api import DoneFn
+from tests.unit.coordinator.kafka.gateways import gateway_to
+from tests.unit.coordinator.lagging import TOPIC, TOPIC_ID, LaggingNode, state_with
+
+LATER_ID = TopicId(bytes(15) + b"l")
+
+
+class RecreatingNode(LaggingNode):
+    """It has the first topic. A barrier brings what has happened meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = state_with((TOPIC, TOPIC_ID))
+
+    def recreate(self) -> None:
+        self.state = state_with((TOPIC, LATER_ID))
+
+    def barrier(self, _timeout_ms: int, done: DoneFn[LogIndex]) -> None:
+        done(LogIndex(1))
+
+
+class FullUntilRecreated(InflightBytes):
+    """A fetch waits for room, and the topic is created again in the meantime."""
+
+    def __init__(self, node: RecreatingNode) -> None:
+        super().__init__()
+        self._node = node
+
+    @asynccontextmanager
+    async def reserved(self, size: int) -> AsyncIterator[None]:
+        self._node.recreate()
+        async with super().reserved(size):
+            yield
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "topic_id", "answer"),
+    [
+        (12, TOPIC, NO_TOPIC_ID, (KafkaError.NONE, 0)),
+        (13, "", TOPIC_ID, (KafkaError.UNKNOWN_TOPIC_ID, -1)),
+    ],
+)
+def test_a_fetch_by_id_does_not_read_another_topic_of_that_name(
+    version: int, name: str, topic_id: bytes, answer: tuple[KafkaError, int]
+) -> None:
+    node = RecreatingNode()
+    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": MIB, "current_leader_epoch": -1}
+    request = {
+        "session_id": 0,
+        "isolation_level": 0,
+        "rack_id": "",
+        "max_wait_ms": 0,
+        "min_bytes": 1,
+        "max_bytes": MIB,
+        "topics": [{"topic": name, "topic_id": topic_id, "partitions": [part]}],
+    }
+    gateway = gateway_to(NodeCalls(node.api), FullUntilRecreated(node))
+    (topic,) = asyncio.run(fetch(gateway, version, request))["responses"]
+    (found,) = topic["partitions"]
+    assert (found["error_code"], found["high_watermark"]) == answer

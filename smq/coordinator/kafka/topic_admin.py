@@ -12,7 +12,7 @@ from smq.coordinator.kafka.configs.view import topic_entries
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, topic_error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
-from smq.coordinator.service.lookup import find_topic, find_topic_name
+from smq.coordinator.service.lookup import find_topic
 from smq.raft_state.commands import AddPartitions, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, NodeId, TopicId
@@ -148,7 +148,10 @@ async def _delete(gateway: Gateway, requested: Struct, timeout_ms: int) -> Struc
 
 
 async def _name_of(gateway: Gateway, topic_id: bytes, timeout_ms: int) -> str:
-    name = await find_topic_name(gateway.calls, TopicId(topic_id), timeout_ms)
+    """After a barrier: another topic may have the name by now. The command names no id, so one that is created under
+    that name between the barrier and the command would still be deleted."""
+    await gateway.calls.barrier(timeout_ms)
+    name = gateway.state.topic_names.get(TopicId(topic_id))
     if name is None:
         raise KafkaRefusal(KafkaError.UNKNOWN_TOPIC_ID, f"there is no topic with the id {topic_id.hex()}")
     return name

@@ -13,7 +13,7 @@ from smq.coordinator.limits import FETCH_CONCURRENCY, RANGES_PER_TURN, VIEW_ENDS
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.positions import OffsetType, Position, StartRequest, resolve
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset, PartitionId, TopicId
+from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.state import ClusterState, CommittedOffset, GroupState, PartitionState, TopicState
 from smq.replication.api import PartitionRange, TimeKind
 from smq.replication.lookup import unknown_partition, unknown_topic
@@ -25,11 +25,6 @@ async def find_topic(calls: NodeCalls, topic: str, timeout_ms: int) -> TopicStat
     if found is None:
         raise unknown_topic(topic)
     return found
-
-
-async def find_topic_name(calls: NodeCalls, topic_id: TopicId, timeout_ms: int) -> str | None:
-    """The name of the topic with this id; None if there is none."""
-    return await calls.find(lambda state: state.topic_names.get(topic_id), timeout_ms)
 
 
 async def find_partition(calls: NodeCalls, topic: str, partition: int, timeout_ms: int) -> PartitionState:

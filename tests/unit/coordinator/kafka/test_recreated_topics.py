@@ -10,6 +10,7 @@ from smq.coordinator.kafka.cluster import NO_TOPIC_ID
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.fetch import fetch
 from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.kafka.topic_admin import delete_topics
 from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.ids import LogIndex, TopicId
@@ -21,16 +22,19 @@ LATER_ID = TopicId(bytes(15) + b"l")
 
 
 class RecreatingNode(LaggingNode):
-    """It has the first topic. A barrier brings what has happened meanwhile."""
+    """It has the first topic. If it `lags`, a barrier brings the other one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lags: bool = False) -> None:
         super().__init__()
         self.state = state_with((TOPIC, TOPIC_ID))
+        self._lags = lags
 
     def recreate(self) -> None:
         self.state = state_with((TOPIC, LATER_ID))
 
     def barrier(self, _timeout_ms: int, done: DoneFn[LogIndex]) -> None:
+        if self._lags:
+            self.recreate()
         done(LogIndex(1))
 
 
@@ -73,3 +77,21 @@ def test_a_fetch_by_id_does_not_read_another_topic_of_that_name(
     (topic,) = asyncio.run(fetch(gateway, version, request))["responses"]
     (found,) = topic["partitions"]
     assert (found["error_code"], found["high_watermark"]) == answer
+
+
+@pytest.mark.parametrize(
+    ("lags", "topic_id", "code", "commands"),
+    [
+        (False, TOPIC_ID, KafkaError.NONE, 1),
+        (True, TOPIC_ID, KafkaError.UNKNOWN_TOPIC_ID, 0),
+        (True, LATER_ID, KafkaError.NONE, 1),
+    ],
+)
+def test_a_node_that_lags_does_not_delete_another_topic_of_that_name(
+    lags: bool, topic_id: TopicId, code: KafkaError, commands: int
+) -> None:
+    node = RecreatingNode(lags=lags)
+    request = {"timeout_ms": 1_000, "topics": [{"name": None, "topic_id": topic_id}]}
+    gateway = gateway_to(NodeCalls(node.api), InflightBytes())
+    (answer,) = asyncio.run(delete_topics(gateway, 6, request))["responses"]
+    assert (answer["error_code"], len(node.proposed)) == (code, commands)

@@ -15,13 +15,12 @@ from smq.coordinator.service.lookup import (
     confirm_unknown,
     find_partition,
     find_topic,
-    find_topic_name,
     known_ranges,
     start_positions,
 )
 from smq.coordinator.service.positions import OffsetType
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset, PartitionId, PartitionIndex, TopicId, TsNs
+from smq.raft_state.ids import Offset, PartitionId, PartitionIndex, TsNs
 from smq.raft_state.state import CommittedOffset
 from smq.replication.api import NodeApi, PartitionRange, TimeKind, TimeOffset
 from tests.unit.coordinator.lagging import NO_QUORUM, TOPIC, TOPIC_ID, LaggingNode, state_with
@@ -29,7 +28,6 @@ from tests.unit.coordinator.lagging import NO_QUORUM, TOPIC, TOPIC_ID, LaggingNo
 LookUp = Callable[[NodeCalls], Awaitable[object]]
 OF_TOPIC: tuple[LookUp, ...] = (
     lambda calls: find_topic(calls, TOPIC, 1_000),
-    lambda calls: find_topic_name(calls, TOPIC_ID, 1_000),
     lambda calls: find_partition(calls, TOPIC, 0, 1_000),
     lambda calls: confirm_unknown(calls, lambda state: TOPIC in state.topics, 1_000),
 )
@@ -82,7 +80,6 @@ def test_what_a_barrier_confirms_to_be_unknown_is_named(topic: str, partition: i
     with pytest.raises(SmqError) as e:
         looked_up(node, lambda calls: find_partition(calls, topic, partition, 1_000))
     assert (e.value.code, node.barriers) == (code, 1)
-    assert looked_up(LaggingNode(), lambda calls: find_topic_name(calls, TopicId(bytes(16)), 1_000)) is None
 
 
 class CountingCalls(NodeCalls):

@@ -123,6 +123,8 @@ producer.flush()
   then the last stable offset.
 - Staged offsets are not pending anywhere else: after EndTxn, OffsetFetch returns them. If a client asks for stable
   offsets (KIP-447), those that an open transaction may move are UNSTABLE_OFFSET_COMMIT.
+- While a group's new generation has no assignment yet, TxnOffsetCommit gets COORDINATOR_LOAD_IN_PROGRESS, which clients
+  repeat. Kafka takes the offsets; REBALANCE_IN_PROGRESS, as for OffsetCommit, would end Java's producer.
 - `transaction.max.timeout.ms` and `transactional.id.expiration.ms` are settings of the cluster. Time-outs follow a
   replicated clock, which moves every second or every quarter of the shortest open time-out, whichever is longer.
 - A producer whose transactional id has been forgotten gets INVALID_PRODUCER_ID_MAPPING, and a fresh producer id if it

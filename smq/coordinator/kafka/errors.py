@@ -268,8 +268,9 @@ def produce_code_of(error: SmqError, version: int) -> KafkaError:
 
 
 def staging_code_of(error: SmqError, version: int) -> KafkaError:
-    """For TxnOffsetCommit, whose clients know no CONCURRENT_TRANSACTIONS, and repeat it after this code."""
-    if error.code is ErrorCode.TRANSACTION_ENDING:
+    """For TxnOffsetCommit. Its clients know neither CONCURRENT_TRANSACTIONS nor REBALANCE_IN_PROGRESS: Java's producer
+    would end. They repeat the request after COORDINATOR_LOAD_IN_PROGRESS."""
+    if error.code in (ErrorCode.TRANSACTION_ENDING, ErrorCode.REBALANCE_IN_PROGRESS):
         return KafkaError.COORDINATOR_LOAD_IN_PROGRESS
     if error.code is ErrorCode.INVALID_TRANSACTION_STATE and version >= _STAGING_ABORTABLE_VERSION:
         return KafkaError.TRANSACTION_ABORTABLE

@@ -12,6 +12,7 @@ from smq.coordinator.kafka.errors import (
     fetch_code_of,
     list_offsets_code_of,
     producer_id_code_of,
+    staging_code_of,
     topic_error_fields,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -86,6 +87,22 @@ def test_a_consumer_goes_on_after_an_error_that_passes(code: ErrorCode) -> None:
 def test_a_producer_asks_for_its_id_again_after_an_error_that_passes(code: ErrorCode) -> None:
     """Sarama and older Java clients give up after most codes that others retry."""
     assert producer_id_code_of(SmqError(code, "x"), 4) is KafkaError.COORDINATOR_LOAD_IN_PROGRESS
+
+
+# Java's producer ends after any other code that it does not know as an error of the transaction alone.
+_RETRIED_STAGINGS = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+}
+
+
+@pytest.mark.parametrize("version", [0, 3, 5])
+@pytest.mark.parametrize(
+    "code", [*_OF_ANY_REQUEST, ErrorCode.TRANSACTION_ENDING, ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.NOT_COORDINATOR]
+)
+def test_a_producer_stages_offsets_again_after_an_error_that_passes(code: ErrorCode, version: int) -> None:
+    assert staging_code_of(SmqError(code, "x"), version) in _RETRIED_STAGINGS
 
 
 def test_an_admin_client_asks_another_node_if_this_one_stops() -> None:

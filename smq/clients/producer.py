@@ -40,7 +40,7 @@ from smq.clients.producing.transactions import CLOSE_TIMEOUT_S, TRANSACTION_TIME
 from smq.clients.retry import RandomFn
 from smq.clients.tls import Tls
 from smq.clients.types import CommittedOffset, GroupMembership, TopicPartition
-from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.errors import ErrorCode, ProducerFenced, SmqError
 from smq.records import CODECS, Headers
 
 AcksName: TypeAlias = Literal["all", "leader", "none"]
@@ -442,6 +442,7 @@ class Producer:
         await transactions.all_taken()
         await self.flush()  # without the lock: an abort() ends this wait
         async with transactions.deciding:
+            self._usable()  # another call may have learned that it is fenced
             if transactions.has_committed(number):
                 return  # by another call
             transactions.check_same(number)
@@ -455,14 +456,20 @@ class Producer:
     async def abort(self) -> None:
         """Records that are not stored yet fail, no more are taken, and no reader gets the others. If it fails or is
         cancelled, nothing but abort() is allowed: call it again. INVALID_TRANSACTION_STATE if the transaction has been
-        committed (by another task, or by a commit() before that had no answer), or none has begun."""
+        committed (by another task, or by a commit() before that had no answer), or none has begun. PRODUCER_FENCED if
+        another producer has the id: then every later call says so."""
         self._usable()
         transactions = self._transactional()
         number = transactions.begin_abort()
         async with transactions.deciding:
+            self._usable()
             if not transactions.has_ended(number):
                 await self._publisher.drop_transaction(_aborted())
-                await transactions.abort()
+                try:
+                    await transactions.abort()
+                except ProducerFenced as e:
+                    self._publisher.fatal = e  # it gets no further epoch, however often it asks
+                    raise
                 self._accumulator.end_transaction()
             if transactions.has_committed(number):
                 message = "the transaction has been committed, by another call or by a commit() that had no answer"

@@ -12,6 +12,7 @@ from smq.clients import (
     Admin,
     InvalidTransactionState,
     Producer,
+    ProducerFenced,
     ProducerInterceptor,
     SmqError,
     SyncProducer,
@@ -399,6 +400,35 @@ def test_two_tasks_that_end_a_transaction_in_the_same_way_do_not_end_the_next_on
             other = asyncio.create_task(getattr(producer, end)())
             await working
         await await_values(served, *([b"first"] if end == "commit" else []), b"second")
+
+    serving(tmp_path, body)
+
+
+def test_a_producer_that_is_fenced_asks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the task that waits for the abort's end nor a later call asks the cluster again."""
+    starts = 0
+    start = Transactions.start
+
+    async def count(transactions: Transactions) -> None:
+        nonlocal starts
+        starts += 1
+        await start(transactions)
+
+    async def body(served: Served) -> None:
+        await served.create()
+        async with producer_of(served) as zombie:
+            zombie.begin()
+            await zombie.send("t", b"zombie")
+            async with producer_of(served):
+                monkeypatch.setattr(Transactions, "start", count)
+                errors = await asyncio.gather(zombie.abort(), zombie.abort(), return_exceptions=True)
+                assert [type(error) for error in errors] == [ProducerFenced] * 2
+                for end in (zombie.abort, zombie.commit):
+                    with pytest.raises(ProducerFenced):
+                        await end()
+                with pytest.raises(ProducerFenced):
+                    zombie.begin()
+            assert starts == 1
 
     serving(tmp_path, body)
 

@@ -2,7 +2,8 @@
 
 Owns the coalescing (the next command begins with the answer, or after a second without one) and each caller's deadline.
 Every item may be proposed again: a repetition changes nothing. It must never propose an item after its caller's
-deadline, answer before the command is applied here, nor judge an item: the state machine does. `external_offsets` and
+deadline, answer before the command is applied here, give a definite error to a caller whose item may have been applied
+by an earlier command, nor judge an item: the state machine does. `external_offsets` and
 `joins` use it.
 """
 
@@ -42,6 +43,10 @@ class _Caller(Generic[Item, Result]):
     until_ns: int  # `deadline` is checked by a tick, and so later
     deadline: Deadline | None = None
     answered: bool = False
+    doubt: SmqError | None = None  # the outcome of an earlier command for it, which may yet be carried out
+
+    def fail(self, error: SmqError) -> None:
+        self.answer(error if self.doubt is None else self.doubt)
 
     def answer(self, result: Result | SmqError) -> None:
         if not self.answered:
@@ -129,14 +134,16 @@ class SharedCommand(Generic[Item, Result]):
             self._newest = []
             self._end_pause()
         if isinstance(reply, SmqError) and reply.code in _UNKNOWN_OUTCOME and not self._is_closed:
-            self._waiting.extendleft(reversed(batch))  # those with time left share the next command
+            for caller in reversed(batch):  # those with time left share the next command
+                caller.doubt = reply
+                self._waiting.appendleft(caller)
         elif isinstance(reply, Results) and len(reply.items) == len(batch):
             for caller, result in zip(batch, reply.items, strict=True):
                 caller.answer(rejection(result) if isinstance(result, Rejected) else self._result_of(result))
         else:
             error = reply if isinstance(reply, SmqError) else SmqError(ErrorCode.INTERNAL, f"unexpected reply {reply}")
             for caller in batch:
-                caller.answer(error)
+                caller.fail(error)
         if self._waiting and self._next is None and not self._is_scheduled:
             self._launch()
 
@@ -145,4 +152,4 @@ class SharedCommand(Generic[Item, Result]):
         unknown."""
         self._is_closed = True
         while self._waiting:
-            self._waiting.popleft().answer(error)
+            self._waiting.popleft().fail(error)

@@ -11,6 +11,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, Offset, RequestId
 from smq.raft_state.limits import ASSIGN_ITEMS_MAX
 from smq.raft_state.replies import OffsetsAssigned, Rejected, Reply, Results
+from smq.replication import proposer as proposer_module
 from smq.replication import shared_command
 from smq.replication.host import Host
 from smq.replication.net import wire
@@ -217,6 +218,30 @@ def test_at_the_end_of_the_node_the_outcome_of_what_was_sent_is_unknown(callers:
     callers.world.proposer.close(stopping)
     codes = [answer.code for answer in sent + waiting if isinstance(answer, SmqError)]
     assert codes == [ErrorCode.TIMED_OUT, ErrorCode.SHUTTING_DOWN]
+
+
+def test_an_unknown_outcome_does_not_become_a_definite_error(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that did not answer may have been carried out, whatever becomes of the next one."""
+    callers.world.lead(OTHER)
+    answers = callers.assign(1)
+    callers.turn()
+    ((_, sent),) = callers.world.forwarded
+    monkeypatch.setattr(proposer_module, "PENDING_MAX", 0)
+    callers.world.proposer.on_proposed(wire.Proposed(sent.request, wire.COMMITTED, LogIndex(0), b"unreadable"))
+    assert [answer.code for answer in answers if isinstance(answer, SmqError)] == [ErrorCode.TIMED_OUT]
+
+
+def test_at_the_end_of_the_node_an_unknown_outcome_stays_unknown(callers: Callers) -> None:
+    callers.world.lead(OTHER)
+    answers = callers.assign(1, 30_000)
+    callers.pass_seconds(2)
+    callers.assign(2, 30_000)
+    callers.turn()
+    (_, sent), _ = callers.world.forwarded
+    callers.world.proposer.on_proposed(wire.Proposed(sent.request, wire.COMMITTED, LogIndex(0), b"unreadable"))
+    assert answers == [], "it waits for the next command"
+    callers.offsets.close(SmqError(ErrorCode.SHUTTING_DOWN, "stopping"))
+    assert [answer.code for answer in answers if isinstance(answer, SmqError)] == [ErrorCode.TIMED_OUT]
 
 
 def test_a_shared_command_is_not_sent_again_after_the_deadline_of_one_of_its_callers(callers: Callers) -> None:

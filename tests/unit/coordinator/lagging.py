@@ -154,6 +154,7 @@ class LaggingNode:
         max_wait_ms: int,
         done: DoneFn[Fetched],
         is_committed: bool = False,
+        is_memory_only: bool = False,
     ) -> Cancel:
         def use(_part: PartitionState) -> None:
             done(Fetched([], ZERO, ZERO, ZERO, ZERO))

@@ -42,6 +42,9 @@ from smq.replication.raft.ready import (
 from smq.replication.raft.view import Consensus, Listener, RaftSetup
 
 JOURNAL_KEPT_BYTES: Final = 8 << 20  # entries kept before a snapshot so that a slow follower needs none
+# The same for a follower that catches up after a snapshot: minutes of a busy cluster, and some 200 MB of memory.
+CATCH_UP_BYTES: Final = 128 << 20
+CATCH_UP_ENTRIES: Final = 300_000
 _RECONNECT_GRACE: Final = 0.5  # of the election time-out: how soon a follower whose leader's session closed asks
 
 
@@ -252,10 +255,13 @@ class Core:
         done()
 
     def _compact_journal(self, snapshot: Snapshot) -> None:
-        """Stores the snapshot and drops the entries before it, in one submission."""
-        first_kept = max(self.journal.first_index, snapshot.index - self.timing.snapshot_entries // 4)
-        is_small = self.journal.size_bytes <= JOURNAL_KEPT_BYTES
-        self.journal.compact(snapshot, first_kept if is_small else snapshot.index)
+        """Stores the snapshot and drops the entries before it, in one submission. Some stay for followers."""
+        journal, first_kept = self.journal, snapshot.index
+        if journal.size_bytes <= JOURNAL_KEPT_BYTES:
+            first_kept = max(journal.first_index, snapshot.index - self.timing.snapshot_entries // 4)
+        if self.is_leader and journal.size_bytes <= CATCH_UP_BYTES and len(journal) <= CATCH_UP_ENTRIES:
+            first_kept = min(first_kept, self.lead.needed_from() or first_kept)
+        journal.compact(snapshot, first_kept)
 
     @property
     def _has_backlog(self) -> bool:

@@ -43,7 +43,7 @@ class Progress:
     requested: int = 0  # the latest question (for reads) of the present session
     confirmed: int = 0  # the latest question that it has answered
     disk: DiskId | None = None  # that gave these answers
-    answered_at: float | None = None  # its last answer with its log's end; None before the first
+    answered_at: float | None = None  # its last answer with its log's end; None before the first, or a snapshot
     end_at_answer: int = 0  # the leader's last index at that time
     caught_up_at: float | None = None  # when it last had all that the leader had
     commit_sent: int = 0
@@ -51,6 +51,7 @@ class Progress:
     in_flight: deque[tuple[int, int]] = field(default_factory=deque)  # (number, bytes)
     in_flight_bytes: int = 0
     transfer: "Transfer | None" = None
+    catches_up_from: int = 0  # the snapshot sent to it in this session, until it has caught up; 0: none
 
     def sent(self, number: int, size: int) -> None:
         if size:
@@ -66,9 +67,9 @@ class Progress:
         """After an answer. Under load a follower never has the newest entry: then it counts as caught up at its answer
         before, if it now has all that the leader had at that time."""
         if self.match_index >= last_index:
-            self.caught_up_at = now
+            self.caught_up_at, self.catches_up_from = now, 0
         elif self.answered_at is not None and self.match_index >= self.end_at_answer:
-            self.caught_up_at = self.answered_at
+            self.caught_up_at, self.catches_up_from = self.answered_at, 0
         self.answered_at, self.end_at_answer = now, last_index
 
     def restart(self, next_number: int) -> None:
@@ -76,6 +77,7 @@ class Progress:
         self.in_flight.clear()
         self.in_flight_bytes = 0
         self.transfer = None
+        self.catches_up_from = 0
         self.answered_floor = next_number
 
 
@@ -226,6 +228,13 @@ class Leader:
         heard = 1 + sum(progress.heard_at > since for progress in self._progress.values())
         return 2 * heard > len(self._progress) + 1
 
+    def needed_from(self) -> int | None:
+        """The oldest entry that must stay for followers that were sent a snapshot and have not caught up: without it
+        they would need another snapshot. They may still be installing theirs. None if there are no such followers."""
+        catching_up = [progress for progress in self._progress.values() if progress.catches_up_from]
+        needed = [max(progress.catches_up_from, progress.match_index) for progress in catching_up]
+        return min((index for index in needed if index >= self._view.journal.first_index), default=None)
+
     def send(self, *, is_forced: bool = False) -> None:
         """Sends what is due to every follower with a session: new entries, a moved commit index, a heartbeat, a read's
         question."""
@@ -306,6 +315,7 @@ class Leader:
             snapshot = self._view.journal.snapshot
             assert snapshot is not None, "a journal that does not begin with entry 1 has a snapshot"
             progress.transfer = Transfer(snapshot, snapshot.crc)
+            progress.catches_up_from, progress.answered_at = snapshot.index, None
         transfer = progress.transfer
         snapshot, size = transfer.snapshot, len(transfer.snapshot.state)
         data = memoryview(snapshot.state)[transfer.offset : transfer.offset + CHUNK_BYTES_MAX]

@@ -23,7 +23,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.ids import DiskId, LogIndex, NodeId
 from smq.raft_state.machine import Machine
-from smq.raft_state.replies import Applied, Rejected
+from smq.raft_state.replies import Applied
 from smq.replication.anomalies import CommitWatch, StateWatch
 from smq.replication.digests import Digests
 from smq.replication.joins import Joins
@@ -31,7 +31,6 @@ from smq.replication.membership.controller import Controller
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Clock
 from smq.replication.proposer import Proposer
-from smq.replication.state_quota import StateQuota
 
 _MAY_NEED_ELECTION: Final = (RegisterNode, FenceNode, UnfenceNode, CreateTopic, AddPartitions, ElectLeader)
 _MAY_MOVE_COMMITS: Final = (CommitOffsets, EndTransaction)
@@ -54,12 +53,9 @@ class AppliedState:
         self.index = LogIndex(0)  # in the state; the engine calls an entry applied only once this node has followed it
         self.digests = Digests(clock, self.snapshot, lambda: self.index)
 
-    def connect(
-        self, controller: Controller, replicas: Replicas, proposer: Proposer, joins: Joins, quota: StateQuota
-    ) -> None:
+    def connect(self, controller: Controller, replicas: Replicas, proposer: Proposer, joins: Joins) -> None:
         """To the parts that follow the state. They read it too, so they are made after it."""
         self._controller, self._replicas, self._proposer, self._joins = controller, replicas, proposer, joins
-        self._quota = quota
 
     def watch(self, commits: CommitWatch, states: StateWatch, digest_entries: int) -> None:
         """Has a digest taken after every so many entries; 0: never."""
@@ -73,10 +69,7 @@ class AppliedState:
     def apply(self, index: LogIndex, command: bytes) -> Applied:
         decoded = decode_command(command, self._known_level)
         watched = self._commits.before(self.state, decoded) if isinstance(decoded, _MAY_MOVE_COMMITS) else None
-        freed = self._quota.freed_by(self.state, decoded)
         applied = self._machine.apply(index, decoded)
-        if freed and not isinstance(applied.reply, Rejected):
-            self._quota.note_freed(freed)
         if watched is not None:
             self._commits.after(self.state, watched)
         if isinstance(decoded, _MAY_NEED_ELECTION):

@@ -45,7 +45,6 @@ from smq.replication.runtime.answers import Answers
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.runtime.loop_compute import LoopCompute
 from smq.replication.runtime.slices import Slices
-from smq.replication.state_quota import StateQuota
 from smq.replication.storage.hang import HangGuard
 from smq.replication.storage.maintenance import StorageMaintenance
 from smq.replication.storage.space import SpaceGuard
@@ -99,7 +98,6 @@ class Node:
         self.liveness = Liveness(
             config, clock=clock, applied=self.applied, engine=self.engine, own_disk=self._disk_condition
         )
-        self._quota = StateQuota(lambda: self.engine.snapshot)
         self._proposer = Proposer(
             node_id=config.node_id,
             engine=self.engine,
@@ -112,7 +110,6 @@ class Node:
             known_level=config.feature_level_known,
             raft_leader=self.liveness.raft_leader,
             measures=self.measures,
-            refusal=lambda command: self._quota.refusal(self.state, command),
         )
         self._host = Host(
             config=config,
@@ -164,7 +161,7 @@ class Node:
         )
         self._controller = Controller(host, self.liveness, self.replicas, _log.warning)
         self._joins = Joins(host, self._proposer.propose, self._proposer.late)
-        self.applied.connect(self._controller, self.replicas, self._proposer, self._joins, self._quota)
+        self.applied.connect(self._controller, self.replicas, self._proposer, self._joins)
         states = StateWatch(host.anomalies)
         self.applied.watch(CommitWatch(host.anomalies), states, host.config.digest_entries)
         self._registration = Registration(host, self.rng, self._on_registered, self._wait_for_upgrade)
@@ -374,7 +371,6 @@ class Node:
                 *self._registration.warnings(),
                 *self._maintenance.warnings(),
                 *self.replicas.warnings(),
-                *self._quota.warnings(),
             ),
         )
 

@@ -78,14 +78,11 @@ class Proposer:
         known_level: int,
         raft_leader: Callable[[], NodeId | None],
         measures: NodeMeasures | None = None,
-        refusal: Callable[[Command], SmqError | None] = lambda command: None,
     ) -> None:
-        """`refusal`: why this node does not propose a command."""
         self._measures = measures if measures is not None else NodeMeasures()
         self._state = state
         self._known_level = known_level
         self._raft_leader = raft_leader
-        self._refusal = refusal
         self._node_id = node_id
         self._engine = engine
         self._clock = clock
@@ -107,9 +104,6 @@ class Proposer:
         self, command: Command, timeout_ms: int, done: DoneFn[Reply], *, send_until_ns: int | None = None
     ) -> None:
         """`send_until_ns`: if it would have to be sent after this (monotonic), its outcome is unknown."""
-        if (refused := self._refusal(command)) is not None:
-            self._finish_with(done, refused)
-            return
         is_ours = False
         if isinstance(command, Request) and command.request_id == NO_REQUEST:
             is_ours = True

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from docs.generate.metrics import names
-from smq.replication.state_quota import STATE_BYTES_MAX
 from tests.skips import needs, program
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,7 +62,6 @@ CASES: dict[str, list[dict[str, str]]] = {
     "SmqNodeFenced": [series("smq_cluster_nodes_fenced", 0, 1)],
     "SmqRaftUnstable": [counter("smq_raft_leader_changes_total", 1)],
     "SmqUpgradeNeeded": [series("smq_node_waits_for_upgrade", 0, 1)],
-    "SmqStateNearBound": [series("smq_raft_snapshot_bytes", 10**7, STATE_BYTES_MAX * 0.9)],
     "SmqClustersMixed": [
         series("smq_cluster_info", 1, 1, f'{NODE},cluster_id="one"'),
         {

@@ -259,8 +259,9 @@ class Core:
         journal, first_kept = self.journal, snapshot.index
         if journal.size_bytes <= JOURNAL_KEPT_BYTES:
             first_kept = max(journal.first_index, snapshot.index - self.timing.snapshot_entries // 4)
-        if self.is_leader and journal.size_bytes <= CATCH_UP_BYTES and len(journal) <= CATCH_UP_ENTRIES:
-            first_kept = min(first_kept, self.lead.needed_from() or first_kept)
+        needed = self.lead.needed_from() if self.is_leader else None
+        if needed is not None and journal.last_index - needed < CATCH_UP_ENTRIES:
+            first_kept = min(first_kept, needed) if journal.bytes_from(needed) <= CATCH_UP_BYTES else first_kept
         journal.compact(snapshot, first_kept)
 
     @property

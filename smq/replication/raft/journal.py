@@ -248,6 +248,10 @@ class RaftJournal:
         """Of the entries in memory."""
         return self._bytes
 
+    def bytes_from(self, index: int) -> int:
+        """Of the entries in memory from `index` on."""
+        return sum(len(entry[0]) for entry in self._entries[self._position(index) :])
+
     @property
     def grown_bytes(self) -> int:
         """By which the entries in memory have grown since the last snapshot, or the start."""

@@ -62,6 +62,7 @@ CASES: dict[str, list[dict[str, str]]] = {
     "SmqNodeFenced": [series("smq_cluster_nodes_fenced", 0, 1)],
     "SmqRaftUnstable": [counter("smq_raft_leader_changes_total", 1)],
     "SmqUpgradeNeeded": [series("smq_node_waits_for_upgrade", 0, 1)],
+    "SmqStateLarge": [series("smq_raft_snapshot_bytes", 10**7, 2 * 10**8)],
     "SmqClustersMixed": [
         series("smq_cluster_info", 1, 1, f'{NODE},cluster_id="one"'),
         {

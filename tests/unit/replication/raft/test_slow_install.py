@@ -46,6 +46,13 @@ class SlowFollower:
         for n in range(count):
             commit(self.world, self.leader, f"{n}")
 
+    def catch_up(self, behind: int) -> None:
+        """Until it lacks no more than that many entries."""
+        while len(commands(self.host)) < len(commands(self.leader)) - behind:
+            if self._held:
+                self._deliver(*self._held.pop(0))
+            self.world.run_ms(2)
+
     def go_on(self) -> None:
         self._is_held = False
         for message in self._held:
@@ -86,6 +93,21 @@ def test_it_gets_another_before_the_journal_grows_without_bound(
     assert longest < 6 * SNAPSHOT_ENTRIES
     slow.go_on()
     assert len(slow.snapshots) > 1
+
+
+@pytest.mark.parametrize(("bound", "most"), [("CATCH_UP_ENTRIES", 60), ("CATCH_UP_BYTES", 140)])
+def test_what_it_has_does_not_count_towards_the_bound(bound: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower that stays a few entries behind a busy leader: it needs few of those after its snapshot."""
+    monkeypatch.setattr(raft_core, bound, most)
+    monkeypatch.setattr("smq.replication.raft.leader.APPEND_BYTES_MAX", 1)  # one entry per message,
+    monkeypatch.setattr("smq.replication.raft.leader.WINDOW_BYTES_MAX", 1)  # and none before the answer
+    slow = SlowFollower(monkeypatch)
+    slow.commit(50)
+    for _ in range(2 * SNAPSHOT_ENTRIES):
+        slow.commit(1)
+        slow.catch_up(SNAPSHOT_ENTRIES // 2)
+    slow.go_on()
+    assert len(slow.snapshots) == 1
 
 
 def test_nothing_is_kept_for_one_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:

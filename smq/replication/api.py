@@ -83,7 +83,6 @@ class Fetched:
     lso: Offset
     readable_end: Offset  # the end of what this replica can serve now
     aborted: Sequence[Aborted] = ()  # for a committed reader: what to leave out of the batches
-    is_on_disk: bool = False  # a fetch of what is in memory has found that its batches are not
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,13 +325,11 @@ class NodeApi(Protocol):
         done: DoneFn[Fetched],
         min_bytes: int = 1,
         is_committed: bool = False,
-        is_memory_only: bool = False,
     ) -> Cancel:
         """Reads committed batches from this node's replica, from the batch that contains `offset`, of the topic with
         this name or this id; long-polls up to max_wait_ms while there is nothing. With `is_committed` nothing from the
         last stable offset on, and the aborted transactions of what it returns. With `max_bytes` 0 it waits in the same
-        way, and returns no batches. With `is_memory_only` it does not wait for this node's disk, and says so
-        (`is_on_disk`). OFFSET_OUT_OF_RANGE (lo, hi) below log_start or past the log end, only once the
+        way, and returns no batches. OFFSET_OUT_OF_RANGE (lo, hi) below log_start or past the log end, only once the
         leader has said where the log ends (rule 25); OFFSET_NOT_AVAILABLE if it has not in time."""
 
     def partition_ranges(

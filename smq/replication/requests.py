@@ -86,7 +86,6 @@ class Requests:
         done: DoneFn[Fetched],
         min_bytes: int = 1,
         is_committed: bool = False,
-        is_memory_only: bool = False,
     ) -> Cancel:
         began_ns = self._host.clock.monotonic_ns()
         deadline_ns = began_ns + clipped(max_wait_ms) * 1_000_000
@@ -100,7 +99,6 @@ class Requests:
             replica = self._replica(part)
             size = min(max_bytes, self._host.config.fetch_bytes_max)
             poll = Poll(replica, Offset(offset), size, min_bytes, deadline_ns, done, is_committed, began_ns)
-            poll.is_memory_only = is_memory_only
             self._replicas.reads.fetch(poll)
 
         def cancel() -> None:

@@ -99,7 +99,6 @@ async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[PartitionFe
             bytes_max=bytes_max,
             bytes_min=request["min_bytes"],
             reserve=lambda _: gateway.inflight.reserved(needed),
-            memory_room=lambda: gateway.inflight.memory_room(needed),
         )
     except SmqError:
         return [None] * len(wanted)  # too many answers are being read, or are not taken by their clients: nothing yet

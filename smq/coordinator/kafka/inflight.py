@@ -5,12 +5,11 @@ that are being read from the log, and answers that their clients have not taken 
 holds nothing and costs nothing. On a full node no connection is read, except in the middle of a request, and no answer
 is read from the log: after a while a fetch gets an empty answer, which ends its wait and that of the answers behind it.
 Answers that are being read hold no more than a share, however slow the disk is: they alone never make the node full.
-Those that are in memory do not wait for that share.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from smq.coordinator.limits import (
     KAFKA_BUDGET_WAIT_S_MAX,
@@ -27,20 +26,6 @@ class InflightBytes(ByteBudget):
         super().__init__(bytes_max, may_overshoot=True)
         reading = ByteBudget(KAFKA_READING_BYTES_PER_NODE_MAX, may_overshoot=True)
         self._for_reading = (reading, self)  # the share first: waiting for it takes no room from others
-
-    def memory_room(self, size: int) -> AbstractContextManager[None] | None:
-        """For the length of a block, reserves `size` bytes for an answer from memory, which needs no share for reading.
-        None if that has room, or if the node has none."""
-        reading, node = self._for_reading
-        is_held_up = reading.is_full or reading.waiters > 0
-        return self._held(size) if is_held_up and node.try_acquire(size) else None
-
-    @contextmanager
-    def _held(self, size: int) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self.release(size)
 
     def add(self, size: int) -> None:
         """Negative to give back."""

@@ -7,7 +7,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -60,16 +60,8 @@ def known_range(node: NodeApi, partition: PartitionState) -> KnownRange:
 Reserve: TypeAlias = Callable[[int], AbstractAsyncContextManager[None]]
 
 
-# Room for an answer from memory, if there is none now for one from the disk. None otherwise.
-MemoryRoom: TypeAlias = Callable[[], AbstractContextManager[None] | None]
-
-
 def _unlimited(_size: int) -> AbstractAsyncContextManager[None]:
     return nullcontext()
-
-
-def _no_room() -> None:
-    return None
 
 
 async def fetch_many(
@@ -81,21 +73,21 @@ async def fetch_many(
     bytes_max: int,
     bytes_min: int = 1,
     reserve: Reserve = _unlimited,
-    memory_room: MemoryRoom = _no_room,
 ) -> list[Outcome]:
     """One outcome for each of `requests`. Answers immediately if any of them has an error or if together they have
     `bytes_min`, otherwise as soon as that is so. `answer_ms` bounds each reading of all partitions, barriers included:
     those that were not begun by then are left out. Bytes are reserved while records are read, but not while the fetch
-    waits: nothing that was read is kept during a wait. What is in memory is read in `memory_room`, if there is such."""
+    waits: nothing that was read is kept during a wait."""
     until = time.monotonic() + max_wait_ms / 1000
     bytes_min = min(bytes_min, bytes_max)
     failed: dict[int, Fetched | SmqError] = {}
     # A round ends with something new or with the deadline. With the usual bytes_min of 1 there are at most two.
     while True:
-        outcomes, is_full = await _read(calls, requests, answer_ms, bytes_max, reserve, memory_room)
-        left_ms = math.ceil((until - time.monotonic()) * 1000)
-        if left_ms <= 0 or is_full or failed or _is_enough(outcomes, bytes_min):
-            return [failed.get(place, outcome) for place, outcome in enumerate(outcomes)]
+        async with reserve(bytes_max):
+            outcomes, is_full = await _read_now(calls, requests, answer_ms, bytes_max)
+            left_ms = math.ceil((until - time.monotonic()) * 1000)
+            if left_ms <= 0 or is_full or failed or _is_enough(outcomes, bytes_min):
+                return [failed.get(place, outcome) for place, outcome in enumerate(outcomes)]
         watches = _Fetches(calls, outcomes_needed=1)
         ends = [_watched(request, outcome) for request, outcome in zip(requests, outcomes, strict=True)]
         del outcomes
@@ -124,7 +116,7 @@ class _Fetches:
         self._withdrawals: list[Cancel] = []
         self._enough = Answer[None](calls.timeouts)
 
-    def start(self, place: int, request: PartitionFetch, *, max_wait_ms: int = 0, is_memory_only: bool = False) -> None:
+    def start(self, place: int, request: PartitionFetch, *, max_wait_ms: int = 0) -> None:
         done = partial(self._on_done, place)
         try:
             withdraw = self._node.fetch(
@@ -135,7 +127,6 @@ class _Fetches:
                 max_wait_ms=max_wait_ms,
                 done=done,
                 is_committed=request.is_committed,
-                is_memory_only=is_memory_only,
             )
         except SmqError as e:
             done(e)
@@ -162,34 +153,8 @@ class _Fetches:
         return self._outcomes
 
 
-async def _read(
-    calls: NodeCalls,
-    requests: Sequence[PartitionFetch],
-    answer_ms: int,
-    bytes_max: int,
-    reserve: Reserve,
-    memory_room: MemoryRoom,
-) -> tuple[list[Outcome], bool]:
-    """All from memory, or all with the disk: a partition on the disk has its turn, too, however much the others have in
-    memory."""
-    room = memory_room()
-    if room is not None:
-        with room:
-            outcomes, is_full = await _read_now(calls, requests, answer_ms, bytes_max, is_memory_only=True)
-        if not any(isinstance(o, Fetched) and o.is_on_disk for o in outcomes):
-            return outcomes, is_full
-        del outcomes  # it is read again: nothing is kept while this waits for room
-    async with reserve(bytes_max):
-        return await _read_now(calls, requests, answer_ms, bytes_max)
-
-
 async def _read_now(
-    calls: NodeCalls,
-    requests: Sequence[PartitionFetch],
-    answer_ms: int,
-    bytes_max: int,
-    *,
-    is_memory_only: bool = False,
+    calls: NodeCalls, requests: Sequence[PartitionFetch], answer_ms: int, bytes_max: int
 ) -> tuple[list[Outcome], bool]:
     """Reads in order, a few partitions at a time, so that little is read beyond the cap. Also says whether it ended
     before the last partition: there was more than the cap allows, or no time for the rest."""
@@ -201,8 +166,7 @@ async def _read_now(
         group = range(first, min(first + FETCH_CONCURRENCY, len(requests)))
         reads = _Fetches(calls, outcomes_needed=len(group))
         for place in group:
-            request = replace(requests[place], max_bytes=min(requests[place].max_bytes, left))
-            reads.start(place, request, is_memory_only=is_memory_only)
+            reads.start(place, replace(requests[place], max_bytes=min(requests[place].max_bytes, left)))
         found = await reads.take(left_ms)
         for place in group:
             outcome = found.get(place) or SmqError(ErrorCode.TIMED_OUT, f"no answer within {answer_ms} ms")

@@ -4,7 +4,7 @@ Owns rule 13: a batch is served only from the valid, committed part of this node
 OFFSET_OUT_OF_RANGE only once the leader has reported where the log ends, because the reader may know more of it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -42,7 +42,6 @@ class Poll:
     done: DoneFn[Fetched]
     is_committed: bool = False  # nothing from the last stable offset on
     began_ns: int = 0
-    is_memory_only: bool = False  # does not wait for the disk
     has_waited: bool = False  # for more records
     repairs: int = 0  # those that it has waited for
     awaits_repair: bool = False
@@ -116,9 +115,7 @@ class Reads:
             return
         end = poll.end
         found = replica.log.read_memory(poll.offset, end, poll.max_bytes) if poll.offset < end else []
-        if found is None and poll.is_memory_only:
-            self.finish(poll, replace(self._fetched(poll, []), is_on_disk=True))
-        elif found is None:
+        if found is None:
             self._read_later(poll, end)
         else:
             self._take(poll, end, found)

@@ -154,7 +154,6 @@ class LaggingNode:
         max_wait_ms: int,
         done: DoneFn[Fetched],
         is_committed: bool = False,
-        is_memory_only: bool = False,
     ) -> Cancel:
         def use(_part: PartitionState) -> None:
             done(Fetched([], ZERO, ZERO, ZERO, ZERO))

@@ -307,22 +307,6 @@ def test_answers_that_a_slow_disk_holds_up_do_not_stop_the_other_requests(monkey
     run(scenario)
 
 
-def test_an_answer_from_memory_needs_room_of_the_node_alone() -> None:
-    async def scenario() -> None:
-        shared = InflightBytes()
-        assert shared.memory_room(MIB) is None  # the share for reading has room
-        async with shared.reserved(KAFKA_INFLIGHT_BYTES_PER_NODE_MAX // 2):
-            room = shared.memory_room(MIB)
-            assert room is not None
-            with room:
-                assert shared.used_bytes == KAFKA_INFLIGHT_BYTES_PER_NODE_MAX // 2 + MIB
-            assert shared.used_bytes == KAFKA_INFLIGHT_BYTES_PER_NODE_MAX // 2
-            shared.add(KAFKA_INFLIGHT_BYTES_PER_NODE_MAX // 2)
-            assert shared.memory_room(MIB) is None
-
-    run(scenario)
-
-
 def test_no_answer_is_read_while_others_that_were_read_fill_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflight_module, "KAFKA_BUDGET_WAIT_S_MAX", 0)
 

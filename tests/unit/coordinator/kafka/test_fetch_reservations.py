@@ -8,11 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from smq.coordinator.kafka import inflight as inflight_module
-from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.fetch import fetch
 from smq.coordinator.kafka.inflight import InflightBytes
-from smq.coordinator.limits import KAFKA_READING_BYTES_PER_NODE_MAX, MIB
+from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.ids import Offset
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG
@@ -36,23 +34,17 @@ class Reserved(InflightBytes):
 
 
 def _fetch_nothing(*_args: Any, done: Callable[[Fetched], None], **_options: Any) -> Callable[[], None]:
-    done(Fetched([], Offset(0), Offset(5), Offset(5), Offset(5)))
+    done(Fetched([], Offset(0), Offset(0), Offset(0), Offset(0)))
     return lambda: None
 
 
-async def _fetched(
-    inflight: InflightBytes,
-    partition_bytes: list[int],
-    *,
-    max_bytes: int = 50 * MIB,
-    config: dict[str, str] | None = None,
-) -> Struct:
-    """The answer to a Fetch that asks for this many bytes of each partition."""
-    state = state_with((TOPIC, TOPIC_ID))
+def _reserved(partition_bytes: list[int], *, max_bytes: int = 50 * MIB, config: dict[str, str] | None = None) -> int:
+    """By a Fetch that asks for this many bytes of each partition."""
+    state, inflight = state_with((TOPIC, TOPIC_ID)), Reserved()
     topic = state.topics[TOPIC]
     topic.config = config or {}
     topic.partitions *= len(partition_bytes)
-    node = SimpleNamespace(state=state, node_id=1, fetch=_fetch_nothing, replica_status=lambda _pid: None)
+    node = SimpleNamespace(state=state, node_id=1, fetch=_fetch_nothing)
     gateway = gateway_to(NodeCalls(cast(Any, node)), inflight)
     partitions = [
         {"partition": i, "current_leader_epoch": -1, "fetch_offset": 0, "partition_max_bytes": size}
@@ -67,12 +59,7 @@ async def _fetched(
         "rack_id": "",
         "topics": [{"topic": TOPIC, "topic_id": bytes(16), "partitions": partitions}],
     }
-    return await fetch(gateway, 12, request)
-
-
-def _reserved(partition_bytes: list[int], **options: Any) -> int:
-    inflight = Reserved()
-    asyncio.run(_fetched(inflight, partition_bytes, **options))
+    asyncio.run(cast(Any, fetch(gateway, 12, request)))
     (size,) = inflight.sizes
     return size
 
@@ -96,17 +83,3 @@ def test_a_fetch_reserves_no_more_than_its_own_maximum() -> None:
 
 def test_a_fetch_reserves_room_for_the_topic_s_largest_batch() -> None:
     assert _reserved([MIB], config={MAX_MESSAGE_BYTES: str(4 * MIB)}) == 4 * MIB
-
-
-def test_slow_reads_do_not_hold_up_a_fetch_that_needs_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight_module, "KAFKA_BUDGET_WAIT_S_MAX", 0)
-
-    async def test() -> None:
-        inflight = InflightBytes()
-        async with inflight.reserved(KAFKA_READING_BYTES_PER_NODE_MAX):
-            (topic,) = (await _fetched(inflight, [MIB]))["responses"]
-            (partition,) = topic["partitions"]
-            assert partition["high_watermark"] == 5  # as the node's fetch has said
-            assert inflight.used_bytes == KAFKA_READING_BYTES_PER_NODE_MAX
-
-    asyncio.run(test())

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,7 +28,6 @@ class Log:
         self.calls = 0
         self.refusal: SmqError | None = None  # of waiting
         self.is_stuck = False  # the disk: no read ends
-        self.on_disk: set[str] = set()  # these topics are not in memory
         self._watches: list[tuple[str, int, Callable[[Any], None]]] = []
 
     def append(self, topic: str, count: int = 1) -> None:
@@ -49,15 +47,11 @@ class Log:
         max_wait_ms: int,
         done: Callable[[Any], None],
         is_committed: bool = False,
-        is_memory_only: bool = False,
     ) -> Callable[[], None]:
         self.calls += 1
         if topic not in self.ends:
             raise SmqError(ErrorCode.UNKNOWN_TOPIC, topic)
         if self.is_stuck:
-            return lambda: None
-        if is_memory_only and topic in self.on_disk:
-            done(replace(self._fetched(topic, []), is_on_disk=True))
             return lambda: None
         if max_bytes == 0 and self.refusal is not None:
             done(self.refusal)
@@ -214,31 +208,6 @@ def test_one_deadline_bounds_the_reading_of_all_partitions() -> None:
         assert [o.code for o in outcomes if isinstance(o, SmqError)] == [ErrorCode.TIMED_OUT] * FETCH_CONCURRENCY
         assert outcomes[FETCH_CONCURRENCY:] == [None] * 2 * FETCH_CONCURRENCY
         assert (log.calls, reserve.taken, reserve.times) == (FETCH_CONCURRENCY, 0, 1)
-
-    asyncio.run(test())
-
-
-def test_what_is_in_memory_needs_no_room_for_the_disk() -> None:
-    async def test() -> None:
-        log, reserve = Log(a=1, b=0), Reserve()
-        wanted = [_want("a", 1), _want("b")]
-        task = asyncio.create_task(_fetch(log, *wanted, reserve=reserve, memory_room=nullcontext))
-        await _parked(log, 2)
-        log.append("b")
-        assert _counts(await task) == [0, 1]
-        assert reserve.times == 0
-
-    asyncio.run(test())
-
-
-def test_a_partition_that_is_not_in_memory_has_the_whole_fetch_wait_for_room() -> None:
-    """Otherwise it would never have its turn beside one that always has something new."""
-
-    async def test() -> None:
-        log, reserve = Log(a=1, b=1), Reserve()
-        log.on_disk = {"b"}
-        outcomes = await _fetch(log, _want("a"), _want("b"), reserve=reserve, memory_room=nullcontext)
-        assert (_counts(outcomes), reserve.times, reserve.taken) == ([1, 1], 1, 0)
 
     asyncio.run(test())
 

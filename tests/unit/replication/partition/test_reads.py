@@ -58,18 +58,9 @@ class Reader:
         self.reads.wake(self.host.live)
         self.host.settle(1)
 
-    def fetch(
-        self,
-        offset: int,
-        *,
-        max_bytes: int = 1 << 20,
-        max_wait_ms: int = 0,
-        min_bytes: int = 1,
-        is_memory_only: bool = False,
-    ) -> Poll:
+    def fetch(self, offset: int, *, max_bytes: int = 1 << 20, max_wait_ms: int = 0, min_bytes: int = 1) -> Poll:
         deadline_ns = self.host.clock.monotonic_ns() + max_wait_ms * 1_000_000
         poll = Poll(self.host.live, Offset(offset), max_bytes, min_bytes, deadline_ns, self.results.append)
-        poll.is_memory_only = is_memory_only
         self.reads.fetch(poll)
         self.host.settle(1)
         return poll

@@ -64,19 +64,6 @@ def test_what_is_in_memory_is_served_while_the_disk_does_not_answer(reader: Read
     assert reader.bases == [1]
 
 
-def test_a_fetch_of_what_is_in_memory_does_not_wait_for_the_disk(reader: Reader) -> None:
-    reader.commit(batch())
-    reader.host.disk.stall_reads(LONG_MS)
-    reader.host.disk.stall(LONG_MS)
-    reader.host.produce()
-    reader.host.advance(2)
-    for offset in (0, 1, 2):
-        reader.fetch(offset, is_memory_only=True)
-    found = [(len(r.batches), r.is_on_disk, r.hwm) for r in reader.results if isinstance(r, Fetched)]
-    assert found == [(0, True, 2), (1, False, 2), (0, False, 2)]
-    assert reader.host.disk.reads == {}
-
-
 def test_a_read_that_finds_too_little_looks_again_at_what_was_committed_meanwhile(reader: Reader) -> None:
     reader.commit(batch(b"x" * 500))
     reader.host.disk.stall_reads(200)

@@ -67,7 +67,7 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
                 "query.end",
             ),
             Mutation(
-                "smq.replication.partition.compaction.segments:Segments.on_part",
+                "smq.replication.partition.compaction.segments:Segments._check",
                 "digest_of(work.values) != work.digest",
                 "False",
             ),

@@ -39,8 +39,13 @@ def bind_closed(host: str, port: int) -> socket.socket:
             # "::" takes IPv4, too, whatever the machine's default is: it is the one address for all.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind(address)
-        # Linux lets two sockets with this option have one port while neither listens: no other process may take ours.
+        # Linux lets two sockets with this option have one port while neither has listened. Listening for a moment takes
+        # the port, and without the option it stays ours. (A free one of the system's choice would be given back.)
+        if port:
+            sock.listen(1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        if port:
+            sock.shutdown(socket.SHUT_RDWR)
         sock.setblocking(False)
     except BaseException:
         sock.close()

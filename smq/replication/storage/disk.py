@@ -45,7 +45,7 @@ from smq.replication.storage.write_ahead import (
 COMMIT_BYTES_MAX: Final = 16 << 20  # of values per transaction: some 50 ms of a slow disk; LMDB's own cap is 512 MiB
 PENDING_S_MAX: Final = 30.0  # without a submission: what rots in the write-ahead file is then in the store
 KEY_BYTES_MAX: Final = 511  # LMDB's, and every store's: a directory can be copied from one to another
-READERS: Final = 5  # threads: one read may take seconds on a failing medium. One place has at most four (see Workers)
+READERS: Final = 6  # threads: one read may take seconds on a failing medium. One place has at most four (see Workers)
 SWITCH_INTERVAL_S: Final = 0.0005  # for sys.setswitchinterval, set by the composition root
 READS_QUEUED_MAX: Final = 10_000  # a small object each; above the partitions that one fetch may name
 

@@ -66,8 +66,8 @@ class _Place:
 
 class Workers:
     """Started with the first job. Places take turns, and so do the keys in a place at which jobs begin. With several
-    threads, jobs may end in any order. One place never has all of several threads, and gets no further one while a job
-    of it is slow."""
+    threads, jobs may end in any order. One place has at most two fewer than all, so that reads and look-ups of one
+    partition, two places, leave a thread. A place gets no further one while a job of it is slow."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Workers:
         self._queued_max = queued_max
         self._post = post
         self._on_error = on_error
-        self._place_running_max = max(1, threads - 1)
+        self._place_running_max = max(1, threads - 2)
         self._places: dict[Hashable, _Place] = {}  # of all jobs that wait or run
         self._turns: OrderedDict[Hashable, _Place] = OrderedDict()  # of the places in which a job may begin
         self._waiting = 0

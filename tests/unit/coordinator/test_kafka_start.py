@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator import limits
+from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.addresses import format_address
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.kafka.api_keys import ApiKey
@@ -134,9 +135,10 @@ def test_a_new_node_names_itself_in_its_first_metadata_and_is_ready_only_with_an
 def test_a_closed_port_is_taken_all_the_same(tmp_path: Path) -> None:
     async def test() -> None:
         trio = Trio(tmp_path)
-        await trio.start(ONE)
+        address = ("127.0.0.1", *free_ports(1))
+        await trio.start(ONE, kafka_address=address)
         with pytest.raises(PortTaken, match="for Kafka"):
-            await trio.start(TWO, kafka_address=trio.running[ONE].kafka_address)
+            await trio.start(TWO, kafka_address=address)
         await trio.stop(ONE)
 
     run(test())

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from smq.coordinator.cli.cluster_dir import free_ports
 from smq.replication.net.listening import bind_closed, bind_listener, open_closed, plain_host
 
 
@@ -48,8 +49,8 @@ def test_an_ipv4_client_of_a_socket_for_both_kinds_is_written_as_ipv4(host: str,
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
 def test_a_closed_port_refuses_clients_and_other_owners_until_it_is_opened(host: str) -> None:
-    with bind_closed(host, 0) as closed:
-        port = closed.getsockname()[1]
+    (port,) = free_ports(1)
+    with bind_closed(host, port) as closed:
         for bind in (bind_closed, bind_listener):
             with pytest.raises(OSError, match="in use"):
                 bind(host, port)

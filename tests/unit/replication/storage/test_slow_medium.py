@@ -117,18 +117,19 @@ def test_look_ups_in_one_partition_take_one_thread_however_often_they_are_repeat
     assert [[stored.base for stored in found] for found in answers if isinstance(found, list)] == [[0]] * ASKED
 
 
-def test_reads_from_different_offsets_to_one_slow_place_leave_a_thread_to_other_partitions(
+def test_reads_from_different_offsets_to_one_slow_place_and_a_look_up_leave_a_thread_to_other_partitions(
     medium: SlowMedium,
 ) -> None:
     answers: Answers = []
     for offset in range(BATCHES):
         medium.read(SLOW, answers, offset)
+    medium.look_up(answers)
     for _ in range(READERS - 1):
         medium.begun.get(timeout=60)
     medium.all_others_are_answered()
     assert (answers, medium.begun.qsize()) == ([], 0)
     medium.go_on.set()
-    medium.harness.wait(lambda: len(answers) == BATCHES)
+    medium.harness.wait(lambda: len(answers) == BATCHES + 1)
 
 
 def test_what_is_given_up_behind_a_slow_read_is_never_read(medium: SlowMedium) -> None:

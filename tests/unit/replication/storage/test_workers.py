@@ -137,7 +137,7 @@ class Medium:
 
 @pytest.fixture
 def medium() -> Iterator[Medium]:
-    made = Medium(4)
+    made = Medium(5)
     yield made
     made.close()
 
@@ -175,9 +175,10 @@ def test_one_place_has_several_threads_but_never_all(medium: Medium) -> None:
     for n in range(6):
         medium.submit(f"place {n}", b"place", b"%d" % n)
     assert medium.begin(3) == {"place 0", "place 1", "place 2"}
-    medium.submit("other", b"other", b"0")
-    assert medium.begin(1) == {"other"}
-    medium.end("other")
+    for other in ("reads", "look-ups"):
+        medium.submit(other, other.encode(), b"0")
+    assert medium.begin(2) == {"reads", "look-ups"}
+    medium.end("reads")
     medium.end("place 1")
     assert medium.begin(1) == {"place 3"}
 

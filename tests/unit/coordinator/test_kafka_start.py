@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator import limits
-from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.addresses import format_address
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.kafka.api_keys import ApiKey

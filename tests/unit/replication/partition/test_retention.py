@@ -21,8 +21,8 @@ from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.retention import PAUSE_MS_MAX, Retainer
 from tests.unit.raft_state.support import advance, advances, pid, topic
-from tests.unit.replication.partition.test_compaction import Keeper as Writer
-from tests.unit.replication.partition.test_compaction import agree
+from tests.unit.replication.partition.compaction.test_passes import Keeper as Writer
+from tests.unit.replication.partition.compaction.test_passes import agree
 from tests.unit.replication.support import ME, PEER_A, Host
 
 DAY_MS = 86_400_000

@@ -11,9 +11,9 @@ from smq.replication.log.segments import NO_DIGEST, replaced
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
 from smq.replication.partition.compaction import segments
 from smq.replication.partition.compaction.segments import Segments
-from tests.unit.replication.partition.test_compaction import RESET_MS, Keeper, Leader
-from tests.unit.replication.partition.test_compaction_and_installing import rewritten_without
-from tests.unit.replication.partition.test_damage_and_segments import lose
+from tests.unit.replication.partition.compaction.test_damaged_segments import lose
+from tests.unit.replication.partition.compaction.test_installing import rewritten_without
+from tests.unit.replication.partition.compaction.test_passes import RESET_MS, Keeper, Leader
 from tests.unit.replication.support import ME, PEER_A, PEER_B
 
 START, END = Offset(0), Offset(3)

@@ -14,7 +14,7 @@ from smq.replication.log.segments import HeldSegments, own_digest
 from smq.replication.partition.compaction.passes import IN_STEP_MS, Compactor
 from smq.replication.partition.compaction.segments import Segments
 from smq.replication.partition.replica import Replica
-from tests.unit.replication.partition.test_compaction import Keeper, Leader, agree
+from tests.unit.replication.partition.compaction.test_passes import Keeper, Leader, agree
 from tests.unit.replication.support import PEER_A, PEER_B, Host
 
 WAITING = 400  # a recursion into each of them would end the process

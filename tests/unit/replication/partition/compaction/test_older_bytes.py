@@ -3,7 +3,7 @@
 from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.ids import Offset
 from smq.replication.log.segments import NO_DIGEST, own_digest
-from tests.unit.replication.partition.test_compaction import agree
+from tests.unit.replication.partition.compaction.test_passes import agree
 from tests.unit.replication.support import Host, batch
 from tests.unit.replication.test_rules import append, follower, stored
 

@@ -12,8 +12,8 @@ from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.rewriting import Rewritten, SegmentWriter
 from smq.replication.log.segments import own_digest, replaced
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
-from tests.unit.replication.partition.test_compaction import RESET_MS, Keeper, Leader, agree
-from tests.unit.replication.partition.test_compaction_waits import waiting_replicas
+from tests.unit.replication.partition.compaction.test_passes import RESET_MS, Keeper, Leader, agree
+from tests.unit.replication.partition.compaction.test_waits import waiting_replicas
 from tests.unit.replication.partition.test_full_disk import fill, free
 from tests.unit.replication.support import PEER_A, PEER_B, Host
 

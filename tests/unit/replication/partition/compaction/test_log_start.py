@@ -9,7 +9,7 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset
 from smq.replication.log import cleaning
 from smq.replication.partition.compaction.passes import Compactor
-from tests.unit.replication.partition.test_compaction import Keeper
+from tests.unit.replication.partition.compaction.test_passes import Keeper
 
 KEYS = 7
 

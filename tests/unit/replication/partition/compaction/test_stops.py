@@ -7,7 +7,7 @@ import pytest
 from smq.raft_state.commands import AdvanceClock, AdvanceLogStart, AlterTopicConfig, CompactSegment
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
-from tests.unit.replication.partition.test_compaction import Keeper
+from tests.unit.replication.partition.compaction.test_passes import Keeper
 from tests.unit.replication.partition.test_full_disk import RESERVE, fill, free
 
 LONG_MS = 30_000  # two looks at what may be compacted

@@ -2,7 +2,7 @@
 
 from smq.raft_state.ids import NodeId
 from smq.replication.net.segment_messages import StepQuery, StepReport
-from tests.unit.replication.partition.test_compaction import Keeper
+from tests.unit.replication.partition.compaction.test_passes import Keeper
 from tests.unit.replication.support import ME, PEER_A, PEER_B
 
 LOOK_MS, KEPT_MS, STEP_MS = 500, 20_000, 2_000  # STEP_MS: a few looks

@@ -11,10 +11,10 @@ from smq.replication.log.segments import NO_DIGEST
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
 from smq.replication.partition.compaction import segments
 from smq.replication.partition.compaction.segments import LATE_NS_MAX, Segments
-from tests.unit.replication.partition.test_adoption import Peer
-from tests.unit.replication.partition.test_compaction import RESET_MS, Leader
-from tests.unit.replication.partition.test_compaction_and_installing import is_as_agreed, rewritten_without
-from tests.unit.replication.partition.test_compaction_waits import waiting_replicas
+from tests.unit.replication.partition.compaction.test_adoption import Peer
+from tests.unit.replication.partition.compaction.test_installing import is_as_agreed, rewritten_without
+from tests.unit.replication.partition.compaction.test_passes import RESET_MS, Leader
+from tests.unit.replication.partition.compaction.test_waits import waiting_replicas
 from tests.unit.replication.support import INCARNATION, PEER_A, PEER_B
 
 START, END = Offset(0), Offset(3)

@@ -67,7 +67,7 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
                 "query.end",
             ),
             Mutation(
-                "smq.replication.partition.compaction.segments:Segments._check",
+                "smq.replication.partition.compaction.segments:Segments.on_part",
                 "digest_of(work.values) != work.digest",
                 "False",
             ),

@@ -2,9 +2,9 @@
 
 Owns the one segment that a node is bringing in line at a time, the requests for it, and the answers to other replicas.
 If the log has the bytes already, nothing is sent. Otherwise it asks the leader, then the other replicas, piece by
-piece, compares the digest, and installs all of it in one transaction. A segment whose replicas are slow gives its turn
-up, and keeps its pieces and its questions: late answers count. Always the lowest one: a tombstone must not be gone from
-a log that still has what it deleted. It must never choose what a segment contains: the leader's compaction does.
+piece, compares the digest, and installs all of it in one transaction. Always the lowest one: a tombstone must not be
+gone from a log that still has what it deleted. It must never choose what a segment contains: the leader's compaction
+does.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -35,45 +35,28 @@ _log = structlog.get_logger("smq.segments")
 
 _Place: TypeAlias = tuple[Offset, Offset, bytes]  # start, end and digest of a segment
 
-ANSWER_NS_MAX: Final = 2_000_000_000  # per piece, then the next replica is asked, too
+ANSWER_NS_MAX: Final = 2_000_000_000  # per piece, then the next replica is asked
 PART_BYTES_MAX: Final = 1 << 20  # as an Append, a piece must not hold up the link
 LOOK_UP_MS: Final = 30_000  # a whole segment may have to come from the medium
-LATE_NS_MAX: Final = LOOK_UP_MS * 1_000_000  # until a replica is asked for the same piece again, at most
-KEPT_BYTES_MAX: Final = 32 << 20  # of pieces of segments that have no turn; one of them may always have more
 SERVED_MAX: Final = 4  # pieces being read for others; the askers ask again
 RECENT_NS: Final = 60_000_000_000  # the compaction looks after each attempt, but may be long at another partition
 PAUSE_NS: Final = 1_000_000_000  # before a partition is tried again without success
 
 
-class _Question(NamedTuple):
-    """That has no answer yet."""
-
-    peer: NodeId
-    at: Offset
-    asked_ns: int
-
-
 @dataclass(slots=True, eq=False)
 class _Work:
-    """A segment that is being brought in line, now or when it has its turn again."""
+    """The segment that is being brought in line."""
 
     replica: Replica
     start: Offset
     end: Offset
     digest: bytes
-    adopt: Callable[[list[StoredValue]], None] | None = None  # takes any replica's bytes, or none
     values: list[StoredValue] = field(default_factory=list)
-    size: int = 0  # of the values
-    furthest: Offset = Offset(0)  # that any pieces reached
-    asked: dict[int, _Question] = field(default_factory=dict)  # by request; a few for each replica
-    patience_ns: int = ANSWER_NS_MAX  # until a replica is asked for the same piece again
-    # In this turn:
     peers: list[NodeId] = field(default_factory=list)  # not asked yet, the next one last
-    holders: set[NodeId] = field(default_factory=set)  # those that have not said that they do not hold the segment
-    request: int = 0  # the one that the turn waits for, or 0
-    deadline: Deadline | None = None  # of that
-    is_fetching: bool = False  # not while the disk is read for it
-    is_found: bool = False  # some replica holds it, and had too much to do
+    asked: NodeId | None = None
+    request: int = 0
+    deadline: Deadline | None = None
+    adopt: Callable[[list[StoredValue]], None] | None = None  # takes any replica's bytes, or none
 
     @property
     def place(self) -> _Place:
@@ -83,25 +66,6 @@ class _Work:
     def at(self) -> Offset:
         """Where the next piece begins."""
         return self.values[-1].end if self.values else self.start
-
-    def add(self, piece: list[StoredValue]) -> None:
-        self.values += piece
-        self.size += sum(len(stored.value) for stored in piece)
-        self.furthest = max(self.furthest, self.at)
-
-    def clear(self) -> None:
-        self.values.clear()
-        self.size = 0
-
-
-@dataclass(slots=True)
-class _Lack:
-    """What no replica could be found to hold."""
-
-    place: _Place
-    furthest: Offset  # its pieces up to there are no news
-    first_ns: int | None  # None: pieces beyond have come since then
-    last_ns: int
 
 
 class Segments:
@@ -117,22 +81,20 @@ class Segments:
         self._get = get
         self._mark_durable = mark_durable
         self._due: dict[PartitionId, None] = {}  # bounded by the node's partitions
-        self._work: _Work | None = None  # whose turn it is
-        # By partition, without adoptions: what has been begun. Bounded by the node's partitions, oldest first.
-        self._works: dict[PartitionId, _Work] = {}
+        self._work: _Work | None = None
         self._is_next_due = False  # `_go_on` will be called
         self._adoptions: deque[_Work] = deque()  # one, or none: a node has one pass of compaction at a time
         self._excluded: set[PartitionId] = set()  # the compaction is at work there; one, or none
         self._request = 0
         self._serving = 0
         self._versions: dict[NodeId, int] = {}  # `HeldSegments.changes` when each node began to ask for a segment
-        self._lacking: dict[PartitionId, _Lack] = {}  # likewise
+        # What no replica could be found to hold, and when that was first and last.
+        self._lacking: dict[PartitionId, tuple[_Place, int, int]] = {}
         self.fetched = 0  # segments that came from other replicas, since the start of this process
 
     # ------------------------------------------------------------------------------------------- in line
     def visit(self, replica: Replica, now_ns: int) -> None:
         """To be called often for every partition."""
-        self._drop_outdated(replica)
         if replica.part.segments and now_ns >= replica.segments_due_ns and lowest_behind(replica) is not None:
             self._due[replica.pid] = None
             self._begin_next()
@@ -152,23 +114,20 @@ class Segments:
         """The partition is gone."""
         self._due.pop(pid, None)
         self._lacking.pop(pid, None)
-        self._works.pop(pid, None)
         work = self._work
         if work is not None and work.replica.pid == pid:
             if work.adopt is not None:
                 self._finish_adoption(work, [])
             else:
-                self._end_turn()
+                self._end(None)
 
     def lacked_ns(self, pid: PartitionId, place: _Place) -> int | None:
         """For how long no replica could be found that holds this very segment. None if one may hold it: either it was
         found, or the last attempt is not recent, as others took their turns. An earlier segment's time says nothing of
         this one: its leader may just be about to install and send it."""
-        lack = self._lacking.get(pid)
-        if lack is None or lack.place != place or lack.first_ns is None:
-            return None
-        is_recent = self._host.clock.monotonic_ns() - lack.last_ns <= RECENT_NS
-        return lack.last_ns - lack.first_ns if is_recent else None
+        lacked, first_ns, last_ns = self._lacking.get(pid, (None, 0, 0))
+        is_recent = self._host.clock.monotonic_ns() - last_ns <= RECENT_NS
+        return last_ns - first_ns if lacked == place and is_recent else None
 
     def adopt(self, replica: Replica, start: Offset, end: Offset, done: Callable[[list[StoredValue]], None]) -> None:
         """Fetches what any other replica has in [start, end), whole batches. `done` gets nothing if none could help."""
@@ -187,10 +146,8 @@ class Segments:
             is_free = pid not in self._excluded
             if replica is None or behind is None or not is_free or not replica.may_install(behind[1]):
                 continue
-            self._drop_outdated(replica)
-            work = self._work = self._works.setdefault(pid, _Work(replica, *behind))
-            work.is_fetching = False
-            if not work.values and replica.log.appended_end >= work.end and replica.log.holds(work.start):
+            work = self._work = _Work(replica, *behind)
+            if replica.log.appended_end >= work.end and replica.log.holds(work.start):
                 find = partial(own_digest, start=work.start, end=work.end)
                 self._look_ups.run(replica, find, LOOK_UP_MS, partial(self._on_own, work))
             else:
@@ -205,126 +162,67 @@ class Segments:
         else:  # others may have the bytes also if these here cannot be read
             self._fetch(work)
 
-    def _end(self, work: _Work) -> None:
-        """It is done. Goes on with the same partition."""
-        self._end_turn()
-        self._works.pop(work.replica.pid, None)
-        self._lacking.pop(work.replica.pid, None)
-        self._visit_now(work.replica)
-
-    def _end_turn(self) -> None:
-        if self._work is not None:
-            _wait_no_more(self._work)
+    def _end(self, work: _Work | None) -> None:
+        """Goes on with the same partition, if the work was done."""
+        if self._work is not None and self._work.deadline is not None:
+            self._work.deadline.cancel()
         self._work = None
+        if work is not None:
+            self._lacking.pop(work.replica.pid, None)
+            work.replica.segments_due_ns = 0
+            self.visit(work.replica, 0)
         if not self._is_next_due:
             self._is_next_due = True
             self._host.deliver(self._go_on)
-
-    def _visit_now(self, replica: Replica) -> None:
-        replica.segments_due_ns = 0
-        self.visit(replica, 0)
-
-    def _drop_outdated(self, replica: Replica) -> None:
-        """What was begun for another replica or another version."""
-        work = self._works.get(replica.pid)
-        if work is None or work is self._work:
-            return
-        if work.replica is not replica or work.place != lowest_behind(replica):
-            del self._works[replica.pid]
 
     def _go_on(self) -> None:
         """Once per turn of the loop, for thousands of partitions are given up immediately while no link is open."""
         self._is_next_due = False
         self._begin_next()
 
-    def _give_up(self, work: _Work) -> None:
-        """It begins again later."""
-        self._works.pop(work.replica.pid, None)
-        self._pause(work)
-
-    def _pause(self, work: _Work) -> None:
-        work.replica.segments_due_ns = self._host.clock.monotonic_ns() + PAUSE_NS
-        self._due.pop(work.replica.pid, None)  # visited meanwhile; the compaction looks first
-        self._end_turn()
-
-    def _give_way(self, work: _Work) -> None:
-        """No replica has sent the next piece in this turn. Late answers count, and the work goes on from there."""
-        if not work.holders:
-            work.clear()  # its pieces may be those of a wrong copy
-        if not work.values and not work.asked:
-            self._works.pop(work.replica.pid, None)
-        if not work.is_found:
-            self._note_lack(work)
-            work.replica.compaction_due_ns = 0  # a leader may give the missing bytes up
-        self._pause(work)
-        self._limit_kept()
-
-    def _note_lack(self, work: _Work) -> None:
+    def _give_up(self, work: _Work, *, is_lacking: bool = False) -> None:
         now_ns = self._host.clock.monotonic_ns()
-        lack = self._lacking.get(work.replica.pid)
-        if lack is None or lack.place != work.place:
-            lack = self._lacking[work.replica.pid] = _Lack(work.place, work.furthest, now_ns, now_ns)
-        lack.furthest = max(lack.furthest, work.furthest)
-        lack.first_ns = lack.first_ns if lack.first_ns is not None else now_ns
-        lack.last_ns = now_ns
-
-    def _note_found(self, work: _Work) -> None:
-        """Some replica holds the segment."""
-        lack = self._lacking.get(work.replica.pid)
-        if lack is not None and lack.place == work.place:
-            lack.first_ns = None
+        work.replica.segments_due_ns = now_ns + PAUSE_NS
+        self._due.pop(work.replica.pid, None)  # visited meanwhile; the compaction looks first
+        if is_lacking:
+            lacked, first_ns, _ = self._lacking.get(work.replica.pid, (None, now_ns, now_ns))
+            self._lacking[work.replica.pid] = work.place, first_ns if lacked == work.place else now_ns, now_ns
+            work.replica.compaction_due_ns = 0  # a leader may give the missing bytes up
+        self._end(None)
 
     # ------------------------------------------------------------------------------------------- fetching
     def _fetch(self, work: _Work) -> None:
         part = work.replica.part
-        work.is_fetching, work.is_found = True, False
         work.peers = [n for n in part.replicas if n not in (self._host.node_id, part.leader)]
         if part.leader != self._host.node_id:
             work.peers.append(part.leader)
-        work.holders = set(work.peers)
-        if work.at < work.end:
-            self._ask_next_peer(work)
-        else:
-            self._check(work)
+        self._ask_next_peer(work)
 
     def _ask_next_peer(self, work: _Work) -> None:
-        """A digest names the bytes, whichever replica sends them. Without one, all of them are of one replica, and of
-        one chain of questions: its later pieces are of the version that it had when it was last asked for the first."""
-        if work.adopt is not None:
-            work.clear()
-            work.asked.clear()
+        work.values.clear()
         while work.peers:
-            if self._ask(work, work.peers.pop()):
+            work.asked = work.peers.pop()
+            if self._ask(work, work.asked):
                 return
         if work.adopt is not None:
             self._finish_adoption(work, [])
         else:
-            self._give_way(work)
+            self._give_up(work, is_lacking=True)
 
     def _finish_adoption(self, work: _Work, values: list[StoredValue]) -> None:
         if work.adopt is not None:
             self._host.deliver(partial(work.adopt, values))
-        self._end_turn()
+        self._end(None)
 
     def _ask(self, work: _Work, peer: NodeId) -> bool:
-        now_ns = self._host.clock.monotonic_ns()
-        asked_ns = [q.asked_ns for q in work.asked.values() if q.peer == peer and q.at == work.at]
-        if asked_ns and now_ns < max(asked_ns) + work.patience_ns:
-            return False  # the answer may be on its way
+        self._request += 1
+        work.request = self._request
+        query = SegmentQuery(work.replica.pid, work.request, work.start, work.end, work.digest, work.at)
         if not self._host.links.is_open(peer, Channel.DATA):
             return False
-        # A process never uses the number of one before it: another replica may still be reading for that one.
-        self._request = max(self._request, self._host.incarnation) + 1
-        query = SegmentQuery(work.replica.pid, self._request, work.start, work.end, work.digest, work.at)
         if not self._host.links.send(peer, Channel.DATA, query):
             return False
-        if asked_ns:
-            work.patience_ns = min(2 * work.patience_ns, LATE_NS_MAX)
-        oldest_ns = now_ns - 2 * LATE_NS_MAX
-        kept = {n: q for n, q in work.asked.items() if q.at == work.at and q.asked_ns > oldest_ns}
-        work.asked = {**kept, self._request: _Question(peer, work.at, now_ns)}
-        work.request = self._request
-        until_ns = now_ns + (ANSWER_NS_MAX if work.adopt is None else LATE_NS_MAX)
+        until_ns = self._host.clock.monotonic_ns() + ANSWER_NS_MAX
         work.deadline = self._host.deadlines.add(until_ns, partial(self._expire, work, work.request))
         return True
 
@@ -334,58 +232,26 @@ class Segments:
 
     def on_part(self, peer: NodeId, message: SegmentPart) -> None:
         """Raises DataDamaged for bytes that fail their CRC."""
-        for work in (self._work, self._works.get(message.partition)):
-            if work is not None and message.request in work.asked:
-                break
-        else:
+        work = self._work
+        if work is None or work.asked != peer or work.request != message.request:
             return
-        if work.asked[message.request].peer != peer:
-            return
-        del work.asked[message.request]
-        # Damaged in transit: the deadline finds another peer.
-        piece = [parse_value(work.replica.pid, bytes(raw)) for raw in message.values]
-        if message.is_busy:
-            work.is_found = True
-            self._note_found(work)
-        if _is_next(work, piece):
-            self._take(work, peer, piece)
-        elif self._work is work and work.request == message.request:
-            _wait_no_more(work)
-            if not message.is_busy:
-                work.holders.discard(peer)
-            self._ask_next_peer(work)
-
-    def _take(self, work: _Work, peer: NodeId, piece: list[StoredValue]) -> None:
-        """The next piece, perhaps a late one: who sent it is asked for more."""
-        work.add(piece)
-        lack = self._lacking.get(work.replica.pid)
-        if lack is not None and work.at > lack.furthest:  # otherwise it has come before, and then no more came
-            self._note_found(work)
-        if self._work is not work:
-            self._limit_kept()
-            self._visit_now(work.replica)
-        elif work.is_fetching:
-            _wait_no_more(work)
-            if work.at == work.end:
-                self._check(work)
-            elif not self._ask(work, peer):
+        for raw in message.values:
+            stored = parse_value(work.replica.pid, bytes(raw))  # damaged in transit: the deadline finds another peer
+            if stored.base != work.at or stored.end > work.end:
                 self._ask_next_peer(work)
-
-    def _limit_kept(self) -> None:
-        """The oldest keeps what it has, so that one is always completed."""
-        kept = [work for work in self._works.values() if work.values and work is not self._work]
-        while len(kept) > 1 and sum(work.size for work in kept) > KEPT_BYTES_MAX:
-            kept.pop().clear()
-
-    def _check(self, work: _Work) -> None:
-        """All pieces are here."""
-        work.is_fetching = False
-        if work.adopt is not None:
+                return
+            work.values.append(stored)
+        if work.deadline is not None:
+            work.deadline.cancel()
+        if not message.values:
+            self._ask_next_peer(work)
+        elif work.at < work.end:
+            if not self._ask(work, peer):
+                self._ask_next_peer(work)
+        elif work.adopt is not None:
             self._finish_adoption(work, work.values)
         elif digest_of(work.values) != work.digest:
-            _log.warning("replicas sent a segment of another digest", partition=work.replica.pid.hex())
-            work.clear()
-            work.is_fetching = True
+            _log.warning("a replica sent a segment of another digest", peer=peer, partition=work.replica.pid.hex())
             self._ask_next_peer(work)
         else:
             self.fetched += 1
@@ -420,7 +286,7 @@ class Segments:
             self._versions[peer] = replica.log.segments.changes
         end = self._end_of_version(peer, replica, message) if replica is not None else None
         if replica is None or end is None or self._serving >= SERVED_MAX:
-            self._answer(peer, message, [], is_busy=end is not None)
+            self._answer(peer, message, [])
             return
 
         def find(log: LogReader) -> list[StoredValue]:
@@ -440,10 +306,10 @@ class Segments:
         is_same = query.digest != NO_DIGEST or self._versions.get(peer) == replica.log.segments.changes
         return held_end(replica, query) if is_same else None
 
-    def _answer(self, peer: NodeId, query: SegmentQuery, values: list[StoredValue], *, is_busy: bool = False) -> None:
+    def _answer(self, peer: NodeId, query: SegmentQuery, values: list[StoredValue]) -> None:
         if values and values[0].base != query.at:
             values = []
-        part = SegmentPart(query.partition, query.request, [stored.value for stored in values], is_busy)
+        part = SegmentPart(query.partition, query.request, [stored.value for stored in values])
         self._host.links.send(peer, Channel.DATA, part)
 
     def on_step_query(self, peer: NodeId, message: StepQuery) -> None:
@@ -473,22 +339,6 @@ def lowest_behind(replica: Replica) -> _Place | None:
             return segment.start, end, segment.digest
     replica.segments_checked = part.compactions, held.changes
     return None
-
-
-def _wait_no_more(work: _Work) -> None:
-    work.request = 0
-    if work.deadline is not None:
-        work.deadline.cancel()
-
-
-def _is_next(work: _Work, piece: list[StoredValue]) -> bool:
-    """Whether the work goes on with this piece, without a gap."""
-    at = work.at
-    for stored in piece:
-        if stored.base != at or stored.end > work.end:
-            return False
-        at = stored.end
-    return bool(piece)
 
 
 def held_end(replica: Replica, query: SegmentQuery) -> Offset | None:

@@ -71,12 +71,11 @@ class Node:
         applied: AppliedState | None = None,
         compute: Compute | None = None,
     ) -> None:
-        """`on_waiting` is called when the node has stopped to wait for an upgrade. `on_registered` is called before the
-        node is ready: its state then holds everything that was committed before this process. `applied` is the empty
-        state to begin with: the simulation gives one that it watches. Without `compute`, codecs run on the loop."""
+        """`on_waiting` is called when the node has stopped to wait for an upgrade, `on_registered` before it is ready:
+        its state then holds everything that was committed before this process. `applied` is the empty state to begin
+        with: the simulation gives one that it watches. Without `compute`, codecs run on the loop."""
         self.config = config
-        self.clock = clock
-        self.rng = rng
+        self.clock, self.rng = clock, rng
         self._network = network
         self._on_fatal = on_fatal
         self._on_waiting = on_waiting

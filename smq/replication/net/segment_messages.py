@@ -31,11 +31,12 @@ class SegmentQuery:
 @dataclass(frozen=True, slots=True)
 class SegmentPart:
     """DATA, the answer: consecutive stored values, as many as fit one message. Without any, the replica does not hold
-    this segment."""
+    this segment, or `is_busy`: it does, but reads for too many others now."""
 
     partition: PartitionId
     request: int
     values: Sequence[Buffer]
+    is_busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class StepReport:
 SegmentMessage: TypeAlias = SegmentQuery | SegmentPart | StepQuery | StepReport
 
 _QUERY: Final = struct.Struct(f">B20sQqq{SEGMENT_DIGEST_BYTES}sq")
-_PART: Final = struct.Struct(">B20sQI")
+_PART: Final = struct.Struct(">B20sQ?I")
 _STEP_QUERY: Final = struct.Struct(f">B20sQ{SEGMENT_DIGEST_BYTES}s")
 _STEP_REPORT: Final = struct.Struct(">B20sQ?")
 
@@ -69,8 +70,8 @@ def encode(message: SegmentMessage) -> list[Buffer]:
     match message:
         case SegmentQuery(pid, request, start, end, digest, at):
             return [_QUERY.pack(26, pid, request, start, end, digest, at)]
-        case SegmentPart(pid, request, values):
-            return [_PART.pack(27, pid, request, len(values)) + lengths_of(values), *values]
+        case SegmentPart(pid, request, values, is_busy):
+            return [_PART.pack(27, pid, request, is_busy, len(values)) + lengths_of(values), *values]
         case StepQuery(pid, request, digest):
             return [_STEP_QUERY.pack(28, pid, request, digest)]
         case StepReport(pid, request, is_in_step):
@@ -83,8 +84,8 @@ def segment_query(payload: memoryview) -> SegmentQuery:
 
 
 def segment_part(payload: memoryview) -> SegmentPart:
-    _, pid, request, count = _PART.unpack_from(payload)
-    return SegmentPart(PartitionId(pid), request, cut(payload, _PART.size, count))
+    _, pid, request, is_busy, count = _PART.unpack_from(payload)
+    return SegmentPart(PartitionId(pid), request, cut(payload, _PART.size, count), is_busy)
 
 
 def step_query(payload: memoryview) -> StepQuery:

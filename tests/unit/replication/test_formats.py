@@ -68,6 +68,7 @@ WIRE: list[wire.Message] = [
     wire.Commits(((PID, Epoch(1), Offset(9)),)),
     SegmentQuery(PID, 17, Offset(18), Offset(19), b"d" * 16, Offset(18)),
     SegmentPart(PID, 17, [b"one", b"two"]),
+    SegmentPart(PID, 17, [], is_busy=True),
     StepQuery(PID, 17, b"d" * 16),
     StepReport(PID, 17, True),
 ]

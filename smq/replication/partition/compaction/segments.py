@@ -35,12 +35,14 @@ _log = structlog.get_logger("smq.segments")
 
 _Place: TypeAlias = tuple[Offset, Offset, bytes]  # start, end and digest of a segment
 
-ANSWER_NS_MAX: Final = 2_000_000_000  # per piece, then the next replica is asked
+ANSWER_NS_MIN: Final = 2_000_000_000  # a replica has at least this long for each piece, then the next one is asked,
+ANSWER_NS_MAX: Final = 30_000_000_000  # and at most this long if it is slow: as LOOK_UP_MS
 PART_BYTES_MAX: Final = 1 << 20  # as an Append, a piece must not hold up the link
 LOOK_UP_MS: Final = 30_000  # a whole segment may have to come from the medium
 SERVED_MAX: Final = 4  # pieces being read for others; the askers ask again
 RECENT_NS: Final = 60_000_000_000  # the compaction looks after each attempt, but may be long at another partition
 PAUSE_NS: Final = 1_000_000_000  # before a partition is tried again without success
+REQUESTS_APART: Final = 0x1E3779B97F4A7C15  # between the numbers of two processes, whose incarnations may be neighbours
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +59,8 @@ class _Work:
     request: int = 0
     deadline: Deadline | None = None
     adopt: Callable[[list[StoredValue]], None] | None = None  # takes any replica's bytes, or none
+    began_ns: int = 0  # to ask
+    is_found: bool = False  # some replica has the segment, but is too busy to send it
 
     @property
     def place(self) -> _Place:
@@ -85,7 +89,9 @@ class Segments:
         self._is_next_due = False  # `_go_on` will be called
         self._adoptions: deque[_Work] = deque()  # one, or none: a node has one pass of compaction at a time
         self._excluded: set[PartitionId] = set()  # the compaction is at work there; one, or none
-        self._request = 0
+        self._questions = 0
+        self._unanswered: dict[int, tuple[NodeId, int]] = {}  # by request: the replica, and when; of the last 30 s
+        self._patience_ns: dict[NodeId, int] = {}  # for each replica's next answer, if it is slow
         self._serving = 0
         self._versions: dict[NodeId, int] = {}  # `HeldSegments.changes` when each node began to ask for a segment
         # What no replica could be found to hold, and when that was first and last.
@@ -193,6 +199,7 @@ class Segments:
     # ------------------------------------------------------------------------------------------- fetching
     def _fetch(self, work: _Work) -> None:
         part = work.replica.part
+        work.began_ns = self._host.clock.monotonic_ns()
         work.peers = [n for n in part.replicas if n not in (self._host.node_id, part.leader)]
         if part.leader != self._host.node_id:
             work.peers.append(part.leader)
@@ -207,34 +214,56 @@ class Segments:
         if work.adopt is not None:
             self._finish_adoption(work, [])
         else:
-            self._give_up(work, is_lacking=True)
+            self._give_up(work, is_lacking=not work.is_found)
 
     def _finish_adoption(self, work: _Work, values: list[StoredValue]) -> None:
         if work.adopt is not None:
             self._host.deliver(partial(work.adopt, values))
+        took_ns = self._host.clock.monotonic_ns() - work.began_ns  # in which no segment was looked for
+        for pid, (place, first_ns, last_ns) in self._lacking.items():
+            self._lacking[pid] = place, first_ns + took_ns, last_ns + took_ns
         self._end(None)
 
     def _ask(self, work: _Work, peer: NodeId) -> bool:
-        self._request += 1
-        work.request = self._request
+        self._questions += 1
+        # No process uses the numbers of the one before it, as it would take an answer that was meant for that one.
+        work.request = (self._host.incarnation * REQUESTS_APART + self._questions) % (1 << 63)
         query = SegmentQuery(work.replica.pid, work.request, work.start, work.end, work.digest, work.at)
         if not self._host.links.is_open(peer, Channel.DATA):
             return False
         if not self._host.links.send(peer, Channel.DATA, query):
             return False
-        until_ns = self._host.clock.monotonic_ns() + ANSWER_NS_MAX
+        now_ns = self._host.clock.monotonic_ns()
+        self._unanswered = {n: asked for n, asked in self._unanswered.items() if now_ns - asked[1] < ANSWER_NS_MAX}
+        self._unanswered[work.request] = peer, now_ns
+        until_ns = now_ns + self._patience_ns.get(peer, ANSWER_NS_MIN)
         work.deadline = self._host.deadlines.add(until_ns, partial(self._expire, work, work.request))
         return True
 
     def _expire(self, work: _Work, request: int) -> None:
-        if self._work is work and work.request == request:
+        if self._work is work and work.request == request and work.asked is not None:
+            self._wait_for(work.asked, self._patience_ns.get(work.asked, 0) // 2)  # it may have gone
             self._ask_next_peer(work)
+
+    def _wait_for(self, peer: NodeId, at_least_ns: int) -> None:
+        """With each of its next answers."""
+        self._patience_ns[peer] = min(max(at_least_ns, ANSWER_NS_MIN), ANSWER_NS_MAX)
+
+    def _note_answer(self, peer: NodeId, request: int) -> None:
+        """A late one is not used, but says how long the replica takes: otherwise it would be too late each time."""
+        asked, asked_ns = self._unanswered.get(request, (None, 0))
+        if asked == peer:
+            del self._unanswered[request]
+            took_ns = self._host.clock.monotonic_ns() - asked_ns
+            self._wait_for(peer, max(2 * took_ns, self._patience_ns.get(peer, 0) * 7 // 8))
 
     def on_part(self, peer: NodeId, message: SegmentPart) -> None:
         """Raises DataDamaged for bytes that fail their CRC."""
+        self._note_answer(peer, message.request)
         work = self._work
         if work is None or work.asked != peer or work.request != message.request:
             return
+        work.is_found |= message.is_busy
         for raw in message.values:
             stored = parse_value(work.replica.pid, bytes(raw))  # damaged in transit: the deadline finds another peer
             if stored.base != work.at or stored.end > work.end:
@@ -286,7 +315,7 @@ class Segments:
             self._versions[peer] = replica.log.segments.changes
         end = self._end_of_version(peer, replica, message) if replica is not None else None
         if replica is None or end is None or self._serving >= SERVED_MAX:
-            self._answer(peer, message, [])
+            self._answer(peer, message, [], is_busy=end is not None)
             return
 
         def find(log: LogReader) -> list[StoredValue]:
@@ -306,10 +335,10 @@ class Segments:
         is_same = query.digest != NO_DIGEST or self._versions.get(peer) == replica.log.segments.changes
         return held_end(replica, query) if is_same else None
 
-    def _answer(self, peer: NodeId, query: SegmentQuery, values: list[StoredValue]) -> None:
+    def _answer(self, peer: NodeId, query: SegmentQuery, values: list[StoredValue], *, is_busy: bool = False) -> None:
         if values and values[0].base != query.at:
             values = []
-        part = SegmentPart(query.partition, query.request, [stored.value for stored in values])
+        part = SegmentPart(query.partition, query.request, [stored.value for stored in values], is_busy)
         self._host.links.send(peer, Channel.DATA, part)
 
     def on_step_query(self, peer: NodeId, message: StepQuery) -> None:

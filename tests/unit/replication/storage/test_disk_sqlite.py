@@ -373,9 +373,11 @@ def test_the_journal_is_bounded_while_reads_go_on(tmp_path: Path, monkeypatch: p
     asked = 0
     for number in range(100):
         harness.disk.submit([Put(Table.BATCHES, b"%03d" % (number % 20), bytes(LARGE * 2))])
-        for _ in range(4):
+        for place in (b"a", b"b", b"c", b"d"):  # reads of one place would follow one another
             asked += (
-                harness.disk.read_from(Table.BATCHES, b"", b"", b"9", place=b"", bytes_max=1 << 30, done=answers.append)
+                harness.disk.read_from(
+                    Table.BATCHES, b"", b"", b"9", place=place, bytes_max=1 << 30, done=answers.append
+                )
                 is not None
             )
         harness.settle()

@@ -14,7 +14,7 @@ from chaos_tests.sim.raft import planted as raft_planted
 from chaos_tests.sim.raft.planted import GroupBug
 from chaos_tests.sim.raft.seeds import run
 from chaos_tests.sim.run import simulate
-from chaos_tests.sim.scenario import find
+from chaos_tests.sim.scenario import Scenario, find
 from chaos_tests.sim.shrink import ShrinkError, shrink
 
 STRIKES_SHOWN = 6  # of a schedule that does not shrink further
@@ -22,6 +22,10 @@ GROUP_BUGS = tuple(bug for bug in raft_planted.BUGS.values() if bug.plan is not 
 BY_HAND = 0  # the seed of a course
 Bug = PlantedBug | GroupBug | CourseBug
 ALL: tuple[Bug, ...] = (*BUGS, *COURSE_BUGS, *GROUP_BUGS)  # in the order of the table
+
+
+class HuntError(AssertionError):
+    """The code fails without the planted bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +64,23 @@ def _hunt_group(bug: GroupBug) -> Catch:
 
 
 def _hunt_cluster(bug: PlantedBug, shrink_runs: int) -> Catch:
+    """Raises HuntError if the seed shows such an anomaly without the bug, too: then it proves nothing."""
     scenario = find(bug.scenario)
     with bug.planted():
         for seed in range(1, bug.seeds + 1):
-            seen = {violation.anomaly for violation in simulate(scenario, seed).violations}
+            seen = _anomalies(scenario, seed)
             if seen & bug.anomalies:
                 schedule = _shrunk(bug, seed, shrink_runs) if shrink_runs else None
-                return Catch(bug, seed, tuple(sorted(seen)), schedule)
-    return Catch(bug, None, ())
+                break
+        else:
+            return Catch(bug, None, ())
+    if own := _anomalies(scenario, seed) & bug.anomalies:
+        raise HuntError(f"seed {seed} of {scenario.name} shows {', '.join(sorted(own))} without {bug.name}, too")
+    return Catch(bug, seed, tuple(sorted(seen)), schedule)
+
+
+def _anomalies(scenario: Scenario, seed: int) -> set[str]:
+    return {violation.anomaly for violation in simulate(scenario, seed).violations}
 
 
 def _shrunk(bug: PlantedBug, seed: int, runs: int) -> tuple[str, ...] | None:

@@ -1,8 +1,11 @@
 """Each planted bug is found within its bound of seeds, by an anomaly that fits it."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from chaos_tests.sim.hunt import ALL, hunt, rows_of
+from chaos_tests.sim import hunt as hunting
+from chaos_tests.sim.hunt import ALL, HuntError, hunt, rows_of
 from chaos_tests.sim.mutation import Mutation, MutationError, PlantedBug, mutated
 from chaos_tests.sim.planted.catalogue import BUGS
 from smq.raft_state.ids import Epoch, Offset
@@ -26,6 +29,15 @@ def test_planted_bug_is_found(bug: PlantedBug) -> None:
 @pytest.mark.parametrize("bug", [b for b in BUGS if b.seeds > QUICK_SEEDS], ids=lambda b: b.name)
 def test_rarer_planted_bug_is_found(bug: PlantedBug) -> None:
     assert hunt(bug).seed is not None
+
+
+def test_a_seed_that_fails_without_the_bug_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As seed 22 of slow_reads was for a-busy-replica-counts-as-damaged: it had found another bug, one of smq's own."""
+    bug = next(bug for bug in BUGS if bug.name == "a-busy-replica-counts-as-damaged")
+    shown = SimpleNamespace(violations=[SimpleNamespace(anomaly="false-damage")])
+    monkeypatch.setattr(hunting, "simulate", lambda *_: shown)
+    with pytest.raises(HuntError, match="without a-busy-replica-counts-as-damaged, too"):
+        hunt(bug)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda b: b.name)

@@ -25,6 +25,7 @@ PINNED = {
     ("log_start", 2): "jump-without-producers",
     ("clocks", 1): "index-rows-taken-for-batches",
     ("overload", 1): "stuck-behind-a-busy-link",
+    ("slow_reads", 22): "each-wake-up-counts-as-a-repair",
 }
 
 

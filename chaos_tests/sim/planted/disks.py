@@ -77,6 +77,14 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         seeds=300,
     ),
     PlantedBug(
+        name="each-wake-up-counts-as-a-repair",
+        rule="a fetch that is woken while a repair runs waits for that one, and counts it once",
+        mutations=(Mutation("smq.replication.partition.reads:Reads._try", " or poll.awaits_repair", ""),),
+        scenario="slow_reads",
+        anomalies=frozenset({"false-damage"}),
+        seeds=60,
+    ),
+    PlantedBug(
         name="rows-of-a-deleted-topic-count-as-damaged",
         rule="rows that a deletion has removed during a read are no damage",
         mutations=(

@@ -257,8 +257,9 @@ class Core:
     def _compact_journal(self, snapshot: Snapshot) -> None:
         """Stores the snapshot and drops the entries before it, in one submission. Some stay for followers."""
         journal, first_kept = self.journal, snapshot.index
-        if journal.size_bytes <= JOURNAL_KEPT_BYTES:
-            first_kept = max(journal.first_index, snapshot.index - self.timing.snapshot_entries // 4)
+        quarter = max(journal.first_index, snapshot.index - self.timing.snapshot_entries // 4)
+        if journal.bytes_from(quarter) <= JOURNAL_KEPT_BYTES:
+            first_kept = quarter
         needed = self.lead.needed_from() if self.is_leader else None
         if needed is not None and journal.last_index - needed < CATCH_UP_ENTRIES:
             first_kept = min(first_kept, needed) if journal.bytes_from(needed) <= CATCH_UP_BYTES else first_kept

@@ -243,11 +243,6 @@ class RaftJournal:
     def last_term(self) -> int:
         return self._entries[-1][2]
 
-    @property
-    def size_bytes(self) -> int:
-        """Of the entries in memory."""
-        return self._bytes
-
     def bytes_from(self, index: int) -> int:
         """Of the entries in memory from `index` on."""
         return sum(len(entry[0]) for entry in self._entries[self._position(index) :])

@@ -28,7 +28,7 @@ from smq.replication.log.segments import NO_DIGEST, Replaced, own_digest, replac
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery, StepQuery, StepReport
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.replica import Replica
-from smq.replication.ports import Channel
+from smq.replication.ports import Channel, DataDamaged
 from smq.replication.runtime.deadlines import Deadline
 
 _log = structlog.get_logger("smq.segments")
@@ -42,6 +42,7 @@ LOOK_UP_MS: Final = 30_000  # a whole segment may have to come from the medium
 SERVED_MAX: Final = 4  # pieces being read for others; the askers ask again
 RECENT_NS: Final = 60_000_000_000  # the compaction looks after each attempt, but may be long at another partition
 PAUSE_NS: Final = 1_000_000_000  # before a partition is tried again without success
+SLOW_NS_MAX: Final = 600_000_000_000  # after that a replica that was slow has to show it again
 REQUESTS_APART: Final = 0x1E3779B97F4A7C15  # between the numbers of two processes, whose incarnations may be neighbours
 
 
@@ -91,7 +92,7 @@ class Segments:
         self._excluded: set[PartitionId] = set()  # the compaction is at work there; one, or none
         self._questions = 0
         self._unanswered: dict[int, tuple[NodeId, int]] = {}  # by request: the replica, and when; of the last 30 s
-        self._patience_ns: dict[NodeId, int] = {}  # for each replica's next answer, if it is slow
+        self._patience: dict[NodeId, tuple[int, int]] = {}  # of slow replicas: how long they have, and when it was seen
         self._serving = 0
         self._versions: dict[NodeId, int] = {}  # `HeldSegments.changes` when each node began to ask for a segment
         # What no replica could be found to hold, and when that was first and last.
@@ -170,8 +171,10 @@ class Segments:
 
     def _end(self, work: _Work | None) -> None:
         """Goes on with the same partition, if the work was done."""
-        if self._work is not None and self._work.deadline is not None:
-            self._work.deadline.cancel()
+        if self._work is not None:
+            if self._work.deadline is not None:
+                self._work.deadline.cancel()
+            self._leave_out(self._work)
         self._work = None
         if work is not None:
             self._lacking.pop(work.replica.pid, None)
@@ -180,6 +183,15 @@ class Segments:
         if not self._is_next_due:
             self._is_next_due = True
             self._host.deliver(self._go_on)
+
+    def _leave_out(self, work: _Work) -> None:
+        """No other segment was looked for while this one was fetched: if that took long, it counts for none of them."""
+        took_ns = self._host.clock.monotonic_ns() - work.began_ns
+        if not work.began_ns or took_ns < ANSWER_NS_MIN:
+            return
+        for pid, (place, first_ns, last_ns) in self._lacking.items():
+            if pid != work.replica.pid or work.adopt is not None:
+                self._lacking[pid] = place, first_ns + took_ns, last_ns + took_ns
 
     def _go_on(self) -> None:
         """Once per turn of the loop, for thousands of partitions are given up immediately while no link is open."""
@@ -219,9 +231,6 @@ class Segments:
     def _finish_adoption(self, work: _Work, values: list[StoredValue]) -> None:
         if work.adopt is not None:
             self._host.deliver(partial(work.adopt, values))
-        took_ns = self._host.clock.monotonic_ns() - work.began_ns  # in which no segment was looked for
-        for pid, (place, first_ns, last_ns) in self._lacking.items():
-            self._lacking[pid] = place, first_ns + took_ns, last_ns + took_ns
         self._end(None)
 
     def _ask(self, work: _Work, peer: NodeId) -> bool:
@@ -236,26 +245,35 @@ class Segments:
         now_ns = self._host.clock.monotonic_ns()
         self._unanswered = {n: asked for n, asked in self._unanswered.items() if now_ns - asked[1] < ANSWER_NS_MAX}
         self._unanswered[work.request] = peer, now_ns
-        until_ns = now_ns + self._patience_ns.get(peer, ANSWER_NS_MIN)
+        until_ns = now_ns + self._patience_with(peer)
         work.deadline = self._host.deadlines.add(until_ns, partial(self._expire, work, work.request))
         return True
 
     def _expire(self, work: _Work, request: int) -> None:
-        if self._work is work and work.request == request and work.asked is not None:
-            self._wait_for(work.asked, self._patience_ns.get(work.asked, 0) // 2)  # it may have gone
-            self._ask_next_peer(work)
+        if self._work is not work or work.request != request:
+            return
+        peer, asked_ns = self._unanswered.get(request, (None, 0))
+        if peer is not None and self._patience.get(peer, (0, 0))[1] < asked_ns:
+            self._patience.pop(peer, None)  # it was slow before; now it may have gone
+        self._ask_next_peer(work)
 
-    def _wait_for(self, peer: NodeId, at_least_ns: int) -> None:
-        """With each of its next answers."""
-        self._patience_ns[peer] = min(max(at_least_ns, ANSWER_NS_MIN), ANSWER_NS_MAX)
+    def _patience_with(self, peer: NodeId) -> int:
+        """How long the next answer of a replica is waited for."""
+        patience_ns, seen_ns = self._patience.get(peer, (0, 0))
+        is_recent = self._host.clock.monotonic_ns() - seen_ns < SLOW_NS_MAX
+        return patience_ns if patience_ns and is_recent else ANSWER_NS_MIN
 
     def _note_answer(self, peer: NodeId, request: int) -> None:
-        """A late one is not used, but says how long the replica takes: otherwise it would be too late each time."""
+        """A late one is not used, but says how long the replica takes: otherwise it would be too late each time. Fast
+        ones say nothing: a segment has many pieces, and one of them may be slow each time."""
         asked, asked_ns = self._unanswered.get(request, (None, 0))
-        if asked == peer:
-            del self._unanswered[request]
-            took_ns = self._host.clock.monotonic_ns() - asked_ns
-            self._wait_for(peer, max(2 * took_ns, self._patience_ns.get(peer, 0) * 7 // 8))
+        if asked != peer:
+            return
+        del self._unanswered[request]
+        now_ns = self._host.clock.monotonic_ns()
+        needed_ns = min(2 * (now_ns - asked_ns), ANSWER_NS_MAX)
+        if needed_ns > self._patience_with(peer):
+            self._patience[peer] = needed_ns, now_ns
 
     def on_part(self, peer: NodeId, message: SegmentPart) -> None:
         """Raises DataDamaged for bytes that fail their CRC."""
@@ -265,7 +283,11 @@ class Segments:
             return
         work.is_found |= message.is_busy
         for raw in message.values:
-            stored = parse_value(work.replica.pid, bytes(raw))  # damaged in transit: the deadline finds another peer
+            try:
+                stored = parse_value(work.replica.pid, bytes(raw))
+            except DataDamaged:
+                self._ask_next_peer(work)
+                raise
             if stored.base != work.at or stored.end > work.end:
                 self._ask_next_peer(work)
                 return

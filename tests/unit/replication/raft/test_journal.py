@@ -187,9 +187,9 @@ def test_size_follows_every_change() -> None:
     desk = filled(9)
     desk.journal.truncate_from(8)
     desk.journal.compact(Snapshot(index=7, term=1, state=b""), 5)
-    assert desk.journal.size_bytes == sum(len(e[0]) for e in contents(desk.journal))
+    assert desk.journal.bytes_from(desk.journal.first_index) == sum(len(e[0]) for e in contents(desk.journal))
     desk.journal.install(Snapshot(index=70, term=4, state=b"s"))
-    assert desk.journal.size_bytes == sum(len(e[0]) for e in contents(desk.journal))
+    assert desk.journal.bytes_from(desk.journal.first_index) == sum(len(e[0]) for e in contents(desk.journal))
 
 
 # ------------------------------------------------------------------------------------------------------- damage

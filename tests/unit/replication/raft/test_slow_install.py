@@ -79,6 +79,19 @@ def test_once_it_has_caught_up_the_journal_is_cut_as_ever(monkeypatch: pytest.Mo
     assert slow.kept < 3 * SNAPSHOT_ENTRIES
 
 
+def test_what_was_kept_for_it_does_not_count_once_it_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some entries stay before each snapshot, for followers that are a little behind, unless they are large."""
+    monkeypatch.setattr(raft_core, "JOURNAL_KEPT_BYTES", 100)
+    slow = SlowFollower(monkeypatch)
+    slow.commit(10 * SNAPSHOT_ENTRIES)
+    slow.go_on()
+    engine = slow.leader.engine
+    taken = engine.snapshot[0]
+    while engine.snapshot[0] == taken:
+        slow.commit(1)
+    assert engine.journal.first_index == engine.snapshot[0] - SNAPSHOT_ENTRIES // 4
+
+
 @pytest.mark.parametrize(("bound", "most"), [("CATCH_UP_ENTRIES", 60), ("CATCH_UP_BYTES", 200)])
 def test_it_gets_another_before_the_journal_grows_without_bound(
     bound: str, most: int, monkeypatch: pytest.MonkeyPatch

@@ -11,13 +11,15 @@ from smq.replication.log.segments import NO_DIGEST
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
 from smq.replication.partition.compaction import segments
 from smq.replication.partition.compaction.segments import ANSWER_NS_MAX, ANSWER_NS_MIN, RECENT_NS, Segments
+from smq.replication.ports import DataDamaged
 from tests.unit.replication.partition.compaction.test_adoption import Peer
 from tests.unit.replication.partition.compaction.test_installing import is_as_agreed, rewritten_without
-from tests.unit.replication.partition.compaction.test_passes import RESET_MS, Leader
-from tests.unit.replication.support import INCARNATION, PEER_A, PEER_B
+from tests.unit.replication.partition.compaction.test_passes import RESET_MS, Leader, agree
+from tests.unit.replication.support import INCARNATION, PEER_A, PEER_B, batch
 
 START, END = Offset(0), Offset(3)
 STEP_MS = 500  # of `Leader.wait`
+LONG = ANSWER_NS_MAX, 1 << 62  # how long a slow replica has, and when that was seen
 
 Answer = Callable[[NodeId, SegmentQuery], SegmentPart | None]
 
@@ -25,13 +27,17 @@ Answer = Callable[[NodeId, SegmentQuery], SegmentPart | None]
 class Fetching:
     """A leader that lacks the bytes of a segment, and what it asks of the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, pieces: int = END) -> None:
         self.leader = Leader()
         self.host = self.leader.host
+        for _ in range(pieces - END):
+            self.host.produce(batch())
+        self.host.settle()
+        self.host.advance(pieces + 1)
         self.own = self.host.live.log.read_segment(START, END, 1 << 20)
-        self.new: Rewritten = rewritten_without(self.host.live.log, END, {0})
-        assert len(self.new.values) > 2
-        self.leader.agree(self.new.digest)
+        self.new: Rewritten = rewritten_without(self.host.live.log, pieces, {0})
+        assert len(self.new.values) == pieces
+        agree(self.host, pieces, self.new.digest)
 
     @property
     def asked(self) -> list[tuple[NodeId, SegmentQuery]]:
@@ -42,14 +48,18 @@ class Fetching:
         return piece_of(self.new.values, query)
 
     def serve(
-        self, answer: Answer, delay_ms: int, ms: int, until: Callable[[], bool], *, first_delay_ms: int | None = None
+        self,
+        answer: Answer,
+        delay_ms: int,
+        ms: int,
+        until: Callable[[], bool],
+        is_late: Callable[[SegmentQuery], bool] = lambda _: True,
     ) -> None:
-        """The others answer so much later; the first piece may have another delay. `ms` is the longest time."""
-        first_ms = delay_ms if first_delay_ms is None else first_delay_ms
+        """The others answer the late ones so much later. `ms` is the longest time."""
         seen, due = len(self.asked), list[tuple[int, NodeId, SegmentQuery]]()
         for now_ms in range(0, ms, STEP_MS):
             for node, query in self.asked[seen:]:
-                due.append((now_ms + (first_ms if query.at == START else delay_ms), node, query))
+                due.append((now_ms + (delay_ms if is_late(query) else 0), node, query))
             seen = len(self.asked)
             for entry in [entry for entry in due if entry[0] <= now_ms]:
                 due.remove(entry)
@@ -109,9 +119,28 @@ def test_a_segment_is_fetched_although_each_piece_comes_late(
     assert fetching.leader.resets == []
 
 
-def test_a_replica_that_is_slow_only_with_later_pieces_is_waited_for(fetching: Fetching) -> None:
-    fetching.serve(lambda _, query: fetching.piece(query), 5_000, 100_000, fetching.is_fetched, first_delay_ms=0)
+@pytest.mark.parametrize(("late", "delay_ms"), [(1, 5_000), (2, 10_000), (6, 3_000), (11, 10_000)])
+def test_a_replica_that_is_slow_with_one_of_many_pieces_is_waited_for(late: int, delay_ms: int) -> None:
+    """Each time, however fast the others come."""
+    fetching = Fetching(pieces=12)
+    at = fetching.new.values[late].base
+
+    def answer(node: NodeId, query: SegmentQuery) -> SegmentPart:
+        return fetching.piece(query) if node == PEER_A else refusal(query)
+
+    fetching.serve(answer, delay_ms, RESET_MS, fetching.is_fetched, lambda query: query.at == at)
     assert fetching.is_fetched()
+    assert fetching.leader.resets == []
+
+
+def test_a_damaged_piece_is_asked_of_the_next_replica_without_delay(fetching: Fetching) -> None:
+    ((node, query),) = fetching.wait_for_questions(1)
+    seen = len(fetching.asked)
+    damaged = bytearray(fetching.new.values[0].value)
+    damaged[-1] ^= 1
+    with pytest.raises(DataDamaged):
+        fetching.leader.segments.on_part(node, SegmentPart(query.partition, query.request, [memoryview(damaged)]))
+    assert len(fetching.asked) == seen + 1
 
 
 def test_a_late_piece_is_not_joined_to_those_of_another_replica(fetching: Fetching) -> None:
@@ -127,9 +156,9 @@ def test_a_replica_that_has_gone_is_not_waited_for_as_when_it_was_slow(fetching:
     def answer(node: NodeId, query: SegmentQuery) -> SegmentPart:
         return fetching.piece(query) if node == PEER_A else refusal(query)
 
-    patience_ns = fetching.leader.segments._patience_ns
-    fetching.serve(answer, 4_000, 60_000, lambda: patience_ns.get(PEER_A, 0) > ANSWER_NS_MIN)
-    assert patience_ns[PEER_A] > ANSWER_NS_MIN
+    patience = fetching.leader.segments._patience
+    fetching.serve(answer, 4_000, 60_000, lambda: PEER_A in patience)
+    assert patience[PEER_A][0] > ANSWER_NS_MIN
     fetching.wait_for_questions(6)
     began_ns = fetching.host.clock.monotonic_ns()
     fetching.wait_for_questions(4)
@@ -162,7 +191,7 @@ def test_what_no_replica_had_before_a_long_adoption_counts_after_it(fetching: Fe
     while node.lacked_ns(host.live.pid, place) is None:
         host.settle(STEP_MS)
     found, seen = list[list[StoredValue]](), len(fetching.asked)
-    node._patience_ns.update({PEER_A: ANSWER_NS_MAX, PEER_B: ANSWER_NS_MAX})
+    node._patience.update({PEER_A: LONG, PEER_B: LONG})
     began_ns = host.clock.monotonic_ns()
     node.adopt(host.live, START, END, found.append)
     while not found:

@@ -74,7 +74,7 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         ),
         scenario="slow_reads",
         anomalies=frozenset({"false-damage"}),
-        seeds=300,
+        seeds=800,
     ),
     PlantedBug(
         name="each-wake-up-counts-as-a-repair",

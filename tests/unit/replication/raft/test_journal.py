@@ -186,10 +186,20 @@ def test_entries_are_handed_out_whole_and_at_least_one() -> None:
 def test_size_follows_every_change() -> None:
     desk = filled(9)
     desk.journal.truncate_from(8)
+    whole = sum(len(e[0]) for e in contents(desk.journal))
+    assert (desk.journal.grown_bytes, desk.journal.bytes_from(1)) == (whole, whole)
+    assert desk.journal.bytes_from(6) == len(entry(6)) + len(entry(7))
     desk.journal.compact(Snapshot(index=7, term=1, state=b""), 5)
-    assert desk.journal.bytes_from(desk.journal.first_index) == sum(len(e[0]) for e in contents(desk.journal))
+    assert desk.journal.grown_bytes == 0
+    desk.journal.add(entry(8), 8, 1)
+    assert desk.journal.grown_bytes == len(entry(8))
+    desk.journal.truncate_from(8)
+    assert desk.journal.grown_bytes == 0
     desk.journal.install(Snapshot(index=70, term=4, state=b"s"))
-    assert desk.journal.bytes_from(desk.journal.first_index) == sum(len(e[0]) for e in contents(desk.journal))
+    assert (desk.journal.grown_bytes, desk.journal.bytes_from(70)) == (
+        0,
+        sum(len(e[0]) for e in contents(desk.journal)),
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- damage

@@ -47,7 +47,7 @@ def bind_closed(host: str, port: int) -> socket.socket:
         if port:
             sock.shutdown(socket.SHUT_RDWR)
         sock.setblocking(False)
-    except BaseException:
+    except BaseException:  # the caller never gets the socket to close, whatever it is
         sock.close()
         raise
     return sock

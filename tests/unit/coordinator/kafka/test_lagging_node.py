@@ -22,6 +22,7 @@ from smq.coordinator.service.settings import Settings
 from smq.raft_state.ids import LogIndex, TopicId
 from smq.replication.api import DoneFn
 from smq.testing.kafka_client import batch
+from tests.unit.coordinator.kafka.gateways import fetch_of
 from tests.unit.coordinator.lagging import NO_QUORUM, TOPIC, TOPIC_ID, LaggingNode, state_with
 
 GONE = TopicId(bytes(15) + b"g")
@@ -95,17 +96,7 @@ def _produce(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
 
 
 def _fetch(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:
-    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": MIB, "current_leader_epoch": -1}
-    request = {
-        "session_id": 0,
-        "isolation_level": 0,
-        "rack_id": "",
-        "max_wait_ms": 0,
-        "min_bytes": 1,
-        "max_bytes": MIB,
-        "topics": [{"topic": name, "topic_id": topic_id, "partitions": [part]}],
-    }
-    return ApiKey.FETCH, 12 if name else 13, request
+    return ApiKey.FETCH, 12 if name else 13, fetch_of(name, topic_id)
 
 
 def _metadata(name: str, topic_id: bytes) -> tuple[ApiKey, int, Struct]:

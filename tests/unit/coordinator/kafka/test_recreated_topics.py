@@ -11,11 +11,10 @@ from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.fetch import fetch
 from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.kafka.topic_admin import delete_topics
-from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.ids import LogIndex, TopicId
 from smq.replication.api import DoneFn
-from tests.unit.coordinator.kafka.gateways import gateway_to
+from tests.unit.coordinator.kafka.gateways import fetch_of, gateway_to
 from tests.unit.coordinator.lagging import TOPIC, TOPIC_ID, LaggingNode, state_with
 
 LATER_ID = TopicId(bytes(15) + b"l")
@@ -63,18 +62,8 @@ def test_a_fetch_by_id_does_not_read_another_topic_of_that_name(
     version: int, name: str, topic_id: bytes, answer: tuple[KafkaError, int]
 ) -> None:
     node = RecreatingNode()
-    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": MIB, "current_leader_epoch": -1}
-    request = {
-        "session_id": 0,
-        "isolation_level": 0,
-        "rack_id": "",
-        "max_wait_ms": 0,
-        "min_bytes": 1,
-        "max_bytes": MIB,
-        "topics": [{"topic": name, "topic_id": topic_id, "partitions": [part]}],
-    }
     gateway = gateway_to(NodeCalls(node.api), FullUntilRecreated(node))
-    (topic,) = asyncio.run(fetch(gateway, version, request))["responses"]
+    (topic,) = asyncio.run(fetch(gateway, version, fetch_of(name, topic_id)))["responses"]
     (found,) = topic["partitions"]
     assert (found["error_code"], found["high_watermark"]) == answer
 

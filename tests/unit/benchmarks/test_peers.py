@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import pages, trend
+from benchmarks import pages
 from benchmarks.peers import aims, page, profile
 from benchmarks.peers.lines import JAVA_PRODUCES, LINES, SINGLE
 from benchmarks.peers.systems import Smq
@@ -101,6 +101,15 @@ def test_the_memory_on_the_page_is_that_of_all_three_nodes(kept: Path, tmp_path:
     assert "smq 300 MB" in kept.read_text()  # the kill leaves two, with 200
 
 
+def test_the_page_shows_how_many_cores_the_client_takes_beside_the_nodes(kept: Path, tmp_path: Path) -> None:
+    rows = medians()
+    rows[SINGLE, "smq"] |= {"nodes_cores": 1.114, "client_cores": 0.19}
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps(document(rows)))
+    page.write_page(result)
+    assert f"| {SINGLE} | 1.11 + 0.19 |" in kept.read_text()
+
+
 def test_samples_count_for_the_innermost_function_of_smq_and_waits_do_not_count() -> None:
     loop = "run_server (/a/smq/coordinator/server.py:9);Loop.run (uvloop/loop.so)"
     samples = profile.Samples()
@@ -125,13 +134,3 @@ def test_the_profile_is_a_table_of_rooms(kept: Path) -> None:
     profile.add(report, SINGLE, samples)
     profile.write_profile(report)
     assert f"| {SINGLE} | 0 | 0 | 0 | 75 | 25 |" in kept.read_text()
-
-
-def test_the_trend_takes_the_figures_of_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trend, "TREND", tmp_path / "trend.jsonl")
-    for p50 in (1.0, 2.0):
-        report = Report()
-        report.add("a line: smq", "", p50_ms=p50, system="smq")
-        trend.add(report)
-    lines = [json.loads(line) for line in trend.TREND.read_text().splitlines()]
-    assert [(line["what"], line["p50_ms"]) for line in lines] == [("a line: smq", 1.0), ("a line: smq", 2.0)]

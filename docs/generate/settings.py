@@ -24,9 +24,9 @@ _HEAD: Final = """\
 Generated from `smq/coordinator/config.py` and `deploy/node.toml` by `make docs`; do not edit.
 
 Every key of node.toml, by its table. `deploy/node.toml` is a sample that explains the usual ones in their order. A
-variable of the environment wins over the file, and `smq serve --set` over both ([addresses.md](../addresses.md)).
-Unknown keys are refused at the start. An `..._advertised` key is an address, or a table by node id:
-`{ 2 = "host:7401" }`, or `SMQ_GRPC_ADVERTISED__2`.
+variable of the environment wins over the file, and `smq serve --set` over both, for the keys of `[settings]`
+([addresses.md](../addresses.md)). Unknown keys are refused at the start. An `..._advertised` key is an address, or a
+table by node id: `{ 2 = "host:7401" }`, or `SMQ_GRPC_ADVERTISED__2`.
 
 Settings of the whole cluster and of topics are in [kafka.md](../kafka.md#configuration).
 """

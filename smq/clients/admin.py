@@ -58,7 +58,7 @@ from smq.clients.types import (
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 
-REPLICATION_DEFAULT = 0  # the server's choice: 3, or the number of nodes if there are fewer
+REPLICATION_DEFAULT = 0  # the server chooses: its default.replication.factor, or the number of nodes if that is less
 
 
 class AdminOptions(TypedDict, total=False):

@@ -32,7 +32,7 @@ class ErrorCode(enum.Enum):
     INVALID_PARTITION_COUNT = _Traits(5, True, False, "request a count within the limit, and not below the present one")
     INVALID_REPLICATION_FACTOR = _Traits(6, True, False, "request at least 1 replica and at most one per node")
     INVALID_CONFIG = _Traits(7, True, False, "use only the configuration keys and values that the message lists")
-    LIMIT_EXCEEDED = _Traits(8, True, False, "free some, or raise the cluster's limit")
+    LIMIT_EXCEEDED = _Traits(8, True, False, "send less, or free some of what the message names: the limit is fixed")
     INVALID_REQUEST = _Traits(9, True, False, "correct what the message names")
     NOT_LEADER = _Traits(10, True, True, "retry at the leader named in the details")
     NOT_REPLICA = _Traits(11, True, True, "read from one of the replicas named in the details")
@@ -77,7 +77,7 @@ class ErrorCode(enum.Enum):
     OFFSET_NOT_AVAILABLE = _Traits(
         39, True, True, "retry: the partition's leader alone knows its end, and could not say it in time"
     )
-    ALREADY_INITIALIZED = _Traits(37, True, False, "internal: the cluster has been initialised")
+    ALREADY_INITIALIZED = _Traits(37, True, False, "internal: the cluster has been initialized")
     NOT_COORDINATOR = _Traits(50, True, True, "look up the group's coordinator again, and retry there")
     ILLEGAL_GENERATION = _Traits(51, True, False, "join the group again: it has rebalanced without this member")
     UNKNOWN_MEMBER = _Traits(52, True, False, "join the group again under a new member id")

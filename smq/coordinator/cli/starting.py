@@ -25,7 +25,7 @@ grpc_port = click.option("--grpc-port", type=int, help="gRPC port " + _PORT_HELP
 http_port = click.option("--http-port", type=int, help="HTTP port " + _PORT_HELP.format(7402))
 kafka_port = click.option("--kafka-port", type=int, help="Kafka port " + _PORT_HELP.format(9092))
 tls_option = click.option(
-    "--tls", is_flag=True, help="Create certificates under D/tls and use them. A directory that has TLS keeps it."
+    "--tls", is_flag=True, help="Create certificates in the directory and use them. A directory that has TLS keeps it."
 )
 config_option = click.option(
     "--config",

@@ -119,10 +119,10 @@ def _dev(path: Path, data_dir: Path, ready_file: Path | None, log_level: int) ->
 @settings_option
 @click.option("--child", is_flag=True, hidden=True, help="Stop when stdin ends: the parent holds its other end.")
 def serve(config_path: Path | None, insecure: bool, settings: tuple[str, ...], child: bool) -> None:
-    """Runs one node in the foreground from its node.toml. What --set gives takes precedence over variables of the
-    environment (SMQ_NODE_ID and so on), and these over the file.
+    """Runs one node in the foreground from its node.toml. Variables of the environment (SMQ_NODE_ID and so on)
+    take precedence over the file, and --set over both, for the keys of [settings] alone.
 
-    Example: smq serve --config /etc/smq/node.toml --set rack=a
+    Example: smq serve --config /etc/smq/node.toml --set num.partitions=6
     """
     # A child's file was written for it, and variables are for one node: those of the parent are not the child's.
     config = load_config(config_path, insecure=insecure, environment={} if child else os.environ)

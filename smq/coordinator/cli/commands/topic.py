@@ -47,7 +47,7 @@ def topic() -> None:
 @click.option(
     "--replication-factor",
     type=click.IntRange(min=1),
-    help="Copies of each partition. Default: 3, or the number of nodes if there are fewer.",
+    help="Copies of each partition. Default: default.replication.factor, or the number of nodes if that is less.",
 )
 @click.option("--config", "settings", metavar="KEY=VALUE", multiple=True, help="A topic setting; may be repeated.")
 @click.option(

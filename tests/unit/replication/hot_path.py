@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
+from types import CodeType, FrameType
 
 from smq.raft_state.commands import CommitOffsets, CreateTopic, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of
@@ -30,6 +30,11 @@ NODES = (NodeId(1), NodeId(2), NodeId(3))
 TOPIC = "t"
 DISK_MS = 1.0
 LARGE_BYTES = 10_000  # of a part that only a batch has
+
+
+def is_of_smq(code: CodeType) -> bool:
+    """The virtual world is not."""
+    return "/smq/" in code.co_filename and "/smq/testing/" not in code.co_filename
 
 
 class CountedPort(SimPort):
@@ -194,7 +199,7 @@ class HotPath:
         def on_event(frame: FrameType, event: str, _argument: object) -> None:
             if event == "call":
                 code = frame.f_code
-                if "/smq/" in code.co_filename and "/smq/testing/" not in code.co_filename:
+                if is_of_smq(code):
                     calls[code.co_qualname] += 1
                     calls["all calls"] += 1
 

@@ -15,6 +15,7 @@ from smq.records import NewRecord, encode_batch
 from smq.replication.log.codec import batch_key
 from smq.replication.net import several, wire
 from smq.replication.ports import Buffer, Channel, Table
+from tests.unit.replication.allocations import Allocations
 from tests.unit.replication.hot_path import NODES, TOPIC, HotPath
 
 ALL = NodeId(0)
@@ -116,6 +117,24 @@ def test_functions_called_for_a_small_batch_among_those_of_a_turn(world: HotPath
     assert found[LEADER]["Append"] == len(FOLLOWERS)
     for node in FOLLOWERS:
         assert found[node]["submissions"] == 1
+
+
+def test_allocations_for_a_batch_among_others(world: HotPath) -> None:
+    """On all three nodes together, with their disks, which are dicts here. At the peak the network has a frame as well,
+    with all batches: that is one more copy of each."""
+    batches = 8 * [(partition, batch()) for partition in world.led_by(LEADER)[:3]]
+    count, size = len(batches), len(batch())
+    for _ in range(2):  # tables that grow, and what Python makes once for a function that it profiles, are in the first
+        world.scheduler.run_for_ms(505)
+        with Allocations() as found:
+            world.produce(LEADER, batches)
+            world.scheduler.run_for_ms(SETTLE_MS)
+    assert found.large == found.large_kept == len(NODES) * count  # no copy but the one that each node keeps
+    assert found.large_bytes / count < 3.01 * size
+    assert found.bytes_kept / count < 3.4 * size
+    assert found.bytes_peak / count < 4.4 * size
+    assert found.blocks_kept / count < 33  # one more object on each node breaks this, and the next
+    assert found.blocks_peak / count < 50
 
 
 def test_a_batch_leaves_nothing_to_the_garbage_collector(world: HotPath) -> None:

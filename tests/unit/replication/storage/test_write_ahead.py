@@ -5,8 +5,6 @@ import fcntl
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -520,41 +518,3 @@ def test_every_write_of_the_file_waits_for_the_disk(tmp_path: Path) -> None:
     file = WriteAhead(tmp_path / "f", ACTIVE)
     assert fcntl.fcntl(file._fd, fcntl.F_GETFL) & os.O_DSYNC
     file.close()
-
-
-COUNT = """
-import sys
-from smq.replication.ports import Put, Table
-from tests.unit.replication.storage.support import LmdbHarness
-from pathlib import Path
-
-def counts():
-    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(fields["syscw"]), int(fields["write_bytes"])
-
-harness = LmdbHarness(Path(sys.argv[1]))
-for i in range(110):
-    if i == 10:
-        before = counts()
-    harness.disk.submit([Put(Table.BATCHES, b"b%d" % i, bytes(200)), Put(Table.TIMES, b"t%d" % i, bytes(40))])
-    harness.disk.submit([Put(Table.RAFT_LOG, b"l%d" % i, bytes(90)), Put(Table.RAFT_META, b"m", bytes(29))])
-    while harness.disk.queued_bytes:
-        harness.settle()
-calls, size = (after - first for after, first in zip(counts(), before))
-assert harness.posts >= 110
-print(calls / (harness.posts - 10), size / (harness.posts - 10))
-"""
-
-
-def test_a_small_round_costs_one_write_of_one_page(tmp_path: Path) -> None:
-    """System calls that write, and bytes that reach the disk, per round. A write to this file waits for the disk by
-    itself, so there is no other flush. LMDB alone needs some ten calls, two flushes and 40 KB."""
-    if not Path("/proc/self/io").exists():
-        pytest.skip("the kernel counts no writes per process")
-    done = subprocess.run(
-        [sys.executable, "-c", COUNT, str(tmp_path / "node")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    calls, size = (float(figure) for figure in done.stdout.split())
-    assert calls <= 1.2
-    assert size <= 1.2 * PAGE_BYTES

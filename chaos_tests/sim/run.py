@@ -45,6 +45,7 @@ from chaos_tests.sim.levels import LEVEL_TWO, level_two
 from chaos_tests.sim.observer import SAMPLE_MS, Observer, awaits_a_pass, count_log_events
 from chaos_tests.sim.rpc import Actor, ClientNet, ClientProfile, Script, Sleep
 from chaos_tests.sim.scenario import Scenario
+from smq.raft_state.codec import FEATURE_LEVEL
 from smq.raft_state.ids import NodeId
 from smq.raft_state.topic_config import (
     CLEANUP_POLICY,
@@ -300,7 +301,9 @@ class Simulation:
 
     def _make_arena(self) -> Arena:
         victim = self.streams.stream("fault/victim").choice(self.world.nodes)
-        return Arena(self.cluster, self.world, self.net, self.observer.seen_leaders, self.observer.epochs, victim)
+        newest = LEVEL_TWO if self.scenario.cluster.upgrades else FEATURE_LEVEL
+        seen = self.observer
+        return Arena(self.cluster, self.world, self.net, seen.seen_leaders, seen.epochs, newest, victim)
 
     def _storm(self) -> None:
         for script in self._client_scripts():

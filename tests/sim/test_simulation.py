@@ -4,6 +4,7 @@ import os
 import secrets
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,15 @@ def test_a_strike_of_many_steps_does_not_go_on_after_the_heal() -> None:
     assert any(event.get("why") == "passed-by" for event in struck[:healed])
     assert {event["what"] for event in struck[healed:] if event["f"] == "fault"} <= {"start"}
     assert verdict(result) == ""
+
+
+def test_every_node_is_upgraded_after_the_heal_whatever_the_strikes_have_left() -> None:
+    """Seed 2414849 ended while the only node that had been upgraded was back at the old smq: so none was."""
+    scenario = find("upgrades")
+    upgraded = simulate(replace(scenario, faults=()), 1)
+    assert [event["level"] for event in upgraded.history if event.get("what") == "install"] == [2, 2, 2]
+    assert verdict(upgraded) == ""
+    assert verdict(simulate(scenario, 2414849)) == ""
 
 
 @pytest.mark.timeout(400)  # twelve whole runs in one test, perhaps on a busy machine

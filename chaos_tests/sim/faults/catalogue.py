@@ -36,6 +36,7 @@ class Arena:
     clients: ClientNet
     seen_leaders: Callable[[], tuple[NodeId | None, list[NodeId]]]  # of Raft, and of the partitions
     epochs: Callable[[], dict[str, int]]  # of the partitions, as the most advanced node knows them
+    newest_level: int  # of all smq that the run has: after the heal every node runs it
     victim: NodeId  # of every fault that always strikes the same node, because only one disk may be ruined
     copies: list[DiskImage] = field(default_factory=list)  # of the victim's disk, oldest first
 

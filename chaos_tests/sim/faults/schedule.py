@@ -106,5 +106,5 @@ def heal(arena: Arena) -> None:
         if host.process is not None:
             host.process.on_step = None
         arena.cluster.resume(host.node)
-        upgrades.finish(arena.cluster, host)
+        upgrades.finish(arena.cluster, host, arena.newest_level)
         arena.cluster.start(host.node)

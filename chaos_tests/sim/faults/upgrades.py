@@ -36,9 +36,8 @@ def _replace(fault: Fault, host: SimHost, level: int) -> None:
     cluster.start_later(host.node, fault.rng.uniform(50, 1500))
 
 
-def finish(cluster: Cluster, host: SimHost) -> None:
-    """At the end of a run in which any node was upgraded, all are."""
-    newest = max(config.feature_level_known for config in cluster.configs.values())
+def finish(cluster: Cluster, host: SimHost, newest: int) -> None:
+    """At the end of a run all nodes are upgraded: a strike may have been cut short while the only one was back."""
     if cluster.configs[host.node].feature_level_known < newest:
         cluster.crash(host.node, power=False, why=f"to install level {newest}")
         cluster.install(host.node, newest)

@@ -8,7 +8,7 @@ import pytest
 from chaos_tests.checkers.judge import judge
 from chaos_tests.checkers.retention import CREATED_0_MS, LATE_RECORDS_MAX
 from chaos_tests.keyed import GONE, is_tombstone, key_of
-from tests.sim.test_checkers import Story, anomalies, batch
+from tests.sim.checkers.test_judge import Story, anomalies, batch
 
 PLAIN = [value for value in range(100) if not is_tombstone(value)]
 TOMBSTONE = next(value for value in range(100) if is_tombstone(value))

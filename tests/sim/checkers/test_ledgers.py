@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from chaos_tests.keyed import is_tombstone
-from tests.sim.test_checkers import Story, anomalies
+from tests.sim.checkers.test_judge import Story, anomalies
 
 Record = tuple[int, int]  # offset, value
 KEYS = 1  # every record has the same key

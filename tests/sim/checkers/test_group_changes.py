@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.sim.test_checkers import Story, anomalies
+from tests.sim.checkers.test_judge import Story, anomalies
 
 
 def delete(s: Story, kind: str = "ok") -> None:

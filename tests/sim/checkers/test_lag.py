@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from chaos_tests.keyed import GONE
-from tests.sim.test_checkers import Story, anomalies, batch
+from tests.sim.checkers.test_judge import Story, anomalies, batch
 
 NS_PER_MS = 1_000_000
 STAMPS = [100 * NS_PER_MS, 110 * NS_PER_MS, 120 * NS_PER_MS]  # append times of the batches

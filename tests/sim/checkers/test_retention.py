@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from chaos_tests.checkers.retention import CREATED_0_MS, LATE_RECORDS_MAX
-from tests.sim.test_checkers import LOG, Story, anomalies, batch
+from tests.sim.checkers.test_judge import LOG, Story, anomalies, batch
 
 
 def _retained(s: Story, *, lo: int, hwm: int, records: int = 0, ms: int = 0, clock: int = 0) -> None:

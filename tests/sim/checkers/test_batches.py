@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.sim.test_checkers import Story, anomalies
-from tests.sim.test_transactions_checker import poll
+from tests.sim.checkers.test_judge import Story, anomalies
+from tests.sim.checkers.test_transactions import poll
 
 
 def attempt(s: Story, values: list[int], kind: str = "ok", *, number: int = 0, replay: bool = False) -> None:

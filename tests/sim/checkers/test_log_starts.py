@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.sim.test_checkers import LOG, Story, anomalies
+from tests.sim.checkers.test_judge import LOG, Story, anomalies
 
 
 def _deleted(s: Story, end: int) -> None:

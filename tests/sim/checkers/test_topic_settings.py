@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from chaos_tests.checkers.sends import CLOCKS_APART_NS, EPOCH_NS, TOO_OLD
-from tests.sim.test_checkers import Story, anomalies, batch
+from tests.sim.checkers.test_judge import Story, anomalies, batch
 
 
 def _made(s: Story, *values: str, seen: str, kind: str = "ok") -> None:

@@ -215,12 +215,12 @@ program that copies with it needs a supervisor that starts it again; nothing is 
 
 ## Copying exactly once
 
-`pytest -m full tests/kafka/test_exactly_once.py`: confluent-kafka, the Java client and franz-go each copy 4,620 records
-in transactions of at most ten records, with the group's offsets, and abort every fifth transaction. The leader, the
-coordinators of the producer and of the group, all nodes together, the client, and the client with all nodes are killed
-with SIGKILL on the way. Afterwards each partition of the copy holds each record once, in order, for a committed reader,
-and the group's offsets are those of the end. At 5fc8ccf6 each of the three wrote 4,620 that count, of 5,730
-(confluent-kafka), 5,600 (Java) and 5,760 (franz-go) in the logs.
+`pytest -m full tests/kafka/transactions/test_exactly_once.py`: confluent-kafka, the Java client and franz-go each copy
+4,620 records in transactions of at most ten records, with the group's offsets, and abort every fifth transaction. The
+leader, the coordinators of the producer and of the group, all nodes together, the client, and the client with all nodes
+are killed with SIGKILL on the way. Afterwards each partition of the copy holds each record once, in order, for a
+committed reader, and the group's offsets are those of the end. At 5fc8ccf6 each of the three wrote 4,620 that count, of
+5,730 (confluent-kafka), 5,600 (Java) and 5,760 (franz-go) in the logs.
 
 ## Kafka Streams
 

@@ -17,9 +17,9 @@ from smq.testing.node_process import run_cli
 from tests.kafka.client_adapters import bootstrap
 from tests.kafka.foreign.clients import Missing, copied, run
 from tests.kafka.members import ConfluentMember, SmqMember, drive
-from tests.kafka.raw_transactions import fresh
 from tests.kafka.test_groups import RECORDS, places, write
-from tests.kafka.test_transactions import transactional
+from tests.kafka.transactions.raw import fresh
+from tests.kafka.transactions.test_clients import transactional
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 

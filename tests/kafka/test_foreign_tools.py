@@ -15,9 +15,9 @@ from smq.testing.node_process import wait_for
 from tests.kafka.client_adapters import Item, bootstrap
 from tests.kafka.foreign.clients import Missing, start
 from tests.kafka.foreign.driver import Client
-from tests.kafka.raw_transactions import fresh
 from tests.kafka.reading import PATIENCE_S
-from tests.kafka.test_transactions import await_read, transactional
+from tests.kafka.transactions.raw import fresh
+from tests.kafka.transactions.test_clients import await_read, transactional
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 

@@ -12,9 +12,9 @@ from smq.clients import SyncAdmin
 from smq.testing.cluster import Cluster, live_cluster
 from smq.testing.node_process import wait_for
 from tests.kafka.client_adapters import bootstrap
-from tests.kafka.raw_transactions import fresh
 from tests.kafka.reading import PATIENCE_S
-from tests.kafka.test_transactions import await_read, transactional
+from tests.kafka.transactions.raw import fresh
+from tests.kafka.transactions.test_clients import await_read, transactional
 
 EXPIRATION = "transactional.id.expiration.ms"
 

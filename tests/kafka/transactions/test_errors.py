@@ -11,10 +11,10 @@ from smq.coordinator.kafka.errors import KafkaError
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
 from smq.testing.node_process import wait_for
-from tests.kafka.raw_transactions import add, end, fresh, init
 from tests.kafka.reading import PATIENCE_S
-from tests.kafka.test_second_protocol import JOINING, committed, data, finish, write
-from tests.kafka.test_transactions import await_read, read
+from tests.kafka.transactions.raw import add, end, fresh, init
+from tests.kafka.transactions.test_clients import await_read, read
+from tests.kafka.transactions.test_second_protocol import JOINING, committed, data, finish, write
 
 NewTopic = Callable[..., str]
 Connect = Callable[[str], RawKafka]

@@ -16,9 +16,9 @@ from smq.clients.pb import smq_pb2_grpc
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import CLI, wait_for
-from tests.kafka.raw_transactions import fresh
 from tests.kafka.reading import PATIENCE_S
-from tests.kafka.test_transactions import await_read, transactional
+from tests.kafka.transactions.raw import fresh
+from tests.kafka.transactions.test_clients import await_read, transactional
 
 NewTopic = Callable[..., str]
 

@@ -10,8 +10,8 @@ from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.errors import KafkaError
 from smq.testing.kafka_client import RawKafka, batch
 from smq.testing.node_process import wait_for
-from tests.kafka.raw_transactions import add, end, fresh, init
 from tests.kafka.reading import PATIENCE_S
+from tests.kafka.transactions.raw import add, end, fresh, init
 
 NewTopic = Callable[..., str]
 Connect = Callable[[str], RawKafka]

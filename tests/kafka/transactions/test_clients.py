@@ -18,8 +18,8 @@ from smq.coordinator.kafka.errors import KafkaError
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
 from smq.testing.node_process import CLI, ClusterError, wait_for
-from tests.kafka.raw_transactions import add, end, fresh, init
 from tests.kafka.reading import PATIENCE_S, messages
+from tests.kafka.transactions.raw import add, end, fresh, init
 
 NewTopic = Callable[..., str]
 Leader = Callable[[str], RawKafka]

@@ -13,9 +13,9 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.testing.cluster import Cluster
 from tests.kafka.client_adapters import bootstrap as addresses
-from tests.kafka.raw_transactions import fresh
 from tests.kafka.reading import PATIENCE_S
-from tests.kafka.test_transactions import await_read, transactional
+from tests.kafka.transactions.raw import fresh
+from tests.kafka.transactions.test_clients import await_read, transactional
 
 COMMITTED = [b"first", b"second", b"third"]
 OPEN_FROM = 9  # three records and a marker, twice, and one record that belongs to no transaction

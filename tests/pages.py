@@ -1,6 +1,6 @@
 """The code blocks of the pages: each says in a comment before it which test runs it, or why none does.
 
-    <!-- run by tests/cluster/test_readme.py -->
+    <!-- run by tests/cluster/pages/test_readme.py -->
     <!-- not run: it needs kubectl -->
 
 `<!-- all blocks are run by FILE -->` stands for all blocks of its page. Blocks of `text` are output, or a drawing: they

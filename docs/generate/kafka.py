@@ -38,7 +38,7 @@ bounds a request and the records of a response.
 After a start, a node refuses Kafka connections until a majority of the nodes runs and it has the cluster's topics. A
 client then takes another of its `bootstrap.servers`, so name several. A node that is ready (`/readyz`) accepts clients.
 
-<!-- run by tests/cluster/test_pages.py -->
+<!-- run by tests/cluster/pages/test_shell_blocks.py -->
 ```python
 from confluent_kafka import Producer
 

@@ -12,7 +12,7 @@ from chaos_tests.live.load.traffic import Traffic
 from smq.coordinator.config import load_config, write_config
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import SERVE, wait_for
-from tests.cluster.store import environment, opened
+from tests.cluster.faults.store import environment, opened
 
 
 def _serve_to_its_end(config: Path) -> subprocess.CompletedProcess[str]:

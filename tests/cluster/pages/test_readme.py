@@ -10,7 +10,7 @@ import pytest
 from smq.testing.cluster import Cluster
 from tests.pages import claimed
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RUN_S = 200
 WRITTEN = "127.0.0.1:7401"  # the address that the README names
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.pages import claimed
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BLOCKS = claimed("docs/testing.md", __file__)
 RUN_S = 200  # one block starts three processes, and kills one of them
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.pages import claimed
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BLOCKS = claimed("docs/pytest.md", __file__)
 RUN_S = 200
 

@@ -4,7 +4,7 @@ import shutil
 
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import Node, wait_for
-from tests.cluster.store import opened
+from tests.cluster.faults.store import opened
 
 
 def _disk_id(node: Node) -> bytes | None:

@@ -24,7 +24,7 @@ from smq.clients.producing.publish_stream import PublishStream
 from smq.clients.producing.transactions import Transactions
 from smq.raft_state.errors import ErrorCode
 from smq.testing.served import Served, serving
-from tests.unit.clients.test_transactional_producer import await_values, producer_of, servers
+from tests.unit.clients.producing.test_transactions import await_values, producer_of, servers
 
 CALL = Transactions._call
 SUBMIT = PublishStream.submit

@@ -58,7 +58,7 @@ from smq.clients.types import (
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 
-REPLICATION_DEFAULT = 0  # the server chooses: its default.replication.factor, or the number of nodes if that is less
+REPLICATION_DEFAULT = 0  # the server chooses: its default.replication.factor (if not set: 3, or all nodes if fewer)
 
 
 class AdminOptions(TypedDict, total=False):

@@ -47,7 +47,7 @@ def topic() -> None:
 @click.option(
     "--replication-factor",
     type=click.IntRange(min=1),
-    help="Copies of each partition. Default: default.replication.factor, or the number of nodes if that is less.",
+    help="Copies of each partition. Default: default.replication.factor (if not set: 3, or all nodes if fewer).",
 )
 @click.option("--config", "settings", metavar="KEY=VALUE", multiple=True, help="A topic setting; may be repeated.")
 @click.option(

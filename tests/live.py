@@ -1,7 +1,8 @@
 """The clusters that the tests of a live suite share: the conftests of cluster, kafka and spark import these fixtures.
 
-Package scope: the nodes of a suite end before the next suite starts. A test that needs nodes of its own, because it
-depends on how often they have gone or damages them, starts them itself.
+The scope is the package. Pytest takes it for the session if a folder has no `__init__.py`, so nodes may outlive their
+suite. A test that needs nodes of its own, because it depends on how often they have gone or damages them, starts them
+itself.
 """
 
 from collections.abc import Callable, Iterator

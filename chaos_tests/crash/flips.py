@@ -22,6 +22,7 @@ from smq.replication.config import NodeConfig
 from smq.replication.membership.identity import StartRefused, claim_identity
 from smq.replication.ports import DataDamaged, Delete, Disk, Put, Table
 from smq.replication.storage.directory import DiskOpenError
+from smq.replication.storage.disk import KEY_BYTES_MAX
 from smq.replication.storage.disk_lmdb import LmdbDisk
 from smq.replication.storage.environment_lmdb import DATA_FILE
 from smq.replication.storage.format_version import FORMAT_KEY
@@ -88,13 +89,13 @@ def is_refused_as_foreign(image: DiskImage, config: NodeConfig) -> bool:
 
 def _write(image: DiskImage, directory: Path, *, late_share: float) -> None:
     """As a node that was stopped in order leaves it; or, with some of the rows in the write-ahead file alone, as one
-    that was killed."""
+    that was killed. Rows of earlier damage whose keys LMDB reads but does not write are left out."""
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     written = directory.with_name("written")
     disk = LmdbDisk(written, call_soon_threadsafe=calls.put, on_fatal=_fail, map_size=1 << 30)
     late: list[Put] = []
     for table, rows in image.tables.items():
-        puts = [Put(table, key, value) for key, value in rows.items()]
+        puts = [Put(table, key, value) for key, value in rows.items() if 0 < len(key) <= KEY_BYTES_MAX]
         first = len(puts) - int(len(puts) * late_share)
         disk.submit([NOTHING, *puts[:first]])
         late += puts[first:][-LATE_ROWS_MAX:]

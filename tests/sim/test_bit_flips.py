@@ -1,13 +1,16 @@
 """A thousand damages of a node's LMDB file: it repairs itself, or is refused and replaced; nothing wrong is served."""
 
+from random import Random
+
 import pytest
 
-from chaos_tests.crash.flips import is_refused_as_foreign
+from chaos_tests.crash.flips import flipped, is_refused_as_foreign
 from chaos_tests.sim.long_runs import BIT_FLIPS, damage_files
 from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import load
 from smq.replication.membership.identity import CLUSTER_KEY, DISK_KEY
 from smq.replication.ports import Table
+from smq.replication.storage.disk import KEY_BYTES_MAX
 from smq.testing.virtual.disk import DiskImage
 from tests.unit.replication.membership.test_identity import CONFIG, claim
 
@@ -37,6 +40,17 @@ def test_a_flipped_bit_in_a_directorys_name_is_a_refused_start() -> None:
         broken = image.copy()
         broken.tables[Table.META][key] = damaged
         assert is_refused_as_foreign(broken, CONFIG)
+
+
+def test_a_file_whose_damage_left_a_key_that_lmdb_does_not_write_is_damaged_again() -> None:
+    """Seed 20 ended with an error of LMDB."""
+    image = DiskImage(is_damaged=True)
+    claim(image)
+    unwritten = {b"", b"k" * (KEY_BYTES_MAX + 1)}
+    image.tables[Table.META].update(dict.fromkeys(unwritten, b""))
+    found = [image for image, _ in (flipped(image, Random(seed)) for seed in range(10)) if image is not None]
+    assert found, "every damage made the directory unreadable"
+    assert not any(unwritten & image.tables[Table.META].keys() for image in found)
 
 
 @pytest.mark.full

@@ -16,6 +16,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/kversion"
 )
 
 const (
@@ -150,7 +151,7 @@ func transact(ctx context.Context, servers kgo.Opt, topic string) (answer, error
 		if err := client.ProduceSync(ctx, &kgo.Record{Topic: topic, Value: fmt.Append(nil, n)}).FirstErr(); err != nil {
 			return nil, fmt.Errorf("record %d: %w", n, err)
 		}
-		if err := stage(ctx, client, topic, int64(n)); err != nil {
+		if err := stage(ctx, servers, client, topic, int64(n)); err != nil {
 			return nil, fmt.Errorf("offset %d: %w", n, err)
 		}
 		if err := client.EndTransaction(ctx, kgo.TransactionEndTry(n != 1)); err != nil {
@@ -178,10 +179,26 @@ func transact(ctx context.Context, servers kgo.Opt, topic string) (answer, error
 }
 
 // stage brings an offset of the topic's group into the open transaction. Without a group of its own a client of franz-go
-// has no call for it, so this sends the request.
-func stage(ctx context.Context, client *kgo.Client, topic string, offset int64) error {
+// has no call for it, so this sends the requests, as the first protocol does: the client may still use that, and then an
+// offset that joins by itself is refused.
+func stage(ctx context.Context, servers kgo.Opt, client *kgo.Client, topic string, offset int64) error {
 	id, epoch, err := client.ProducerID(ctx)
 	if err != nil {
+		return err
+	}
+	requests, err := kgo.NewClient(servers, kgo.MaxVersions(kversion.V3_9_0()))
+	if err != nil {
+		return err
+	}
+	defer requests.Close()
+	adding := kmsg.NewPtrAddOffsetsToTxnRequest()
+	adding.TransactionalID, adding.Group = "tx-"+topic, "group-"+topic
+	adding.ProducerID, adding.ProducerEpoch = id, epoch
+	added, err := adding.RequestWith(ctx, requests)
+	if err != nil {
+		return err
+	}
+	if err := kerr.ErrorForCode(added.ErrorCode); err != nil {
 		return err
 	}
 	partition := kmsg.NewTxnOffsetCommitRequestTopicPartition()
@@ -191,7 +208,7 @@ func stage(ctx context.Context, client *kgo.Client, topic string, offset int64) 
 	request := kmsg.NewPtrTxnOffsetCommitRequest()
 	request.TransactionalID, request.Group, request.Generation = "tx-"+topic, "group-"+topic, -1
 	request.ProducerID, request.ProducerEpoch, request.Topics = id, epoch, append(request.Topics, asked)
-	found, err := request.RequestWith(ctx, client)
+	found, err := request.RequestWith(ctx, requests)
 	if err != nil {
 		return err
 	}

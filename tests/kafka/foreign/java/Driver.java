@@ -156,7 +156,9 @@ public final class Driver {
 
     /**
      * Transactions 0 to count - 1, each with its number to every partition. Every third is aborted. One that fails is
-     * aborted, and its number counts as failed. Fatal errors end it.
+     * aborted, and its number counts as failed. Fatal errors end it. Each flushes before its end: the producer's sender
+     * asks first whether batches are incomplete and then for the next request, so that it may send an EndTxn that came
+     * between the two before the batches.
      */
     private Map<String, Object> commits(String topic, int partitions, int count) {
         var serializer = new ByteArraySerializer();
@@ -169,6 +171,7 @@ public final class Driver {
                     for (int partition = 0; partition < partitions; partition++) {
                         producer.send(new ProducerRecord<>(topic, partition, null, String.valueOf(n).getBytes()));
                     }
+                    producer.flush();
                     if (n % 3 == 2) {
                         producer.abortTransaction();
                     } else {

@@ -5,7 +5,11 @@ environment; `Nodes` owns their processes.
 """
 
 import shutil
+import urllib.request
 from dataclasses import dataclass, field
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from chaos_tests.live.environment.clocks import Clocks
 from chaos_tests.live.environment.disks import Disks
@@ -17,7 +21,10 @@ from smq.coordinator.config import load_config
 from smq.raft_state.errors import SmqError
 from smq.replication.storage.engine import Engine
 from smq.testing.node_client import Unanswered
-from smq.testing.node_process import ASK_S, Node, Nodes, add_tuning
+from smq.testing.node_process import ASK_S, ClusterError, Node, Nodes, add_tuning, wait_for
+
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever the environment says
+_INCOMPLETE: Final = "smq_partition_incomplete_replicas"
 
 
 @dataclass(kw_only=True)
@@ -124,6 +131,35 @@ class Fleet(Nodes):
                     key = f"{topic.name}/{p.partition}"
                     newest[key] = max(newest.get(key, (-1, 0)), (p.epoch, p.leader))
         return {key: leader for key, (_, leader) in newest.items()}
+
+    def incomplete(self) -> list[str] | None:
+        """topic/partition of which a replica may lack what it had acknowledged (rule 22), as the first node says that
+        answers; None if none does."""
+        for member in self.up():
+            try:
+                with _DIRECT.open(f"http://{member.http}/metrics", timeout=ASK_S) as answer:
+                    text = answer.read().decode()
+            except OSError:
+                continue
+            families = {family.name: family for family in text_string_to_metric_families(text)}
+            found = families[_INCOMPLETE].samples
+            return [f"{sample.labels['topic']}/{sample.labels['partition']}" for sample in found if sample.value]
+        return None
+
+    def wait_complete(self, timeout_s: float) -> None:
+        """Returns once every replica has what it had acknowledged. Before that, the death of another node may leave too
+        few for a leader."""
+        missing: list[str] | None = None
+
+        def are_complete() -> bool:
+            nonlocal missing
+            missing = self.incomplete()
+            return missing == []
+
+        try:
+            wait_for("all replicas complete", are_complete, timeout_s)
+        except ClusterError as e:
+            raise ClusterError(f"{e}; incomplete: {missing}") from None
 
     def disagreement(self) -> str | None:
         """The reason why the replicas have not converged yet; None once they have."""

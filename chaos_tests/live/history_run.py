@@ -59,7 +59,7 @@ WORKLOAD_S: Final = 20.0  # of a run without faults
 WARM_S: Final = 60.0  # until every partition has acknowledged a record
 PROGRESS_S: Final = 30.0  # with an untouched majority, every partition acknowledges within this time
 SERVED_S: Final = 2.0  # for one read at a leader
-RECOVERY_S: Final = 90.0  # after a fault: every partition acknowledges, every node is ready
+RECOVERY_S: Final = 90.0  # after a fault: every partition acknowledges, every node is ready, every replica complete
 SETTLE_S: Final = 120.0  # after the heal: all replicas agree
 SETTLED_TRIES: Final = 3
 IN_FLIGHT_NS: Final = 200_000_000  # an acknowledgement this soon after a fault may have been under way before it
@@ -245,6 +245,7 @@ class HistoryRun:
         self._wait_acks(world, ended_ns, RECOVERY_S, f"after {fault.name}")
         self._restart_dead_nodes(fault.name)
         self.fleet.wait_ready(timeout_s=RECOVERY_S)
+        self.fleet.wait_complete(RECOVERY_S)
         struck.recovery_ms = (time.monotonic_ns() - ended_ns) / 1e6
         watcher.expect_deaths = False
         if fault.family in FAILOVERS and struck.led and fault.keeps_majority:

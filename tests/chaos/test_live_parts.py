@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +45,9 @@ from smq.raft_state.ids import NodeId
 from smq.replication.ports import Put, Table
 from smq.replication.storage.engine import Engine
 from smq.replication.storage.opening import open_disk
+from smq.testing.node_process import ClusterError
 from tests.pages import claimed
+from tests.unit.coordinator.http.test_metrics import FakeNode, scrape
 
 
 # ------------------------------------------------------------------------------------------------------ proxies
@@ -203,6 +206,52 @@ def test_a_cut_off_node_that_knows_old_epochs_does_not_name_the_leaders() -> Non
     assert _Informed({1: cut_off, 2: silent, 3: current}).leaders() == {"t/0": 2, "t/1": 2, "t/2": 3}
     assert _Informed({1: current, 2: cut_off}).leaders() == {"t/0": 2, "t/1": 2, "t/2": 3}
     assert _Informed({1: silent}).leaders() == {}
+
+
+# ------------------------------------------------------------------------------------------------ complete replicas
+class _Measured(Fleet):
+    """Nodes that answer at these HTTP addresses."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = addresses
+
+    def up(self) -> list[Any]:
+        return [SimpleNamespace(http=address) for address in self.addresses]
+
+
+def test_the_next_fault_waits_for_replicas_that_may_lack_what_they_acknowledged() -> None:
+    """A leader whose disk was full ended while a node with an empty disk was ready, and had not caught up: one replica
+    of three was left, and a run was called a failure."""
+    node = FakeNode()
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/metrics"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"".join(scrape(node)))
+
+        def log_message(self, *_args: object) -> None: ...
+
+    with socket.socket() as unserved, HTTPServer(("127.0.0.1", 0), Metrics) as server:
+        unserved.bind(("127.0.0.1", 0))
+        closed, served = f"127.0.0.1:{unserved.getsockname()[1]}", f"127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            part = node.state.topics["t"].partitions[7]
+            part.incomplete = frozenset({NodeId(1)})
+            assert _Measured(closed, served).incomplete() == ["t/7"]
+            with pytest.raises(ClusterError, match="t/7"):
+                _Measured(served).wait_complete(0.0)
+            part.incomplete = frozenset()
+            _Measured(closed, served).wait_complete(0.0)
+            assert _Measured(closed).incomplete() is None
+            with pytest.raises(ClusterError, match="None"):
+                _Measured(closed).wait_complete(0.0)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 # ---------------------------------------------------------------------------------------------------- damaged files

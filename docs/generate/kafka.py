@@ -116,6 +116,9 @@ producer.flush()
   until the next transaction of the same epoch is open, ends that one, as in Kafka before KIP-890.
 - A client of the first protocol may use any version of Produce. In an epoch in which a transaction has ended, nothing
   becomes part of the next one by itself: it gets TRANSACTION_ABORTABLE, because it may be late.
+- Java's producer (seen with 4.3) has a race: right after a transaction's end, the EndTxn of the next commit may leave
+  before the batches that came with it. There is nothing to commit then: the answer is INVALID_TXN_STATE, after which
+  the producer must be closed. Call `flush()` before `commitTransaction()`: then no batch is left to be overtaken.
 - AddPartitionsToTxn 4 and 5 are how Kafka's brokers ask one another, and are not served: smq's nodes look into the
   replicated state. InitProducerId 6 (two-phase commits with other systems) is unstable in Kafka 4.3, and not served
   there either.

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.raft_state.errors import SmqError
+from smq.raft_state.errors import AppendLost, NotLeader, SmqError
 from smq.testing.node_client import Unanswered
 from smq.testing.node_process import CLI, READY_S, ClusterError, Node, Nodes, add_tuning, end, tail, wait_for
 
+PUBLISH_TRIES = 5
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback, whatever the environment says
 
 
@@ -134,6 +135,17 @@ class Cluster(Nodes):
         for partition in range(partitions):
             self.wait_leader(name, partition)
         return name
+
+    def publish_batch(self, topic: str, partition: int, batch: bytes) -> None:
+        """Appends `batch` at the leader, acks=all; again if the leader moves meanwhile, as it may on a busy machine:
+        only the errors that say that nothing was kept lead to another try."""
+        for tries_left in reversed(range(PUBLISH_TRIES)):
+            try:
+                self.nodes[self.wait_leader(topic, partition)].raw.publish_batch(topic, partition, batch)
+                return
+            except (AppendLost, NotLeader):
+                if not tries_left:
+                    raise
 
     def partition(self, topic: str, partition: int, via: Iterable[Node] | None = None) -> pb.PartitionInfo | None:
         """The partition as the first node that answers has applied it; None if no node knows it.

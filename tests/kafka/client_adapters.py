@@ -168,8 +168,7 @@ def aiokafka_read(servers: str, topic: str, offsets: Sequence[int]) -> list[Item
 # ------------------------------------------------------------------------------------------------------ gRPC
 def _grpc_write(cluster: Cluster, topic: str, items: Sequence[Item], codec: str) -> None:
     records = [NewRecord(key=i.key, value=i.value, timestamp_ms=i.timestamp_ms, headers=i.headers) for i in items]
-    leader = cluster.nodes[cluster.wait_leader(topic, 0)]
-    leader.raw.publish_batch(topic, 0, encode_batch(records, codec=codec))
+    cluster.publish_batch(topic, 0, encode_batch(records, codec=codec))
 
 
 def _grpc_read(cluster: Cluster, topic: str, offsets: Sequence[int]) -> list[Item]:

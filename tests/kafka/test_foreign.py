@@ -107,7 +107,7 @@ def test_a_client_reads_what_another_wrote_in_every_codec(clients: Clients, read
         assert found == expected
     else:
         assert _timeless(found) == _timeless(expected)
-        assert all(NOW_MS - 60_000 < item.timestamp_ms < NOW_MS + 3_600_000 for item in found)
+        assert all(NOW_MS - 60_000 < item.timestamp_ms <= time.time_ns() // 1_000_000 for item in found)
     client = clients.get(reader)
     clients.note(reader, version=client.version, writes=client.codecs)
     read = clients.matrix[reader].get("reads", [])

@@ -29,9 +29,9 @@ def publisher(cluster: Cluster) -> Callable[..., None]:
     def append(
         topic: str, partition: int, records: Sequence[NewRecord], codec: str = "none", batch_records: int = 500
     ) -> None:
-        leader = cluster.nodes[cluster.wait_leader(topic, partition)].raw
         for start in range(0, len(records), batch_records):
-            leader.publish_batch(topic, partition, encode_batch(records[start : start + batch_records], codec=codec))
+            batch = encode_batch(records[start : start + batch_records], codec=codec)
+            cluster.publish_batch(topic, partition, batch)
 
     return append
 

@@ -52,9 +52,8 @@ def test_executor_memory_is_bounded_while_ten_million_rows_are_read(
     values = [(b"%06d:" % i * 15)[:VALUE_BYTES] for i in range(BATCH_ROWS)]
     data = encode_batch([NewRecord(b"k", value, 1_700_000_000_000) for value in values], codec="zstd")
     for partition in range(PARTITIONS):
-        leader = cluster.nodes[cluster.wait_leader(topic, partition)].raw
         for _ in range(ROWS // PARTITIONS // BATCH_ROWS):
-            leader.publish_batch(topic, partition, data)
+            cluster.publish_batch(topic, partition, data)
 
     def totals(**options: str) -> tuple[int, int, int]:
         frame = read(topic, **options).selectExpr("count(*) n", "sum(offset) offsets", "sum(length(value)) size")

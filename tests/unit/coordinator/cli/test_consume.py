@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,15 +18,15 @@ from smq.testing.fake.cluster import FakeCluster
 from smq.testing.node_process import CLI
 
 Smq = Callable[..., Result]
-NOW_MS = int(datetime.now(UTC).timestamp() * 1_000)
 HOUR_MS = 3_600_000
 
 
 def fill(cluster: FakeCluster, ages_h: list[int], *, partition: int = 0) -> None:
     """One record for each age, in hours, with its offset as its value."""
+    now_ms = time.time_ns() // 1_000_000
     for age in ages_h:
         offset = cluster.topics["t"][partition].end
-        record = NewRecord(b"k%d" % (offset % 2), b"%d" % offset, NOW_MS - age * HOUR_MS, [("n", b"%d" % offset)])
+        record = NewRecord(b"k%d" % (offset % 2), b"%d" % offset, now_ms - age * HOUR_MS, [("n", b"%d" % offset)])
         cluster.append("t", partition, [record])
 
 

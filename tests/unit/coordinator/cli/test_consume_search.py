@@ -3,8 +3,8 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.runner import cluster_in_thread
 
 Smq = Callable[..., Result]
-NOW_MS = int(datetime.now(UTC).timestamp() * 1_000)
 HOUR_MS = 3_600_000
 EVERY_PARTITION = (0, 1, 2)
 
@@ -26,11 +25,12 @@ EVERY_PARTITION = (0, 1, 2)
 def fill(cluster: FakeCluster, count: int = 6, *, partitions: tuple[int, ...] = (0,)) -> None:
     """Keys user-0, user-1 and other in turn; a value is partition/offset; the last record is an hour old, the one
     before two. A batch for each."""
+    now_ms = time.time_ns() // 1_000_000
     for partition in partitions:
         base = cluster.topics["t"][partition].end
         for offset in range(base, base + count):
             key = (b"user-0", b"user-1", b"other")[offset % 3]
-            created_ms = NOW_MS - (base + count - offset) * HOUR_MS
+            created_ms = now_ms - (base + count - offset) * HOUR_MS
             cluster.append("t", partition, [NewRecord(key, b"%d/%d" % (partition, offset), created_ms)])
 
 

@@ -55,6 +55,6 @@ EXTERNAL_OFFSET_BUGS: tuple[PlantedBug, ...] = (
         mutations=(Mutation(_SHARED + "_launch", "send_until_ns=first_ns", "send_until_ns=1 << 62"),),
         scenario="handover",
         anomalies=frozenset({"late-proposal"}),
-        seeds=12,
+        seeds=160,
     ),
 )

@@ -405,7 +405,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         ),
         scenario="remade",
         anomalies=frozenset({"process-died"}),
-        seeds=25,
+        seeds=60,
     ),
     PlantedBug(
         name="rotten-journal-keeps-its-vote",

@@ -1,8 +1,8 @@
 """A cluster as a user starts it: `smq cluster`, and `smq serve` for a node that comes back.
 
-Owns that one process and its ready file, and the conditions that a caller waits for: a leader, equal replicas, equal
-digests. Everything waits for a condition with a deadline, never for a fixed time. Tests, benchmarks, the demo and the
-examples use it.
+Owns that one process and its ready file, the conditions that a caller waits for (a leader, equal replicas, equal
+digests), and the append of a batch at whichever node leads. Everything waits for a condition with a deadline, never for
+a fixed time. Tests, benchmarks, the demo and the examples use it.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from smq.raft_state.errors import AppendLost, NotLeader, SmqError
 from smq.testing.node_client import Unanswered
 from smq.testing.node_process import CLI, READY_S, ClusterError, Node, Nodes, add_tuning, end, tail, wait_for
 
-PUBLISH_TRIES = 5
+PUBLISH_TRIES = 5  # each waits for a leader that all live nodes agree on
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback, whatever the environment says
 
 

@@ -9,9 +9,10 @@ from chaos_tests.sim.partition.group import Group
 from chaos_tests.sim.partition.planted import COURSE_BUGS, CourseBug
 from chaos_tests.sim.partition.planted import run as run_course
 from chaos_tests.sim.partition.truth import Violation
+from chaos_tests.sim.planted.compaction import COMPACTION_BUGS
 from smq.raft_state.commands import ElectLeader
 from smq.raft_state.ids import NodeId
-from smq.replication.ports import Channel
+from smq.replication.ports import Channel, Table
 
 pytestmark = pytest.mark.sim
 
@@ -138,4 +139,19 @@ def test_a_partition_that_cannot_work_again_is_a_violation() -> None:
         group.crash(node)
         group.member(node).image = type(group.member(node).image)()  # two of three disks are gone, unnoticed
     with pytest.raises(Violation):
+        group.heal()
+
+
+def test_the_last_record_of_a_key_must_stay() -> None:
+    (bug,) = [b for b in COMPACTION_BUGS if b.name == "compaction-keeps-the-first-record"]
+    with bug.planted(), pytest.raises(Violation, match="is the last of its key, and is gone"):
+        run_course(courses.older_segment_is_offered_after_a_start)
+
+
+def test_disks_that_differ_after_everything_has_arrived_are_a_violation() -> None:
+    group = Group()
+    play(group, [("produce", (1, 1)), ("exchange", (1, 2, 3))])
+    rows = group.member(3).disk.image.tables[Table.BATCHES]
+    del rows[next(key for key in rows if key.startswith(group.pid))]
+    with pytest.raises(Violation, match="the disks differ"):
         group.heal()

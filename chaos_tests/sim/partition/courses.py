@@ -5,8 +5,20 @@ partition works at its end. With its rule taken out (`planted`), each breaks a p
 replica: what a course demands is what `truth` judges.
 """
 
+from typing import Final
+
 from chaos_tests.sim.partition.group import Group
-from smq.raft_state.commands import AdvanceHwms, ApplyRetention, CompleteReplicas, ElectLeader, SetMode
+from smq.raft_state.commands import (
+    AdvanceHwms,
+    ApplyRetention,
+    CompactSegment,
+    CompleteReplicas,
+    ElectLeader,
+    SetMode,
+)
+
+PASS_TURNS: Final = 20
+PASS_TURN_MS: Final = 1_000.0  # a pass begins within 15 of them, and pauses for less than one at a time
 
 
 def _election_of(group: Group, *nodes: int, candidate: int) -> int:
@@ -315,3 +327,35 @@ def everything_is_to_be_kept_before_a_deletion_is_committed(group: Group) -> Non
     deletion = group.latest(ApplyRetention)
     group.set_limit(0)
     group.commit(deletion)
+
+
+# ---------------------------------------------------------------------------------------------- compaction
+def older_segment_is_offered_after_a_start(group: Group) -> None:
+    """A leader has made one segment of two, and installed it. Its next process begins with a state in which there are
+    still two, and another replica sends the first of these."""
+    group.set_compaction()
+    for keys in (b"abcc", b"abd"):
+        _compact_with(group, keys, 1, 2, 3)
+    with_two_segments = len(group.log)
+    _compact_with(group, b"a", 1)
+    group.start(1, with_two_segments)
+    for _ in range(8):
+        for node in (1, 3):
+            group.tick(node, 200)
+        group.exchange(1, 3, turns=1)
+
+
+def _compact_with(group: Group, keys: bytes, leader: int, *followers: int) -> None:
+    """A record of each key, and the leader's next pass, to its end. Only these followers hear of it."""
+    for key in keys:
+        group.produce(leader, key=bytes([key]))
+    group.exchange(1, 2, 3)
+    for _ in range(PASS_TURNS):
+        group.tick(leader, PASS_TURN_MS)
+        for proposal in group.proposals:
+            if isinstance(proposal.command, AdvanceHwms | CompactSegment) and proposal.done is not None:
+                group.commit(proposal)
+        for node in (leader, *followers):
+            group.apply(node)
+            group.tick(node)
+        group.exchange(leader, *followers, turns=1)

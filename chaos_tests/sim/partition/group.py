@@ -33,7 +33,13 @@ from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.seals import commit_floor, seals_needed
 from smq.raft_state.state import PartitionState
-from smq.raft_state.topic_config import RETENTION_RECORDS, BatchRules
+from smq.raft_state.topic_config import (
+    CLEANUP_POLICY,
+    COMPACT,
+    MIN_CLEANABLE_DIRTY_RATIO,
+    RETENTION_RECORDS,
+    BatchRules,
+)
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Acks, PartitionEnd, Produced
 from smq.replication.membership.controller import RESIGNED_NS
@@ -195,6 +201,11 @@ class Group:
         """Of the partition's records; 0: everything is kept."""
         set_ = ((RETENTION_RECORDS, str(records)),) if records else ()
         self._append(AlterTopicConfig(name="t", set_=set_, unset=() if records else (RETENTION_RECORDS,)))
+
+    def set_compaction(self) -> None:
+        """Of the partition, after every batch: the last record of each key stays."""
+        config = ((CLEANUP_POLICY, COMPACT), (MIN_CLEANABLE_DIRTY_RATIO, "0"))
+        self._append(AlterTopicConfig(name="t", set_=config, unset=()))
 
     def move_log_start(self, offset: Offset) -> None:
         self._append(AdvanceLogStart(partition=self.pid, offset=offset))
@@ -364,13 +375,13 @@ class Group:
         return True
 
     # ------------------------------------------------------------------------------------------ clients
-    def produce(self, node: int, count: int = 1) -> Record | None:
+    def produce(self, node: int, count: int = 1, *, key: bytes | None = None) -> Record | None:
         """One batch with acks=all. None if it is refused."""
         replica = self.member(node).replica
         if replica is None:
             return None
-        record = Record(len(self.records), replica.part.epoch, replica.log.appended_end, Offset(0))
-        batch = encode_batch([NewRecord(None, record.text, 1_000)] * count)
+        record = Record(len(self.records), replica.part.epoch, replica.log.appended_end, Offset(0), key)
+        batch = encode_batch([NewRecord(key, record.text, 1_000)] * count)
         try:
             replica.produce(Offer(batch, BatchRules()), Acks.ALL, PRODUCE_MS, partial(self._on_produced, record))
         except SmqError:
@@ -486,7 +497,8 @@ class Group:
             raise Violation(f"it does not work again: {why}")
         record: Record | None = None
         for _ in range(HEAL_TURNS):
-            if record is not None and record.is_acked:
+            if record is not None and record.is_acked and not self._disagreement():
+                self.truth.on_agreed(self.records, self.part)
                 self._look_at_watches()
                 return
             leaders = [m.node for m in self.members.values() if m.leads == self.part.epoch]

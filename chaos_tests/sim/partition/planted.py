@@ -228,4 +228,17 @@ COURSE_BUGS: tuple[CourseBug, ...] = (
         course=courses.everything_is_to_be_kept_before_a_deletion_is_committed,
         message="is left by retention",
     ),
+    CourseBug(
+        name="older-segment-over-a-newer-one",
+        rule="compaction: a segment of the past takes no place in a log that has a newer one",
+        mutations=(
+            Mutation(
+                _PARTITION + "compaction.segments:lowest_behind",
+                "if held.is_newer_than(part.compactions):",
+                "if False:",
+            ),
+        ),
+        course=courses.older_segment_is_offered_after_a_start,
+        message="node 1 takes batches of a sound disk for damaged",
+    ),
 )

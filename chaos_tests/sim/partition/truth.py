@@ -33,6 +33,7 @@ class Record:
     epoch: Epoch
     base: Offset
     end: Offset
+    key: bytes | None = None
     is_acked: bool = False
     is_lost: bool = False  # by the answer to its producer
 
@@ -51,6 +52,7 @@ class Truth:
         self._known: dict[tuple[Member, int], Offset] = {}
         self._gone: dict[Member, set[bytes]] = {member: set() for member in members}  # what its lost disks held
         self.end = Offset(0)
+        self._compacted_end = Offset(0)
 
     # ------------------------------------------------------------------------------------------ what nodes say
     def look(self) -> None:
@@ -67,6 +69,8 @@ class Truth:
             if known < self._known.get(key, 0):
                 raise Violation(f"node {member.node}: the commit point went back from {self._known[key]} to {known}")
             self._known[key] = known
+            if member.replicas.repairs.counts.found and not member.disk.image.is_damaged:
+                raise Violation(f"node {member.node} takes batches of a sound disk for damaged")
 
     def _read(self, member: Member, replica: Replica) -> None:
         """What it serves, as far as that is new."""
@@ -88,6 +92,8 @@ class Truth:
         self._checked[key] = at
 
     def _see(self, stored: StoredValue) -> None:
+        if stored.base < self._compacted_end:
+            return  # a node may be behind: `on_agreed` looks at these
         known = self._batches.get(stored.base)
         if known is not None or stored.base < self.end:
             if known is None or known.value != stored.value:
@@ -132,6 +138,7 @@ class Truth:
         """An entry of Raft is committed, and the partition is as it says from now on."""
         while self.end < part.hwm:
             self._fix(self._next_of(part, part.hwm))  # in two-round mode, the mark itself commits
+        self._compacted_end = part.compacted_end
         for stored in self._batches.values():
             if stored.end <= part.log_start:
                 continue
@@ -145,6 +152,32 @@ class Truth:
         if limit is None or part.hwm - part.log_start < int(limit):
             kept = limit if limit is not None else "all"
             raise Violation(f"[{part.log_start}, {part.hwm}) is left by retention, and {kept} records are to be kept")
+
+    def on_agreed(self, records: Iterable[Record], part: PartitionState) -> None:
+        """All replicas have the whole log: the same bytes, and in them the last record of each key."""
+        if any(self.is_rotten(member) for member in self._members):
+            return
+        disks = {int(member.node): self._stored_on(member, part.log_start) for member in self._members}
+        if len({tuple(stored.value for stored in disk) for disk in disks.values()}) > 1:
+            raise Violation(
+                f"the disks differ: {[(node, [int(b.base) for b in disk]) for node, disk in disks.items()]}"
+            )
+        last = {record.key: record for record in records if record.key is not None and self._is_committed(record)}
+        for record in last.values():
+            if record.base >= part.log_start and not any(record.text in stored.value for stored in disks[1]):
+                raise Violation(f"record {record.number} is the last of its key, and is gone")
+
+    def _is_committed(self, record: Record) -> bool:
+        stored = self._batches.get(record.base)
+        return stored is not None and record.text in stored.value
+
+    def _stored_on(self, member: Member, log_start: Offset) -> list[StoredValue]:
+        """Its committed batches from the log start on."""
+        rows = member.disk.image.tables[Table.BATCHES]
+        found = [parse_value(self._pid, value) for key, value in rows.items() if key.startswith(self._pid)]
+        return sorted(
+            (stored for stored in found if log_start < stored.end <= self.end), key=lambda stored: stored.base
+        )
 
     def _next_of(self, part: PartitionState, known: Offset) -> StoredValue:
         """The batch after the committed ones that the history takes for right, on any disk."""

@@ -105,20 +105,6 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         seeds=12,
     ),
     PlantedBug(
-        name="older-segment-over-a-newer-one",
-        rule="compaction: a segment of the past takes no place in a log that has a newer one",
-        mutations=(
-            Mutation(
-                "smq.replication.partition.compaction.segments:lowest_behind",
-                "if held.is_newer_than(part.compactions):",
-                "if False:",
-            ),
-        ),
-        scenario="restored_disk+compaction",
-        anomalies=frozenset({"false-damage", "divergent-bytes", "no-progress"}),
-        seeds=60,
-    ),
-    PlantedBug(
         name="aborted-records-are-versions-of-their-keys",
         rule="compaction: an aborted record supersedes nothing",
         mutations=(

@@ -25,7 +25,7 @@ def test_a_course_finds_its_planted_bug(bug: CourseBug) -> None:
 
 @pytest.mark.parametrize("bug", COURSE_BUGS, ids=lambda b: b.course.__name__)
 def test_production_code_survives_the_course(bug: CourseBug) -> None:
-    assert any(record.is_acked for record in run_course(bug.course).records)
+    assert any(record.is_acked for record in run_course(bug.course, bug.nodes).records)
 
 
 def test_every_course_has_a_bug() -> None:
@@ -67,6 +67,21 @@ def test_random_schedules_find_bugs_too_and_shrink_to_what_they_take(name: str) 
         assert len(steps) < len(chance.steps)
         with pytest.raises(Violation):
             chance.again(steps)
+
+
+@pytest.mark.parametrize("name", ["segments-installed-in-any-order", "segment-taken-without-its-digest"])
+def test_random_schedules_find_bugs_of_compaction(name: str) -> None:
+    (bug,) = [b for b in COMPACTION_BUGS if b.name == name]
+    with bug.planted():
+        assert any(_breaks(seed) for seed in range(1, 200))
+
+
+def _breaks(seed: int) -> bool:
+    try:
+        run(seed)
+    except Violation:
+        return True
+    return False
 
 
 def test_a_schedule_takes_the_same_course_again() -> None:

@@ -12,11 +12,20 @@ from typing import Any, Final
 from chaos_tests.sim.partition.group import Group, Report
 from chaos_tests.sim.partition.truth import Violation
 from chaos_tests.sim.run import silence
-from smq.raft_state.commands import CompleteReplicas, ElectLeader, MarkIncomplete, RegisterNode, SetMode
+from smq.raft_state.commands import (
+    AdvanceHwms,
+    CompactSegment,
+    CompleteReplicas,
+    ElectLeader,
+    MarkIncomplete,
+    RegisterNode,
+    SetMode,
+)
 from smq.raft_state.seals import seals_needed
 
 Step = tuple[str, tuple[Any, ...]]
 RECORDS_MAX: Final = 30  # of a run
+KEYS: Final = (b"a", b"b", b"c")
 SHRINK_RUNS_MAX: Final = 600
 
 
@@ -25,11 +34,12 @@ class Chance:
 
     def __init__(self, seed: int) -> None:
         rng = self._rng = random.Random(seed)
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "nodes": rng.choice((3, 3, 3, 3, 5, 4, 2, 1)),
             "rounds": rng.choice((1, 1, 1, 1, 2)),
             "retention_records": rng.choice((0, 0, 0, 0, 3)),
             "seed": seed,
+            "compacts": rng.random() < 0.4,
         }
         self.group = Group(**self._settings)
         self.steps: list[Step] = []
@@ -65,6 +75,8 @@ class Chance:
             self._forgotten_seal: rng.choice((0, 0.5, 1.5)) if is_many else 0,
             self._lost_disk: rng.choice((0, 0, 0.5, 1.5)) if is_more else 0,
             self._set_limit: 2 if self._settings["retention_records"] else 0,
+            self._damage_running: rng.choice((0, 0, 0.7)) if is_more else 0,
+            self._compact: rng.choice((2, 6)) if self._settings["compacts"] else 0,
         }
 
     # ------------------------------------------------------------------------------------------ the run
@@ -100,7 +112,8 @@ class Chance:
     # ------------------------------------------------------------------------------------------ steps
     def _produce(self, at: int | None = None) -> None:
         if len(self.group.records) < RECORDS_MAX:
-            self._do("produce", self._leader() if at is None else at, self._rng.choice((1, 1, 2)))
+            key = self._rng.choice(KEYS) if self._settings["compacts"] else None
+            self._do("produce", self._leader() if at is None else at, self._rng.choice((1, 1, 2)), key)
 
     def _replicate(self) -> None:
         """From a leader to a follower and back, now and then in part."""
@@ -217,6 +230,9 @@ class Chance:
     def _rot(self) -> None:
         self._lose("rot", self._any())
 
+    def _damage_running(self) -> None:
+        self._do("damage_running", self._any(), self._rng.randrange(8))
+
     def _lose_rows(self) -> None:
         self._lose(self._rng.choice(("lose_last_batch", "lose_log")), self._any())
 
@@ -242,6 +258,23 @@ class Chance:
 
     def _tick(self) -> None:
         self._do("tick", self._any(), self._rng.choice((5.0, 50.0, 300.0, 1_500.0)))
+
+    def _compact(self) -> None:
+        """Some of a leader's pass, or all of it. Others follow now and then."""
+        leader = self._leader()
+        for _ in range(self._rng.choice((3, 8, 15))):
+            self._do("tick", leader, self._rng.choice((30.0, 30.0, 600.0)))
+            for number, proposal in enumerate(self.group.proposals):
+                is_step = isinstance(proposal.command, AdvanceHwms | CompactSegment) and proposal.done is not None
+                if is_step and self._is(0.9):
+                    self._do("commit_number", number)
+            if self._is(0.9):
+                self._catch_up(leader, fully=True)
+            if self._is(0.2):
+                follower = self._any()
+                self._catch_up(follower)
+                self._do("tick", follower, 30.0)
+                self._pull(leader, follower)
 
     def _hold_disk(self) -> None:
         self._do("hold_disk", self._any())

@@ -14,11 +14,13 @@ from smq.raft_state.commands import (
     CompactSegment,
     CompleteReplicas,
     ElectLeader,
+    MarkIncomplete,
     SetMode,
 )
+from smq.raft_state.ids import Offset
 
 PASS_TURNS: Final = 20
-PASS_TURN_MS: Final = 1_000.0  # a pass begins within 15 of them, and pauses for less than one at a time
+PASS_TURN_MS: Final = 200.0  # a pass begins within three of them, and pauses for less than one at a time
 
 
 def _election_of(group: Group, *nodes: int, candidate: int) -> int:
@@ -66,6 +68,16 @@ def sealed_follower_starts_again_registered(group: Group) -> None:
     group.produce(1)
     group.exchange(1, 2)
     group.commit_number(election)
+
+
+def follower_seals_before_a_placed_batch_is_durable(group: Group) -> None:
+    """Of two nodes. The leader has probed meanwhile, and knows that the follower has the batch in memory."""
+    group.hold_disk(2)
+    group.produce(1)
+    group.tick(1, 6_000)
+    group.deliver(1, 2)
+    group.deliver(2, 1)
+    group.seal(2)
 
 
 def late_question_after_a_seal(group: Group) -> None:
@@ -209,6 +221,95 @@ def last_batch_is_missing(group: Group) -> None:
     group.elect(2, 3, candidate=2)
 
 
+def missing_batch_is_cut(group: Group) -> None:
+    """A leader's copy of a batch that no other replica has is missing, and the next epoch begins without it. The batch
+    before it is committed, and stays."""
+    group.produce(1)
+    group.exchange(1, 3)
+    group.produce(1)
+    group.lose_last_batch(1)
+    group.commit(group.start(1))
+    group.apply_all()
+    group.elect(1, 2, 3, candidate=3)
+    group.apply_all()
+    group.crash(3)
+    group.elect(1, 2)
+
+
+def _move_start_into_first_batch(group: Group) -> None:
+    group.produce(1, 2)
+    group.exchange(1, 2, 3)
+    group.tick(1, 200)
+    group.commit(group.latest(AdvanceHwms))
+    group.move_log_start(Offset(1))
+    group.apply_all()
+
+
+def first_batch_is_damaged_before_a_cut(group: Group) -> None:
+    """The log start lies inside it. Its index row is damaged, too, and a leader's process that still runs cuts what no
+    other replica has: the batch between the two is committed, and stays."""
+    _move_start_into_first_batch(group)
+    group.produce(1)
+    group.exchange(1, 3)
+    group.produce(1)
+    group.damage_running(1, 0)
+    group.elect(2, 3, candidate=3)
+    group.apply_all()
+    group.crash(3)
+    group.elect(1, 2)
+
+
+def more_is_damaged_before_the_damage_is_cut(group: Group) -> None:
+    """A replica has been completed. Its damaged tail is still there when the batch before it is damaged, too; then the
+    leader sends what follows."""
+    _complete_with_damage(group)
+    group.commit(group.latest(CompleteReplicas))
+    group.apply_all()
+    _damage_more(group)
+    group.elect(1, 2)
+
+
+def replica_is_completed_after_more_is_damaged(group: Group) -> None:
+    """As before, but what it had acknowledged completes it only after it has found more damage."""
+    _complete_with_damage(group)
+    group.apply_all()
+    _damage_more(group)
+    for _ in range(2):
+        group.tick(1, 200)
+    group.commit(group.latest(CompleteReplicas))
+    group.apply(1)
+    group.elect(1, 2)
+
+
+def _complete_with_damage(group: Group) -> None:
+    """Proposed, not committed."""
+    group.produce(1)
+    group.exchange(1, 3)
+    group.produce(1)
+    group.damage_tail(1)
+    group.commit(group.start(1))
+    group.apply_all()
+    group.tick(1)
+    group.commit(group.latest(MarkIncomplete))
+    group.elect(2, 3, candidate=3)
+    group.apply_all()
+    group.exchange(1, 3)
+
+
+def _damage_more(group: Group) -> None:
+    group.damage_running(1, 0)
+    group.produce(3)
+    group.deliver(3, 1)
+    group.crash(3)
+
+
+def only_batch_is_missing(group: Group) -> None:
+    """The log start lies inside it, and a follower's copy of it is not even there any more."""
+    _move_start_into_first_batch(group)
+    group.run(5)
+    group.lose_last_batch(2)
+
+
 def log_is_missing(group: Group) -> None:
     """A follower's log is not there any more, although its state says that it has one."""
     group.produce(1)
@@ -348,7 +449,7 @@ def older_segment_is_offered_after_a_start(group: Group) -> None:
 def _compact_with(group: Group, keys: bytes, leader: int, *followers: int) -> None:
     """A record of each key, and the leader's next pass, to its end. Only these followers hear of it."""
     for key in keys:
-        group.produce(leader, key=bytes([key]))
+        group.produce(leader, 1, bytes([key]))
     group.exchange(1, 2, 3)
     for _ in range(PASS_TURNS):
         group.tick(leader, PASS_TURN_MS)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from chaos_tests.sim.partition.disk_faults import DiskFaults
 from chaos_tests.sim.partition.member import Member, Proposal
 from chaos_tests.sim.partition.truth import Record, Truth, Violation
 from smq.raft_state.cluster_config import COMMIT_ROUNDS
@@ -36,6 +37,7 @@ from smq.raft_state.state import PartitionState
 from smq.raft_state.topic_config import (
     CLEANUP_POLICY,
     COMPACT,
+    DELETE,
     MIN_CLEANABLE_DIRTY_RATIO,
     RETENTION_RECORDS,
     BatchRules,
@@ -44,7 +46,8 @@ from smq.records import NewRecord, encode_batch
 from smq.replication.api import Acks, PartitionEnd, Produced
 from smq.replication.membership.controller import RESIGNED_NS
 from smq.replication.partition.admission import Offer
-from smq.replication.ports import Channel, Table
+from smq.replication.partition.compaction.segments import lowest_behind
+from smq.replication.ports import Channel
 from smq.testing.virtual.clock import Scheduler
 
 TOPIC: Final = TopicId(b"t" * 16)
@@ -67,8 +70,10 @@ class Report:
     good: Offset
 
 
-class Group:
-    def __init__(self, *, nodes: int = 3, seed: int = 0, rounds: int = 1, retention_records: int = 0) -> None:
+class Group(DiskFaults):
+    def __init__(
+        self, *, nodes: int = 3, seed: int = 0, rounds: int = 1, retention_records: int = 0, compacts: bool = False
+    ) -> None:
         self.rng = random.Random(seed)
         self.scheduler = Scheduler()
         self.pid = partition_id(TOPIC, PartitionIndex(0))
@@ -79,6 +84,7 @@ class Group:
         self.proposals: list[Proposal] = []
         self.reports: list[Report] = []
         self.records: list[Record] = []
+        self._produced = 0  # also what was refused or parked: each record has a text of its own
         self.sent: dict[tuple[NodeId, NodeId, Channel], deque[bytes]] = {}
         self._errors: list[BaseException] = []
         self._resigned: dict[NodeId, int] = {}
@@ -100,6 +106,9 @@ class Group:
                 config=config,
             )
         )
+        self._created = len(self.log)
+        if compacts:
+            self.set_compaction()
         self.apply_all()
         self.exchange(*self.members)
 
@@ -203,8 +212,8 @@ class Group:
         self._append(AlterTopicConfig(name="t", set_=set_, unset=() if records else (RETENTION_RECORDS,)))
 
     def set_compaction(self) -> None:
-        """Of the partition, after every batch: the last record of each key stays."""
-        config = ((CLEANUP_POLICY, COMPACT), (MIN_CLEANABLE_DIRTY_RATIO, "0"))
+        """Of the partition, after every batch: the last record of each key stays. Limits delete as before."""
+        config = ((CLEANUP_POLICY, f"{COMPACT},{DELETE}"), (MIN_CLEANABLE_DIRTY_RATIO, "0"))
         self._append(AlterTopicConfig(name="t", set_=config, unset=()))
 
     def move_log_start(self, offset: Offset) -> None:
@@ -266,7 +275,8 @@ class Group:
         """Returns its registration. What its former process had sent arrives before, or never."""
         self.crash(node)
         member = self.member(node)
-        member.start(member.applied if applied is None else applied)
+        kept = member.applied if applied is None else applied
+        member.start(max(kept, self._created) if member.has_lost_log else kept)
         command = RegisterNode(
             node=NodeId(node),
             incarnation=member.incarnation,
@@ -287,109 +297,23 @@ class Group:
         self.commit(self.start(node))
         self.apply(node)
 
-    def wipe(self, node: int) -> bool:
-        """Another disk takes the place of its own, without anything on it. The node is down afterwards."""
-        member = self.member(node)
-        if not self.may_lose(node):
-            return False
-        self.crash(node)
-        self.truth.disk_goes(member)
-        member.image = type(member.image)()
-        member.disk_number += 100
-        member.applied = 0
-        member.has_lost = True
-        return True
-
-    def damage_tail(self, node: int, batches: int = 1) -> bool:
-        """Its last batches cannot be read, nor the rows that describe them. The node is down afterwards."""
-        member = self.member(node)
-        if not self.may_lose(node):
-            return False
-        self.crash(node)
-        keys = [k for k in member.image.tables[Table.BATCHES] if k.startswith(self.pid)][-batches:]
-        if not keys:
-            return False
-        self.truth.disk_goes(member)
-        for key in keys:
-            member.image.tables[Table.BATCHES][key] = b"damaged"
-        for key in list(member.image.tables[Table.TIMES]):
-            member.image.tables[Table.TIMES][key] = b"damaged"
-        member.image.is_damaged = member.has_lost = True
-        return True
-
-    def lose_last_batch(self, node: int) -> bool:
-        """Its last batch is gone, as if a page had lost a row. The index row is still there. The node is down
-        afterwards."""
-        member = self.member(node)
-        if not self.may_lose(node):
-            return False
-        self.crash(node)
-        keys = [k for k in member.image.tables[Table.BATCHES] if k.startswith(self.pid)]
-        if keys:
-            self.truth.disk_goes(member)
-            del member.image.tables[Table.BATCHES][keys[-1]]
-            member.image.is_damaged = member.has_lost = True
-        return bool(keys)
-
-    def lose_log(self, node: int) -> bool:
-        """Its log is gone without a trace, and its Raft is not. The node is down afterwards."""
-        member = self.member(node)
-        if not self.may_lose(node):
-            return False
-        self.crash(node)
-        self.truth.disk_goes(member)
-        for table in (Table.BATCHES, Table.TIMES, Table.CHECKPOINTS):
-            for key in [k for k in member.image.tables[table] if k.startswith(self.pid)]:
-                del member.image.tables[table][key]
-        member.image.is_damaged = member.has_lost = True
-        return True
-
-    def may_lose(self, node: int) -> bool:
-        """As long as no more replicas have lost something than elections can do without."""
-        lossy = {int(m.node) for m in self.members.values() if self._is_lossy(m)}
-        return len(lossy | {node}) <= len(self.members) - seals_needed(len(self.members))
-
-    def _is_lossy(self, member: Member) -> bool:
-        """Its disk may hold less than it has acknowledged, or damage that is not repaired."""
-        if member.has_lost:
-            replica, known = member.replica, self.head.state.nodes[member.node]
-            is_found = replica is not None and not replica.is_end_hidden and known.incarnation == member.processes
-            if is_found and replica is not None and not replica.log.damaged_batches:
-                member.has_lost = False
-        return member.has_lost or member.node in self.part.incomplete or self.truth.is_rotten(member)
-
-    def rot(self, node: int) -> bool:
-        """Its last batch fails its CRC, and its index row says what it was. The node is down afterwards."""
-        member = self.member(node)
-        if not self.may_lose(node):
-            return False
-        self.crash(node)
-        keys = [k for k in member.image.tables[Table.BATCHES] if k.startswith(self.pid)]
-        if not keys:
-            return False
-        self.truth.disk_goes(member)
-        value = bytearray(member.image.tables[Table.BATCHES][keys[-1]])
-        value[-1] ^= 1
-        member.image.tables[Table.BATCHES][keys[-1]] = bytes(value)
-        member.image.is_damaged = True
-        return True
-
     # ------------------------------------------------------------------------------------------ clients
-    def produce(self, node: int, count: int = 1, *, key: bytes | None = None) -> Record | None:
+    def produce(self, node: int, count: int = 1, key: bytes | None = None) -> Record | None:
         """One batch with acks=all. None if it is refused."""
         replica = self.member(node).replica
         if replica is None:
             return None
-        record = Record(len(self.records), replica.part.epoch, replica.log.appended_end, Offset(0), key)
+        record = Record(self._produced, replica.part.epoch, replica.log.appended_end, Offset(0), key)
+        self._produced += 1
         batch = encode_batch([NewRecord(key, record.text, 1_000)] * count)
         try:
             replica.produce(Offer(batch, BatchRules()), Acks.ALL, PRODUCE_MS, partial(self._on_produced, record))
         except SmqError:
             return None
+        self.records.append(record)
         if replica.log.appended_end == record.base:
             return None  # it is parked during a hand-over, and its place not known
         record.end = replica.log.appended_end
-        self.records.append(record)
         self.run()
         return record
 
@@ -398,7 +322,7 @@ class Group:
         if isinstance(result, Produced):
             if record.end:
                 self.truth.on_acked(record)
-        elif result.code is ErrorCode.APPEND_LOST:
+        elif result.code is ErrorCode.APPEND_LOST and record.end:
             self.truth.on_lost(record)
 
     def ask_end(self, node: int) -> None:
@@ -574,6 +498,9 @@ class Group:
             )
             if replica.log.damaged_batches:
                 return f"node {node} has damaged batches"
+            waits_for_append = replica.log.tail_damage is not None  # the damage stays until one comes (rule 23)
+            if replica.log.is_installing or (lowest_behind(replica) is not None and not waits_for_append):
+                return f"node {node} lacks a segment"
         if len(set(ends.values())) > 1 or any(len(set(e[:4])) > 1 for e in ends.values()):
             return f"(readable, durable, appended, mark, log start) are {ends}"
         return ""

@@ -113,6 +113,7 @@ class Member:
         self.is_up = False
         self.watches: list[Anomalies] = []  # of each process so far
         self.has_lost = False  # its disk may hold less than it has acknowledged, and the others do not know it yet
+        self.has_lost_log = False  # only a state that has the partition says so
         self._barriers: list[tuple[int, DoneFn[LogIndex]]] = []
         self._waiting: list[tuple[int, Proposal, Reply]] = []
 
@@ -144,7 +145,15 @@ class Member:
         self.links = Links(_Port(world, self.node), self.clock.call_soon)
         engine = SimpleNamespace(term=TERM, is_leader=False, leader=None)
         host = Host(
-            config=NodeConfig(node_id=self.node, cluster_id="group", peers={}, disk_reserve_bytes=0),
+            config=NodeConfig(
+                node_id=self.node,
+                cluster_id="group",
+                peers={},
+                disk_reserve_bytes=0,
+                compaction_check_ms=500,
+                compaction_segment_bytes=2_000,
+                compaction_reset_ms=3_000,
+            ),
             identity=Identity(self.incarnation, self.disk_id),
             applied=self,
             clock=self.clock,

@@ -24,13 +24,14 @@ CUT_OFF: Final = "is cut off"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CourseBug:
-    """`message` is a pattern of what the course then violates."""
+    """`message` is a pattern of what the course then violates. `nodes`: all have a replica."""
 
     name: str
     rule: str
     mutations: tuple[Mutation, ...]
     course: Callable[[Group], None]
     message: str = CUT_OFF
+    nodes: int = 3
 
     def planted(self) -> AbstractContextManager[None]:
         return mutated(self.mutations)
@@ -39,15 +40,15 @@ class CourseBug:
         """What the course says with the bug, if that fits; None if the bug does not show."""
         try:
             with self.planted():
-                run(self.course)
+                run(self.course, self.nodes)
         except Violation as e:
             return str(e) if re.search(self.message, str(e)) else None
         return None
 
 
-def run(course: Callable[[Group], None]) -> Group:
+def run(course: Callable[[Group], None], nodes: int = 3) -> Group:
     """Raises Violation if the course breaks a promise, or if the partition does not work again afterwards."""
-    group = Group()
+    group = Group(nodes=nodes)
     course(group)
     group.heal()
     return group
@@ -79,6 +80,14 @@ COURSE_BUGS: tuple[CourseBug, ...] = (
             Mutation(_ELECTIONS + "_check_seals", " and state.nodes[seal.node].incarnation == seal.incarnation", ""),
         ),
         course=courses.sealed_follower_starts_again_registered,
+    ),
+    CourseBug(
+        name="placed-batch-is-not-asked-about",
+        rule="27: a leader learns that a follower acknowledges nothing more in its epoch",
+        mutations=(Mutation(_STREAM + "_patience_ns", "self._end < self._next", "self._in_flight"),),
+        course=courses.follower_seals_before_a_placed_batch_is_durable,
+        message="it does not work again: ",
+        nodes=2,
     ),
     CourseBug(
         name="seal-of-another-epoch",
@@ -159,6 +168,51 @@ COURSE_BUGS: tuple[CourseBug, ...] = (
         rule="23: what only the index still knows of is damaged, and its log ends after it",
         mutations=(Mutation("smq.replication.log.store:LogStore._recover", "recovery.take_missing()", "pass"),),
         course=courses.last_batch_is_missing,
+    ),
+    CourseBug(
+        name="missing-batch-takes-its-neighbour-along",
+        rule="23: a log keeps what is intact before a batch that is missing",
+        mutations=(
+            Mutation(
+                "smq.replication.log.reader:LogReader._boundary",
+                "return self._described_boundary(at)",
+                "return base_of_key(self._key_of_batch_at(at))",
+            ),
+        ),
+        course=courses.missing_batch_is_cut,
+    ),
+    CourseBug(
+        name="cut-takes-all-for-a-damaged-first-batch",
+        rule="23: a cut that damage keeps from what is to stay says so",
+        mutations=(
+            Mutation(
+                "smq.replication.log.partition_log:PartitionLog.truncate",
+                "state.end < end and end > self.log_start",
+                "max(self.log_start, self._first) <= state.end < end",
+            ),
+        ),
+        course=courses.first_batch_is_damaged_before_a_cut,
+    ),
+    CourseBug(
+        name="second-damage-is-cut-with-the-first",
+        rule="23: a cut of known damage that finds more of it says so",
+        mutations=(Mutation(_REPLICA + "_cut_damage", "self.is_end_hidden = True", "pass"),),
+        course=courses.more_is_damaged_before_the_damage_is_cut,
+    ),
+    CourseBug(
+        name="acknowledged-before-its-second-damage",
+        rule="23: a replica that finds more damage waits for the next epoch",
+        mutations=(Mutation(_REPLICA + "note_damage", " or self._damaged_in == self.part.epoch", ""),),
+        course=courses.replica_is_completed_after_more_is_damaged,
+    ),
+    CourseBug(
+        name="only-batch-is-never-repaired",
+        rule="23: a batch that only its index row still names is fetched again",
+        mutations=(
+            Mutation("smq.replication.log.store:LogStore._recover", "min([first, *recovery.damaged_batches])", "first"),
+        ),
+        course=courses.only_batch_is_missing,
+        message="it does not work again: node 2 has damaged batches",
     ),
     CourseBug(
         name="missing-log-begins-anew",

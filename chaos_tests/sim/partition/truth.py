@@ -8,6 +8,7 @@ the nodes say.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 from chaos_tests.sim.partition.member import Member
@@ -120,18 +121,24 @@ class Truth:
         return on_disk == stored.value or stored.value in self._gone[member]
 
     def is_rotten(self, member: Member) -> bool:
-        """Its disk has batches that fail their CRC, found or not."""
-        image = member.disk.image if member.is_up else member.image
-        for value in image.tables[Table.BATCHES].values():
-            try:
-                parse_value(self._pid, value)
-            except DataDamaged:
-                return True
-        return False
+        """Its disk has batches that fail their CRC, or lacks some that its log counts, found or not."""
+        image, replica = member.disk.image if member.is_up else member.image, member.replica
+        at = replica.log.first if replica is not None else None
+        try:
+            for value in (value for key, value in image.tables[Table.BATCHES].items() if key.startswith(self._pid)):
+                stored = parse_value(self._pid, value)
+                if at is not None and stored.end > at:
+                    if stored.base != at:
+                        return True
+                    at = stored.end
+        except DataDamaged:
+            return True
+        return replica is not None and at is not None and at < replica.log.durable_end
 
     def disk_goes(self, member: Member) -> None:
         """What its disk holds now may go. It was there when it was acknowledged."""
-        rows = member.image.tables[Table.BATCHES]
+        image = member.disk.image if member.is_up else member.image
+        rows = image.tables[Table.BATCHES]
         self._gone[member] |= {bytes(value) for value in rows.values()}
 
     def on_committed(self, part: PartitionState) -> None:
@@ -153,23 +160,20 @@ class Truth:
             kept = limit if limit is not None else "all"
             raise Violation(f"[{part.log_start}, {part.hwm}) is left by retention, and {kept} records are to be kept")
 
-    def on_agreed(self, records: Iterable[Record], part: PartitionState) -> None:
-        """All replicas have the whole log: the same bytes, and in them the last record of each key."""
-        if any(self.is_rotten(member) for member in self._members):
-            return
-        disks = {int(member.node): self._stored_on(member, part.log_start) for member in self._members}
+    def on_agreed(self, records: Sequence[Record], part: PartitionState) -> None:
+        """All replicas have the whole log. Sound disks hold the same bytes, and in them the last record of each key."""
+        sound = [member for member in self._members if not member.disk.image.is_damaged]
+        disks = {int(member.node): self._stored_on(member, part.log_start) for member in sound}
         if len({tuple(stored.value for stored in disk) for disk in disks.values()}) > 1:
             raise Violation(
                 f"the disks differ: {[(node, [int(b.base) for b in disk]) for node, disk in disks.items()]}"
             )
-        last = {record.key: record for record in records if record.key is not None and self._is_committed(record)}
-        for record in last.values():
-            if record.base >= part.log_start and not any(record.text in stored.value for stored in disks[1]):
+        last: dict[bytes, tuple[Offset, Record]] = {}
+        for base, stored in sorted(self._batches.items()):
+            last |= {r.key: (base, r) for r in records if r.key is not None and r.text in stored.value}
+        for (base, record), disk in product(last.values(), disks.values()):
+            if base >= part.log_start and not any(record.text in stored.value for stored in disk):
                 raise Violation(f"record {record.number} is the last of its key, and is gone")
-
-    def _is_committed(self, record: Record) -> bool:
-        stored = self._batches.get(record.base)
-        return stored is not None and record.text in stored.value
 
     def _stored_on(self, member: Member, log_start: Offset) -> list[StoredValue]:
         """Its committed batches from the log start on."""

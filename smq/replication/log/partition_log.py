@@ -66,8 +66,8 @@ class PartitionLog(AbortedLog):
     ends before that batch, and refuses appends until it is truncated again (everything after the damage goes too) or
     dropped.
     `has_producers` is false if other logs held batches below this log's start that this one never had: their producers
-    are unknown here until `adopt_producers` brings them from a log that knows them. `producers_start` is the one up to
-    which `forget_producers` has removed expired producers. While it `is_installing`, the disk may have older bytes.
+    are unknown here until `adopt_producers` brings them from a log that knows them. While it `is_installing`, the disk
+    may have older bytes.
     """
 
     def __init__(
@@ -96,7 +96,6 @@ class PartitionLog(AbortedLog):
         self._budget = budget
         self._is_trimming = self.is_installing = False
         self._trim_limit = _NO_LIMIT
-        self.producers_start = Offset(0)
         self._producers_counted = 0
         self._count_producers()
 
@@ -203,20 +202,14 @@ class PartitionLog(AbortedLog):
         # Batches below log_start count as gone: their producers and times stay, as after the deletion.
         end = self._boundary(max(min(cut, self.appended_end), self.log_start))
         state = self._state_up_to(end) if end > self._first else self._base
-        if max(self.log_start, self._first) <= state.end < end and self.tail_damage is None:
+        if state.end < end and end > self.log_start:
             self._hide_from(state)
             return False
-        if state.end <= self._base.end or self._is_empty():
-            self._replace_all(self._base.copy())
-            return True
-        if end <= self.log_start and state.end == end:
-            self._replace_all(state)
-            return True
-        if state.end < self.log_start:
+        if state.end < end:
             self.has_producers = False  # a batch that is about to be deleted is damaged, and so is its row
-            self._replace_all(state)
-            return False
-        end = state.end  # before a batch if both it and its row are damaged: the batch is fetched again
+        if end <= self.log_start or state.end <= self._base.end or self._is_empty():
+            self._replace_all(state if state.end > self._base.end else self._base.copy())
+            return True
         state.create_ms_max = newest_create_ms(self, state.create_ms_max, end)
         pid, stop = self.pid, partition_stop(self.pid)
         ops: list[Op] = [
@@ -241,13 +234,17 @@ class PartitionLog(AbortedLog):
     def _hide_from(self, state: LogState) -> None:
         """Ends the log with this state, in memory alone: as if it had just been recovered. What is behind the damage
         stays on the disk until the others know of it (rule 23), so that the next process finds it, too."""
+        damage = BatchDamaged(self.pid, state.end, "both the batch and its index row are damaged")
+        if state.end < self.log_start:
+            state.end, state.runs = self.log_start, []
+            self.has_producers = False  # those of the batches between the two; not on disk, where these may still be
         self._forget_tail(state.end)
         self.aborted.cut(state.end)
         self.durable_end = min(self.durable_end, state.end)
         self._state = state
         self.segments.forget_after(state.end)
         self._settle_producers()
-        self.tail_damage = BatchDamaged(self.pid, state.end, "both the batch and its index row are damaged")
+        self.tail_damage = damage
 
     def advance_log_start(
         self, offset: Offset, *, forget_producers: bool = False, lacks_producers: bool = False
@@ -315,15 +312,6 @@ class PartitionLog(AbortedLog):
         if before < min(offset, self.log_start):
             self.trim()
 
-    def producers_at(self, offset: Offset) -> bytes:
-        """The producer state before the batch that contains `offset`, or at the log's end, for `adopt_producers`."""
-        end = max(self._boundary(offset), self._base.end)
-        if end == self.appended_end:
-            return self._state.producers.snapshot()
-        producers = self._state_at(end).producers
-        producers.forget_before(self.producers_start)
-        return producers.snapshot()
-
     def forget_producers(self, start: Offset) -> int:
         """The producers without a batch above `start` have expired: removes them, which changes no answer. Returns how
         many there were."""
@@ -354,6 +342,12 @@ class PartitionLog(AbortedLog):
         self._disk.submit([self._partition_row(), self._base_row()])
         self._state.producers, self._state.saved = self._base.producers.copy(), self._base.saved
         self._settle_producers()
+
+    def settle_for_producers(self) -> None:
+        """No other log knows more producers than this one: nothing is waited for any more."""
+        if not self.has_producers:
+            self.has_producers = True
+            self._disk.submit([self._partition_row()])
 
     def _delete_before(self, first: Offset) -> list[Op]:
         """`first` is the base of a batch; the state before it becomes the base checkpoint."""

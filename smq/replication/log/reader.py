@@ -64,6 +64,7 @@ class LogReader:
         self._state = state
         self._base = base  # the state before the first batch; see `state`
         self._first = first  # base offset of the first batch; log_start if there is none
+        self.producers_start = Offset(0)  # expired producers have been removed up to there
         self._compacted_end = Offset(0)  # below it, only the borders of segments are surely batch borders
         self._tail: deque[StoredValue] = deque()  # contiguous up to appended_end; holds every batch not yet durable
 
@@ -104,6 +105,15 @@ class LogReader:
     def __repr__(self) -> str:
         return f"<{partition_name(self.pid)} {self.log_start}..{self.durable_end}..{self.appended_end}>"
 
+    def producers_at(self, offset: Offset) -> bytes:
+        """The producer state before the batch that contains `offset`, or at the log's end, for `adopt_producers`."""
+        end = max(self._boundary(offset), self._base.end)
+        if end == self.appended_end:
+            return self._state.producers.snapshot()
+        producers = self._state_at(end).producers
+        producers.forget_before(self.producers_start)
+        return producers.snapshot()
+
     def _state_at(self, end: Offset) -> LogState:
         """The state when the log ended at `end`, the end of a batch. Raises BatchDamaged if both a batch before it and
         that batch's index row fail."""
@@ -138,14 +148,30 @@ class LogReader:
         return state
 
     def _boundary(self, at: Offset) -> Offset:
-        """The base of the batch that contains `at`; if none does, appended_end or the first batch's base."""
+        """The base of the batch that contains `at`; if none does, appended_end or the first batch's base. If the batch
+        is damaged or missing, its index row says where it begins. If that fails, too, it is `at` itself: the nearest
+        batch before it may be intact, and must not go with this one."""
         if at >= self.appended_end:
             return self.appended_end
         if at <= self._first:
             return self._first
         if self._tail and at >= self._tail[0].base:
             return next(stored.base for stored in reversed(self._tail) if stored.base <= at)
-        return base_of_key(self._key_of_batch_at(at))
+        with suppress(BatchDamaged):
+            is_base = base_of_key(self._key_of_batch_at(at)) == at
+            return at if is_base else self._read_disk(at, Offset(at + 1), 1)[0].base
+        return self._described_boundary(at)
+
+    def _described_boundary(self, at: Offset) -> Offset:
+        start = after_append_time(self.pid, self._checkpoint_at_or_below(at).last_ts_ns)
+        for key, value in self.rows_of_times(start, times_range(self.pid, TIME_APPEND)[1]):
+            if base_of_key(key) >= at:
+                break
+            with suppress(DataDamaged):
+                info = parse_index_row(key, value)
+                if at < info.end <= self.durable_end:
+                    return info.base
+        return at
 
     def _counted_below(self, end: Offset) -> int:
         """The size of the batches between the base and `end`."""
@@ -328,8 +354,9 @@ class LogReader:
         return fitting(self._read_disk(offset, stop, bytes_max), bytes_max)
 
     def holds(self, offset: Offset) -> bool:
-        """Whether the log has the offset on disk. Deleted batches do not count, even if their bytes are still there."""
-        return self._first <= offset < self.durable_end
+        """Whether the log has the offset on disk. Deleted batches do not count, even if their bytes are still there. If
+        only the first batch contains log_start, `durable_end` lies in it until it is written."""
+        return self._first <= offset < self.durable_end != self.log_start
 
     def _read_tail(self, offset: Offset, stop: Offset) -> list[StoredValue]:
         found: list[StoredValue] = []

@@ -128,7 +128,7 @@ class LogStore:
             log.has_producers = False
         else:
             log = self._recover(pid, log_start, base, self._segments(pid))
-            log.has_producers = row.has_producers
+            log.has_producers &= row.has_producers
         return log
 
     def _partition_row(self, pid: PartitionId) -> PartitionRow:
@@ -190,6 +190,7 @@ class LogStore:
             recovery.take_missing()
         except DataDamaged as e:
             tail_damage = e
+        first = min([first, *recovery.damaged_batches])  # the only one may be missing, and holds the log start
         log = self._log(pid, log_start, base, state, first, tail_damage, recovery.damaged_batches)
         log.adopt_segments(segments)
         log.note_recovered(recovery.batches, state.bytes_total - size_before)
@@ -206,8 +207,8 @@ class LogStore:
         tail_damage: DataDamaged | None,
         damaged_batches: list[Offset],
     ) -> PartitionLog:
-        if state.end < log_start:
-            state.end = log_start
+        has_producers = state.end >= log_start  # otherwise those of damaged batches below it are unknown
+        state.end = max(state.end, log_start)
         return PartitionLog(
             self._disk,
             pid,
@@ -218,6 +219,7 @@ class LogStore:
             budget=self.budget,
             tail_damage=tail_damage,
             damaged_batches=damaged_batches,
+            has_producers=has_producers,
         )
 
 

@@ -55,6 +55,7 @@ class Replica:
         self.is_count_held = False  # rule 28: two-round mode has been proposed
         self._sealed = NO_EPOCH  # rule 21: this process takes no more part in this epoch or an older one
         self.is_end_hidden = log.tail_damage is not None  # rule 23: the log may have held more than it does
+        self._damaged_in = NO_EPOCH  # more damage was found in this epoch
         self._judged_end: Offset = log.log_start  # end of the longest valid prefix of the appended log
         self.streams: dict[NodeId, FollowerStream] = {}
         self._waiters = Waiters(host, self)
@@ -92,8 +93,7 @@ class Replica:
         return Offset(0) if self._lacks_producers else self._intact(Offset(min(self._judged_end, end)))
 
     def _intact(self, end: Offset) -> Offset:
-        """A damaged batch below the commit point is fetched from the others, which have it. Beyond it does not
-        count."""
+        """A damaged batch below the commit point is fetched from the others. Beyond it does not count."""
         damaged = self.log.first_damaged(self.known_commit_point()) if self.log.damaged_batches else None
         return end if damaged is None else min(end, damaged)
 
@@ -146,8 +146,9 @@ class Replica:
         work = 1 + self._follow_log_start(judged_by)
         if is_new_epoch and self.is_appointed:
             self._start_leading()
-        elif is_new_epoch:
-            self._answer_pending_probe()
+        elif is_new_epoch and (probe := self._pending_probe) is not None:
+            self._pending_probe = None
+            self.on_probe(self.part.leader, probe)
         if self.leading is not None:
             if self.part.two_round:
                 self.is_count_held = False  # from here on, the state says it
@@ -194,15 +195,15 @@ class Replica:
 
     def _start_leading(self) -> None:
         is_whole = self._judged_end == self.log.appended_end and not self._lacks_producers and not self.is_end_hidden
-        if self._judged_end < self.part.history[-1].start or not is_whole:
+        if self._judged_end < self.part.history[-1].start or not is_whole or not self._cut_damage():
             self._owner.resign(self.pid, self.part.epoch)  # rule 12
             return
-        self._cut_damage()
+        self.log.settle_for_producers()  # a sole replica may get others, which take them from here
         self.leading = self.part.epoch
         self.is_count_held = False
         for node in self.part.replicas:
             if node != self._host.node_id:
-                stream = FollowerStream(
+                stream = self.streams[node] = FollowerStream(
                     self._host,
                     self.pid,
                     self.leading,
@@ -213,12 +214,18 @@ class Replica:
                     self.known_commit_point,
                     lambda: self.part.compacted_end,
                 )
-                self.streams[node] = stream
                 stream.probe()
 
-    def _cut_damage(self) -> None:
-        if self.log.tail_damage is not None:
-            self.log.truncate(self.log.appended_end)
+    def _cut_damage(self) -> bool:
+        """False if more has been damaged meanwhile, so that the log ends earlier now. What this process acknowledged in
+        the epoch may still make it complete: it takes no more part in it, and waits for the next (rules 23, 27)."""
+        if self.log.tail_damage is None or self.log.truncate(self.log.appended_end):
+            return True
+        self.is_end_hidden = True
+        self._sealed = self._damaged_in = self.part.epoch
+        self.judge()
+        self.report_position()
+        return False
 
     def _stop_leading(self) -> None:
         self.leading = None
@@ -425,11 +432,6 @@ class Replica:
             self._stream_seen = probe.stream
             self._send_ack(resync=True)
 
-    def _answer_pending_probe(self) -> None:
-        probe, self._pending_probe = self._pending_probe, None
-        if probe is not None:
-            self.on_probe(self.part.leader, probe)
-
     def on_append(self, peer: NodeId, append: wire.Append) -> None:
         """Rule 6. Raises DataDamaged for a batch that fails its CRC: only those before it are kept."""
         if append.epoch > self.part.epoch:
@@ -446,12 +448,9 @@ class Replica:
         self._stream_seen = append.stream
         intake, size = self._owner.intake, sum(map(len, append.values))
         was_waiting = intake.is_waiting(self.pid)
-        if not intake.admits(self.pid, size):
-            if not was_waiting:
+        if not (is_admitted := intake.admits(self.pid, size)) or not self._owner.space.admits(size):
+            if is_admitted or not was_waiting:
                 self._send_ack(resync=True)
-            return
-        if not self._owner.space.admits(size):
-            self._send_ack(resync=True)
             return
         if not self._take(append) and self._resync_requested != append.stream:
             self._resync_requested = append.stream
@@ -470,8 +469,7 @@ class Replica:
                 end = value.end
             return True
         finally:
-            if fitting:
-                self._cut_damage()
+            if fitting and self._cut_damage():
                 self._owner.intake.append(log, fitting, self.on_durable)
                 self._judged_end = log.appended_end
                 if fitting[0].base < self.known_commit_point():
@@ -500,7 +498,8 @@ class Replica:
         table = self._table.add(message.stream, message.piece, message.pieces, message.table)
         if table is None:
             return
-        self._cut_damage()
+        if not self._cut_damage():
+            return
         try:
             log.adopt_producers(table)
         except ValueError as e:
@@ -588,7 +587,7 @@ class Replica:
     def note_damage(self) -> None:
         """Rule 23: once the others know of the hidden damage, this log ends before it. What is behind may be the only
         copy: it stays until a leader has what follows, another replica's segment has come, or this process leads."""
-        if not self.is_end_hidden:
+        if not self.is_end_hidden or self._damaged_in == self.part.epoch:
             return
         me = self._host.node_id
         if me not in self.part.incomplete or self._owner.registered(me) != self._host.incarnation:

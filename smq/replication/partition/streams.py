@@ -24,6 +24,8 @@ APPEND_BATCHES_MAX: Final = 256  # a follower handles a message in one turn of i
 SMALL_BYTES: Final = 16 << 10
 HOLD_NS: Final = 50_000_000  # they wait no longer for an answer that may never come
 PROBE_INTERVAL_NS: Final = 200_000_000  # a lost probe or a silent follower costs this much, no more
+PLACED_NS: Final = 5_000_000_000  # what a follower has in memory is on its disk by then, as a rule
+NEVER_NS: Final = 1 << 62
 
 
 class FollowerStream:
@@ -94,12 +96,19 @@ class FollowerStream:
         other streams when the last answer came. Counts a process that has been registered after its report."""
         self._note_process()
         self.pump()
-        waits = self._next is None or self._in_flight or self._lacks_producers or self.is_full or self._is_held
-        waits = waits or (self._next is not None and self._next < self._compacted_end())
         quiet_ns = now_ns - max(self._heard_ns, self._probed_ns)
-        interval_ns = PROBE_INTERVAL_NS if self._next is None else 5 * PROBE_INTERVAL_NS
-        if waits and quiet_ns > interval_ns and self._host.links.is_open(self.peer, Channel.DATA):
+        if quiet_ns > self._patience_ns() and self._host.links.is_open(self.peer, Channel.DATA):
             self.probe()
+
+    def _patience_ns(self) -> int:
+        """How long the follower may be quiet. What it has placed may take long to become durable; but if it has sealed
+        its epoch meanwhile, it says so only if it is asked (rule 27)."""
+        if self._next is None:
+            return PROBE_INTERVAL_NS
+        waits = self._in_flight or self._lacks_producers or self.is_full or self._is_held
+        if waits or self._next < self._compacted_end():
+            return 5 * PROBE_INTERVAL_NS
+        return PLACED_NS if self._end < self._next and self._reading is None else NEVER_NS
 
     def on_ack(self, ack: wire.Ack) -> bool:
         """Takes in the follower's state; True if its log may have changed. The caller counts it, and then pumps: so the
@@ -142,9 +151,12 @@ class FollowerStream:
         """Before the first append: a log that never held the batches below `at` cannot know their producers."""
         try:
             table = self._log.producers_at(at)
-        except DataDamaged:
-            self.is_unreadable = True
+        except DataDamaged as damage:
             self._restart(None)
+            if isinstance(damage, BatchDamaged) and damage.offset >= self._log.log_start:
+                self._repair(damage, self._on_repair)
+            else:
+                self.is_unreadable = True
             return
         size = wire.TABLE_PIECE_BYTES
         pieces = [table[i : i + size] for i in range(0, len(table), size)] or [b""]

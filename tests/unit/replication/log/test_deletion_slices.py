@@ -151,7 +151,8 @@ def test_no_slice_deletes_more_than_its_share_of_batches() -> None:
 
 
 def test_a_log_cut_past_lost_batches_below_its_start_is_empty_and_asks_for_producers(harness: Harness) -> None:
-    """It must not end below its start: no replica could send it anything there."""
+    """It must not end below its start: no replica could send it anything there. The disk keeps all until the others
+    know of the damage (rule 23)."""
     log = LogStore(harness.disk).create(PID, Offset(0))
     for i in range(20):
         append(log, 2, producer=(1, 0, 2 * i))
@@ -162,8 +163,13 @@ def test_a_log_cut_past_lost_batches_below_its_start_is_empty_and_asks_for_produ
         replace(harness, table, key, flipped(value, 77))
     log.keep_from(Offset(31))
     log.advance_log_start(Offset(31))
-    log.truncate(Offset(36))
+    assert not log.truncate(Offset(36))
     assert (log.log_start, log.appended_end, log.has_producers) == (31, 31, False)
+    harness.settle()
+    again = LogStore(harness.reopen()).open_all()[PID]
+    assert (again.log_start, again.appended_end, again.has_producers) == (31, 31, False)
+    assert again.tail_damage is not None
+    again.truncate(again.appended_end)
     harness.settle()
     assert rows(harness) == 2
     again = LogStore(harness.reopen()).open_all()[PID]

@@ -1,11 +1,14 @@
 """Logs of which rows are missing, not damaged: no CRC fails, and yet they have held more."""
 
+import pytest
+
 from smq.raft_state.ids import Offset
 from smq.replication.log.codec import TIME_APPEND, batch_key, times_range
+from smq.replication.log.producers import ProducerTable
 from smq.replication.log.store import LogStore
 from smq.replication.ports import Delete, Put, Table
 from tests.unit.replication.log.test_store import PID, append, lose_row
-from tests.unit.replication.storage.support import Harness
+from tests.unit.replication.storage.support import FakeHarness, Harness
 
 
 def test_a_log_whose_last_batches_are_missing_with_some_of_their_rows_has_a_damaged_tail(harness: Harness) -> None:
@@ -42,3 +45,100 @@ def test_nothing_of_a_lost_log_is_written_before_it_is_cut(harness: Harness) -> 
     log.truncate(log.appended_end)
     log = LogStore(harness.reopen()).open_all()[PID]
     assert (log.log_start, log.appended_end, log.has_producers, log.tail_damage) == (7, 7, False, None)
+
+
+def lose_batches(harness: Harness, *bases: int) -> None:
+    harness.disk.submit([Delete(Table.BATCHES, batch_key(PID, base), batch_key(PID, base + 1)) for base in bases])
+    harness.settle()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(("cut", "end"), [(5, 4), (4, 4), (3, 2), (2, 2), (1, 0)])
+def test_a_cut_at_missing_batches_keeps_what_is_before_them(
+    harness: Harness, cut: int, end: int, *, is_known: bool
+) -> None:
+    """Batches of two records, at 0, 2 and 4; those from 2 on are missing. Only a restart finds that out."""
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for _ in range(3):
+        append(log, 2)
+    harness.settle()
+    log.release_tail()
+    lose_batches(harness, 2, 4)
+    if is_known:
+        log = LogStore(harness.reopen()).open_all()[PID]
+        assert log.damaged_batches == {2, 4}
+    assert log.truncate(Offset(cut))
+    harness.settle()
+    assert (log.appended_end, log.tail_damage) == (end, None)
+    assert LogStore(harness.reopen()).open_all()[PID].appended_end == end
+
+
+def test_a_cut_inside_a_batch_that_nothing_describes_says_that_there_was_more(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for _ in range(3):
+        append(log, 2)
+    harness.settle()
+    log.release_tail()
+    lose_batches(harness, 2)
+    lose_row(harness, 2)
+    assert not log.truncate(Offset(3))
+    assert log.appended_end == 2
+    assert "both the batch and its index row" in str(log.tail_damage)
+
+
+def test_the_producers_before_a_missing_batch_include_those_of_the_batch_before_it(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for producer_id in range(3):
+        append(log, 2, producer=(producer_id, 0, 0))
+    harness.settle()
+    log.release_tail()
+    lose_batches(harness, 2)
+    found = ProducerTable.restore(log.producers_at(Offset(3)))
+    assert len(found) == 1, "that of the batch at 0"
+
+
+def test_the_only_batch_is_repaired_although_it_is_missing_and_holds_the_log_start(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = append(log, 3)
+    harness.settle()
+    log.advance_log_start(Offset(1))
+    harness.settle()
+    lose_batches(harness, 0)
+    log = LogStore(harness.reopen()).open_all()[PID]
+    assert (log.appended_end, log.damaged_batches) == (3, {0})
+    assert log.replace(stored, None, lambda: None)
+    harness.settle()
+    assert log.damaged_batches == set()
+    assert [batch.base for batch in log.read(Offset(1), Offset(3), 1000)] == [0]
+
+
+@pytest.mark.parametrize("log_start", [2, 3])
+def test_a_cut_after_a_first_batch_that_nothing_describes_says_so(harness: Harness, log_start: int) -> None:
+    """Batches of two records from 0 on. That at 2 is missing with its row; the log start is its base, or inside it."""
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for _ in range(4):
+        append(log, 2)
+    harness.settle()
+    log.release_tail()
+    log.keep_from(Offset(log_start))
+    log.advance_log_start(Offset(log_start))
+    harness.settle()
+    lose_batches(harness, 2)
+    lose_row(harness, 2)
+    assert not log.truncate(Offset(6))
+    assert log.tail_damage is not None
+    again = LogStore(harness.reopen()).open_all()[PID]
+    assert again.tail_damage is not None, "the disk keeps what is behind the damage"
+    assert again.truncate(again.appended_end)
+    harness.settle()
+    assert LogStore(harness.reopen()).open_all()[PID].tail_damage is None
+
+
+def test_a_first_batch_that_holds_the_log_start_is_held_once_it_is_on_the_disk(harness: Harness) -> None:
+    other = FakeHarness()
+    stored = append(LogStore(other.disk).create(PID, Offset(0)), 3)
+    log = LogStore(harness.disk).create(PID, Offset(1))
+    log.append_stored([stored], lambda: None)
+    assert (log.appended_end, log.holds(Offset(0)), log.holds(Offset(1))) == (3, False, False)
+    harness.settle()
+    assert (log.durable_end, log.holds(Offset(0)), log.holds(Offset(1))) == (3, True, True)

@@ -127,6 +127,16 @@ def test_the_only_replica_keeps_leading_without_producers_as_no_other_has_them()
     assert host.live.leading is not None
 
 
+def test_a_sole_replica_that_leads_without_producers_waits_for_none_if_it_gets_others() -> None:
+    host = jumped()
+    host.part.replicas = (ME,)
+    host.elect(ME, end=9)
+    host.part.replicas = (ME, PEER_A, PEER_B)
+    assert host.live.durable_verified_end == 9
+    host.settle()
+    assert host.reopen().log.has_producers
+
+
 def test_producers_of_another_offset_are_not_taken() -> None:
     host = jumped()
     send_producers(host, 8)

@@ -105,12 +105,13 @@ def _bad_assignment(reason: str) -> Refused:
 def _check_limits(state: ClusterState, *, topics: int, partitions: int) -> None:
     if len(state.topics) + topics > state.topics_max:
         raise Refused(
-            ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.topics)} topics, which is the limit (topics_max)"
+            ErrorCode.LIMIT_EXCEEDED,
+            f"there are {len(state.topics)} topics, and a cluster has at most {state.topics_max}: delete unused ones",
         )
     count = sum(len(topic.partitions) for topic in state.topics.values())
     if count + partitions > state.partitions_max:
         raise Refused(
             ErrorCode.LIMIT_EXCEEDED,
-            f"there are {count} partitions; {partitions} more would exceed the limit (partitions_max)"
-            f" of {state.partitions_max}",
+            f"there are {count} partitions, and a cluster has at most {state.partitions_max}: {partitions} more are too"
+            " many",
         )

@@ -196,7 +196,7 @@ class GroupCoordinator:
             return Outcome.OK
         new = [group for group in self._live.values() if group.name not in state.groups]
         if len(state.groups) + len(new) >= state.groups_max and not any(g.is_unused for g in state.groups.values()):
-            log.warning("group_refused", group=name, reason="the cluster has groups_max groups")
+            log.warning("group_refused", group=name, reason="the cluster has as many groups as it may have")
             return Outcome.TOO_MANY_GROUPS
         if sum(group.opened_by == address for group in new) >= GROUPS_NEW_PER_ADDRESS_MAX:
             log.warning("group_refused", group=name, reason="its address has asked for too many new groups")

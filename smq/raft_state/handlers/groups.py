@@ -41,14 +41,17 @@ def make_group(state: ClusterState, name: str) -> GroupState:
     return group
 
 
+def too_many_groups(state: ClusterState) -> Refused:
+    text = f"there are {len(state.groups)} groups, and a cluster has at most {state.groups_max}: delete unused ones"
+    return Refused(ErrorCode.LIMIT_EXCEEDED, text)
+
+
 def _make_room(state: ClusterState) -> None:
     """Drops the group that has been without members for longest, of those without offsets. LIMIT_EXCEEDED if every
     group has offsets or members."""
     unused = min(((g.emptied_ms, g.name) for g in state.groups.values() if g.is_unused), default=None)
     if unused is None:
-        raise Refused(
-            ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.groups)} groups, which is the limit (groups_max)"
-        )
+        raise too_many_groups(state)
     _drop(state, state.groups[unused[1]])
 
 

@@ -9,7 +9,13 @@ from collections.abc import Iterable
 
 from smq.raft_state.commands import StageOffsets
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.handlers.groups import check_committer, check_group_name, checked_items, make_group
+from smq.raft_state.handlers.groups import (
+    check_committer,
+    check_group_name,
+    checked_items,
+    make_group,
+    too_many_groups,
+)
 from smq.raft_state.ids import TopicId
 from smq.raft_state.limits import TOPIC_ID_BYTES, TRANSACTION_ITEMS_CLUSTER_MAX
 from smq.raft_state.refusal import Refused, find_transaction, quoted
@@ -114,9 +120,7 @@ def commit_staged(state: ClusterState, transaction: TransactionState) -> None:
     missing = [name for name in groups if name not in state.groups]
     unused = sum(group.is_unused for name, group in state.groups.items() if name not in transaction.offsets)
     if len(missing) > state.groups_max - len(state.groups) + unused:
-        raise Refused(
-            ErrorCode.LIMIT_EXCEEDED, f"there are {len(state.groups)} groups, which is the limit (groups_max)"
-        )
+        raise too_many_groups(state)
     # The existing ones first: with offsets they are not dropped for the others' room.
     for name in sorted(groups, key=lambda name: (name not in state.groups, name)):
         group = state.groups.get(name)

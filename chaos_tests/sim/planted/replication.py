@@ -479,8 +479,8 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
             ),
             Mutation(
                 _REPLICA + "_start_leading",
-                "if self._judged_end < self.part.history[-1].start or not is_whole:",
-                "if False:",
+                "if self._judged_end < self.part.history[-1].start or not is_whole or not self._cut_damage():",
+                "if not self._cut_damage():",
             ),
         ),
         scenario="handover",

@@ -195,7 +195,8 @@ class Replica:
 
     def _start_leading(self) -> None:
         is_whole = self._judged_end == self.log.appended_end and not self._lacks_producers and not self.is_end_hidden
-        if self._judged_end < self.part.history[-1].start or not is_whole or not self._cut_damage():
+        can_lead = self._judged_end >= self.part.history[-1].start and is_whole and self._cut_damage()
+        if not can_lead or self._lacks_producers:  # the cut may have found them damaged
             self._owner.resign(self.pid, self.part.epoch)  # rule 12
             return
         self.log.settle_for_producers()  # a sole replica may get others, which take them from here
@@ -469,7 +470,7 @@ class Replica:
                 end = value.end
             return True
         finally:
-            if fitting and self._cut_damage():
+            if fitting and self._cut_damage() and not self._lacks_producers:
                 self._owner.intake.append(log, fitting, self.on_durable)
                 self._judged_end = log.appended_end
                 if fitting[0].base < self.known_commit_point():

@@ -142,3 +142,21 @@ def test_a_first_batch_that_holds_the_log_start_is_held_once_it_is_on_the_disk(h
     assert (log.appended_end, log.holds(Offset(0)), log.holds(Offset(1))) == (3, False, False)
     harness.settle()
     assert (log.durable_end, log.holds(Offset(0)), log.holds(Offset(1))) == (3, True, True)
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_cut_to_the_log_start_over_lost_batches_below_it_asks_for_producers(harness: Harness, lost: int) -> None:
+    """Both batches below the log start are still there, and one of them with its row is not."""
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for producer_id in range(3):
+        append(log, 2, producer=(producer_id, 0, 0))
+    harness.settle()
+    log.release_tail()
+    log.keep_from(Offset(0))
+    log.advance_log_start(Offset(4))
+    lose_batches(harness, lost)
+    lose_row(harness, lost)
+    assert log.truncate(Offset(4))
+    harness.settle()
+    assert (log.appended_end, log.has_producers) == (4, False)
+    assert not LogStore(harness.reopen()).open_all()[PID].has_producers

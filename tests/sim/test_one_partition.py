@@ -1,15 +1,20 @@
 """One partition alone: courses built by hand, bugs planted in them, and random schedules."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from chaos_tests.sim.hunt import BY_HAND, hunt
+from chaos_tests.sim.mutation import PlantedBug
 from chaos_tests.sim.partition import courses
 from chaos_tests.sim.partition.chance import Chance, play, run, shrink
 from chaos_tests.sim.partition.group import Group
 from chaos_tests.sim.partition.planted import COURSE_BUGS, CourseBug
 from chaos_tests.sim.partition.planted import run as run_course
-from chaos_tests.sim.partition.truth import Violation
+from chaos_tests.sim.partition.producer_truth import Violation
 from chaos_tests.sim.planted.compaction import COMPACTION_BUGS
+from chaos_tests.sim.planted.replication import REPLICATION_BUGS
+from chaos_tests.sim.planted.transactions import TRANSACTION_BUGS
 from smq.raft_state.commands import ElectLeader
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import Channel, Table
@@ -69,9 +74,23 @@ def test_random_schedules_find_bugs_too_and_shrink_to_what_they_take(name: str) 
             chance.again(steps)
 
 
-@pytest.mark.parametrize("name", ["segments-installed-in-any-order", "segment-taken-without-its-digest"])
-def test_random_schedules_find_bugs_of_compaction(name: str) -> None:
-    (bug,) = [b for b in COMPACTION_BUGS if b.name == name]
+@pytest.mark.parametrize(
+    ("bugs", "name"),
+    [
+        (COMPACTION_BUGS, "segments-installed-in-any-order"),
+        (COMPACTION_BUGS, "segment-taken-without-its-digest"),
+        (COMPACTION_BUGS, "aborted-with-its-neighbours"),
+        (REPLICATION_BUGS, "no-duplicate-check"),
+        (REPLICATION_BUGS, "producers-not-rolled-back"),
+        (TRANSACTION_BUGS, "every-marker-commits"),
+        (TRANSACTION_BUGS, "open-transactions-are-stable"),
+        (TRANSACTION_BUGS, "marker-reported-before-it-is-committed"),
+        (TRANSACTION_BUGS, "only-the-first-leader-ends-transactions"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_random_schedules_find_bugs_of_compaction_and_producers(bugs: Sequence[PlantedBug], name: str) -> None:
+    (bug,) = [b for b in bugs if b.name == name]
     with bug.planted():
         assert any(_breaks(seed) for seed in range(1, 200))
 

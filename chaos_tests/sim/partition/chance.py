@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from chaos_tests.sim.partition.group import Group, Report
-from chaos_tests.sim.partition.truth import Violation
+from chaos_tests.sim.partition.producer_truth import Violation
+from chaos_tests.sim.partition.transactions import FIRST_TRANSACTIONAL
 from chaos_tests.sim.run import silence
 from smq.raft_state.commands import (
     AdvanceHwms,
@@ -21,6 +22,7 @@ from smq.raft_state.commands import (
     RegisterNode,
     SetMode,
 )
+from smq.raft_state.limits import PRODUCER_EXPIRATION_MS_MIN
 from smq.raft_state.seals import seals_needed
 
 Step = tuple[str, tuple[Any, ...]]
@@ -40,8 +42,11 @@ class Chance:
             "retention_records": rng.choice((0, 0, 0, 0, 3)),
             "seed": seed,
             "compacts": rng.random() < 0.4,
+            "expires": rng.random() < 0.2,
         }
         self.group = Group(**self._settings)
+        self._producers = rng.choice(((), (1,), (1, 2), (11,), (1, 11), (11, 12)))
+        self._is_second = rng.random() < 0.5  # protocol of transactions
         self.steps: list[Step] = []
         self._nodes = [int(n) for n in self.group.nodes]
         self._count = rng.choice((40, 80, 150))
@@ -50,6 +55,12 @@ class Chance:
         is_many, is_more = len(self._nodes) > 1, len(self._nodes) > 2
         self._weights: dict[Callable[[], None], float] = {
             self._produce: 12,
+            self._send: 10 if self._producers else 0,
+            self._connect: rng.choice((0.5, 2)) if self._producers else 0,
+            self._take_in_late: rng.choice((0, 2)) if self._producers and not self._settings["expires"] else 0,
+            self._advance_clock: rng.choice((2, 6)) if self._settings["expires"] else 0,
+            self._end: rng.choice((2, 5)) if self._producers else 0,
+            self._unheard_answer: rng.choice((0.5, 2)) if self._producers and is_many else 0,
             self._replicate: 30,
             self._deliver: 8,
             self._apply: rng.choice((5, 12)),
@@ -114,6 +125,49 @@ class Chance:
         if len(self.group.records) < RECORDS_MAX:
             key = self._rng.choice(KEYS) if self._settings["compacts"] else None
             self._do("produce", self._leader() if at is None else at, self._rng.choice((1, 1, 2)), key)
+
+    def _send(self) -> None:
+        """By an idempotent producer, mostly with an answer of its node in sight."""
+        producer = self._rng.choice(self._producers)
+        found = self.group.producers.get(producer)
+        if found is None or not found.connections or self._is(0.2):
+            self._connect(producer)
+        if self._is(0.7):
+            self._number(producer)
+        self._do("request", producer, self._rng.choice((1, 1, 5)))
+        if self._is(0.9):
+            self._do("take_in", producer, -1, self._rng.choice((1, 5)))
+
+    def _end(self) -> None:
+        """A transaction."""
+        producer = self._rng.choice(self._producers)
+        if producer < FIRST_TRANSACTIONAL:
+            return
+        if self._is(0.15):
+            self._do("replace", producer)
+        else:
+            self._do("end", producer, self._is(0.6), self._is_second)
+
+    def _advance_clock(self) -> None:
+        self._do("advance_clock", self._rng.choice((PRODUCER_EXPIRATION_MS_MIN // 4, PRODUCER_EXPIRATION_MS_MIN)))
+
+    def _number(self, producer: int) -> None:
+        if producer >= FIRST_TRANSACTIONAL:
+            self._do("begin", producer, self._is_second)
+        if len(self.group.records) < RECORDS_MAX:
+            key = self._rng.choice(KEYS) if self._settings["compacts"] else None
+            self._do("number", producer, self._rng.choice((1, 1, 2)), key)
+
+    def _connect(self, producer: int | None = None, node: int | None = None) -> None:
+        number = self._rng.choice(self._producers) if producer is None else producer
+        self._do("connect", number, self._leader() if node is None else node)
+
+    def _take_in_late(self) -> None:
+        """What a producer has left behind."""
+        for producer, found in self.group.producers.items():
+            waiting = [number for number, connection in enumerate(found.connections) if connection.waiting]
+            if waiting:
+                self._do("take_in", producer, self._rng.choice(waiting), self._rng.choice((1, 5)))
 
     def _replicate(self) -> None:
         """From a leader to a follower and back, now and then in part."""
@@ -383,6 +437,53 @@ class Chance:
         self._propose_election(self.group.part.epoch, only_live=True)
         self._commit_latest(ElectLeader)
         self._lead_now()
+
+    def _unheard_answer(self) -> None:
+        """A producer does not hear that its batches are committed. Some are deleted then, before all followers have
+        them, and it sends them again to another leader."""
+        leader, producer = self._lead_now(), self._rng.choice(self._producers)
+        if leader is None:
+            return
+        self._connect(producer, leader)
+        for _ in range(self._rng.choice((1, 2))):
+            self._number(producer)
+        self._do("request", producer, 5)
+        self._do("take_in", producer, -1, 5)
+        self._do("connect", producer, self._any())
+        others = [n for n in self._nodes if n != leader]
+        self._rng.shuffle(others)
+        for node in others[: len(others) // 2] if self._is(0.8) else others:
+            self._catch_up(node, fully=True)
+            self._pull(leader, node, 0.95)
+        self._do("tick", leader, 5.0)
+        self._commit_latest(AdvanceHwms)
+        if self._is(0.3):
+            self._end()
+        if self._is(0.7):
+            self._do("move_log_start", self.group.part.hwm)
+            if self._is(0.5):
+                self._catch_up(leader, fully=True)
+        if self._is(0.4):
+            self._more(leader)
+        for node in others:
+            if self._is(0.7):
+                self._catch_up(node, fully=self._is(0.8))
+                self._pull(leader, node, 0.95)
+        if self._is(0.3):
+            self._lose("damage_tail", others[0], self._rng.choice((1, 2, 9)))
+        elif self._is(0.3):
+            self._rng.choice((self._rot, self._damage_running, self._lose_rows, self._wipe, self._restart))()
+        if self._is(0.5):
+            self._do("crash", leader)
+        for node in others:
+            self._catch_up(node, fully=True)
+            self._do("seal", node, int(self.group.part.epoch))
+        self._propose_election(self.group.part.epoch, only_live=True)
+        self._commit_latest(ElectLeader)
+        if (now := self._lead_now()) is not None:
+            self._connect(producer, now)
+            self._do("request", producer, 5)
+            self._do("take_in", producer, -1, 5)
 
 
 def play(group: Group, steps: Sequence[Step]) -> None:

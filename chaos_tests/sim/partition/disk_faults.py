@@ -5,6 +5,7 @@ must never judge: `truth` does. Each is a step of a schedule.
 """
 
 from abc import ABC, abstractmethod
+from typing import Final
 
 from chaos_tests.sim.partition.member import Member
 from chaos_tests.sim.partition.truth import Truth
@@ -15,6 +16,8 @@ from smq.raft_state.state import PartitionState
 from smq.replication.log.codec import base_of_key
 from smq.replication.ports import Table
 from smq.testing.virtual.disk import DiskImage
+
+DAMAGED: Final = b"damaged"  # in place of a row
 
 
 class DiskFaults(ABC):
@@ -60,9 +63,9 @@ class DiskFaults(ABC):
             return False
         self.truth.disk_goes(member)
         for key in keys:
-            member.image.tables[Table.BATCHES][key] = b"damaged"
+            member.image.tables[Table.BATCHES][key] = DAMAGED
         for key in list(member.image.tables[Table.TIMES]):
-            member.image.tables[Table.TIMES][key] = b"damaged"
+            member.image.tables[Table.TIMES][key] = DAMAGED
         member.image.is_damaged = member.has_lost = True
         return True
 
@@ -78,7 +81,7 @@ class DiskFaults(ABC):
         for table in (Table.BATCHES, Table.TIMES):
             rows = member.disk.image.tables[table]
             for key in [k for k in rows if k.startswith(self.pid) and base_of_key(k) == base]:
-                rows[key] = b"damaged"
+                rows[key] = DAMAGED
         if member.replica is not None:
             member.replica.log.release_tail()
         return True
@@ -88,18 +91,24 @@ class DiskFaults(ABC):
         return [key for key in image.tables[Table.BATCHES] if key.startswith(self.pid)]
 
     def lose_last_batch(self, node: int) -> bool:
-        """Its last batch is gone, as if a page had lost a row. The index row is still there. The node is down
-        afterwards."""
+        """Its last batch is gone, as if a page had lost a row. The index row is still there, or nothing happens. The
+        node is down afterwards."""
         member = self.member(node)
         if not self.may_lose(node):
             return False
         self.crash(node)
         keys = self._keys(member.image)
-        if keys:
-            self.truth.disk_goes(member)
-            del member.image.tables[Table.BATCHES][keys[-1]]
-            member.image.is_damaged = member.has_lost = True
-        return bool(keys)
+        if not keys or not self._is_indexed(member.image, keys[-1]):
+            return False
+        self.truth.disk_goes(member)
+        del member.image.tables[Table.BATCHES][keys[-1]]
+        member.image.is_damaged = member.has_lost = True
+        return True
+
+    def _is_indexed(self, image: DiskImage, batch: bytes) -> bool:
+        """Whether an index row says that there is this batch."""
+        rows, base = image.tables[Table.TIMES], base_of_key(batch)
+        return any(k.startswith(self.pid) and base_of_key(k) == base and row != DAMAGED for k, row in rows.items())
 
     def lose_log(self, node: int) -> bool:
         """Its log is gone without a trace, and its Raft is not: it keeps the partition. The node is down afterwards."""

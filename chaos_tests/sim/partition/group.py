@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from chaos_tests.sim.partition.clients import PRODUCE_MS, IdempotentProducer
 from chaos_tests.sim.partition.disk_faults import DiskFaults
 from chaos_tests.sim.partition.member import Member, Proposal
-from chaos_tests.sim.partition.truth import Record, Truth, Violation
-from smq.raft_state.cluster_config import COMMIT_ROUNDS
+from chaos_tests.sim.partition.producer_truth import Violation
+from chaos_tests.sim.partition.transactions import Transactions
+from chaos_tests.sim.partition.truth import Record, Truth
+from smq.raft_state.cluster_config import COMMIT_ROUNDS, PRODUCER_EXPIRATION_MS
 from smq.raft_state.commands import (
+    AdvanceClock,
     AdvanceLogStart,
     AlterClusterConfig,
     AlterTopicConfig,
@@ -29,7 +33,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionIndex, TopicId, partition_id
-from smq.raft_state.limits import default_init
+from smq.raft_state.limits import PRODUCER_EXPIRATION_MS_MIN, default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.seals import commit_floor, seals_needed
@@ -51,7 +55,6 @@ from smq.replication.ports import Channel
 from smq.testing.virtual.clock import Scheduler
 
 TOPIC: Final = TopicId(b"t" * 16)
-PRODUCE_MS: Final = 60_000  # longer than a run: only its partition decides about a record
 END_MS: Final = 5_000
 HELD_MS: Final = 1e9
 HEAL_TURNS: Final = 400
@@ -70,9 +73,16 @@ class Report:
     good: Offset
 
 
-class Group(DiskFaults):
+class Group(Transactions, DiskFaults):
     def __init__(
-        self, *, nodes: int = 3, seed: int = 0, rounds: int = 1, retention_records: int = 0, compacts: bool = False
+        self,
+        *,
+        nodes: int = 3,
+        seed: int = 0,
+        rounds: int = 1,
+        retention_records: int = 0,
+        compacts: bool = False,
+        expires: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         self.scheduler = Scheduler()
@@ -84,18 +94,21 @@ class Group(DiskFaults):
         self.proposals: list[Proposal] = []
         self.reports: list[Report] = []
         self.records: list[Record] = []
+        self.producers: dict[int, IdempotentProducer] = {}
         self._produced = 0  # also what was refused or parked: each record has a text of its own
         self.sent: dict[tuple[NodeId, NodeId, Channel], deque[bytes]] = {}
         self._errors: list[BaseException] = []
         self._resigned: dict[NodeId, int] = {}
         self.answers = 0  # to questions for the end
-        self._append(default_init("group"))
+        self.append(default_init("group"))
         if rounds != 1:
-            self._append(AlterClusterConfig(set_=((COMMIT_ROUNDS, str(rounds)),)))
+            self.append(AlterClusterConfig(set_=((COMMIT_ROUNDS, str(rounds)),)))
+        if expires:
+            self.append(AlterClusterConfig(set_=((PRODUCER_EXPIRATION_MS, str(PRODUCER_EXPIRATION_MS_MIN)),)))
         for registration in [self.start(node) for node in self.members]:
             self.commit(registration)
         config = ((RETENTION_RECORDS, str(retention_records)),) if retention_records else ()
-        self._append(
+        self.append(
             CreateTopic(
                 name="t",
                 topic_id=TOPIC,
@@ -154,10 +167,11 @@ class Group(DiskFaults):
         return self.members[NodeId(node)]
 
     # ------------------------------------------------------------------------------------------ Raft
-    def _append(self, command: Command) -> Reply:
+    def append(self, command: Command) -> Reply:
         self.log.append(command)
         applied = self.head.apply(LogIndex(len(self.log)), command)
         part = self.head.state.partition(self.pid)
+        self.note_transactions()
         if part is not None:
             self.truth.on_committed(part)
         if part is not None and isinstance(command, ApplyRetention) and applied.touched:
@@ -166,7 +180,7 @@ class Group(DiskFaults):
 
     def commit(self, proposal: Proposal) -> Reply:
         """Its command becomes the next entry of Raft's log, for the first time or once more."""
-        reply = self._append(proposal.command)
+        reply = self.append(proposal.command)
         self.members[proposal.node].expect_reply(len(self.log), proposal, reply)
         return reply
 
@@ -204,20 +218,25 @@ class Group(DiskFaults):
         return proposal
 
     def set_rounds(self, rounds: int) -> None:
-        self._append(AlterClusterConfig(set_=((COMMIT_ROUNDS, str(rounds)),)))
+        self.append(AlterClusterConfig(set_=((COMMIT_ROUNDS, str(rounds)),)))
 
     def set_limit(self, records: int) -> None:
         """Of the partition's records; 0: everything is kept."""
         set_ = ((RETENTION_RECORDS, str(records)),) if records else ()
-        self._append(AlterTopicConfig(name="t", set_=set_, unset=() if records else (RETENTION_RECORDS,)))
+        self.append(AlterTopicConfig(name="t", set_=set_, unset=() if records else (RETENTION_RECORDS,)))
 
     def set_compaction(self) -> None:
         """Of the partition, after every batch: the last record of each key stays. Limits delete as before."""
         config = ((CLEANUP_POLICY, f"{COMPACT},{DELETE}"), (MIN_CLEANABLE_DIRTY_RATIO, "0"))
-        self._append(AlterTopicConfig(name="t", set_=config, unset=()))
+        self.append(AlterTopicConfig(name="t", set_=config, unset=()))
+
+    def advance_clock(self, ms: int) -> None:
+        """That of expiry: producers are forgotten, and transactions aborted."""
+        now_ms = self.head.state.expiry_clock_ms
+        self.append(AdvanceClock(seen_ms=now_ms, elapsed_ms=ms, now_ms=now_ms + ms))
 
     def move_log_start(self, offset: Offset) -> None:
-        self._append(AdvanceLogStart(partition=self.pid, offset=offset))
+        self.append(AdvanceLogStart(partition=self.pid, offset=offset))
 
     # ------------------------------------------------------------------------------------------ messages
     def deliver(self, source: int, target: int, *, channel: Channel = Channel.DATA, count: int = 1_000) -> int:
@@ -303,8 +322,8 @@ class Group(DiskFaults):
         replica = self.member(node).replica
         if replica is None:
             return None
-        record = Record(self._produced, replica.part.epoch, replica.log.appended_end, Offset(0), key)
-        self._produced += 1
+        record = self.new_record(key)
+        record.epoch, record.base = replica.part.epoch, replica.log.appended_end
         batch = encode_batch([NewRecord(key, record.text, 1_000)] * count)
         try:
             replica.produce(Offer(batch, BatchRules()), Acks.ALL, PRODUCE_MS, partial(self._on_produced, record))
@@ -317,11 +336,15 @@ class Group(DiskFaults):
         self.run()
         return record
 
+    def new_record(self, key: bytes | None) -> Record:
+        record = Record(self._produced, Epoch(-1), Offset(-1), Offset(0), key)
+        self._produced += 1
+        return record
+
     def _on_produced(self, record: Record, result: Produced | SmqError) -> None:
         self.truth.look()
         if isinstance(result, Produced):
-            if record.end:
-                self.truth.on_acked(record)
+            self.truth.on_acked(record, result.base_offset)
         elif result.code is ErrorCode.APPEND_LOST and record.end:
             self.truth.on_lost(record)
 
@@ -421,13 +444,18 @@ class Group(DiskFaults):
             raise Violation(f"it does not work again: {why}")
         record: Record | None = None
         for _ in range(HEAL_TURNS):
-            if record is not None and record.is_acked and not self._disagreement():
+            is_all_acked = (
+                record is not None and record.is_acked and not any(p.unacked for p in self.producers.values())
+            )
+            if is_all_acked and not self._disagreement():
                 self.truth.on_agreed(self.records, self.part)
                 self._look_at_watches()
                 return
             leaders = [m.node for m in self.members.values() if m.leads == self.part.epoch]
             if leaders and (record is None or record.is_lost):
                 record = self.produce(leaders[0])
+            if leaders:
+                self.send_again(leaders[0])
             self._turn()
         raise Violation("a record is not acknowledged although all nodes are healthy")
 

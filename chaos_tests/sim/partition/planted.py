@@ -12,7 +12,7 @@ from typing import Final
 from chaos_tests.sim.mutation import Mutation, mutated
 from chaos_tests.sim.partition import courses
 from chaos_tests.sim.partition.group import Group
-from chaos_tests.sim.partition.truth import Violation
+from chaos_tests.sim.partition.producer_truth import Violation
 
 _PARTITION: Final = "smq.replication.partition."
 _REPLICA: Final = _PARTITION + "replica:Replica."

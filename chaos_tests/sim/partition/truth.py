@@ -12,6 +12,7 @@ from itertools import product
 from typing import Final
 
 from chaos_tests.sim.partition.member import Member
+from chaos_tests.sim.partition.producer_truth import ProducerTruth, Transaction, Violation
 from smq.raft_state.ids import Epoch, Offset, PartitionId
 from smq.raft_state.state import PartitionState
 from smq.replication.log.codec import StoredValue, batch_key, parse_value
@@ -20,10 +21,6 @@ from smq.replication.partition.replica import Replica
 from smq.replication.ports import DataDamaged, Table
 
 READ_BYTES: Final = 1 << 20
-
-
-class Violation(AssertionError):
-    """A promise is broken."""
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +34,7 @@ class Record:
     key: bytes | None = None
     is_acked: bool = False
     is_lost: bool = False  # by the answer to its producer
+    transaction: Transaction | None = None
 
     @property
     def text(self) -> bytes:
@@ -52,6 +50,8 @@ class Truth:
         self._checked: dict[tuple[Member, int, int], Offset] = {}  # per process and generation of its log
         self._known: dict[tuple[Member, int], Offset] = {}
         self._gone: dict[Member, set[bytes]] = {member: set() for member in members}  # what its lost disks held
+        self.producers = ProducerTruth()
+        self._in_transactions: dict[bytes, Transaction] = {}  # by the text of a record
         self.end = Offset(0)
         self._compacted_end = Offset(0)
 
@@ -70,6 +70,10 @@ class Truth:
             if known < self._known.get(key, 0):
                 raise Violation(f"node {member.node}: the commit point went back from {self._known[key]} to {known}")
             self._known[key] = known
+            if replica.has_followed and replica.stable_end > max(
+                self.producers.stable_end(known), replica.part.log_start
+            ):
+                raise Violation(f"node {member.node}: {replica.stable_end} is not stable, with {known} known")
             if member.replicas.repairs.counts.found and not member.disk.image.is_damaged:
                 raise Violation(f"node {member.node} takes batches of a sound disk for damaged")
 
@@ -112,8 +116,16 @@ class Truth:
         lost = self._lost.get((stored.epoch, stored.base))
         if lost is not None:
             raise Violation(f"record {lost.number} was called lost, and is committed at {stored.base}")
+        self.producers.on_committed(stored, self._transaction_of(stored))
         self._batches[stored.base] = stored
         self.end = stored.end
+
+    def in_transaction(self, record: Record, transaction: Transaction) -> None:
+        record.transaction = transaction
+        self._in_transactions[record.text] = transaction
+
+    def _transaction_of(self, stored: StoredValue) -> Transaction | None:
+        return next((t for text, t in self._in_transactions.items() if text in stored.value), None)
 
     def _has_held(self, member: Member, stored: StoredValue) -> bool:
         image = member.disk.image if member.is_up else member.image
@@ -146,6 +158,7 @@ class Truth:
         while self.end < part.hwm:
             self._fix(self._next_of(part, part.hwm))  # in two-round mode, the mark itself commits
         self._compacted_end = part.compacted_end
+        self.producers.forget(part.producers_start)
         for stored in self._batches.values():
             if stored.end <= part.log_start:
                 continue
@@ -170,10 +183,15 @@ class Truth:
             )
         last: dict[bytes, tuple[Offset, Record]] = {}
         for base, stored in sorted(self._batches.items()):
-            last |= {r.key: (base, r) for r in records if r.key is not None and r.text in stored.value}
+            kept = [r for r in records if r.text in stored.value and (not r.transaction or r.transaction.is_committed)]
+            last |= {r.key: (base, r) for r in kept if r.key is not None}
         for (base, record), disk in product(last.values(), disks.values()):
             if base >= part.log_start and not any(record.text in stored.value for stored in disk):
                 raise Violation(f"record {record.number} is the last of its key, and is gone")
+
+        for replica in (member.replica for member in sound):
+            if replica is not None:
+                self.producers.judge_aborted(replica.log.aborted.covers, part.log_start)
 
     def _stored_on(self, member: Member, log_start: Offset) -> list[StoredValue]:
         """Its committed batches from the log start on."""
@@ -202,13 +220,13 @@ class Truth:
                     continue
 
     # ------------------------------------------------------------------------------------------ producers, readers
-    def on_acked(self, record: Record) -> None:
+    def on_acked(self, record: Record, base: Offset) -> None:
         record.is_acked = True
-        stored = self._batches.get(record.base)
+        stored = self._batches.get(base)
         if stored is None:
-            raise Violation(f"record {record.number} is acknowledged at {record.base}, and {self.end} is committed")
+            raise Violation(f"record {record.number} is acknowledged at {base}, and {self.end} is committed")
         if record.text not in stored.value:
-            raise Violation(f"record {record.number} is acknowledged at {record.base}, where another is committed")
+            raise Violation(f"record {record.number} is acknowledged at {base}, where another is committed")
 
     def on_lost(self, record: Record) -> None:
         record.is_lost = True

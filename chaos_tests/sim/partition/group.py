@@ -444,10 +444,8 @@ class Group(Transactions, DiskFaults):
             raise Violation(f"it does not work again: {why}")
         record: Record | None = None
         for _ in range(HEAL_TURNS):
-            is_all_acked = (
-                record is not None and record.is_acked and not any(p.unacked for p in self.producers.values())
-            )
-            if is_all_acked and not self._disagreement():
+            is_acked = record is not None and record.is_acked
+            if is_acked and self.has_ended_all() and not self._disagreement():
                 self.truth.on_agreed(self.records, self.part)
                 self._look_at_watches()
                 return

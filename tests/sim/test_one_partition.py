@@ -79,7 +79,6 @@ def test_random_schedules_find_bugs_too_and_shrink_to_what_they_take(name: str) 
     [
         (COMPACTION_BUGS, "segments-installed-in-any-order"),
         (COMPACTION_BUGS, "segment-taken-without-its-digest"),
-        (COMPACTION_BUGS, "aborted-with-its-neighbours"),
         (REPLICATION_BUGS, "no-duplicate-check"),
         (REPLICATION_BUGS, "producers-not-rolled-back"),
         (TRANSACTION_BUGS, "every-marker-commits"),

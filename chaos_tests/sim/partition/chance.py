@@ -88,6 +88,7 @@ class Chance:
             self._set_limit: 2 if self._settings["retention_records"] else 0,
             self._damage_running: rng.choice((0, 0, 0.7)) if is_more else 0,
             self._compact: rng.choice((2, 6)) if self._settings["compacts"] else 0,
+            self._compact_together: rng.choice((0, 1, 3)) if self._settings["compacts"] else 0,
         }
 
     # ------------------------------------------------------------------------------------------ the run
@@ -123,8 +124,7 @@ class Chance:
     # ------------------------------------------------------------------------------------------ steps
     def _produce(self, at: int | None = None) -> None:
         if len(self.group.records) < RECORDS_MAX:
-            key = self._rng.choice(KEYS) if self._settings["compacts"] else None
-            self._do("produce", self._leader() if at is None else at, self._rng.choice((1, 1, 2)), key)
+            self._do("produce", self._leader() if at is None else at, self._rng.choice((1, 1, 2)), *self._keyed())
 
     def _send(self) -> None:
         """By an idempotent producer, mostly with an answer of its node in sight."""
@@ -155,8 +155,11 @@ class Chance:
         if producer >= FIRST_TRANSACTIONAL:
             self._do("begin", producer, self._is_second)
         if len(self.group.records) < RECORDS_MAX:
-            key = self._rng.choice(KEYS) if self._settings["compacts"] else None
-            self._do("number", producer, self._rng.choice((1, 1, 2)), key)
+            self._do("number", producer, self._rng.choice((1, 1, 2)), *self._keyed())
+
+    def _keyed(self) -> tuple[bytes | None, bool]:
+        """A key, and whether the record is a tombstone."""
+        return (self._rng.choice(KEYS), self._is(0.2)) if self._settings["compacts"] else (None, False)
 
     def _connect(self, producer: int | None = None, node: int | None = None) -> None:
         number = self._rng.choice(self._producers) if producer is None else producer
@@ -317,11 +320,7 @@ class Chance:
         """Some of a leader's pass, or all of it. Others follow now and then."""
         leader = self._leader()
         for _ in range(self._rng.choice((3, 8, 15))):
-            self._do("tick", leader, self._rng.choice((30.0, 30.0, 600.0)))
-            for number, proposal in enumerate(self.group.proposals):
-                is_step = isinstance(proposal.command, AdvanceHwms | CompactSegment) and proposal.done is not None
-                if is_step and self._is(0.9):
-                    self._do("commit_number", number)
+            self._go_on_with_pass(leader)
             if self._is(0.9):
                 self._catch_up(leader, fully=True)
             if self._is(0.2):
@@ -329,6 +328,13 @@ class Chance:
                 self._catch_up(follower)
                 self._do("tick", follower, 30.0)
                 self._pull(leader, follower)
+
+    def _go_on_with_pass(self, leader: int) -> None:
+        self._do("tick", leader, self._rng.choice((30.0, 30.0, 600.0)))
+        for number, proposal in enumerate(self.group.proposals):
+            is_step = isinstance(proposal.command, AdvanceHwms | CompactSegment) and proposal.done is not None
+            if is_step and self._is(0.9):
+                self._do("commit_number", number)
 
     def _hold_disk(self) -> None:
         self._do("hold_disk", self._any())
@@ -437,6 +443,26 @@ class Chance:
         self._propose_election(self.group.part.epoch, only_live=True)
         self._commit_latest(ElectLeader)
         self._lead_now()
+
+    def _compact_together(self) -> None:
+        """Passes that the followers go along with, until tombstones go. Now and then a node starts again meanwhile."""
+        leader = self._lead_now()
+        if leader is None:
+            return
+        self._do("advance_clock", PRODUCER_EXPIRATION_MS_MIN)
+        self._more(leader)
+        for _ in range(self._rng.choice((5, 30))):
+            self._go_on_with_pass(leader)
+            self._do("tick", leader, 600.0)
+            if self._is(0.05):
+                self._restart()
+            for node in self._nodes:
+                if self._is(0.9):
+                    self._catch_up(node, fully=True)
+                    self._do("tick", node, 30.0)
+                    self._pull(leader, node, 0.95)
+            if self._is(0.2):
+                self._do("advance_clock", PRODUCER_EXPIRATION_MS_MIN)
 
     def _unheard_answer(self) -> None:
         """A producer does not hear that its batches are committed. Some are deleted then, before all followers have

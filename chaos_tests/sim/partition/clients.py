@@ -18,7 +18,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId, PartitionId
 from smq.raft_state.state import PartitionState
 from smq.raft_state.topic_config import BatchRules
-from smq.records import NewRecord, encode_batch
+from smq.records import encode_batch
 from smq.replication.api import Acks, Produced
 from smq.replication.partition.admission import Offer
 from smq.replication.partition.send_order import comes_again
@@ -69,7 +69,7 @@ class IdempotentProducer:
     def number(self, record: Record, count: int) -> None:
         """A new record, in a batch of `count` copies."""
         batch = encode_batch(
-            [NewRecord(record.key, record.text, 1_000)] * count,
+            [record.content] * count,
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
             base_sequence=self.next_sequence,
@@ -119,18 +119,18 @@ class Clients(ABC):
     def run(self, ms: float = ...) -> None: ...
 
     @abstractmethod
-    def new_record(self, key: bytes | None) -> Record: ...
+    def new_record(self, key: bytes | None, is_tombstone: bool) -> Record: ...
 
     def connect(self, producer: int, node: int) -> None:
         member = self.member(node)
         if member.is_up:
             self._producer(producer).connect(NodeId(node), member.processes)
 
-    def number(self, producer: int, count: int = 1, key: bytes | None = None) -> None:
+    def number(self, producer: int, count: int = 1, key: bytes | None = None, is_tombstone: bool = False) -> None:
         """The producer has one more record to send, unless too many are on their way."""
         found = self._producer(producer)
         if found.may_number:
-            record = self.new_record(key)
+            record = self.new_record(key, is_tombstone)
             self.records.append(record)
             if found.transaction is not None:
                 self.truth.in_transaction(record, found.transaction)

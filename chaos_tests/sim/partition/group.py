@@ -42,11 +42,12 @@ from smq.raft_state.topic_config import (
     CLEANUP_POLICY,
     COMPACT,
     DELETE,
+    DELETE_RETENTION_MS,
     MIN_CLEANABLE_DIRTY_RATIO,
     RETENTION_RECORDS,
     BatchRules,
 )
-from smq.records import NewRecord, encode_batch
+from smq.records import encode_batch
 from smq.replication.api import Acks, PartitionEnd, Produced
 from smq.replication.membership.controller import RESIGNED_NS
 from smq.replication.partition.admission import Offer
@@ -227,7 +228,7 @@ class Group(Transactions, DiskFaults):
 
     def set_compaction(self) -> None:
         """Of the partition, after every batch: the last record of each key stays. Limits delete as before."""
-        config = ((CLEANUP_POLICY, f"{COMPACT},{DELETE}"), (MIN_CLEANABLE_DIRTY_RATIO, "0"))
+        config = ((CLEANUP_POLICY, f"{COMPACT},{DELETE}"), (MIN_CLEANABLE_DIRTY_RATIO, "0"), (DELETE_RETENTION_MS, "0"))
         self.append(AlterTopicConfig(name="t", set_=config, unset=()))
 
     def advance_clock(self, ms: int) -> None:
@@ -317,14 +318,14 @@ class Group(Transactions, DiskFaults):
         self.apply(node)
 
     # ------------------------------------------------------------------------------------------ clients
-    def produce(self, node: int, count: int = 1, key: bytes | None = None) -> Record | None:
+    def produce(self, node: int, count: int = 1, key: bytes | None = None, is_tombstone: bool = False) -> Record | None:
         """One batch with acks=all. None if it is refused."""
         replica = self.member(node).replica
         if replica is None:
             return None
-        record = self.new_record(key)
+        record = self.new_record(key, is_tombstone)
         record.epoch, record.base = replica.part.epoch, replica.log.appended_end
-        batch = encode_batch([NewRecord(key, record.text, 1_000)] * count)
+        batch = encode_batch([record.content] * count)
         try:
             replica.produce(Offer(batch, BatchRules()), Acks.ALL, PRODUCE_MS, partial(self._on_produced, record))
         except SmqError:
@@ -336,8 +337,8 @@ class Group(Transactions, DiskFaults):
         self.run()
         return record
 
-    def new_record(self, key: bytes | None) -> Record:
-        record = Record(self._produced, Epoch(-1), Offset(-1), Offset(0), key)
+    def new_record(self, key: bytes | None, is_tombstone: bool) -> Record:
+        record = Record(self._produced, Epoch(-1), Offset(-1), Offset(0), key, is_tombstone=is_tombstone)
         self._produced += 1
         return record
 
@@ -382,6 +383,7 @@ class Group(Transactions, DiskFaults):
         if self.member(node).is_up:
             self.member(node).process.soon(self.member(node).tick)
             self.run()
+            self.truth.look_at_tombstones(self.records, self.part)
 
     # ------------------------------------------------------------------------------------------ elections
     def seal(self, node: int, epoch: int | None = None) -> Report | None:

@@ -15,12 +15,15 @@ from chaos_tests.sim.partition.member import Member
 from chaos_tests.sim.partition.producer_truth import ProducerTruth, Transaction, Violation
 from smq.raft_state.ids import Epoch, Offset, PartitionId
 from smq.raft_state.state import PartitionState
+from smq.records import NewRecord
 from smq.replication.log.codec import StoredValue, batch_key, parse_value
 from smq.replication.log.store import BatchDamaged
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import DataDamaged, Table
+from smq.testing.virtual.disk import DiskImage
 
 READ_BYTES: Final = 1 << 20
+CREATED_MS: Final = 1_000
 
 
 @dataclass(eq=False, slots=True)
@@ -35,10 +38,18 @@ class Record:
     is_acked: bool = False
     is_lost: bool = False  # by the answer to its producer
     transaction: Transaction | None = None
+    is_tombstone: bool = False
 
     @property
     def text(self) -> bytes:
         return b"<%06d>" % self.number
+
+    @property
+    def content(self) -> NewRecord:
+        """Its text is the value, or a header of a tombstone."""
+        if self.is_tombstone:
+            return NewRecord(self.key, None, CREATED_MS, [("text", self.text)])
+        return NewRecord(self.key, self.text, CREATED_MS)
 
 
 class Truth:
@@ -128,13 +139,13 @@ class Truth:
         return next((t for text, t in self._in_transactions.items() if text in stored.value), None)
 
     def _has_held(self, member: Member, stored: StoredValue) -> bool:
-        image = member.disk.image if member.is_up else member.image
+        image = self._image_of(member)
         on_disk = image.tables[Table.BATCHES].get(batch_key(self._pid, stored.base))
         return on_disk == stored.value or stored.value in self._gone[member]
 
     def is_rotten(self, member: Member) -> bool:
         """Its disk has batches that fail their CRC, or lacks some that its log counts, found or not."""
-        image, replica = member.disk.image if member.is_up else member.image, member.replica
+        image, replica = self._image_of(member), member.replica
         at = replica.log.first if replica is not None else None
         try:
             for value in (value for key, value in image.tables[Table.BATCHES].items() if key.startswith(self._pid)):
@@ -149,7 +160,7 @@ class Truth:
 
     def disk_goes(self, member: Member) -> None:
         """What its disk holds now may go. It was there when it was acknowledged."""
-        image = member.disk.image if member.is_up else member.image
+        image = self._image_of(member)
         rows = image.tables[Table.BATCHES]
         self._gone[member] |= {bytes(value) for value in rows.values()}
 
@@ -181,17 +192,49 @@ class Truth:
             raise Violation(
                 f"the disks differ: {[(node, [int(b.base) for b in disk]) for node, disk in disks.items()]}"
             )
+        for (base, record), disk in product(self._last_of_keys(records).values(), disks.values()):
+            is_kept = base >= part.log_start and not record.is_tombstone
+            if is_kept and not any(record.text in stored.value for stored in disk):
+                raise Violation(f"record {record.number} is the last of its key, and is gone")
+        for replica in (member.replica for member in sound):
+            if replica is not None:
+                self.producers.judge_aborted(replica.log.aborted.covers, part.log_start)
+
+    def _last_of_keys(self, records: Sequence[Record]) -> dict[bytes, tuple[Offset, Record]]:
+        """Those that are committed, and not aborted."""
         last: dict[bytes, tuple[Offset, Record]] = {}
         for base, stored in sorted(self._batches.items()):
             kept = [r for r in records if r.text in stored.value and (not r.transaction or r.transaction.is_committed)]
             last |= {r.key: (base, r) for r in kept if r.key is not None}
-        for (base, record), disk in product(last.values(), disks.values()):
-            if base >= part.log_start and not any(record.text in stored.value for stored in disk):
-                raise Violation(f"record {record.number} is the last of its key, and is gone")
+        return last
 
-        for replica in (member.replica for member in sound):
-            if replica is not None:
-                self.producers.judge_aborted(replica.log.aborted.covers, part.log_start)
+    def look_at_tombstones(self, records: Sequence[Record], part: PartitionState) -> None:
+        """One that is the last of its key goes only after no replica has what it deletes."""
+        if not any(record.is_tombstone for record in records):
+            return
+        disks = {m: b"".join(self._image_of(m).tables[Table.BATCHES].values()) for m in self._members}
+        for base, tombstone in self._last_of_keys(records).values():
+            if not tombstone.is_tombstone or base < part.log_start:
+                continue
+            had = [m for m in self._members if m.replica is not None and m.replica.durable_verified_end > base]
+            gone = [m.node for m in had if not m.disk.image.is_damaged and tombstone.text not in disks[m]]
+            for earlier in records if gone else ():
+                at = self._base_of(earlier)
+                if earlier.key != tombstone.key or at is None or not part.log_start <= at < base:
+                    continue
+                if left := [int(m.node) for m, disk in disks.items() if earlier.text in disk]:
+                    raise Violation(
+                        f"nodes {left} have record {earlier.number}, and on nodes {gone} its tombstone is gone"
+                    )
+
+    def _base_of(self, record: Record) -> Offset | None:
+        """Of a record that is committed, and not aborted."""
+        if record.transaction is not None and not record.transaction.is_committed:
+            return None
+        return next((base for base, stored in self._batches.items() if record.text in stored.value), None)
+
+    def _image_of(self, member: Member) -> DiskImage:
+        return member.disk.image if member.is_up else member.image
 
     def _stored_on(self, member: Member, log_start: Offset) -> list[StoredValue]:
         """Its committed batches from the log start on."""
@@ -211,7 +254,7 @@ class Truth:
 
     def _stored_at(self, offset: Offset) -> Iterable[StoredValue]:
         for member in self._members:
-            image = member.disk.image if member.is_up else member.image
+            image = self._image_of(member)
             value = image.tables[Table.BATCHES].get(batch_key(self._pid, offset))
             if value:
                 try:

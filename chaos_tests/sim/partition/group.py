@@ -58,7 +58,7 @@ from smq.testing.virtual.clock import Scheduler
 TOPIC: Final = TopicId(b"t" * 16)
 END_MS: Final = 5_000
 HELD_MS: Final = 1e9
-HEAL_TURNS: Final = 400
+HEAL_TURNS: Final = 800  # 40 s: a node waits up to 30 s for a peer whose answers were late or lost
 TICK_MS: Final = 50.0
 STEP_MS: Final = 0.5  # time that a step takes, beside what it asks for
 

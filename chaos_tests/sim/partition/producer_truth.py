@@ -30,7 +30,7 @@ class ProducerTruth:
     def __init__(self) -> None:
         self._next: dict[int, tuple[int, int]] = {}  # epoch and sequence, by producer
         self._ends: dict[int, Offset] = {}  # of each one's last batch
-        self.forgotten: set[int] = set()  # they had expired once
+        self.forgotten: set[int] = set()  # they had expired once, so that a repetition may be refused
         self._open: dict[int, Transaction] = {}
         self.transactions: list[Transaction] = []
 
@@ -85,11 +85,13 @@ class ProducerTruth:
             raise Violation(f"the transaction from {transaction.bases[0]} on counts as complete without a marker")
 
     def forget(self, start: Offset) -> None:
-        """Producers without a batch above it have expired, unless they have a transaction open."""
+        """Batches that end at or below it are not known as repetitions any more, and the place of their producers is
+        forgotten, unless they have a transaction open."""
         for producer_id, end in list(self._ends.items()):
-            if end <= start and producer_id not in self._open:
-                del self._ends[producer_id], self._next[producer_id]
+            if end <= start:
                 self.forgotten.add(producer_id)
+                if producer_id not in self._open:
+                    del self._ends[producer_id], self._next[producer_id]
 
     def stable_end(self, known: Offset) -> Offset:
         """The last stable offset for a node that knows this commit point."""

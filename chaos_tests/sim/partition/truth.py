@@ -216,8 +216,8 @@ class Truth:
         for base, tombstone in self._last_of_keys(records).values():
             if not tombstone.is_tombstone or base < part.log_start:
                 continue
-            had = [m for m in self._members if m.replica is not None and m.replica.durable_verified_end > base]
-            gone = [m.node for m in had if not m.disk.image.is_damaged and tombstone.text not in disks[m]]
+            had = [m for m in self._members if m.replica is not None and self._stored_end(m.replica) > base]
+            gone = [int(m.node) for m in had if not m.disk.image.is_damaged and tombstone.text not in disks[m]]
             for earlier in records if gone else ():
                 at = self._base_of(earlier)
                 if earlier.key != tombstone.key or at is None or not part.log_start <= at < base:
@@ -226,6 +226,10 @@ class Truth:
                     raise Violation(
                         f"nodes {left} have record {earlier.number}, and on nodes {gone} its tombstone is gone"
                     )
+
+    def _stored_end(self, replica: Replica) -> Offset:
+        """Up to there its disk has what is committed."""
+        return min(replica.readable_end, replica.durable_verified_end)
 
     def _base_of(self, record: Record) -> Offset | None:
         """Of a record that is committed, and not aborted."""

@@ -430,6 +430,27 @@ def everything_is_to_be_kept_before_a_deletion_is_committed(group: Group) -> Non
     group.commit(deletion)
 
 
+def all_start_again_before_they_have_moved_the_log_start(group: Group) -> None:
+    """Its epochs since the last record have none. The log start moves to the end, and no node has applied that yet."""
+    group.connect(1, 1)
+    group.number(1)
+    group.request(1)
+    group.take_in(1)
+    group.connect(1, 1)  # the answer is not heard: its producer sends the record again
+    group.exchange(1, 2, 3)
+    group.tick(1, 200)
+    group.commit(group.latest(AdvanceHwms))
+    for _ in range(3):
+        group.elect(1, 2, 3, candidate=1)
+        group.apply_all()
+        group.exchange(1, 2, 3)
+    group.move_log_start(group.part.hwm)
+    for node in (1, 2, 3):
+        group.crash(node)
+    for node in (1, 2, 3):
+        group.start(node, len(group.log))
+
+
 # ---------------------------------------------------------------------------------------------- compaction
 def older_segment_is_offered_after_a_start(group: Group) -> None:
     """A leader has made one segment of two, and installed it. Its next process begins with a state in which there are

@@ -283,6 +283,19 @@ COURSE_BUGS: tuple[CourseBug, ...] = (
         message="is left by retention",
     ),
     CourseBug(
+        name="last-epoch-forgotten-with-its-records",
+        rule="20: the epoch that ends at the log start stays, so that a log can say that it has its producers",
+        mutations=(
+            Mutation(
+                "smq.raft_state.handlers.partitions:_prune",
+                "history[keep + 1].start < log_start",
+                "history[keep + 1].start <= log_start",
+            ),
+        ),
+        course=courses.all_start_again_before_they_have_moved_the_log_start,
+        message="it does not work again",
+    ),
+    CourseBug(
         name="older-segment-over-a-newer-one",
         rule="compaction: a segment of the past takes no place in a log that has a newer one",
         mutations=(

@@ -92,8 +92,9 @@ def _move_log_start(partition: PartitionState, offset: Offset) -> None:
 
 
 def _prune(history: list[EpochStart], log_start: Offset) -> None:
-    """Rule 20: drops epochs that end at or below the log start. The current one has no end, so it stays."""
+    """Rule 20: drops epochs that end below the log start. The current one has no end, so it stays. So does the one that
+    ends at the log start: a log that has not moved there yet is judged by it, and has its producers if it is right."""
     keep = 0
-    while keep + 1 < len(history) and history[keep + 1].start <= log_start:
+    while keep + 1 < len(history) and history[keep + 1].start < log_start:
         keep += 1
     del history[:keep]

@@ -34,7 +34,7 @@ def both_histories(steps: list[tuple[str, int]]) -> tuple[PartitionState, list[E
             whole.append(EpochStart(part.epoch, part.hwm))
         elif part.log_start + n <= part.hwm and n:
             driver.ok(AdvanceLogStart(partition=PID, offset=Offset(part.log_start + n)))
-            while len(whole) > 1 and whole[1].start <= part.log_start:
+            while len(whole) > 1 and whole[1].start < part.log_start:
                 whole.pop(0)
     return part, whole
 

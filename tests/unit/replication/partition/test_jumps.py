@@ -193,7 +193,10 @@ def test_a_repetition_of_a_committed_batch_is_answered_when_its_epoch_has_been_p
     host.settle()
     host.advance(1)
     host.elect(ME)
-    advance_log_start(host, 1)
+    host.produce(batch())
+    host.settle()
+    host.advance(2)
+    advance_log_start(host, 2)
     assert host.part.epoch_range(Epoch(0)) is None
     answer = host.produce(idempotent(0))
     host.settle(10)

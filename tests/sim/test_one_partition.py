@@ -1,11 +1,8 @@
 """One partition alone: courses built by hand, bugs planted in them, and random schedules."""
 
-from collections.abc import Sequence
-
 import pytest
 
 from chaos_tests.sim.hunt import BY_HAND, hunt
-from chaos_tests.sim.mutation import PlantedBug
 from chaos_tests.sim.partition import courses
 from chaos_tests.sim.partition.chance import Chance, play, run, shrink
 from chaos_tests.sim.partition.group import Group
@@ -75,21 +72,20 @@ def test_random_schedules_find_bugs_too_and_shrink_to_what_they_take(name: str) 
 
 
 @pytest.mark.parametrize(
-    ("bugs", "name"),
+    "name",
     [
-        (COMPACTION_BUGS, "segments-installed-in-any-order"),
-        (COMPACTION_BUGS, "segment-taken-without-its-digest"),
-        (REPLICATION_BUGS, "no-duplicate-check"),
-        (REPLICATION_BUGS, "producers-not-rolled-back"),
-        (TRANSACTION_BUGS, "every-marker-commits"),
-        (TRANSACTION_BUGS, "open-transactions-are-stable"),
-        (TRANSACTION_BUGS, "marker-reported-before-it-is-committed"),
-        (TRANSACTION_BUGS, "only-the-first-leader-ends-transactions"),
+        "segments-installed-in-any-order",
+        "segment-taken-without-its-digest",
+        "no-duplicate-check",
+        "producers-not-rolled-back",
+        "every-marker-commits",
+        "open-transactions-are-stable",
+        "marker-reported-before-it-is-committed",
+        "only-the-first-leader-ends-transactions",
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_random_schedules_find_bugs_of_compaction_and_producers(bugs: Sequence[PlantedBug], name: str) -> None:
-    (bug,) = [b for b in bugs if b.name == name]
+def test_random_schedules_find_bugs_of_compaction_and_producers(name: str) -> None:
+    (bug,) = (b for b in (*COMPACTION_BUGS, *REPLICATION_BUGS, *TRANSACTION_BUGS) if b.name == name)
     with bug.planted():
         assert any(_breaks(seed) for seed in range(1, 200))
 

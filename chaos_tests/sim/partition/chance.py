@@ -450,7 +450,12 @@ class Chance:
         if leader is None:
             return
         self._do("advance_clock", PRODUCER_EXPIRATION_MS_MIN)
+        if len(self.group.records) < RECORDS_MAX:
+            key = self._rng.choice(KEYS)
+            for is_tombstone in (False, True):
+                self._do("produce", leader, 1, key, is_tombstone)
         self._more(leader)
+        exchanged = self._rng.choice((0.0, 0.7))
         for _ in range(self._rng.choice((5, 30))):
             self._go_on_with_pass(leader)
             self._do("tick", leader, 600.0)
@@ -461,6 +466,8 @@ class Chance:
                     self._catch_up(node, fully=True)
                     self._do("tick", node, 30.0)
                     self._pull(leader, node, 0.95)
+            if self._is(exchanged):
+                self._do("exchange", *self._nodes)
             if self._is(0.2):
                 self._do("advance_clock", PRODUCER_EXPIRATION_MS_MIN)
 

@@ -467,11 +467,29 @@ def older_segment_is_offered_after_a_start(group: Group) -> None:
         group.exchange(1, 3, turns=1)
 
 
-def _compact_with(group: Group, keys: bytes, leader: int, *followers: int) -> None:
+def segment_continues_a_damaged_log(group: Group) -> None:
+    """A follower's batch below the log start is damaged with its index row, and so has not been deleted. Then a segment
+    comes that begins in its log and ends beyond it."""
+    group.set_compaction()
+    for key in (b"a", b"b"):
+        group.produce(1, 1, key)
+    group.exchange(1, 2, 3)
+    group.tick(1, 200)
+    group.commit(group.latest(AdvanceHwms))
+    group.damage_running(3, 0)
+    group.move_log_start(Offset(1))
+    group.apply_all()
+    _compact_with(group, b"bc", 1, 2, sent_to=(2,))
+    group.drop(1, 3)
+
+
+def _compact_with(
+    group: Group, keys: bytes, leader: int, *followers: int, sent_to: tuple[int, ...] = (1, 2, 3)
+) -> None:
     """A record of each key, and the leader's next pass, to its end. Only these followers hear of it."""
     for key in keys:
         group.produce(leader, 1, bytes([key]))
-    group.exchange(1, 2, 3)
+    group.exchange(leader, *sent_to)
     for _ in range(PASS_TURNS):
         group.tick(leader, PASS_TURN_MS)
         for proposal in group.proposals:

@@ -15,6 +15,7 @@ from chaos_tests.sim.partition.group import Group
 from chaos_tests.sim.partition.producer_truth import Violation
 
 _PARTITION: Final = "smq.replication.partition."
+_PARTITION_LOG: Final = "smq.replication.log.partition_log:PartitionLog."
 _REPLICA: Final = _PARTITION + "replica:Replica."
 _STREAM: Final = _PARTITION + "streams:FollowerStream."
 _ELECTIONS: Final = "smq.raft_state.handlers.elections:"
@@ -186,7 +187,7 @@ COURSE_BUGS: tuple[CourseBug, ...] = (
         rule="23: a cut that damage keeps from what is to stay says so",
         mutations=(
             Mutation(
-                "smq.replication.log.partition_log:PartitionLog.truncate",
+                _PARTITION_LOG + "truncate",
                 "state.end < end and end > self.log_start",
                 "max(self.log_start, self._first) <= state.end < end",
             ),
@@ -307,5 +308,19 @@ COURSE_BUGS: tuple[CourseBug, ...] = (
         ),
         course=courses.older_segment_is_offered_after_a_start,
         message="node 1 takes batches of a sound disk for damaged",
+    ),
+    CourseBug(
+        name="damage-keeps-a-segment-out",
+        rule="23: a log that damage keeps from growing ends before the damage",
+        mutations=(Mutation(_PARTITION_LOG + "install", "self._hide_from(state)", "pass"),),
+        course=courses.segment_continues_a_damaged_log,
+        message="it does not work again: node 3 lacks a segment",
+    ),
+    CourseBug(
+        name="damage-that-keeps-a-segment-out-is-not-reported",
+        rule="23: the others learn of damage that hides where a log ended",
+        mutations=(Mutation(_PARTITION + "replica:Replica.install", "elif not had_damage:", "elif False:"),),
+        course=courses.segment_continues_a_damaged_log,
+        message="it does not work again",
     ),
 )

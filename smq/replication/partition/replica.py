@@ -217,10 +217,11 @@ class Replica:
                 )
                 stream.probe()
 
-    def _cut_damage(self) -> bool:
-        """False if more has been damaged meanwhile, so that the log ends earlier now. What this process acknowledged in
-        the epoch may still make it complete: it takes no more part in it, and waits for the next (rules 23, 27)."""
-        if self.log.tail_damage is None or self.log.truncate(self.log.appended_end):
+    def _cut_damage(self, *, is_new: bool = False) -> bool:
+        """False if more has been damaged meanwhile, so that the log ends earlier now; what `is_new` is not cut. What
+        this process acknowledged in the epoch may still make it complete: it takes no more part in it, and waits for
+        the next (rules 23, 27)."""
+        if self.log.tail_damage is None or (not is_new and self.log.truncate(self.log.appended_end)):
             return True
         self.is_end_hidden = True
         self._sealed = self._damaged_in = self.part.epoch
@@ -237,8 +238,7 @@ class Replica:
 
     def resign(self) -> None:
         """Stops accepting immediately. Waiting producers are settled when the next epoch is applied."""
-        if self.leading is not None:
-            epoch = self.leading
+        if (epoch := self.leading) is not None:
             self._stop_leading()
             self._owner.resign(self.pid, epoch)
 
@@ -360,8 +360,7 @@ class Replica:
 
     def majority_end(self) -> Offset:
         """What a majority of the replicas has, as far as their registered processes have said in this epoch."""
-        ends = [self.durable_verified_end]
-        ends += [stream.acked_end or Offset(0) for stream in self.streams.values()]
+        ends = [self.durable_verified_end, *(stream.acked_end or Offset(0) for stream in self.streams.values())]
         ends.sort(reverse=True)
         return ends[len(self.part.replicas) // 2]
 
@@ -386,13 +385,11 @@ class Replica:
 
     def on_session_open(self, peer: NodeId) -> None:
         """A stream that has begun since the session opened continues."""
-        stream = self.streams.get(peer)
-        if stream is not None and not stream.is_placed:
+        if (stream := self.streams.get(peer)) is not None and not stream.is_placed:
             stream.probe()
 
     def on_session_close(self, peer: NodeId) -> None:
-        stream = self.streams.get(peer)
-        if stream is not None:
+        if (stream := self.streams.get(peer)) is not None:
             stream.on_session_close()
 
     def on_tick(self, now_ns: int) -> None:
@@ -536,8 +533,11 @@ class Replica:
         if self.part.compacted_end > self.log.appended_end:
             self._cut_damage()  # nothing is appended there: this segment, or a later one, has what follows
         self.log.segments.note_compactions(self.part.compactions)
+        had_damage = self.log.tail_damage is not None
         if is_installed := self.log.install(start, end, digest, values, old, done):
             self._judged_end = self.log.appended_end
+        elif not had_damage:
+            self._cut_damage(is_new=True)
         return is_installed
 
     def has_space(self, size: int) -> bool:

@@ -131,13 +131,13 @@ class Transactions(Clients):
     def has_ended_all(self) -> bool:
         """Every producer has its answers, and no transaction is open any more, in the logs either. A producer that has
         expired may have lost its place."""
-        is_waiting = bool(self.head.state.endings)
+        is_waiting = False
         for number, producer in self.producers.items():
             is_lost = producer.producer_id in self.truth.producers.forgotten
             if producer.transaction is not None:
                 self.end(number, is_commit=not is_lost, is_second=False)
             is_waiting |= producer.transaction is not None or (bool(producer.unacked) and not is_lost)
-        return not is_waiting
+        return not is_waiting and not self.head.state.endings
 
     def _end_as(self, producer: TransactionalProducer, outcome: TransactionOutcome) -> None:
         assert producer.transaction is not None

@@ -49,10 +49,11 @@ from smq.raft_state.topic_config import (
 )
 from smq.records import encode_batch
 from smq.replication.api import Acks, PartitionEnd, Produced
+from smq.replication.log.state import partition_key
 from smq.replication.membership.controller import RESIGNED_NS
 from smq.replication.partition.admission import Offer
 from smq.replication.partition.compaction.segments import lowest_behind
-from smq.replication.ports import Channel
+from smq.replication.ports import Channel, Table
 from smq.testing.virtual.clock import Scheduler
 
 TOPIC: Final = TopicId(b"t" * 16)
@@ -101,6 +102,7 @@ class Group(Transactions, DiskFaults):
         self._errors: list[BaseException] = []
         self._resigned: dict[NodeId, int] = {}
         self.answers = 0  # to questions for the end
+        self._without_topic = 0  # entries of Raft's log
         self.append(default_init("group"))
         if rounds != 1:
             self.append(AlterClusterConfig(set_=((COMMIT_ROUNDS, str(rounds)),)))
@@ -108,6 +110,7 @@ class Group(Transactions, DiskFaults):
             self.append(AlterClusterConfig(set_=((PRODUCER_EXPIRATION_MS, str(PRODUCER_EXPIRATION_MS_MIN)),)))
         for registration in [self.start(node) for node in self.members]:
             self.commit(registration)
+        self._without_topic = len(self.log)
         config = ((RETENTION_RECORDS, str(retention_records)),) if retention_records else ()
         self.append(
             CreateTopic(
@@ -120,7 +123,6 @@ class Group(Transactions, DiskFaults):
                 config=config,
             )
         )
-        self._created = len(self.log)
         if compacts:
             self.set_compaction()
         self.apply_all()
@@ -292,11 +294,16 @@ class Group(Transactions, DiskFaults):
                 waiting.clear()
 
     def start(self, node: int, applied: int | None = None) -> Proposal:
-        """Returns its registration. What its former process had sent arrives before, or never."""
+        """Returns its registration. What its former process had sent arrives before, or never. A state that has the
+        partition is on its disk only after the log."""
         self.crash(node)
         member = self.member(node)
         kept = member.applied if applied is None else applied
-        member.start(max(kept, self._created) if member.has_lost_log else kept)
+        if member.has_lost_log:
+            kept = max(kept, self._without_topic + 1)
+        elif partition_key(self.pid) not in member.image.tables[Table.CHECKPOINTS]:
+            kept = min(kept, self._without_topic)
+        member.start(kept)
         command = RegisterNode(
             node=NodeId(node),
             incarnation=member.incarnation,

@@ -81,9 +81,9 @@ class Truth:
             if known < self._known.get(key, 0):
                 raise Violation(f"node {member.node}: the commit point went back from {self._known[key]} to {known}")
             self._known[key] = known
-            if replica.has_followed and replica.stable_end > max(
-                self.producers.stable_end(known), replica.part.log_start
-            ):
+            # A process may begin with a state that is older than its log's start, below which everything is stable.
+            log_start = max(replica.part.log_start, replica.log.log_start)
+            if replica.has_followed and replica.stable_end > max(self.producers.stable_end(known), log_start):
                 raise Violation(f"node {member.node}: {replica.stable_end} is not stable, with {known} known")
             if member.replicas.repairs.counts.found and not member.disk.image.is_damaged:
                 raise Violation(f"node {member.node} takes batches of a sound disk for damaged")

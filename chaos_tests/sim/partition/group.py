@@ -531,7 +531,7 @@ class Group(Transactions, DiskFaults):
                 int(replica.part.hwm),
                 int(replica.part.log_start),
             )
-            if replica.log.damaged_batches:
+            if any(base >= replica.log.log_start for base in replica.log.damaged_batches):  # others go with it
                 return f"node {node} has damaged batches"
             waits_for_append = replica.log.tail_damage is not None  # the damage stays until one comes (rule 23)
             if replica.log.is_installing or (lowest_behind(replica) is not None and not waits_for_append):

@@ -16,7 +16,7 @@ from chaos_tests.sim.partition.producer_truth import ProducerTruth, Transaction,
 from smq.raft_state.ids import Epoch, Offset, PartitionId
 from smq.raft_state.state import PartitionState
 from smq.records import NewRecord
-from smq.replication.log.codec import StoredValue, batch_key, parse_value
+from smq.replication.log.codec import StoredValue, base_of_key, batch_key, parse_value
 from smq.replication.log.store import BatchDamaged
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import DataDamaged, Table
@@ -212,10 +212,10 @@ class Truth:
         """One that is the last of its key goes only after no replica has what it deletes."""
         if not any(record.is_tombstone for record in records):
             return
-        disks = {m: b"".join(self._image_of(m).tables[Table.BATCHES].values()) for m in self._members}
         for base, tombstone in self._last_of_keys(records).values():
             if not tombstone.is_tombstone or base < part.log_start:
                 continue
+            disks = {m: self._stored_up_to(m, base) for m in self._members}
             had = [m for m in self._members if m.replica is not None and self._stored_end(m.replica) > base]
             gone = [int(m.node) for m in had if not m.disk.image.is_damaged and tombstone.text not in disks[m]]
             for earlier in records if gone else ():
@@ -226,6 +226,11 @@ class Truth:
                     raise Violation(
                         f"nodes {left} have record {earlier.number}, and on nodes {gone} its tombstone is gone"
                     )
+
+    def _stored_up_to(self, member: Member, base: Offset) -> bytes:
+        """Without what is later. A producer that has expired may have sent a record again."""
+        rows = self._image_of(member).tables[Table.BATCHES]
+        return b"".join(value for key, value in rows.items() if base_of_key(key) <= base)
 
     def _stored_end(self, replica: Replica) -> Offset:
         """Up to there its disk has what is committed."""

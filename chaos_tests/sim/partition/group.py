@@ -49,6 +49,7 @@ from smq.raft_state.topic_config import (
 )
 from smq.records import encode_batch
 from smq.replication.api import Acks, PartitionEnd, Produced
+from smq.replication.log.codec import base_of_key
 from smq.replication.log.state import partition_key
 from smq.replication.membership.controller import RESIGNED_NS
 from smq.replication.partition.admission import Offer
@@ -512,6 +513,11 @@ class Group(Transactions, DiskFaults):
         has_resigned = resigned_ns is not None and self.scheduler.now_ns - resigned_ns < RESIGNED_NS
         return has_resigned, -report.good
 
+    def _first_kept(self, member: Member) -> Offset:
+        """The base of its batch that contains the log start, or of one before that. What is before may be damaged."""
+        below = (base for base in map(base_of_key, self._keys(member.disk.image)) if base <= self.part.log_start)
+        return max(below, default=Offset(0))
+
     def _disagreement(self) -> str:
         """Why the partition does not work yet; empty if it does."""
         if self.part.incomplete:
@@ -531,7 +537,7 @@ class Group(Transactions, DiskFaults):
                 int(replica.part.hwm),
                 int(replica.part.log_start),
             )
-            if any(base >= replica.log.log_start for base in replica.log.damaged_batches):  # others go with it
+            if any(base >= self._first_kept(member) for base in replica.log.damaged_batches):
                 return f"node {node} has damaged batches"
             waits_for_append = replica.log.tail_damage is not None  # the damage stays until one comes (rule 23)
             if replica.log.is_installing or (lowest_behind(replica) is not None and not waits_for_append):

@@ -444,16 +444,14 @@ class Group(Transactions, DiskFaults):
                 self.start(node)
         why = "it was not looked at"
         for turn in range(HEAL_TURNS):
-            self._turn()
-            if turn % 8 == 7 and not any(m.leads == self.part.epoch for m in self.members.values()):
-                self._elect_as_a_controller()
+            self._turn(turn)
             why = self._disagreement()
             if not why:
                 break
         if why:
             raise Violation(f"it does not work again: {why}")
         record: Record | None = None
-        for _ in range(HEAL_TURNS):
+        for turn in range(HEAL_TURNS):
             is_acked = record is not None and record.is_acked
             if is_acked and self.has_ended_all() and not self._disagreement():
                 self.truth.on_agreed(self.records, self.part)
@@ -464,7 +462,7 @@ class Group(Transactions, DiskFaults):
                 record = self.produce(leaders[0])
             if leaders:
                 self.send_again(leaders[0])
-            self._turn()
+            self._turn(turn)
         raise Violation("a record is not acknowledged although all nodes are healthy")
 
     def _look_at_watches(self) -> None:
@@ -472,13 +470,15 @@ class Group(Transactions, DiskFaults):
             for seen in (seen for watch in member.watches for seen in watch.recent):
                 raise Violation(f"node {node} itself has noted {seen.kind}: {seen.text}")
 
-    def _turn(self) -> None:
-        """Everything that waits happens, and a little time passes."""
+    def _turn(self, number: int) -> None:
+        """Everything that waits happens, and a little time passes. Now and then a controller looks for a leader."""
         self._commit_fresh()
         self.apply_all()
         self.exchange(*self.nodes, turns=1)
         for node in self.members:
             self.tick(node, TICK_MS / len(self.members))
+        if number % 8 == 7 and not any(m.leads == self.part.epoch for m in self.members.values()):
+            self._elect_as_a_controller()
 
     def _commit_fresh(self) -> None:
         """What is proposed and waited for, and registrations."""

@@ -25,6 +25,9 @@ class Transaction:
     bases: list[Offset] = field(default_factory=list)  # of its committed batches
     marker: Offset | None = None
 
+    def ends_below(self, end: Offset) -> bool:
+        return self.marker is not None and self.marker < end
+
 
 class ProducerTruth:
     def __init__(self) -> None:
@@ -93,9 +96,10 @@ class ProducerTruth:
                 if producer_id not in self._open:
                     del self._ends[producer_id], self._next[producer_id]
 
-    def stable_end(self, known: Offset) -> Offset:
-        """The last stable offset for a node that knows this commit point."""
-        open_from = (t.bases[0] for t in self._with_batches() if t.marker is None or t.marker >= known)
+    def stable_end(self, known: Offset, log_end: Offset) -> Offset:
+        """The last stable offset for a node that knows this commit point. Its state may be older than its log: a
+        transaction that is complete counts if this log has its marker."""
+        open_from = (t.bases[0] for t in self._with_batches() if not t.ends_below(log_end if t.is_completed else known))
         return min((known, *open_from))
 
     def _with_batches(self) -> Iterator[Transaction]:

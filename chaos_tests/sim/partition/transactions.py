@@ -130,10 +130,11 @@ class Transactions(Clients):
 
     def has_ended_all(self) -> bool:
         """Every producer has its answers, and no transaction is open any more, in the logs either. A producer that has
-        expired may have lost its place."""
+        expired may have lost its place, and one that repeats a batch after that time may be refused."""
         is_waiting = False
         for number, producer in self.producers.items():
             is_lost = producer.producer_id in self.truth.producers.forgotten
+            is_lost |= any(self.truth.is_forgotten(numbered.record, self.part) for numbered in producer.unacked)
             if producer.transaction is not None:
                 self.end(number, is_commit=not is_lost, is_second=False)
             is_waiting |= producer.transaction is not None or (bool(producer.unacked) and not is_lost)

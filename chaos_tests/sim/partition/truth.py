@@ -83,7 +83,8 @@ class Truth:
             self._known[key] = known
             # A process may begin with a state that is older than its log's start, below which everything is stable.
             log_start = max(replica.part.log_start, replica.log.log_start)
-            if replica.has_followed and replica.stable_end > max(self.producers.stable_end(known), log_start):
+            stable_end = self.producers.stable_end(known, replica.log.appended_end)
+            if replica.has_followed and replica.stable_end > max(stable_end, log_start):
                 raise Violation(f"node {member.node}: {replica.stable_end} is not stable, with {known} known")
             if member.replicas.repairs.counts.found and not member.disk.image.is_damaged:
                 raise Violation(f"node {member.node} takes batches of a sound disk for damaged")
@@ -241,6 +242,11 @@ class Truth:
         if record.transaction is not None and not record.transaction.is_committed:
             return None
         return next((base for base, stored in self._batches.items() if record.text in stored.value), None)
+
+    def is_forgotten(self, record: Record, part: PartitionState) -> bool:
+        """Whether a repetition of it is too late to be known as one."""
+        base = self._base_of(record)
+        return base is not None and base < part.producers_start
 
     def _image_of(self, member: Member) -> DiskImage:
         return member.disk.image if member.is_up else member.image

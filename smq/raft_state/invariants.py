@@ -152,7 +152,7 @@ def _check_partition(state: ClusterState, partition: PartitionState, where: str)
     _require(partition.incomplete <= set(replicas), f"{where}: an incomplete node that is no replica")
     _check_segments(partition, where)
     _require(partition.mode_seq >= 0, f"{where}: its mode has changed {partition.mode_seq} times")
-    # Equal is valid: an epoch that starts at the log start ends its predecessor there, until the next prune.
+    # Equal is valid: by the epoch that ends at the log start, a log that ends there is judged (rule 20).
     is_pruned = len(history) < 2 or history[1].start >= partition.log_start
     _require(is_pruned, f"{where}: the history holds an epoch that ended below the log start")
 

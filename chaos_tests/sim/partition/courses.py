@@ -8,6 +8,7 @@ replica: what a course demands is what `truth` judges.
 from typing import Final
 
 from chaos_tests.sim.partition.group import Group
+from chaos_tests.sim.partition.producer_truth import Violation
 from smq.raft_state.commands import (
     AdvanceHwms,
     ApplyRetention,
@@ -481,6 +482,29 @@ def segment_continues_a_damaged_log(group: Group) -> None:
     group.apply_all()
     _compact_with(group, b"bc", 1, 2, sent_to=(2,))
     group.drop(1, 3)
+
+
+def segment_continues_a_log_that_can_be_repaired(group: Group) -> None:
+    """As before, but the damaged batch is above the log start, so that another replica has it. The leader is down, and
+    the follower is needed to elect another one."""
+    group.set_compaction()
+    _compact_with(group, b"ab", 1, 2)
+    group.produce(1, 1, b"c")
+    group.exchange(1, 2, 3)
+    for _ in range(PASS_TURNS):
+        group.apply(3)
+        group.exchange(1, 2, 3, turns=1)
+        group.tick(3)
+    group.damage_running(3, 0)
+    _compact_with(group, b"d", 1, 2, sent_to=(2,))
+    group.drop(1, 3)
+    group.crash(1)
+    for _ in range(PASS_TURNS):
+        group.apply(3)
+        group.exchange(2, 3, turns=1)
+        group.tick(3)
+    if not group.elect(2, 3):
+        raise Violation("two of three replicas elect no leader")
 
 
 def _compact_with(

@@ -13,7 +13,7 @@ from smq.raft_state.ids import NodeId, PartitionId
 from smq.raft_state.machine import Machine
 from smq.raft_state.seals import seals_needed
 from smq.raft_state.state import PartitionState
-from smq.replication.log.codec import base_of_key
+from smq.replication.log.codec import BatchDamaged, base_of_key
 from smq.replication.ports import Table
 from smq.testing.virtual.disk import DiskImage
 
@@ -85,6 +85,13 @@ class DiskFaults(ABC):
         if member.replica is not None:
             member.replica.log.release_tail()
         return True
+
+    def scrub(self, node: int) -> None:
+        """The node's scrubber finds what no reader has met."""
+        member = self.member(node)
+        rows = member.disk.image.tables[Table.BATCHES] if member.is_up else {}
+        for key in [key for key, value in rows.items() if value == DAMAGED]:
+            member.replicas.repair(BatchDamaged(self.pid, base_of_key(key), "the scrubber found it"), lambda _: None)
 
     def _keys(self, image: DiskImage) -> list[bytes]:
         """Of its batches."""

@@ -61,6 +61,7 @@ TOPIC: Final = TopicId(b"t" * 16)
 END_MS: Final = 5_000
 HELD_MS: Final = 1e9
 HEAL_TURNS: Final = 800  # 40 s: a node waits up to 30 s for a peer whose answers were late or lost
+SCRUB_TURN: Final = 400
 TICK_MS: Final = 50.0
 STEP_MS: Final = 0.5  # time that a step takes, beside what it asks for
 
@@ -448,6 +449,9 @@ class Group(Transactions, DiskFaults):
             why = self._disagreement()
             if not why:
                 break
+            if turn == SCRUB_TURN:
+                for node in self.nodes:
+                    self.scrub(node)
         if why:
             raise Violation(f"it does not work again: {why}")
         record: Record | None = None

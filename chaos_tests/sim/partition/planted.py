@@ -323,4 +323,17 @@ COURSE_BUGS: tuple[CourseBug, ...] = (
         course=courses.segment_continues_a_damaged_log,
         message="it does not work again",
     ),
+    CourseBug(
+        name="damage-that-can-be-repaired-hides-a-log",
+        rule="23: a log ends before damage that keeps a segment out only if no other replica has the batch",
+        mutations=(
+            Mutation(
+                _PARTITION_LOG + "install",
+                "if base_of_key(self._key_of_batch_at(self.log_start)) > state.end:",
+                "if True:",
+            ),
+        ),
+        course=courses.segment_continues_a_log_that_can_be_repaired,
+        message="two of three replicas elect no leader",
+    ),
 )

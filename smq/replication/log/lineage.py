@@ -77,7 +77,7 @@ def verified_end(
 def _valid_end(run: EpochRun, history: Sequence[EpochStart]) -> Offset:
     """How far the run is valid: its end if all of it is, its start if none of it is."""
     first = history[0]
-    if run.epoch < first.epoch:  # pruned: an epoch is pruned only when its range ends at or below log_start
+    if run.epoch < first.epoch:  # pruned: an epoch is pruned only when its range ends below log_start
         return max(run.start, min(run.end, first.start))
     for i, entry in enumerate(history):
         if entry.epoch == run.epoch:

@@ -445,8 +445,8 @@ class PartitionLog(AbortedLog):
         """Puts a segment's compacted batches in the place of the batches in [start, end), in one transaction; `done`
         runs after it. A log that ends before `end` grows. `old` is of a look-up that still holds. False, and nothing is
         done, if it cannot be installed now: the log ends before `start` or starts at `end`, or has changed there. If
-        damage hides what the log would grow from, it ends before the damage from now on, with `tail_damage`.
-        Batches may come back that this log never had, or had deleted: no state counts batches below the base."""
+        damage below the log start hides what it would grow from, it ends there from now on, with `tail_damage`. Batches
+        may come back that this log never had, or had deleted: no state counts batches below the base."""
         end_before, base = self.appended_end, self._base
         is_whole = start <= end_before and old.stop == min(end, end_before) <= self.durable_end and end > self.log_start
         is_busy = self.is_dropped or self.tail_damage is not None or self._is_trimming or self.is_installing
@@ -459,7 +459,9 @@ class PartitionLog(AbortedLog):
                 return False
             at = max(start, base.end)
             if (state := state if at == end_before else self._state_up_to(at)).end != at:
-                self._hide_from(state)
+                with suppress(BatchDamaged):  # other damage can be repaired
+                    if base_of_key(self._key_of_batch_at(self.log_start)) > state.end:
+                        self._hide_from(state)
                 return False
             # The rows of what the segment replaces stay, at its batches.
             state.create_ms_max = newest_create_ms(self, state.create_ms_max, end_before)

@@ -34,6 +34,7 @@ class Numbered:
 
     record: Record
     batch: bytes
+    place: int  # among the producer's batches
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +52,7 @@ class Connection:
 class IdempotentProducer:
     def __init__(self, producer_id: int) -> None:
         self.producer_id, self.epoch = producer_id, 0
-        self.next_sequence = 0
+        self.next_sequence = self.batches = 0
         self.unacked: list[Numbered] = []
         self.connections: list[Connection] = []
         self.sent = 0  # of the unacknowledged ones, over the present connection
@@ -64,7 +65,8 @@ class IdempotentProducer:
 
     @property
     def may_number(self) -> bool:
-        return len(self.unacked) < IN_FLIGHT_MAX
+        """Brokers remember so many batches, so it never goes further beyond one that is not acknowledged."""
+        return not self.unacked or self.batches - self.unacked[0].place < IN_FLIGHT_MAX
 
     def number(self, record: Record, count: int) -> None:
         """A new record, in a batch of `count` copies."""
@@ -76,7 +78,8 @@ class IdempotentProducer:
             is_transactional=record.transaction is not None,
         )
         self.next_sequence += count
-        self.unacked.append(Numbered(record, batch))
+        self.unacked.append(Numbered(record, batch, self.batches))
+        self.batches += 1
 
     def send(self) -> bool:
         """The next unacknowledged record, over the present connection. False if there is none."""

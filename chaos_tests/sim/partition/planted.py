@@ -197,7 +197,7 @@ COURSE_BUGS: tuple[CourseBug, ...] = (
     CourseBug(
         name="second-damage-is-cut-with-the-first",
         rule="23: a cut of known damage that finds more of it says so",
-        mutations=(Mutation(_REPLICA + "_cut_damage", "self.is_end_hidden = True", "pass"),),
+        mutations=(Mutation(_REPLICA + "_on_end_hidden", "self.is_end_hidden = True", "pass"),),
         course=courses.more_is_damaged_before_the_damage_is_cut,
     ),
     CourseBug(
@@ -319,7 +319,7 @@ COURSE_BUGS: tuple[CourseBug, ...] = (
     CourseBug(
         name="damage-that-keeps-a-segment-out-is-not-reported",
         rule="23: the others learn of damage that hides where a log ended",
-        mutations=(Mutation(_PARTITION + "replica:Replica.install", "elif not had_damage:", "elif False:"),),
+        mutations=(Mutation(_REPLICA + "install", "self._on_end_hidden()", "pass"),),
         course=courses.segment_continues_a_damaged_log,
         message="it does not work again",
     ),

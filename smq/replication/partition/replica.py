@@ -170,10 +170,9 @@ class Replica:
 
     def _advance_log_start(self, judged_by: Epoch | None) -> None:
         """Rules 14 and 16. Incomplete producer state is dropped with its batches: a sequence that is too old, or was
-        never committed, would refuse its producer for ever. It is incomplete if this log never held some batches, or
-        if a snapshot also moved the epoch and has pruned the end of the newest epoch that this log holds or was judged
-        by. Then the leader is asked for it. A leader has no other to ask: it was elected because its log reached the
-        epoch's start."""
+        never committed, would refuse its producer for ever. It is incomplete if this log never held some batches; so it
+        is, too, if the newest epoch that it holds or was judged by has been pruned (rule 20). Then the leader is asked
+        for it. A leader has no other to ask: it was elected because its log reached the epoch's start."""
         runs, log_start = self.log.runs, self.part.log_start
         newest = max(judged_by if judged_by is not None else NO_EPOCH, runs[-1].epoch) if runs else self.part.epoch
         is_unjudged = newest + 1 < self.part.history[0].epoch
@@ -217,17 +216,19 @@ class Replica:
                 )
                 stream.probe()
 
-    def _cut_damage(self, *, is_new: bool = False) -> bool:
-        """False if more has been damaged meanwhile, so that the log ends earlier now; what `is_new` is not cut. What
-        this process acknowledged in the epoch may still make it complete: it takes no more part in it, and waits for
-        the next (rules 23, 27)."""
-        if self.log.tail_damage is None or (not is_new and self.log.truncate(self.log.appended_end)):
+    def _cut_damage(self) -> bool:
+        """False if more has been damaged meanwhile, so that the log ends earlier now."""
+        if self.log.tail_damage is None or self.log.truncate(self.log.appended_end):
             return True
+        self._on_end_hidden()
+        return False
+
+    def _on_end_hidden(self) -> None:
+        """This process takes no more part in the epoch: its acknowledgements may still complete it (rules 23, 27)."""
         self.is_end_hidden = True
         self._sealed = self._damaged_in = self.part.epoch
         self.judge()
         self.report_position()
-        return False
 
     def _stop_leading(self) -> None:
         self.leading = None
@@ -316,9 +317,8 @@ class Replica:
             raise self.not_leader()
 
     def _check_has_space(self) -> None:
-        has_room = self._owner.intake.has_room
-        self._was_refused_room = not has_room
-        if not has_room or len(self._waiters) >= WAITERS_MAX:
+        self._was_refused_room = not self._owner.intake.has_room
+        if self._was_refused_room or len(self._waiters) >= WAITERS_MAX:
             raise SmqError(ErrorCode.OVERLOADED, "too much is waiting for the disk", ErrorDetails(retry_after_ms=50))
 
     def not_leader(self) -> SmqError:
@@ -536,8 +536,8 @@ class Replica:
         had_damage = self.log.tail_damage is not None
         if is_installed := self.log.install(start, end, digest, values, old, done):
             self._judged_end = self.log.appended_end
-        elif not had_damage:
-            self._cut_damage(is_new=True)
+        elif self.log.tail_damage is not None and not had_damage:
+            self._on_end_hidden()
         return is_installed
 
     def has_space(self, size: int) -> bool:

@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
-from smq.raft_state.ids import NO_NODE, NO_PRODUCER, Offset, PartitionId, ProducerId, partition_id, split_partition_id
+from smq.raft_state.ids import (
+    NO_NODE,
+    NO_PRODUCER,
+    Epoch,
+    Offset,
+    PartitionId,
+    ProducerId,
+    partition_id,
+    split_partition_id,
+)
 from smq.raft_state.limits import (
     APPS_MAX,
     ASSIGNED_MAX,
@@ -24,6 +33,7 @@ from smq.raft_state.limits import (
 )
 from smq.raft_state.state import (
     ClusterState,
+    EpochStart,
     GroupPhase,
     GroupState,
     PartitionState,
@@ -145,14 +155,16 @@ def _check_partition(state: ClusterState, partition: PartitionState, where: str)
         _require(a.epoch < b.epoch and a.start <= b.start, f"{where}: the history does not ascend")
     for a, b in pairwise(history[1:]):
         _require(a.start < b.start, f"{where}: the history holds an epoch without records")
-    _require(history[0].start <= partition.log_start, f"{where}: the history begins above the log start")
+    is_first = history[0] == EpochStart(Epoch(0), partition.log_start)  # the log start has never moved
+    begins_below = is_first or history[0].start < partition.log_start
+    _require(begins_below, f"{where}: the history does not begin below the log start")
     _require(history[-1].start <= partition.next_offset, f"{where}: the epoch starts above the next offset")
     is_below = not partition.two_round or history[-1].start <= partition.hwm
     _require(is_below, f"{where}: the epoch starts above the hwm in two-round mode")
     _require(partition.incomplete <= set(replicas), f"{where}: an incomplete node that is no replica")
     _check_segments(partition, where)
     _require(partition.mode_seq >= 0, f"{where}: its mode has changed {partition.mode_seq} times")
-    # Equal is valid: by the epoch that ends at the log start, a log that ends there is judged (rule 20).
+    # Equal is valid: a log that ends at the log start is judged by the epoch that ends there (rule 20).
     is_pruned = len(history) < 2 or history[1].start >= partition.log_start
     _require(is_pruned, f"{where}: the history holds an epoch that ended below the log start")
 

@@ -433,10 +433,7 @@ def everything_is_to_be_kept_before_a_deletion_is_committed(group: Group) -> Non
 
 def all_start_again_before_they_have_moved_the_log_start(group: Group) -> None:
     """Its epochs since the last record have none. The log start moves to the end, and no node has applied that yet."""
-    group.connect(1, 1)
-    group.number(1)
-    group.request(1)
-    group.take_in(1)
+    _send(group)
     group.connect(1, 1)  # the answer is not heard: its producer sends the record again
     group.exchange(1, 2, 3)
     group.tick(1, 200)
@@ -450,6 +447,44 @@ def all_start_again_before_they_have_moved_the_log_start(group: Group) -> None:
         group.crash(node)
     for node in (1, 2, 3):
         group.start(node, len(group.log))
+
+
+def log_start_moves_while_a_leader_is_cut_off(group: Group) -> None:
+    """It has a batch that no other has. It learns of the epochs without that batch, and of the log start beyond it,
+    all together."""
+    _send(group)
+    group.exchange(1, 2, 3)
+    group.tick(1, 200)
+    group.commit(group.latest(AdvanceHwms))
+    _send(group)
+    group.elect(2, 3, candidate=2)
+    for node in (2, 3):
+        group.apply(node)
+    group.produce(2)
+    group.exchange(2, 3)
+    group.tick(2, 200)
+    group.commit(group.latest(AdvanceHwms))
+    group.elect(2, 3, candidate=3)
+    group.move_log_start(group.part.hwm)
+    for node in (2, 3):
+        group.apply(node)
+        group.drop(1, node)
+    group.apply(1, jumps=True)
+    group.exchange(1, 3)
+    group.elect(1, 3, candidate=1)
+    group.apply_all()
+    group.connect(1, 1)
+    group.request(1)
+    group.take_in(1)
+    group.exchange(1, 2, 3)
+
+
+def _send(group: Group) -> None:
+    """A producer sends its next batch to node 1."""
+    group.connect(1, 1)
+    group.number(1)
+    group.request(1)
+    group.take_in(1)
 
 
 # ---------------------------------------------------------------------------------------------- compaction

@@ -285,7 +285,7 @@ COURSE_BUGS: tuple[CourseBug, ...] = (
     ),
     CourseBug(
         name="last-epoch-forgotten-with-its-records",
-        rule="20: the epoch that ends at the log start stays, so that a log can say that it has its producers",
+        rule="20: the epoch that ends at the log start stays, and a log is judged by it before it moves there",
         mutations=(
             Mutation(
                 "smq.raft_state.handlers.partitions:_prune",
@@ -293,6 +293,13 @@ COURSE_BUGS: tuple[CourseBug, ...] = (
                 "history[keep + 1].start <= log_start",
             ),
         ),
+        course=courses.log_start_moves_while_a_leader_is_cut_off,
+        message="acknowledged at 1, where another is committed",
+    ),
+    CourseBug(
+        name="producers-forgotten-with-the-last-record",
+        rule="16: a log whose end the log start reaches knows its producers",
+        mutations=(Mutation(_PARTITION_LOG + "advance_log_start", "if offset > self.appended_end:", "if True:"),),
         course=courses.all_start_again_before_they_have_moved_the_log_start,
         message="it does not work again",
     ),

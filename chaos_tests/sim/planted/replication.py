@@ -365,7 +365,7 @@ REPLICATION_BUGS: tuple[PlantedBug, ...] = (
         mutations=(
             Mutation(
                 "smq.replication.log.partition_log:PartitionLog.advance_log_start",
-                "self.has_producers = not lacks_producers",
+                "self.has_producers = False",
                 "pass",
             ),
         ),

@@ -246,19 +246,17 @@ class PartitionLog(AbortedLog):
         self._settle_producers()
         self.tail_damage = damage
 
-    def advance_log_start(
-        self, offset: Offset, *, forget_producers: bool = False, lacks_producers: bool = False
-    ) -> None:
+    def advance_log_start(self, offset: Offset) -> None:
         """Deletes the batches wholly below `offset`. If it reaches appended_end, the log is emptied and continues at
-        `offset`. Producer state outlives its batches, unless the log is emptied and `forget_producers` is set;
-        `lacks_producers` then means that other logs know more producers. Truncate batches of a wrong lineage first."""
+        `offset`. Producer state outlives its batches. If `offset` passes appended_end, the log never held some batches:
+        its producer state is incomplete, and dropped. Truncate batches of a wrong lineage first."""
         if offset <= self.log_start:
             return
         if offset >= self.appended_end:
             state = self._state.copy()
-            if forget_producers:
+            if offset > self.appended_end:
                 state.producers = ProducerTable()
-                self.has_producers = not lacks_producers
+                self.has_producers = False
             self.log_start = offset
             self._replace_all(state)
             return

@@ -130,8 +130,7 @@ class Replica:
     def on_applied(self) -> int:
         """The partition's replicated state may have moved. Settles producers first, then judges the log, then acts.
         Returns the work, in units of 10 us."""
-        judged_by = self._epoch_seen
-        is_new_epoch = self.part.epoch != judged_by
+        is_new_epoch = self.part.epoch != self._epoch_seen
         if not is_new_epoch:
             self._waiters.settle()
         else:
@@ -143,7 +142,7 @@ class Replica:
             self.judge()
         self._watch.applied(self.part)
         self.note_damage()
-        work = 1 + self._follow_log_start(judged_by)
+        work = 1 + self._follow_log_start()
         if is_new_epoch and self.is_appointed:
             self._start_leading()
         elif is_new_epoch and (probe := self._pending_probe) is not None:
@@ -158,30 +157,21 @@ class Replica:
             return work
         return work + self.log.forget_producers(self.part.producers_start) // PRODUCERS_PER_WORK
 
-    def _follow_log_start(self, judged_by: Epoch | None) -> int:
-        """Not in a log with hidden damage, which the next process is still to find (rule 23). Returns the work. A state
-        that is behind the log's start may lack a segment that the log is to keep."""
+    def _follow_log_start(self) -> int:
+        """Rule 14. Not in a log with hidden damage, which the next process is still to find (rule 23). Returns the
+        work. A state that is behind the log's start may lack a segment that the log is to keep."""
         if self.part.log_start >= self.log.log_start and not self.log.tail_damage:
             self.log.keep_from(self.part.segments[0].start if self.part.segments else self.part.log_start)
         if self.part.log_start > self.log.log_start and not self.is_end_hidden:
-            self._advance_log_start(judged_by)
+            self._advance_log_start()
             return WORK_PER_TRIM
         return 0
 
-    def _advance_log_start(self, judged_by: Epoch | None) -> None:
-        """Rules 14 and 16. Incomplete producer state is dropped with its batches: a sequence that is too old, or was
-        never committed, would refuse its producer for ever. It is incomplete if this log never held some batches; so it
-        is, too, if the newest epoch that it holds or was judged by has been pruned (rule 20). Then the leader is asked
-        for it. A leader has no other to ask: it was elected because its log reached the epoch's start."""
-        runs, log_start = self.log.runs, self.part.log_start
-        newest = max(judged_by if judged_by is not None else NO_EPOCH, runs[-1].epoch) if runs else self.part.epoch
-        is_unjudged = newest + 1 < self.part.history[0].epoch
-        is_unseen = log_start > self.log.appended_end
-        self.log.advance_log_start(
-            log_start,
-            forget_producers=is_unjudged or is_unseen,
-            lacks_producers=is_unseen or not self.is_appointed,
-        )
+    def _advance_log_start(self) -> None:
+        """A log that ended below the start never held some batches, so it asks the leader for its producers (rule 16).
+        One that reached the start knows them: it was judged by the epoch of the batch before the start (rule 20). A
+        leader has no other to ask: it was elected because its log reached the epoch's start."""
+        self.log.advance_log_start(self.part.log_start)
         if self._judged_end < self.log.log_start:
             self.judge()
         if self._lacks_producers and self.leading is None:
@@ -595,6 +585,6 @@ class Replica:
             self._owner.mark_damaged(self)
             return
         self.is_end_hidden = False
-        self._follow_log_start(self._epoch_seen)
+        self._follow_log_start()
         if self.part.leader != me:
             self._send_ack(resync=True)

@@ -370,7 +370,7 @@ class Segments(RuleBasedStateMachine):
         for node in self.nodes:
             node.log.keep_from(Offset(min(self.borders, default=start)))
             is_passed = start > node.log.appended_end
-            node.log.advance_log_start(Offset(start), forget_producers=is_passed)
+            node.log.advance_log_start(Offset(start))
             if is_passed:
                 node.log.adopt_producers(self.leader.log.producers_at(Offset(start)))
             node.harness.settle()

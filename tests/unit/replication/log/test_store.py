@@ -366,7 +366,7 @@ def test_producers_after_a_truncation_equal_a_fresh_fold(harness: Harness, monke
         harness.settle()
 
 
-def test_producer_state_outlives_its_batches(harness: Harness) -> None:
+def test_producer_state_outlives_its_batches_unless_some_were_never_here(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     first = append(log, 3, producer=(9, 0, 0))
     append(log, 2)
@@ -375,10 +375,13 @@ def test_producer_state_outlives_its_batches(harness: Harness) -> None:
     again = log.producers.check(parse_header(make_batch(3, producer=(9, 0, 0))), Offset(0))
     assert again is not None
     assert (again.base_offset, again.end, again.ts_ns) == (0, 3, first.ts_ns)
-    log.advance_log_start(Offset(50))
+    log.advance_log_start(log.appended_end)
     log = LogStore(harness.reopen()).open_all()[PID]
+    assert log.has_producers
     assert log.producers.check(parse_header(make_batch(3, producer=(9, 0, 0))), Offset(0)) == again
     assert log.producers.check(parse_header(make_batch(1, producer=(9, 0, 3))), Offset(0)) is None
+    log.advance_log_start(Offset(log.appended_end + 1))  # a batch that was never here: so is what it says of producers
+    assert not LogStore(harness.reopen()).open_all()[PID].has_producers
 
 
 def test_time_look_ups_after_a_truncation_find_only_remaining_records(harness: Harness) -> None:

@@ -70,7 +70,7 @@ def _begin_epoch(history: list[EpochStart], beginning: EpochStart) -> None:
     """An older epoch that starts above the new one never committed anything: it ends where it starts from now on, as
     does one that starts at the same offset. Rule 20: such an epoch holds nothing, so nothing is right in it and it is
     dropped. Then the history has one entry per epoch with records, however many elections there are. The oldest entry
-    stays, empty or not: it shows whether the log start has ever moved."""
+    stays: it is empty only while the log start has never moved."""
     while len(history) > 1 and history[-1].start >= beginning.start:
         history.pop()
     history.append(beginning)

@@ -248,8 +248,9 @@ class PartitionLog(AbortedLog):
 
     def advance_log_start(self, offset: Offset) -> None:
         """Deletes the batches wholly below `offset`. If it reaches appended_end, the log is emptied and continues at
-        `offset`. Producer state outlives its batches. If `offset` passes appended_end, the log never held some batches:
-        its producer state is incomplete, and dropped. Truncate batches of a wrong lineage first."""
+        `offset`. Producer state outlives its batches, unless `offset` passes appended_end: then this log lacks batches,
+        and a sequence that is too old, or was never committed, would refuse its producer for ever. Truncate batches of
+        a wrong lineage first, as their sequences would stay."""
         if offset <= self.log_start:
             return
         if offset >= self.appended_end:

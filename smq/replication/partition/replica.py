@@ -168,9 +168,8 @@ class Replica:
         return 0
 
     def _advance_log_start(self) -> None:
-        """A log that ended below the start never held some batches, so it asks the leader for its producers (rule 16).
-        One that reached the start knows them: it was judged by the epoch of the batch before the start (rule 20). A
-        leader has no other to ask: it was elected because its log reached the epoch's start."""
+        """A log that ended below the start lacks its producers from now on, and asks the leader for them (rule 16). One
+        that reached the start keeps them: it was judged by the epoch of the batch before the start (rule 20)."""
         self.log.advance_log_start(self.part.log_start)
         if self._judged_end < self.log.log_start:
             self.judge()

@@ -67,7 +67,7 @@ def test_a_node_whose_cluster_id_has_a_flipped_bit_starts_with_an_empty_director
         if (name := meta.get(CLUSTER_KEY)) is None:
             return damaged, "no identity yet"
         at = rng.randrange(len(name))
-        meta[CLUSTER_KEY] = name[:at] + bytes([name[at] ^ 1 << rng.randrange(8)]) + name[at + 1 :]
+        meta[CLUSTER_KEY] = name[:at] + bytes([name[at] ^ (1 << rng.randrange(8))]) + name[at + 1 :]
         return damaged, "the cluster's id"
 
     monkeypatch.setattr(kinds, "flipped", id_flipped)

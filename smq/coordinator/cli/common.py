@@ -5,6 +5,7 @@ Owns no command. The modules of commands import it.
 
 import asyncio
 import json
+import signal
 import socket
 import sys
 from collections.abc import Coroutine
@@ -16,6 +17,7 @@ import click
 from smq import clients
 from smq.clients.metadata import parse_bootstrap
 from smq.clients.tls import tls_from_environment
+from smq.coordinator.cli.signals import OrderlyEnd
 from smq.coordinator.user_errors import NoAnswer
 from smq.raft_state.errors import ErrorCode, SmqError
 
@@ -38,9 +40,15 @@ _NO_MAJORITY: Final = frozenset({ErrorCode.NO_QUORUM, ErrorCode.LEADER_UNAVAILAB
 
 
 def run(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
-    """Runs a command's coroutine. If no node answers, or there is no quorum, the error says what to look at next."""
+    """Runs a command's coroutine. If no node answers, or there is no quorum, the error says what to look at next. After
+    Ctrl-C it raises KeyboardInterrupt, once the coroutine has ended in order."""
+    ctrl_c = OrderlyEnd(signal.SIGINT)
     try:
-        return asyncio.run(_with_notice(work))
+        return asyncio.run(_watched(work, ctrl_c))
+    except asyncio.CancelledError:
+        if ctrl_c.has_come:
+            raise KeyboardInterrupt from None
+        raise
     except SmqError as e:
         if e.code is ErrorCode.UNREACHABLE:
             raise NoAnswer(_no_answer(bootstrap, e)) from e
@@ -49,8 +57,9 @@ def run(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
         raise
 
 
-async def _with_notice(work: Coroutine[Any, Any, T]) -> T:
-    """A person at the terminal learns after a while that the command waits for the cluster's first answers."""
+async def _watched(work: Coroutine[Any, Any, T], ctrl_c: OrderlyEnd) -> T:
+    """A person at the terminal can end the command, and learns after a while that it waits for the first answers."""
+    ctrl_c.listen()
     if not is_watched():
         return await work
     notice = "waiting for an answer: the cluster may lack a leader, or a majority of its nodes (`smq status`)"

@@ -6,12 +6,11 @@ beyond, however they end. `commands.consume` alone imports it.
 """
 
 import asyncio
-import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import BinaryIO, Final
 
 import click
@@ -35,18 +34,6 @@ SEARCHES_TOGETHER_MAX: Final = 4  # of all partitions: a node runs eight, and ot
 PAGE_RECORDS_MAX: Final = 500
 
 
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does: in order, with a commit."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
-
-
 class Reading(ABC):
     """One run of the command."""
 
@@ -63,8 +50,7 @@ class Reading(ABC):
     async def to_the_end(self) -> None:
         """Until it is done, or a signal ends it. Then what was written is flushed and committed."""
         try:
-            with _ended_by_sigterm():
-                await self._read()
+            await self._read()
         finally:
             await self._finish()
 

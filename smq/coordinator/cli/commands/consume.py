@@ -30,6 +30,7 @@ from smq.coordinator.cli.record_format import (
     parse_headers,
     value_line,
 )
+from smq.coordinator.cli.signals import OrderlyEnd
 from smq.coordinator.service.record_filter import RecordFilter
 
 FETCH_WAIT_MS: Final = 500
@@ -160,7 +161,9 @@ class _Asked:
 
     async def read(self) -> None:
         """With a filter the nodes search. Not so for a member, which filters what it fetches: the consumer's fetches
-        follow the group from one assignment to the next, and its searches do not."""
+        follow the group from one assignment to the next, and its searches do not. SIGTERM ends it as Ctrl-C does: in
+        order, with a commit."""
+        OrderlyEnd(signal.SIGTERM).listen()
         is_searching = self._has_filter and not self._is_member
         async with Consumer(
             self.bootstrap,

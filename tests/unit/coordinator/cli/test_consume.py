@@ -1,5 +1,6 @@
 """`smq consume`: where it starts and stops, what it writes, what it commits, and how it ends."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -132,6 +133,29 @@ def test_however_it_is_ended_it_has_committed_what_it_wrote_or_passed_over(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True) as child:
         assert child.stdout is not None
         assert [child.stdout.readline() for _ in lines] == lines
+        child.send_signal(end)
+        _, said = child.communicate(timeout=60)
+    assert (child.returncode, said) == (0, "")
+    assert cluster.commits["g", "t", 0][0] == 3
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_twice_does_not_cut_its_commit_short(
+    cluster: FakeCluster, environment: dict[str, str], end: signal.Signals
+) -> None:
+    """As timeout(1) sends it: to the command, and to its process group. It was not committed, or hung for ever."""
+    fill(cluster, [3, 2, 1])
+    command = [*CLI, "consume", "t", "-p", "0", "-f", "-g", "g", "--commit"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True) as child:
+        assert child.stdout is not None
+
+        async def again(name: str, _request: object) -> None:
+            if name == "CommitOffsets":
+                child.send_signal(end)
+                await asyncio.sleep(0.2)
+
+        cluster.nodes[1].hook = again
+        assert [child.stdout.readline() for _ in range(3)] == ["0\n", "1\n", "2\n"]
         child.send_signal(end)
         _, said = child.communicate(timeout=60)
     assert (child.returncode, said) == (0, "")

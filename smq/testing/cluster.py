@@ -9,6 +9,7 @@ import itertools
 import json
 import signal
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
@@ -19,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.raft_state.errors import AppendLost, NotLeader, SmqError
+from smq.raft_state.errors import AppendLost, LeaderUnavailable, NotLeader, SmqError
 from smq.testing.node_client import Unanswered
 from smq.testing.node_process import CLI, READY_S, ClusterError, Node, Nodes, add_tuning, end, tail, wait_for
 
-PUBLISH_TRIES = 5  # each waits for a leader that all live nodes agree on
+PUBLISH_TRIES = 20  # each waits for a leader that all live nodes agree on
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback, whatever the environment says
 
 
@@ -137,15 +138,16 @@ class Cluster(Nodes):
         return name
 
     def publish_batch(self, topic: str, partition: int, batch: bytes) -> None:
-        """Appends `batch` at the leader, acks=all; again if the leader moves meanwhile, as it may on a busy machine:
-        only the errors that say that nothing was kept lead to another try."""
+        """Appends `batch` at the leader, acks=all. It tries again if the leader moves meanwhile or does not lead yet,
+        as may be on a busy machine: only errors that say that nothing was kept lead to another try."""
         for tries_left in reversed(range(PUBLISH_TRIES)):
             try:
                 self.nodes[self.wait_leader(topic, partition)].raw.publish_batch(topic, partition, batch)
                 return
-            except (AppendLost, NotLeader):
+            except (AppendLost, LeaderUnavailable, NotLeader) as e:
                 if not tries_left:
                     raise
+                time.sleep((e.details.retry_after_ms or 0) / 1000)
 
     def partition(self, topic: str, partition: int, via: Iterable[Node] | None = None) -> pb.PartitionInfo | None:
         """The partition as the first node that answers has applied it; None if no node knows it.

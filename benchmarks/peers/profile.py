@@ -1,4 +1,4 @@
-"""Where smq's nodes spend their processor time under each line of the comparison: one table of shares.
+"""Where smq's nodes spend their processor time under each line of the comparison, and under AssignOffsets: one table.
 
 Owns the sampling (py-spy, from outside the nodes) and how samples become shares: each counts for the innermost function
 of smq on its stack, by the room of that function's file. Threads that wait do not count. It must never run beside a
@@ -10,12 +10,13 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import offsets
 from benchmarks.pages import markdown, rewrite
 from benchmarks.peers.lines import LINES
 from benchmarks.peers.systems import Smq, running
@@ -42,6 +43,18 @@ LOOP: Final = "run_server (coordinator/server.py)"  # what starts the loop is on
 WAITS: Final = frozenset(
     {"epoll_wait", "epoll_pwait", "PyThread_acquire_lock_timed", "pthread_cond_wait", "pthread_cond_timedwait"}
 )
+
+
+def _assign_offsets(smq: Smq, _topic: str, share: float) -> None:
+    with smq.watch():
+        offsets.load(smq.grpc_servers, calls=round(100_000 * share))
+
+
+# The lines that a rate or a latency is judged by, and what no other system has.
+LOADS: Final[dict[str, Callable[[Smq, str, float], object]]] = {
+    **{line.name: line.run for line in LINES if line.judged != "gap_ms"},
+    f"AssignOffsets, {offsets.CALLERS} callers": _assign_offsets,
+}
 
 
 class Samples:
@@ -87,15 +100,15 @@ def _innermost(frames: list[str]) -> tuple[str, str]:
 
 
 def measure(report: Report, *, share: float, lines: list[str], directory: Path | None = None) -> None:
-    """Each line that a rate or a latency is judged by, on a fresh cluster, with every node sampled."""
-    for line in LINES:
-        if line.judged == "gap_ms" or (lines and not any(part in line.name for part in lines)):
+    """Each load on a fresh cluster, with every node sampled."""
+    for name, run in LOADS.items():
+        if lines and not any(part in name for part in lines):
             continue
         with tempfile.TemporaryDirectory(prefix="smq-profile-", dir=directory) as root, running(Smq, Path(root)) as smq:
             samples = Samples()
             smq.watch = partial(_sampled, smq.pids, Path(root), samples)
-            line.run(smq, "profile", share)
-        add(report, line.name, samples)
+            run(smq, "profile", share)
+        add(report, name, samples)
 
 
 def add(report: Report, line: str, samples: Samples) -> None:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from benchmarks.other_commits import started_from
 from benchmarks.peers.programs import Jars, go_program, kafka_jars
@@ -65,6 +65,9 @@ class System(ABC):
         return usage_of(self.pids)
 
 
+SomeSystem = TypeVar("SomeSystem", bound=System)
+
+
 class Smq(System):
     name = "smq"
     flushes = "a majority's disks"
@@ -84,6 +87,10 @@ class Smq(System):
     @property
     def servers(self) -> list[str]:
         return [node.kafka for node in self._cluster.nodes.values()]
+
+    @property
+    def grpc_servers(self) -> list[str]:
+        return [node.grpc for node in self._cluster.nodes.values()]
 
     @property
     def pids(self) -> list[int]:
@@ -273,7 +280,7 @@ SYSTEMS: Final[tuple[type[System], ...]] = (Smq, Kafka, FlushingKafka, Etcd, Nat
 
 
 @contextmanager
-def running(kind: type[System], root: Path) -> Iterator[System]:
+def running(kind: type[SomeSystem], root: Path) -> Iterator[SomeSystem]:
     system = kind(root)
     try:
         system.start()

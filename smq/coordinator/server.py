@@ -22,7 +22,7 @@ import structlog
 import uvloop
 
 from smq.clients import Admin, Tls
-from smq.coordinator import limits
+from smq.coordinator import limits, signals
 from smq.coordinator.addresses import Address, format_address, is_wildcard
 from smq.coordinator.allocator import keep_freed_memory
 from smq.coordinator.clock_check import ClockCheck
@@ -488,14 +488,7 @@ async def _run(
 ) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            os._exit(EXIT_FAILED)  # the second signal: end immediately
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    signals.listen((signal.SIGTERM, signal.SIGINT), stop.set, lambda _: os._exit(EXIT_FAILED))
     if is_child:
         # The parent holds the other end of stdin, which ends with the parent, however it dies.
         loop.add_reader(sys.stdin.fileno(), stop.set)

@@ -17,7 +17,7 @@ import click
 from smq import clients
 from smq.clients.metadata import parse_bootstrap
 from smq.clients.tls import tls_from_environment
-from smq.coordinator.cli.signals import OrderlyEnd
+from smq.coordinator.signals import listen
 from smq.coordinator.user_errors import NoAnswer
 from smq.raft_state.errors import ErrorCode, SmqError
 
@@ -42,11 +42,11 @@ _NO_MAJORITY: Final = frozenset({ErrorCode.NO_QUORUM, ErrorCode.LEADER_UNAVAILAB
 def run(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
     """Runs a command's coroutine. If no node answers, or there is no quorum, the error says what to look at next. After
     Ctrl-C it raises KeyboardInterrupt, once the coroutine has ended in order."""
-    ctrl_c = OrderlyEnd(signal.SIGINT)
+    interrupts: list[signal.Signals] = []
     try:
-        return asyncio.run(_watched(work, ctrl_c))
+        return asyncio.run(_watched(work, interrupts))
     except asyncio.CancelledError:
-        if ctrl_c.has_come:
+        if interrupts:
             raise KeyboardInterrupt from None
         raise
     except SmqError as e:
@@ -57,9 +57,9 @@ def run(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
         raise
 
 
-async def _watched(work: Coroutine[Any, Any, T], ctrl_c: OrderlyEnd) -> T:
+async def _watched(work: Coroutine[Any, Any, T], interrupts: list[signal.Signals]) -> T:
     """A person at the terminal can end the command, and learns after a while that it waits for the first answers."""
-    ctrl_c.listen()
+    end_by(signal.SIGINT, interrupts)
     if not is_watched():
         return await work
     notice = "waiting for an answer: the cluster may lack a leader, or a majority of its nodes (`smq status`)"
@@ -69,6 +69,23 @@ async def _watched(work: Coroutine[Any, Any, T], ctrl_c: OrderlyEnd) -> T:
         return await work
     finally:
         timer.cancel()
+
+
+def end_by(number: signal.Signals, seen: list[signal.Signals]) -> None:
+    """From now on the signal cancels the task that calls this, and is added to `seen`. If it comes again, later, the
+    command ends without order."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def end_in_order() -> None:
+        seen.append(number)
+        task.cancel()
+
+    listen((number,), end_in_order, _end_now)
+
+
+def _end_now(number: signal.Signals) -> None:
+    raise KeyboardInterrupt if number is signal.SIGINT else SystemExit(128 + number)
 
 
 def answered() -> None:

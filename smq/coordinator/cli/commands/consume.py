@@ -17,7 +17,15 @@ from smq.clients import OFFSET_TYPES, Admin, Consumer, StartAt
 from smq.clients import RecordFilter as Wanted
 from smq.clients.membership.subscribing import Resume
 from smq.clients.types import ISOLATIONS, Isolation, TopicPartition
-from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, answered, json_option, open_admin, run
+from smq.coordinator.cli.common import (
+    CALL_TIMEOUT_MS,
+    CONNECT_TIMEOUT_MS,
+    answered,
+    end_by,
+    json_option,
+    open_admin,
+    run,
+)
 from smq.coordinator.cli.completions import GROUP, TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.moments import MOMENT
@@ -30,7 +38,6 @@ from smq.coordinator.cli.record_format import (
     parse_headers,
     value_line,
 )
-from smq.coordinator.cli.signals import OrderlyEnd
 from smq.coordinator.service.record_filter import RecordFilter
 
 FETCH_WAIT_MS: Final = 500
@@ -163,7 +170,7 @@ class _Asked:
         """With a filter the nodes search. Not so for a member, which filters what it fetches: the consumer's fetches
         follow the group from one assignment to the next, and its searches do not. SIGTERM ends it as Ctrl-C does: in
         order, with a commit."""
-        OrderlyEnd(signal.SIGTERM).listen()
+        end_by(signal.SIGTERM, [])
         is_searching = self._has_filter and not self._is_member
         async with Consumer(
             self.bootstrap,

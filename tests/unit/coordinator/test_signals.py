@@ -8,7 +8,7 @@ import pytest
 # It gets Ctrl-C in the middle of its work, and again as it begins to end.
 COMMAND = """
 import asyncio, signal, sys
-from smq.coordinator.cli import signals
+from smq.coordinator import signals
 from smq.coordinator.cli.common import run
 
 async def work():

@@ -488,7 +488,26 @@ async def _run(
 ) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    signals.listen((signal.SIGTERM, signal.SIGINT), stop.set, lambda _: os._exit(EXIT_FAILED))
+
+    def end_in_order(_: signal.Signals) -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    def end_now(_: signal.Signals) -> None:
+        os._exit(EXIT_FAILED)
+
+    with signals.handled((signal.SIGTERM, signal.SIGINT), end_in_order, end_now):
+        await _serve(config, measures, on_started, is_child, stop)
+    return 0
+
+
+async def _serve(
+    config: ServerConfig,
+    measures: ProcessMeasures,
+    on_started: Callable[[Server], Coroutine[None, None, None]] | None,
+    is_child: bool,
+    stop: asyncio.Event,
+) -> None:
+    loop = asyncio.get_running_loop()
     if is_child:
         # The parent holds the other end of stdin, which ends with the parent, however it dies.
         loop.add_reader(sys.stdin.fileno(), stop.set)
@@ -504,7 +523,6 @@ async def _run(
     if started is not None:
         started.cancel()
     await server.stop()
-    return 0
 
 
 def _told(bound: Address | None, advertised: Address | None) -> str:

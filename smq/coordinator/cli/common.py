@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Coroutine
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
@@ -17,7 +18,7 @@ import click
 from smq import clients
 from smq.clients.metadata import parse_bootstrap
 from smq.clients.tls import tls_from_environment
-from smq.coordinator.signals import listen
+from smq.coordinator.signals import handled
 from smq.coordinator.user_errors import NoAnswer
 from smq.raft_state.errors import ErrorCode, SmqError
 
@@ -39,14 +40,43 @@ _notice: Final[ContextVar[asyncio.TimerHandle | None]] = ContextVar("notice", de
 _NO_MAJORITY: Final = frozenset({ErrorCode.NO_QUORUM, ErrorCode.LEADER_UNAVAILABLE, ErrorCode.NODE_NOT_READY})
 
 
-def run(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
-    """Runs a command's coroutine. If no node answers, or there is no quorum, the error says what to look at next. After
-    Ctrl-C it raises KeyboardInterrupt, once the coroutine has ended in order."""
-    interrupts: list[signal.Signals] = []
+class _Ending:
+    """What signals do to a command's coroutine: the first one cancels it."""
+
+    def __init__(self) -> None:
+        self.by: signal.Signals | None = None
+        self._task: asyncio.Task[object] | None = None
+
+    def follow(self) -> None:
+        """The task that calls this is what a signal cancels from now on."""
+        self._task = asyncio.current_task()
+
+    def in_order(self, number: signal.Signals) -> None:
+        if self._task is None or self._task.done():
+            self.now(number)
+        else:
+            self.by = number
+            self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+    def now(self, number: signal.Signals) -> None:
+        raise SystemExit(128 + number)
+
+
+def run(
+    work: Coroutine[Any, Any, T], bootstrap: str, ended_by: tuple[signal.Signals, ...] = (signal.Signals.SIGINT,)
+) -> T:
+    """Runs a command's coroutine. If no node answers, or there is no quorum, the error says what to look at next.
+
+    The signals of `ended_by` let it end in order, and then SIGINT raises KeyboardInterrupt, and another one
+    CancelledError. A signal that was ignored at the start, as a script's Ctrl-C is by its jobs, stays so."""
+    ending = _Ending()
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in ended_by if is_main and signal.getsignal(number) is not signal.SIG_IGN]
     try:
-        return asyncio.run(_watched(work, interrupts))
+        with handled(numbers, ending.in_order, ending.now):
+            return asyncio.run(_with_notice(work, ending))
     except asyncio.CancelledError:
-        if interrupts:
+        if ending.by is signal.SIGINT:
             raise KeyboardInterrupt from None
         raise
     except SmqError as e:
@@ -57,9 +87,9 @@ def run(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
         raise
 
 
-async def _watched(work: Coroutine[Any, Any, T], interrupts: list[signal.Signals]) -> T:
-    """A person at the terminal can end the command, and learns after a while that it waits for the first answers."""
-    end_by(signal.SIGINT, interrupts)
+async def _with_notice(work: Coroutine[Any, Any, T], ending: _Ending) -> T:
+    """A person at the terminal learns after a while that the command waits for the cluster's first answers."""
+    ending.follow()
     if not is_watched():
         return await work
     notice = "waiting for an answer: the cluster may lack a leader, or a majority of its nodes (`smq status`)"
@@ -69,23 +99,6 @@ async def _watched(work: Coroutine[Any, Any, T], interrupts: list[signal.Signals
         return await work
     finally:
         timer.cancel()
-
-
-def end_by(number: signal.Signals, seen: list[signal.Signals]) -> None:
-    """From now on the signal cancels the task that calls this, and is added to `seen`. If it comes again, later, the
-    command ends without order."""
-    task = asyncio.current_task()
-    assert task is not None
-
-    def end_in_order() -> None:
-        seen.append(number)
-        task.cancel()
-
-    listen((number,), end_in_order, _end_now)
-
-
-def _end_now(number: signal.Signals) -> None:
-    raise KeyboardInterrupt if number is signal.SIGINT else SystemExit(128 + number)
 
 
 def answered() -> None:

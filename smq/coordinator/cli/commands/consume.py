@@ -17,15 +17,7 @@ from smq.clients import OFFSET_TYPES, Admin, Consumer, StartAt
 from smq.clients import RecordFilter as Wanted
 from smq.clients.membership.subscribing import Resume
 from smq.clients.types import ISOLATIONS, Isolation, TopicPartition
-from smq.coordinator.cli.common import (
-    CALL_TIMEOUT_MS,
-    CONNECT_TIMEOUT_MS,
-    answered,
-    end_by,
-    json_option,
-    open_admin,
-    run,
-)
+from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, answered, json_option, open_admin, run
 from smq.coordinator.cli.completions import GROUP, TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.moments import MOMENT
@@ -168,9 +160,7 @@ class _Asked:
 
     async def read(self) -> None:
         """With a filter the nodes search. Not so for a member, which filters what it fetches: the consumer's fetches
-        follow the group from one assignment to the next, and its searches do not. SIGTERM ends it as Ctrl-C does: in
-        order, with a commit."""
-        end_by(signal.SIGTERM, [])
+        follow the group from one assignment to the next, and its searches do not."""
         is_searching = self._has_filter and not self._is_member
         async with Consumer(
             self.bootstrap,
@@ -271,9 +261,9 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def _run_until_ended(work: Coroutine[object, object, None], bootstrap: str, *, is_end_normal: bool) -> None:
-    """A signal is the normal end of --follow: what was written has been committed."""
+    """SIGTERM ends it as Ctrl-C does, in order and with a commit. A signal is the normal end of --follow."""
     try:
-        run(work, bootstrap)
+        run(work, bootstrap, (signal.SIGINT, signal.SIGTERM))
     except (KeyboardInterrupt, asyncio.CancelledError) as e:
         if not is_end_normal:
             raise SystemExit(128 + (signal.SIGINT if isinstance(e, KeyboardInterrupt) else signal.SIGTERM)) from None

@@ -140,8 +140,9 @@ def test_however_it_is_ended_it_has_committed_what_it_wrote_or_passed_over(
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_that_comes_twice_does_not_cut_its_commit_short(
-    cluster: FakeCluster, environment: dict[str, str], end: signal.Signals
+    cluster: FakeCluster, environment: dict[str, str], end: signal.Signals, second: signal.Signals
 ) -> None:
     """As timeout(1) sends it: to the command, and to its process group. It was not committed, or hung for ever."""
     fill(cluster, [3, 2, 1])
@@ -151,7 +152,7 @@ def test_a_signal_that_comes_twice_does_not_cut_its_commit_short(
 
         async def again(name: str, _request: object) -> None:
             if name == "CommitOffsets":
-                child.send_signal(end)
+                child.send_signal(second)
                 await asyncio.sleep(0.2)
 
         cluster.nodes[1].hook = again

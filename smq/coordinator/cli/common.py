@@ -5,6 +5,7 @@ Owns no command. The modules of commands import it.
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -46,6 +47,7 @@ class _Ending:
     def __init__(self) -> None:
         self.by: signal.Signals | None = None
         self._task: asyncio.Task[object] | None = None
+        self._is_given_up = False
 
     def follow(self) -> None:
         """The task that calls this is what a signal cancels from now on."""
@@ -59,6 +61,11 @@ class _Ending:
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
     def now(self, number: signal.Signals) -> None:
+        """Gives the terminal back, which needs an exception. If that is blocked, too, as the last flush to a pipe that
+        is full, the next signal is the end of the process."""
+        if self._is_given_up:
+            os._exit(128 + number)
+        self._is_given_up = True
         raise SystemExit(128 + number)
 
 

@@ -12,7 +12,7 @@ from smq.coordinator import signals
 
 # It gets Ctrl-C in the middle of its work, and again as it begins to end.
 COMMAND = """
-import asyncio, signal, sys
+import asyncio, contextlib, signal, sys
 from smq.coordinator import signals
 from smq.coordinator.cli.common import run
 
@@ -21,7 +21,13 @@ async def work():
     try:
         await asyncio.sleep(0.2 if is_ignored else 60)
     finally:
-        signal.raise_signal(signal.SIGINT)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except SystemExit:
+            if sys.argv[2:] != ["holds on"]:
+                raise
+            with contextlib.suppress(SystemExit):
+                signal.raise_signal(signal.SIGINT)
         await asyncio.sleep(1)
         print("ended in order")
 
@@ -47,6 +53,13 @@ def test_the_second_ctrl_c_ends_a_command_only_if_it_comes_later(
     command = [sys.executable, "-c", COMMAND, same_signal_s]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == ends
+
+
+def test_the_third_ctrl_c_ends_a_command_that_does_not_let_go() -> None:
+    """Output that was blocked on a full pipe took nine of them."""
+    command = [sys.executable, "-c", COMMAND, "0", "holds on"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_a_signal_counts_from_when_it_comes_also_while_the_loop_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:

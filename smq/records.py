@@ -248,19 +248,6 @@ def with_body(header: BatchHeader, batch: Buffer, codec: int, body: Buffer) -> b
     return bytes(out)
 
 
-def split_batches(data: Buffer) -> Iterator[memoryview]:
-    """The consecutive batches in `data`. BatchCorrupt if the last is incomplete."""
-    view = memoryview(data)
-    while view:
-        if len(view) < LENGTH_OVERHEAD:
-            raise BatchCorrupt(f"{len(view)} bytes after the last whole batch")
-        size = struct.unpack_from(">i", view, 8)[0] + LENGTH_OVERHEAD
-        if size < HEADER_BYTES or size > len(view):
-            raise BatchCorrupt(f"a batch of {size} bytes in {len(view)}")
-        yield view[:size]
-        view = view[size:]
-
-
 # ------------------------------------------------------------------------------------------------ records
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 

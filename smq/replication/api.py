@@ -323,7 +323,6 @@ class NodeApi(Protocol):
         max_bytes: int,
         max_wait_ms: int,
         done: DoneFn[Fetched],
-        min_bytes: int = 1,
         is_committed: bool = False,
     ) -> Cancel:
         """Reads committed batches from this node's replica, from the batch that contains `offset`, of the topic with

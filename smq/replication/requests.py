@@ -84,7 +84,6 @@ class Requests:
         max_bytes: int,
         max_wait_ms: int,
         done: DoneFn[Fetched],
-        min_bytes: int = 1,
         is_committed: bool = False,
     ) -> Cancel:
         began_ns = self._host.clock.monotonic_ns()
@@ -98,7 +97,7 @@ class Requests:
                 return
             replica = self._replica(part)
             size = min(max_bytes, self._host.config.fetch_bytes_max)
-            poll = Poll(replica, Offset(offset), size, min_bytes, deadline_ns, done, is_committed, began_ns)
+            poll = Poll(replica, Offset(offset), size, deadline_ns, done, is_committed, began_ns)
             self._replicas.reads.fetch(poll)
 
         def cancel() -> None:

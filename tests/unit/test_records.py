@@ -4,7 +4,7 @@ import gzip
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from aiokafka.record.control_record import ABORT_MARKER, COMMIT_MARKER, ControlRecord
@@ -32,7 +32,6 @@ from smq.records import (
     marker_batch,
     parse_header,
     patched_prefix,
-    split_batches,
     validate_produced,
 )
 
@@ -242,27 +241,6 @@ def test_records_that_do_not_decode_are_corrupt() -> None:
             list(decode_batch(damaged))
 
 
-# -------------------------------------------------------------------------------------------- splitting
-def test_consecutive_batches_are_split() -> None:
-    parts = [encode_batch(RECORDS[:n], codec=codec) for n, codec in [(1, "none"), (3, "zstd"), (2, "gzip")]]
-    assert [bytes(part) for part in split_batches(b"".join(parts))] == parts
-    assert list(split_batches(b"")) == []
-
-
-@pytest.mark.parametrize("cut", [1, 11, 12, 60, 61, 69])
-def test_a_cut_batch_after_a_complete_one_is_corrupt(cut: int) -> None:
-    parts: Iterator[memoryview] = split_batches(GOLDEN + GOLDEN[:cut])
-    assert next(parts) == GOLDEN
-    with pytest.raises(BatchCorrupt):
-        next(parts)
-
-
-@pytest.mark.parametrize("length", [-1, 0, 48, -(1 << 31), INT32_MAX])
-def test_a_length_that_cannot_be_is_corrupt(length: int) -> None:
-    with pytest.raises(BatchCorrupt):
-        list(split_batches(GOLDEN[:8] + struct.pack(">i", length) + GOLDEN[12:]))
-
-
 # ------------------------------------------------------------------------------------------------- fuzz
 MUTATED = st.tuples(st.just(GOLDEN), st.lists(st.tuples(st.integers(0, len(GOLDEN) - 1), st.integers(0, 255))))
 HEADERS = st.builds(
@@ -288,7 +266,7 @@ def mutated(pair: tuple[bytes, list[tuple[int, int]]]) -> bytes:
 BYTES = st.one_of(st.binary(max_size=200), MUTATED.map(mutated), HEADERS)
 
 
-@given(BYTES, st.sampled_from([parse_header, validate_produced, lambda data: list(split_batches(data))]))
+@given(BYTES, st.sampled_from([parse_header, validate_produced]))
 def test_bad_bytes_raise_batch_errors_and_nothing_else(data: bytes, parse: Callable[[bytes], object]) -> None:
     try:
         parse(data)

@@ -140,7 +140,6 @@ class NodeCalls:
         max_bytes: int,
         max_wait_ms: int,
         answer_ms: int,
-        min_bytes: int = 1,
         is_committed: bool = False,
     ) -> Fetched:
         """`answer_ms` must exceed `max_wait_ms`: the node needs a barrier before it says that an offset is out of range
@@ -153,7 +152,6 @@ class NodeCalls:
             max_bytes=max_bytes,
             max_wait_ms=max_wait_ms,
             done=answer.done,
-            min_bytes=min_bytes,
             is_committed=is_committed,
         )
         return await answer.result(answer_ms, withdraw, grace_ms=0)

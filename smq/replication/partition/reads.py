@@ -37,7 +37,6 @@ class Poll:
     replica: Replica
     offset: Offset
     max_bytes: int  # 0: only reports that there is something
-    min_bytes: int
     deadline_ns: int
     done: DoneFn[Fetched]
     is_committed: bool = False  # nothing from the last stable offset on
@@ -122,8 +121,7 @@ class Reads:
 
     def _take(self, poll: Poll, end: Offset, found: list[StoredValue]) -> None:
         batches = [StoredBatch(v.base, Offset(v.end - 1), v.ts_ns, v.batch) for v in found if v.end <= end]
-        is_enough = bool(batches) and (poll.min_bytes <= 1 or sum(len(b.data) for b in batches) >= poll.min_bytes)
-        self._conclude(poll, batches, is_enough=is_enough)
+        self._conclude(poll, batches, is_enough=bool(batches))
 
     def _conclude(self, poll: Poll, batches: list[StoredBatch], *, is_enough: bool) -> None:
         if is_enough or self._host.clock.monotonic_ns() >= poll.deadline_ns:

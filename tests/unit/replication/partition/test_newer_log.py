@@ -76,7 +76,7 @@ def outlived(host: Host) -> tuple[Outlived, list[Fetched | Offset | SmqError]]:
     seen.visit(host.live)
     found: list[Fetched | Offset | SmqError] = []
     ends = ExactEnds(node, cast(Barriers, None), {host.live.pid: host.live}.get)
-    Reads(node, ends, host.repairs).fetch(Poll(host.live, Offset(0), 1 << 20, 1, 0, found.append))
+    Reads(node, ends, host.repairs).fetch(Poll(host.live, Offset(0), 1 << 20, 0, found.append))
     host.look_ups().run(host.live, lambda log: log.log_start, 1_000, found.append)
     host.settle(10)
     return seen, found

@@ -58,9 +58,9 @@ class Reader:
         self.reads.wake(self.host.live)
         self.host.settle(1)
 
-    def fetch(self, offset: int, *, max_bytes: int = 1 << 20, max_wait_ms: int = 0, min_bytes: int = 1) -> Poll:
+    def fetch(self, offset: int, *, max_bytes: int = 1 << 20, max_wait_ms: int = 0) -> Poll:
         deadline_ns = self.host.clock.monotonic_ns() + max_wait_ms * 1_000_000
-        poll = Poll(self.host.live, Offset(offset), max_bytes, min_bytes, deadline_ns, self.results.append)
+        poll = Poll(self.host.live, Offset(offset), max_bytes, deadline_ns, self.results.append)
         self.reads.fetch(poll)
         self.host.settle(1)
         return poll
@@ -136,14 +136,6 @@ def test_a_cancelled_poll_is_never_answered(reader: Reader) -> None:
     reader.reads.cancel(poll)
     reader.commit(batch())
     assert reader.results == []
-
-
-def test_min_bytes_waits_for_more(reader: Reader) -> None:
-    reader.commit(batch(b"x" * 100))
-    reader.fetch(0, max_wait_ms=60_000, min_bytes=1_000)
-    assert reader.results == []
-    reader.commit(batch(b"x" * 1_000))
-    assert reader.bases == [0, 1]
 
 
 @pytest.mark.parametrize("offset", [-1, 3, 99])

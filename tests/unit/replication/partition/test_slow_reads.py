@@ -64,15 +64,6 @@ def test_what_is_in_memory_is_served_while_the_disk_does_not_answer(reader: Read
     assert reader.bases == [1]
 
 
-def test_a_read_that_finds_too_little_looks_again_at_what_was_committed_meanwhile(reader: Reader) -> None:
-    reader.commit(batch(b"x" * 500))
-    reader.host.disk.stall_reads(200)
-    reader.fetch(0, min_bytes=900, max_wait_ms=60_000)
-    reader.commit(batch(b"y" * 500))
-    reader.host.settle(400)
-    assert reader.bases == [0, 1]
-
-
 def test_a_log_start_that_passes_a_read_is_out_of_range_and_no_damage(reader: Reader) -> None:
     reader.commit(batch(), batch())
     reader.host.disk.stall_reads(200)

@@ -112,7 +112,7 @@ class World:
     def fetch(self, offset: int, *, is_committed: bool = True) -> list[Fetched | SmqError]:
         results: list[Fetched | SmqError] = []
         deadline_ns = self.host.clock.monotonic_ns() + 60_000_000_000
-        self.reads.fetch(Poll(self.host.live, Offset(offset), 1 << 20, 1, deadline_ns, results.append, is_committed))
+        self.reads.fetch(Poll(self.host.live, Offset(offset), 1 << 20, deadline_ns, results.append, is_committed))
         self.host.settle(10)
         return results
 

@@ -18,6 +18,7 @@ from typing import Final
 
 from benchmarks.report import Report, percentile
 from benchmarks.storage.rounds import fail, round_ops, written_bytes
+from smq.replication.log.codec import home_of
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
 from smq.replication.storage.engine import Engine
 from smq.replication.storage.opening import open_disk
@@ -93,7 +94,7 @@ class RealStore(Store):
         self.path = path
         self.engine = engine
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.disk = open_disk(path, engine, call_soon_threadsafe=self._calls.put, on_fatal=fail)
+        self.disk = open_disk(path, engine, call_soon_threadsafe=self._calls.put, on_fatal=fail, home_of=home_of)
 
     def run_next(self) -> None:
         self._calls.get()()

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
+from smq.replication.log.codec import home_of
 from smq.replication.storage.database_sqlite import JOURNAL_FILE
 from smq.replication.storage.disk import StoreDisk
 from smq.replication.storage.disk_lmdb import LmdbDisk
@@ -42,6 +43,7 @@ def open_store(
         directory,
         call_soon_threadsafe=call_soon_threadsafe,
         on_fatal=on_fatal,
+        home_of=home_of,
         map_size=_MAP_BYTES,
         write_ahead_bytes=write_ahead_bytes,
     )

@@ -56,6 +56,7 @@ from smq.coordinator.tls.ports import PortTls
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, StartError
 from smq.raft_state.commands import Listener
 from smq.replication.config import NodeConfig
+from smq.replication.log.codec import home_of
 from smq.replication.measures import ProcessMeasures
 from smq.replication.membership.identity import StartRefused
 from smq.replication.net.acceptor import AcceptLimits
@@ -166,6 +167,7 @@ class Server:
                 call_soon_threadsafe=clock.call_soon_threadsafe,
                 on_fatal=die,
                 call_soon=clock.call_soon,
+                home_of=home_of,
             )
         except DiskOpenError as e:
             raise StartError(str(e)) from e

@@ -22,6 +22,7 @@ from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
 from smq.replication.joins import Joins
+from smq.replication.maintenance.disk import DiskMaintenance
 from smq.replication.measures import NO_TRAFFIC, NodeMeasures, Traffic
 from smq.replication.membership.controller import Controller
 from smq.replication.membership.drain import Drain
@@ -46,7 +47,6 @@ from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.runtime.loop_compute import LoopCompute
 from smq.replication.runtime.slices import Slices
 from smq.replication.storage.hang import HangGuard
-from smq.replication.storage.maintenance import StorageMaintenance
 from smq.replication.storage.space import SpaceGuard
 
 _log = structlog.get_logger("smq.node")
@@ -166,7 +166,7 @@ class Node:
         self._registration = Registration(host, self.rng, self._on_registered, self._wait_for_upgrade)
         self.heartbeats = Heartbeats(host, self.liveness, self._registration, self.replicas, states)
         self._expiry_clock = ExpiryClock(host)
-        self._maintenance = StorageMaintenance(host, self.replicas, self._space, self._hang)
+        self._maintenance = DiskMaintenance(host, self.replicas, self._space, self._hang)
         self._quorum = QuorumQueries(host, self.rng, self._proposer.late)
         self.dispatcher = Dispatcher(
             host,

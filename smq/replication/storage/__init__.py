@@ -1,1 +1,1 @@
-"""The disk of a node: LMDB, its free space, the scrubber, and repairs."""
+"""The Disk port's stores, LMDB and SQLite, and whether the disk has space and writes. Knows no row's meaning."""

@@ -1,8 +1,8 @@
 """The store LMDB: one environment, read by page where a failing medium must not end the process.
 
-Owns the only write transactions in it. It must never know what the keys and values mean (the codec's `home_of` answers
-its one question). `opening` builds it; all other code sees the `Disk` port. LMDB's own quirks live here and in the
-modules named for it. After an fsync error it carries on in an unknown state.
+Owns the only write transactions in it. It must never know what the keys and values mean: its caller hands in
+`home_of`, which answers its one question. `opening` builds it; all other code sees the `Disk` port. LMDB's own quirks
+live here and in the modules named for it. After an fsync error it carries on in an unknown state.
 """
 
 import os
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 import lmdb
 
 from smq.raft_state.limits import PARTITION_ID_BYTES
-from smq.replication.log.codec import home_of
 from smq.replication.ports import DataDamaged, Delete, GiveUp, Op, Put, Rows, T, Table
 from smq.replication.storage.directory import REPLACE_ADVICE
 from smq.replication.storage.disk import READERS, StoreDisk
@@ -24,7 +23,7 @@ from smq.replication.storage.engine import Engine
 from smq.replication.storage.environment_lmdb import DATA_FILE, open_environment
 from smq.replication.storage.pages_lmdb import TREE_DAMAGE, NotCached, PageFile, SnapshotGone
 from smq.replication.storage.pending_rows import PendingRows
-from smq.replication.storage.rows import Row, beginning_at, merged, nothing, within
+from smq.replication.storage.rows import HomeOf, Row, beginning_at, merged, nothing, within
 from smq.replication.storage.snapshot_lmdb import Snapshot
 from smq.replication.storage.workers import Gate
 from smq.replication.storage.write_ahead import WRITE_AHEAD_BYTES, WRITE_AHEAD_KEY, Active
@@ -51,9 +50,12 @@ class LmdbDisk(StoreDisk):
         call_soon_threadsafe: Callable[[Callable[[], None]], object],
         on_fatal: Callable[[BaseException], None],
         call_soon: Callable[[Callable[[], None]], object] | None = None,
+        home_of: HomeOf | None = None,
         map_size: int = MAP_BYTES,
         write_ahead_bytes: int = WRITE_AHEAD_BYTES,
     ) -> None:
+        """Without `home_of`, no batch may be deleted."""
+        self._home_of = home_of
         self._map_size = map_size
         self._map_lock = threading.Lock()  # held by each read of the loop, and while the map moves
         self._gate = Gate()  # passed by each read of another thread, and shut while the map moves
@@ -129,12 +131,13 @@ class LmdbDisk(StoreDisk):
         transaction, table = txn.id() - 1, op.table.value.encode()
         try:
             if is_delete_of_batches:
+                assert self._home_of is not None, "opened by a caller that deletes no batches"
                 self._pages.reader(cached_only=False).check_freeable(
                     transaction,
                     table,
                     start,
                     stop,
-                    home_of,
+                    self._home_of,
                     PARTITION_ID_BYTES,
                     partial(self._pending.owners, op.table),
                 )

@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from smq.replication.storage.rows import Row
+from smq.replication.storage.rows import HomeOf, Row
 
 _PAGE: Final = struct.Struct("<QHHHH")  # number, pad, flags, lower, upper; of an overflow page the last two: a count
 _OVERFLOW_PAGE: Final = struct.Struct("<QHHI")
@@ -40,7 +40,6 @@ AHEAD_BYTES_MAX: Final = 1 << 20
 VALUE_BYTES_MAX: Final = 128 << 20  # above the largest batch; a flipped bit in a size must not ask for gigabytes
 _Level = tuple["_Page", int]  # a page on the way down, and the node taken
 _Read = Callable[[int, int, int], bytes | memoryview]  # of this many bytes of a file, at this place
-HomeOf = Callable[[bytes, bytes], bytes | None]  # of a row's key and the first bytes of its value: see `check_freeable`
 
 
 class PagesDamaged(Exception):

@@ -14,6 +14,9 @@ from smq.replication.ports import Examined, Table
 # Key, size of the value if it is known unread, and how to read it: empty if the medium cannot give it
 Row = tuple[bytes, int | None, Callable[[], bytes]]
 Pair = tuple[bytes, bytes]
+# Of a key of table BATCHES and the first bytes of a value: the key that the value belongs to, if it is intact and of
+# the same partition
+HomeOf = Callable[[bytes, bytes], bytes | None]
 
 
 def merged(rows: Iterator[Row], pending: list[Pair], *, reverse: bool) -> Iterator[Row]:

@@ -15,6 +15,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from crc32c import crc32c
 
+from smq.replication.log.codec import home_of
 from smq.replication.ports import Delete, Disk, Put, Table
 from smq.replication.storage.disk import StoreDisk
 from smq.replication.storage.disk_lmdb import LmdbDisk
@@ -204,6 +205,7 @@ class LmdbHarness(StoreHarness[LmdbDisk]):
             self.path,
             call_soon_threadsafe=self._calls.put,
             on_fatal=self.fatal.append,
+            home_of=home_of,
             map_size=self.map_size,
             write_ahead_bytes=self.write_ahead_bytes,
         )

@@ -12,9 +12,9 @@ from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import parse_header
 from smq.replication.log.codec import BatchDamaged, batch_key
 from smq.replication.log.store import LogStore, PartitionLog, StoredValue
+from smq.replication.maintenance.scrub import Check
 from smq.replication.ports import Examined, Table
 from smq.replication.storage.environment_lmdb import DATA_FILE
-from smq.replication.storage.scrub import Check
 from tests.unit.replication.storage.support import LmdbHarness, make_batch
 
 PID = PartitionId(bytes(range(20)))

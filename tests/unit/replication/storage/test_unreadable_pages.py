@@ -181,7 +181,7 @@ from pathlib import Path
 from tests.unit.replication.storage.support import LmdbHarness
 from tests.unit.replication.storage.test_unreadable_pages import DATA_FILE, PAGE, VALUES, page_of
 from smq.replication.ports import Put, Table
-from smq.replication.storage.scrub import found_again
+from smq.replication.maintenance.scrub import found_again
 harness = LmdbHarness(Path(sys.argv[1]))
 for key, value in VALUES.items():
     harness.disk.submit([Put(Table.RAFT_META, key, value)])

@@ -11,11 +11,11 @@ from smq.replication.api import Aborted
 from smq.replication.log.aborted import aborted_row
 from smq.replication.log.codec import BatchDamaged, base_of_key
 from smq.replication.log.store import LogStore, PartitionLog
+from smq.replication.maintenance import scrub
+from smq.replication.maintenance.scrub import Damage, Scrubber
 from smq.replication.ports import Put, Table
 from smq.replication.raft.journal import RaftJournal, is_whole_row
 from smq.replication.raft.writer import JournalWriter
-from smq.replication.storage import scrub
-from smq.replication.storage.scrub import Scrubber
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 from tests.unit.replication.storage.support import make_batch
@@ -41,25 +41,25 @@ class Node:
         self.checkpoints: list[bytes] = []
         self.aborted: list[bytes] = []
         self.raft: list[tuple[Table, bytes]] = []
-        self.scrubber = Scrubber(self, self.disk, period_s)
+        self.scrubber = Scrubber(
+            self.clock, self.disk, period_s, repair=self.repair, verify_batch_at=self.verify_batch_at
+        )
         self.scrubber.start()
 
-    def repair_batch(self, damage: BatchDamaged) -> None:
-        self.batches.append((damage.offset, damage.row))
+    def repair(self, table: Table, damage: Damage) -> None:
+        if isinstance(damage, BatchDamaged):
+            self.batches.append((damage.offset, damage.row))
+        elif table is Table.CHECKPOINTS:
+            self.checkpoints.append(damage)
+        elif table is Table.TIMES:
+            self.aborted.append(damage)
+        else:
+            self.raft.append((table, damage))
 
     def verify_batch_at(self, pid: PartitionId, offset: Offset, done: Callable[[bool], None]) -> bool:
         self.verified.append((pid, offset))
         done(True)
         return True
-
-    def repair_checkpoint(self, pid: PartitionId, key: bytes) -> None:
-        self.checkpoints.append(key)
-
-    def repair_aborted(self, pid: PartitionId, key: bytes) -> None:
-        self.aborted.append(key)
-
-    def repair_raft(self, table: Table, key: bytes) -> None:
-        self.raft.append((table, key))
 
     def fill(self) -> PartitionLog:
         log = LogStore(self.disk).create(PID, Offset(0))

@@ -1,7 +1,8 @@
 """What a node does for its own disk: repair what the scrubber finds, watch the free space, notice that it hangs.
 
-Owns the scrubber of one node, the checks of its free space and of its writing, and their status and warnings. It holds
-no rule: those are in `partition.repair`, `scrub`, `space` and `hang`. The node drives it.
+Owns the scrubber of one node, the repair of each row that it finds damaged, the checks of the disk's space and of its
+writing, and their status and warnings. It must hold no rule: those are in `partition.repair`, `scrub`, `storage.space`
+and `storage.hang`. Only the node imports it, and drives it by its ticks and heartbeats.
 """
 
 from collections.abc import Callable
@@ -9,26 +10,32 @@ from collections.abc import Callable
 import structlog
 
 from smq.raft_state.ids import Offset, PartitionId
+from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.replication.api import StorageStatus
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue
+from smq.replication.maintenance.scrub import Damage, Scrubber
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import DataDamaged, Table
 from smq.replication.storage.hang import HangGuard
-from smq.replication.storage.scrub import Scrubber
 from smq.replication.storage.space import SpaceGuard
 
 _log = structlog.get_logger("smq.storage")
 
 
-class StorageMaintenance:
+class DiskMaintenance:
     def __init__(self, host: Host, replicas: Replicas, space: SpaceGuard, hang: HangGuard) -> None:
         self._host = host
         self._replicas = replicas
         self._space = space
         self._hang = hang
-        self.clock = host.clock
-        self.scrubber = Scrubber(self, host.disk, host.config.scrub_period_s)
+        self.scrubber = Scrubber(
+            host.clock,
+            host.disk,
+            host.config.scrub_period_s,
+            repair=self._repair,
+            verify_batch_at=self._verify_batch_at,
+        )
 
     def on_tick(self, now_ns: int) -> None:
         was_hung = self._hang.hangs
@@ -42,39 +49,44 @@ class StorageMaintenance:
         self.scrubber.on_beat()
 
     # ---------------------------------------------------------------------------------------- for the scrubber
-    def repair_batch(self, damage: BatchDamaged) -> None:
+    def _repair(self, table: Table, damage: Damage) -> None:
+        if isinstance(damage, BatchDamaged):
+            self._repair_batch(damage)
+        elif table in (Table.CHECKPOINTS, Table.TIMES):
+            self._repair_row_of_log(table, damage)
+        else:
+            _log.warning("damage found", node=self._host.node_id, what=f"{table.value}, {damage.hex()}: rewritten")
+            self._host.engine.rewrite_row(table, damage)
+
+    def _repair_batch(self, damage: BatchDamaged) -> None:
+        """A batch or an index row. One of a partition that this node does not hold is ignored."""
         replica = self._replicas.get(damage.pid)
         if replica is not None and (damage.row is not None or replica.log.holds(damage.offset)):
             self._replicas.repair(damage, lambda _is_repaired: None)
 
-    def verify_batch_at(self, pid: PartitionId, offset: Offset, done: Callable[[bool], None]) -> bool:
+    def _verify_batch_at(self, pid: PartitionId, offset: Offset, done: Callable[[bool], None]) -> bool:
         replica = self._replicas.get(pid)
         if replica is None or not replica.log.holds(offset):
             return True  # deleted meanwhile
 
         def on_read(found: list[StoredValue] | DataDamaged | None) -> None:
             if isinstance(found, BatchDamaged):
-                self.repair_batch(found)
+                self._repair_batch(found)
             done(isinstance(found, BatchDamaged))
 
         return replica.log.read_later(offset, Offset(offset + 1), 1, on_read) is not None
 
-    def repair_checkpoint(self, pid: PartitionId, key: bytes) -> None:
-        log = self._replicas.log(pid)
-        if log is not None:
-            _log.warning("damage found", node=self._host.node_id, what=f"a checkpoint of {log!r}: rewritten")
+    def _repair_row_of_log(self, table: Table, key: bytes) -> None:
+        log = self._replicas.log(PartitionId(key[:PARTITION_ID_BYTES]))
+        if log is None:
+            return
+        is_checkpoint = table is Table.CHECKPOINTS
+        what = "a checkpoint" if is_checkpoint else "the row of an aborted transaction"
+        _log.warning("damage found", node=self._host.node_id, what=f"{what} of {log!r}: rewritten")
+        if is_checkpoint:
             log.rewrite_checkpoint(key)
-
-    def repair_aborted(self, pid: PartitionId, key: bytes) -> None:
-        log = self._replicas.log(pid)
-        if log is not None:
-            what = f"the row of an aborted transaction of {log!r}: rewritten"
-            _log.warning("damage found", node=self._host.node_id, what=what)
+        else:
             log.rewrite_aborted(key)
-
-    def repair_raft(self, table: Table, key: bytes) -> None:
-        _log.warning("damage found", node=self._host.node_id, what=f"{table.value}, {key.hex()}: rewritten")
-        self._host.engine.rewrite_row(table, key)
 
     # ---------------------------------------------------------------------------------------- space
     def _check_space(self) -> None:

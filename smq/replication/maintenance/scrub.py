@@ -1,9 +1,9 @@
 """The scrubber: reads everything on this disk periodically, so that bit rot is found before the data is needed.
 
 Owns the walk over the tables: its pace, its position (saved in META, so that a restart continues the pass) and its
-counters. It hands damaged rows to its host for repair. The disk's own threads read and check the rows, and read those
-that fail once more; the loop only receives the results, slice by slice. It must never change a row itself. The node
-drives it by its heartbeats.
+counters, and the checks of a row. Its caller repairs what is damaged. The disk's own threads read and check the rows,
+and read those that fail once more; the loop only receives the results, slice by slice. It must never change a row
+itself. Only the maintenance of the disk uses it.
 """
 
 import struct
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from crc32c import crc32c
 
@@ -35,25 +35,6 @@ _VERSION: Final = 1
 _BEYOND_ALL: Final = b"\xff" * 64
 _PID_BYTES: Final = 20
 Damage: TypeAlias = BatchDamaged | bytes  # a batch or its index row, or the key of another row
-
-
-class ScrubHost(Protocol):
-    @property
-    def clock(self) -> Clock: ...
-
-    def repair_batch(self, damage: BatchDamaged) -> None:
-        """Repairs a batch or an index row; ignores one of a partition that this node does not hold."""
-
-    def verify_batch_at(self, pid: PartitionId, offset: Offset, done: Callable[[bool], None]) -> bool:
-        """Reads the batch there, as a reader would, and repairs it if that fails; `done` then gets True. False, and
-        `done` is not called, if too many reads wait."""
-
-    def repair_checkpoint(self, pid: PartitionId, key: bytes) -> None: ...
-
-    def repair_aborted(self, pid: PartitionId, key: bytes) -> None:
-        """Rewrites a row of the partition's aborted transactions."""
-
-    def repair_raft(self, table: Table, key: bytes) -> None: ...
 
 
 @dataclass(slots=True)
@@ -116,10 +97,22 @@ class Check:
 
 
 class Scrubber:
-    def __init__(self, host: ScrubHost, disk: Disk, period_s: int) -> None:
-        """A `period_s` of 0 switches it off."""
-        self._host = host
+    def __init__(
+        self,
+        clock: Clock,
+        disk: Disk,
+        period_s: int,
+        *,
+        repair: Callable[[Table, Damage], None],
+        verify_batch_at: Callable[[PartitionId, Offset, Callable[[bool], None]], bool],
+    ) -> None:
+        """A `period_s` of 0 switches it off. `repair` gets each damaged row. `verify_batch_at` reads the batch there as
+        a reader would, and repairs it if that fails; its last argument then gets True. It returns False, and does not
+        call that, if too many reads wait."""
+        self._clock = clock
         self._disk = disk
+        self._repair = repair
+        self._verify_batch_at = verify_batch_at
         self._period_ns = period_s * 1_000_000_000
         self._table = 0
         self._key = b""
@@ -146,10 +139,10 @@ class Scrubber:
     def on_beat(self) -> None:
         if self._is_reading or not self._period_ns or not self._check_again():
             return
-        if self._host.clock.monotonic_ns() < self._next_ns:
+        if self._clock.monotonic_ns() < self._next_ns:
             return
         if not self._table and not self._key:
-            self.progress.started_ms = self._host.clock.wall_ns() // 1_000_000
+            self.progress.started_ms = self._clock.wall_ns() // 1_000_000
             self.progress.read_bytes = 0
         table = TABLES[self._table]
         self._is_reading = True
@@ -168,7 +161,7 @@ class Scrubber:
                 self._gaps.append((pid, offset))
         self._check_again()
         rate = max(self._disk.size_bytes() * 1_000_000_000 // self._period_ns, RATE_MIN)
-        self._next_ns = self._host.clock.monotonic_ns() + slice_.size * 1_000_000_000 // rate
+        self._next_ns = self._clock.monotonic_ns() + slice_.size * 1_000_000_000 // rate
         if slice_.next_key is not None:
             self._key = slice_.next_key
         else:
@@ -180,13 +173,13 @@ class Scrubber:
             self._save_position()
 
     def _end_pass(self) -> None:
-        self.progress.ended_ms = self._host.clock.wall_ns() // 1_000_000
+        self.progress.ended_ms = self._clock.wall_ns() // 1_000_000
         self.progress.passes += 1
         self._wait_for_next_pass()
 
     def _wait_for_next_pass(self) -> None:
-        since_ns = self._host.clock.wall_ns() - self.progress.started_ms * 1_000_000
-        self._next_ns = self._host.clock.monotonic_ns() + min(max(self._period_ns - since_ns, 0), self._period_ns)
+        since_ns = self._clock.wall_ns() - self.progress.started_ms * 1_000_000
+        self._next_ns = self._clock.monotonic_ns() + min(max(self._period_ns - since_ns, 0), self._period_ns)
 
     def _save_position(self) -> None:
         self._slices_unsaved = 0
@@ -201,7 +194,7 @@ class Scrubber:
         """Rows that failed are read again: they may have been deleted or rewritten meanwhile. Reads again beside the
         loop; false while any is left."""
         while self._gaps:
-            if not self._host.verify_batch_at(*self._gaps[0], self._count):
+            if not self._verify_batch_at(*self._gaps[0], self._count):
                 return False
             self._gaps.popleft()
         if not self._doubtful:
@@ -222,14 +215,7 @@ class Scrubber:
         table, self._doubtful = self._doubtful[0], None
         for damage in found:
             self.progress.found += 1
-            if isinstance(damage, BatchDamaged):
-                self._host.repair_batch(damage)
-            elif table is Table.CHECKPOINTS:
-                self._host.repair_checkpoint(PartitionId(damage[:_PID_BYTES]), damage)
-            elif table is Table.TIMES:
-                self._host.repair_aborted(PartitionId(damage[:_PID_BYTES]), damage)
-            else:
-                self._host.repair_raft(table, damage)
+            self._repair(table, damage)
 
 
 def _is_of_aborted(key: bytes) -> bool:

@@ -1,12 +1,21 @@
-# Everything a developer does; each target brings its own set-up. Needs Python 3.11+ and make, but not root. Uses uv if it
-# is installed, otherwise `python -m venv` and pip. PYTHON=... chooses the interpreter.
+# Everything a developer does; each target installs what it needs into .venv, and no more. Needs Python 3.11+ and make,
+# but not root. PYTHON=... chooses the interpreter.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-STAMP := $(VENV)/.setup-stamp
+UV := $(or $(shell command -v uv),$(BIN)/uv)
+# Where Java 17 or newer is installed, Spark needs none of its own.
+JAVA := $(shell java -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p')
+EXCLUDES := $(if $(filter-out 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16,$(JAVA)),--excludes locks/java.txt)
+# The set dev has all of the others, so once it is installed nothing else is.
+EVERYTHING := $(VENV)/set-dev
+is_whole := $(shell test $(EVERYTHING) -nt locks/dev.txt -a $(EVERYTHING) -nt pyproject.toml 2>/dev/null && echo yes)
+SERVER := $(if $(is_whole),$(EVERYTHING),$(VENV)/set-server)
+DEMO := $(if $(is_whole),$(EVERYTHING),$(VENV)/set-demo)
+CHECK := $(if $(is_whole),$(EVERYTHING),$(VENV)/set-check)
 SEEDS ?= 1000
 MINUTES ?= 480
 WORKERS ?= 2
@@ -16,65 +25,74 @@ PYTEST := $(PY) -m pytest
 SUITES := tests/cluster tests/spark tests/kafka tests/chaos tests/deploy tests/sim tests/unit
 STUBS := smq_pb2.py smq_pb2.pyi smq_pb2_grpc.py smq_pb2_grpc.pyi
 
-.PHONY: help setup package release demo pipeline test test-full test-release check lint types imports proto proto-check docs site sim chaos bench bench-nightly lock clean
+.PHONY: help install setup package release demo pipeline test test-full test-release quick check lint types imports proto proto-check docs site sim chaos bench bench-nightly lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: $(STAMP) ## Make .venv with everything pinned by requirements.lock
+install: $(SERVER) ## Make .venv for `smq`: the server, the command line and the clients
 
-$(STAMP): pyproject.toml requirements.lock
+setup: $(EVERYTHING) ## Make .venv for developers: everything, Spark and all test clients included
+
+$(PY):
 	@test -n "$(PYTHON)" || { echo "smq needs Python 3.11 or newer; none was found. Set PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@if command -v uv >/dev/null 2>&1; then \
-		{ test -x $(PY) || uv venv --quiet --python "$(PYTHON)" $(VENV); } && \
-		uv pip sync --quiet --python $(PY) --require-hashes requirements.lock && \
-		uv pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable . ; \
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "smq needs Python 3.11 or newer; $(PYTHON) is older. Set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "making $(VENV)"
+	@if command -v uv >/dev/null 2>&1; then uv venv --quiet --python "$(PYTHON)" $(VENV); \
 	else \
-		{ test -x $(PY) || "$(PYTHON)" -m venv $(VENV); } && \
-		{ $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null; } && \
-		$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock && \
-		$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . ; \
-	fi
+		"$(PYTHON)" -m venv $(VENV) && \
+		$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r locks/uv.txt; fi
+
+# The jars of Spark are not compressed once more on their way into .venv: that took half of its installation.
+$(VENV)/set-%: locks/%.txt pyproject.toml | $(PY)
+	@echo "installing locks/$*.txt into $(VENV)"
+	@$(UV) pip install --python $(PY) --require-hashes --no-deps $(if $(filter demo,$*),$(EXCLUDES)) \
+		--config-settings-package 'pyspark:--build-option=--compression=stored' -r $<
+	@$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-package: $(STAMP) ## Build the wheel and the source archive into dist
+package: $(CHECK) ## Build the wheel and the source archive into dist
 	$(PY) -m hatchling build -d dist
 
-release: $(STAMP) ## Check, build and tag the version that is committed; it pushes nothing
+release: $(CHECK) ## Check, build and tag the version that is committed; it pushes nothing
 	$(PY) docs/release.py
 
-demo: $(STAMP) ## Publish real flights to three nodes, kill a leader midway, read everything back with Spark
+demo: $(DEMO) ## Publish real flights to three nodes, kill a leader midway, read everything back with Spark
 	$(PY) -m chaos_tests.demo
 
-pipeline: $(STAMP) ## Stream flights through Spark into Parquet, kill it midway, check the result with pandas
+pipeline: $(DEMO) ## Stream flights through Spark into Parquet, kill it midway, check the result with pandas
 	$(PY) -m examples.pipeline
 
-test: $(STAMP) ## Run unit, simulation, live cluster, Kafka and Spark tests, with WORKERS at a time
+test: $(EVERYTHING) ## Run unit, simulation, live cluster, Kafka and Spark tests, with WORKERS at a time
 	$(PYTEST) --numprocesses $(WORKERS) --no-loadscope-reorder $(SUITES)
 
-test-full: $(STAMP) ## Run all tests, long ones included
+test-full: $(EVERYTHING) ## Run all tests, long ones included
 	$(PYTEST) -m "" $(SUITES)
 
-test-release: $(STAMP) ## Run all tests as root, with every program that they need: a skip is a failure
+test-release: $(EVERYTHING) ## Run all tests as root, with every program that they need: a skip is a failure
 	TESTS_SKIP_NOTHING=1 $(PYTEST) -m "" $(SUITES)
+
+quick: check ## Check, and run the unit tests of the rooms that differ from main
+	$(PYTEST) --numprocesses $(WORKERS) $$($(PY) -m tests.changed)
 
 check: lint types imports proto-check ## Check lint, format, wording, types, layers and generated stubs
 
-lint: $(STAMP)
+lint: $(CHECK)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(PY) docs/check_words.py
 
-types: $(STAMP)
+types: $(CHECK)
 	$(BIN)/mypy --strict
 
-imports: $(STAMP)
+imports: $(CHECK)
 	$(BIN)/lint-imports
 
-proto: $(STAMP) ## Generate the gRPC stubs from the .proto file
+proto: $(CHECK) ## Generate the gRPC stubs from the .proto file
 	$(call generate_stubs,.)
 
-proto-check: $(STAMP) ## Fail if `make proto` would change something
+proto-check: $(CHECK) ## Fail if `make proto` would change something
 	@rm -rf $(VENV)/proto-check && mkdir -p $(VENV)/proto-check
 	@$(call generate_stubs,$(VENV)/proto-check)
 	@for stub in $(STUBS); do \
@@ -90,30 +108,35 @@ $(PY) -m grpc_tools.protoc -Ismq/clients/pb=smq/clients/proto/smq/v1 \
 	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) smq/clients/pb/smq.proto
 endef
 
-docs: $(STAMP) ## Generate the pages that come from code
+docs: $(EVERYTHING) ## Generate the pages that come from code
 	$(PY) -m docs.generate
 	$(PY) -m chaos_tests ledger
 
-site: $(STAMP) ## Build the documentation as a site in build/site
+site: $(EVERYTHING) ## Build the documentation as a site in build/site
 	$(PY) -m sphinx -q -W --keep-going -c docs/site . build/site
 
-sim: $(STAMP) ## Simulate whole clusters under SEEDS seeds
+sim: $(CHECK) ## Simulate whole clusters under SEEDS seeds
 	$(PY) -m chaos_tests sim --seeds $(SEEDS)
 
-chaos: $(STAMP) ## Run live histories with reports for MINUTES; resumes if stopped
+chaos: $(EVERYTHING) ## Run live histories with reports for MINUTES; resumes if stopped
 	$(PY) -m chaos_tests run --minutes $(MINUTES) --out chaos-runs
 
-bench: $(STAMP) ## Measure this machine: rates, latencies, failover, recovery; then beside Kafka, etcd and NATS
+bench: $(EVERYTHING) ## Measure this machine: rates, latencies, failover, recovery; then beside Kafka, etcd and NATS
 	$(PY) -m benchmarks
 	$(PY) -m benchmarks peers
 
-bench-nightly: $(STAMP) ## Measure the main figures, and show how they have changed since earlier nights
+bench-nightly: $(EVERYTHING) ## Measure the main figures, and show how they have changed since earlier nights
 	$(PY) -m benchmarks --only latency --only offsets --only kafka --only failover --only recovery --only commands
 	$(PY) -m benchmarks trend
 
+LOCK = uv pip compile --universal --generate-hashes --no-annotate --quiet --python-version 3.11 --no-emit-index-url \
+	--custom-compile-command "make lock" --output-file
+PROJECT := pyproject.toml --group pyproject.toml:install
+
 lock: ## Pin versions and hashes again (needs uv)
-	uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-annotate --quiet \
-		--python-version 3.11 --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock
+	$(LOCK) locks/dev.txt $(PROJECT) --all-extras
+	for set in check demo server; do $(LOCK) locks/$$set.txt $(PROJECT) --extra $$set --constraints locks/dev.txt; done
+	echo uv | $(LOCK) locks/uv.txt -
 
 clean: ## Remove build products; keep data directories
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

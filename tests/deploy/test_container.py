@@ -72,12 +72,12 @@ def test_the_image_is_built_of_files_that_are_there_and_not_ignored() -> None:
 
 
 def test_the_constraints_of_the_build_are_the_lock_without_hashes(tmp_path: Path) -> None:
-    (command,) = re.findall(r"sed (.*?) requirements\.lock", CONTAINERFILE)
+    (command,) = re.findall(r"sed (.*?) server\.txt", CONTAINERFILE)
     made = subprocess.run(
-        f"sed {command} requirements.lock", shell=True, cwd=ROOT, capture_output=True, text=True, check=True
+        f"sed {command} server.txt", shell=True, cwd=ROOT / "locks", capture_output=True, text=True, check=True
     ).stdout
     lines = [line for line in made.splitlines() if not line.startswith("#")]
-    assert lines == re.findall(r"^\S+==[^\\\n]*?(?= \\)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert lines == re.findall(r"^\S+==[^\\\n]*?(?= \\)", (ROOT / "locks/server.txt").read_text(), re.MULTILINE)
     assert any(line.startswith("lmdb==") for line in lines)
 
 

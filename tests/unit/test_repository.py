@@ -20,7 +20,7 @@ from smq.coordinator.cli.root import cli
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = (
     "smq/clients/pb/",
-    "requirements.lock",
+    "locks/",
     "LICENSE",
     "docs/reference/commands.md",
     "docs/reference/errors.md",
@@ -48,7 +48,7 @@ ROOMS = (
     "tests/cluster",
     "tests/spark",
 )
-FILES = ("pyproject.toml", "requirements.lock", "Makefile", ".ci/run", "README.md", "ARCHITECTURE.md", "LICENSE")
+FILES = ("pyproject.toml", "locks/dev.txt", "Makefile", ".ci/run", "README.md", "ARCHITECTURE.md", "LICENSE")
 CITING = (
     "smq/",
     "chaos_tests/",
@@ -154,8 +154,7 @@ def test_no_registry_host_is_named() -> None:
     names = "|".join(("py" + "pi", "python" + "hosted", "npm" + "js", "docker", "quay", "ghcr", "crates", "maven"))
     host = re.compile(rf"\b({names})\.(org|com|io)\b|--(extra-)?index" + r"-url[ =]\S")
     assert [place for place, line in _lines() if host.search(line)] == []
-    lock = (ROOT / "requirements.lock").read_text()
-    assert not host.search(lock)
+    assert [lock.name for lock in (ROOT / "locks").iterdir() if host.search(lock.read_text())] == []
 
 
 def test_no_advice_installs_another_projects_smq() -> None:
@@ -196,25 +195,34 @@ def test_every_lint_ignore_carries_its_reason() -> None:
     assert bare == []
 
 
-def test_lock_pins_every_package_by_hash_and_names_no_address() -> None:
-    lock = (ROOT / "requirements.lock").read_text()
-    assert "://" not in lock
-    blocks = re.findall(r"^([a-z0-9.\-]+)==[^\n]*((?:\n    --hash=sha256:[0-9a-f]{64}[^\n]*)*)", lock, re.MULTILINE)
-    assert [name for name, hashes in blocks if not hashes] == []
+def _pins(lock: Path) -> dict[str, tuple[str, str]]:
+    """Name -> (version and marker, hashes)."""
+    pin = r"^([a-z0-9.\-]+)(==[^\n]*?)(?: \\)?((?:\n    --hash=sha256:[0-9a-f]{64}[^\n]*)*)$"
+    return {name: (version, hashes) for name, version, hashes in re.findall(pin, lock.read_text(), re.MULTILINE)}
+
+
+def test_locks_pin_every_package_by_hash_and_name_no_address() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [
-        *project["dependencies"],
-        *(line for lines in project["optional-dependencies"].values() for line in lines),
-    ]
-    names = {re.split(r"[^A-Za-z0-9.\-_]", line)[0].lower().replace("_", "-") for line in wanted}
-    assert names - {name for name, _ in blocks} == set()
+    extras = project["optional-dependencies"]
+    whole = _pins(ROOT / "locks/dev.txt")
+    for lock in (ROOT / "locks").glob("*.txt"):
+        assert "://" not in lock.read_text()
+        if lock.stem not in extras:
+            continue
+        pins = _pins(lock)
+        assert [name for name, (_, hashes) in pins.items() if not hashes] == []
+        wanted = {
+            re.split(r"[^A-Za-z0-9.\-_]", line)[0].lower() for line in project["dependencies"] + extras[lock.stem]
+        }
+        assert {name.replace("_", "-") for name in wanted} - set(pins) <= {project["name"]}
+        assert {name: whole[name][0].split()[0] for name in pins} == {n: v.split()[0] for n, (v, _) in pins.items()}
 
 
 def test_every_make_target_that_a_page_names_exists() -> None:
     pages = [path.read_text() for path in _tracked() if path.suffix == ".md"]
     named = {word for page in pages for word in re.findall(r"(?:^ {4}|^|`)make ([a-z-]+)", page, re.MULTILINE)}
     assert named - _targets() == set()
-    assert {"setup", "demo", "test", "test-full", "check", "sim", "bench", "proto"} <= _targets()
+    assert {"install", "setup", "demo", "quick", "test", "test-full", "check", "sim", "bench", "proto"} <= _targets()
 
 
 def test_every_page_that_is_cited_is_in_the_repository() -> None:

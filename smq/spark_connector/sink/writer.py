@@ -87,7 +87,7 @@ class SmqStreamWriter(DataSourceStreamArrowWriter):
 
 def _query_id() -> str:
     context = TaskContext.get()
-    found = context.getLocalProperty(_QUERY_ID) if context is not None else None
+    found: str | None = context.getLocalProperty(_QUERY_ID) if context is not None else None
     if not found:
         raise SinkError("Spark has not named the query of this task: write with foreachBatch, and txnAppId")
     return found

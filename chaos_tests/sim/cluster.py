@@ -17,8 +17,8 @@ from smq.raft_state.commands import Listener
 from smq.raft_state.ids import NodeId
 from smq.replication.api import NodeApi
 from smq.replication.config import NodeConfig
+from smq.replication.log.deletion import DroppedPartitions
 from smq.replication.log.partition_log import PartitionLog
-from smq.replication.log.reaper import Reaper
 from smq.replication.ports import Clock, Compute, Disk, Network, Rng
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.compute import SimCompute
@@ -221,7 +221,7 @@ class Cluster:
 
 
 _STILL_ON_THE_LOOP = frozenset(
-    fn.__code__ for fn in (PartitionLog.trim, PartitionLog.truncate, PartitionLog.producers_at, Reaper._work)
+    fn.__code__ for fn in (PartitionLog.trim, PartitionLog.truncate, PartitionLog.producers_at, DroppedPartitions._work)
 )
 
 

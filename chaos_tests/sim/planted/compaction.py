@@ -152,9 +152,9 @@ COMPACTION_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="compaction: an aborted transaction is known until its batches are replaced on disk",
         mutations=(
             Mutation(
-                "smq.replication.log.aborted_log:AbortedLog._exchange_aborted",
-                "self.aborted.put(start, end, either.values())",
-                "self.aborted.put(start, end, new)",
+                "smq.replication.log.aborted:AbortedTransactions._exchange",
+                "self.put(start, end, either.values())",
+                "self.put(start, end, new)",
             ),
         ),
         scenario="ended_transactions",

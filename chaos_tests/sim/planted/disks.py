@@ -8,7 +8,7 @@ from typing import Final
 from chaos_tests.sim.mutation import Mutation, PlantedBug
 
 _READER = "smq.replication.log.reader:LogReader."
-_LATER = "smq.replication.log.later_reads:LaterReads."
+_LOG = "smq.replication.log.partition_log:PartitionLog."
 _REPLICA = "smq.replication.partition.replica:Replica."
 
 DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
@@ -93,7 +93,7 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
                 "{**self._parked.get(pid, {}), **self._away.get(pid, {})}",
                 "list(self._parked.get(pid, ()))",
             ),
-            Mutation(_LATER + "read_later", "self.is_dropped or ", ""),
+            Mutation(_LOG + "read_later", "self.is_dropped or ", ""),
         ),
         scenario="slow_reads",
         anomalies=frozenset({"false-damage"}),
@@ -116,7 +116,7 @@ DISK_BUGS: Final[tuple[PlantedBug, ...]] = (
         rule="look-ups by time do not hold up the loop",
         mutations=(
             Mutation(
-                _LATER + "look_up",
+                _LOG + "look_up",
                 "return self._disk.look_up(self.pid, find_in, on_found)",
                 "found = find_in(self._disk)\n    return self._disk.look_up(self.pid, lambda _rows: found, on_found)",
             ),

@@ -1,10 +1,10 @@
 """The aborted transactions of one partition's log: which of its records no committed reader returns.
 
-Owns the index of the abort markers that the log holds, in memory, and its rows on disk. It is a fold over the log, and
-is cut and pruned with it. Readers get the transactions that have batches in what they have read, and leave out the
-records of those producers from `first` to the marker. An entry whose batches are gone does no harm, but a control batch
-has one entry at most: some readers count them. It must never touch a disk. This package imports it, and the readers and
-the compaction of partitions.
+Owns the index of the abort markers that the log holds, in memory, its rows on disk, and how both follow a compacted
+segment that is installed. It is a fold over the log, and is cut and pruned with it. Readers get the transactions that
+have batches in what they have read, and leave out the records of those producers from `first` to the marker. An entry
+whose batches are gone does no harm, but a control batch has one entry at most: some readers count them. It must never
+touch a disk. This package imports it, and the readers, the compaction and the scrubber of partitions.
 
     TIMES  partition(20) 2 marker(8) first(8)  -> CRC, producer id
 
@@ -13,17 +13,18 @@ There is one entry in memory per abort marker that the log retains, 150 bytes ea
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from smq.raft_state.ids import Offset, PartitionId, ProducerId
 from smq.records import CONTROL_MASK, TRANSACTIONAL_MASK
 from smq.replication.api import Aborted, StoredBatch
-from smq.replication.log.codec import TIME_ABORTED
-from smq.replication.ports import DataDamaged
+from smq.replication.log.codec import TIME_ABORTED, StoredValue, info_of_stored
+from smq.replication.log.state import LogState
+from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
 
 _KEY: Final = struct.Struct(">20sBQQ")
 _ROW: Final = struct.Struct(">Iq")
@@ -33,16 +34,26 @@ _PRODUCER_ID_AT: Final = 43
 _PRODUCER_ID: Final = struct.Struct(">q")
 
 
-class AbortedTransactions:
-    """In the order of their markers."""
+class _Arriving(NamedTuple):
+    """The aborted transactions that end in [start, stop), once the batches of a segment are on disk."""
 
-    __slots__ = ("_entries", "_lowest", "_of_producers")
+    start: Offset
+    stop: Offset
+    new: list[Aborted]
+
+
+class AbortedTransactions:
+    """In the order of their markers. While a segment `is_arriving`, readers may get its old batches or its new ones,
+    so what either needs is known."""
+
+    __slots__ = ("_arriving", "_entries", "_lowest", "_of_producers")
 
     def __init__(self, entries: list[Aborted]) -> None:
         self._entries = entries
         # Of each entry, the lowest `first` from it on, or lower: there a look-up stops. None: to be made.
         self._lowest: list[Offset] | None = None
         self._of_producers: dict[ProducerId, list[Aborted]] | None = None  # made by `covers`, void after a change
+        self._arriving: _Arriving | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -122,9 +133,87 @@ class AbortedTransactions:
         """Shares the entries, which never change. A millisecond for 100,000."""
         return AbortedTransactions(self._entries.copy())
 
+    # ------------------------------------------------------------------------------------- with a segment
+    @property
+    def is_arriving(self) -> bool:
+        return self._arriving is not None
+
+    def replace(
+        self, pid: PartitionId, start: Offset, end: Offset, values: Sequence[StoredValue], base_end: Offset
+    ) -> list[Op]:
+        """The log is about to get these batches in [start, end), and ends at `end` or later. A transaction that ends
+        below its base is read by no client, and counted by no state."""
+        # What began before the segment keeps the control batch that ended it, in every version.
+        before = [aborted for aborted in self.between(start, end) if aborted.first < start]
+        markers = {aborted.marker for aborted in before}
+        inside = [aborted for aborted in _aborted_in(start, values) if aborted.marker not in markers]
+        new = [aborted for aborted in (*before, *inside) if aborted.marker >= base_end]
+        return self._exchange(pid, start, end, new)
+
+    def grow(
+        self,
+        pid: PartitionId,
+        start: Offset,
+        at: Offset,
+        end: Offset,
+        values: Sequence[StoredValue],
+        found: list[Aborted],
+    ) -> list[Op]:
+        """As `replace`, of a log that ends before `end`: its state from `at` on was folded again, and found these. If
+        `at` is the base, in the middle of the segment's first batch, what is open there may have ended in a control
+        batch that is gone, and would end in a later one again."""
+        if start < at:
+            inside = {aborted.marker: aborted for aborted in _aborted_in(start, values)}
+            found = [
+                aborted._replace(first=max(aborted.first, inside.get(aborted.marker, aborted).first))
+                for aborted in found
+                if aborted.first < start or aborted.marker in inside
+            ]
+        return self._exchange(pid, at, end, found)
+
+    def _exchange(self, pid: PartitionId, start: Offset, end: Offset, new: list[Aborted]) -> list[Op]:
+        """These are the aborted transactions that end in [start, end), once the segment's batches are on disk. Until
+        then a reader may get the old ones, too, so both are known: once for each control batch, as a reader takes each
+        entry for one. If they differ in where it began, one comes from a state in the middle of a segment, which took
+        an earlier transaction for open: the later place is right."""
+        new = sorted(new)
+        self._arriving = _Arriving(start, end, new)
+        old = self.between(start, end)
+        either = {aborted.marker: aborted for aborted in old}
+        for aborted in new:
+            first = max(aborted.first, either.get(aborted.marker, aborted).first)
+            either[aborted.marker] = aborted._replace(first=first)
+        self.put(start, end, either.values())
+        if old == new:
+            return []
+        rows = [Put(Table.TIMES, *aborted_row(pid, aborted)) for aborted in new]
+        return [Delete(Table.TIMES, aborted_key(pid, start), aborted_key(pid, end)), *rows]
+
+    def cut_arriving(self, end: Offset) -> None:
+        """The log ends at `end` now, and so does what arrives."""
+        if self._arriving is not None:
+            start, stop, new = self._arriving
+            self._arriving = _Arriving(start, min(stop, end), [aborted for aborted in new if aborted.marker < end])
+
+    def take_arrived(self) -> None:
+        """The segment's batches are on disk."""
+        if self._arriving is not None:
+            start, stop, new = self._arriving
+            self.put(start, max(start, stop), new)
+            self._arriving = None
+
     def _index(self, marker: Offset) -> int:
         """Of the first entry whose marker is not below."""
         return bisect_left(self._entries, marker, key=lambda aborted: aborted.marker)
+
+
+def _aborted_in(start: Offset, values: Sequence[StoredValue]) -> list[Aborted]:
+    """The aborted transactions that begin and end in these batches."""
+    state = LogState(start)
+    found = state.found = []
+    for stored in values:
+        state.add(info_of_stored(stored))
+    return found
 
 
 def with_batches(entries: list[Aborted], batches: list[StoredBatch]) -> list[Aborted]:

@@ -1,9 +1,11 @@
 """The log of one partition on one node: append, truncate, delete from the front, replace damaged batches.
 
-Owns the positions of the log: `appended_end` (submitted to the disk), `durable_end` (on disk), and in memory every
-batch between the two. All changes pass through the disk's one FIFO (rule 5); reads of the disk stay below
-`durable_end`, so that a queued change is never seen half-applied. It must never decide what is valid: the replica
-checks the lineage and says where to cut. Only the log store creates it; the replica and the replication streams use it.
+Owns every change of a log, and its positions: `appended_end` (submitted to the disk), `durable_end` (on disk), and in
+memory every batch between the two. All changes pass through the disk's one FIFO (rule 5); reads of the disk stay below
+`durable_end`, so that a queued change is never seen half-applied. Reads are LogReader's, which this class extends: a
+look-up runs the same ones on another thread, over the log as it was at one moment. Also owns what all logs of a node
+hold in memory together. It must never decide what is valid: the replica checks the lineage and says where to cut. Only
+the log store creates it; the replica and the replication streams use it.
 """
 
 from collections import deque
@@ -15,9 +17,8 @@ from typing import Final
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import BatchHeader, Buffer
 from smq.replication.api import Aborted
-from smq.replication.log.aborted import aborted_key, aborted_row
-from smq.replication.log.aborted_log import AbortedLog
-from smq.replication.log.budget import TAIL_BYTES_NODE_MAX, NodeBudget
+from smq.replication.config import TAIL_BYTES_KEPT
+from smq.replication.log.aborted import AbortedTransactions, aborted_key, aborted_row, parse_aborted_row
 from smq.replication.log.codec import (
     TIME_ABORTED,
     TIME_APPEND,
@@ -37,9 +38,9 @@ from smq.replication.log.codec import (
     partition_stop,
     times_range,
 )
-from smq.replication.log.pending import Pending
+from smq.replication.log.deletion import BLIND_BATCHES, SLICE_BATCHES, SLICE_BYTES, delete_partition
 from smq.replication.log.producers import ProducerTable
-from smq.replication.log.reaper import BLIND_BATCHES, SLICE_BATCHES, SLICE_BYTES, delete_partition
+from smq.replication.log.reader import LogReader, fitting
 from smq.replication.log.segments import HeldSegments, Replaced, newest_create_ms, replacing_ops, segments_key
 from smq.replication.log.state import (
     CHECKPOINT_BATCHES,
@@ -53,12 +54,73 @@ from smq.replication.log.state import (
     next_checkpoint,
     partition_key,
 )
-from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
+from smq.replication.ports import DataDamaged, Delete, Disk, GiveUp, Op, Put, Rows, T, Table
 
+TAIL_BYTES_NODE_MAX: Final = 64 << 20  # over all partitions; above this, idle ones leave memory first
 _NO_LIMIT: Final = Offset((1 << 63) - 1)
 
 
-class PartitionLog(AbortedLog):
+class NodeBudget:
+    """What all logs of a node hold in memory together: bytes of batches, and how much each log keeps of durable ones;
+    and producers. Each log adds and takes away its own. Batches that are not durable are always held: the disk's queue
+    bounds them."""
+
+    __slots__ = ("_holders", "kept", "newest", "producers", "used")
+
+    def __init__(self, kept: int | None) -> None:
+        self.kept = TAIL_BYTES_KEPT if kept is None else kept
+        self.used = 0
+        self.producers = 0
+        self.newest: PartitionLog | None = None  # has grown last
+        self._holders: dict[PartitionLog, None] = {}  # of durable batches; the log that has grown last comes last
+
+    def note_growth(self, log: "PartitionLog") -> None:
+        """The log has a newer durable batch. Beyond the bound, those go that have not grown for the longest time: a
+        partition that rests must not keep the room from those at work."""
+        holders = self._holders
+        holders.pop(log, None)
+        while self.used > TAIL_BYTES_NODE_MAX and holders:
+            idle = next(iter(holders))
+            del holders[idle]
+            idle.release_tail()
+        holders[log] = None
+        self.newest = log
+
+    def forget(self, log: "PartitionLog") -> None:
+        """The log is gone."""
+        self._holders.pop(log, None)
+        self.newest = None
+
+
+class _Append:
+    """Batches of one submission on their way to the disk, which calls this once they are durable. It and its two
+    callbacks are one object, so that an append is cheap. A cut takes the later batches away, or all."""
+
+    __slots__ = ("_done", "_on_durable", "end", "start")
+
+    def __init__(
+        self, on_durable: Callable[[Offset], None], start: Offset, end: Offset, done: Callable[[], None]
+    ) -> None:
+        self._on_durable: Callable[[Offset], None] | None = on_durable
+        self.start = start
+        self.end = end
+        self._done = done
+
+    def cut(self, end: Offset) -> bool:
+        """Nothing from `end` on is waited for any more. False if nothing is left: then it does nothing."""
+        self.end = min(self.end, end)
+        if self.end > self.start:
+            return True
+        self._on_durable = None
+        return False
+
+    def __call__(self) -> None:
+        if self._on_durable is not None:
+            self._on_durable(self.end)
+            self._done()
+
+
+class PartitionLog(LogReader):
     """See the module. `generation` grows whenever batches are dropped from the end, or all of them.
 
     `damaged_batches` holds the base of every batch that is known to fail its CRC and that `replace` has not repaired.
@@ -67,7 +129,8 @@ class PartitionLog(AbortedLog):
     dropped.
     `has_producers` is false if other logs held batches below this log's start that this one never had: their producers
     are unknown here until `adopt_producers` brings them from a log that knows them. While it `is_installing`, the disk
-    may have older bytes.
+    may have older bytes. While `aborted_damage` is set, no committed reader is served: nothing says which records were
+    aborted.
     """
 
     def __init__(
@@ -85,13 +148,18 @@ class PartitionLog(AbortedLog):
         has_producers: bool = True,
     ) -> None:
         super().__init__(disk, pid, log_start, base=base, state=state, first=first)
+        self._disk = disk
+        self.generation = 0
+        self.is_dropped = False  # the partition is gone
+        self.aborted = AbortedTransactions([])  # of the appended log
+        self.aborted_damage: BatchDamaged | None = None
         self.segments = HeldSegments()
         self.tail_damage = tail_damage
         self.damaged_batches = set(damaged_batches)
         self.has_producers = has_producers
         self._batches_since_checkpoint = 0
         self._bytes_since_checkpoint = 0
-        self._pending: deque[Pending] = deque()  # bounded by the node's cap on appends in flight
+        self._pending: deque[_Append] = deque()  # bounded by the node's cap on appends in flight
         self._tail_bytes = 0
         self._budget = budget
         self._is_trimming = self.is_installing = False
@@ -160,7 +228,7 @@ class PartitionLog(AbortedLog):
             self._tail.append(stored)
             size += info.size
         self._count_tail(size)
-        pending = Pending(self._on_durable, infos[0].base, state.end, done)
+        pending = _Append(self._on_durable, infos[0].base, state.end, done)
         self._pending.append(pending)
         self._disk.submit(ops, pending)
 
@@ -191,6 +259,67 @@ class PartitionLog(AbortedLog):
             raise self.tail_damage
         if self.is_dropped:
             raise ValueError(f"{self!r} was dropped")
+
+    # ---------------------------------------------------------------------- reads that may wait for the medium
+    def read_later(
+        self,
+        offset: Offset,
+        end: Offset,
+        bytes_max: int,
+        done: Callable[[list[StoredValue] | DataDamaged | None], None],
+    ) -> GiveUp | None:
+        """As `read`, for batches that may have to come from the medium: the loop goes on meanwhile. The offset is in
+        the durable log. `done` gets None if the log has been cut, trimmed or dropped there meanwhile: look again, if
+        it is still there. None, and nothing is read, if too many reads wait; otherwise a function that gives the read
+        up."""
+        stop, generation = min(end, self.durable_end), self.generation
+        lowest, start = batch_key(self.pid, self._first), batch_key(self.pid, offset)
+
+        def on_rows(rows: list[tuple[bytes, bytes]] | DataDamaged) -> None:
+            # Changes that were submitted after this read began may be among the rows, or not.
+            if self.is_dropped or self.generation != generation or offset < max(self._first, self.log_start):
+                found: list[StoredValue] | DataDamaged | None = None
+            elif isinstance(rows, DataDamaged):
+                found = rows
+            else:
+                is_found = bool(rows) and rows[0][0] <= start
+                try:
+                    first = rows[0][0] if is_found else start
+                    found = fitting(self._parse_rows(rows if is_found else [], first, offset, stop), bytes_max)
+                except BatchDamaged as e:
+                    found = e
+            done(found)
+
+        return self._disk.read_from(
+            Table.BATCHES,
+            lowest,
+            start,
+            batch_key(self.pid, stop),
+            place=self.pid,
+            bytes_max=max(bytes_max, 1),
+            done=on_rows,
+        )
+
+    def look_up(self, find: Callable[[LogReader], T], done: Callable[[T | DataDamaged | None], None]) -> GiveUp | None:
+        """Runs `find` over this log as it is now, where it may wait for the medium: the loop goes on meanwhile. `done`
+        gets its result, or its DataDamaged; None if a cut, a trim or a drop meanwhile may be the reason: look again, if
+        the log is still there. None, and giving up: as for `read_later`."""
+        generation, first, base_create_ms = self.generation, self._first, self._base.create_ms_max
+        frozen = self.frozen()
+
+        def find_in(rows: Rows) -> T:
+            frozen.rows = rows
+            return find(frozen)
+
+        def on_found(found: T | DataDamaged) -> None:
+            is_void = self.is_dropped or self.generation != generation  # rows may be missing, or not be of this log
+            # A trim may have removed rows meanwhile. A `find` that needs them has raised BatchDamaged, and any other
+            # result is right, unless one of those rows stood in for batches that have none.
+            is_trimmed = self._first != first
+            is_void |= self._base.create_ms_max != base_create_ms
+            done(None if is_void or (is_trimmed and isinstance(found, DataDamaged)) else found)
+
+        return self._disk.look_up(self.pid, find_in, on_found)
 
     # -------------------------------------------------------------------------------------------- cutting
     def truncate(self, cut: Offset) -> bool:
@@ -401,7 +530,7 @@ class PartitionLog(AbortedLog):
     def _forget_tail(self, end: Offset) -> None:
         """From now on no batch that ends beyond `end` is awaited or served."""
         self.generation += 1
-        self._cut_arriving(end)
+        self.aborted.cut_arriving(end)
         self.tail_damage = None
         self.damaged_batches = {base for base in self.damaged_batches if base < end}
         while self._pending and not self._pending[-1].cut(end):
@@ -417,6 +546,93 @@ class PartitionLog(AbortedLog):
         self._budget.producers -= self._producers_counted
         self._producers_counted = 0
 
+    # -------------------------------------------------------------------------------- aborted transactions
+    def load_aborted(self) -> None:
+        """The aborted transactions of a log that has been opened, or repaired since. If their rows are damaged or
+        missing, they are found in the log again. If that is damaged, too, `aborted_damage` says where: no committed
+        reader is served before that batch is repaired, as nothing says which records to leave out."""
+        was_damaged, self.aborted_damage = self.aborted_damage is not None, None
+        count = self._state.aborted - self._base.aborted
+        saved, are_rows_whole = self._saved_aborted()
+        found = {(a.marker, a.first): a for a in (*saved, *self.aborted)}
+        if was_damaged or not are_rows_whole or len(found) != count:
+            folded, end = self._fold_aborted()
+            is_whole = end == self._state.end
+            found = {(a.marker, a.first): a for a in folded} | ({} if is_whole else found)
+            if not is_whole and (was_damaged or len(found) != count):
+                self.aborted_damage = BatchDamaged(self.pid, end, "what the log aborts there is not known")
+        else:
+            folded = None
+        self.aborted = AbortedTransactions(sorted(found.values()))
+        if folded is not None and self.aborted_damage is None:
+            self._save_aborted()
+            if self._count_aborted():
+                self._disk.submit([self._base_row()])
+
+    def reload_aborted(self) -> None:
+        """Batches of this log have been repaired: what it aborts may be known now."""
+        is_here = not self._disk.is_closed and not self.is_dropped
+        if self.aborted_damage is not None and is_here and not self.aborted.is_arriving:
+            self.load_aborted()
+
+    def check_aborted(self) -> None:
+        """Raises BatchDamaged while it is not known which records were aborted."""
+        damage = self.aborted_damage
+        if damage is not None and not self._first <= damage.offset < self._state.end:
+            self.reload_aborted()  # that part of the log is gone
+        if self.aborted_damage is not None:
+            raise self.aborted_damage.with_traceback(None)
+
+    def _cut_aborted(self, state: LogState) -> None:
+        """The log ends with this state now. It may have been folded where rows are lost: what is known counts."""
+        self.aborted.cut(state.end)
+        if self.aborted_damage is None and not self.aborted.is_arriving:
+            state.aborted = self._base.aborted + len(self.aborted)
+
+    def _count_aborted(self) -> bool:
+        """Makes the base count so many that the states count what is known; False if it did before. They counted what
+        was aborted in batches that have been replaced since."""
+        right = self._state.aborted - len(self.aborted)
+        is_wrong, self._base.aborted = self._base.aborted != right, right
+        return is_wrong
+
+    def _saved_aborted(self) -> tuple[list[Aborted], bool]:
+        """Those whose rows are whole, and whether all rows are. Rows below the log's first batch are about to go."""
+        start, stop = aborted_key(self.pid, self._first), aborted_key(self.pid, self._state.end)
+        found: list[Aborted] = []
+        is_whole = True
+        try:
+            for key, value in self._disk.scan(Table.TIMES, start, stop):
+                try:
+                    found.append(parse_aborted_row(key, value))
+                except DataDamaged:
+                    is_whole = False
+        except DataDamaged:
+            is_whole = False
+        return found, is_whole
+
+    def rewrite_aborted(self, key: bytes) -> None:
+        """The row under this key is damaged: it is written again, or goes if there is no such transaction."""
+        if self.aborted.is_arriving:
+            return  # the next scrub finds it again
+        row = Delete(Table.TIMES, key, key + b"\x00")
+        if (aborted := self.aborted.of_key(key)) is not None:
+            self._disk.submit([row, Put(Table.TIMES, *aborted_row(self.pid, aborted))])
+        elif self.aborted_damage is None:  # the key was damaged: the row that had it is missing
+            self._disk.submit([row])
+            self._save_aborted()
+
+    def _save_aborted(self) -> None:
+        """Writes all their rows again."""
+        rows = [Put(Table.TIMES, *aborted_row(self.pid, aborted)) for aborted in self.aborted]
+        self._disk.submit([Delete(Table.TIMES, *times_range(self.pid, TIME_ABORTED)), *rows])
+
+    def _fold_aborted(self) -> tuple[list[Aborted], Offset]:
+        """The aborted transactions whose markers this log holds, from the log itself, and how far it could be read."""
+        state = self._base.copy()
+        found = state.found = []
+        return found, self._state_up_to(self._state.end, state).end
+
     # ----------------------------------------------------------------------------------------- checkpoints
     def _checkpoint(self) -> Op:
         self._batches_since_checkpoint = self._bytes_since_checkpoint = 0
@@ -425,6 +641,9 @@ class PartitionLog(AbortedLog):
     def _partition_row(self) -> Op:
         row = PartitionRow(self.log_start, self._base.end, self.has_producers)
         return Put(Table.CHECKPOINTS, partition_key(self.pid), encode_partition(row))
+
+    def _base_row(self) -> Op:
+        return Put(Table.CHECKPOINTS, checkpoint_key(self.pid, self._base.end), next_checkpoint(self._base))
 
     def note_recovered(self, batches: int, size: int) -> None:
         """Records how much of the log comes after the newest checkpoint."""
@@ -471,12 +690,12 @@ class PartitionLog(AbortedLog):
                 base.last_ts_ns = TsNs(values[0].ts_ns - 1)
         pending = None
         if grows:
-            pending = Pending(self._on_durable, end_before, end, lambda: None)
+            pending = _Append(self._on_durable, end_before, end, lambda: None)
             ops += self._grown(start, state, values)
             self._pending.append(pending)
         else:
             base.bytes_total += old.size - sum(len(stored.value) for stored in values if stored.end > base.end)
-            ops += self._replace_aborted(start, end, values)
+            ops += self.aborted.replace(self.pid, start, end, values, base.end)
             self._forget_tail_before(end)
         base.saved = NOT_SAVED
         ops.append(self._base_row())
@@ -504,12 +723,12 @@ class PartitionLog(AbortedLog):
             self._count_tail(info.size)
         self._state = state
         self._settle_producers()
-        return ops + self._grow_aborted(start, at, state.end, values, found)
+        return ops + self.aborted.grow(self.pid, start, at, state.end, values, found)
 
-    def _on_installed(self, pending: Pending | None, done: Callable[[], None]) -> None:
+    def _on_installed(self, pending: _Append | None, done: Callable[[], None]) -> None:
         self.is_installing = False
         self.generation += 1
-        self._take_arrived()
+        self.aborted.take_arrived()
         if pending is not None:
             pending()
         if not self._disk.is_closed:

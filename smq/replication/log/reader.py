@@ -1,8 +1,9 @@
-"""The read side of a partition's log: batches by offset, look-ups by time, and the state at any batch boundary.
+"""The reads of a partition's log: batches by offset, look-ups by time, and the state at any batch boundary.
 
 Owns the way from an offset or a time to a batch, through the in-memory tail or the disk, past damaged rows. It reads
 the disk below `durable_end` only, so that a queued change is never seen half-applied. Every read here waits for the
-medium if it has to: `later_reads` runs it beside the loop. It must never change anything: PartitionLog does.
+medium if it has to. There are two kinds of LogReader: PartitionLog, on the loop, and a `frozen` one, which a look-up
+reads on another thread. It must never change anything: PartitionLog does. This package and the partitions import it.
 """
 
 from collections import deque
@@ -52,7 +53,7 @@ class Retained(NamedTuple):
 
 
 class LogReader:
-    """The reading half of a PartitionLog."""
+    """See the module."""
 
     def __init__(
         self, rows: Rows, pid: PartitionId, log_start: Offset, *, base: LogState, state: LogState, first: Offset
@@ -67,6 +68,16 @@ class LogReader:
         self.producers_start = Offset(0)  # expired producers have been removed up to there
         self._compacted_end = Offset(0)  # below it, only the borders of segments are surely batch borders
         self._tail: deque[StoredValue] = deque()  # contiguous up to appended_end; holds every batch not yet durable
+
+    def frozen(self) -> "LogReader":
+        """The log as it is now, for another thread, which gives it `rows` of its own."""
+        base, state = LogState(self._base.end), LogState(self.appended_end)
+        base.last_ts_ns, base.create_ms_max = self._base.last_ts_ns, self._base.create_ms_max
+        base.bytes_total, state.bytes_total = self._base.bytes_total, self._state.bytes_total
+        reader = LogReader(self.rows, self.pid, self.log_start, base=base, state=state, first=self._first)
+        reader.durable_end, reader._tail = self.durable_end, self._tail.copy()
+        reader._compacted_end = self._compacted_end
+        return reader
 
     @property
     def appended_end(self) -> Offset:

@@ -10,7 +10,6 @@ from typing import Final
 
 from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.limits import PARTITION_ID_BYTES
-from smq.replication.log.budget import NodeBudget
 from smq.replication.log.codec import (
     TIME_APPEND,
     BatchDamaged,
@@ -26,9 +25,9 @@ from smq.replication.log.codec import (
     partition_stop,
     times_range,
 )
-from smq.replication.log.partition_log import PartitionLog
+from smq.replication.log.deletion import DroppedPartitions, delete_partition
+from smq.replication.log.partition_log import NodeBudget, PartitionLog
 from smq.replication.log.reader import INDEX_ROWS_PER_SCAN, parse_stored
-from smq.replication.log.reaper import Reaper, delete_partition
 from smq.replication.log.segments import HeldSegments, segments_key
 from smq.replication.log.state import (
     LogState,
@@ -52,7 +51,7 @@ class LogStore:
     def __init__(self, disk: Disk, *, tail_bytes_kept: int | None = None) -> None:
         self._disk = disk
         self.budget = NodeBudget(tail_bytes_kept)
-        self._reaper = Reaper(disk)
+        self._dropped = DroppedPartitions(disk)
 
     def create(self, pid: PartitionId, log_start: Offset, *, has_producers: bool = True) -> PartitionLog:
         """An empty log. The remains of an older log of this id are deleted first."""
@@ -61,7 +60,7 @@ class LogStore:
         self._disk.submit(
             [
                 *delete_partition(pid),
-                *self._reaper.forget(pid),
+                *self._dropped.forget(pid),
                 Put(Table.CHECKPOINTS, partition_key(pid), encode_partition(row)),
                 Put(Table.CHECKPOINTS, checkpoint_key(pid, log_start), next_checkpoint(state)),
             ]
@@ -90,7 +89,7 @@ class LogStore:
         if isinstance(log, PartitionLog):
             log.drop()
             log = log.pid
-        self._reaper.drop(log)
+        self._dropped.drop(log)
 
     def open_all(self) -> dict[PartitionId, PartitionLog]:
         """Every partition on this disk. A damaged batch with an intact index row is listed in the log's
@@ -112,7 +111,7 @@ class LogStore:
             logs[pid] = self._open(pid)
             at = partition_stop(pid)
             yield
-        self._reaper.resume()
+        self._dropped.resume()
 
     def _open(self, pid: PartitionId) -> PartitionLog:
         log_start = Offset(0)

@@ -6,7 +6,6 @@ from smq.raft_state.ids import Offset
 from smq.records import marker_batch
 from smq.replication.log import partition_log
 from smq.replication.log.aborted import aborted_key
-from smq.replication.log.aborted_log import AbortedLog
 from smq.replication.log.codec import (
     TIME_ABORTED,
     BatchDamaged,
@@ -16,7 +15,7 @@ from smq.replication.log.codec import (
     info_of_stored,
     times_range,
 )
-from smq.replication.log.reaper import delete_partition
+from smq.replication.log.deletion import delete_partition
 from smq.replication.log.rewriting import digest_of
 from smq.replication.log.segments import replaced
 from smq.replication.ports import Delete, Put, Table
@@ -69,7 +68,7 @@ def test_what_was_aborted_goes_with_its_batches_and_no_start_looks_for_it_again(
     assert node.install(0, 8, rewritten(old[:8], set(), 10, node.log.aborted))
     assert known(node) == [(9, 8)]
     folds: list[None] = []
-    monkeypatch.setattr(AbortedLog, "_fold_aborted", lambda self: folds.append(None))
+    monkeypatch.setattr(partition_log.PartitionLog, "_fold_aborted", lambda self: folds.append(None))
     node.reopen()
     assert (known(node), folds) == ([(9, 8)], [])
     monkeypatch.undo()

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.raft_state.topic_config import Retention
 from smq.records import parse_header
-from smq.replication.log import budget, partition_log
+from smq.replication.log import partition_log
 from smq.replication.log import reader as log_reader
 from smq.replication.log import state as log_state
 from smq.replication.log.codec import build_value
@@ -110,7 +110,7 @@ class LogAgainstList(RuleBasedStateMachine):
             "SLICE_BATCHES": 1,
         }.items():
             self.patch.setattr(partition_log, name, value)
-        self.patch.setattr(budget, "TAIL_BYTES_KEPT", 200)
+        self.patch.setattr(partition_log, "TAIL_BYTES_KEPT", 200)
         self.patch.setattr(log_reader, "INDEX_ROWS_PER_SCAN", 2)
         self.patch.setattr(log_state, "SMALL_TABLE_BYTES", 0)  # so that checkpoints continue each other
         self.patch.setattr(log_state, "CHAIN_ROWS_MAX", 4)

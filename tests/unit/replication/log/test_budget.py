@@ -4,7 +4,7 @@ import pytest
 
 from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.config import TAIL_BYTES_KEPT
-from smq.replication.log import budget, partition_log
+from smq.replication.log import partition_log
 from smq.replication.log.store import LogStore
 from tests.unit.replication.log.test_store import ALL, PID, append
 from tests.unit.replication.storage.support import Harness
@@ -14,8 +14,7 @@ def test_partitions_that_rest_leave_the_memory_to_one_at_work(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound = 4 * TAIL_BYTES_KEPT
-    for module in (budget, partition_log):
-        monkeypatch.setattr(module, "TAIL_BYTES_NODE_MAX", bound)
+    monkeypatch.setattr(partition_log, "TAIL_BYTES_NODE_MAX", bound)
     store = LogStore(harness.disk)
     resting = [store.create(PartitionId(bytes([number]) * 20), Offset(0)) for number in range(6)]
     for log in resting:

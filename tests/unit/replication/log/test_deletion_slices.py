@@ -6,7 +6,7 @@ import pytest
 
 from smq.raft_state.ids import Offset
 from smq.raft_state.topic_config import Retention
-from smq.replication.log import partition_log, reaper
+from smq.replication.log import deletion, partition_log
 from smq.replication.log.codec import batch_key
 from smq.replication.log.reader import LogReader, Retained
 from smq.replication.log.store import LogStore
@@ -17,7 +17,7 @@ from tests.unit.replication.storage.support import FakeHarness, Harness
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (partition_log, reaper):
+    for module in (partition_log, deletion):
         monkeypatch.setattr(module, "SLICE_BATCHES", 3)
         monkeypatch.setattr(module, "BLIND_BATCHES", 2)
 
@@ -58,7 +58,7 @@ def test_an_interrupted_drop_continues_after_a_restart_and_the_partition_stays_g
         append(log, 2)
     harness.settle()
     store.drop(log)
-    store._reaper._left.clear()  # the process dies here
+    store._dropped._left.clear()  # the process dies here
     harness.settle()
     assert 0 < len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) < 10
     again = LogStore(harness.reopen())

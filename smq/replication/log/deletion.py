@@ -1,7 +1,8 @@
-"""Deletes dropped partitions in slices: one transaction over gigabytes would hold up every commit.
+"""Deletes logs in slices: one transaction over gigabytes would hold up every commit.
 
-Owns the remains of dropped partitions on disk, and a row in META for each, so that a restart continues the deletion.
-The checkpoints go first, and the partition with them: nothing reads the rest. Only the log store uses it.
+Owns the size of a slice, what is left of dropped partitions on disk, and a row in META for each, so that a restart
+continues the deletion. The checkpoints go first, and the partition with them: nothing reads the rest. It must never
+decide what goes. Only this package imports it.
 """
 
 from collections import deque
@@ -17,7 +18,7 @@ BLIND_BATCHES: Final = 32  # in one transaction if no index row gives their size
 _PREFIX: Final = b"dropped/"
 
 
-class Reaper:
+class DroppedPartitions:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._left: deque[PartitionId] = deque()  # bounded by the partitions

@@ -29,7 +29,7 @@ PAGES = {
     "group": ("groups/departures", 620),
     "events": ("events", 620),
 }
-SITE = {"start": ("docs/site/index.html", 820), "grpc": ("docs/reference/grpc.html", 900)}
+SITE = {"start": ("docs/README.html", 820), "grpc": ("docs/reference/grpc.html", 900)}
 WIDTH = 1100
 ROUNDS, ROUND_S, KILLED_IN_ROUND = 11, 30.0, 6
 ROWS = 3_000  # per round

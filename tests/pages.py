@@ -35,6 +35,7 @@ def pages() -> list[str]:
     """Those with blocks that a reader may type."""
     found = [
         *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/decisions/*.md"),
         *ROOT.glob("docs/reference/*.md"),
         *ROOT.glob("deploy/**/*.md"),
         *(ROOT / n for n in ("README.md", "CONTRIBUTING.md", "examples/README.md")),

@@ -226,8 +226,9 @@ _STILL_ON_THE_LOOP = frozenset(
 
 
 def _is_known() -> bool:
-    """Whether the read on the loop is one that ARCHITECTURE.md names: deletions look up what they delete (of a log's
-    start, of its end and of a dropped log), and a leader the producers for a follower that lacks them."""
+    """Whether the read on the loop is one that docs/decisions/reads-that-may-wait-leave-the-loop.md names: deletions
+    look up what they delete (of a log's start, of its end and of a dropped log), and a leader the producers for a
+    follower that lacks them."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code in _STILL_ON_THE_LOOP:

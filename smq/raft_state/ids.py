@@ -30,7 +30,7 @@ NO_REQUEST: Final = RequestId(b"")
 NO_NODE: Final = NodeId(0)  # the leader of a partition of external storage, which needs none
 
 TOPIC_ID_BYTES: Final = 16
-RING_SLOTS_PER_PARTITION: Final = 32  # ARCHITECTURE.md, "The ring and Kafka's partitioner always agree"
+RING_SLOTS_PER_PARTITION: Final = 32  # docs/decisions/one-kind-of-offset.md says why
 
 
 def partition_id(topic_id: TopicId, index: PartitionIndex) -> PartitionId:

@@ -59,6 +59,9 @@ CITING = (
     "deploy/",
     *(f for f in FILES if "." in f),
 )
+DECISION_WORDS_MAX = 400
+TOUR_WORDS_MAX = 28_000
+DOCS_WORDS_MAX = 90_000
 CARD = (
     "coordinator",
     "raft_state",
@@ -272,16 +275,28 @@ def test_every_rule_finding_and_promise_that_is_cited_is_on_the_page_of_rules() 
     assert unknown == []
 
 
-def test_every_heading_of_the_architecture_that_is_cited_is_there() -> None:
-    headings = re.findall(r"^## (.+)$", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
-    cited = [
-        (_name(path), " ".join(re.sub(r"\n\s*#?", " ", heading).split()))
-        for path in _tracked()
-        if path.suffix in (".py", ".md") and not _is_generated(path)
-        for heading in re.findall(r'ARCHITECTURE\.md, "([^"{]+)"', path.read_text(encoding="utf-8"))
-    ]
-    assert cited
-    assert [(name, cite) for name, cite in cited if not any(h.startswith(cite) for h in headings)] == []
+def test_every_decision_that_is_cited_exists_and_is_in_the_index() -> None:
+    folder = ROOT / "docs/decisions"
+    cited = [(place, name) for place, line in _lines() for name in re.findall(r"docs/decisions/([\w-]+\.md)", line)]
+    assert {place.split("/")[0] for place, _ in cited} >= {"smq", "chaos_tests", "tests"}
+    assert [(place, name) for place, name in cited if not (folder / name).is_file()] == []
+    pages = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md") if path.name != "README.md"}
+    linked = re.findall(r"\]\(([\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert sorted(linked) == sorted(pages)
+    assert {name: words for name, text in pages.items() if (words := len(text.split())) > DECISION_WORDS_MAX} == {}
+
+
+def test_the_tour_can_be_read_in_half_an_hour() -> None:
+    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split()) <= TOUR_WORDS_MAX
+
+
+def test_all_pages_of_docs_are_in_its_index_and_few_enough_to_be_read() -> None:
+    index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    linked = {(ROOT / "docs" / link).resolve() for link in re.findall(r"\]\(([^)#:]+\.md)\)", index)}
+    pages = set((ROOT / "docs").rglob("*.md"))
+    assert pages - linked - {ROOT / "docs/README.md", *(ROOT / "docs/decisions").glob("*.md")} == set()
+    assert ROOT / "docs/decisions/README.md" in linked
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= DOCS_WORDS_MAX
 
 
 def test_every_command_that_code_or_a_page_names_exists() -> None:

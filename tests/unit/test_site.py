@@ -37,7 +37,7 @@ def test_the_site_is_built_of_all_pages_and_loads_nothing_from_elsewhere(tmp_pat
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(CONFIG, source / "docs/site", ignore=shutil.ignore_patterns("*.md"))
-    index = source / "docs/site/index.md"
+    index = source / "docs/README.md"
     for link, is_whole in (("#there", True), ("#nowhere", False), (f"{tmp_path.name}.md", False)):
         index.write_text(f"# Title\n\n## There\n\n[a link]({link})\n")
         built = build(source, tmp_path / "site")

@@ -245,7 +245,8 @@ class Chance:
         known = list(enumerate(self.group.proposals))
         waiting = [n for n, p in known if p.done is not None]
         # A mark that is committed again, long after its process has caught up, makes a whole replica incomplete. With a
-        # second one that has lost its disk and no leader, no election is left: ARCHITECTURE.md names this case.
+        # second one that has lost its disk and no leader, no election is left:
+        # docs/decisions/elections-ask-for-seals.md names this case.
         others = [n for n, p in known if p.done is not None or not isinstance(p.command, MarkIncomplete)]
         self._do("commit_number", self._rng.choice(waiting if waiting and self._is(0.8) else others))
 

@@ -1,8 +1,8 @@
 """Two processes with one node id: which of them is the node.
 
 Owns the rule, and what this node knows for it: which process answered last at each peer's home (`home`). The rule is in
-ARCHITECTURE.md, "A node is the process that answers at its address". It has no sockets and no clock, and must never
-judge by which process came first: the mistaken one may have. `tcp` imports it.
+docs/decisions/a-node-is-the-process-at-its-address.md. It has no sockets and no clock, and must never judge by which
+process came first: the mistaken one may have. `tcp` imports it.
 """
 
 from collections.abc import Iterable

@@ -3,8 +3,8 @@
 A directory that is put back from an old copy has the same disk id, but has forgotten votes and entries that the disk
 acknowledged. So each disk counts its writes of Raft's memory and reports the count once it is durable, and the others
 store it beside their own. Owns the reports and the judgement. It must never report a count that is not on disk, nor
-replace a known count by that of a process that does not remember it. The argument is in ARCHITECTURE.md, "An old copy
-of a disk counts as a replaced disk". The engine and its voters import it.
+replace a known count by that of a process that does not remember it. The argument is in
+docs/decisions/an-old-copy-counts-as-a-replaced-disk.md. The engine and its voters import it.
 """
 
 from collections.abc import Callable, Iterable, Sequence

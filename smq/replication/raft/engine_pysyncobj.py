@@ -1,8 +1,9 @@
 """The consensus library: pysyncobj, with everything repaired that docs/rules.md lists as its findings.
 
-The ONE file that imports pysyncobj or knows any of its names (ARCHITECTURE.md says why), pinned to 0.3.17 because the
-repairs go through its private names; a test fails when one of them moves. To replace the library is to replace this
-file by another Consensus (raft/view.py): nothing else in this package names the library, which a test checks, too.
+The ONE file that imports pysyncobj or knows any of its names (docs/decisions/pysyncobj-behind-one-adapter.md), pinned
+to 0.3.17 because the repairs go through its private names; a test fails when one of them moves. To replace the library
+is to replace this file by another Consensus (raft/view.py): nothing else in this package names the library, which a
+test checks, too.
 
 The library keeps: the Raft state, elections and votes, the first entry of a term, the command queue, and which proposal
 waits for which index. Ours are: journal and snapshots (raft/journal.py), the state machine's work (raft/applier.py),

@@ -1,7 +1,7 @@
 """The barrier between the disk and the wire: no message of Raft leaves before what it says is on disk.
 
 Owns the messages that wait, one FIFO per peer, so that a message that need not wait never overtakes one that
-must. This is the one place that decides it (ARCHITECTURE.md, "Persist, then speak"). Only the executor imports it.
+must. This is the one place that decides it (docs/decisions/persist-then-speak.md). Only the executor imports it.
 """
 
 from collections import deque

@@ -3,8 +3,8 @@
 Raft relies on voters to remember their votes and acknowledgements. A node that comes back with an empty disk does not.
 Its answers count for nothing until the others have agreed, through the log, that it now runs on another disk. Owns that
 judgement, by the disk ids of the applied state and by the evidence that a disk is an old copy. It must never change
-anything. The argument is in ARCHITECTURE.md, "A replaced disk is a new voter". Only the engine, the core and its
-roles import it.
+anything. The argument is in docs/decisions/a-replaced-disk-is-a-new-voter.md. Only the engine, the core and its roles
+import it.
 """
 
 from collections.abc import Callable, Sequence

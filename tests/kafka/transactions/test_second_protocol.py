@@ -221,7 +221,8 @@ def test_a_batch_whose_partition_was_not_added_gets_what_its_version_knows(
 def test_in_the_first_protocol_a_late_end_ends_the_next_transaction_as_in_kafka(
     owner: Connect, leader: Connect, new_topic: NewTopic
 ) -> None:
-    """What ARCHITECTURE says of it: no server can tell the two requests apart. The second protocol can, above."""
+    """No server can tell the two requests apart (docs/decisions/one-entry-decides-a-transaction.md). The second
+    protocol can, above."""
     topic, name = new_topic(), fresh("tx")
     raw, at_leader = owner(name), leader(topic)
     producer = init(raw, name)["producer_id"]

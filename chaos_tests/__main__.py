@@ -32,7 +32,6 @@ def main(arguments: list[str] | None = None) -> int:
     planted = commands.add_parser("planted", help="hunt for planted bugs and print the table")
     planted.add_argument("names", nargs="*", help="only these (default: all)")
     planted.add_argument("--write", type=Path, help="write the table to this file; rows of others stay")
-    planted.add_argument("--shrink", type=int, default=0, metavar="RUNS", help="shrink schedules in at most RUNS runs")
     live = commands.add_parser("run", help="live histories: real processes, real faults, a report")
     _live_arguments(live)
     report = commands.add_parser("report", help="make a run's report.html again, or those of a directory of runs")
@@ -175,12 +174,10 @@ def _planted(options: argparse.Namespace) -> int:
     from chaos_tests.sim.hunt import hunt_all, rows_of, table
 
     catches = []
-    for catch in hunt_all(options.names, shrink_runs=options.shrink):
+    for catch in hunt_all(options.names):
         catches.append(catch)
-        outcome = f"seed {catch.seed}: {', '.join(catch.anomalies)}" if catch.seed is not None else "NOT FOUND"
-        print(f"{catch.bug.name}: {outcome}", flush=True)
-        for line in catch.schedule or ():
-            print(f"  {line}", flush=True)
+        outcome = f"seed {catch.seed}: {', '.join(catch.shown)}" if catch.seed is not None else "NOT FOUND"
+        print(f"{catch.bug.name} ({catch.seconds:.0f} s): {outcome}", flush=True)
     if options.write is not None:
         known = rows_of(options.write.read_text(encoding="utf-8")) if options.write.exists() else {}
         options.write.write_text(table(catches, known), encoding="utf-8")

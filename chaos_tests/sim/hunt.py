@@ -1,23 +1,23 @@
-"""The hunt for planted bugs: the seeds and the faults that each takes, and their table.
+"""The hunt for planted bugs: the seeds that each takes, how long that takes, and their table.
 
 Owns the search and its table. Seeds begin at one, so that a table can be reproduced.
 """
 
+import dataclasses
 import re
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from chaos_tests.sim.mutation import PlantedBug
 from chaos_tests.sim.partition.planted import COURSE_BUGS, CourseBug
 from chaos_tests.sim.planted.catalogue import BUGS
 from chaos_tests.sim.raft import planted as raft_planted
 from chaos_tests.sim.raft.planted import GroupBug
 from chaos_tests.sim.raft.seeds import run
+from chaos_tests.sim.replacement import PlantedBug
 from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import Scenario, find
-from chaos_tests.sim.shrink import ShrinkError, shrink
 
-STRIKES_SHOWN = 6  # of a schedule that does not shrink further
 GROUP_BUGS = tuple(bug for bug in raft_planted.BUGS.values() if bug.plan is not None)
 BY_HAND = 0  # the seed of a course
 Bug = PlantedBug | GroupBug | CourseBug
@@ -30,70 +30,68 @@ class HuntError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Catch:
-    """`seed` is None if no seed within the bug's bound, or not the bug's course, showed a fitting anomaly. `schedule`
-    holds the strikes that the bug takes. It is None if it was not requested, or if the list of strikes does not
-    reproduce the bug."""
+    """`seed` is None if no seed within the bug's bound, or not the bug's course, showed what fits it. `seconds` of
+    processor time."""
 
     bug: Bug
     seed: int | None
-    anomalies: tuple[str, ...]
-    schedule: tuple[str, ...] | None = None
+    shown: tuple[str, ...]
+    seconds: float
 
 
-def hunt(bug: Bug, *, shrink_runs: int = 0) -> Catch:
-    """The first seed that shows a fitting anomaly, and all anomalies that it shows."""
+def hunt(bug: Bug) -> Catch:
+    """The first seed that shows what fits the bug, and all that it shows."""
+    began = time.process_time()
     if isinstance(bug, CourseBug):
-        found = bug.found()
-        return Catch(bug, None if found is None else BY_HAND, () if found is None else (found,))
-    return _hunt_group(bug) if isinstance(bug, GroupBug) else _hunt_cluster(bug, shrink_runs)
+        seed, shown = _take_course(bug)
+    else:
+        seed, shown = _hunt_group(bug) if isinstance(bug, GroupBug) else _hunt_cluster(bug)
+    return Catch(bug, seed, shown, time.process_time() - began)
 
 
-def _hunt_group(bug: GroupBug) -> Catch:
+def _take_course(bug: CourseBug) -> tuple[int | None, tuple[str, ...]]:
+    found = bug.found()
+    return (None, ()) if found is None else (BY_HAND, (found,))
+
+
+def _hunt_group(bug: GroupBug) -> tuple[int | None, tuple[str, ...]]:
     """Raft alone. An error of another kind passes through: it is not what was planted."""
     if bug.plan is None:
         raise ValueError(f"no seeds find {bug.name}: a test builds its history")
     with bug.planted():
         for seed in range(1, bug.seeds + 1):
             try:
-                run(replace(bug.plan, seed=seed))
+                run(dataclasses.replace(bug.plan, seed=seed))
             except bug.errors as e:
                 if not re.search(bug.message, str(e)):
                     raise
-                return Catch(bug, seed, (str(e),))
-    return Catch(bug, None, ())
+                return seed, (str(e),)
+    return None, ()
 
 
-def _hunt_cluster(bug: PlantedBug, shrink_runs: int) -> Catch:
+def _hunt_cluster(bug: PlantedBug) -> tuple[int | None, tuple[str, ...]]:
     """Raises HuntError if the seed shows such an anomaly without the bug, too: then it proves nothing."""
     scenario = find(bug.scenario)
     with bug.planted():
         for seed in range(1, bug.seeds + 1):
             seen = _anomalies(scenario, seed)
-            if seen & bug.anomalies:
-                schedule = _shrunk(bug, seed, shrink_runs) if shrink_runs else None
+            if seen & bug.anomalies and (not bug.watched or bug.watched in seen):
                 break
         else:
-            return Catch(bug, None, ())
+            return None, ()
     if own := _anomalies(scenario, seed) & bug.anomalies:
         raise HuntError(f"seed {seed} of {scenario.name} shows {', '.join(sorted(own))} without {bug.name}, too")
-    return Catch(bug, seed, tuple(sorted(seen)), schedule)
+    return seed, tuple(sorted(seen))
 
 
 def _anomalies(scenario: Scenario, seed: int) -> set[str]:
     return {violation.anomaly for violation in simulate(scenario, seed).violations}
 
 
-def _shrunk(bug: PlantedBug, seed: int, runs: int) -> tuple[str, ...] | None:
-    try:
-        return tuple(shrink(find(bug.scenario), seed, bug.anomalies, runs).describe())
-    except ShrinkError:
-        return None
-
-
-def hunt_all(names: list[str], *, shrink_runs: int = 0) -> Iterator[Catch]:
+def hunt_all(names: list[str]) -> Iterator[Catch]:
     for bug in ALL:
         if not names or bug.name in names:
-            yield hunt(bug, shrink_runs=shrink_runs)
+            yield hunt(bug)
 
 
 def rows_of(page: str) -> dict[str, str]:
@@ -108,15 +106,13 @@ def table(catches: list[Catch], known: dict[str, str]) -> str:
     lines = [
         "# Planted bugs",
         "",
-        "Generated by `python -m chaos_tests planted --shrink RUNS --write FILE`: each is one change to production",
-        "code, made by `chaos_tests/sim/planted` for the time of a run, and found by the simulation. The last",
-        "column is what Hypothesis left of the seed's faults within the runs that it had. If nothing is left, the",
-        "bug shows without any fault but the network's own delays and losses. An empty cell: not cut down yet.",
-        "The scenario `raft group` is Raft alone (`chaos_tests/sim/raft`); faults of its seeds are not cut down.",
-        "The scenario `one partition` is a partition alone (`chaos_tests/sim/partition`), in a course built by hand.",
-        "Rules with a number, and what each anomaly means: [rules.md](../rules.md).",
+        "Generated by `python -m chaos_tests planted --write FILE`: for each bug, functions of the production code are",
+        "replaced by faulty ones for the time of a run (`chaos_tests/sim/planted`), and the simulation finds it. The",
+        "scenario `raft group` is Raft alone (`chaos_tests/sim/raft`), the scenario `one partition` a partition alone",
+        "(`chaos_tests/sim/partition`), in a course built by hand. The last column is the hunt's processor time in",
+        "seconds. Rules with a number, and what each anomaly means: [rules.md](../rules.md).",
         "",
-        "| bug | the rule it breaks | scenario | seeds needed | anomalies of that seed | faults it takes |",
+        "| bug | the rule it breaks | scenario | seeds needed | what that seed shows | s |",
         "|---|---|---|---|---|---|",
     ]
     lines += [rows[bug.name] for bug in ALL if bug.name in rows]
@@ -125,8 +121,14 @@ def table(catches: list[Catch], known: dict[str, str]) -> str:
 
 def _row(catch: Catch) -> str:
     seed = "not found" if catch.seed is None else "a course" if catch.seed == BY_HAND else str(catch.seed)
-    anomalies = ", ".join(catch.anomalies)
-    cells = (catch.bug.name, catch.bug.rule, _scenario(catch.bug), seed, anomalies, _cell(catch.schedule))
+    cells = (
+        catch.bug.name,
+        catch.bug.rule,
+        _scenario(catch.bug),
+        seed,
+        ", ".join(catch.shown),
+        f"{catch.seconds:.0f}",
+    )
     return f"| {' | '.join(cells)} |"
 
 
@@ -134,12 +136,3 @@ def _scenario(bug: Bug) -> str:
     if isinstance(bug, CourseBug):
         return "one partition"
     return "raft group" if isinstance(bug, GroupBug) else bug.scenario
-
-
-def _cell(schedule: tuple[str, ...] | None) -> str:
-    if schedule is None:
-        return ""
-    shown = list(schedule[:STRIKES_SHOWN])
-    if len(schedule) > len(shown):
-        shown.append(f"and {len(schedule) - len(shown)} more")
-    return "<br>".join(shown) or "none"

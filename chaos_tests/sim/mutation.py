@@ -1,15 +1,14 @@
 """Mutations: production functions with one line changed for the time of a run.
 
 Owns the mutation: it takes the source of a function, replaces a text in it, and puts the result in its place. A text
-that is not found exactly once is an error: the code has moved, and the planted bug must follow. Production code must
-never know of this. The list of bugs is in `planted`.
+that is not found exactly once is an error. Only the benchmark of the metrics' cost uses it.
 """
 
 import importlib
 import inspect
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -81,18 +80,3 @@ def replaced(changed: Mapping[str, CodeType]) -> Iterator[None]:
     finally:
         for target, code in originals.items():
             _function(target).__code__ = code
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlantedBug:
-    """`anomalies`: any of them reveals it. `seeds`: the number of seeds of `scenario` within which it must be found."""
-
-    name: str
-    rule: str
-    mutations: tuple[Mutation, ...]
-    scenario: str
-    anomalies: frozenset[str]
-    seeds: int
-
-    def planted(self) -> AbstractContextManager[None]:
-        return mutated(self.mutations)

@@ -4,10 +4,12 @@ import importlib
 
 import pytest
 
-from chaos_tests.sim.mutation import Mutation, mutated
+from chaos_tests.sim.replacement import Fault, replace
 from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import find
 from smq.raft_state.handlers import transaction_producers
+from smq.raft_state.ids import ProducerEpoch, ProducerId
+from smq.raft_state.state import TransactionState
 from tests.sim.test_simulation import verdict
 
 RETIRED = 5
@@ -41,10 +43,8 @@ def test_producers_go_on_under_fresh_ids(monkeypatch: pytest.MonkeyPatch, seed: 
 
 @pytest.mark.sim
 def test_markers_under_the_fresh_id_would_be_found() -> None:
-    marker = Mutation(
-        "smq.raft_state.state:TransactionState.marked_as",
-        "if self.ended_id in (NO_PRODUCER, self.producer_id):",
-        "if True:",
-    )
-    with mutated((marker,)):
+    def fresh(_original: Fault, transaction: TransactionState) -> tuple[ProducerId, ProducerEpoch]:
+        return transaction.producer_id, transaction.producer_epoch
+
+    with replace("smq.raft_state.state:TransactionState.marked_as", by=fresh).planted():
         assert verdict(simulate(find("transactions"), 1)) != ""

@@ -1,16 +1,19 @@
 """Each planted bug is found within its bound of seeds, by an anomaly that fits it."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from chaos_tests.sim import hunt as hunting
 from chaos_tests.sim.hunt import ALL, HuntError, hunt, rows_of
-from chaos_tests.sim.mutation import Mutation, MutationError, PlantedBug, mutated
 from chaos_tests.sim.planted.catalogue import BUGS
+from chaos_tests.sim.raft import planted as raft_planted
+from chaos_tests.sim.replacement import Bug, Fault, PlantedBug, TargetError, function_of, replace, returns
 from smq.raft_state.ids import Epoch, Offset
 from smq.raft_state.state import EpochStart
-from smq.replication.log import lineage
+from smq.raft_state.topic_config import Retention
+from smq.replication.log.lineage import verified_end
 from tests.pages import ROOT
 
 pytestmark = pytest.mark.sim
@@ -32,16 +35,16 @@ def test_rarer_planted_bug_is_found(bug: PlantedBug) -> None:
 
 
 def test_a_seed_that_fails_without_the_bug_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As seed 22 of slow_reads was for a-busy-replica-counts-as-damaged: it had found another bug, one of smq's own."""
-    bug = next(bug for bug in BUGS if bug.name == "a-busy-replica-counts-as-damaged")
+    """It may have found another bug, one of smq's own."""
+    bug = next(bug for bug in BUGS if bug.name == "rows-of-a-deleted-topic-count-as-damaged")
     shown = SimpleNamespace(violations=[SimpleNamespace(anomaly="false-damage")])
     monkeypatch.setattr(hunting, "simulate", lambda *_: shown)
-    with pytest.raises(HuntError, match="without a-busy-replica-counts-as-damaged, too"):
+    with pytest.raises(HuntError, match="without rows-of-a-deleted-topic-count-as-damaged, too"):
         hunt(bug)
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda b: b.name)
-def test_planted_bug_still_fits_the_code(bug: PlantedBug) -> None:
+@pytest.mark.parametrize("bug", [*ALL, *raft_planted.BUGS.values()], ids=lambda b: b.name)
+def test_planted_bug_still_fits_the_code(bug: Bug) -> None:
     with bug.planted():
         pass
 
@@ -55,17 +58,31 @@ def test_the_page_has_every_planted_bug_with_its_rule_and_no_other() -> None:
         assert seeds != "not found", bug.name
 
 
-def test_mutation_changes_the_function_and_takes_itself_back() -> None:
+def test_a_replacement_is_seen_where_the_function_was_imported_and_takes_itself_back() -> None:
+    def later(original: Fault, *arguments: Any) -> tuple[Offset, Offset | None]:
+        end, wrong = original(*arguments)
+        return end + 7, wrong
+
     history = [EpochStart(Epoch(0), Offset(0))]
-    mutation = Mutation(
-        "smq.replication.log.lineage:verified_end", "end = log_start\n", "end = Offset(log_start + 7)\n"
-    )
-    with mutated([mutation]):
-        assert lineage.verified_end([], Offset(3), Offset(99), history) == (10, None)
-    assert lineage.verified_end([], Offset(3), Offset(99), history) == (3, None)
+    with replace("smq.replication.log.lineage:verified_end", by=later).planted():
+        assert verified_end([], Offset(3), Offset(99), history) == (10, None)
+    assert verified_end([], Offset(3), Offset(99), history) == (3, None)
 
 
-def test_mutation_of_a_text_that_has_moved_is_an_error() -> None:
-    mutation = Mutation("smq.replication.log.lineage:verified_end", "no such text", "")
-    with pytest.raises(MutationError, match="0 times"), mutated([mutation]):
-        pass
+def test_methods_and_properties_are_replaced_and_the_original_has_its_defaults() -> None:
+    with replace("smq.raft_state.topic_config:Retention.numbers", by=returns((1, 2, 3))).planted():
+        assert Retention(None, None, None).numbers == (1, 2, 3)
+    assert Retention(None, None, None).numbers != (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("smq.replication.log.lineage:no_such_function", "the code has moved"),
+        ("smq.no_such_module:verified_end", "the code has moved"),
+        ("smq.replication.log.lineage:EpochRun.start", "is no function, method or property"),
+    ],
+)
+def test_a_target_that_has_moved_is_an_error_that_names_it(target: str, message: str) -> None:
+    with pytest.raises(TargetError, match=f"{target}.*{message}"):
+        function_of(target)

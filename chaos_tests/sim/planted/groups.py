@@ -1,28 +1,72 @@
-"""Planted bugs of groups: their coordinators, their members, and the fence around their changes.
+"""Planted bugs of groups: their coordinators, their members, the fence around their changes, and their lag.
 
 Owns these rows only. `catalogue` alone imports it.
 """
 
-from chaos_tests.sim.mutation import Mutation, PlantedBug
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
 
-_HANDLERS = "smq.raft_state.handlers."
-_SESSIONS = "smq.coordinator.groups.sessions:"
-_GROUPS = "smq.coordinator.groups.coordinator:GroupCoordinator."
-_CHANGES = "smq.coordinator.groups.changes:Changes."
-_FENCE_BEGINS = "slot = coordinator_of(state, command.subject)\n"
-_LATE_CHANGES_COUNT = Mutation(_HANDLERS + "fencing:check_fence", "if changes != command.changes_seen:", "if False:")
+from chaos_tests.sim.replacement import Fault, PlantedBug, replace, returns
+from smq.coordinator.groups.lag import Lag
+from smq.coordinator.groups.view import GroupPosition
+from smq.raft_state.commands import CommitOffsets, Coordinated, StageOffsets
+from smq.raft_state.ids import Generation, Offset
+from smq.raft_state.replies import Applied
+from smq.raft_state.state import ClusterState, GroupState
+from smq.replication.proposer import Proposer
 
-GROUP_BUGS: tuple[PlantedBug, ...] = (
+_HANDLERS: Final = "smq.raft_state.handlers."
+_SESSIONS: Final = "smq.coordinator.groups.sessions:"
+
+
+def _of_any_generation(original: Fault, group: GroupState | None, command: CommitOffsets | StageOffsets) -> None:
+    if group is not None:
+        command = dataclasses.replace(command, generation=group.generation)
+    original(group, command)
+
+
+def _over_already(original: Fault, members: Mapping[str, Any], before: Mapping[str, int], now_ns: int) -> Any:
+    return original(members, {name: before.get(name, now_ns) for name in members}, now_ns)
+
+
+def _of_no_member_only(original: Fault, state: ClusterState, command: Coordinated) -> None:
+    if not getattr(command, "member_id", ""):
+        original(state, command)
+
+
+def _whenever(original: Fault, proposer: Proposer, pending: Any) -> None:
+    pending.send_until_ns = 1 << 62
+    original(proposer, pending)
+
+
+def _begins_at_zero(original: Fault, state: ClusterState, name: str) -> GroupState:
+    group: GroupState = original(state, name)
+    group.generation, group.changes = Generation(0), 0
+    return group
+
+
+def _none_without_the_group(_original: Fault, state: ClusterState, name: str) -> int:
+    return state.groups[name].changes if name in state.groups else 0
+
+
+def _the_last_record_read(original: Fault, state: ClusterState, command: CommitOffsets) -> Applied:
+    items = tuple(dataclasses.replace(item, offset=Offset(max(item.offset - 1, 0))) for item in command.items)
+    applied: Applied = original(state, dataclasses.replace(command, items=items))
+    return applied
+
+
+def _counts_removed_records(original: Fault, at: GroupPosition, log_start: Offset, end: Offset) -> Lag:
+    first = max(at.unread_from(log_start), log_start)
+    lag: Lag = dataclasses.replace(original(at, log_start, end), records=max(0, end - first))
+    return lag
+
+
+GROUP_BUGS: Final = (
     PlantedBug(
         name="commit-of-another-generation",
         rule="every commit of a member is fenced by its generation",
-        mutations=(
-            Mutation(
-                _HANDLERS + "groups:check_committer",
-                "check_generation(group, group.name, command.generation)",
-                "pass",
-            ),
-        ),
+        faults=(replace(_HANDLERS + "groups:check_committer", by=_of_any_generation),),
         scenario="groups",
         anomalies=frozenset({"stale-generation"}),
         seeds=8,
@@ -30,123 +74,31 @@ GROUP_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="new-coordinator-evicts-at-once",
         rule="a new coordinator gives each member one fresh session",
-        mutations=(
-            Mutation(
-                _SESSIONS + "sessions_of",
-                "before.get(name, now_ns + m.member.session_timeout_ms * NS_PER_MS)",
-                "before.get(name, now_ns)",
-            ),
-        ),
+        faults=(replace(_SESSIONS + "sessions_of", by=_over_already),),
         scenario="groups",
         anomalies=frozenset({"evicted-alive"}),
         seeds=5,
     ),
     PlantedBug(
-        name="new-coordinator-forgets-the-members",
-        rule="a coordinator takes its groups up from the replicated state",
-        mutations=(
-            Mutation(_GROUPS + "_find", "if group is None and known is not None and known.members:", "if False:"),
-        ),
-        scenario="groups",
-        anomalies=frozenset({"evicted-alive", "phantom-member"}),
-        seeds=5,
-    ),
-    PlantedBug(
         name="sessions-never-end",
         rule="silent members are evicted",
-        mutations=(Mutation(_SESSIONS + "silent_members", "until_ns <= now_ns or name in late", "False"),),
+        faults=(replace(_SESSIONS + "silent_members", by=returns([])),),
         scenario="groups",
         anomalies=frozenset({"phantom-member"}),
         seeds=8,
     ),
     PlantedBug(
-        name="former-coordinator-evicts",
-        rule="changes of a group name the epoch of its coordinator; one that stood still gives all members time",
-        mutations=(
-            Mutation(
-                _HANDLERS + "fencing:check_fence",
-                "if slot.epoch != command.coordinator_epoch or not slot.node:",
-                "if not slot.node:",
-            ),
-            _LATE_CHANGES_COUNT,
-            Mutation(_GROUPS + "_tick", "if self._table != self._node.state.coordinators:", "if False:"),
-            Mutation(_GROUPS + "_tick", "if self._was_away or late_ms > GROUP_PAUSE_MS:", "if False:"),
-        ),
-        scenario="groups",
-        anomalies=frozenset({"evicted-alive", "split-generation", "shared-partition"}),
-        seeds=20,
-    ),
-    PlantedBug(
         name="former-coordinator-commits",
-        rule="a member's commit names the epoch of its coordinator: a late one does not overwrite a newer one",
-        mutations=(
-            Mutation(
-                _HANDLERS + "fencing:check_fence",
-                _FENCE_BEGINS,
-                'if getattr(command, "member_id", ""): return\n    ' + _FENCE_BEGINS,
-            ),
-        ),
+        rule="P6: a member's commit names its coordinator's epoch: a late one does not overwrite a newer one",
+        faults=(replace(_HANDLERS + "fencing:check_fence", by=_of_no_member_only),),
         scenario="late_commits",
         anomalies=frozenset({"stale-commit", "commit-regression"}),
         seeds=40,
     ),
     PlantedBug(
-        name="memberless-commit-is-not-fenced",
-        rule="a commit of no member is fenced as a member's is: one whose client has given up overwrites no newer one",
-        mutations=(
-            Mutation(
-                _HANDLERS + "fencing:check_fence",
-                _FENCE_BEGINS,
-                'if not getattr(command, "member_id", "none"): return\n    ' + _FENCE_BEGINS,
-            ),
-        ),
-        scenario="late_commits",
-        anomalies=frozenset({"commit-regression"}),
-        seeds=20,
-    ),
-    PlantedBug(
-        name="deletion-of-a-group-is-not-fenced",
-        rule="the deletion of a group is fenced: one whose client has given up removes no newer commit",
-        mutations=(
-            Mutation(
-                _HANDLERS + "fencing:check_fence",
-                _FENCE_BEGINS,
-                'if type(command).__name__ == "DeleteGroup": return\n    ' + _FENCE_BEGINS,
-            ),
-        ),
-        scenario="late_commits",
-        anomalies=frozenset({"commit-regression"}),
-        seeds=60,
-    ),
-    PlantedBug(
-        name="commit-overtakes-another",
-        rule="the changes of one group take effect in the order in which they came to its coordinator",
-        mutations=(
-            _LATE_CHANGES_COUNT,
-            Mutation(_CHANGES + "submit", "if len(queue) == 1:", "if True:"),
-            Mutation(_CHANGES + "_on_reply", "self._next(change.command.subject)", "pass"),
-            # Which is harmless by itself: a Raft leader that refuses every third proposal that it receives.
-            Mutation(
-                "smq.replication.proposer:Proposer.on_propose",
-                "self._engine.propose(message.command, reply_with)",
-                "if message.request % 3: self._engine.propose(message.command, reply_with)\n"
-                "    else: reply_with(ProposalLost.NOT_LEADER)",
-            ),
-        ),
-        scenario="late_commits",
-        anomalies=frozenset({"commit-regression"}),
-        seeds=60,
-    ),
-    PlantedBug(
         name="proposer-sends-again-after-the-deadline",
         rule="nothing is proposed after its caller's deadline",
-        mutations=(
-            Mutation(
-                "smq.replication.proposer:Proposer._attempt",
-                "if self._clock.monotonic_ns() > pending.send_until_ns:",
-                "if False:",
-            ),
-        ),
+        faults=(replace("smq.replication.proposer:Proposer._attempt", by=_whenever),),
         scenario="groups",
         anomalies=frozenset({"late-proposal"}),
         seeds=8,
@@ -154,20 +106,28 @@ GROUP_BUGS: tuple[PlantedBug, ...] = (
     PlantedBug(
         name="generations-start-over",
         rule="a group that is formed again counts on, so that no command for the former one fits it",
-        mutations=(
-            Mutation(
-                _HANDLERS + "groups:make_group",
-                "name=name, generation=state.generation_floor, changes=state.changes_floor",
-                "name=name",
-            ),
-            Mutation(
-                _HANDLERS + "fencing:changes_of",
-                "found.changes if found is not None else state.changes_floor",
-                "found.changes if found is not None else 0",
-            ),
+        faults=(
+            replace(_HANDLERS + "groups:make_group", by=_begins_at_zero),
+            replace(_HANDLERS + "fencing:changes_of", by=_none_without_the_group),
         ),
         scenario="groups",
         anomalies=frozenset({"split-generation"}),
         seeds=5,
+    ),
+    PlantedBug(
+        name="commit-of-the-last-record-read",
+        rule="P6: a group's committed offset is that of its last commit",
+        faults=(replace(_HANDLERS + "groups:_commit_items", by=_the_last_record_read),),
+        scenario="groups",
+        anomalies=frozenset({"watched-commit-changed"}),
+        seeds=20,
+    ),
+    PlantedBug(
+        name="lag-counts-removed-records",
+        rule="lag: records are what can still be read; where compaction has been, their number is not known",
+        faults=(replace("smq.coordinator.groups.lag:counted", by=_counts_removed_records),),
+        scenario="lag+compaction",
+        anomalies=frozenset({"wrong-lag"}),
+        seeds=20,
     ),
 )

@@ -1,16 +1,21 @@
 """The node's own watch: each kind is noted where production code breaks the rule, and nothing else is noted.
 
-Most bugs are planted as the simulation plants them, with one line of production code changed. Whole clusters that must
-see them are in chaos_tests/sim/planted/watch.py.
+Bugs are planted as the simulation plants them in whole clusters (chaos_tests/sim/planted), or as a fault of its own.
 """
+
+from dataclasses import replace as replaced
 
 import pytest
 
-from chaos_tests.sim.mutation import Mutation, mutated
-from chaos_tests.sim.planted.one_round import EPOCH_STARTS_AT_THE_MARK
+from chaos_tests.sim.planted.partitions import EPOCH_STARTS_AT_THE_MARK, MARK_AS_GIVEN
+from chaos_tests.sim.planted.state import LOG_START_AS_REQUESTED
+from chaos_tests.sim.planted.transactions import EVERYTHING_IS_STABLE
+from chaos_tests.sim.replacement import Fault, planted, replace
 from smq.raft_state.commands import AdvanceLogStart, CommitOffsets, Coordinated, EndTransaction
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset
+from smq.raft_state.replies import Applied
+from smq.raft_state.state import ClusterState
 from smq.replication import anomalies
 from smq.replication.anomalies import Anomalies, CommitWatch, Kind, StateWatch
 from smq.replication.measures import NodeMeasures
@@ -34,7 +39,6 @@ from tests.unit.replication.partition.test_transactions import World
 from tests.unit.replication.support import INCARNATION, PEER_A, PEER_B, Host, batch
 from tests.unit.replication.test_rules import acks, append, follower, stored
 
-_HANDLERS = "smq.raft_state.handlers."
 PID = pid(1)
 
 
@@ -53,7 +57,7 @@ def test_a_high_water_mark_that_is_moved_back_is_noted() -> None:
     host.advance(5)
     host.advance(3)
     assert noted(host.anomalies) == []
-    with mutated([Mutation(_HANDLERS + "partitions:_advance", "max(partition.hwm, item.hwm)", "item.hwm")]):
+    with MARK_AS_GIVEN.planted():
         host.advance(3)
     assert noted(host.anomalies) == [Kind.HWM_BACK]
     assert texts(host.anomalies) == "t/0: its high water mark was 5, and is 3"
@@ -61,7 +65,7 @@ def test_a_high_water_mark_that_is_moved_back_is_noted() -> None:
 
 def test_an_epoch_that_starts_below_what_was_committed_is_noted() -> None:
     """Raft's mark does not know of the record yet: only this process does."""
-    for mutations, expected in (((), []), (EPOCH_STARTS_AT_THE_MARK, [Kind.HWM_BACK])):
+    for faults, expected in (((), []), ((EPOCH_STARTS_AT_THE_MARK,), [Kind.HWM_BACK])):
         host = Host(rounds=1)
         host.create_partition()
         answer = host.produce()
@@ -69,7 +73,7 @@ def test_an_epoch_that_starts_below_what_was_committed_is_noted() -> None:
         host.ack(PEER_A, 1)
         host.settle(0)
         assert (answer.offsets, host.part.hwm) == ((0, 0), 0)
-        with mutated(mutations):
+        with planted(faults):
             elect(host, PEER_B, 1)
         assert noted(host.anomalies) == expected
     assert texts(host.anomalies) == "t/0: epoch 1 starts at 0, 1 had been known as committed"
@@ -89,11 +93,8 @@ def test_a_log_start_that_is_moved_back_is_noted() -> None:
     host = Host()
     host.create_partition()
     host.advance(9)
-    guard = Mutation(
-        _HANDLERS + "partitions:advance_log_start", "if command.offset <= partition.log_start:", "if False:"
-    )
-    for mutations, expected in (((), []), ([guard], [Kind.LOG_START_BACK])):
-        with mutated(mutations):
+    for faults, expected in (((), []), ((LOG_START_AS_REQUESTED,), [Kind.LOG_START_BACK])):
+        with planted(faults):
             for start in (7, 4):
                 host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(start)))
         assert noted(host.anomalies) == expected
@@ -106,9 +107,7 @@ def test_a_last_stable_offset_that_goes_back_is_noted_by_the_leader() -> None:
     world.commit_all()
     live, watch = world.host.live, world.host.anomalies
     assert (live.stable_end, noted(watch)) == (0, [])
-    reading = "smq.replication.log.producers:ProducerTable.stable_end"
-    ignoring = Mutation(reading, "for first in self._open.values():", "for first in ():")
-    with mutated([ignoring]):
+    with EVERYTHING_IS_STABLE.planted():
         assert live.stable_end == 1
     assert (live.stable_end, noted(watch)) == (0, [Kind.LSO_BACK])
 
@@ -150,9 +149,15 @@ def test_groups_that_go_back_delete_repeat_and_use_transactions_are_no_anomaly()
 def test_a_commit_that_stores_something_else_is_noted() -> None:
     """The larger one stays: as if a group could not go back."""
     world = Committing()
-    larger = "offset=max(item.offset, group.offsets[item.partition].offset) if group.offsets else item.offset"
+
+    def larger(original: Fault, state: ClusterState, command: CommitOffsets) -> Applied:
+        known = state.groups[command.group].offsets
+        items = [replaced(i, offset=max(i.offset, known[i.partition].offset)) for i in command.items]
+        applied: Applied = original(state, replaced(command, items=tuple(items)))
+        return applied
+
     world.apply(commit("g", (PID, 9)))
-    with mutated([Mutation(_HANDLERS + "groups:_commit_items", "offset=item.offset", larger)]):
+    with replace("smq.raft_state.handlers.groups:_commit_items", by=larger).planted():
         world.apply(commit("g", (PID, 12)))
         assert noted(world.watch) == []
         world.apply(commit("g", (PID, 4)))

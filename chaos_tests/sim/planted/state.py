@@ -1,0 +1,189 @@
+"""Planted bugs of the replicated state: snapshots, retries, settings, topics, nodes, and the feature level.
+
+Owns these rows only. `catalogue` alone imports it.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Final
+
+from chaos_tests.sim.planted.partitions import BROKEN
+from chaos_tests.sim.replacement import Fault, PlantedBug, replace
+from smq.raft_state.commands import (
+    AdvanceLogStart,
+    AlterClusterConfig,
+    Assignment,
+    RaiseFeatureLevel,
+    RegisterNode,
+    Request,
+)
+from smq.raft_state.ids import LogIndex, NodeId
+from smq.raft_state.machine import Machine
+from smq.raft_state.replies import Applied, Done
+from smq.raft_state.state import ClusterState, TopicState
+from smq.replication.applied_state import AppliedState
+from smq.replication.membership.controller import Controller
+from smq.replication.node import Node
+
+_HANDLERS: Final = "smq.raft_state.handlers."
+
+
+def _forgets_commits(original: Fault, applied: AppliedState, index: LogIndex, snapshot: bytes) -> Iterator[None]:
+    for _ in original(applied, index, snapshot):
+        if applied.index == index:
+            applied.state.groups.clear()
+        yield
+    applied.state.groups.clear()
+
+
+def _runs_again(_original: Fault, machine: Machine, command: Request) -> Applied:
+    return machine._run(command)
+
+
+def _as_if_new(original: Fault, state: ClusterState, item: Assignment, *rest: Any) -> Any:
+    state.assigned.pop(item.request_id, None)
+    return original(state, item, *rest)
+
+
+def _moves_back(original: Fault, state: ClusterState, command: AdvanceLogStart) -> Applied:
+    part = state.partition(command.partition)
+    if part is not None and 0 <= command.offset < part.log_start:
+        part.log_start = command.offset
+        return Applied(reply=Done(), touched=(command.partition,))
+    applied: Applied = original(state, command)
+    return applied
+
+
+LOG_START_AS_REQUESTED: Final = replace(_HANDLERS + "partitions:advance_log_start", by=_moves_back)
+
+
+def _alone(original: Fault, state: ClusterState, command: AlterClusterConfig) -> Applied:
+    applied: Applied = original(state, command)
+    state.config = dict(command.set_)
+    return applied
+
+
+def _as_asked(_original: Fault, _config: Any, asked: dict[str, str]) -> dict[str, str]:
+    return dict(asked)
+
+
+def _in_order_of_nodes(
+    original: Fault,
+    state: ClusterState,
+    topic: TopicState,
+    count: int,
+    assignments: tuple[tuple[NodeId, ...], ...],
+    start: Any,
+) -> None:
+    original(state, topic, count, tuple(tuple(sorted(nodes)) for nodes in assignments), start)
+
+
+def _keeps_its_listeners(original: Fault, state: ClusterState, command: RegisterNode) -> Applied:
+    old = state.nodes.get(command.node)
+    listeners = command.listeners if old is None else old.listeners
+    applied: Applied = original(state, dataclasses.replace(command, listeners=listeners))
+    return applied
+
+
+def _whoever_knows_it(_original: Fault, state: ClusterState, command: RaiseFeatureLevel) -> Applied:
+    state.feature_level = max(state.feature_level, command.level)
+    return Applied(reply=Done())
+
+
+def _to_what_one_knows(_original: Fault, controller: Controller) -> None:
+    state = controller._host.state
+    level = max((node.feature_level for node in state.nodes.values()), default=0)
+    if level > state.feature_level:
+        controller._propose_once("level", controller._host.node_id, RaiseFeatureLevel(level=level))
+
+
+def _ends(_original: Fault, node: Node, error: BaseException) -> None:
+    node._on_fatal(error)
+
+
+STATE_BUGS: Final = (
+    PlantedBug(
+        name="snapshot-forgets-commits",
+        rule="P6: snapshot and restore are exact",
+        faults=(replace("smq.replication.applied_state:AppliedState.restore", by=_forgets_commits),),
+        scenario="snapshots",
+        anomalies=frozenset({"digest-mismatch", "stale-commit"}),
+        watched="watched-state-differs",
+        seeds=8,
+    ),
+    PlantedBug(
+        name="no-reply-cache",
+        rule="a retried command answers as the first did",
+        faults=(replace("smq.raft_state.machine:Machine._run_once", by=_runs_again),),
+        scenario="remade",
+        anomalies=frozenset({"process-died"}),
+        seeds=20,
+    ),
+    PlantedBug(
+        name="retry-assigned-anew",
+        rule="19: a request for offsets takes effect once, however often it is repeated",
+        faults=(replace(_HANDLERS + "external_offsets:_assign", by=_as_if_new),),
+        scenario="handover",
+        anomalies=frozenset({"offset-gap", "nonmonotonic-assign", "offset-reuse"}) | BROKEN,
+        seeds=6,
+    ),
+    PlantedBug(
+        name="log-start-as-requested",
+        rule="14: the log start never goes back",
+        faults=(LOG_START_AS_REQUESTED,),
+        scenario="log_start",
+        anomalies=frozenset({"watched-log-start-back"}),
+        seeds=20,
+    ),
+    PlantedBug(
+        name="setting-replaces-the-others",
+        rule="a change of some settings leaves the others as they are",
+        faults=(replace(_HANDLERS + "cluster_config:alter_cluster_config", by=_alone),),
+        scenario="settings",
+        anomalies=frozenset({"stale-setting"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="defaults-of-new-topics-forgotten",
+        rule="a new topic has the defaults that the cluster has when it is made",
+        faults=(replace("smq.raft_state.cluster_config:with_defaults", by=_as_asked),),
+        scenario="settings",
+        anomalies=frozenset({"wrong-default"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="assignment-loses-its-order",
+        rule="replicas are placed as assigned, the preferred leader first",
+        faults=(replace(_HANDLERS + "topics:_grow", by=_in_order_of_nodes),),
+        scenario="settings",
+        anomalies=frozenset({"wrong-replicas"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="address-of-the-first-process-is-kept",
+        rule="clients get the addresses that a node's present process advertises",
+        faults=(replace(_HANDLERS + "nodes:register_node", by=_keeps_its_listeners),),
+        scenario="crashes",
+        anomalies=frozenset({"wrong-address"}),
+        seeds=4,
+    ),
+    PlantedBug(
+        name="level-raised-too-early",
+        rule="the feature level rises only once every registered node knows it",
+        faults=(
+            replace(_HANDLERS + "nodes:raise_feature_level", by=_whoever_knows_it),
+            replace("smq.replication.membership.controller:Controller._raise_level", by=_to_what_one_knows),
+        ),
+        scenario="upgrades",
+        anomalies=frozenset({"stranded-node"}),
+        seeds=10,
+    ),
+    PlantedBug(
+        name="unknown-command-ends-the-process",
+        rule="a node that meets what a newer smq wrote waits for its upgrade, and does not flap",
+        faults=(replace("smq.replication.node:Node._on_engine_stopped", by=_ends),),
+        scenario="upgrades",
+        anomalies=frozenset({"process-died"}),
+        seeds=20,
+    ),
+)

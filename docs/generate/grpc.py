@@ -27,7 +27,8 @@ Generated from `smq/clients/proto/smq/v1/smq.proto` by `make docs`; do not edit.
 
 The package is `smq.v1`, and every node serves it on its gRPC port, 7401 unless it is configured otherwise. The Python
 clients ([clients.md](../clients.md)) and Spark use nothing else. For another language, generate stubs from that file,
-as `examples/grpc-go` does. Where a call has several requests or answers, they are a stream.
+as `examples/grpc-go` does: it has the numbers of the fields. Where a call has several requests or answers, they are a
+stream.
 """
 _FILE, _MESSAGE, _ENUM, _SERVICE = (12,), 4, 5, 6  # numbers of descriptor.proto: `syntax`, and the lists of the file
 _FIELD, _VALUE, _METHOD = 2, 2, 2
@@ -87,18 +88,15 @@ def _message(message: DescriptorProto, path: tuple[int, ...], comments: Comments
     for i, field in enumerate(message.field):
         choice = [f"one of `{message.oneof_decl[field.oneof_index].name}`"] if _is_choice(field) else []
         meaning = "; ".join([*choice, *filter(None, [comments.get((*path, _FIELD, i))])])
-        rows.append((str(field.number), f"`{field.name}`", _type(field, maps), cell(meaning)))
-    yield table(("number", "field", "type", "meaning"), rows) if rows else "Empty.\n"
+        rows.append((f"`{field.name}`", _type(field, maps), cell(meaning)))
+    yield table(("field", "type", "meaning"), rows) if rows else "Empty.\n"
 
 
 def _enum(enum: EnumDescriptorProto, path: tuple[int, ...], comments: Comments) -> Iterator[str]:
     yield f"### {enum.name}\n"
     yield from _comment(path, comments)
-    rows = (
-        (str(value.number), f"`{value.name}`", cell(comments.get((*path, _VALUE, i), "")))
-        for i, value in enumerate(enum.value)
-    )
-    yield table(("number", "value", "meaning"), rows)
+    rows = ((f"`{value.name}`", cell(comments.get((*path, _VALUE, i), ""))) for i, value in enumerate(enum.value))
+    yield table(("value", "meaning"), rows)
 
 
 def _comment(path: tuple[int, ...], comments: Comments) -> Iterable[str]:

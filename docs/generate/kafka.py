@@ -4,11 +4,11 @@ written by tests/kafka/test_foreign.py), so that page and code cannot differ.
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from docs.generate import table
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey
-from smq.coordinator.kafka.errors import CODES
+from smq.coordinator.kafka.errors import CODES, KafkaError
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, IN_NODE_TOML
 from smq.raft_state.config_keys import ConfigKey
 from smq.raft_state.errors import ErrorCode
@@ -207,7 +207,7 @@ _CLIENT = (
     *("transactions", "reads committed ones of"),
 )
 
-_CODES = """
+_REMARKS = """
 librdkafka (confluent-kafka, kcat) stops fetching a partition for one second whenever its own queue is full. A consumer
 of many small records should set `fetch.queue.backoff.ms=2`; [performance.md](performance.md#kafka-clients) shows the
 difference.
@@ -216,36 +216,38 @@ librdkafka's `send_offsets_to_transaction` may wait for ever, whatever its time-
 missing in an answer to Metadata, as a node is that has not come back yet (its issues 5511 and 5456, open in 2.16). A
 program that copies with it needs a supervisor that starts it again; nothing is lost or doubled then.
 
-## Copying exactly once
+## Programs that run on it
 
-`pytest -m full tests/kafka/transactions/test_exactly_once.py`: confluent-kafka, the Java client and franz-go each copy
-4,620 records in transactions of at most ten records, with the group's offsets, and abort every fifth transaction. The
-leader, the coordinators of the producer and of the group, all nodes together, the client, and the client with all nodes
-are killed with SIGKILL on the way. Afterwards each partition of the copy holds each record once, in order, for a
-committed reader, and the group's offsets are those of the end. At 5fc8ccf6 each of the three wrote 4,620 that count, of
-5,730 (confluent-kafka), 5,600 (Java) and 5,760 (franz-go) in the logs.
+Each of these tests kills nodes and the program with SIGKILL on the way (`pytest -m full`):
 
-## Kafka Streams
+"""
 
-`pytest -m full tests/kafka/test_streams.py`: a stateful count of words by Kafka Streams 4.3.0 on three nodes. Streams
-creates its repartition topic and its compacted changelog itself, and deletes what it has read between its two steps.
-The program is killed and its state directory removed, so that it restores its state from the changelog; then a node is
-killed. With `at_least_once` no word is counted too rarely. With `exactly_once_v2` a committed reader gets every count
-of every word once, in order. At 5fc8ccf6 150,000 words went in. 153,623 counts came out with `at_least_once`; with
-`exactly_once_v2` 150,000, of 153,062 in the logs. The state came back from 40 records of the changelog.
+_PROVEN: Final = (
+    (
+        "a copy, exactly once, by confluent-kafka, Java's client and franz-go",
+        "`tests/kafka/transactions/test_exactly_once.py`",
+        "each partition of the copy holds each record once, in order, for a committed reader; the group's offsets are "
+        "those of the end",
+    ),
+    (
+        "Kafka Streams 4.3.0, a stateful count",
+        "`tests/kafka/test_streams.py`",
+        "with `at_least_once` no word is counted too rarely; with `exactly_once_v2` a committed reader gets each count "
+        "once, in order; the state comes back from the compacted changelog",
+    ),
+    (
+        "Kafka Connect 4.3.0, distributed, file source and sink",
+        "`tests/kafka/test_connect.py`",
+        "both connectors come back with their last configuration, the source goes on from its committed offset, and "
+        "each line is in the sink's file in order",
+    ),
+)
 
-## Kafka Connect
-
-`pytest -m full tests/kafka/test_connect.py`: a worker of Kafka Connect 4.3.0 in distributed mode, with the file source
-and the file sink. It creates its three internal topics itself, and the test waits until each of them is compacted. The
-worker is killed in the middle and started again: both connectors are there with their last configuration, the source
-goes on from the offset that it had committed, and each line of its file is in the sink's file, in the order of each
-partition.
-
+_CODES = """
 ## Error codes
 
-The Kafka codes for smq's [errors](reference/errors.md). A batch that may have been stored is never reported as "not
-stored".
+The Kafka codes for smq's [errors](reference/errors.md). All others are -1 `UNKNOWN_SERVER_ERROR`. A batch that may
+have been stored is never reported as "not stored".
 
 """
 
@@ -256,11 +258,10 @@ def render() -> str:
     codes = (
         (f"`{code.name}`", f"{CODES[code].value} `{CODES[code].name}`")
         for code in sorted(ErrorCode, key=lambda code: code.number)
+        if CODES[code] is not KafkaError.UNKNOWN_SERVER_ERROR
     )
     topics = (_key(key, row, "fixed; " if row.is_fixed else "") for key, row in TOPIC_CONFIG.items())
-    cluster = (
-        _key(key, row, "" if key in IN_NODE_TOML else "the same on all nodes; ") for key, row in CLUSTER_CONFIG.items()
-    )
+    cluster = (_cluster_key(key, row) for key, row in CLUSTER_CONFIG.items())
     rows = json.loads(CLIENTS.read_text(encoding="utf-8"))
     writers = [name for name, row in rows.items() if row.get("transactions")]
     clients = (_client(name, row, list(rows), writers) for name, row in rows.items())
@@ -268,12 +269,19 @@ def render() -> str:
     return (
         f"{_HEAD}{table(setting, topics)}{_CLUSTER}{table(setting, cluster)}"
         f"{_KEYS}{table(('key', 'name', 'versions'), keys)}{_CLIENTS}{table(_CLIENT, clients)}"
-        f"{_CODES}{table(('smq', 'Kafka'), codes)}"
+        f"{_REMARKS}{table(('what', 'test', 'what it shows'), _PROVEN)}{_CODES}{table(('smq', 'Kafka'), codes)}"
     )
 
 
 def _key(key: str, row: ConfigKey, remark: str) -> tuple[str, ...]:
     return f"`{key}`", row.default, remark + row.documentation
+
+
+def _cluster_key(key: str, row: ConfigKey) -> tuple[str, ...]:
+    """What a default of new topics means stands in the table of topics."""
+    topics_key, found, _ = row.documentation.partition(" of new topics, ")
+    meaning = f"`{topics_key}` of new topics" if found else row.documentation
+    return f"`{key}`", row.default, meaning if key in IN_NODE_TOML else f"the same on all nodes; {meaning}"
 
 
 def _client(name: str, row: dict[str, Any], names: list[str], writers: list[str]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures for a broker, a cluster and its faults, for tests of any program that uses smq or Kafka.
 
 Owns the fixtures and their scopes. pytest imports this module in every project that has smq installed, so it imports
-nothing of smq before a fixture is used. docs/pytest.md shows how to use them.
+nothing of smq before a fixture is used. docs/testing.md shows how to use them.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""docs/pytest.md, as it stands: a project with the plugin runs each of its examples, and nothing is left running."""
+"""docs/testing.md, as it stands: a project with the plugin runs each of its examples, and nothing is left running."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from tests.pages import claimed
 
 ROOT = Path(__file__).resolve().parents[3]
-BLOCKS = claimed("docs/pytest.md", __file__)
+BLOCKS = claimed("docs/testing.md", __file__)
 RUN_S = 200
 
 LEFT_BEHIND = """

@@ -135,7 +135,7 @@ def shape(output: str) -> str:
 def test_the_session_prints_what_its_page_says(tmp_path: Path) -> None:
     with live_cluster(tmp_path / "node", 1) as cluster:
         servers = cluster.servers
-        [session] = claimed("docs/session.md", __file__)
+        [session] = claimed("docs/walkthrough.md", __file__)
         for command, expected in steps(session):
             ran = subprocess.run(
                 ["bash", "-c", command.replace(WRITTEN, servers)],

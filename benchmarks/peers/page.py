@@ -32,6 +32,7 @@ _AIMED: Final = {
     "nodes_cpu_s_per_million": "CPU s per million",
     "written_per_byte": "bytes to disk per byte",
 }
+_MISSED: Final = ("aim", "figure", "asked", "smq", "of the aim")
 _OTHER_COLOUR: Final = "#8a5fa8"  # another commit of smq
 
 
@@ -86,14 +87,21 @@ def _tables(document: dict[str, Any]) -> str:
 
 
 def _judged(rows: dict[tuple[str, str], Row]) -> str:
-    """Every aim that this run can judge."""
-    cells = []
-    for verdict in verdicts(rows):
-        aim = verdict.aim
-        limit, value = _text(verdict.limit), _text(verdict.value)
-        reached = "reached" if verdict.is_reached else f"**missed**, {verdict.of_limit:.2f} times the aim"
-        cells.append([aim.line, _AIMED[aim.figure], f"{_asked(aim)}: {limit}", value, reached])
-    return markdown(["aim", "figure", "asked", "smq", ""], cells)
+    """How many of the aims that this run can judge are reached, and each that is missed."""
+    judged = list(verdicts(rows))
+    missed = [verdict for verdict in judged if not verdict.is_reached]
+    cells = [
+        [
+            verdict.aim.line,
+            _AIMED[verdict.aim.figure],
+            f"{_asked(verdict.aim)}: {_text(verdict.limit)}",
+            _text(verdict.value),
+            f"{verdict.of_limit:.2f}",
+        ]
+        for verdict in missed
+    ]
+    said = f"Of {len(judged)} aims, {len(judged) - len(missed)} are reached."
+    return f"{said} Missed:\n\n{markdown(_MISSED, cells)}" if missed else said
 
 
 def _asked(aim: Aim) -> str:

@@ -21,10 +21,9 @@ What `smq COMMAND --help` says, for all commands. [cli.md](../cli.md) shows how 
 
 ## Options that lead to a cluster
 
-Every command below that "reaches a cluster" has these, too.
+Every command below whose usage is marked with `*` has these, too.
 
 """
-_REACHES: Final = "It [reaches a cluster](#options-that-lead-to-a-cluster).\n"
 _COLUMNS: Final = ("option", "meaning")
 _EXAMPLE: Final = re.compile(r"(Examples?[^:]*: )(smq .+)")
 
@@ -38,12 +37,10 @@ def render() -> str:
 def _commands(ctx: click.Context, mark: str, shared: list[tuple[str, str]]) -> Iterator[str]:
     for inner in below(ctx):
         yield f"{mark} {inner.command_path}\n"
-        yield f"`{inner.command_path} {usage(inner)}`\n"
+        rows = _rows(inner)
+        yield f"`{inner.command_path} {usage(inner)}`{' `*`' if set(shared) <= set(rows) else ''}\n"
         for text, is_verbatim in paragraphs(inner.command.help or ""):
             yield f"```text\n{text}\n```\n" if is_verbatim else f"{_paragraph(text)}\n"
-        rows = _rows(inner)
-        if set(shared) <= set(rows):
-            yield _REACHES
         own = [row for row in rows if row not in shared]
         if own:
             yield table(_COLUMNS, own)

@@ -35,7 +35,7 @@ either kind. What is left out is counted in `smq_metrics_omitted`.
 All other labels have few values: names of APIs, error codes, stages, ports. No label holds a client's id, an address or
 a key.
 
-[operations.md](../operations.md) says which of them an operator looks at first. Alerts and a dashboard are in
+Alerts, a dashboard and [a runbook](../../deploy/monitoring/runbook.md), which says what to do about each, are in
 `deploy/monitoring`.
 """
 

@@ -19,25 +19,22 @@ import structlog
 from chaos_tests.checkers.base import Violation
 from chaos_tests.checkers.judge import judge
 from chaos_tests.history import Event, Recorder
-from chaos_tests.sim.clients.administrator import Defaulter, Placer, SettingOwner
+from chaos_tests.sim.clients.administrator import Defaulter, Noter, Placer, SettingOwner
 from chaos_tests.sim.clients.assigner import Assigner
 from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.batch_writer import BatchWriter
 from chaos_tests.sim.clients.connected import Connected
 from chaos_tests.sim.clients.consumer import Consumer
-from chaos_tests.sim.clients.crowd import Crowd
 from chaos_tests.sim.clients.groups import BRIEF, GROUP, STATIC, GroupConsumer
-from chaos_tests.sim.clients.holder import Holder
 from chaos_tests.sim.clients.lag import LagWatcher
 from chaos_tests.sim.clients.ledger import LedgerReader
-from chaos_tests.sim.clients.noter import Noter
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
 from chaos_tests.sim.clients.pipeline import Pipeline
-from chaos_tests.sim.clients.producer import Producer
+from chaos_tests.sim.clients.producer import Crowd, Producer
 from chaos_tests.sim.clients.remaker import Remaker, Repeater
 from chaos_tests.sim.clients.services import GroupMember, GroupWatcher, RangeReader, TopicOwner, Trimmer
 from chaos_tests.sim.clients.streamer import Streamer
-from chaos_tests.sim.clients.transactor import SHARERS, Transactor
+from chaos_tests.sim.clients.transactor import SHARERS, Holder, Transactor
 from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
 from chaos_tests.sim.faults.catalogue import Arena
 from chaos_tests.sim.faults.schedule import Storm, Strike, heal
@@ -338,7 +335,7 @@ class Simulation:
                 Producer(world, f"{kind}-{i}", acks=acks, idempotent=idempotent, think_ms=think).run()
                 for i in range(count)
             ]
-        made += [Crowd(world, f"crowd-{i}", i, think_ms=think).run() for i in range(mix.crowds)]
+        made += [Crowd(world, i, think_ms=think).run() for i in range(mix.crowds)]
         made += [Pipeline(world, f"pipeline-{i}", think_ms=think * 1.5).run() for i in range(mix.pipelines)]
         made += [Connected(world, f"connected-{i}", think_ms=think).run() for i in range(mix.connected)]
         made += [Consumer(world, f"consumer-{i}", think_ms=think).run() for i in range(mix.consumers)]

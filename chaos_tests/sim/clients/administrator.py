@@ -1,5 +1,5 @@
 """Administrators: one owns a setting of the cluster, another topics whose replicas it assigns itself, a third a default
-of new topics.
+of new topics; and one uses what only feature level 2 has.
 
 Owns what they change and read back. No other client changes their setting or their topics. So every later look, at any
 node and after a barrier, must show what was acknowledged last. A change is repeated under its request id until its
@@ -9,7 +9,8 @@ outcome is known.
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, World
+from chaos_tests.sim.clients.base import Client, World, proposal
+from chaos_tests.sim.levels import SETTING, Note
 from chaos_tests.sim.rpc import Call, Lost, Script
 from smq.raft_state.cluster_config import (
     GROUP_INITIAL_DELAY_MS,
@@ -26,32 +27,25 @@ from smq.raft_state.commands import (
     DeleteTopic,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import NodeId, RequestId, TopicId
+from smq.raft_state.ids import NodeId, TopicId
 from smq.raft_state.state import ClusterState
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES
 from smq.replication.api import NodeApi
 
 ATTEMPT_MS: Final = 900
 DEADLINE_MS: Final = 3000.0
+NOTE_MS: Final = 1_500
 LOOKS: Final = 2  # after each change
 NOT_A_LIMIT: Final = 50_000_000  # bytes of a message: no client sends as many
 SETTINGS: Final = (NUM_PARTITIONS, GROUP_INITIAL_DELAY_MS, OFFSETS_RETENTION_MINUTES)  # no client depends on them
 
 
 class Administrator(Client):
-    """What both have in common: changes that are certain, and looks at the state."""
-
-    def __init__(self, world: World, name: str, *, think_ms: float) -> None:
-        super().__init__(world, name)
-        self.name = name
-        self.think_ms = think_ms
+    """What they have in common: changes that are certain, and looks at the state."""
 
     def change(self, function: str, command: Command, **fields: Any) -> Any:
         """A Script that returns whether the change was made. False ends the client: it may yet take effect."""
-
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.propose(command, ATTEMPT_MS, done)
-
+        request = proposal(command, ATTEMPT_MS)
         self.world.recorder.invoke(self.process, function, **fields)
         while True:
             result, _ = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
@@ -75,10 +69,17 @@ class Administrator(Client):
         node = self.any_node()
         self.world.recorder.invoke(self.process, function, n=node, **fields)
         result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
-        if isinstance(result, tuple):
-            self.ok(function, seen=result[0])
-        else:
-            self.fail(function, result)  # a look has no effect, whatever its outcome
+        seen = {"seen": result[0]} if isinstance(result, tuple) else {}
+        self.conclude(function, result, unknown=False, **seen)  # a look has no effect, whatever its outcome
+
+    def lives(self, live: Callable[[str, int], Any]) -> Script:
+        """A topic after another, until a change of one is not certain."""
+        count = 0
+        while not self.world.stopped:
+            yield self.think()
+            count += 1
+            if not (yield from live(f"{self.name}-{count}", count)):
+                return
 
 
 class SettingOwner(Administrator):
@@ -91,13 +92,13 @@ class SettingOwner(Administrator):
     def run(self) -> Script:
         value = 0
         while not self.world.stopped:
-            yield self.think(self.think_ms)
+            yield self.think()
             value += 1
-            command = AlterClusterConfig(request_id=RequestId(self.rng.randbytes(16)), set_=((self.key, str(value)),))
+            command = AlterClusterConfig(request_id=self.new_id(), set_=((self.key, str(value)),))
             if not (yield from self.change("set", command, name=self.key, v=str(value))):
                 return
             for _ in range(LOOKS):
-                yield self.think(self.think_ms)
+                yield self.think()
                 yield from self.look("setting", lambda state: state.config.get(self.key, ""), name=self.key)
 
 
@@ -106,37 +107,30 @@ class Defaulter(Administrator):
     asks for the present one."""
 
     def run(self) -> Script:
-        count = 0
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            count += 1
-            if not (yield from self._life(f"{self.name}-{count}", NOT_A_LIMIT + 2 * count)):
-                return
+        yield from self.lives(self._life)
 
-    def _life(self, topic: str, first: int) -> Any:
+    def _life(self, topic: str, number: int) -> Any:
         """A Script that returns whether every change was made."""
+        first = NOT_A_LIMIT + 2 * number
         create = CreateTopic(
-            request_id=self._id(),
+            request_id=self.new_id(),
             name=topic,
             topic_id=TopicId(self.rng.randbytes(16)),
             partition_count=1,
             replication_factor=1,
             created_ms=int(self.world.now_ms()),
         )
-        reset = AlterTopicConfig(request_id=self._id(), name=topic, unset=(MAX_MESSAGE_BYTES,))
+        reset = AlterTopicConfig(request_id=self.new_id(), name=topic, unset=(MAX_MESSAGE_BYTES,))
         for command, default in ((create, first), (reset, first + 1)):
             for value in (default, default + 1):
                 set_ = ((broker_name(MAX_MESSAGE_BYTES), str(value)),)
-                if not (yield from self.change("default", AlterClusterConfig(request_id=self._id(), set_=set_))):
+                if not (yield from self.change("default", AlterClusterConfig(request_id=self.new_id(), set_=set_))):
                     return False
                 if value == default and not (yield from self.change("make", command, name=topic, v=str(value))):
                     return False
-                yield self.think(self.think_ms)
+                yield self.think()
                 yield from self.look("made", lambda state: _message_bytes(state, topic), name=topic)
-        return (yield from self.change("drop", DeleteTopic(request_id=self._id(), name=topic), name=topic))
-
-    def _id(self) -> RequestId:
-        return RequestId(self.rng.randbytes(16))
+        return (yield from self.change("drop", DeleteTopic(request_id=self.new_id(), name=topic), name=topic))
 
 
 def _message_bytes(state: ClusterState, topic: str) -> str:
@@ -148,19 +142,14 @@ class Placer(Administrator):
     """Creates topics, lets them grow, and deletes them. It chooses the nodes of every partition."""
 
     def run(self) -> Script:
-        count = 0
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            count += 1
-            if not (yield from self._life(f"{self.name}-{count}")):
-                return
+        yield from self.lives(self._life)
 
-    def _life(self, topic: str) -> Any:
+    def _life(self, topic: str, _number: int) -> Any:
         """A Script that returns whether every change was made."""
         replicas = self.rng.randint(1, len(self.world.nodes))
         first, more = self._assignments(replicas), self._assignments(replicas)
         create = CreateTopic(
-            request_id=RequestId(self.rng.randbytes(16)),
+            request_id=self.new_id(),
             name=topic,
             topic_id=TopicId(self.rng.randbytes(16)),
             partition_count=len(first),
@@ -168,19 +157,15 @@ class Placer(Administrator):
             assignments=first,
             created_ms=int(self.world.now_ms()),
         )
-        grow = AddPartitions(
-            request_id=RequestId(self.rng.randbytes(16)),
-            name=topic,
-            partition_count=len(first) + len(more),
-            assignments=more,
-        )
+        both = len(first) + len(more)
+        grow = AddPartitions(request_id=self.new_id(), name=topic, partition_count=both, assignments=more)
         for command, assigned in ((create, first), (grow, more)):
             if not (yield from self.change("place", command, name=topic, r=[list(nodes) for nodes in assigned])):
                 return False
             for _ in range(LOOKS):
-                yield self.think(self.think_ms)
+                yield self.think()
                 yield from self.look("placed", lambda state: _replicas(state, topic), name=topic)
-        delete = DeleteTopic(request_id=RequestId(self.rng.randbytes(16)), name=topic)
+        delete = DeleteTopic(request_id=self.new_id(), name=topic)
         return (yield from self.change("drop", delete, name=topic))
 
     def _assignments(self, replicas: int) -> tuple[tuple[NodeId, ...], ...]:
@@ -191,3 +176,16 @@ class Placer(Administrator):
 def _replicas(state: ClusterState, topic: str) -> list[list[int]]:
     found = state.topics.get(topic)
     return [list(partition.replicas) for partition in found.partitions] if found is not None else []
+
+
+class Noter(Client):
+    """It is refused until the cluster is at level 2. Nothing of it is in the history: its changes are judged
+    by the nodes' digests, and by the nodes that they stop."""
+
+    def act(self) -> Script:
+        request_id = self.new_id()
+        command: Command = Note(request_id=request_id, text="x")
+        if self.rng.random() < 0.5:
+            value = self.rng.choice("01")
+            command = AlterClusterConfig(request_id=request_id, set_=((SETTING, value),))
+        yield Call(self.any_node(), proposal(command, NOTE_MS), NOTE_MS * 1.5, NOTE_MS)

@@ -7,7 +7,7 @@ attempts come to a node together with a request that must be refused: the two sh
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, request_range
+from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, range_of
 from chaos_tests.sim.rpc import Call, Lost, Script
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.replies import OffsetsAssigned
@@ -22,17 +22,14 @@ class Assigner(Client):
     """`partition` belongs to a topic of external storage."""
 
     def __init__(self, world: World, name: str, partition: Known, *, think_ms: float) -> None:
-        super().__init__(world, name)
+        super().__init__(world, name, think_ms=think_ms)
         self.partition = partition
-        self.think_ms = think_ms
         self._bound = 0  # a next offset of the past
         self._mark = 0  # the highest that this client has learned
 
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            chance = self.rng.random()
-            yield from (self.assign() if chance < 0.7 else self.advance() if chance < 0.85 else self.read())
+    def act(self) -> Script:
+        chance = self.rng.random()
+        yield from (self.assign() if chance < 0.7 else self.advance() if chance < 0.85 else self.read())
 
     def assign(self) -> Script:
         count, request_id, bound = self.rng.randint(1, COUNT_MAX), self.rng.randbytes(16), self._bound
@@ -47,13 +44,10 @@ class Assigner(Client):
 
         self.world.recorder.invoke(self.process, "assign", k=self.partition.key, c=count)
         result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
-        if isinstance(result, OffsetsAssigned):
-            self.ok("assign", o=result.base)
+        is_assigned = isinstance(result, OffsetsAssigned)
+        self.conclude("assign", result, unknown=unknown, **({"o": result.base} if is_assigned else {}))
+        if is_assigned:
             self._bound = result.last + 1
-        elif unknown:
-            self.conclude_unknown("assign")
-        else:
-            self.fail("assign", result)
         if isinstance(result, SmqError) and result.code is ErrorCode.INVALID_REQUEST:
             self.world.report_violation(self.any_node(), f"a valid request for offsets was refused: {result}")
 
@@ -83,19 +77,13 @@ class Assigner(Client):
 
     def read(self) -> Script:
         node, key = self.any_node(), self.partition.key
-
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            request_range(api, self.partition.topic, self.partition.index, ATTEMPT_MS, done)
-
         self.world.recorder.invoke(self.process, "hwm", k=key, n=node)
-        result = yield Call(node, request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
+        result = yield Call(node, range_of(self.partition, ATTEMPT_MS), ATTEMPT_MS * 1.5, ATTEMPT_MS)
         if isinstance(result, PartitionRange):
             answer = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
             self.world.recorder.ok(self.process, "hwm", **answer)
             if result.hwm < self._mark or result.next_offset < self._bound:
                 what = f"{key}: mark {result.hwm} and next {result.next_offset} after {self._mark} and {self._bound}"
                 self.world.report_violation(node, what)
-        elif is_unknown(result):
-            self.conclude_unknown("hwm")
         else:
-            self.fail("hwm", result)
+            self.conclude("hwm", result, unknown=is_unknown(result))

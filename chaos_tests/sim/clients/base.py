@@ -12,8 +12,9 @@ from chaos_tests.history import Recorder
 from chaos_tests.keyed import record_of, values_of
 from chaos_tests.sim.clients.pace import Pace
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep, Wait
+from smq.raft_state.commands import Command
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import NodeId, PartitionId
+from smq.raft_state.ids import NodeId, PartitionId, RequestId
 from smq.raft_state.topic_config import BatchRules, batch_rules
 from smq.records import CRC_START, BatchCorrupt, BatchHeader, NewRecord, check_crc, parse_header
 from smq.replication.api import NodeApi, PartitionRange, StoredBatch
@@ -21,6 +22,7 @@ from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.rng import Streams
 
 RpcResult = Any  # the handler's result, SmqError or Lost
+Request = Callable[[Any, Callable[[Any], None]], object]  # calls the handler of a node
 CORRUPT = -3  # the value of a record in a batch that was served although its CRC fails
 DECODED_MAX = 200_000  # remembered batches, by content: a run has a few thousand
 
@@ -120,14 +122,45 @@ def _is_intact(data: memoryview, header: BatchHeader) -> bool:
 class Client:
     """One sequential client. After an unknown outcome it goes on under a new process id."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, *, think_ms: float = 0) -> None:
         self.world = world
+        self.name = name
+        self.think_ms = think_ms
         self.rng: Random = world.streams.stream(f"client/{name}")
         self.process = world.recorder.new_process()
+
+    def run(self) -> Script:
+        """Thinks and acts, again and again, until the storm is over."""
+        while not self.world.stopped:
+            yield self.think()
+            yield from self.act()
+
+    def act(self) -> Script:
+        """One turn: of a client that needs a partition, with one that is there."""
+        partition = self.any_partition()
+        if partition is not None:
+            yield from self.use(partition)
+
+    def use(self, partition: Known) -> Script:
+        raise NotImplementedError
+
+    def new_id(self) -> RequestId:
+        return RequestId(self.rng.randbytes(16))
 
     def ok(self, function: str, **fields: Any) -> None:
         self.world.recorder.ok(self.process, function, **fields)
         self.world.pace.took(function)
+
+    def conclude(self, function: str, result: RpcResult, *, unknown: bool, **fields: Any) -> bool:
+        """Records the outcome of an operation, with these fields if it is an answer. Whether it is one."""
+        if not isinstance(result, SmqError | Lost):
+            self.ok(function, **fields)
+            return True
+        if unknown:
+            self.conclude_unknown(function)
+        else:
+            self.fail(function, result)
+        return False
 
     def conclude_unknown(self, function: str, **fields: Any) -> None:
         self.world.recorder.info(self.process, function, **fields)
@@ -149,12 +182,12 @@ class Client:
         live = [known for known in self.world.partitions if not known.dropped]
         return self.rng.choice(live) if live else None
 
-    def think(self, mean_ms: float) -> Wait | Sleep:
-        return self.world.pace.think(mean_ms)
+    def think(self) -> Wait | Sleep:
+        return self.world.pace.think(self.think_ms)
 
     def request(
         self,
-        call: Callable[[NodeApi, Callable[[Any], None]], object],
+        call: Request,
         *,
         deadline_ms: float,
         attempt_ms: float,
@@ -172,6 +205,16 @@ class Client:
             if self.world.now_ms() > until or not may_retry(result) or (unknown and not repeat_unknown):
                 return result, unknown
             yield Sleep(self.rng.uniform(10, 120))
+
+
+def proposal(command: Command, ms: float) -> Request:
+    """The request to propose a command, for which a node has this long."""
+    return lambda api, done: api.propose(command, int(ms), done)
+
+
+def range_of(known: Known, ms: float) -> Request:
+    """The request for the exact range of a partition."""
+    return lambda api, done: request_range(api, known.topic, known.index, ms, done)
 
 
 def is_unknown(result: SmqError | Lost) -> bool:

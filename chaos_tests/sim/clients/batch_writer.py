@@ -7,13 +7,12 @@ Several drivers share a checkpoint, as two queries by mistake would. Each task o
 
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Known, World
+from chaos_tests.sim.clients.base import Known, World, proposal
 from chaos_tests.sim.clients.ledger import CALL_MS, PLACES, make_ledger
 from chaos_tests.sim.clients.transactional import PATIENCE_MS, TIMEOUT_MS, TransactionalClient
 from chaos_tests.sim.rpc import Lost, Script, Sleep
 from smq.raft_state.commands import AddToTransaction, CommitBatch, EndTransaction, StagedTransaction
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import RequestId
 from smq.raft_state.replies import BatchCommitted
 
 DRIVERS: Final = 2  # of one checkpoint
@@ -22,18 +21,15 @@ TASKS: Final = 2
 
 class BatchWriter(TransactionalClient):
     def __init__(self, world: World, number: int, *, think_ms: float) -> None:
-        super().__init__(world, f"batch-writer-{number}", "")
+        super().__init__(world, f"batch-writer-{number}", "", think_ms=think_ms)
         self.app = f"app-{number // DRIVERS}"
-        self.think_ms = think_ms
         # Ids that are forgotten, and ids that stay, lead to the same.
         self.is_temporary = number // DRIVERS % 2 == 1
         self._offsets: list[dict[str, int]] = []  # where each task of the present attempt lies, by place
 
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            if self.world.ledgers or (yield from make_ledger(self)):
-                yield from self.micro_batch()
+    def act(self) -> Script:
+        if self.world.ledgers or (yield from make_ledger(self)):
+            yield from self.micro_batch()
 
     def micro_batch(self) -> Script:
         checkpoint = self.world.checkpoints.setdefault(self.app, [])
@@ -49,12 +45,9 @@ class BatchWriter(TransactionalClient):
             return
         if self.rng.random() < 0.1:
             yield Sleep(self.rng.uniform(0.2, 2.0) * TIMEOUT_MS)  # others may have been faster when it wakes
-        command = CommitBatch(
-            request_id=RequestId(self.rng.randbytes(16)), app=self.app, batch_id=number, transactions=staged
-        )
-        result, unknown = yield from self.request(
-            lambda api, done: api.propose(command, int(CALL_MS), done), deadline_ms=PATIENCE_MS, attempt_ms=CALL_MS
-        )
+        command = CommitBatch(request_id=self.new_id(), app=self.app, batch_id=number, transactions=staged)
+        request = proposal(command, CALL_MS)
+        result, unknown = yield from self.request(request, deadline_ms=PATIENCE_MS, attempt_ms=CALL_MS)
         if isinstance(result, BatchCommitted):
             self.ok("batch", replay=result.is_replay, o=self._offsets)
             planned.is_done = planned.is_done or self.rng.random() < 0.8  # or the driver dies before it notes it

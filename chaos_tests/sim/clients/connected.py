@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaos_tests.sim.clients.base import Known, World, is_unknown
-from chaos_tests.sim.clients.producer import ATTEMPT_MS, DEADLINE_MS, Producer
+from chaos_tests.sim.clients.producer import ATTEMPT_MS, DEADLINE_MS, Producer, produce
 from chaos_tests.sim.rpc import Call, Connection, Lost, Script, Sleep, Wait
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.replication.api import Acks, NodeApi, Produced
+from smq.replication.api import Acks, Produced
 
 BATCHES_MAX = 5  # in flight, as Kafka's idempotent producers
 
@@ -80,7 +80,14 @@ class Connected(Producer):
                 self._attempt(
                     partition,
                     sent,
-                    Call(node, self._request(partition, sent.data), ATTEMPT_MS * 1.3, ATTEMPT_MS, True, connection),
+                    Call(
+                        node,
+                        produce(partition, sent.data, Acks.ALL),
+                        ATTEMPT_MS * 1.3,
+                        ATTEMPT_MS,
+                        True,
+                        connection,
+                    ),
                 )
             )
             yield Sleep(self.rng.expovariate(1.0) * 5)
@@ -91,12 +98,6 @@ class Connected(Producer):
                 self._learn(partition, sent.result)
                 return
         partition.leader = node
-
-    def _request(self, partition: Known, data: bytes) -> Callable[[NodeApi, Callable[[Any], None]], None]:
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.produce(partition.topic, partition.index, data, Acks.ALL, ATTEMPT_MS, done)
-
-        return request
 
     def _attempt(self, partition: Known, sent: _Sent, call: Call) -> Script:
         sent.result = yield call

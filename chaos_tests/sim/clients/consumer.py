@@ -23,22 +23,16 @@ FINAL_POLLS_MAX = 5_000  # a full read that takes more makes no progress
 
 class Consumer(Client):
     def __init__(self, world: World, name: str, *, think_ms: float) -> None:
-        super().__init__(world, name)
-        self.think_ms = think_ms
+        super().__init__(world, name, think_ms=think_ms)
         self.positions: dict[str, int] = {}
 
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            partition = self.any_partition()
-            if partition is None:
-                continue
-            position = self.positions.get(partition.key, partition.lo)
-            if self.rng.random() < SEEK_PROBABILITY:
-                position = self.rng.randint(partition.lo, max(partition.lo, position))
-            if self.rng.random() < FAR_PROBABILITY:
-                position = partition.hwm + self.rng.choice((1, 1000))
-            self.positions[partition.key] = yield from self.poll(partition, self._node(partition), position)
+    def use(self, partition: Known) -> Script:
+        position = self.positions.get(partition.key, partition.lo)
+        if self.rng.random() < SEEK_PROBABILITY:
+            position = self.rng.randint(partition.lo, max(partition.lo, position))
+        if self.rng.random() < FAR_PROBABILITY:
+            position = partition.hwm + self.rng.choice((1, 1000))
+        self.positions[partition.key] = yield from self.poll(partition, self._node(partition), position)
 
     def _node(self, partition: Known) -> NodeId:
         return self.rng.choice(partition.replicas) if partition.replicas else self.any_node()

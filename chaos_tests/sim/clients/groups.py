@@ -16,7 +16,7 @@ from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError
 from smq.raft_state.commands import GroupMember, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import NodeId, Offset, RequestId
+from smq.raft_state.ids import NodeId, Offset
 
 GROUP: Final = "kg"
 BRIEF: Final = "brief"  # a group whose members commit nothing and leave soon; they delete it when the last one leaves
@@ -47,7 +47,6 @@ def _label(member_id: str) -> str:
 class GroupConsumer(Client):
     def __init__(self, world: World, name: str, *, instance: str = "", group: str = GROUP) -> None:
         super().__init__(world, name)
-        self.name = name
         self.group = group
         self.instance = instance
         self.member_id = ""
@@ -219,7 +218,7 @@ class GroupConsumer(Client):
 
         def request(api: Any, done: Callable[[Any], None]) -> None:
             # Kafka's requests have no ids: each attempt is a separate command
-            request_id = RequestId(self.rng.randbytes(16))
+            request_id = self.new_id()
             api.groups.commit(self.group, who, generation, items, request_id, int(COMMIT_MS), done)
 
         self.world.recorder.invoke(
@@ -251,7 +250,7 @@ class GroupConsumer(Client):
 
     def _delete_group(self) -> Script:
         """Refused as long as it has members; the next member then makes a group of the same name."""
-        request_id = RequestId(self.rng.randbytes(16))
+        request_id = self.new_id()
         yield from self._ask(lambda api, done: api.groups.delete_group(self.group, request_id, int(CALL_MS), done))
 
     # ------------------------------------------------------------------------------------------ at the end

@@ -4,7 +4,7 @@ measure it.
 Owns both questions. What the node answers is judged against the history by `checkers.lag`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
@@ -24,66 +24,42 @@ ALL_ATTEMPTS: Final = 50
 RETRY_MS: Final = 100
 
 Answer = dict[str, Any]
+Work = Callable[[WatchedNode, str, Known], Coroutine[Any, Any, Answer]]
 
 
 class LagWatcher(Client):
     def __init__(self, world: World, name: str, group: str, *, think_ms: float) -> None:
-        super().__init__(world, name)
+        super().__init__(world, name, think_ms=think_ms)
         self.group = group
-        self.think_ms = think_ms
 
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            partition = self.any_partition()
-            if partition is None:
-                continue
-            group = DELETED if self.rng.random() < 0.2 else self.group
-            if self.rng.random() < METRICS:
-                yield from self.measured(partition, group, self.any_node())
-            else:
-                yield from self.lag(partition, group, self._node(partition))
+    def use(self, partition: Known) -> Script:
+        group = DELETED if self.rng.random() < 0.2 else self.group
+        if self.rng.random() < METRICS:
+            yield from self._ask("gauge", partition, group, self.any_node(), _in_metrics)
+        else:
+            yield from self._ask("lag", partition, group, self._node(partition), _calculated)
 
     def _node(self, partition: Known) -> NodeId:
         """Usually one with a copy: others know no sizes."""
         replicas = [node for node in partition.replicas if node in self.world.nodes]
         return self.rng.choice(replicas) if replicas and self.rng.random() < 0.9 else self.any_node()
 
-    def lag(self, partition: Known, group: str, node: NodeId) -> Any:
+    def _ask(self, function: str, partition: Known, group: str, node: NodeId, work: Work) -> Any:
         """A Script that returns the answer; None if there was none."""
 
-        async def work(api: WatchedNode) -> Answer:
-            return await _calculated(api, group, partition)
-
-        return self._ask("lag", partition, group, node, work)
-
-    def measured(self, partition: Known, group: str, node: NodeId) -> Any:
-        """The same, as the metrics have it: a Script that returns the answer, None if there was none."""
-
-        async def work(api: WatchedNode) -> Answer:
-            return await _in_metrics(api, group, partition)
-
-        return self._ask("gauge", partition, group, node, work)
-
-    def _ask(self, function: str, partition: Known, group: str, node: NodeId, work: Callable[[Any], Any]) -> Any:
         def request(api: Any, done: Callable[[Any], None]) -> None:
             def told(result: object) -> None:
                 if isinstance(result, BaseException) and not isinstance(result, SmqError):
                     raise result  # which ends the process
                 done(result)
 
-            api.loop.run(work(api), told)
+            api.loop.run(work(api, group, partition), told)
 
         self.world.recorder.invoke(self.process, function, g=group, k=partition.key, n=node)
         result = yield Call(node, request, STEPS_MS, STEPS_MS)
-        if isinstance(result, dict):
-            self.ok(function, **result)
-            return result
-        if is_unknown(result):
-            self.conclude_unknown(function)
-        else:
-            self.fail(function, result)
-        return None
+        answer = result if isinstance(result, dict) else {}
+        unknown = not isinstance(result, dict) and is_unknown(result)
+        return answer if self.conclude(function, result, unknown=unknown, **answer) else None
 
     def probe(self, partition: Known) -> Script:
         """After the heal, each replica must know every figure: its log soon reaches the end that the leader tells."""
@@ -91,7 +67,7 @@ class LagWatcher(Client):
             if node not in self.world.nodes:
                 continue
             for _ in range(ALL_ATTEMPTS):
-                found = yield from self.lag(partition, self.group, node)
+                found = yield from self._ask("lag", partition, self.group, node, _calculated)
                 if found is not None and found.get("age") is not None:
                     break
                 yield Sleep(RETRY_MS)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from chaos_tests.keyed import value_of
-from chaos_tests.sim.clients.base import Client, Known, World, request_range
+from chaos_tests.sim.clients.base import Client, Known, proposal, range_of
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.coordinator.service.visibility import is_visible
 from smq.raft_state.commands import CreateTopic
@@ -43,9 +43,7 @@ def make_ledger(client: Client) -> Any:
         created_ms=CREATED_MS,
         config=tuple(sorted(compacted)) if client.world.keys else (),
     )
-    result = yield Call(
-        client.any_node(), lambda api, done: api.propose(command, int(CALL_MS), done), CALL_MS * 1.5, CALL_MS
-    )
+    result = yield Call(client.any_node(), proposal(command, CALL_MS), CALL_MS * 1.5, CALL_MS)
     exists = isinstance(result, SmqError) and result.code is ErrorCode.TOPIC_EXISTS
     if isinstance(result, SmqError | Lost) and not exists:
         return False
@@ -60,27 +58,18 @@ def make_ledger(client: Client) -> Any:
 class LedgerReader(Client):
     """Reads what is committed, from any replica, and asks the leader for the last stable offset."""
 
-    def __init__(self, world: World, name: str, *, think_ms: float) -> None:
-        super().__init__(world, name)
-        self.think_ms = think_ms
-
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            if not self.world.ledgers:
-                continue
-            known = self.rng.choice(self.world.ledgers)
-            if self.rng.random() < 0.3:
-                yield from self.range(known)
-            else:
-                yield from self.poll(known, self.rng.choice(known.replicas), self.rng.randint(0, known.hwm))
+    def act(self) -> Script:
+        if not self.world.ledgers:
+            return
+        known = self.rng.choice(self.world.ledgers)
+        if self.rng.random() < 0.3:
+            yield from self.range(known)
+        else:
+            yield from self.poll(known, self.rng.choice(known.replicas), self.rng.randint(0, known.hwm))
 
     def range(self, known: Known) -> Script:
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            request_range(api, known.topic, known.index, CALL_MS, done)
-
         self.world.recorder.invoke(self.process, "tstable", k=known.key)
-        result = yield Call(self.any_node(), request, CALL_MS * 1.5, CALL_MS)
+        result = yield Call(self.any_node(), range_of(known, CALL_MS), CALL_MS * 1.5, CALL_MS)
         if isinstance(result, PartitionRange):
             self.ok("tstable", lso=result.lso)
             known.hwm = max(known.hwm, result.lso)
@@ -137,10 +126,5 @@ class LedgerReader(Client):
 
             self.world.recorder.invoke(self.process, "toffset", id=name)
             result, unknown = yield from self.request(request, deadline_ms=5_000.0, attempt_ms=CALL_MS)
-            if isinstance(result, dict):
-                found = [committed.offset for committed in result.values()]
-                self.ok("toffset", off=found[0] if found else None)
-            elif unknown:
-                self.conclude_unknown("toffset")
-            else:
-                self.fail("toffset", result)
+            found = [committed.offset for committed in result.values()] if isinstance(result, dict) else []
+            self.conclude("toffset", result, unknown=unknown, off=found[0] if found else None)

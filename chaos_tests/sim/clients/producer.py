@@ -1,25 +1,29 @@
-"""A producer: batches with unique values, any acks, idempotent with retries or plain.
+"""Producers: batches with unique values, any acks, idempotent with retries or plain, one by one or many together.
 
 Owns the outcome rule of a send: ok; fail, only if every attempt definitely failed; otherwise unknown.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry
+from chaos_tests.sim.clients.base import Client, Known, Request, World, is_unknown, may_retry, proposal
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import NO_PRODUCER, NodeId, ProducerEpoch, ProducerId, RequestId
+from smq.raft_state.ids import NO_PRODUCER, NodeId, ProducerEpoch, ProducerId
 from smq.raft_state.replies import ProducerIdAllocated
 from smq.records import encode_batch
-from smq.replication.api import Acks, NodeApi, Produced
+from smq.replication.api import Acks, Produced
 
 ATTEMPT_MS = 700
 DEADLINE_MS = 4000.0
 RECORDS_MAX = 5
 REFUSED_MS = 1000.0  # before a producer that is one too many tries again, as the node advises
+CROWD_WAVE = 4  # producers that begin together
+CROWD_PAUSE_MS = (200.0, 1_500.0)  # before the second attempt: leaders fail meanwhile
+_CROWD_FIRST_ID = 1 << 40  # no id that the cluster allocates: allocations would use up the budget of operations
 
 
 def _is_refused_as_new(result: SmqError | Lost) -> bool:
@@ -40,18 +44,13 @@ class Producer(Client):
     """Sends with `acks`; a session makes its sends idempotent."""
 
     def __init__(self, world: World, name: str, *, acks: Acks, idempotent: bool, think_ms: float) -> None:
-        super().__init__(world, name)
+        super().__init__(world, name, think_ms=think_ms)
         self.acks = acks
         self.idempotent = idempotent
-        self.think_ms = think_ms
         self.session: Session | None = None
 
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            partition = self.any_partition()
-            if partition is not None:
-                yield from self.send(partition)
+    def use(self, partition: Known) -> Script:
+        yield from self.send(partition)
 
     def send(self, partition: Known) -> Script:
         """One operation: one batch, with as many attempts as it needs."""
@@ -82,11 +81,7 @@ class Producer(Client):
 
     def _attempts(self, partition: Known, batch: bytes) -> Generator[Sleep | Call, Any, tuple[Any, bool]]:
         until = self.world.now_ms() + DEADLINE_MS
-        unknown = False
-
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.produce(partition.topic, partition.index, batch, self.acks, ATTEMPT_MS, done)
-
+        unknown, request = False, produce(partition, batch, self.acks)
         while True:
             node = partition.leader if partition.leader is not None and self.rng.random() < 0.95 else self.any_node()
             result = yield Call(node, request, ATTEMPT_MS * 1.3, ATTEMPT_MS)
@@ -150,21 +145,50 @@ class Producer(Client):
             yield from self._allocate(old.producer_id, old.epoch)
 
     def _allocate(self, producer_id: ProducerId, epoch: ProducerEpoch) -> Script:
-        command = AllocateProducerId(
-            request_id=RequestId(self.rng.randbytes(16)), producer_id=producer_id, producer_epoch=epoch
-        )
-
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.propose(command, ATTEMPT_MS, done)
-
+        command = AllocateProducerId(request_id=self.new_id(), producer_id=producer_id, producer_epoch=epoch)
+        request = proposal(command, ATTEMPT_MS)
         self.world.recorder.invoke(self.process, "alloc")
         result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
+        self.session, given = None, {}
         if isinstance(result, ProducerIdAllocated):
-            self.ok("alloc", id=result.producer_id, epoch=result.producer_epoch)
+            given = {"id": result.producer_id, "epoch": result.producer_epoch}
             self.session = Session(result.producer_id, result.producer_epoch, {})
-        else:
-            self.session = None
-            if unknown:
-                self.conclude_unknown("alloc")
-            else:
-                self.fail("alloc", result)
+        self.conclude("alloc", result, unknown=unknown, **given)
+
+
+def produce(partition: Known, batch: bytes, acks: Acks) -> Request:
+    return lambda api, done: api.produce(partition.topic, partition.index, batch, acks, ATTEMPT_MS, done)
+
+
+class Crowd(Client):
+    """Lets a few new idempotent producers begin with every wave. Each writes one batch, loses its answer, and sends it
+    again a while later. Between the two attempts others write, leaders move and producers expire: a node that forgets a
+    producer too early stores its batch twice."""
+
+    def __init__(self, world: World, number: int, *, think_ms: float) -> None:
+        super().__init__(world, f"crowd-{number}", think_ms=think_ms)
+        self._ids = count(_CROWD_FIRST_ID + (number << 20))
+
+    def use(self, partition: Known) -> Script:
+        yield from ()
+        for _ in range(CROWD_WAVE):
+            self.world.spawn(_Single(self.world, self.name, next(self._ids)).run_once(partition))
+
+
+class _Single(Producer):
+    """One producer of the crowd: one batch, of which it hears nothing at first."""
+
+    def __init__(self, world: World, name: str, producer_id: int) -> None:
+        super().__init__(world, name, acks=Acks.ALL, idempotent=True, think_ms=0)
+        self.session = Session(ProducerId(producer_id), ProducerEpoch(0), {})
+
+    def run_once(self, partition: Known) -> Script:
+        values = self.world.values(1)
+        batch = self._encode(partition, values)
+        self.world.recorder.invoke(self.process, "send", k=partition.key, v=values, acks=-1, idem=True)
+        node: NodeId = partition.leader if partition.leader is not None else self.any_node()
+        lost = yield Call(node, produce(partition, batch, self.acks), ATTEMPT_MS * 1.3, ATTEMPT_MS)
+        may_be_stored = not isinstance(lost, SmqError | Lost) or is_unknown(lost)
+        yield Sleep(self.rng.uniform(*CROWD_PAUSE_MS))
+        result, unknown = yield from self._attempts(partition, batch)
+        self._conclude(partition, values, result, unknown or may_be_stored)

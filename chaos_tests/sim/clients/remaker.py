@@ -8,11 +8,11 @@ another topic. The topics stay empty, and no other client uses them.
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, World, request_range
+from chaos_tests.sim.clients.base import Client, World, proposal, request_range
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.raft_state.commands import AllocateProducerId, Command, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset, RequestId, TopicId
+from smq.raft_state.ids import Offset, TopicId
 from smq.raft_state.replies import TopicCreated
 from smq.replication.api import NodeApi
 
@@ -25,9 +25,7 @@ UNNUMBERED: Final = 30  # more than the scenario's replies_max
 
 class Remaker(Client):
     def __init__(self, world: World, name: str, *, think_ms: float) -> None:
-        super().__init__(world, name)
-        self.name = name
-        self.think_ms = think_ms
+        super().__init__(world, name, think_ms=think_ms)
         self._count = 0
         self.last_drop: DeleteTopic | None = None  # of a topic of the present name
 
@@ -40,9 +38,9 @@ class Remaker(Client):
     def _remake(self, topic: str) -> Script:
         """Goes on until an outcome stays unknown: from then on a delayed command might take effect first."""
         while not self.world.stopped:
-            yield self.think(self.think_ms)
+            yield self.think()
             create = CreateTopic(
-                request_id=RequestId(self.rng.randbytes(16)),
+                request_id=self.new_id(),
                 name=topic,
                 topic_id=TopicId(self.rng.randbytes(16)),
                 partition_count=1,
@@ -55,9 +53,9 @@ class Remaker(Client):
                 return
             yield from self.after_creation()
             for _ in range(CHECKS):
-                yield self.think(self.think_ms)
+                yield self.think()
                 yield from self._check_exists(topic)
-            self.last_drop = DeleteTopic(request_id=RequestId(self.rng.randbytes(16)), name=topic)
+            self.last_drop = DeleteTopic(request_id=self.new_id(), name=topic)
             if not (yield from self._done("drop", self.last_drop)):
                 return
 
@@ -67,10 +65,7 @@ class Remaker(Client):
 
     def _done(self, function: str, command: Command) -> Any:
         """A Script that returns whether the command was acknowledged."""
-
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.propose(command, NODE_MS, done)
-
+        request = proposal(command, NODE_MS)
         self.world.recorder.invoke(self.process, function, name=self.name)
         result: Any = None
         for _ in range(ATTEMPTS_MAX):
@@ -109,7 +104,4 @@ class Repeater(Remaker):
         yield from self._propose(again)
 
     def _propose(self, command: Command) -> Script:
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.propose(command, int(ATTEMPT_MS), done)
-
-        yield Call(self.any_node(), request, ATTEMPT_MS * 1.5, ATTEMPT_MS)
+        yield Call(self.any_node(), proposal(command, ATTEMPT_MS), ATTEMPT_MS * 1.5, ATTEMPT_MS)

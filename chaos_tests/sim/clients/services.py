@@ -6,13 +6,12 @@ Owns one small client class for each; all of them use any node.
 from collections.abc import Callable
 from typing import Any
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry, request_range
+from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry, proposal, range_of
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.coordinator.groups.coordinator import NO_MEMBER
 from smq.raft_state.commands import NO_GENERATION, AdvanceLogStart, CreateTopic, DeleteTopic, OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset, PartitionIndex, RequestId, TopicId, partition_id
-from smq.raft_state.replies import TopicCreated
+from smq.raft_state.ids import Offset, PartitionIndex, TopicId, partition_id
 from smq.raft_state.topic_config import EXTERNAL, STORAGE
 from smq.replication.api import NodeApi, PartitionRange, TimeKind, TimeOffset
 from smq.testing.virtual.clock import WALL_EPOCH_NS
@@ -32,22 +31,11 @@ def is_not_available(result: object) -> bool:
 class RangeReader(Client):
     """Requests the linearizable range of a partition, and the first record after a time."""
 
-    def __init__(self, world: World, name: str, *, think_ms: float) -> None:
-        super().__init__(world, name)
-        self.think_ms = think_ms
-
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            partition = self.any_partition()
-            if partition is not None:
-                yield from (self.range(partition) if self.rng.random() < 0.7 else self.time(partition))
+    def use(self, partition: Known) -> Script:
+        yield from (self.range(partition) if self.rng.random() < 0.7 else self.time(partition))
 
     def range(self, partition: Known) -> Script:
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            request_range(api, partition.topic, partition.index, ATTEMPT_MS, done)
-
-        node = self.any_node()
+        request, node = range_of(partition, ATTEMPT_MS), self.any_node()
         self.world.recorder.invoke(self.process, "hwm", k=partition.key, n=node)
         result, until = None, self.world.now_ms() + DEADLINE_MS
         while result is None or (is_not_available(result) and self.world.now_ms() < until):
@@ -58,7 +46,7 @@ class RangeReader(Client):
             partition.hwm = max(partition.hwm, result.hwm)
             partition.lo = max(partition.lo, result.log_start)
         else:
-            self._conclude_failed("hwm", result)
+            self.conclude("hwm", result, unknown=is_unknown(result))
 
     def time(self, partition: Known) -> Script:
         about = WALL_EPOCH_NS + self.world.scheduler.now_ns
@@ -74,13 +62,7 @@ class RangeReader(Client):
         if isinstance(result, TimeOffset):
             self.ok("time", o=result.offset, ts_found=result.ts_ns)
         else:
-            self._conclude_failed("time", result)
-
-    def _conclude_failed(self, function: str, result: SmqError | Lost) -> None:
-        if is_unknown(result):
-            self.conclude_unknown(function)
-        else:
-            self.fail(function, result)
+            self.conclude("time", result, unknown=is_unknown(result))
 
 
 class GroupMember(Client):
@@ -88,32 +70,25 @@ class GroupMember(Client):
     unknown outcome it goes on with the same groups."""
 
     def __init__(self, world: World, name: str, group: str, *, think_ms: float) -> None:
-        super().__init__(world, name)
-        self.name = name
+        super().__init__(world, name, think_ms=think_ms)
         self.group = group
-        self.think_ms = think_ms
         self._count = 0
 
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            partition = self.any_partition()
-            if partition is None:
-                continue
-            group = DELETED if self.rng.random() < 0.3 else self.group
-            if group == DELETED and self.rng.random() < 0.25:
-                yield from self.delete(partition, group)
-            elif self.rng.random() < 0.4:
-                yield from self.commit(partition, group)
-            else:
-                yield from self.fetch(partition, group)
+    def use(self, partition: Known) -> Script:
+        group = DELETED if self.rng.random() < 0.3 else self.group
+        if group == DELETED and self.rng.random() < 0.25:
+            yield from self.delete(partition, group)
+        elif self.rng.random() < 0.4:
+            yield from self.commit(partition, group)
+        else:
+            yield from self.fetch(partition, group)
 
     def commit(self, partition: Known, group: str | None = None) -> Script:
         group = group or self.group
         self._count += 1
         tag, offset = f"{self.name}-{self._count}", self.rng.randint(0, partition.hwm)
         items = (OffsetCommit(partition=partition.pid, offset=Offset(offset), metadata=tag),)
-        request_id = RequestId(self.rng.randbytes(16))
+        request_id = self.new_id()
 
         def request(api: Any, done: Callable[[Any], None]) -> None:
             api.groups.commit(group, NO_MEMBER, NO_GENERATION, items, request_id, int(CHANGE_MS), done)
@@ -125,7 +100,7 @@ class GroupMember(Client):
             yield from self.fetch(partition, group)
 
     def delete(self, partition: Known, group: str) -> Script:
-        request_id = RequestId(self.rng.randbytes(16))
+        request_id = self.new_id()
 
         def request(api: Any, done: Callable[[Any], None]) -> None:
             api.groups.delete_group(group, request_id, int(CHANGE_MS), done)
@@ -175,78 +150,49 @@ class GroupMember(Client):
             found = result.get(partition.pid)
             offset, tag = (found.offset, found.metadata) if found is not None else (-1, "")
             self.ok("fetch", o=offset, tag=tag)
-        elif is_unknown(result):
-            self.conclude_unknown("fetch")
-        elif isinstance(result, SmqError) and result.code.name == "UNKNOWN_GROUP":
+        elif isinstance(result, SmqError) and result.code is ErrorCode.UNKNOWN_GROUP:
             self.ok("fetch", o=-1, tag="")
         else:
-            self.fail("fetch", result)
+            self.conclude("fetch", result, unknown=is_unknown(result))
 
 
 class GroupWatcher(GroupMember):
     """Fetches the committed offsets of a group from any node; commits nothing."""
 
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            partition = self.any_partition()
-            if partition is not None:
-                yield from self.fetch(partition)
+    def use(self, partition: Known) -> Script:
+        yield from self.fetch(partition)
 
 
 class Trimmer(Client):
     """Deletes records, with probability `to_hwm` up to the HWM itself (rule 14)."""
 
     def __init__(self, world: World, name: str, *, think_ms: float, to_hwm: float) -> None:
-        super().__init__(world, name)
-        self.think_ms = think_ms
+        super().__init__(world, name, think_ms=think_ms)
         self.to_hwm = to_hwm
 
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            partition = self.any_partition()
-            if partition is not None:
-                yield from self.trim(partition)
-
-    def trim(self, partition: Known) -> Script:
+    def use(self, partition: Known) -> Script:
         lo, hwm = partition.lo, max(partition.hwm, partition.lo)
         offset = hwm if self.rng.random() < self.to_hwm else self.rng.randint(lo, hwm)
-        command = AdvanceLogStart(
-            request_id=RequestId(self.rng.randbytes(16)), partition=partition.pid, offset=Offset(offset)
-        )
-
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.propose(command, ATTEMPT_MS, done)
-
+        command = AdvanceLogStart(request_id=self.new_id(), partition=partition.pid, offset=Offset(offset))
+        request = proposal(command, ATTEMPT_MS)
         self.world.recorder.invoke(self.process, "trim", k=partition.key, o=offset)
         result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
-        if not isinstance(result, SmqError | Lost):
-            self.ok("trim")
+        if self.conclude("trim", result, unknown=unknown):
             partition.lo = max(partition.lo, offset)
-        elif unknown:
-            self.conclude_unknown("trim")
-        else:
-            self.fail("trim", result)
 
 
 class TopicOwner(Client):
     """Creates topics and drops them; the first ones, made by `create`, stay for the whole run."""
 
     def __init__(self, world: World, name: str, *, think_ms: float) -> None:
-        super().__init__(world, name)
-        self.name = name
-        self.think_ms = think_ms
+        super().__init__(world, name, think_ms=think_ms)
         self._count = 0
 
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            self._count += 1
-            topic = f"{self.name}-{self._count}"
-            if not (yield from self.create(topic, partitions=self.rng.randint(1, 2), replication=3)):
-                continue
-            yield self.think(self.think_ms)
+    def act(self) -> Script:
+        self._count += 1
+        topic = f"{self.name}-{self._count}"
+        if (yield from self.create(topic, partitions=self.rng.randint(1, 2), replication=3)):
+            yield self.think()
             yield from self.drop(topic)
 
     def create(
@@ -262,7 +208,7 @@ class TopicOwner(Client):
         """A Script that returns whether the topic is known to exist. Only assigners use topics of external storage."""
         topic_id = TopicId(self.rng.randbytes(16))
         command = CreateTopic(
-            request_id=RequestId(self.rng.randbytes(16)),
+            request_id=self.new_id(),
             name=topic,
             topic_id=topic_id,
             partition_count=partitions,
@@ -272,37 +218,21 @@ class TopicOwner(Client):
             created_ms=int(self.world.now_ms()),
         )
 
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.propose(command, ATTEMPT_MS, done)
-
+        request = proposal(command, ATTEMPT_MS)
         self.world.recorder.invoke(self.process, "create", name=topic)
         result, unknown = yield from self.request(request, deadline_ms=deadline_ms, attempt_ms=ATTEMPT_MS)
-        if isinstance(result, TopicCreated):
-            self.ok("create")
-            for index in range(partitions):
-                pid = partition_id(topic_id, PartitionIndex(index))
-                known = self.world.externals if is_external else self.world.partitions
-                known.append(Known(topic, index, pid, self.world.nodes[:0], None, start, start))
-            return True
-        if unknown:
-            self.conclude_unknown("create")
-        else:
-            self.fail("create", result)
-        return False
+        if not self.conclude("create", result, unknown=unknown):
+            return False
+        for index in range(partitions):
+            pid = partition_id(topic_id, PartitionIndex(index))
+            known = self.world.externals if is_external else self.world.partitions
+            known.append(Known(topic, index, pid, self.world.nodes[:0], None, start, start))
+        return True
 
     def drop(self, topic: str) -> Script:
-        command = DeleteTopic(request_id=RequestId(self.rng.randbytes(16)), name=topic)
-
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.propose(command, ATTEMPT_MS, done)
-
+        request = proposal(DeleteTopic(request_id=self.new_id(), name=topic), ATTEMPT_MS)
         self.world.recorder.invoke(self.process, "drop", name=topic)
         for known in self.world.partitions:
             known.dropped = known.dropped or known.topic == topic
         result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
-        if not isinstance(result, SmqError | Lost):
-            self.ok("drop")
-        elif unknown:
-            self.conclude_unknown("drop")
-        else:
-            self.fail("drop", result)
+        self.conclude("drop", result, unknown=unknown)

@@ -5,15 +5,15 @@ the topic while its first batches are looked up.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
-from chaos_tests.sim.clients.producer import ATTEMPT_MS, Producer
+from chaos_tests.sim.clients.producer import ATTEMPT_MS, Producer, produce
 from chaos_tests.sim.clients.services import TopicOwner
 from chaos_tests.sim.rpc import Call, Connection, Lost, Script, Sleep, Wait
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId
-from smq.replication.api import Acks, NodeApi, Produced
+from smq.replication.api import Acks, Produced
 
 BATCHES: Final = 6  # down one connection
 PAUSE_MS: Final = 0.4  # on average, between two of them: a node applies a topic within milliseconds
@@ -21,26 +21,22 @@ PAUSE_MS: Final = 0.4  # on average, between two of them: a node applies a topic
 
 class Streamer(Client):
     def __init__(self, world: World, name: str, *, think_ms: float) -> None:
-        super().__init__(world, name)
-        self.name = name
-        self.think_ms = think_ms
+        super().__init__(world, name, think_ms=think_ms)
         self._count = 0
         self._owner = TopicOwner(world, f"{name}-owner", think_ms=think_ms)
         self._streams = [_Stream(world, f"{name}-{node}", node) for node in world.nodes]
         self._wake: Callable[[], None] | None = None  # set while it waits for the streams
 
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            self._count += 1
-            topic = f"{self.name}-{self._count}"
-            if not (yield from self._owner.create(topic, partitions=1, replication=3)):
-                continue
-            partition = next(known for known in self.world.partitions if known.topic == topic)
-            for stream in self._streams:
-                self.world.spawn(stream.send(partition, self._on_end))
-            yield Wait(self._wait)
-            yield from self._owner.drop(topic)
+    def act(self) -> Script:
+        self._count += 1
+        topic = f"{self.name}-{self._count}"
+        if not (yield from self._owner.create(topic, partitions=1, replication=3)):
+            return
+        partition = next(known for known in self.world.partitions if known.topic == topic)
+        for stream in self._streams:
+            self.world.spawn(stream.send(partition, self._on_end))
+        yield Wait(self._wait)
+        yield from self._owner.drop(topic)
 
     def _wait(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -77,11 +73,7 @@ class _Stream(Client):
     def _attempt(self, partition: Known, place: int, connection: Connection, on_end: Callable[[], None]) -> Script:
         writer = self._writers[place]
         values = self.world.values(1)
-        batch = writer._encode(partition, values)
-
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            api.produce(partition.topic, partition.index, batch, Acks.ALL, ATTEMPT_MS, done)
-
+        request = produce(partition, writer._encode(partition, values), Acks.ALL)
         self.world.recorder.invoke(writer.process, "send", k=partition.key, v=values, acks=-1, idem=False)
         result = yield Call(self._node, request, ATTEMPT_MS * 1.3, ATTEMPT_MS, True, connection)
         writer._conclude(partition, values, result, isinstance(result, SmqError | Lost) and is_unknown(result))

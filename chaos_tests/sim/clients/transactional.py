@@ -7,7 +7,7 @@ again in a new epoch. They write to the ledgers, which no other client uses. `tr
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry
+from chaos_tests.sim.clients.base import Client, Known, Request, World, is_unknown, may_retry
 from chaos_tests.sim.clients.ledger import CALL_MS, CREATED_MS
 from chaos_tests.sim.rpc import Call, Lost, Sleep
 from smq.raft_state.commands import EndTransaction, InitTransactions, TransactionChange
@@ -17,7 +17,7 @@ from smq.raft_state.ids import ProducerEpoch, ProducerId
 from smq.raft_state.replies import ProducerIdAllocated
 from smq.raft_state.state import TransactionPhase
 from smq.records import encode_batch
-from smq.replication.api import Acks, NodeApi, Produced
+from smq.replication.api import Acks, Produced
 
 NODE_MS: Final = 6_000.0  # that a node is given for a change: longer than the client waits
 PATIENCE_MS: Final = 6_000.0  # that a client gives one step
@@ -27,8 +27,8 @@ TIMEOUT_MS: Final = 4_000  # of a transaction
 class TransactionalClient(Client):
     """A producer of one transactional id, or none yet."""
 
-    def __init__(self, world: World, name: str, transactional_id: str) -> None:
-        super().__init__(world, name)
+    def __init__(self, world: World, name: str, transactional_id: str, *, think_ms: float) -> None:
+        super().__init__(world, name, think_ms=think_ms)
         self.id = transactional_id
         self.is_temporary = False
         self.is_second = False  # the protocol of this session
@@ -86,7 +86,7 @@ class TransactionalClient(Client):
 
         return (yield from self.at_coordinator(self.id, change))
 
-    def at_coordinator(self, subject: str, request: Callable[[Any, Callable[[Any], None]], None]) -> Any:
+    def at_coordinator(self, subject: str, request: Request) -> Any:
         """A Script that returns the last answer. `_was_unknown` says whether an attempt may have taken effect."""
         until = self.world.now_ms() + PATIENCE_MS
         self.was_unknown = False
@@ -115,14 +115,9 @@ class TransactionalClient(Client):
             is_transactional=True,
         )
 
-    def produce(
-        self, place: Known, batch: bytes, *, is_joining: bool
-    ) -> Callable[[NodeApi, Callable[[Any], None]], None]:
-        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
-            how: Any = {"transactional_id": self.id, "is_joining": is_joining}
-            api.produce(place.topic, place.index, batch, Acks.ALL, int(CALL_MS), done, **how)
-
-        return request
+    def produce(self, place: Known, batch: bytes, *, is_joining: bool) -> Request:
+        how: Any = {"transactional_id": self.id, "is_joining": is_joining}
+        return lambda api, done: api.produce(place.topic, place.index, batch, Acks.ALL, int(CALL_MS), done, **how)
 
     def write(self, place: Known, values: list[int]) -> Any:
         """A Script that returns whether the batch was acknowledged."""

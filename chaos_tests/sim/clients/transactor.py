@@ -1,4 +1,4 @@
-"""Clients of transactions: producers that share transactional ids.
+"""Clients of transactions: producers that share transactional ids, and holders that keep a transaction open.
 
 Owns what a transaction has in it, and how it ends. Each session of a producer speaks one of the two protocols
 of transactions. After an unknown outcome of a batch, one of the first begins again in a new epoch; one of the second
@@ -9,24 +9,30 @@ Several producers share an id, so each fences the others. They write to the ledg
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from chaos_tests.sim.clients.base import Known, World
-from chaos_tests.sim.clients.ledger import CALL_MS, PLACES, group_of, make_ledger
-from chaos_tests.sim.clients.transactional import NODE_MS, TIMEOUT_MS, TransactionalClient
+from chaos_tests.sim.clients.base import Known, World, proposal, range_of
+from chaos_tests.sim.clients.ledger import CALL_MS, CREATED_MS, PLACES, group_of, make_ledger
+from chaos_tests.sim.clients.transactional import NODE_MS, PATIENCE_MS, TIMEOUT_MS, TransactionalClient
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.coordinator.groups.coordinator import NO_MEMBER
 from smq.raft_state.commands import (
     UNSEEN,
     AddToTransaction,
+    CreateTopic,
     EndTransaction,
     OffsetCommit,
     StageOffsets,
 )
 from smq.raft_state.coordinators import coordinator_of
-from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Offset, ProducerEpoch, ProducerId
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Offset, PartitionIndex, ProducerEpoch, ProducerId, TopicId, partition_id
 from smq.raft_state.replies import ProducerIdAllocated
+from smq.raft_state.topic_config import RETENTION_RECORDS
+from smq.replication.api import PartitionRange
 
 SHARERS: Final = 2  # producers of one transactional id
+HELD_KEPT: Final = 2  # records of a holder's topic
+HELD_BATCHES: Final = 4  # of its transaction: more records than are kept
+HELD_MS: Final = (200.0, 900.0)
 
 
 class _Late(NamedTuple):
@@ -40,15 +46,12 @@ class _Late(NamedTuple):
 
 class Transactor(TransactionalClient):
     def __init__(self, world: World, number: int, *, think_ms: float) -> None:
-        super().__init__(world, f"transactor-{number}", f"tx-{number // SHARERS}")
-        self.think_ms = think_ms
+        super().__init__(world, f"transactor-{number}", f"tx-{number // SHARERS}", think_ms=think_ms)
         self._late: _Late | None = None
 
-    def run(self) -> Script:
-        while not self.world.stopped:
-            yield self.think(self.think_ms)
-            if self.world.ledgers or (yield from make_ledger(self)):
-                yield from self.transact()
+    def act(self) -> Script:
+        if self.world.ledgers or (yield from make_ledger(self)):
+            yield from self.transact()
 
     # ------------------------------------------------------------------------------------------ one transaction
     def transact(self) -> Script:
@@ -173,3 +176,54 @@ class Transactor(TransactionalClient):
 
         result = yield from self.at_coordinator(group, stage)
         return not isinstance(result, SmqError | Lost)
+
+
+class Holder(TransactionalClient):
+    """Holds a transaction open in a topic of its own that keeps few records: retention must not pass it. A `hold`
+    succeeds only if its transaction was committed in the end: until then it was open, whatever a clock or a node did,
+    and the log start that its producer saw is judged."""
+
+    def __init__(self, world: World, number: int, *, think_ms: float) -> None:
+        super().__init__(world, f"holder-{number}", f"held-{number}", think_ms=think_ms)
+        self._topic_id = TopicId(self.rng.randbytes(16))
+        self._place: Known | None = None
+
+    def act(self) -> Script:
+        if self._place is None:
+            yield from self._make_topic()
+        elif self.producer is not None or (yield from self.start()):
+            yield from self._hold(self._place)
+
+    def _make_topic(self) -> Script:
+        command = CreateTopic(
+            name=self.id,
+            topic_id=self._topic_id,
+            partition_count=1,
+            replication_factor=3,
+            created_ms=CREATED_MS,
+            config=((RETENTION_RECORDS, str(HELD_KEPT)),),
+        )
+        request = proposal(command, CALL_MS)
+        result, _ = yield from self.request(request, deadline_ms=PATIENCE_MS, attempt_ms=CALL_MS)
+        exists = isinstance(result, SmqError) and result.code is ErrorCode.TOPIC_EXISTS
+        if exists or not isinstance(result, SmqError | Lost):
+            self._place = Known(self.id, 0, partition_id(self._topic_id, PartitionIndex(0)))
+
+    def _hold(self, place: Known) -> Script:
+        self.world.recorder.invoke(self.process, "hold", k=place.key)
+        self.written = {}
+        added = yield from self.change(lambda common: AddToTransaction(**common, partitions=(place.pid,)))
+        is_whole = not isinstance(added, SmqError | Lost)
+        first = -1
+        for number in range(HELD_BATCHES):
+            is_whole = is_whole and (yield from self.write(place, self.world.values(1)))
+            first = self.written[place.key] if is_whole and number == 0 else first
+        yield Sleep(self.rng.uniform(*HELD_MS))
+        request = range_of(place, CALL_MS)
+        seen, _ = yield from self.request(request, deadline_ms=PATIENCE_MS, attempt_ms=CALL_MS)
+        ended = yield from self.change(lambda common: EndTransaction(**common, is_commit=is_whole))
+        if is_whole and isinstance(seen, PartitionRange) and not isinstance(ended, SmqError | Lost):
+            self.ok("hold", o=first, lo=seen.log_start)
+        else:
+            self.producer = None
+            self.conclude_unknown("hold")

@@ -1,8 +1,8 @@
-"""Takes the pictures in docs/pictures: `python docs/take_pictures.py console site`, or one of the two.
+"""Takes the pictures in docs/pictures: `python docs/take_pictures.py`.
 
 Owns the scene of the console and of `smq top`: three nodes, flights written to them bit by bit, a group that falls
 behind and catches up, a transaction that is open, a node that is killed and comes back. It takes five minutes, as the
-console draws a point every half minute. The site is built for its pictures. Needs Debian's package chromium; CHROMIUM
+console draws a point every half minute. Needs Debian's package chromium; CHROMIUM
 may name the program instead. It must never be a test.
 """
 
@@ -29,7 +29,6 @@ PAGES = {
     "group": ("groups/departures", 620),
     "events": ("events", 620),
 }
-SITE = {"start": ("docs/README.html", 820), "grpc": ("docs/reference/grpc.html", 900)}
 WIDTH = 1100
 ROUNDS, ROUND_S, KILLED_IN_ROUND = 11, 30.0, 6
 ROWS = 3_000  # per round
@@ -102,28 +101,14 @@ def take_console(program: str, directory: Path) -> None:
             producer.abort()
 
 
-def take_site(program: str, directory: Path) -> None:
-    root, built = Path(__file__).resolve().parents[1], directory / "site"
-    subprocess.run([sys.executable, "-m", "sphinx", "-q", "-c", "docs/site", ".", str(built)], cwd=root, check=True)
-    for name, (path, height) in SITE.items():
-        url, file = f"{built.as_uri()}/{path}", PICTURES / f"site-{name}.png"
-        shoot(program, url, file, height, str(directory / "profile"), scheme=1)
-
-
-SCENES = {"console": take_console, "site": take_site}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("scenes", nargs="+", choices=SCENES)
-    scenes = parser.parse_args().scenes
+    argparse.ArgumentParser(description=__doc__).parse_args()
     program = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if program is None:
         sys.exit("the program chromium is not installed; install it, or name it by CHROMIUM")
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
-        for scene in scenes:
-            SCENES[scene](program, Path(directory))
+        take_console(program, Path(directory))
 
 
 if __name__ == "__main__":

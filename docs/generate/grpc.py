@@ -88,15 +88,19 @@ def _message(message: DescriptorProto, path: tuple[int, ...], comments: Comments
     for i, field in enumerate(message.field):
         choice = [f"one of `{message.oneof_decl[field.oneof_index].name}`"] if _is_choice(field) else []
         meaning = "; ".join([*choice, *filter(None, [comments.get((*path, _FIELD, i))])])
-        rows.append((f"`{field.name}`", _type(field, maps), cell(meaning)))
-    yield table(("field", "type", "meaning"), rows) if rows else "Empty.\n"
+        rows.append((f"`{field.name}` {_type(field, maps)}", meaning))
+    yield _list(rows) if rows else "Empty.\n"
 
 
 def _enum(enum: EnumDescriptorProto, path: tuple[int, ...], comments: Comments) -> Iterator[str]:
     yield f"### {enum.name}\n"
     yield from _comment(path, comments)
-    rows = ((f"`{value.name}`", cell(comments.get((*path, _VALUE, i), ""))) for i, value in enumerate(enum.value))
-    yield table(("value", "meaning"), rows)
+    yield _list((f"`{value.name}`", comments.get((*path, _VALUE, i), "")) for i, value in enumerate(enum.value))
+
+
+def _list(rows: Iterable[tuple[str, str]]) -> str:
+    """A line each: of a hundred small tables, the heads would be most of the page."""
+    return "".join(f"- {name}{': ' if meaning else ''}{escaped(' '.join(meaning.split()))}\n" for name, meaning in rows)
 
 
 def _comment(path: tuple[int, ...], comments: Comments) -> Iterable[str]:

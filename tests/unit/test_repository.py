@@ -61,7 +61,7 @@ CITING = (
 )
 DECISION_WORDS_MAX = 400
 TOUR_WORDS_MAX = 28_000
-DOCS_WORDS_MAX = 90_000
+DOCS_WORDS_MAX = 75_000
 CARD = (
     "coordinator",
     "raft_state",

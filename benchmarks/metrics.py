@@ -2,9 +2,9 @@
 
 Owns the list of what is taken out, and the comparison. Two runs of a whole cluster differ by more than the metrics
 cost. So real nodes (Kafka port, disk, TCP, the loop of production) are changed while they run: short slices with and
-without take turns, and each pair gives one ratio. Both sides are compiled once, in the same way, and keep what the
-interpreter has learned of them. A node without followers is the worst case: one that has some does more for
-each batch and counts no more. So three nodes that replicate are measured, too, all of their processor time together.
+without the instruments take turns, and each pair gives one ratio. The code objects of both sides stay the same, and
+keep what the interpreter has learned of them. A node without followers is the worst case: one that has some does more
+for each batch and counts no more. So three nodes that replicate are measured, too, all their processor time together.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -25,113 +25,37 @@ from typing import Final, Self
 import uvloop
 
 from benchmarks.report import Report
-from chaos_tests.sim.mutation import Mutation, compiled, replaced
+from chaos_tests.sim.replacement import function_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.addresses import format_address
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.raft_state.ids import NodeId
 from smq.records import NewRecord, encode_batch
+from smq.replication.measures import Series
 from smq.testing.kafka_client import RawKafka
 from smq.testing.loops import in_thread
 from smq.testing.served import served_node
 
-_CONNECTION: Final = "smq.coordinator.kafka.connection:Connection."
 
-# Everything that a produced batch counts or times. The probes of the loop and of the garbage collector are not per
-# batch: a few times per second.
-COUNTED: Final = (
-    (
-        "smq.replication.producing:Producing.produce",
-        """    self._until_timed -= 1
-    if not self._until_timed:
-        self._until_timed = BATCHES_PER_SAMPLE
-        began_ns = self.now_ns()
-        done = partial(self._on_timed, began_ns, acks, done)
-        trace = trace or self.host.measures.stage
-""",
-        "",
-    ),
-    (
-        "smq.replication.partition.intake:Intake.took_produced",
-        """    traffic.produced_records += stored.end - stored.base
-    traffic.produced_bytes += size - ENVELOPE_BYTES
-""",
-        "",
-    ),
-    (
-        "smq.replication.partition.waiters:Waiters._answer",
-        """    elif waiter.duplicate:
-        self._results[DUPLICATE] += 1
-    else:
-        self._stored += 1
-""",
-        "",
-    ),
-    (
-        "smq.replication.partition.waiters:Waiters.settle",
-        """    if self._stored:
-        self._results[STORED] += self._stored
-        self._stored = 0
-""",
-        "",
-    ),
-    (
-        "smq.replication.partition.due:propose_advances",
-        """    def counted(reply: Reply | SmqError) -> None:
-        if isinstance(reply, HwmsAdvanced):
-            accepted = sum(reply.accepted)
-            host.measures.advances.add(accepted, "accepted")
-            host.measures.advances.add(len(reply.accepted) - accepted, "rejected")
-        done(reply)
+def _nothing(*_arguments: object) -> None:
+    """In place of a method that counts or times."""
 
-    host.propose(command, timeout_ms, counted)
-""",
-        "    host.propose(command, timeout_ms, done)\n",
-    ),
-    (
-        "smq.replication.storage.disk:StoreDisk._measure",
-        """    self.measures.write.observe(time.monotonic_ns() - began_ns, to)
-    if group:
-        self._submissions.observe(len(group))
-        self._sizes.observe(self._group_bytes)
-""",
-        "    pass\n",
-    ),
-    (
-        "smq.replication.proposer:Proposer._conclude",
-        "    self._count(pending, result)\n",
-        "",
-    ),
-    (
-        _CONNECTION + "_take_frames",
-        """    if next(self._timed_turns):  # one reading of the clock for all that have arrived
-        began_ns = time.monotonic_ns()
-        if len(self._times_later) >= LATER_MAX:  # beyond it there are as many as requests in flight
-            self._times.fold()
-""",
-        "",
-    ),
-    (
-        "smq.coordinator.kafka.connection:_Slot.__init__",
-        "    self.began_ns = 0\n",
-        "",
-    ),
-    (
-        _CONNECTION + "_start",
-        "        slot.began_ns = began_ns\n",
-        "",
-    ),
-    (
-        _CONNECTION + "_finish",
-        """    if slot.began_ns:
-        self._times_later.append(time.monotonic_ns() - slot.began_ns)
-""",
-        "",
-    ),
+
+def _forgotten(series: Series) -> None:
+    series.later.clear()
+
+
+# The instruments, and the methods that only feed them. The readings of the clock and the additions in the middle of
+# other work stay on both sides.
+COUNTED: Final[tuple[tuple[str, Callable[..., None]], ...]] = (
+    ("smq.replication.measures:Counter.add", _nothing),
+    ("smq.replication.measures:Series.observe", _nothing),
+    ("smq.replication.measures:Series.fold", _forgotten),
+    ("smq.replication.measures:Histogram.observe", _nothing),
+    ("smq.replication.storage.disk:StoreDisk._measure", _nothing),
+    ("smq.replication.proposer:Proposer._count", _nothing),
 )
-WITHOUT: Final = tuple(Mutation(*row) for row in COUNTED)
-WITH: Final = tuple(Mutation(target, old, old) for target, old, _ in COUNTED)
 PAIRS_OF_WARM_UP: Final = 5
 WARM_UP: Final = 60  # batches at the beginning of a slice, not measured
 WINDOW: Final = 20  # requests in flight
@@ -194,7 +118,7 @@ class _Producer:
     def __init__(self, address: str, shape: _Shape) -> None:
         self._batches = shape.batches
         self._rng = random.Random(1)
-        self._with, self._without = compiled(WITH), compiled(WITHOUT)
+        self._with, self._without = codes()
         processes = multiprocessing.get_context("spawn")
         self._pipe, theirs = processes.Pipe()
         self._process = processes.Process(target=_produce, args=(theirs, address, shape), daemon=True)
@@ -204,6 +128,7 @@ class _Producer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        exchange(self._with)
         self._pipe.send(0)
         self._process.join()
 
@@ -214,16 +139,26 @@ class _Producer:
         without = self.slice(self._without)
         return self.slice(self._with), without
 
-    def slice(self, code: Mapping[str, CodeType]) -> float:
-        with replaced(code):
-            self._send(WARM_UP)
-            before = _nodes_cpu_s()
-            self._send(self._batches)
-            return (_nodes_cpu_s() - before) / self._batches
+    def slice(self, code: Sequence[CodeType]) -> float:
+        exchange(code)
+        self._send(WARM_UP)
+        before = _nodes_cpu_s()
+        self._send(self._batches)
+        return (_nodes_cpu_s() - before) / self._batches
 
     def _send(self, count: int) -> None:
         self._pipe.send(count)
         self._pipe.recv()
+
+
+def codes() -> tuple[list[CodeType], list[CodeType]]:
+    """With what is counted, and without."""
+    return [function_of(target).__code__ for target, _ in COUNTED], [by.__code__ for _, by in COUNTED]
+
+
+def exchange(code: Sequence[CodeType]) -> None:
+    for (target, _), own in zip(COUNTED, code, strict=True):
+        function_of(target).__code__ = own
 
 
 def _produce(pipe: Connection, address: str, shape: _Shape) -> None:

@@ -60,7 +60,7 @@ CITING = (
     *(f for f in FILES if "." in f),
 )
 DECISION_WORDS_MAX = 400
-TOUR_WORDS_MAX = 28_000
+TOUR_WORDS_MAX = 6_000
 DOCS_WORDS_MAX = 75_000
 CARD = (
     "coordinator",

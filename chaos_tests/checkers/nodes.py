@@ -1,8 +1,9 @@
 """Observations from inside the nodes: states, Raft logs and leaders agree, no node dies or is stranded, queues are
-bounded, nothing is proposed too late, and no node's own watch notes an anomaly.
+bounded, nothing is proposed too late, no node's own watch notes an anomaly; and the cluster works again within its
+bound, once the faults are healed or while they last (no-progress).
 
-Owns the judgement of the nodes' state machines against each other at equal Raft indexes, and of what a node did by
-itself.
+Owns the judgement of the nodes' state machines against each other at equal Raft indexes, of what a node did by itself,
+of `settled`, of every operation that began after it, and of each `progress` that a fault demanded while it lasted.
 """
 
 from chaos_tests.checkers.base import Facts, Findings, Violation
@@ -62,3 +63,28 @@ def _check_local_marks(events: list[Event], findings: Findings) -> None:
             if before is not None and (event["hwm"] < before["hwm"] or event["lo"] < before["lo"]):
                 findings.add("hwm-regression", f"{key}: {before['hwm']}, then {event['hwm']}", before, event)
             before = event
+
+
+UNCONDITIONAL = ("send", "hwm", "fetch", "commit", "toffset")  # operations that must succeed on a healed cluster
+ANSWERED = ("time",)  # these may be refused: they ask one replica, which may be a record behind and says so
+
+
+def check_liveness(facts: Facts) -> list[Violation]:
+    findings = Findings()
+    for event in facts.history.noted("progress"):
+        if not event["ok"]:
+            findings.add("no-progress", f"during a fault: {event['why']}", event)
+    settled_ns: int | None = None
+    for event in facts.history.noted("settled"):
+        settled_ns = event["t"] if settled_ns is None else settled_ns  # the probes are between the first and the next
+        if not event["ok"]:
+            findings.add("no-progress", f"after the heal: {event['why']}", event)
+            return findings.found
+    if settled_ns is None:
+        return findings.found
+    for function in (*UNCONDITIONAL, *ANSWERED):
+        for op in facts.history.of(function):
+            is_fine = op.is_ok or (op.kind == "fail" and function in ANSWERED)
+            if op.start_ns > settled_ns and not is_fine and not op.request.get("may_fail"):
+                findings.add("no-progress", f"a {function} after the cluster had settled did not succeed", op)
+    return findings.found

@@ -1,4 +1,4 @@
-"""The offsets that senders are told: nonmonotonic-send, repeat-refused, stale-hwm if a mark was known before a record
+"""The offsets that senders get: nonmonotonic-send, repeat-refused, stale-hwm if a mark was known before a record
 below it was sent; and offsets assigned without records: offset-reuse, nonmonotonic-assign, offset-gap.
 
 Owns the comparison of the order of offsets with the real-time order of sends and high water marks. (`reads` judges that

@@ -26,12 +26,17 @@ class Replacement:
     target: str
     by: Fault
 
+    def install(self) -> None:
+        """Replaces the function for as long as the process lives."""
+        function = function_of(self.target)
+        function.__code__ = _standing_in(function, self.by)
+
     @contextmanager
     def planted(self) -> Iterator[None]:
         """Replaces the function for the time of a block."""
         function = function_of(self.target)
         own = function.__code__
-        function.__code__ = _standing_in(function, self.by)
+        self.install()
         try:
             yield
         finally:

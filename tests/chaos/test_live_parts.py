@@ -28,6 +28,7 @@ from chaos_tests.live.environment.switch import Switch
 from chaos_tests.live.external_cluster import HooksError, read_hooks
 from chaos_tests.live.faults import network as network_faults
 from chaos_tests.live.faults.kinds import Arena, has_complete_tree, hostile
+from chaos_tests.live.faults.planted import PLANTED, Plant
 from chaos_tests.live.fleet import Fleet
 from chaos_tests.live.load.groups import TeamMember
 from chaos_tests.live.load.grpc import Ack, Partition, SharedRecorder, World
@@ -37,6 +38,7 @@ from chaos_tests.live.report.campaign_page import write_index, write_reports
 from chaos_tests.live.report.summary import Struck, failover_ms
 from chaos_tests.sim.ledger import Ledger, Totals
 from chaos_tests.sim.long_runs import RUN, LongRun
+from chaos_tests.sim.replacement import planted
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import Tls
 from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
@@ -597,3 +599,9 @@ def test_a_bug_is_not_planted_into_a_store_that_it_is_not_in(
     assert main(arguments) == 2
     assert "cannot be combined with another --engine" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("plant", PLANTED.values(), ids=lambda plant: plant.name)
+def test_a_bug_of_live_nodes_still_fits_the_code(plant: Plant) -> None:
+    with planted(plant.faults):
+        pass

@@ -11,16 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from chaos_tests.sim.planted.logs import LAST_RECORDS_GO
+from chaos_tests.sim.replacement import Fault, Replacement, replace
+
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """`scenario` reveals the bug within a history or two, as one of `anomalies`."""
+    """`scenario` reveals the bug within a history or two, as one of `anomalies`. `install`: what is not a replacement
+    of production code."""
 
     name: str
     says: str
     scenario: str
     anomalies: frozenset[str]
-    install: Callable[[], None]
+    faults: tuple[Replacement, ...] = ()
+    install: Callable[[], None] = lambda: None
 
 
 def _open_with(**changed: Any) -> None:
@@ -46,68 +51,27 @@ def _no_metasync() -> None:
     _open_with(metasync=False)
 
 
-def _bind_all() -> None:
-    """Binds every listener between nodes to all addresses."""
-    from smq.coordinator import listeners
-    from smq.replication.net import tcp
-
-    def bound(host: str, port: int) -> socket.socket:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("0.0.0.0", port))
-        sock.listen(128)
-        sock.setblocking(False)
-        return sock
-
-    vars(tcp)["bind_listener"] = bound
-    vars(listeners)["bind_listener"] = bound
+def _to_all_addresses(_original: Fault, _host: str, port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("0.0.0.0", port))
+    sock.listen(128)
+    sock.setblocking(False)
+    return sock
 
 
-def _last_records_go() -> None:
-    """Compaction takes every record of a key that it has seen for superseded, the last one, too."""
-    from smq.records import KeyedRecord
-    from smq.replication.log.cleaning import Cleaner
-
-    def select(self: Any, records: list[KeyedRecord]) -> list[bool]:
-        return [key is None or offset > self._table.newest([key])[0] for offset, key, _ in records]
-
-    planted: Any = Cleaner
-    planted._select = select
+def _halved(original: Fault, look_ups: Any, replica: Any, limits: Any, *rest: Any) -> Any:
+    half = type(limits)(*(None if limit is None else limit // 2 for limit in limits))
+    return original(look_ups, replica, half, *rest)
 
 
-def _too_much_goes() -> None:
-    """Retention keeps half of what it is asked for."""
-    from smq.raft_state.topic_config import Retention
-    from smq.replication.partition.look_ups import LookUps
-
-    planted: Any = LookUps
-    original = planted.retained_start
-
-    def halved(self: Any, replica: Any, limits: Retention, now_ms: int, done: Any) -> Any:
-        half = Retention(*(None if limit is None else limit // 2 for limit in limits))
-        return original(self, replica, half, now_ms, done)
-
-    planted.retained_start = halved
-
-
-def _kafka_leaves_out() -> None:
-    """The Kafka port takes a batch from which compaction has removed a record for damaged, and leaves it out. gRPC's
-    readers are given all of it."""
-    from smq.coordinator.kafka import fetch
+def _leaves_out(original: Fault, gateway: Any, version: int, want: Any, answer: Any, *rest: Any) -> None:
+    """The Kafka port takes a batch from which compaction has removed a record for damaged. gRPC's readers get it."""
     from smq.records import parse_header
 
-    planted: Any = fetch
-    original = planted._fill
-
-    def is_whole(batch: Any) -> bool:
-        header = parse_header(batch)
-        return bool(header.count == header.last_offset_delta + 1)
-
-    def fill(gateway: Any, version: int, want: Any, answer: Any, outcome: Any, hints: Any) -> None:
-        original(gateway, version, want, answer, outcome, hints)
-        answer["records"] = [batch for batch in answer["records"] if not batch or is_whole(batch)]
-
-    planted._fill = fill
+    original(gateway, version, want, answer, *rest)
+    headers = [(batch, parse_header(batch) if batch else None) for batch in answer["records"]]
+    answer["records"] = [batch for batch, h in headers if h is None or h.count == h.last_offset_delta + 1]
 
 
 # If the cluster does not recover, no full read finds the loss; reused offsets reveal it before that. So do records that
@@ -123,42 +87,42 @@ PLANTED: Final = {
             "no write waits for the disk: acknowledged records lie in the page cache",
             "power-all",
             _LOSS | _REFUSED | {"two-leaders-in-term"},  # votes are forgotten, too
-            _no_sync,
+            install=_no_sync,
         ),
         Plant(
             "no-metasync",
             "LMDB syncs data and not its meta page: the last commits are gone after a power cut",
             "power-all",
             _LOSS | _REFUSED,
-            _no_metasync,
+            install=_no_metasync,
         ),
         Plant(
             "bind-to-all",
             "the listener between nodes binds all addresses",
             "kill-one",
             frozenset({"bound-beyond"}),
-            _bind_all,
+            (replace("smq.replication.net.listening:bind_listener", by=_to_all_addresses),),
         ),
         Plant(
             "last-records-go",
             "compaction removes the last record of a key, too",
             "kill-one",
             frozenset({"lost-key"}),
-            _last_records_go,
+            (LAST_RECORDS_GO,),
         ),
         Plant(
             "too-much-goes",
             "retention keeps half of what it is asked for",
             "kill-one",
             frozenset({"early-deletion"}),
-            _too_much_goes,
+            (replace("smq.replication.partition.look_ups:LookUps.retained_start", by=_halved),),
         ),
         Plant(
             "kafka-leaves-out",
             "the Kafka port leaves out batches from which compaction has removed a record",
             "kill-one",
             frozenset({"lost-key"}),
-            _kafka_leaves_out,
+            (replace("smq.coordinator.kafka.fetch:_fill", by=_leaves_out),),
         ),
     )
 }
@@ -172,6 +136,8 @@ def command_of(name: str) -> tuple[str, ...]:
 def main(arguments: list[str]) -> None:
     name, config = arguments
     PLANTED[name].install()
+    for fault in PLANTED[name].faults:
+        fault.install()
     from smq.coordinator.cli.main import main as smq
 
     sys.argv = ["smq", "serve", "--config", config]

@@ -28,6 +28,9 @@ def _one_too_far(original: Fault, *arguments: Any) -> list[int]:
     return [offset + 1 for offset in original(*arguments)]
 
 
+LAST_RECORDS_GO: Final = replace(_LOG + "key_table:KeyTable.newest", by=_one_too_far)
+
+
 LOG_BUGS: Final = (
     PlantedBug(
         name="retention-by-a-nodes-own-clock",
@@ -48,7 +51,7 @@ LOG_BUGS: Final = (
     PlantedBug(
         name="last-record-of-a-key-removed",
         rule="compaction: the last record of each key stays",
-        faults=(replace(_LOG + "key_table:KeyTable.newest", by=_one_too_far),),
+        faults=(LAST_RECORDS_GO,),
         scenario="compaction",
         anomalies=frozenset({"lost-key"}),
         seeds=4,

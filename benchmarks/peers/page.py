@@ -69,7 +69,6 @@ def _tables(document: dict[str, Any]) -> str:
         "nodes' CPU s per million records",
         [(line.name, lambda row: _number(row, "nodes_cpu_s_per_million")) for line in lines],
     )
-    table("busy cores: nodes + client", [(line.name, _cores) for line in lines])
     table(
         "bytes given to the disk per byte acknowledged, three copies",
         [(line.name, lambda row: _number(row, "written_per_byte")) for line in lines],
@@ -126,10 +125,6 @@ def _figure(row: Row, judged: str) -> str:
 def _number(row: Row, name: str) -> str | None:
     value = row.get(name)
     return None if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def _cores(row: Row) -> str | None:
-    return f"{row['nodes_cores']:.2f} + {row['client_cores']:.2f}" if "client_cores" in row else None
 
 
 def _last(document: dict[str, Any], system: str) -> float:

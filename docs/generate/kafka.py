@@ -32,8 +32,8 @@ smq cluster --nodes 3 --data-dir D --kafka-port 0   # free ports; the ready file
 
 In `node.toml`, `kafka_address` opens the listener; without it, `smq serve` has none. `smq dev` and `smq cluster` open
 one. There may be more, such as one for clients outside: [docs/addresses.md](addresses.md#named-listeners). `rack` is
-the node's location (`smq cluster --racks a,b,c`); it can change when the node restarts. `request_bytes_max`
-bounds a request and the records of a response.
+the node's location (`smq cluster --racks a,b,c`); it can change when the node restarts. `request_bytes_max` bounds a
+request and the records of a response.
 
 After a start, a node refuses Kafka connections until a majority of the nodes runs and it has the cluster's topics. A
 client then takes another of its `bootstrap.servers`, so name several. A node that is ready (`/readyz`) accepts clients.
@@ -52,12 +52,12 @@ producer.flush()
 - `acks=all` is answered when a majority of replicas has the batch on disk (with `commit.rounds=2`: and Raft has
   committed the high water mark); `acks=1` when the leader has it on disk; `acks=0` never, and a refused batch then
   closes the connection.
-- With one replica, an answered record of `acks=1` lies below the high water mark, too: ListOffsets(latest) and
-  Fetch show it. With more replicas, as in Kafka, both may not show it until a majority has it, and
-  it may go with the leader before that.
+- With one replica, an answered record of `acks=1` lies below the high water mark, too: ListOffsets(latest) and Fetch
+  show it. With more replicas, as in Kafka, both may not show it until a majority has it, and it may go with the leader
+  before that.
 - If a batch of an idempotent producer is refused so that it comes again (too much waits for the disk:
-  NOT_ENOUGH_REPLICAS), the batches that the producer sent after it are refused with the same code until it has come.
-  So no batch overtakes another for good. Other producers keep their order with one request in flight, as in Kafka.
+  NOT_ENOUGH_REPLICAS), the batches that the producer sent after it are refused with the same code until it has come. So
+  no batch overtakes another for good. Other producers keep their order with one request in flight, as in Kafka.
 - An idempotent producer's retry is stored once, even after the death of a leader or a restart of all nodes.
 - Any replica answers a fetch, up to the high water mark it knows. Sessions (KIP-227) are declined: every fetch is full.
 - A consumer reads in its own rack (KIP-392). If `client.rack` is the `rack` of a node with a replica, and the leader is
@@ -105,29 +105,23 @@ producer.flush()
   themselves: no AddPartitionsToTxn, no AddOffsetsToTxn. A batch that begins the next transaction waits up to a second
   for the control batches of the last one, then gets CONCURRENT_TRANSACTIONS. EndTxn 5 answers the id and epoch that the
   producer goes on with: each end begins the next epoch, or a fresh id after the last one. A repeated EndTxn of the
-  epoch before gets the first answer again; once another transaction has begun, PRODUCER_FENCED. An abort may come
-  without a transaction, and begins the next epoch, too. So what a producer sent before an end, a batch or an EndTxn,
-  changes nothing after it.
+  epoch before gets the first answer again; once another transaction has begun, PRODUCER_FENCED.
 - In the first protocol an epoch has many transactions, and a batch is taken only into one that is open and has its
-  partition. Otherwise TRANSACTION_ABORTABLE from Produce 11 and TxnOffsetCommit 4 on, INVALID_TXN_STATE before. A late
-  batch opens no transaction. A batch of an epoch that is not the producer's present one, older or never given, gets
-  INVALID_PRODUCER_EPOCH; one of a producer that is not the named transactional id's INVALID_PRODUCER_ID_MAPPING; one
-  in a request that names none TRANSACTIONAL_ID_AUTHORIZATION_FAILED. But a late EndTxn *request*, one that lies unread
-  until the next transaction of the same epoch is open, ends that one, as in Kafka before KIP-890.
+  partition. Otherwise TRANSACTION_ABORTABLE from Produce 11 and TxnOffsetCommit 4 on, INVALID_TXN_STATE before.  A
+  batch of an epoch that is not the producer's present one, older or never given, gets INVALID_PRODUCER_EPOCH; one of a
+  producer that is not the named transactional id's INVALID_PRODUCER_ID_MAPPING; one in a request that names none
+  TRANSACTIONAL_ID_AUTHORIZATION_FAILED. But a late EndTxn *request*, one that lies unread until the next transaction of
+  the same epoch is open, ends that one, as in Kafka before KIP-890.
 - A client of the first protocol may use any version of Produce. In an epoch in which a transaction has ended, nothing
   becomes part of the next one by itself: it gets TRANSACTION_ABORTABLE, because it may be late.
 - Java's producer (seen with 4.3) has a race: right after a transaction's end, the EndTxn of the next commit may leave
   before the batches that came with it. There is nothing to commit then: the answer is INVALID_TXN_STATE, after which
   the producer must be closed. Call `flush()` before `commitTransaction()`: then no batch is left to be overtaken.
 - AddPartitionsToTxn 4 and 5 are how Kafka's brokers ask one another, and are not served: smq's nodes look into the
-  replicated state. InitProducerId 6 (two-phase commits with other systems) is unstable in Kafka 4.3, and not served
-  there either.
+  replicated state.
 - Fetch with `isolation.level=read_committed` returns the last stable offset and the aborted transactions; "latest" is
   then the last stable offset.
-- Staged offsets are not pending anywhere else: after EndTxn, OffsetFetch returns them. If a client asks for stable
-  offsets (KIP-447), those that an open transaction may move are UNSTABLE_OFFSET_COMMIT.
-- While a group's new generation has no assignment yet, TxnOffsetCommit gets COORDINATOR_LOAD_IN_PROGRESS, which clients
-  repeat. Kafka takes the offsets; REBALANCE_IN_PROGRESS, as for OffsetCommit, would end Java's producer.
+-  If a client asks for stable offsets (KIP-447), those that an open transaction may move are UNSTABLE_OFFSET_COMMIT.
 - `transaction.max.timeout.ms` and `transactional.id.expiration.ms` are settings of the cluster. Time-outs follow a
   replicated clock, which moves every second or every quarter of the shortest open time-out, whichever is longer.
 - A producer whose transactional id has been forgotten gets INVALID_PRODUCER_ID_MAPPING, and a fresh producer id if it
@@ -169,8 +163,8 @@ _CLUSTER = """
 Kafka's names, in three places. The first that has a value wins:
 
 1. The cluster's own value, replicated, in effect at every node without a restart: `smq config set num.partitions=4`, or
-   IncrementalAlterConfigs of the resource BROKER without a name (`kafka-configs.sh --entity-type brokers
-   --entity-default`; the Python clients refuse the empty name).
+   IncrementalAlterConfigs of the resource BROKER without a name
+   (`kafka-configs.sh --entity-type brokers --entity-default`; the Python clients refuse the empty name).
 2. The node's `[settings]` in `node.toml`: `num.partitions = 4`. `smq cluster --set num.partitions=4` (also `smq dev`)
    writes it there for all nodes, and `smq serve --set` overrides it for one run. A new directory of `smq cluster` or
    `smq dev` begins with `auto.create.topics.enable = true` and `group.initial.rebalance.delay.ms = 0`.
@@ -246,8 +240,8 @@ _PROVEN: Final = (
 _CODES = """
 ## Error codes
 
-The Kafka codes for smq's [errors](reference/errors.md). All others are -1 `UNKNOWN_SERVER_ERROR`. A batch that may
-have been stored is never reported as "not stored".
+The Kafka codes for smq's [errors](reference/errors.md). All others are -1 `UNKNOWN_SERVER_ERROR`. A batch that may have
+been stored is never reported as "not stored".
 
 """
 
@@ -260,7 +254,7 @@ def render() -> str:
         for code in sorted(ErrorCode, key=lambda code: code.number)
         if CODES[code] is not KafkaError.UNKNOWN_SERVER_ERROR
     )
-    topics = (_key(key, row, "fixed; " if row.is_fixed else "") for key, row in TOPIC_CONFIG.items())
+    topics = (_topic_key(key, row) for key, row in TOPIC_CONFIG.items())
     cluster = (_cluster_key(key, row) for key, row in CLUSTER_CONFIG.items())
     rows = json.loads(CLIENTS.read_text(encoding="utf-8"))
     writers = [name for name, row in rows.items() if row.get("transactions")]
@@ -273,8 +267,11 @@ def render() -> str:
     )
 
 
-def _key(key: str, row: ConfigKey, remark: str) -> tuple[str, ...]:
-    return f"`{key}`", row.default, remark + row.documentation
+def _topic_key(key: str, row: ConfigKey) -> tuple[str, ...]:
+    """Of a key without effect, its valid values do not matter."""
+    what, _, why = row.documentation.partition("; without effect: ")
+    meaning = f"fixed; {what.partition(': ')[0]}; without effect: {why}" if row.is_fixed else row.documentation
+    return f"`{key}`", row.default, meaning
 
 
 def _cluster_key(key: str, row: ConfigKey) -> tuple[str, ...]:

@@ -102,15 +102,6 @@ def test_the_memory_on_the_page_is_that_of_all_three_nodes(kept: Path, tmp_path:
     assert "smq 300 MB" in kept.read_text()  # the kill leaves two, with 200
 
 
-def test_the_page_shows_how_many_cores_the_client_takes_beside_the_nodes(kept: Path, tmp_path: Path) -> None:
-    rows = medians()
-    rows[SINGLE, "smq"] |= {"nodes_cores": 1.114, "client_cores": 0.19}
-    result = tmp_path / "result.json"
-    result.write_text(json.dumps(document(rows)))
-    page.write_page(result)
-    assert f"| {SINGLE} | 1.11 + 0.19 |" in kept.read_text()
-
-
 def test_samples_count_for_the_innermost_function_of_smq_and_waits_do_not_count() -> None:
     loop = "run_server (/a/smq/coordinator/server.py:9);Loop.run (uvloop/loop.so)"
     samples = profile.Samples()

@@ -6,6 +6,7 @@ nodes' logs and `summary.json`, from which `report` makes a page. The checkers a
 
 import json
 import random
+import threading
 import time
 import traceback
 from collections import Counter
@@ -46,22 +47,21 @@ from chaos_tests.live.load.kept import (
 )
 from chaos_tests.live.load.spark import SparkRead
 from chaos_tests.live.report.summary import SUMMARY, Struck, Summary, count, failover_ms
-from chaos_tests.live.watcher import Watcher
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
 from smq.testing.node_client import Unanswered
-from smq.testing.node_process import ClusterError, wait_for
+from smq.testing.node_process import ClusterError, tail, wait_for
 
 TOPIC: Final = "chaos"
 SPARK: Final = "spark"  # directory of the streaming query
 PARTITIONS: Final = 3
+WATCH_S: Final = 0.25
 WORKLOAD_S: Final = 20.0  # of a run without faults
 WARM_S: Final = 60.0  # until every partition has acknowledged a record
 PROGRESS_S: Final = 30.0  # with an untouched majority, every partition acknowledges within this time
 SERVED_S: Final = 2.0  # for one read at a leader
 RECOVERY_S: Final = 90.0  # after a fault: every partition acknowledges, every node is ready, every replica complete
 SETTLE_S: Final = 120.0  # after the heal: all replicas agree
-SETTLED_TRIES: Final = 3
 IN_FLIGHT_NS: Final = 200_000_000  # an acknowledgement this soon after a fault may have been under way before it
 ACKED_MIN: Final = 200  # sends; a run with less traffic proves nothing
 # Before each fault there is something for it to destroy, however slow the machine is: this many acknowledgements since
@@ -90,6 +90,46 @@ class LateReader(Protocol):
 
     def stop(self) -> None:
         """May be called more than once."""
+
+
+class Watcher:
+    """A thread that notes which node leads Raft, and whose process has ended without a fault. While `expect_deaths` is
+    set, a fault is under way and a process may end. It must never change anything."""
+
+    def __init__(self, fleet: Fleet, recorder: SharedRecorder) -> None:
+        self.expect_deaths = False
+        self._fleet = fleet
+        self._recorder = recorder
+        self._leads: set[tuple[int, int]] = set()
+        self._dead: set[tuple[int, int]] = set()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(WATCH_S):
+            for node, member in self._fleet.nodes.items():
+                if not member.is_alive():
+                    self._died(node)
+                    continue
+                status = self._fleet.status(node)
+                if status is not None and status.raft_leader == node and (node, status.raft_term) not in self._leads:
+                    self._leads.add((node, status.raft_term))
+                    self._recorder.note("lead", n=node, term=status.raft_term)
+
+    def _died(self, node: int) -> None:
+        member = self._fleet.nodes[node]
+        if self.expect_deaths or member.process is None or (node, member.starts) in self._dead:
+            return
+        self._dead.add((node, member.starts))
+        last = tail(member.log).splitlines()[-1:]
+        self._recorder.note("died", n=node, err=f"ended with {member.process.poll()}: {' '.join(last)}")
 
 
 class HistoryRun:

@@ -140,6 +140,19 @@ class Client(ABC):
         except (SmqError, Unanswered) as error:
             return error
 
+    def insist(self, function: str, call: Callable[[RawNode], Any]) -> Any:
+        """Asks any node, again and again: the answer; None, and the operation is recorded, if there was none."""
+        deadline, unknown = time.monotonic() + SEND_S, False
+        while True:
+            result = self.ask(self.any_node(), call)
+            if not isinstance(result, Exception):
+                return result
+            unknown = unknown or is_unknown(result)
+            if not may_retry(result) or time.monotonic() > deadline:
+                self.conclude(function, result, unknown=unknown)
+                return None
+            time.sleep(self.rng.uniform(0.02, 0.1))
+
     def conclude(self, function: str, result: Exception, *, unknown: bool = False) -> None:
         """Records an operation that did not succeed."""
         if unknown or is_unknown(result):
@@ -358,23 +371,12 @@ class GroupMember(Client):
             group=self.group, offsets=[item], request_id=secrets.token_bytes(16), timeout_ms=ATTEMPT_MS
         )
         self.world.recorder.invoke(self.process, "commit", g=self.group, k=partition.key, o=offset, tag=tag)
-        deadline, unknown = time.monotonic() + SEND_S, False
-        while True:
-            node = self.any_node()
-            result = self.ask(
-                node,
-                lambda raw: raw.change_group(
-                    lambda at: at.call(at.broker.CommitOffsets, request, ATTEMPT_MS / 1000 + 1)
-                ),
-            )
-            if not isinstance(result, Exception):
-                self.world.recorder.ok(self.process, "commit")
-                return
-            unknown = unknown or is_unknown(result)
-            if not may_retry(result) or time.monotonic() > deadline:
-                self.conclude("commit", result, unknown=unknown)
-                return
-            time.sleep(self.rng.uniform(0.02, 0.1))
+
+        def commit(raw: RawNode) -> Any:
+            return raw.change_group(lambda at: at.call(at.broker.CommitOffsets, request, ATTEMPT_MS / 1000 + 1))
+
+        if self.insist("commit", commit) is not None:
+            self.world.recorder.ok(self.process, "commit")
 
     def fetch(self, partition: Partition) -> int | None:
         """The committed offset, -1 if there is none; None if no node reported it."""
@@ -422,18 +424,10 @@ class Assigner(Client):
             )
 
         self.world.recorder.invoke(self.process, "assign", k=partition.key, c=count)
-        deadline, unknown = time.monotonic() + SEND_S, False
-        while True:
-            result = self.ask(self.any_node(), assign)
-            if not isinstance(result, Exception):
-                self.world.recorder.ok(self.process, "assign", o=result.base_offset)
-                self._known_next[partition.key] = result.last_offset + 1
-                return
-            unknown = unknown or is_unknown(result)
-            if not may_retry(result) or time.monotonic() > deadline:
-                self.conclude("assign", result, unknown=unknown)
-                return
-            time.sleep(self.rng.uniform(0.02, 0.1))
+        result = self.insist("assign", assign)
+        if result is not None:
+            self.world.recorder.ok(self.process, "assign", o=result.base_offset)
+            self._known_next[partition.key] = result.last_offset + 1
 
 
 # --------------------------------------------------------------------------------------------------- all of it

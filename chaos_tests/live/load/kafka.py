@@ -14,7 +14,6 @@ from chaos_tests.live.load.grpc import SEND_S, Ack, Client, Partition, World
 DELIVERY_MS: Final = int(SEND_S * 1000)
 BURST_MAX: Final = 20
 POLL_S: Final = 0.2
-COMMIT_PROBABILITY: Final = 0.3
 
 
 class KafkaProducer(Client):

@@ -19,11 +19,8 @@ from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.streams import FollowerStream
 
 _PARTITION: Final = "smq.replication.partition."
-_LOG: Final = "smq.replication.log."
 _REPLICA: Final = _PARTITION + "replica:Replica."
 _STREAM: Final = _PARTITION + "streams:FollowerStream."
-_HANDLERS: Final = "smq.raft_state.handlers."
-_ELECTIONS: Final = _HANDLERS + "elections:"
 CUT_OFF: Final = "is cut off"
 
 

@@ -1,9 +1,9 @@
 """Which cache remembers the reply to a request.
 
 Owns the kinds of cache. A retry is recognised until as many other requests of its own kind have come as a cache keeps.
-So the requests that nodes number, as they do each commit over the Kafka port, crowd out nothing that a client may send
-again; and a client's commits, of which there are many, do not crowd out the rare changes that are dangerous to repeat,
-such as a deletion. It must never look at more than the command. `machine` and the proposer use it.
+Commits over the Kafka port have ids that nodes choose; they push out no reply to a client's own request. And a client's
+commits, of which there are many, do not push out the rare changes that are dangerous to repeat, such as a deletion. It
+must never look at more than the command. `machine` and the proposer use it.
 """
 
 import enum

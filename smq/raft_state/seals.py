@@ -14,7 +14,7 @@ def majority_of(replicas: int) -> int:
 
 
 def seals_needed(replicas: int) -> int:
-    """So many sealed replicas leave no majority that could still commit anything."""
+    """How many sealed replicas leave no majority that could still commit anything."""
     return replicas - majority_of(replicas) + 1
 
 

@@ -255,8 +255,8 @@ def check_value(key: str, value: str, level: int) -> None:
 
 
 def checked_config(items: Iterable[tuple[str, str]], replicas: int, level: int) -> dict[str, str]:
-    """The pairs as a dict. INVALID_CONFIG for an unknown key, a repeated key, or a value that a topic with so many
-    replicas does not take."""
+    """The pairs as a dict. INVALID_CONFIG for an unknown key, a repeated key, or a value that a topic with
+    this number of replicas does not take."""
     config: dict[str, str] = {}
     for key, value in items:
         check_value(key, value, level)
@@ -301,7 +301,7 @@ def config_value(config: Mapping[str, str], key: str) -> str:
 
 
 def shown_value(config: Mapping[str, str], key: str, replicas: int) -> str:
-    """As `config_value`, of a topic with so many replicas."""
+    """As `config_value`, of a topic with this number of replicas."""
     return str(majority(replicas)) if key == MIN_INSYNC_REPLICAS else config_value(config, key)
 
 

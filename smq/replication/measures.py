@@ -134,7 +134,7 @@ class StageSink(Protocol):
     """Where the times of a batch's stages go: to the histogram of all, or to the trace of one."""
 
     def observe(self, amount: int, stage: str, /) -> None:
-        """The stage took so many nanoseconds, and has just ended."""
+        """The stage took this number of nanoseconds, and has just ended."""
 
 
 def sized(name: str, text: str, *labels: str, bounds: tuple[int, ...]) -> Histogram:

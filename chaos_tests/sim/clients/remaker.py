@@ -91,8 +91,8 @@ class Remaker(Client):
 
 class Repeater(Remaker):
     """As if the answer to its last deletion had been lost, it sends that once more, to any node, after the topic has
-    been created again, and after more requests that nodes number than a cache keeps. It is still recognised: the topic
-    stays."""
+    been created again. Meanwhile nodes have made more requests under ids of their own than a cache keeps. The deletion
+    is still recognised: the topic stays."""
 
     def after_creation(self) -> Script:
         again = self.last_drop

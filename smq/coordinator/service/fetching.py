@@ -75,7 +75,7 @@ async def fetch_many(
     reserve: Reserve = _unlimited,
 ) -> list[Outcome]:
     """One outcome for each of `requests`. Answers immediately if any of them has an error or if together they have
-    `bytes_min`, otherwise as soon as that is so. `answer_ms` bounds each reading of all partitions, barriers included:
+    `bytes_min`, otherwise as soon as they have. `answer_ms` bounds each reading of all partitions, barriers included:
     those that were not begun by then are left out. Bytes are reserved while records are read, but not while the fetch
     waits: nothing that was read is kept during a wait."""
     until = time.monotonic() + max_wait_ms / 1000

@@ -221,8 +221,8 @@ def start_transaction_clock(state: ClusterState) -> None:
 
 def expire_transactions(state: ClusterState) -> tuple[PartitionId, ...]:
     """Aborts the transactions whose time is over, and fences their producers. The time begins with the first step of
-    the clock after the transaction's start: the clock may have stood for minutes before it. Ids without a transaction
-    for long are forgotten. Returns the partitions that are touched."""
+    the clock after the transaction's start: the clock may have stood for minutes before it. An id that has
+    had no transaction for `transactional.id.expiration.ms` is forgotten. Returns the partitions that are touched."""
     now_ms = state.expiry_clock_ms
     horizon_ms = now_ms - transactional_id_expiration_ms(state.config)
     touched: dict[PartitionId, None] = {}

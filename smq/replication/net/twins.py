@@ -11,7 +11,7 @@ from typing import Final
 from smq.raft_state.ids import NodeId
 
 RETURNS_MAX: Final = 3  # connections of a process that are older than its successor's, and were accepted after them
-_REPLACED_KEPT: Final = 8  # processes per peer; twins are two
+_REPLACED_KEPT: Final = 8  # processes per peer; a mistake makes two
 
 
 class Twins:

@@ -38,7 +38,7 @@ def check_state(host: Host, replica: Replica) -> None:
 
 
 class Outlived:
-    """The partitions of a node that are so, each of which is logged once."""
+    """The partitions of this node whose log is newer than the state. Each is logged once."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

@@ -290,7 +290,7 @@ def _check(
 
 
 def _check_end(until: int | None, until_offset: int | None, follow: bool) -> None:
-    """UsageError for an end of what has none."""
+    """UsageError if an end is given for a read that never ends."""
     given = [name for name, end in (("--until-time", until), ("--until-offset", until_offset)) if end is not None]
     if follow and given:
         raise click.UsageError(f"--follow never ends, and {given[0]} does: pass one of them")

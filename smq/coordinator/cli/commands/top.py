@@ -61,7 +61,7 @@ class Look:
 
 @click.command()
 @click.option("--interval", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="Seconds.")
-@click.option("--count", type=click.IntRange(min=1), help="Stop after as many looks. Default: until Ctrl-C.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this number of refreshes. Default: until Ctrl-C.")
 @click.option("--rows", type=click.IntRange(min=1), default=10, show_default=True, help="Topics and groups shown.")
 @bootstrap_option
 def top(interval: float, count: int | None, rows: int, bootstrap: str) -> None:

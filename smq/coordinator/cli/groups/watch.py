@@ -33,7 +33,7 @@ Show: TypeAlias = Callable[[str, list[str]], None]
 @click.command("watch")
 @click.argument("name", type=GROUP)
 @click.option("--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds.")
-@click.option("--count", type=click.IntRange(min=1), help="Stop after as many looks. Default: until Ctrl-C.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this number of refreshes. Default: until Ctrl-C.")
 @fail_above_option
 @json_option
 @bootstrap_option

@@ -95,7 +95,7 @@ def _entry(
 
 # ------------------------------------------------------------------------------------------------------ topics
 def topic_entries(topic: Mapping[str, str], replicas: int, cluster: Mapping[str, str], level: int) -> list[Struct]:
-    """All keys of a topic with this configuration and so many replicas at a feature level, for DescribeConfigs and
+    """All keys of a topic with this configuration and number of replicas at a feature level, for DescribeConfigs and
     CreateTopics. `cluster` are the settings of the cluster."""
     return [_topic_entry(key, row, topic, replicas, cluster) for key, row in known_at(TOPIC_CONFIG, level).items()]
 

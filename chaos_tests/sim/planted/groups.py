@@ -89,7 +89,7 @@ GROUP_BUGS: Final = (
     ),
     PlantedBug(
         name="former-coordinator-commits",
-        rule="P6: a member's commit names its coordinator's epoch: a late one does not overwrite a newer one",
+        rule="a member's commit names its coordinator's epoch: a late one does not overwrite a newer one (P6)",
         faults=(replace(_HANDLERS + "fencing:check_fence", by=_of_no_member_only),),
         scenario="late_commits",
         anomalies=frozenset({"stale-commit", "commit-regression"}),
@@ -116,7 +116,7 @@ GROUP_BUGS: Final = (
     ),
     PlantedBug(
         name="commit-of-the-last-record-read",
-        rule="P6: a group's committed offset is that of its last commit",
+        rule="a group's committed offset is that of its last commit (P6)",
         faults=(replace(_HANDLERS + "groups:_commit_items", by=_the_last_record_read),),
         scenario="groups",
         anomalies=frozenset({"watched-commit-changed"}),

@@ -282,7 +282,7 @@ PARTITION_BUGS: Final = (
     ),
     PlantedBug(
         name="no-incarnation-check",
-        rule="2: a process leads only epochs given to its own incarnation",
+        rule="2: a process leads only epochs given to its own incarnation (P5)",
         faults=(
             replace(_REPLICA + "is_appointed", by=_this_node_leads),
             # A fresh process has not heard from any peer, and would resign for that (rule 20): a second guard.
@@ -327,7 +327,7 @@ PARTITION_BUGS: Final = (
     ),
     PlantedBug(
         name="ack-before-fsync",
-        rule="7: an acknowledgement is the verified end of the durable log",
+        rule="7: an acknowledgement is the verified end of the durable log (P1)",
         faults=(replace(_REPLICA + "durable_verified_end", by=_appended_end),),
         scenario="power",
         anomalies=BROKEN,
@@ -335,7 +335,7 @@ PARTITION_BUGS: Final = (
     ),
     PlantedBug(
         name="mark-as-given",
-        rule="9: apply rejects an advance of another epoch, and takes the larger high water mark",
+        rule="9: apply rejects an advance of another epoch, and takes the larger high water mark (P4)",
         faults=(replace(_HANDLERS + "partitions:advance_hwms", by=_of_any_epoch), MARK_AS_GIVEN),
         scenario="partitions",
         anomalies=frozenset({"hwm-regression"}),
@@ -415,7 +415,7 @@ PARTITION_BUGS: Final = (
     ),
     PlantedBug(
         name="no-duplicate-check",
-        rule="16 and P7: a duplicate is answered from the log",
+        rule="16: a duplicate is answered from the log (P7)",
         faults=(replace(_PARTITION + "send_order:SendOrder.check", by=nothing),),
         scenario="partitions",
         anomalies=frozenset({"duplicate-sequence"}),
@@ -490,7 +490,7 @@ PARTITION_BUGS: Final = (
     ),
     PlantedBug(
         name="rot-served",
-        rule="P3: every value carries a CRC that is checked on every read",
+        rule="every value carries a CRC that is checked on every read (P3)",
         faults=(replace(_LOG + "codec:parse_value", by=_unchecked),),
         scenario="rot",
         anomalies=BROKEN,
@@ -498,7 +498,7 @@ PARTITION_BUGS: Final = (
     ),
     PlantedBug(
         name="batch-of-another-partition-served",
-        rule="P3: a batch is of the partition that it is stored in, whatever a damaged page number says",
+        rule="a batch is of the partition that it is stored in, whatever a damaged page number says (P3)",
         faults=(
             replace(_LOG + "codec:build_value", by=_of_any_partition),
             replace(_LOG + "codec:parse_value", by=_of_any_partition),
@@ -572,7 +572,7 @@ PARTITION_BUGS: Final = (
     ),
     PlantedBug(
         name="repeated-batch-judged-by-its-age",
-        rule="P7: a batch that the log holds is answered as at its first attempt, whatever the clock says now",
+        rule="a batch that the log holds is answered as at its first attempt, whatever the clock says now (P7)",
         faults=(replace(_REPLICA + "produce", by=_judges_its_age_first),),
         scenario="late_batches",
         anomalies=frozenset({"repeat-refused"}),

@@ -17,9 +17,9 @@ from smq.raft_state.commands import (
     RegisterNode,
     Request,
 )
-from smq.raft_state.ids import LogIndex, NodeId
+from smq.raft_state.ids import LogIndex, NodeId, Offset
 from smq.raft_state.machine import Machine
-from smq.raft_state.replies import Applied, Done
+from smq.raft_state.replies import Applied, Done, OffsetsAssigned
 from smq.raft_state.state import ClusterState, TopicState
 from smq.replication.applied_state import AppliedState
 from smq.replication.membership.controller import Controller
@@ -43,6 +43,10 @@ def _runs_again(_original: Fault, machine: Machine, command: Request) -> Applied
 def _as_if_new(original: Fault, state: ClusterState, item: Assignment, *rest: Any) -> Any:
     state.assigned.pop(item.request_id, None)
     return original(state, item, *rest)
+
+
+def _none_for_none(original: Fault, state: ClusterState, item: Assignment, *rest: Any) -> Any:
+    return original(state, item, *rest) if item.count else OffsetsAssigned(base=Offset(0), last=Offset(-1))
 
 
 def _moves_back(original: Fault, state: ClusterState, command: AdvanceLogStart) -> Applied:
@@ -104,7 +108,7 @@ def _ends(_original: Fault, node: Node, error: BaseException) -> None:
 STATE_BUGS: Final = (
     PlantedBug(
         name="snapshot-forgets-commits",
-        rule="P6: snapshot and restore are exact",
+        rule="snapshot and restore are exact (P6)",
         faults=(replace("smq.replication.applied_state:AppliedState.restore", by=_forgets_commits),),
         scenario="snapshots",
         anomalies=frozenset({"digest-mismatch", "stale-commit"}),
@@ -113,7 +117,7 @@ STATE_BUGS: Final = (
     ),
     PlantedBug(
         name="no-reply-cache",
-        rule="a retried command answers as the first did",
+        rule="finding 10: a retried command answers as the first did",
         faults=(replace("smq.raft_state.machine:Machine._run_once", by=_runs_again),),
         scenario="remade",
         anomalies=frozenset({"process-died"}),
@@ -121,10 +125,18 @@ STATE_BUGS: Final = (
     ),
     PlantedBug(
         name="retry-assigned-anew",
-        rule="19: a request for offsets takes effect once, however often it is repeated",
+        rule="19: a request for offsets takes effect once, however often it is repeated (P2)",
         faults=(replace(_HANDLERS + "external_offsets:_assign", by=_as_if_new),),
         scenario="handover",
         anomalies=frozenset({"offset-gap", "nonmonotonic-assign", "offset-reuse"}) | BROKEN,
+        seeds=6,
+    ),
+    PlantedBug(
+        name="no-offsets-are-assigned-too",
+        rule="a request that cannot be served is refused, and costs its neighbours nothing (P8)",
+        faults=(replace(_HANDLERS + "external_offsets:_assign", by=_none_for_none),),
+        scenario="handover",
+        anomalies=frozenset({"process-died"}),
         seeds=6,
     ),
     PlantedBug(

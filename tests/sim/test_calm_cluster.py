@@ -1,0 +1,185 @@
+"""Three whole nodes without faults but those of a test: what leaders say of batches, in which order batches are stored,
+and when a first read ends."""
+
+import pytest
+
+from chaos_tests.sim.cluster import SimHost
+from chaos_tests.sim.run import Simulation
+from chaos_tests.sim.scenario import find
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import LogIndex
+from smq.raft_state.state import ClusterState, PartitionState
+from smq.records import NewRecord, encode_batch, parse_header
+from smq.replication.api import Acks, Fetched, Produced
+from smq.replication.proposer import Barriers
+
+pytestmark = pytest.mark.sim
+
+PRODUCERS = 1_500  # more than the table of earlier versions held per partition
+TIMEOUT_MS = 5_000
+
+
+class World:
+    """A partition, and producers of one batch at a time."""
+
+    def __init__(self) -> None:
+        self.simulation = Simulation(find("calm"), 1)
+        assert self.simulation._boot()
+        self.simulation.scheduler.run_for_ms(1_000)
+        (self.known, *_) = self.simulation.world.partitions
+
+    def leaders(self) -> list[SimHost]:
+        """The nodes that believe that they lead the partition."""
+        return [h for h in self.simulation.cluster.up() if any(r.pid == self.known.pid for r in h.api.replicas.led())]
+
+    def produce(self, host: SimHost, *, sequence: int = 0, producer: int = 7) -> "Answer":
+        """With a negative sequence, without idempotence."""
+        records, answer = [NewRecord(None, b"v", 1)], Answer(self)
+        batch = encode_batch(records)
+        if sequence >= 0:
+            batch = encode_batch(records, producer_id=producer, producer_epoch=0, base_sequence=sequence)
+        host.api.produce(self.known.topic, self.known.index, batch, Acks.ALL, TIMEOUT_MS, answer.came.append)
+        return answer
+
+    def read_all(self, host: SimHost) -> list[int]:
+        """The producers of the committed batches, in order."""
+        found: list[int] = []
+        while True:
+            answer, at = Answer(self), len(found)
+            host.api.fetch(
+                self.known.topic, self.known.index, at, max_bytes=1 << 20, max_wait_ms=100, done=answer.came.append
+            )
+            fetched = answer.result()
+            assert isinstance(fetched, Fetched)
+            if not fetched.batches:
+                return found
+            found += [parse_header(stored.data).producer_id for stored in fetched.batches]
+
+
+class Answer:
+    """To one request, once it has come."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.came: list[object] = []
+
+    def result(self) -> object:
+        assert self._world.simulation.scheduler.run_for_ms(6_000, stop=lambda: bool(self.came))
+        return self.came[0]
+
+    def stored(self) -> Produced:
+        result = self.result()
+        assert isinstance(result, Produced), result
+        return result
+
+    def refused(self) -> SmqError:
+        result = self.result()
+        assert isinstance(result, SmqError)
+        return result
+
+
+# ---------------------------------------------------------------------------------------------- missing batches
+def test_a_deposed_leader_does_not_say_that_a_batch_is_missing() -> None:
+    """Its log is no judge of which batches are missing."""
+    world = World()
+    (old,) = world.leaders()
+    world.produce(old).stored()
+    network = world.simulation.cluster.network
+    for other in world.simulation.cluster.up():
+        if other is not old:
+            network.cut(old.node, other.node)
+            network.cut(other.node, old.node)
+    assert world.simulation.scheduler.run_for_ms(5_000, stop=lambda: len(world.leaders()) == 2)
+    (new,) = [h for h in world.leaders() if h is not old]
+    world.produce(new, sequence=1).stored()
+    answer = world.produce(old, sequence=2)  # it lacks sequence 1
+    network.heal_all()
+    error = answer.refused()
+    assert error.code.is_retriable
+    assert error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE
+
+
+def test_the_present_leader_says_that_a_batch_is_missing() -> None:
+    world = World()
+    (leader,) = world.leaders()
+    world.produce(leader).stored()
+    assert world.produce(leader, sequence=2).refused().code is ErrorCode.OUT_OF_ORDER_SEQUENCE
+
+
+# ---------------------------------------------------------------------------------------------- order
+def _unknown(_self: ClusterState, _topic: str, _index: int) -> PartitionState | None:
+    return None
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_later_batches_come_after_those_that_are_looked_up(
+    monkeypatch: pytest.MonkeyPatch, *, idempotent: bool
+) -> None:
+    """A node has to look their topic up first. A later batch that finds it known does not overtake them."""
+    world = World()
+    (leader,) = world.leaders()
+    sequences = (0, 1, 2) if idempotent else (-1, -1, -1)
+    with monkeypatch.context() as patch:
+        patch.setattr(ClusterState, "partition_of", _unknown)
+        answers = [world.produce(leader, sequence=sequence) for sequence in sequences[:2]]
+    answers.append(world.produce(leader, sequence=sequences[2]))
+    first, *later = [answer.stored().base_offset for answer in answers]
+    assert later == [first + 1, first + 2]
+
+
+def test_a_later_batch_of_the_producer_waits_for_one_whose_look_up_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    (leader,) = world.leaders()
+    with monkeypatch.context() as patch:
+        patch.setattr(ClusterState, "partition_of", _unknown)
+        patch.setattr(Barriers, "wait", lambda _self, _timeout_ms, done: done(SmqError(ErrorCode.NO_QUORUM, "none")))
+        failed = world.produce(leader)
+    overtaking = world.produce(leader, sequence=1)
+    assert [failed.refused().code, overtaking.refused().code] == [ErrorCode.NO_QUORUM, ErrorCode.OVERLOADED]
+    first, second = (world.produce(leader, sequence=sequence) for sequence in (0, 1))
+    assert second.stored().base_offset == first.stored().base_offset + 1
+
+
+# ---------------------------------------------------------------------------------------------- many producers
+def test_1500_producers_that_retry_after_the_leaders_death_store_every_batch_once() -> None:
+    world = World()
+    (first,) = world.leaders()
+    before = [answer.stored() for answer in [world.produce(first, producer=n) for n in range(PRODUCERS)]]
+    world.simulation.cluster.crash(first.node, power=False, why="test")
+    assert world.simulation.scheduler.run_for_ms(20_000, stop=lambda: bool(world.leaders()))
+    (second,) = world.leaders()
+    assert second is not first
+    after = [answer.stored() for answer in [world.produce(second, producer=n) for n in range(PRODUCERS)]]
+    assert all(answer.duplicate for answer in after)
+    assert [answer.base_offset for answer in after] == [answer.base_offset for answer in before]
+    assert sorted(world.read_all(second)) == list(range(PRODUCERS))
+
+
+# ---------------------------------------------------------------------------------------------- first reads
+def test_a_new_leaders_first_read_waits_for_its_empty_entry_and_no_longer() -> None:
+    """Its index is of an entry without a command, which must be reported as applied, too."""
+    simulation = World().simulation
+    (old,) = [host.node for host in simulation.cluster.up() if host.api.engine.is_leader]
+    simulation.cluster.crash(old, power=False, why="test")
+    led: list[SimHost] = []
+
+    def has_leader() -> bool:
+        led[:] = [host for host in simulation.cluster.up() if host.api.engine.is_leader]
+        return bool(led)
+
+    assert simulation.scheduler.run_for_ms(5_000, stop=has_leader)
+    api = led[0].api
+    assert api.engine.applied_index < api.engine.journal.last_index, "its first entry is not applied yet"
+    reported: list[int] = []
+    report = api._proposer.on_applied
+
+    def listen(index: LogIndex) -> None:
+        reported.append(index)
+        report(index)
+
+    api._proposer.on_applied = listen
+    answers: list[int] = []
+    api.barrier(5_000, answers.append)
+    assert simulation.scheduler.run_for_ms(500, stop=lambda: bool(answers))
+    # If nothing follows this entry and it is not reported, the wait ends only with the next attempt, a second later.
+    assert answers[0] in reported

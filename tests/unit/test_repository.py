@@ -61,7 +61,7 @@ CITING = (
 )
 DECISION_WORDS_MAX = 400
 TOUR_WORDS_MAX = 6_000
-DOCS_WORDS_MAX = 75_000
+DOCS_WORDS_MAX = 70_000
 CARD = (
     "coordinator",
     "raft_state",

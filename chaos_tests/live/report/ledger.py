@@ -162,8 +162,8 @@ def _live(histories: list[Entry]) -> list[str]:
         return ["## Live histories", "", "None has been kept yet.", ""]
     parts = ["## Live histories", "", "| | |", "|---|---|"]
     parts += [f"| {name} | {value} |" for name, value in overview(histories)]
-    parts += ["", "| fault | what it is | times |", "|---|---|---|"]
-    parts += [f"| {name} | {says} | {times} |" for name, says, times in struck(histories)]
+    times = {name: times for name, _, times in struck(histories)}
+    parts += ["", f"Faults ([what they are](chaos.md#the-faults)), and how often: {_counts(times)}."]
     parts += ["", "### Failover", "", FAILOVER_SAYS, ""]
     parts += ["| family | times | min ms | p50 ms | p99 ms | max ms |", "|---|---|---|---|---|---|"]
     parts += [f"| {' | '.join(map(str, row))} |" for row in failovers(histories)]

@@ -21,8 +21,8 @@ from chaos_tests.crash.trace import Acked
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import NewRecord, encode_batch, marker_batch, parse_header
 from smq.replication.log.codec import build_value
-from smq.replication.log.rewriting import SegmentWriter, digest_of
-from smq.replication.log.segments import own_digest, replaced
+from smq.replication.log.compaction.segment_writer import SegmentWriter
+from smq.replication.log.segments import digest_of, own_digest, replaced
 from smq.replication.log.store import LogStore, PartitionLog, StoredValue, parse_value
 from smq.replication.ports import Disk
 from smq.replication.storage.engine import Engine

@@ -28,7 +28,7 @@ from smq.records import decode_batch, parse_header
 from smq.replication.api import DoneFn
 from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
-from smq.replication.log import rewriting
+from smq.replication.log.compaction import segment_writer
 from smq.replication.log.segments import HeldSegments
 from smq.replication.log.store import PartitionLog
 from smq.replication.node import Node
@@ -448,7 +448,7 @@ def count_log_events(counts: Counter[str]) -> Callable[[], None]:
     """Counts truncations that cut something, producers that expire, and control batches that compaction removes;
     returns a function that stops the counting."""
     original, original_forget = PartitionLog.truncate, PartitionLog.forget_producers
-    original_plain = rewriting._plain
+    original_plain = segment_writer._plain
 
     def counted(self: PartitionLog, end: Any) -> bool:
         if end < self.appended_end:
@@ -464,12 +464,12 @@ def count_log_events(counts: Counter[str]) -> Callable[[], None]:
         counts["control_batches_removed"] += draft.header.is_control
         return original_plain(draft)
 
-    rewriting._plain = counted_plain
+    segment_writer._plain = counted_plain
     PartitionLog.truncate = counted  # type: ignore[method-assign, assignment]  # a probe of the simulation
     PartitionLog.forget_producers = counted_forget  # type: ignore[method-assign]  # likewise
 
     def restore() -> None:
-        rewriting._plain = original_plain
+        segment_writer._plain = original_plain
         PartitionLog.truncate = original  # type: ignore[method-assign]  # undoes the above
         PartitionLog.forget_producers = original_forget  # type: ignore[method-assign]  # likewise
 

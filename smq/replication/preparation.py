@@ -15,8 +15,7 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.topic_config import BatchRules
 from smq.records import BatchHeader
-from smq.replication.log.decoding import DECODED_BATCH_BYTES_MAX, converted, decode_bounded, plain_records
-from smq.replication.log.rewriting import spans
+from smq.replication.log.decoding import DECODED_BATCH_BYTES_MAX, converted, decode_bounded, plain_records, spans
 from smq.replication.partition.admission import Offer, validated
 from smq.replication.ports import Buffer, Compute
 

@@ -28,7 +28,7 @@ def _one_too_far(original: Fault, *arguments: Any) -> list[int]:
     return [offset + 1 for offset in original(*arguments)]
 
 
-LAST_RECORDS_GO: Final = replace(_LOG + "key_table:KeyTable.newest", by=_one_too_far)
+LAST_RECORDS_GO: Final = replace(_LOG + "compaction.key_table:KeyTable.newest", by=_one_too_far)
 
 
 LOG_BUGS: Final = (
@@ -68,7 +68,7 @@ LOG_BUGS: Final = (
         name="segment-taken-without-its-digest",
         rule="compaction: every replica ends with the same bytes",
         faults=(
-            replace(_LOG + "rewriting:digest_of", by=returns(b"\x01" * SEGMENT_DIGEST_BYTES)),
+            replace(_LOG + "segments:digest_of", by=returns(b"\x01" * SEGMENT_DIGEST_BYTES)),
             replace(_LOG + "segments:own_digest", by=returns(b"\x01" * SEGMENT_DIGEST_BYTES)),
         ),
         scenario="compaction",

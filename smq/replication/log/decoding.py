@@ -1,14 +1,15 @@
 """Decodes the records of a batch under a size cap: a decompression bomb is refused before it fills memory.
 
-Owns the bounded decompression in front of smq.records.decode_batch, and the conversion of a batch to another codec. In
-the server, only this module calls the codecs' libraries. Only code that must see records imports it: look-ups by time,
-the conversion of produced batches, and services.
+Owns the bounded decompression in front of smq.records.decode_batch, the conversion of a batch to another codec, and
+where each record of a body lies. In the server, only this module calls the codecs' libraries. It must never touch a
+log. Only code that must see records imports it: look-ups by time, the conversion of produced batches, compaction, and
+services.
 """
 
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import cramjam
 from aiokafka.codec import gzip_encode, snappy_encode, zstd_encode
@@ -159,3 +160,59 @@ def _by_guessing(into: _Into, body: memoryview, bytes_max: int) -> bytes:
             if size >= bytes_max:
                 raise _too_large(bytes_max) from None
             size = min(size * _GUESS_FACTOR, bytes_max)
+
+
+class RecordSpan(NamedTuple):
+    """One record in the decompressed body of a batch: its bytes are [start, stop)."""
+
+    start: int
+    stop: int
+    offset_delta: int
+    timestamp_delta: int
+    key: bytes | None
+    is_tombstone: bool  # it has no value
+
+
+def spans(body: bytes, count: int) -> Iterator[RecordSpan]:
+    """The records of a body, in order. BatchCorrupt if it does not hold exactly `count`."""
+    at = 0
+    for _ in range(count):
+        start = at
+        length, at = varint(body, at)
+        stop = at + length
+        if length < 0 or stop > len(body):
+            raise BatchCorrupt(f"a record at byte {start} of {len(body)} does not end inside the batch")
+        timestamp_delta, at = varint(body, at + 1)  # after the record's attributes
+        offset_delta, at = varint(body, at)
+        size, at = varint(body, at)
+        key = None
+        if size >= 0:
+            key = body[at : at + size]
+            at += size
+        size, at = varint(body, at)
+        if at + max(size, 0) > stop:
+            raise BatchCorrupt(f"a record at byte {start} is longer than it says")
+        yield RecordSpan(start, stop, offset_delta, timestamp_delta, key, size < 0)
+        at = stop
+    if at != len(body):
+        raise BatchCorrupt(f"{len(body) - at} bytes after the last record")
+
+
+def varint(data: Buffer, at: int) -> tuple[int, int]:
+    """A zigzag number, and where it ends."""
+    try:
+        byte = data[at]
+        if byte < 0x80:
+            return (byte >> 1) ^ -(byte & 1), at + 1
+        raw, shift = byte & 0x7F, 7
+        while True:
+            at += 1
+            byte = data[at]
+            raw |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return (raw >> 1) ^ -(raw & 1), at + 1
+            shift += 7
+            if shift > 63:
+                raise BatchCorrupt("a number of more than ten bytes")
+    except IndexError:
+        raise BatchCorrupt("a record is truncated") from None

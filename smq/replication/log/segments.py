@@ -248,6 +248,14 @@ def replacing_ops(pid: PartitionId, start: Offset, end: Offset, values: list[Sto
     return ops
 
 
+def digest_of(values: list[StoredValue]) -> bytes:
+    """Of a segment's stored values, one after another."""
+    total = sha256()
+    for stored in values:
+        total.update(stored.value)
+    return total.digest()[:SEGMENT_DIGEST_BYTES]
+
+
 def own_digest(log: LogReader, start: Offset, end: Offset) -> bytes:
     """Of the log's own bytes in [start, end), if whole batches fill it; NO_DIGEST otherwise. Reads the disk."""
     total, at = sha256(), start

@@ -23,12 +23,12 @@ from smq.raft_state.state import NOT_IN_STEP_MS, PartitionState, Segment
 from smq.raft_state.topic_config import Compaction, compaction
 from smq.replication.host import Host
 from smq.replication.log.aborted import AbortedTransactions
-from smq.replication.log.cleaning import NO_AGE, Cleaner, Dirt, DirtScan, KeyScan, Stretch
 from smq.replication.log.codec import StoredValue
-from smq.replication.log.key_table import KeyTable
+from smq.replication.log.compaction.cleaner import NO_AGE, Cleaner, Dirt, DirtScan, KeyScan, Stretch
+from smq.replication.log.compaction.key_table import KeyTable
+from smq.replication.log.compaction.segment_writer import Rewritten, SegmentWriter
 from smq.replication.log.reader import LogReader
-from smq.replication.log.rewriting import Rewritten, SegmentWriter, digest_of
-from smq.replication.log.segments import NO_DIGEST, own_digest, replaced
+from smq.replication.log.segments import NO_DIGEST, digest_of, own_digest, replaced
 from smq.replication.net.segment_messages import StepQuery, StepReport
 from smq.replication.partition.compaction.segments import Segments, combined, lowest_behind
 from smq.replication.partition.compaction.tombstones import is_alike, is_expired, is_waiting, stamp_ms

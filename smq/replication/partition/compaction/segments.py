@@ -23,8 +23,7 @@ from smq.raft_state.state import PartitionState
 from smq.replication.host import Host
 from smq.replication.log.codec import StoredValue, parse_value
 from smq.replication.log.reader import LogReader
-from smq.replication.log.rewriting import digest_of
-from smq.replication.log.segments import NO_DIGEST, Replaced, own_digest, replaced
+from smq.replication.log.segments import NO_DIGEST, Replaced, digest_of, own_digest, replaced
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery, StepQuery, StepReport
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.replica import Replica

@@ -16,8 +16,7 @@ from smq.replication.log.codec import (
     times_range,
 )
 from smq.replication.log.deletion import delete_partition
-from smq.replication.log.rewriting import digest_of
-from smq.replication.log.segments import replaced
+from smq.replication.log.segments import digest_of, replaced
 from smq.replication.ports import Delete, Put, Table
 from tests.unit.replication.log.committed_readers import READERS, of_fetch
 from tests.unit.replication.log.test_segments import PID, Node, in_transaction, nothing, rewritten

@@ -4,10 +4,12 @@ import struct
 
 import cramjam
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import CODECS, HEADER_BYTES, BatchCorrupt, NewRecord, decode_batch, encode_batch
-from smq.replication.log.decoding import decode_bounded
+from smq.replication.log.decoding import RecordSpan, decode_bounded, spans
 
 RECORDS = [
     NewRecord(key=b"k", value=b"v" * 100_000, timestamp_ms=5, headers=[("h", b"1"), ("n", None)]),
@@ -58,3 +60,23 @@ def test_snappy_without_javas_framing_is_also_read() -> None:
     head = bytearray(plain[:HEADER_BYTES])
     struct.pack_into(">h", head, 21, CODECS["snappy"])
     assert list(decode_bounded(memoryview(bytes(head) + raw))) == list(decode_batch(plain))
+
+
+def test_spans_find_keys_and_tombstones() -> None:
+    batch = encode_batch([NewRecord(b"a", b"1", 5), NewRecord(None, None, 7), NewRecord(b"", b"", 6)])
+    found = list(spans(bytes(batch[61:]), 3))
+    assert [(s.offset_delta, s.timestamp_delta, s.key, s.is_tombstone) for s in found] == [
+        (0, 0, b"a", False),
+        (1, 2, None, True),
+        (2, 1, b"", False),
+    ]
+
+
+@given(st.binary(max_size=60), st.integers(0, 5))
+def test_any_bytes_are_records_or_corrupt(body: bytes, count: int) -> None:
+    try:
+        found = list(spans(body, count))
+    except BatchCorrupt:
+        return
+    assert len(found) == count
+    assert all(isinstance(span, RecordSpan) and span.stop <= len(body) for span in found)

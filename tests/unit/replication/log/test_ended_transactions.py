@@ -15,7 +15,7 @@ from smq.replication.log.codec import BatchKind, StoredValue, info_of_stored
 from smq.replication.log.state import LogState
 from tests.examples import examples
 from tests.unit.replication.log.committed_readers import check_readers, of_fetch
-from tests.unit.replication.log.test_rewriting import in_transaction, stored, stored_batch
+from tests.unit.replication.log.compaction.test_segment_writer import in_transaction, stored, stored_batch
 from tests.unit.replication.log.test_segments import rewritten
 
 PRODUCERS = (70, 71)

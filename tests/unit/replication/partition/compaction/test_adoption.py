@@ -6,7 +6,7 @@ import pytest
 
 from smq.raft_state.ids import Offset
 from smq.replication.log.codec import StoredValue
-from smq.replication.log.rewriting import Rewritten
+from smq.replication.log.compaction.segment_writer import Rewritten
 from smq.replication.log.segments import NO_DIGEST, replaced
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
 from smq.replication.partition.compaction import segments

@@ -6,10 +6,10 @@ from smq.raft_state.commands import CompactSegment
 from smq.raft_state.ids import Offset
 from smq.replication.log import cleaning
 from smq.replication.log.aborted import AbortedTransactions
-from smq.replication.log.cleaning import Cleaner
-from smq.replication.log.key_table import KeyTable
+from smq.replication.log.compaction.cleaner import Cleaner
+from smq.replication.log.compaction.key_table import KeyTable
+from smq.replication.log.compaction.segment_writer import Rewritten, SegmentWriter
 from smq.replication.log.partition_log import PartitionLog
-from smq.replication.log.rewriting import Rewritten, SegmentWriter
 from smq.replication.log.segments import own_digest, replaced
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
 from tests.unit.replication.partition.compaction.test_passes import RESET_MS, Keeper, Leader, agree

@@ -11,7 +11,7 @@ from smq.raft_state.ids import Offset
 from smq.records import NewRecord, build_batch, decode_batch, encode_batch, parse_header
 from smq.replication.log import cleaning
 from smq.replication.log.codec import BatchDamaged, BatchInfo
-from smq.replication.log.key_table import KeyTable
+from smq.replication.log.compaction.key_table import KeyTable
 from smq.replication.log.reader import LogReader
 from smq.replication.net import wire
 from smq.replication.partition.compaction.passes import URGENT_RESET_MS, Compactor

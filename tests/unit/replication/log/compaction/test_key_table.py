@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smq.raft_state.ids import Offset
-from smq.replication.log.key_table import KeyTable
+from smq.replication.log.compaction.key_table import KeyTable
 
 BATCH = 7
 

@@ -11,14 +11,12 @@ and which batches were aborted. Only compaction uses it.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from itertools import compress, islice
 from operator import lt
 from typing import Final, NamedTuple, TypeAlias
 
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
-from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
 from smq.records import (
     CODEC_MASK,
     CONTROL_MASK,
@@ -43,69 +41,12 @@ from smq.replication.log.codec import (
     parse_value,
 )
 from smq.replication.log.decoding import compress as compressed
-from smq.replication.log.decoding import plain_batch
+from smq.replication.log.decoding import plain_batch, spans, varint
+from smq.replication.log.segments import digest_of
 
 NO_TIMESTAMP: Final = -1
 _NO_PRODUCER: Final = -1
-
-
-class RecordSpan(NamedTuple):
-    """One record in the decompressed body of a batch: its bytes are [start, stop)."""
-
-    start: int
-    stop: int
-    offset_delta: int
-    timestamp_delta: int
-    key: bytes | None
-    is_tombstone: bool  # it has no value
-
-
 Selects: TypeAlias = Callable[[list[KeyedRecord]], list[bool]]  # for each record of a batch: whether it stays
-
-
-def spans(body: bytes, count: int) -> Iterator[RecordSpan]:
-    """The records of a body, in order. BatchCorrupt if it does not hold exactly `count`."""
-    at = 0
-    for _ in range(count):
-        start = at
-        length, at = _varint(body, at)
-        stop = at + length
-        if length < 0 or stop > len(body):
-            raise BatchCorrupt(f"a record at byte {start} of {len(body)} does not end inside the batch")
-        timestamp_delta, at = _varint(body, at + 1)  # after the record's attributes
-        offset_delta, at = _varint(body, at)
-        size, at = _varint(body, at)
-        key = None
-        if size >= 0:
-            key = body[at : at + size]
-            at += size
-        size, at = _varint(body, at)
-        if at + max(size, 0) > stop:
-            raise BatchCorrupt(f"a record at byte {start} is longer than it says")
-        yield RecordSpan(start, stop, offset_delta, timestamp_delta, key, size < 0)
-        at = stop
-    if at != len(body):
-        raise BatchCorrupt(f"{len(body) - at} bytes after the last record")
-
-
-def _varint(data: Buffer, at: int) -> tuple[int, int]:
-    """A zigzag number, and where it ends."""
-    try:
-        byte = data[at]
-        if byte < 0x80:
-            return (byte >> 1) ^ -(byte & 1), at + 1
-        raw, shift = byte & 0x7F, 7
-        while True:
-            at += 1
-            byte = data[at]
-            raw |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return (raw >> 1) ^ -(raw & 1), at + 1
-            shift += 7
-            if shift > 63:
-                raise BatchCorrupt("a number of more than ten bytes")
-    except IndexError:
-        raise BatchCorrupt("a record is truncated") from None
 
 
 def readable_records(stored: StoredValue) -> tuple[BatchHeader, memoryview, list[KeyedRecord]] | None:
@@ -312,14 +253,6 @@ class SegmentWriter:
         return parse_value(self._pid, value)
 
 
-def digest_of(values: list[StoredValue]) -> bytes:
-    """Of a segment's stored values, one after another."""
-    total = sha256()
-    for stored in values:
-        total.update(stored.value)
-    return total.digest()[:SEGMENT_DIGEST_BYTES]
-
-
 def _is_continued(before: _Draft, after: _Draft) -> bool:
     """Whether two transactional batches that touch are of one transaction, and as good as one. No control batch is
     between them, so the same producer cannot have begun another transaction."""
@@ -366,10 +299,10 @@ def _cut(body: memoryview, stays: list[bool]) -> tuple[bytes, list[int]]:
     parts, timestamp_deltas, at = list[memoryview](), list[int](), 0
     for stays_here in stays:
         start = at
-        length, at = _varint(body, at)
+        length, at = varint(body, at)
         stop = at + length
         if stays_here:
             parts.append(body[start:stop])
-            timestamp_deltas.append(_varint(body, at + 1)[0])  # after the record's attributes
+            timestamp_deltas.append(varint(body, at + 1)[0])  # after the record's attributes
         at = stop
     return b"".join(parts), timestamp_deltas

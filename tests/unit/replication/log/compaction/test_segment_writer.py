@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import (
     CODECS,
-    BatchCorrupt,
     NewRecord,
     Record,
     build_batch,
@@ -21,10 +20,11 @@ from smq.records import (
     parse_header,
 )
 from smq.replication.log.aborted import AbortedTransactions
-from smq.replication.log.cleaning import KeyScan, Stretch
 from smq.replication.log.codec import StoredValue, build_value, parse_header_of, parse_value
+from smq.replication.log.compaction.cleaner import KeyScan, Stretch
+from smq.replication.log.compaction.segment_writer import Rewritten, SegmentWriter
 from smq.replication.log.reader import LogReader
-from smq.replication.log.rewriting import RecordSpan, Rewritten, SegmentWriter, digest_of, spans
+from smq.replication.log.segments import digest_of
 
 PID = PartitionId(b"a partition's 20 by.")
 PRODUCER = 77
@@ -324,26 +324,6 @@ def test_tombstones_are_noticed() -> None:
     assert written([stored(0, [b"k"], tombstones=True)], set()).has_tombstones
     assert not written([stored(0, [b"k"], tombstones=True)], {0}).has_tombstones
     assert not written([stored(0, [None], tombstones=True)], set()).has_tombstones
-
-
-def test_spans_find_keys_and_tombstones() -> None:
-    batch = encode_batch([NewRecord(b"a", b"1", 5), NewRecord(None, None, 7), NewRecord(b"", b"", 6)])
-    found = list(spans(bytes(batch[61:]), 3))
-    assert [(s.offset_delta, s.timestamp_delta, s.key, s.is_tombstone) for s in found] == [
-        (0, 0, b"a", False),
-        (1, 2, None, True),
-        (2, 1, b"", False),
-    ]
-
-
-@given(st.binary(max_size=60), st.integers(0, 5))
-def test_any_bytes_are_records_or_corrupt(body: bytes, count: int) -> None:
-    try:
-        found = list(spans(body, count))
-    except BatchCorrupt:
-        return
-    assert len(found) == count
-    assert all(isinstance(span, RecordSpan) and span.stop <= len(body) for span in found)
 
 
 def zigzag(number: int) -> bytes:

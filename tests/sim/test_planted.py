@@ -18,19 +18,10 @@ from tests.pages import ROOT
 
 pytestmark = pytest.mark.sim
 
-QUICK_SEEDS = 8  # bugs bounded by this many (most take one) are part of every test run, the others of the full one
-
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("bug", [b for b in BUGS if b.seeds <= QUICK_SEEDS], ids=lambda b: b.name)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda b: b.name)
 def test_planted_bug_is_found(bug: PlantedBug) -> None:
-    assert hunt(bug).seed is not None
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("bug", [b for b in BUGS if b.seeds > QUICK_SEEDS], ids=lambda b: b.name)
-def test_rarer_planted_bug_is_found(bug: PlantedBug) -> None:
     assert hunt(bug).seed is not None
 
 

@@ -93,7 +93,7 @@ GROUP_BUGS: Final = (
         faults=(replace(_HANDLERS + "fencing:check_fence", by=_of_no_member_only),),
         scenario="late_commits",
         anomalies=frozenset({"stale-commit", "commit-regression"}),
-        seeds=40,
+        seeds=12,
     ),
     PlantedBug(
         name="proposer-sends-again-after-the-deadline",
@@ -120,7 +120,7 @@ GROUP_BUGS: Final = (
         faults=(replace(_HANDLERS + "groups:_commit_items", by=_the_last_record_read),),
         scenario="groups",
         anomalies=frozenset({"watched-commit-changed"}),
-        seeds=20,
+        seeds=8,
     ),
     PlantedBug(
         name="lag-counts-removed-records",
@@ -128,6 +128,6 @@ GROUP_BUGS: Final = (
         faults=(replace("smq.coordinator.groups.lag:counted", by=_counts_removed_records),),
         scenario="lag+compaction",
         anomalies=frozenset({"wrong-lag"}),
-        seeds=20,
+        seeds=8,
     ),
 )

@@ -115,6 +115,103 @@ def _keeps_its_producers(original: Fault, log: PartitionLog, cut: Offset) -> boo
     return is_cut
 
 
+_LOGS: Final = (
+    PlantedBug(
+        name="batch-stamped-anew",
+        rule="1: a stored batch is never re-stamped with another epoch",
+        faults=(replace(_LOG + "partition_log:PartitionLog.append_stored", by=_stamped_as_the_batch_before),),
+        scenario="churn",
+        anomalies=BROKEN,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="no-incarnation-check",
+        rule="2: a process leads only epochs given to its own incarnation (P5)",
+        faults=(
+            replace(_REPLICA + "is_appointed", by=_this_node_leads),
+            # A fresh process has not heard from any peer, and would resign for that (rule 20): a second guard.
+            replace(_PARTITION + "replicas:has_majority", by=returns(True)),
+        ),
+        scenario="quick_restarts",
+        anomalies=BROKEN,
+        watched="watched-log-differs",
+        seeds=8,
+    ),
+    PlantedBug(
+        name="goes-on-after-a-failed-commit",
+        rule="2: a failed local commit ends the process",
+        faults=(replace("smq.testing.virtual.disk:FakeDisk._die", by=_carries_on),),
+        scenario="no_space",
+        anomalies=RAFT,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="lineage-not-checked",
+        rule="3: a batch is right only if it lies in the range of its epoch",
+        faults=(replace(_LOG + "lineage:_valid_end", by=_right_to_its_end),),
+        scenario="churn",
+        anomalies=BROKEN,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="judging-newer-stamps",
+        rule="4: never judge a batch stamped newer than the applied epoch",
+        faults=(replace(_LOG + "lineage:verified_end", by=_newer_stamps_are_wrong),),
+        scenario="power",
+        anomalies=BROKEN,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="truncation-leaves-time-rows",
+        rule="5: truncation deletes the rows of the time index, too",
+        faults=(replace(_LOG + "codec:after_append_time", by=_after_all_rows),),
+        scenario="churn",
+        anomalies=BROKEN | {"wrong-time-offset"},
+        seeds=8,
+    ),
+    PlantedBug(
+        name="ack-before-fsync",
+        rule="7: an acknowledgement is the verified end of the durable log (P1)",
+        faults=(replace(_REPLICA + "durable_verified_end", by=_appended_end),),
+        scenario="power",
+        anomalies=BROKEN,
+        seeds=15,
+    ),
+    PlantedBug(
+        name="read-uncommitted",
+        rule="13: nothing at or above the known commit point is served",
+        faults=(replace(_REPLICA + "readable_end", by=_durable_end),),
+        scenario="crashes",
+        anomalies=frozenset({"read-above-hwm"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="ts-from-clock-only",
+        rule="15: ts_ns exceeds the last in the log and Raft's last",
+        faults=(replace(_REPLICA + "_next_ts_ns", by=_clock_only),),
+        scenario="clocks",
+        anomalies=frozenset({"nonmonotonic-ts", "wrong-time-offset"}) | BROKEN,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="producers-not-rolled-back",
+        rule="16: producer state follows truncation",
+        faults=(replace(_LOG + "partition_log:PartitionLog.truncate", by=_keeps_its_producers),),
+        scenario="churn",
+        anomalies=BROKEN,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="no-duplicate-check",
+        rule="16: a duplicate is answered from the log (P7)",
+        faults=(replace(_PARTITION + "send_order:SendOrder.check", by=nothing),),
+        scenario="partitions",
+        anomalies=frozenset({"duplicate-sequence"}),
+        seeds=8,
+    ),
+)
+
+
 # ------------------------------------------------------------------------------------------------- elections
 def _leads_whatever_it_has(original: Fault, replica: Replica) -> None:
     history = replica.part.history
@@ -187,6 +284,101 @@ def _keeps_its_id(original: Fault, disk: Any, _rng: Any, *rest: Any) -> Any:
 _NOTHING_IS_FORGOTTEN: Final = replace("smq.replication.raft.disk_marks:has_forgotten", by=returns(False))
 
 
+_ELECTIONS: Final = (
+    PlantedBug(
+        name="mark-as-given",
+        rule="9: apply rejects an advance of another epoch, and takes the larger high water mark (P4)",
+        faults=(replace(_HANDLERS + "partitions:advance_hwms", by=_of_any_epoch), MARK_AS_GIVEN),
+        scenario="partitions",
+        anomalies=frozenset({"hwm-regression"}),
+        watched="watched-hwm-back",
+        seeds=8,
+    ),
+    PlantedBug(
+        name="shortest-log-elected",
+        rule="11: a candidate has what a majority may have",
+        faults=(
+            replace("smq.raft_state.seals:commit_floor", by=_shortest),
+            replace(_MEMBERSHIP + "controller:Controller._reluctance", by=_longer_is_worse),
+        ),
+        scenario="seals",
+        anomalies=BROKEN,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="epoch-starts-at-the-mark",
+        rule="11: an epoch starts where its leader's log ends, because what is committed may lie beyond the mark",
+        faults=(EPOCH_STARTS_AT_THE_MARK,),
+        scenario="seals",
+        anomalies=BROKEN,
+        watched="watched-hwm-back",
+        seeds=8,
+    ),
+    PlantedBug(
+        name="hand-over-before-the-tail-is-stored",
+        rule="12 and 26: a successor is proposed by what its log holds, and an appointed leader checks itself",
+        faults=(
+            replace(_PARTITION + "handover:HandOver._log_of", by=_all_that_the_leader_has),
+            replace(_REPLICA + "_start_leading", by=_leads_whatever_it_has),
+        ),
+        scenario="handover",
+        anomalies=BROKEN,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="vote-of-a-replaced-disk",
+        rule="18: a replaced disk is no Raft voter until the others have let it in",
+        faults=(EVERY_DISK_COUNTS,),
+        scenario="replaced_disk",
+        anomalies=RAFT,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="old-copy-not-recognized",
+        rule="18: an old copy of a disk is recognized by what the disk had reported that it remembers",
+        faults=(_NOTHING_IS_FORGOTTEN,),
+        scenario="restored_disk",
+        anomalies=RAFT,
+        seeds=8,
+    ),
+    PlantedBug(
+        name="rotten-journal-keeps-its-vote",
+        rule="18: a disk that has lost what Raft had on it is another disk",
+        faults=(
+            replace(_MEMBERSHIP + "identity:replace_disk_id", by=_keeps_its_id),
+            _NOTHING_IS_FORGOTTEN,  # else the disk is taken for an old copy, and rejoins as that
+        ),
+        scenario="rotten_journal",
+        anomalies=RAFT,
+        seeds=10,
+    ),
+    PlantedBug(
+        name="epochs-with-records-dropped",
+        rule="20: an epoch leaves the history only if its range is empty or below the log start",
+        faults=(replace(_HANDLERS + "elections:_begin_epoch", by=_drops_the_last),),
+        scenario="churn",
+        anomalies=frozenset({"lost-write", "no-progress", "offset-reuse", "process-died"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="elections-at-the-leader-only",
+        rule="26: a leader hands over to the preferred replica whichever node an operator asks",
+        faults=(replace(_MEMBERSHIP + "balancer:request_transfer", by=_elects_here_only),),
+        scenario="elections",
+        anomalies=frozenset({"no-progress"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="raft-leader-counts-unsynced",
+        rule="finding 2: the leader counts itself only once its entries are on its own disk",
+        faults=(COUNTS_UNSYNCED,),
+        scenario="raft_minority",
+        anomalies=RAFT,
+        seeds=8,
+    ),
+)
+
+
 # ------------------------------------------------------------------------------------------------- answers, reads
 def _append_is_lost(_original: Fault, waiters: Waiters, waiter: Waiter) -> None:
     if not waiter.answered:
@@ -230,118 +422,7 @@ def _fails_for_nothing(original: Fault, pid: PartitionId, value: bytes) -> Store
     return stored
 
 
-# ------------------------------------------------------------------------------------------------- disks, queues, links
-def _never_full(original: Fault, space: SpaceGuard) -> None:
-    original(space)
-    space.is_full = False
-
-
-def _used_at_once(
-    original: Fault,
-    arrivals: Any,
-    topic: Any,
-    index: int,
-    timeout_ms: int,
-    fail: Any,
-    use: Callable[[PartitionState], None],
-) -> None:
-    part = arrivals._lookup.known_partition(topic, index)
-    if part is not None:
-        use(part)
-    else:
-        original(arrivals, topic, index, timeout_ms, fail, use)
-
-
-def _judges_its_age_first(original: Fault, replica: Replica, offer: admission.Offer, *rest: Any) -> None:
-    if offer.times is not None:
-        admission._check_times(*offer.times, replica._host.clock.wall_ns() // 1_000_000, offer.rules)
-    original(replica, offer, *rest)
-
-
-def _payload_as_it_is(original: Fault, reader: frames.FrameReader, payload: memoryview) -> memoryview:
-    with suppress(frames.FrameDamaged):
-        original(reader, payload)
-    return payload
-
-
-def _fields_as_they_are(original: Fault, reader: frames.FrameReader, head: Buffer) -> tuple[int, int]:
-    with suppress(frames.FrameDamaged):
-        original(reader, head)
-    length, kind, _ = frames._FIELDS.unpack_from(head)
-    return length, kind
-
-
-PARTITION_BUGS: Final = (
-    PlantedBug(
-        name="batch-stamped-anew",
-        rule="1: a stored batch is never re-stamped with another epoch",
-        faults=(replace(_LOG + "partition_log:PartitionLog.append_stored", by=_stamped_as_the_batch_before),),
-        scenario="churn",
-        anomalies=BROKEN,
-        seeds=8,
-    ),
-    PlantedBug(
-        name="no-incarnation-check",
-        rule="2: a process leads only epochs given to its own incarnation (P5)",
-        faults=(
-            replace(_REPLICA + "is_appointed", by=_this_node_leads),
-            # A fresh process has not heard from any peer, and would resign for that (rule 20): a second guard.
-            replace(_PARTITION + "replicas:has_majority", by=returns(True)),
-        ),
-        scenario="quick_restarts",
-        anomalies=BROKEN,
-        watched="watched-log-differs",
-        seeds=8,
-    ),
-    PlantedBug(
-        name="goes-on-after-a-failed-commit",
-        rule="2: a failed local commit ends the process",
-        faults=(replace("smq.testing.virtual.disk:FakeDisk._die", by=_carries_on),),
-        scenario="no_space",
-        anomalies=RAFT,
-        seeds=8,
-    ),
-    PlantedBug(
-        name="lineage-not-checked",
-        rule="3: a batch is right only if it lies in the range of its epoch",
-        faults=(replace(_LOG + "lineage:_valid_end", by=_right_to_its_end),),
-        scenario="churn",
-        anomalies=BROKEN,
-        seeds=8,
-    ),
-    PlantedBug(
-        name="judging-newer-stamps",
-        rule="4: never judge a batch stamped newer than the applied epoch",
-        faults=(replace(_LOG + "lineage:verified_end", by=_newer_stamps_are_wrong),),
-        scenario="power",
-        anomalies=BROKEN,
-        seeds=8,
-    ),
-    PlantedBug(
-        name="truncation-leaves-time-rows",
-        rule="5: truncation deletes the rows of the time index, too",
-        faults=(replace(_LOG + "codec:after_append_time", by=_after_all_rows),),
-        scenario="churn",
-        anomalies=BROKEN | {"wrong-time-offset"},
-        seeds=8,
-    ),
-    PlantedBug(
-        name="ack-before-fsync",
-        rule="7: an acknowledgement is the verified end of the durable log (P1)",
-        faults=(replace(_REPLICA + "durable_verified_end", by=_appended_end),),
-        scenario="power",
-        anomalies=BROKEN,
-        seeds=15,
-    ),
-    PlantedBug(
-        name="mark-as-given",
-        rule="9: apply rejects an advance of another epoch, and takes the larger high water mark (P4)",
-        faults=(replace(_HANDLERS + "partitions:advance_hwms", by=_of_any_epoch), MARK_AS_GIVEN),
-        scenario="partitions",
-        anomalies=frozenset({"hwm-regression"}),
-        watched="watched-hwm-back",
-        seeds=8,
-    ),
+_READS: Final = (
     PlantedBug(
         name="waiter-without-epoch",
         rule="10: a waiter is (epoch, base, end), never an offset alone",
@@ -356,112 +437,6 @@ PARTITION_BUGS: Final = (
         faults=(replace(_PARTITION + "waiters:Waiters._expire", by=_append_is_lost),),
         scenario="slow",
         anomalies=frozenset({"aborted-read", "duplicate"}),
-        seeds=15,
-    ),
-    PlantedBug(
-        name="shortest-log-elected",
-        rule="11: a candidate has what a majority may have",
-        faults=(
-            replace("smq.raft_state.seals:commit_floor", by=_shortest),
-            replace(_MEMBERSHIP + "controller:Controller._reluctance", by=_longer_is_worse),
-        ),
-        scenario="seals",
-        anomalies=BROKEN,
-        seeds=15,
-    ),
-    PlantedBug(
-        name="epoch-starts-at-the-mark",
-        rule="11: an epoch starts where its leader's log ends, because what is committed may lie beyond the mark",
-        faults=(EPOCH_STARTS_AT_THE_MARK,),
-        scenario="seals",
-        anomalies=BROKEN,
-        watched="watched-hwm-back",
-        seeds=15,
-    ),
-    PlantedBug(
-        name="hand-over-before-the-tail-is-stored",
-        rule="12 and 26: a successor is proposed by what its log holds, and an appointed leader checks itself",
-        faults=(
-            replace(_PARTITION + "handover:HandOver._log_of", by=_all_that_the_leader_has),
-            replace(_REPLICA + "_start_leading", by=_leads_whatever_it_has),
-        ),
-        scenario="handover",
-        anomalies=BROKEN,
-        seeds=40,
-    ),
-    PlantedBug(
-        name="read-uncommitted",
-        rule="13: nothing at or above the known commit point is served",
-        faults=(replace(_REPLICA + "readable_end", by=_durable_end),),
-        scenario="crashes",
-        anomalies=frozenset({"read-above-hwm"}),
-        seeds=8,
-    ),
-    PlantedBug(
-        name="ts-from-clock-only",
-        rule="15: ts_ns exceeds the last in the log and Raft's last",
-        faults=(replace(_REPLICA + "_next_ts_ns", by=_clock_only),),
-        scenario="clocks",
-        anomalies=frozenset({"nonmonotonic-ts", "wrong-time-offset"}) | BROKEN,
-        seeds=8,
-    ),
-    PlantedBug(
-        name="producers-not-rolled-back",
-        rule="16: producer state follows truncation",
-        faults=(replace(_LOG + "partition_log:PartitionLog.truncate", by=_keeps_its_producers),),
-        scenario="churn",
-        anomalies=BROKEN,
-        seeds=8,
-    ),
-    PlantedBug(
-        name="no-duplicate-check",
-        rule="16: a duplicate is answered from the log (P7)",
-        faults=(replace(_PARTITION + "send_order:SendOrder.check", by=nothing),),
-        scenario="partitions",
-        anomalies=frozenset({"duplicate-sequence"}),
-        seeds=8,
-    ),
-    PlantedBug(
-        name="vote-of-a-replaced-disk",
-        rule="18: a replaced disk is no Raft voter until the others have let it in",
-        faults=(EVERY_DISK_COUNTS,),
-        scenario="replaced_disk",
-        anomalies=RAFT,
-        seeds=15,
-    ),
-    PlantedBug(
-        name="old-copy-not-recognized",
-        rule="18: an old copy of a disk is recognized by what the disk had reported that it remembers",
-        faults=(_NOTHING_IS_FORGOTTEN,),
-        scenario="restored_disk",
-        anomalies=RAFT,
-        seeds=8,
-    ),
-    PlantedBug(
-        name="rotten-journal-keeps-its-vote",
-        rule="18: a disk that has lost what Raft had on it is another disk",
-        faults=(
-            replace(_MEMBERSHIP + "identity:replace_disk_id", by=_keeps_its_id),
-            _NOTHING_IS_FORGOTTEN,  # else the disk is taken for an old copy, and rejoins as that
-        ),
-        scenario="rotten_journal",
-        anomalies=RAFT,
-        seeds=10,
-    ),
-    PlantedBug(
-        name="epochs-with-records-dropped",
-        rule="20: an epoch leaves the history only if its range is empty or below the log start",
-        faults=(replace(_HANDLERS + "elections:_begin_epoch", by=_drops_the_last),),
-        scenario="churn",
-        anomalies=frozenset({"lost-write", "no-progress", "offset-reuse", "process-died"}),
-        seeds=8,
-    ),
-    PlantedBug(
-        name="hung-leader-leads-on",
-        rule="20: a leader whose disk hangs gives its partition to a follower that stores more",
-        faults=(replace(_PARTITION + "step_aside:step_aside", by=nothing),),
-        scenario="hung_disk",
-        anomalies=frozenset({"no-progress"}),
         seeds=8,
     ),
     PlantedBug(
@@ -470,22 +445,6 @@ PARTITION_BUGS: Final = (
         faults=(replace("smq.replication.proposer:Barriers.wait", by=_without_waiting),),
         scenario="partitions",
         anomalies=frozenset({"stale-hwm", "false-out-of-range", "wrong-time-offset", "stale-commit"}),
-        seeds=8,
-    ),
-    PlantedBug(
-        name="elections-at-the-leader-only",
-        rule="26: a leader hands over to the preferred replica whichever node an operator asks",
-        faults=(replace(_MEMBERSHIP + "balancer:request_transfer", by=_elects_here_only),),
-        scenario="elections",
-        anomalies=frozenset({"no-progress"}),
-        seeds=20,
-    ),
-    PlantedBug(
-        name="raft-leader-counts-unsynced",
-        rule="finding 2: the leader counts itself only once its entries are on its own disk",
-        faults=(COUNTS_UNSYNCED,),
-        scenario="raft_minority",
-        anomalies=RAFT,
         seeds=8,
     ),
     PlantedBug(
@@ -533,7 +492,60 @@ PARTITION_BUGS: Final = (
         ),
         scenario="slow_reads",
         anomalies=frozenset({"false-damage"}),
-        seeds=40,
+        seeds=12,
+    ),
+)
+
+
+# ------------------------------------------------------------------------------------------------- disks, queues, links
+def _never_full(original: Fault, space: SpaceGuard) -> None:
+    original(space)
+    space.is_full = False
+
+
+def _used_at_once(
+    original: Fault,
+    arrivals: Any,
+    topic: Any,
+    index: int,
+    timeout_ms: int,
+    fail: Any,
+    use: Callable[[PartitionState], None],
+) -> None:
+    part = arrivals._lookup.known_partition(topic, index)
+    if part is not None:
+        use(part)
+    else:
+        original(arrivals, topic, index, timeout_ms, fail, use)
+
+
+def _judges_its_age_first(original: Fault, replica: Replica, offer: admission.Offer, *rest: Any) -> None:
+    if offer.times is not None:
+        admission._check_times(*offer.times, replica._host.clock.wall_ns() // 1_000_000, offer.rules)
+    original(replica, offer, *rest)
+
+
+def _payload_as_it_is(original: Fault, reader: frames.FrameReader, payload: memoryview) -> memoryview:
+    with suppress(frames.FrameDamaged):
+        original(reader, payload)
+    return payload
+
+
+def _fields_as_they_are(original: Fault, reader: frames.FrameReader, head: Buffer) -> tuple[int, int]:
+    with suppress(frames.FrameDamaged):
+        original(reader, head)
+    length, kind, _ = frames._FIELDS.unpack_from(head)
+    return length, kind
+
+
+_DISKS: Final = (
+    PlantedBug(
+        name="hung-leader-leads-on",
+        rule="20: a leader whose disk hangs gives its partition to a follower that stores more",
+        faults=(replace(_PARTITION + "step_aside:step_aside", by=nothing),),
+        scenario="hung_disk",
+        anomalies=frozenset({"no-progress"}),
+        seeds=8,
     ),
     PlantedBug(
         name="records-use-the-reserve",
@@ -541,7 +553,7 @@ PARTITION_BUGS: Final = (
         faults=(replace("smq.replication.storage.space:SpaceGuard.refresh", by=_never_full),),
         scenario="full_disk",
         anomalies=frozenset({"process-died"}),
-        seeds=20,
+        seeds=30,
     ),
     PlantedBug(
         name="damaged-frames-taken",
@@ -576,6 +588,9 @@ PARTITION_BUGS: Final = (
         faults=(replace(_REPLICA + "produce", by=_judges_its_age_first),),
         scenario="late_batches",
         anomalies=frozenset({"repeat-refused"}),
-        seeds=20,
+        seeds=8,
     ),
 )
+
+
+PARTITION_BUGS: Final = (*_LOGS, *_ELECTIONS, *_READS, *_DISKS)

@@ -121,7 +121,7 @@ STATE_BUGS: Final = (
         faults=(replace("smq.raft_state.machine:Machine._run_once", by=_runs_again),),
         scenario="remade",
         anomalies=frozenset({"process-died"}),
-        seeds=20,
+        seeds=12,
     ),
     PlantedBug(
         name="retry-assigned-anew",
@@ -145,7 +145,7 @@ STATE_BUGS: Final = (
         faults=(LOG_START_AS_REQUESTED,),
         scenario="log_start",
         anomalies=frozenset({"watched-log-start-back"}),
-        seeds=20,
+        seeds=8,
     ),
     PlantedBug(
         name="setting-replaces-the-others",
@@ -196,6 +196,6 @@ STATE_BUGS: Final = (
         faults=(replace("smq.replication.node:Node._on_engine_stopped", by=_ends),),
         scenario="upgrades",
         anomalies=frozenset({"process-died"}),
-        seeds=20,
+        seeds=8,
     ),
 )

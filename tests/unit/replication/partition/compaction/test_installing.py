@@ -4,8 +4,8 @@ import pytest
 
 from smq.raft_state.commands import CompactSegment
 from smq.raft_state.ids import Offset
-from smq.replication.log import cleaning
 from smq.replication.log.aborted import AbortedTransactions
+from smq.replication.log.compaction import cleaner as cleaning
 from smq.replication.log.compaction.cleaner import Cleaner
 from smq.replication.log.compaction.key_table import KeyTable
 from smq.replication.log.compaction.segment_writer import Rewritten, SegmentWriter

@@ -7,7 +7,7 @@ import pytest
 from smq.raft_state.commands import AdvanceLogStart, CompactSegment
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset
-from smq.replication.log import cleaning
+from smq.replication.log.compaction import cleaner
 from smq.replication.partition.compaction.passes import Compactor
 from tests.unit.replication.partition.compaction.test_passes import Keeper
 
@@ -63,7 +63,7 @@ class Trimmed(Keeper):
 
 @pytest.fixture
 def keeper(monkeypatch: pytest.MonkeyPatch) -> Trimmed:
-    monkeypatch.setattr(cleaning, "STEP_BYTES", 1)
+    monkeypatch.setattr(cleaner, "STEP_BYTES", 1)
     return Trimmed()
 
 

@@ -9,8 +9,8 @@ import pytest
 from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, Command, CompactSegment
 from smq.raft_state.ids import Offset
 from smq.records import NewRecord, build_batch, decode_batch, encode_batch, parse_header
-from smq.replication.log import cleaning
 from smq.replication.log.codec import BatchDamaged, BatchInfo
+from smq.replication.log.compaction import cleaner
 from smq.replication.log.compaction.key_table import KeyTable
 from smq.replication.log.reader import LogReader
 from smq.replication.net import wire
@@ -369,7 +369,7 @@ def looked_at(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_look_for_what_is_dirty_goes_in_steps_and_on_where_the_last_one_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cleaning, "DIRT_BATCHES_MAX", 3)
+    monkeypatch.setattr(cleaner, "DIRT_BATCHES_MAX", 3)
     keeper = Keeper()
     keeper.configure(min_cleanable_dirty_ratio="1")
     keeper.put(b"k", b"clean")

@@ -21,8 +21,7 @@ from chaos_tests.crash.stores import open_store
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import parse_header
 from smq.replication.log.store import LogStore
-from smq.replication.raft.journal import RaftJournal
-from smq.replication.raft.writer import JournalWriter
+from smq.replication.raft.journal import JournalWriter, RaftJournal
 from smq.replication.storage import database_sqlite, disk_lmdb, disk_sqlite
 from smq.replication.storage.engine import Engine
 

@@ -63,7 +63,7 @@ from smq.replication.net.acceptor import AcceptLimits
 from smq.replication.net.tcp import TcpNetwork
 from smq.replication.node import Node
 from smq.replication.ports import DataDamaged
-from smq.replication.raft.view import EngineTiming
+from smq.replication.raft.timing import RaftTiming
 from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng, ThreadCompute
 from smq.replication.storage.directory import DiskOpenError, is_used
 from smq.replication.storage.disk import SWITCH_INTERVAL_S, StoreDisk
@@ -194,7 +194,7 @@ class Server:
             listeners=self._listeners(kafka),
         )
         try:
-            EngineTiming.of(node_config)
+            RaftTiming.of(node_config)
         except ValueError as e:
             raise StartError(f"the settings under [tuning] contradict each other: {e}") from e
         return _Ports(caps=caps, peers=peers, http=http, http_access=http_access, kafka=kafka, node_config=node_config)

@@ -17,7 +17,8 @@ from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig
 from smq.replication.measures import NodeMeasures
 from smq.replication.net.links import Links
-from smq.replication.ports import Clock, Disk, Engine
+from smq.replication.ports import Clock, Disk
+from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
 
 
@@ -44,7 +45,7 @@ class Host:
     deadlines: Deadlines
     disk: Disk
     links: Links
-    engine: Engine
+    engine: Raft
     propose: Callable[[Command, int, DoneFn[Reply]], None]  # with a timeout in milliseconds
     anomalies: Anomalies
     deliver: Callable[[Callable[[], None]], None]  # how every answer leaves: soon, in order, never from within the call

@@ -36,11 +36,12 @@ from smq.replication.net.wire import DiskCondition
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.status import status_of
-from smq.replication.ports import Clock, Compute, DataDamaged, Disk, Engine, Network, Rng
+from smq.replication.ports import Clock, Compute, DataDamaged, Disk, Network, Rng
 from smq.replication.preparation import Preparation
 from smq.replication.proposer import Barriers, Proposer
-from smq.replication.raft.engine_pysyncobj import EngineTiming, PySyncObjEngine
+from smq.replication.raft.engine import Raft
 from smq.replication.raft.journal import RaftDamaged
+from smq.replication.raft.timing import RaftTiming
 from smq.replication.requests import Requests
 from smq.replication.runtime.answers import Answers
 from smq.replication.runtime.deadlines import Deadlines
@@ -128,9 +129,9 @@ class Node:
         self.is_running = False
         self._last_beat_ns = 0
 
-    def _make_engine(self, disk: Disk) -> Engine:
+    def _make_engine(self, disk: Disk) -> Raft:
         config = self.config
-        return PySyncObjEngine(
+        return Raft(
             node_id=config.node_id,
             peers=[n for n in config.peers if n != config.node_id],
             clock=self.clock,
@@ -138,7 +139,7 @@ class Node:
             disk=disk,
             machine=self.applied,
             send=self._links.send_raft,
-            timing=EngineTiming.of(config),
+            timing=RaftTiming.of(config),
             disk_id=lambda: self.identity.disk,
             registered_disk=self.applied.registered_disk,
             is_home=self._network.is_home,

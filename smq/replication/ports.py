@@ -1,4 +1,4 @@
-"""The ports through which a node meets the world: Clock, Rng, Compute, Network, Disk, and the port of the engine.
+"""The ports through which a node meets the world: Clock, Rng, Compute, Network, Disk; and what it hears of Raft.
 
 Production gives the node the real ones, the simulation its own; the code between is the same. Everything runs on one
 thread, the node's loop: no port may call back from another thread, and no call here may block (`get` and the scans of
@@ -6,13 +6,12 @@ a disk are the exceptions: for starts and look-ups). A callback is never made fr
 """
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
 from smq.raft_state.replies import Applied
-from smq.replication.marks import Mark
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -258,7 +257,7 @@ class Disk(Rows, Protocol):
         the directory is released by the end of the process."""
 
 
-# -------------------------------------------------------------------------------------------------------- engine
+# ---------------------------------------------------------------------------------------------------------- Raft
 class ProposalLost(enum.Enum):
     NOT_LEADER = "not_leader"  # definite: never entered the log
     UNKNOWN = "unknown"  # indefinite: may have been, or may yet be, committed
@@ -295,111 +294,3 @@ class Quorum:
     committed_end: int
     voters: tuple[QuorumReplica, ...]
     observers: tuple[QuorumReplica, ...]
-
-
-class StateMachine(Protocol):
-    """Driven by the engine. An exception from any of these ends the process."""
-
-    def apply(self, index: LogIndex, command: bytes) -> Applied:
-        """Changes the state immediately; `settle` does what follows from it on this node."""
-
-    def settle(self) -> bool:
-        """One more step of what follows from the last `apply`; true once no step is left. Only then does the entry
-        count as applied, and may the next one be applied or a snapshot be taken."""
-
-    def pass_over(self, index: LogIndex) -> None:
-        """In place of `apply`, for an entry that holds no command."""
-
-    def snapshot(self) -> Iterator[bytes]:
-        """The state's bytes in pieces, each a step of work. Nothing is applied or restored between two of them, except
-        a restore after which the rest is never requested."""
-
-    def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
-        """Replaces the state and settles it, with one step of work between two yields. Nothing is applied and no
-        snapshot is taken before the end."""
-
-
-class Marks(Protocol):
-    """What the disks of all nodes have reported that they remember of Raft (rule 18)."""
-
-    @property
-    def own(self) -> Mark:
-        """Of this node's disk, as of now."""
-
-    @property
-    def known(self) -> tuple[Mark, ...]:
-        """Of the others' disks."""
-
-    def receive(self, peer: NodeId, claim: Mark, known: Iterable[Mark]) -> Mark | None:
-        """Takes in a peer's own mark and those that it knows. Returns one of this node's disk that the disk does not
-        remember: then this directory is an old copy."""
-
-    def doubts(self, node: NodeId, disk: DiskId) -> bool:
-        """Whether what this disk of a peer says of itself must not count: it may be an old copy."""
-
-
-class Engine(Protocol):
-    """Raft. It persists (through the Disk given to it) before it sends, and is woken by events; `tick` is for timeouts
-    only. The node gives it the CONTROL sessions and its own messages."""
-
-    @property
-    def term(self) -> Term: ...
-
-    @property
-    def leader(self) -> NodeId | None:
-        """The last leader that this node has heard. May be stale."""
-
-    @property
-    def is_leader(self) -> bool:
-        """May be stale; only a proposal proves it."""
-
-    @property
-    def applied_index(self) -> LogIndex: ...
-
-    @property
-    def commit_index(self) -> LogIndex: ...
-
-    @property
-    def snapshot(self) -> tuple[LogIndex, int]:
-        """The last entry in the newest snapshot of this node, and the size of its state; zeros if there is none."""
-
-    def start(self) -> Iterator[None]:
-        """Loads snapshot and journal, with one step of work between two yields, and then takes part. Raises DataDamaged
-        if either fails its CRC."""
-
-    def propose(self, command: bytes, done: ProposalDone) -> None:
-        """`done` is called exactly once, unless the process stops. Callers set their own deadline."""
-
-    def read_index(self, done: ReadIndexDone) -> None:
-        """`done` gets an index: a node that has applied it has applied everything that was committed, on any node, at
-        the time of the call. Nothing is written. `done` is called once, as for a proposal; NOT_LEADER if the leadership
-        ended first."""
-
-    def on_session_open(self, peer: NodeId) -> None: ...
-
-    def on_session_close(self, peer: NodeId) -> None: ...
-
-    def on_message(self, peer: NodeId, payload: memoryview) -> None: ...
-
-    def tick(self) -> None: ...
-
-    def rewrite_row(self, table: Table, key: bytes) -> None:
-        """Rewrites a row of its tables whose bytes on disk are damaged."""
-
-    def transfer_leadership(self, to: NodeId | None) -> None:
-        """Best effort; nothing happens if this node does not lead or the target lags."""
-
-    def quorum(self) -> Quorum | None:
-        """None unless this node leads."""
-
-    @property
-    def marks(self) -> Marks:
-        """What the disks of all nodes have reported that they remember. The node carries it between them."""
-
-    def flush_marks(self) -> None:
-        """Saves the marks heard, if no write of the journal has yet. To be called once per heartbeat."""
-
-    def renounce(self) -> None:
-        """Ends a leadership or a candidacy of this node: its disk is no longer the one that stood for it."""
-
-    def stop(self) -> None: ...

@@ -25,7 +25,8 @@ from smq.replication.api import Cancel, DoneFn
 from smq.replication.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.links import Links
-from smq.replication.ports import Channel, Clock, Committed, Engine, ProposalLost, Rng
+from smq.replication.ports import Channel, Clock, Committed, ProposalLost, Rng
+from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadline, Deadlines
 
 PENDING_MAX: Final = 20_000  # pending proposals per node: each is a waiting caller, a few hundred bytes
@@ -68,7 +69,7 @@ class Proposer:
         self,
         *,
         node_id: NodeId,
-        engine: Engine,
+        engine: Raft,
         clock: Clock,
         rng: Rng,
         deadlines: Deadlines,
@@ -366,7 +367,7 @@ class Barriers:
     the callers' requests, and the read indexes by their longest timeout: one per second.
     """
 
-    def __init__(self, *, proposer: Proposer, engine: Engine, clock: Clock, deadlines: Deadlines) -> None:
+    def __init__(self, *, proposer: Proposer, engine: Raft, clock: Clock, deadlines: Deadlines) -> None:
         self._proposer = proposer
         self._engine = engine
         self._clock = clock

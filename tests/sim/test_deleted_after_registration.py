@@ -11,7 +11,7 @@ from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import CreateTopic, DeleteTopic, RegisterNode
 from smq.raft_state.ids import Offset, RequestId, TopicId
 from smq.raft_state.replies import Done, TopicCreated
-from smq.replication.raft.engine import TurnEngine
+from smq.replication.raft.engine import Raft
 
 BIG = CreateTopic(
     request_id=RequestId(b"a" * 16),
@@ -37,10 +37,10 @@ def test_no_node_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     for node in hosts:
         simulation.cluster.crash(node, power=False, why="test")
 
-    propose = TurnEngine.propose
+    propose = Raft.propose
     deleted: list[object] = []
 
-    def spy(self: TurnEngine, command: bytes, done: Any) -> None:
+    def spy(self: Raft, command: bytes, done: Any) -> None:
         propose(self, command, done)
         made = decode_command(command)
         if isinstance(made, RegisterNode) and made.node == self._node_id and self.is_leader and len(replies) == 1:
@@ -55,7 +55,7 @@ def test_no_node_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         errors.append(error)
         end(self, host, error)
 
-    monkeypatch.setattr(TurnEngine, "propose", spy)
+    monkeypatch.setattr(Raft, "propose", spy)
     monkeypatch.setattr(Cluster, "_end", ended)
     for node in hosts:
         simulation.cluster.start(node)

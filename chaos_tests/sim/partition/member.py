@@ -26,8 +26,9 @@ from smq.replication.measures import NodeMeasures
 from smq.replication.net.links import Links
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
-from smq.replication.ports import Buffer, Channel, Engine, NetworkHandler
+from smq.replication.ports import Buffer, Channel, NetworkHandler
 from smq.replication.proposer import Barriers, rejection
+from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.runtime.slices import Slices
 from smq.replication.storage.hang import HangGuard
@@ -160,7 +161,7 @@ class Member:
             deadlines=self.deadlines,
             disk=disk,
             links=self.links,
-            engine=cast(Engine, engine),
+            engine=cast(Raft, engine),
             propose=self._propose,
             anomalies=self.watches[-1],
             deliver=self.clock.call_soon,

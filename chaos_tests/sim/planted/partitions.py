@@ -281,7 +281,7 @@ def _keeps_its_id(original: Fault, disk: Any, _rng: Any, *rest: Any) -> Any:
     )
 
 
-_NOTHING_IS_FORGOTTEN: Final = replace("smq.replication.raft.disk_marks:has_forgotten", by=returns(False))
+_NOTHING_IS_FORGOTTEN: Final = replace("smq.replication.raft.voters:has_forgotten", by=returns(False))
 
 
 _ELECTIONS: Final = (

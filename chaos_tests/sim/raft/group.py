@@ -20,8 +20,9 @@ from random import Random
 from smq.raft_state.ids import DiskId, LogIndex, NodeId
 from smq.raft_state.replies import Applied, Done
 from smq.replication.ports import Buffer, Channel, Committed, ProposalLost, Table
-from smq.replication.raft.engine_pysyncobj import EngineTiming, PySyncObjEngine
+from smq.replication.raft.engine import Raft
 from smq.replication.raft.messages import Append, AppendReply, Message, RequestVote, SnapshotChunk, Vote, decode
+from smq.replication.raft.timing import RaftTiming
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 from smq.testing.virtual.network import LinkProfile, SimNetwork, SimPort
@@ -43,7 +44,7 @@ class Plan:
     faults_ms: int = 8_000
     calm: bool = False
     inspects_wire: bool = True
-    timing: EngineTiming = field(default_factory=lambda: EngineTiming(snapshot_entries=25))
+    timing: RaftTiming = field(default_factory=lambda: RaftTiming(snapshot_entries=25))
     repeats_votes: bool = False  # the network delivers votes twice, which no real session does
     tick_ms: float = 20.0
     only: tuple[str, ...] = ()  # these faults, where any are named, and often
@@ -126,7 +127,7 @@ class Host:
         self.fatal: list[BaseException] = []
         self.process: Process | None = None
         self.disk: FakeDisk
-        self.engine: PySyncObjEngine
+        self.engine: Raft
         self.history: History
         self.port: SimPort
 
@@ -158,7 +159,7 @@ class Host:
         )
         self.history = History(world, self.node)
         self.port = SimPort(world.network, self.node, process)
-        self.engine = PySyncObjEngine(
+        self.engine = Raft(
             node_id=self.node,
             peers=[peer for peer in world.nodes if peer != self.node],
             clock=clock,

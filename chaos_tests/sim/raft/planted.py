@@ -13,14 +13,13 @@ from chaos_tests.sim.raft.group import Plan, Violation
 from chaos_tests.sim.replacement import Bug, Fault, replace, returns
 from smq.raft_state.ids import NodeId
 from smq.replication.raft.core import Core
+from smq.replication.raft.executor import Outbox
 from smq.replication.raft.follower import Follower
-from smq.replication.raft.journal import Changes
+from smq.replication.raft.journal import Changes, JournalWriter
 from smq.replication.raft.leader import Leader
 from smq.replication.raft.messages import Append, AppendReply, Vote
-from smq.replication.raft.outbox import Outbox
-from smq.replication.raft.ready import Needs
-from smq.replication.raft.view import EngineTiming, RaftViolation
-from smq.replication.raft.writer import JournalWriter
+from smq.replication.raft.ready import Needs, RaftViolation
+from smq.replication.raft.timing import RaftTiming
 
 _RAFT: Final = "smq.replication.raft."
 _SLOW_DISK: Final = (1.0, 25.0)
@@ -43,7 +42,7 @@ def _plan(
     nodes: int = 3,
     faults_ms: int = 4_000,
     disk_latency_ms: tuple[float, float] | None = None,
-    timing: EngineTiming | None = None,
+    timing: RaftTiming | None = None,
     repeats_votes: bool = False,
 ) -> Plan:
     """Without looking at the wire: a bug must show by what it does to acknowledged commands, terms and histories."""
@@ -54,17 +53,17 @@ def _plan(
         nodes=nodes,
         faults_ms=faults_ms,
         disk_latency_ms=disk_latency_ms,
-        timing=timing or EngineTiming(snapshot_entries=25),
+        timing=timing or RaftTiming(snapshot_entries=25),
         repeats_votes=repeats_votes,
     )
 
 
 # ------------------------------------------------------------------------------------------------- the faults
 def _last_index(_original: Fault, lead: Leader) -> int:
-    return lead._view.journal.last_index
+    return lead._core.journal.last_index
 
 
-NO_BARRIER: Final = replace(_RAFT + "outbox:Outbox.barrier_seq", by=returns(0))
+NO_BARRIER: Final = replace(_RAFT + "executor:Outbox.barrier_seq", by=returns(0))
 COUNTS_UNSYNCED: Final = replace(_RAFT + "leader:Leader.own_durable_index", by=_last_index)
 UNCONFIRMED_READS: Final = replace(_RAFT + "leader:Leader.confirmed_by_majority", by=returns(float("inf")))
 EVERY_DISK_COUNTS: Final = replace(_RAFT + "voters:Voters.counts", by=returns(True))
@@ -75,10 +74,10 @@ def _votes_only(original: Fault, outbox: Outbox, _needs: Needs) -> Any:
 
 
 def _drops_its_tail(original: Fault, follower: Follower, peer: NodeId, m: Append) -> None:
-    view = follower._view
-    end = max(m.prev_index + len(m.entries), view.commit_index)
-    if m.term == view.term and m.prev_index and end < view.journal.last_index:
-        view.journal.truncate_from(end + 1)
+    core = follower._core
+    end = max(m.prev_index + len(m.entries), core.commit_index)
+    if m.term == core.term and m.prev_index and end < core.journal.last_index:
+        core.journal.truncate_from(end + 1)
     original(follower, peer, m)
 
 
@@ -93,7 +92,7 @@ def _counts_twice(_original: Fault, library: Any, _peer: NodeId, m: Vote) -> boo
 
 
 def _holds_what_is_as_long(_original: Fault, follower: Follower, index: int, _term: int) -> bool:
-    return index <= follower._view.journal.last_index
+    return index <= follower._core.journal.last_index
 
 
 def _in_two(original: Fault, writer: JournalWriter, changes: Changes) -> int:
@@ -106,8 +105,8 @@ def _in_two(original: Fault, writer: JournalWriter, changes: Changes) -> int:
 
 
 def _commits_any_term(_original: Fault, lead: Leader) -> None:
-    if (index := lead.committable_index()) > lead._view.commit_index:
-        lead._view.commit_to(index)
+    if (index := lead.committable_index()) > lead._core.commit_index:
+        lead._core.commit_to(index)
 
 
 def _stands_at_once(_original: Fault, core: Core) -> None:
@@ -124,7 +123,7 @@ _ALL: Final = (
     GroupBug(
         name="ack-before-durable",
         rule="finding 2: on disk before it is acknowledged, entries as well as votes",
-        faults=(replace(_RAFT + "outbox:Outbox.barrier_seq", by=_votes_only),),
+        faults=(replace(_RAFT + "executor:Outbox.barrier_seq", by=_votes_only),),
         plan=_plan("crash_one", "crash_all", disk_latency_ms=_SLOW_DISK),
     ),
     GroupBug(
@@ -145,7 +144,7 @@ _ALL: Final = (
     GroupBug(
         name="duplicate-votes",
         rule="finding 11: votes are told apart by voter",
-        faults=(replace(_RAFT + "engine_pysyncobj:_Library._counts_vote", by=_counts_twice),),
+        faults=(replace(_RAFT + "pysyncobj_adapter:Library._counts_vote", by=_counts_twice),),
         plan=_plan("crash_one", "isolate", "pause", nodes=5, repeats_votes=True),
     ),
     GroupBug(
@@ -156,7 +155,7 @@ _ALL: Final = (
     GroupBug(
         name="install-not-atomic",
         rule="findings 5 and 6: a snapshot and the journal it replaces are one transaction",
-        faults=(replace(_RAFT + "writer:JournalWriter.write", by=_in_two),),
+        faults=(replace(_RAFT + "journal:JournalWriter.write", by=_in_two),),
     ),
     GroupBug(
         name="commit-older-terms",

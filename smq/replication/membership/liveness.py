@@ -11,7 +11,8 @@ from smq.raft_state.ids import Incarnation, NodeId
 from smq.replication.config import NodeConfig
 from smq.replication.host import StateView
 from smq.replication.net.wire import DiskCondition
-from smq.replication.ports import Clock, Engine
+from smq.replication.ports import Clock
+from smq.replication.raft.engine import Raft
 
 
 class Liveness:
@@ -21,7 +22,7 @@ class Liveness:
         *,
         clock: Clock,
         applied: StateView,
-        engine: Engine,
+        engine: Raft,
         own_disk: Callable[[], DiskCondition],
     ) -> None:
         """`own_disk`: the condition of this node's own."""

@@ -2,7 +2,7 @@
 
 Owns incarnation and disk id of this process, and whether the others have registered it (rules 2 and 18). It must never
 let an incarnation or a disk id be registered that is not on disk. It does not judge whether a disk has forgotten: the
-journal and `disk_marks` do. The node and its heartbeats import it.
+journal and `raft.voters` do. The node and its heartbeats import it.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,7 @@ Owns the way out only; the dispatcher owns the way in. Every part of a node send
 sends to one peer on one channel leaves in one frame, because a frame costs more than a small message, and its receiver
 handles all of them in one turn. It must never reorder the messages of a channel, nor keep one beyond the turn or its
 session: a message that finds no open session is not sent, one whose session ends is lost with it, and its sender
-recovers. What Raft says comes here once it is on disk (`raft.outbox`).
+recovers. What Raft says comes here once it is on disk (`raft.executor`).
 """
 
 from collections.abc import Callable, Sequence

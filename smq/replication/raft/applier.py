@@ -1,17 +1,18 @@
 """Drives the state machine for Raft: applies what is committed, takes snapshots, installs those of others, in slices.
 
-Owns how far the state has come, and how much of it a turn of the engine does. It must never apply an entry before the
-one before it has settled, nor while a snapshot is taken or installed. It only reads the journal, which Raft changes
-after the report: if the process ends before, the disk still has the previous state. Only the engine imports it.
+Owns the StateMachine port, how far the state has come, and how much of it a turn of the engine does. It must never
+apply an entry before the one before it has settled, nor while a snapshot is taken or installed. It only reads the
+journal, which Raft changes after the report: if the process ends before, the disk still has the previous state. Only
+the engine imports it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from smq.raft_state.ids import LogIndex, Term
 from smq.raft_state.replies import Applied
-from smq.replication.ports import DataDamaged, StateMachine
+from smq.replication.ports import DataDamaged
 from smq.replication.raft.journal import RaftJournal, Snapshot
 from smq.replication.raft.messages import NO_OP, REGULAR
 from smq.replication.raft.ready import AppliedEntry, Apply, Install, MachineReport, Work
@@ -23,6 +24,28 @@ INSTALL_STEPS_PER_TURN: Final = 4  # about a millisecond
 SNAPSHOT_JOURNAL_BYTES: Final = 64 << 20  # a snapshot is taken when the journal has grown by this, even by few entries
 FIRST_INDEX: Final = LogIndex(1)  # of an entry without a command, in every journal
 _END: Final = object()
+
+
+class StateMachine(Protocol):
+    """What Raft's entries are for. An exception from any of these ends the process."""
+
+    def apply(self, index: LogIndex, command: bytes) -> Applied:
+        """Changes the state immediately; `settle` does what follows from it on this node."""
+
+    def settle(self) -> bool:
+        """One more step of what follows from the last `apply`; true once no step is left. Only then does the entry
+        count as applied, and may the next one be applied or a snapshot be taken."""
+
+    def pass_over(self, index: LogIndex) -> None:
+        """In place of `apply`, for an entry that holds no command."""
+
+    def snapshot(self) -> Iterator[bytes]:
+        """The state's bytes in pieces, each a step of work. Nothing is applied or restored between two of them, except
+        a restore after which the rest is never requested."""
+
+    def restore(self, index: LogIndex, snapshot: bytes) -> Iterator[None]:
+        """Replaces the state and settles it, with one step of work between two yields. Nothing is applied and no
+        snapshot is taken before the end."""
 
 
 @dataclass(slots=True)

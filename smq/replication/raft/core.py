@@ -1,17 +1,17 @@
-"""Raft from events to results: the turn, the messages, and the roles around the consensus library.
+"""Raft as a function from events to results: the turn, the messages, and the roles around the consensus library.
 
 Owns what the roles (follower, leader, pre-vote) have decided in this turn, until `conclude` hands it out as one result.
-It must never do I/O, look at the disk, or call back: it changes memory only, and says what is to happen.
-It knows the library as a Consensus (raft/view.py). Only the engine imports it.
+It must never do I/O, look at the disk, or call back: it changes memory only, and says what is to happen. The roles are
+written against it, and it is the only importer of the library's adapter. Only the engine imports it.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from smq.raft_state.ids import LogIndex, NodeId, Term
-from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone
+from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone, Rng
 from smq.replication.raft.follower import Follower
-from smq.replication.raft.journal import Snapshot
+from smq.replication.raft.journal import RaftJournal, Snapshot
 from smq.replication.raft.leader import Leader
 from smq.replication.raft.messages import (
     Append,
@@ -27,7 +27,7 @@ from smq.replication.raft.messages import (
     TimeoutNow,
     Vote,
 )
-from smq.replication.raft.prevote import PreVoting
+from smq.replication.raft.pysyncobj_adapter import Library
 from smq.replication.raft.ready import (
     Answer,
     Apply,
@@ -39,7 +39,8 @@ from smq.replication.raft.ready import (
     Ready,
     Work,
 )
-from smq.replication.raft.view import Consensus, Listener, RaftSetup
+from smq.replication.raft.timing import RaftTiming
+from smq.replication.raft.voters import Voters
 
 JOURNAL_KEPT_BYTES: Final = 8 << 20  # entries kept before a snapshot so that a slow follower needs none
 # The same for a follower that catches up after a snapshot: minutes of a busy cluster, and some 200 MB of memory.
@@ -49,28 +50,48 @@ _RECONNECT_GRACE: Final = 0.5  # of the election time-out: how soon a follower w
 
 
 class Core:
-    """Implements RaftView for the roles and Listener for the library."""
+    """Times are seconds of the node's monotonic clock."""
 
-    def __init__(self, setup: RaftSetup, create_library: Callable[[RaftSetup, Listener], Consensus]) -> None:
-        """The state machine is at the journal's snapshot, or at its first entry."""
-        self.now = setup.now
-        self.peers = setup.peers
-        self.timing = setup.timing
-        self.journal = setup.journal
-        self.voters = setup.voters
+    def __init__(
+        self,
+        *,
+        node_id: NodeId,
+        peers: tuple[NodeId, ...],
+        journal: RaftJournal,
+        voters: Voters,
+        timing: RaftTiming,
+        now: Callable[[], float],
+        rng: Rng,
+    ) -> None:
+        """The journal has been loaded, and the state machine is at its snapshot, or at its first entry. `peers` are all
+        other voters, ascending."""
+        self.now = now
+        self.peers = peers
+        self.timing = timing
+        self.journal = journal
+        self.voters = voters
         self.follower = Follower(self)
         self.lead = Leader(self)
         self.prevoting = PreVoting(self)
-        self._rng = setup.rng
+        self._rng = rng
         self._connected: set[NodeId] = set()
         self._messages: list[Outgoing] = []  # so far in this turn
         self._answers: list[Answer] = []  # since the last turn ended
         self._reported = Leadership(Term(0), None)
-        snapshot = setup.journal.snapshot
-        self._applied_index = LogIndex(snapshot.index) if snapshot else LogIndex(1)
+        self._applied_index = LogIndex(journal.snapshot.index) if journal.snapshot else LogIndex(1)
         self._is_taking_snapshot = False  # nothing is applied meanwhile
         self._installing: tuple[Snapshot, Callable[[], None]] | None = None  # nor while there is one of these
-        self._library = create_library(setup, self)
+        self._library = Library(
+            node_id=node_id,
+            peers=peers,
+            journal=journal,
+            voters=voters,
+            timing=timing,
+            now=now,
+            rng=rng,
+            began_to_lead=self._begin_to_lead,
+            ceased_to_lead=self.lead.end,
+        )
         self._library.commit_to(self._applied_index)
 
     # ----------------------------------------------------------------------------------------------- for the roles
@@ -94,13 +115,16 @@ class Core:
         return peer in self._connected
 
     def send(self, peer: NodeId, message: Message, needs: Needs = Needs.EVERYTHING) -> None:
+        """Waits for its barrier. Dropped if there is no session."""
         if peer in self._connected:
             self._messages.append(Outgoing(peer, message, needs))
 
     def adopt_term(self, term: int) -> None:
+        """A newer term was seen; no leader of it is known yet."""
         self._library.adopt_term(term)
 
     def follow(self, leader: NodeId) -> None:
+        """`leader` leads the present term; the election deadline is set again."""
         if self.leader != leader:
             # The new leader decides now whether the waiting proposals are committed.
             self._library.give_up_waiting(up_to=self.journal.last_index)
@@ -108,28 +132,21 @@ class Core:
         self._library.follow(leader)
 
     def commit_to(self, index: int) -> None:
+        """Moves the commit index forward, never back."""
         if index > self.commit_index:
             self._library.commit_to(index)
             self.journal.commit_to(index)
 
     @property
     def is_installing(self) -> bool:
+        """A snapshot is being installed: until then, the journal must not change."""
         return self._installing is not None
 
     def install(self, snapshot: Snapshot, done: Callable[[], None]) -> None:
+        """Begins to replace journal and state machine; `done` is called when that is complete, some turns later."""
         self._installing = snapshot, done
 
-    # --------------------------------------------------------------------------------------------- for the library
-    def began_to_lead(self) -> None:
-        self.lead.begin()
-
-    def ceased_to_lead(self) -> None:
-        self.lead.end()
-
-    def announce(self) -> None:
-        self.lead.send(is_forced=True)
-
-    def answer(self, done: Callable[[Any], None], outcome: Committed | LogIndex | ProposalLost) -> None:
+    def _answer(self, done: Callable[[Any], None], outcome: Committed | LogIndex | ProposalLost) -> None:
         self._answers.append(Answer(done, outcome))
 
     # ------------------------------------------------------------------------------------- events between two turns
@@ -156,19 +173,17 @@ class Core:
         self._library.expedite_election(self.now() + delay_ms / 1000)
 
     def propose(self, command: bytes, done: ProposalDone) -> None:
-        self._library.propose(command, done)
+        """Queues it, or answers NOT_LEADER if too many are queued."""
+        self._library.propose(command, lambda outcome: self._answer(done, outcome))
 
     def begin_read(self, done: ReadIndexDone) -> None:
         def on_confirmed(index: int | None) -> None:
-            self.answer(done, ProposalLost.NOT_LEADER if index is None else LogIndex(index))
+            self._answer(done, ProposalLost.NOT_LEADER if index is None else LogIndex(index))
 
         self.lead.begin_read(on_confirmed)
 
-    def hand_over(self, to: NodeId | None) -> None:
-        self.lead.hand_over(to)
-
     def renounce(self) -> None:
-        """Ends any leadership or candidacy of this node: another disk stood for election."""
+        """As `Raft.renounce`."""
         self.prevoting.cancel()
         if not self._library.is_follower:
             self._step_down()
@@ -280,7 +295,9 @@ class Core:
             case Append():
                 self.follower.on_append(peer, message)
             case AppendReply():
-                self._on_reply(peer, message)
+                self._on_term(message.term)
+                if self.is_leader and message.term == self.term:
+                    self.lead.on_reply(peer, message)
             case Confirm():
                 self.follower.on_confirm(peer, message)
             case Confirmed():
@@ -312,16 +329,12 @@ class Core:
         if term > self.term:
             self.adopt_term(term)
 
-    def _on_reply(self, peer: NodeId, m: AppendReply) -> None:
-        self._on_term(m.term)
-        if self.is_leader and m.term == self.term:
-            self.lead.on_reply(peer, m)
-
     def _on_request_vote(self, peer: NodeId, m: RequestVote) -> None:
         if m.term < self.term:
             self.send(peer, TermNotice(term=self.term))
         elif self.voters.may_be_elected(peer, m.disk, is_admitted=m.is_admitted):
-            self._library.on_request_vote(peer, m)
+            if self._library.votes_for(peer, m):
+                self.send(peer, Vote(term=m.term, disk=self.voters.own_disk))
         else:
             self._on_term(m.term)
 
@@ -357,6 +370,63 @@ class Core:
         if not self.peers:
             self._library.lead()
 
+    def _begin_to_lead(self) -> None:
+        """The first entry of the term has been added: it goes to all members."""
+        self.lead.begin(self.journal.last_index)
+        self.lead.send(is_forced=True)
+
     def _step_down(self) -> None:
         """Within the present term: its vote stays cast."""
         self._library.step_down()
+
+
+class PreVoting:
+    """One round of questions: a node asks whether it would be elected before it raises the term (docs/rules.md,
+    finding 13). Without that, a follower that was paused or cut off deposes a healthy leader with its higher term.
+    Nothing here changes term or vote, so nothing here needs the disk."""
+
+    def __init__(self, core: "Core") -> None:
+        self._core = core
+        self._granted: set[NodeId] = set()
+        self._term = 0  # the term that the round is about; 0: there is no round
+
+    def begin(self) -> None:
+        journal, voters = self._core.journal, self._core.voters
+        self._granted = set()
+        self._term = self._core.term + 1
+        question = PreVote(
+            term=self._term,
+            last_index=journal.last_index,
+            last_term=journal.last_term,
+            disk=voters.own_disk,
+            is_admitted=voters.is_admitted,
+        )
+        for peer in self._core.peers:
+            self._core.send(peer, question)
+
+    def cancel(self) -> None:
+        self._term = 0
+
+    def would_vote(self, peer: NodeId, m: PreVote, heard_at: float) -> bool:
+        """The answer to another node. Also False while a leader is heard, or if this node leads."""
+        core, journal = self._core, self._core.journal
+        if m.term <= core.term:
+            core.send(peer, TermNotice(term=core.term))
+            return False
+        if core.is_leader or core.now() < heard_at + core.timing.election_timeout_min_ms / 1000:
+            return False
+        if not core.voters.may_be_elected(peer, m.disk, is_admitted=m.is_admitted):
+            return False
+        return (m.last_term, m.last_index) >= (journal.last_term, journal.last_index)
+
+    def on_granted(self, peer: NodeId, m: PreVoteGranted) -> bool:
+        """True if this makes a majority, which ends the round."""
+        if not self._term or m.term != self._term or self._term != self._core.term + 1:
+            return False
+        if not self._core.voters.counts(peer, m.disk):
+            return False
+        self._granted.add(peer)
+        if len(self._granted) + 1 <= (len(self._core.peers) + 1) // 2:
+            return False
+        self.cancel()
+        return True

@@ -1,11 +1,10 @@
-"""The engine's turns: everything of the Engine port that is not Raft itself.
+"""Raft as the node calls it: inputs, turns, and the end when something goes wrong.
 
-Owns what is around a turn: events until the next one, the wake-up, and the end when something goes wrong. A turn is
-`Core.step`, the state machine's share (raft/applier.py), `Core.conclude`, and the execution of the result
-(raft/executor.py), in this order. It must never call back before a turn has ended. Only the engine imports it.
+Owns what is around a turn: events until the next one, and the wake-up. A turn is `Core.step`, the state machine's share
+(raft/applier.py), `Core.conclude`, and the execution of the result (raft/executor.py), in this order. It must never
+call back before a turn has ended. The node composes it; parts of the node call it.
 """
 
-import abc
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,25 +20,24 @@ from smq.replication.ports import (
     Quorum,
     ReadIndexDone,
     Rng,
-    StateMachine,
     Table,
 )
-from smq.replication.raft.applier import Applier
+from smq.replication.raft.applier import Applier, StateMachine
 from smq.replication.raft.core import Core
-from smq.replication.raft.disk_marks import DiskMarks
 from smq.replication.raft.executor import Executor
 from smq.replication.raft.journal import RaftJournal, damaged_marks
 from smq.replication.raft.messages import COMMAND_BYTES_MAX, MalformedMessage, Message, decode
-from smq.replication.raft.view import Consensus, EngineTiming, Listener, RaftSetup
-from smq.replication.raft.voters import Voters
+from smq.replication.raft.timing import RaftTiming
+from smq.replication.raft.voters import DiskMarks, Voters
 
 log = logging.getLogger(__name__)
 
 
-class TurnEngine(abc.ABC):
-    """Implements smq.replication.ports.Engine around a Core.
+class Raft:
+    """It persists (through the Disk given to it) before it sends.
 
-    Events request turns (`_wake`), coalesced into one per iteration of the loop. `tick` adds turns for time-outs.
+    Events request turns (`_wake`), coalesced into one per iteration of the loop. `tick` adds turns for time-outs only.
+    The node gives it the CONTROL sessions, and carries the marks of disks between the nodes.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class TurnEngine(abc.ABC):
         disk: Disk,
         machine: StateMachine,
         send: Callable[[NodeId, Sequence[Buffer]], None],
-        timing: EngineTiming,
+        timing: RaftTiming,
         disk_id: Callable[[], DiskId],
         registered_disk: Callable[[NodeId], DiskId | None],
         is_home: Callable[[NodeId], bool],
@@ -84,39 +82,38 @@ class TurnEngine(abc.ABC):
             on_durable=self._on_durable,
             on_leader_change=on_leader_change,
         )
-        self._raft: Core | None = None  # from start
+        self._core: Core | None = None  # from start
         self._inbox: deque[tuple[NodeId, Message]] = deque()  # emptied by every turn
         self._is_waking = False
         self._is_stopped = False
         self._malformed_from: set[NodeId] = set()  # peers that sent such a message in this session: logged once
 
-    @staticmethod
-    @abc.abstractmethod
-    def create_library(setup: RaftSetup, listener: Listener) -> Consensus: ...
-
     # ------------------------------------------------------------------------------------------------ properties
     @property
     def term(self) -> Term:
-        return Term(self._raft.term if self._raft else 0)
+        return Term(self._core.term if self._core else 0)
 
     @property
     def leader(self) -> NodeId | None:
-        return self._raft.leader if self._raft and not self._is_stopped else None
+        """The last leader that this node has heard. May be stale."""
+        return self._core.leader if self._core and not self._is_stopped else None
 
     @property
     def is_leader(self) -> bool:
-        return self._raft is not None and self._raft.is_leader and not self._is_stopped
+        """May be stale; only a proposal proves it."""
+        return self._core is not None and self._core.is_leader and not self._is_stopped
 
     @property
     def applied_index(self) -> LogIndex:
-        return self._applier.applied_index if self._raft else LogIndex(0)
+        return self._applier.applied_index if self._core else LogIndex(0)
 
     @property
     def commit_index(self) -> LogIndex:
-        return LogIndex(self._raft.commit_index if self._raft else 0)
+        return LogIndex(self._core.commit_index if self._core else 0)
 
     @property
     def snapshot(self) -> tuple[LogIndex, int]:
+        """The last entry in the newest snapshot of this node, and the size of its state; zeros if there is none."""
         found = self.journal.snapshot
         return (LogIndex(found.index), len(found.state)) if found is not None else (LogIndex(0), 0)
 
@@ -126,6 +123,8 @@ class TurnEngine(abc.ABC):
 
     # ------------------------------------------------------------------------------------------------- lifecycle
     def start(self) -> Iterator[None]:
+        """Loads snapshot and journal, with one step of work between two yields, and then takes part. Raises DataDamaged
+        if either fails its CRC."""
         yield from self.journal.load(self._disk)
         try:
             self.marks.load()
@@ -133,17 +132,14 @@ class TurnEngine(abc.ABC):
             raise damaged_marks(e) from e
         if self.journal.snapshot is not None:
             yield from self._applier.restore(self.journal.snapshot)
-        self._raft = Core(
-            RaftSetup(
-                node_id=self._node_id,
-                peers=self._peers,
-                journal=self.journal,
-                voters=self.voters,
-                timing=self.timing,
-                now=self.now,
-                rng=self._rng,
-            ),
-            self.create_library,
+        self._core = Core(
+            node_id=self._node_id,
+            peers=self._peers,
+            journal=self.journal,
+            voters=self.voters,
+            timing=self.timing,
+            now=self.now,
+            rng=self._rng,
         )
         self._wake()
 
@@ -155,34 +151,38 @@ class TurnEngine(abc.ABC):
 
     # ---------------------------------------------------------------------------------------------------- inputs
     def propose(self, command: bytes, done: ProposalDone) -> None:
-        """ValueError for a command above COMMAND_BYTES_MAX: limits above this layer keep them smaller."""
+        """`done` is called exactly once, unless the process stops. Callers set their own deadline. ValueError for a
+        command above COMMAND_BYTES_MAX: limits above this layer keep them smaller."""
         if len(command) > COMMAND_BYTES_MAX:
             raise ValueError(f"a command of {len(command)} bytes: the limit is {COMMAND_BYTES_MAX}")
         if self._is_stopped:
             return
-        if not self.is_leader or self._raft is None:
+        if not self.is_leader or self._core is None:
             self._clock.call_soon(lambda: done(ProposalLost.NOT_LEADER))
             return
-        self._raft.propose(command, done)
+        self._core.propose(command, done)
         self._wake()
 
     def read_index(self, done: ReadIndexDone) -> None:
+        """`done` gets an index: a node that has applied it has applied everything that was committed, on any node, at
+        the time of the call. Nothing is written. `done` is called once, as for a proposal; NOT_LEADER if the leadership
+        ended first."""
         if self._is_stopped:
             return
-        if not self.is_leader or self._raft is None:
+        if not self.is_leader or self._core is None:
             self._clock.call_soon(lambda: done(ProposalLost.NOT_LEADER))
             return
-        self._raft.begin_read(done)
+        self._core.begin_read(done)
         self._wake()
 
     def on_session_open(self, peer: NodeId) -> None:
         self._forget(peer)
-        self._enter(lambda raft: raft.session_opened(peer))
+        self._enter(lambda core: core.session_opened(peer))
         self._wake()
 
     def on_session_close(self, peer: NodeId) -> None:
         self._forget(peer)
-        self._enter(lambda raft: raft.session_closed(peer))
+        self._enter(lambda core: core.session_closed(peer))
         self._wake()
 
     def _forget(self, peer: NodeId) -> None:
@@ -202,35 +202,40 @@ class TurnEngine(abc.ABC):
                 log.warning("node %d sent something that is not a Raft message: %s", peer, e)
             return
         self._inbox.append((peer, message))
-        if self._raft is None or self._raft.is_due_for(peer, message):
+        if self._core is None or self._core.is_due_for(peer, message):
             self._wake()
 
     def rewrite_row(self, table: Table, key: bytes) -> None:
-        if self._raft is not None:
+        """Rewrites a row of its tables whose bytes on disk are damaged."""
+        if self._core is not None:
             self.journal.rewrite_row(table, key)
             self._executor.flush()
 
     def flush_marks(self) -> None:
+        """Saves the marks heard, if no write of the journal has yet. To be called once per heartbeat."""
         if not self._is_stopped:
             self._executor.flush_marks()
 
     def tick(self) -> None:
-        if self._raft is not None and self._raft.is_tick_due:
+        if self._core is not None and self._core.is_tick_due:
             self._turn()
 
     def transfer_leadership(self, to: NodeId | None) -> None:
+        """Best effort; nothing happens if this node does not lead or the target lags."""
         if self.is_leader:
-            self._enter(lambda raft: raft.hand_over(to))
+            self._enter(lambda core: core.lead.hand_over(to))
             self._wake()
 
     def quorum(self) -> Quorum | None:
-        if self._raft is None or not self.is_leader:
+        """None unless this node leads."""
+        if self._core is None or not self.is_leader:
             return None
         now, wall_ns = self.now(), self._clock.wall_ns()
-        return self._raft.lead.quorum(self._node_id, lambda at: (wall_ns - round((now - at) * 1e9)) // 1_000_000)
+        return self._core.lead.quorum(self._node_id, lambda at: (wall_ns - round((now - at) * 1e9)) // 1_000_000)
 
     def renounce(self) -> None:
-        self._enter(lambda raft: raft.renounce())
+        """Ends a leadership or a candidacy of this node: its disk is no longer the one that stood for it."""
+        self._enter(lambda core: core.renounce())
         self._wake()
 
     # ----------------------------------------------------------------------------------------------------- turns
@@ -245,23 +250,23 @@ class TurnEngine(abc.ABC):
 
     def _on_durable(self) -> None:
         """Only a leader counts what is on its own disk."""
-        if self._raft is not None and self._raft.may_commit:
+        if self._core is not None and self._core.may_commit:
             self._wake()
 
     def _turn(self) -> None:
         self._enter(self._work)
 
-    def _work(self, raft: Core) -> None:
+    def _work(self, core: Core) -> None:
         messages, self._inbox = self._inbox, deque()
-        work = raft.step(messages)
-        self._executor.execute(raft.conclude(self._applier.run(work)))
+        work = core.step(messages)
+        self._executor.execute(core.conclude(self._applier.run(work)))
 
     def _enter(self, work: Callable[[Core], None]) -> None:
         """An exception from `work` is fatal."""
-        if self._is_stopped or self._raft is None:
+        if self._is_stopped or self._core is None:
             return
         try:
-            work(self._raft)
+            work(self._core)
         except Exception as e:  # noqa: BLE001  # it ends the process, through on_fatal
             self.stop()
             self._on_fatal(e)

@@ -7,7 +7,7 @@ an entry that does not match. Only the core imports it.
 """
 
 from collections import deque
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from smq.raft_state.ids import NodeId
 from smq.replication.raft.journal import Snapshot
@@ -20,8 +20,10 @@ from smq.replication.raft.messages import (
     SnapshotChunk,
     TermNotice,
 )
-from smq.replication.raft.ready import Needs
-from smq.replication.raft.view import RaftView, RaftViolation
+from smq.replication.raft.ready import Needs, RaftViolation
+
+if TYPE_CHECKING:  # the core makes the roles
+    from smq.replication.raft.core import Core
 
 NEVER: Final = float("-inf")
 HELD_ENTRIES_PER_TURN: Final = 1_000  # about 3 ms; a message is never split
@@ -32,8 +34,8 @@ class SnapshotRefused(Exception):
 
 
 class Follower:
-    def __init__(self, view: RaftView) -> None:
-        self._view = view
+    def __init__(self, core: "Core") -> None:
+        self._core = core
         self._assembly: SnapshotAssembly | None = None
         self.heard_at = NEVER  # when a leader was last heard; while that is recent, no pre-vote is given against it
         self._alive_at = NEVER  # when this node last reported out of turn that it is alive
@@ -54,30 +56,30 @@ class Follower:
             self._append(peer, m)
 
     def _append(self, peer: NodeId, m: Append) -> None:
-        view, journal = self._view, self._view.journal
+        core, journal = self._core, self._core.journal
         if m.prev_index > journal.last_index:
             self._reply(peer, m.number, next_index=journal.last_index + 1, reset=True)
             return
         # Everything committed here matches the leader by Raft's leader completeness, in the journal or not.
-        if m.prev_index > view.commit_index and journal.term_at(m.prev_index) != m.prev_term:
-            self._reply(peer, m.number, next_index=view.commit_index + 1, reset=True)
+        if m.prev_index > core.commit_index and journal.term_at(m.prev_index) != m.prev_term:
+            self._reply(peer, m.number, next_index=core.commit_index + 1, reset=True)
             return
         for index, (term, entry) in enumerate(m.entries, m.prev_index + 1):
             self._take(index, term, entry)
         matched = m.prev_index + len(m.entries)
-        view.commit_to(min(m.commit, matched))
+        core.commit_to(min(m.commit, matched))
         self._reply(peer, m.number, next_index=matched + 1, success=True)
 
     def on_confirm(self, peer: NodeId, m: Confirm) -> None:
         """The answer depends on term and vote only, so it does not wait for entries to be durable."""
         if self._accept(peer, m.term):
-            confirmed = Confirmed(term=m.term, number=m.number, disk=self._view.voters.own_disk)
-            self._view.send(peer, confirmed, Needs.ALIVE)
+            confirmed = Confirmed(term=m.term, number=m.number, disk=self._core.voters.own_disk)
+            self._core.send(peer, confirmed, Needs.ALIVE)
 
     def _take(self, index: int, term: int, entry: bytes) -> None:
         """Stores one entry of the leader, unless it is here already."""
-        journal = self._view.journal
-        if index <= self._view.commit_index:
+        journal = self._core.journal
+        if index <= self._core.commit_index:
             if index >= journal.first_index and journal.term_at(index) != term:
                 raise RaftViolation(f"committed entry {index} has term {journal.term_at(index)}, the leader's {term}")
             return
@@ -92,10 +94,10 @@ class Follower:
             self._add_chunk(peer, m)
 
     def _add_chunk(self, peer: NodeId, m: SnapshotChunk) -> None:
-        view, journal = self._view, self._view.journal
+        core, journal = self._core, self._core.journal
         if self._holds(m.index, m.index_term):
             self._assembly = None
-            view.commit_to(m.index)
+            core.commit_to(m.index)
             self._reply(peer, m.number, next_index=m.index + 1, success=True)
             return
         try:
@@ -111,13 +113,13 @@ class Follower:
 
     def _install(self, peer: NodeId, number: int, snapshot: Snapshot) -> None:
         """The commit index becomes the snapshot's, no higher: entries after it here were never compared."""
-        view, term = self._view, self._view.term
+        core, term = self._core, self._core.term
 
         def installed() -> None:
-            if view.term == term:
+            if core.term == term:
                 self._reply(peer, number, next_index=snapshot.index + 1, success=True)
 
-        view.install(snapshot, installed)
+        core.install(snapshot, installed)
 
     @property
     def has_held(self) -> bool:
@@ -129,9 +131,9 @@ class Follower:
         only this many entries, because there may be megabytes. Messages of an older term are dropped: no leader waits
         for their answers."""
         left = HELD_ENTRIES_PER_TURN
-        while self._held and left > 0 and not self._view.is_installing:
+        while self._held and left > 0 and not self._core.is_installing:
             peer, m = self._held.popleft()
-            if m.term != self._view.term or not self._accept(peer, m.term):
+            if m.term != self._core.term or not self._accept(peer, m.term):
                 continue
             if isinstance(m, Append):
                 left -= 1 + len(m.entries)
@@ -144,7 +146,7 @@ class Follower:
         """While a snapshot is being installed nothing enters the journal, because the snapshot will replace it.
         Messages wait instead. If they were dropped, a busy leader could have compacted the entries away before sending
         them again. Later messages wait as well, to keep the order."""
-        if not self._view.is_installing and not self._held:
+        if not self._core.is_installing and not self._held:
             return False
         if isinstance(m, SnapshotChunk) or m.entries:
             self._held.append((peer, m))
@@ -152,8 +154,8 @@ class Follower:
 
     def _holds(self, index: int, term: int) -> bool:
         """Whether the journal covers a snapshot: the same entry at its end means the same log up to there."""
-        journal = self._view.journal
-        return index <= self._view.commit_index or (index <= journal.last_index and journal.term_at(index) == term)
+        journal = self._core.journal
+        return index <= self._core.commit_index or (index <= journal.last_index and journal.term_at(index) == term)
 
     def _assemble(self, peer: NodeId, m: SnapshotChunk) -> Snapshot | None:
         if m.offset == 0:
@@ -167,43 +169,43 @@ class Follower:
 
     def _accept(self, peer: NodeId, term: int) -> bool:
         """Recognises the sender as leader of its term, unless the term is over."""
-        view = self._view
-        if term < view.term:
-            view.send(peer, TermNotice(term=view.term))
+        core = self._core
+        if term < core.term:
+            core.send(peer, TermNotice(term=core.term))
             return False
-        if term > view.term:
-            view.adopt_term(term)
-        if view.is_leader or view.leader not in (None, peer):
-            raise RaftViolation(f"node {peer} leads term {term}, and so does node {view.leader}")
-        view.follow(peer)
-        self.heard_at = view.now()
+        if term > core.term:
+            core.adopt_term(term)
+        if core.is_leader or core.leader not in (None, peer):
+            raise RaftViolation(f"node {peer} leads term {term}, and so does node {core.leader}")
+        core.follow(peer)
+        self.heard_at = core.now()
         self._report_alive(peer)
         return True
 
     def _report_alive(self, peer: NodeId) -> None:
         """Other answers wait for the disk or a snapshot, perhaps longer than the leader's patience."""
-        view = self._view
-        is_quiet = view.journal.is_behind or view.is_installing or self.has_held
-        if is_quiet and self.heard_at >= self._alive_at + view.timing.heartbeat_ms / 1000:
+        core = self._core
+        is_quiet = core.journal.is_behind or core.is_installing or self.has_held
+        if is_quiet and self.heard_at >= self._alive_at + core.timing.heartbeat_ms / 1000:
             self._alive_at = self.heard_at
             alive = AppendReply(
-                term=view.term, number=0, next_index=1, success=False, reset=False, disk=view.voters.own_disk
+                term=core.term, number=0, next_index=1, success=False, reset=False, disk=core.voters.own_disk
             )
-            view.send(peer, alive, Needs.ALIVE)
+            core.send(peer, alive, Needs.ALIVE)
 
     def _reply(self, peer: NodeId, number: int, *, next_index: int, success: bool = False, reset: bool = False) -> None:
         if number == NO_ANSWER:
             return
-        view = self._view
+        core = self._core
         reply = AppendReply(
-            term=view.term,
+            term=core.term,
             number=number,
             next_index=next_index,
             success=success,
             reset=reset,
-            disk=view.voters.own_disk,
+            disk=core.voters.own_disk,
         )
-        view.send(peer, reply)
+        core.send(peer, reply)
 
 
 class SnapshotAssembly:

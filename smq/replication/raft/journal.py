@@ -2,8 +2,9 @@
 
 Owns the rows of the tables RAFT_LOG and RAFT_META. It reads them at the start; after that it only changes what is in
 memory, and collects what is to be persisted until `take_changes` hands it out, as one submission: a truncation, what
-replaces it and the term that caused it are on disk together or not at all. It must never write by itself, nor drop an
-entry that it cannot read: damage is an error, RaftDamaged. The engine and its roles import it.
+replaces it and the term that caused it are on disk together or not at all. A JournalWriter submits them. The journal
+must never write by itself, nor drop an entry that it cannot read: damage is an error, RaftDamaged. The engine and its
+roles import it, and tools that write a journal without an engine.
 
 On disk, all integers big-endian, every CRC a CRC-32C of the key and of everything after the CRC:
     RAFT_LOG   index u64          -> crc u32, term u64, entry (type byte, command)
@@ -12,12 +13,12 @@ On disk, all integers big-endian, every CRC a CRC-32C of the key and of everythi
     RAFT_META  "snapshot"         -> crc u32, version u8, index u64, its term u64, state
     RAFT_META  "marks"            -> crc u32, version u8, writes u64, what other disks have reported
 
-`writes` counts the submissions that changed any of this: a copy of the disk has fewer (raft/disk_marks.py).
+`writes` counts the submissions that changed any of this: a copy of the disk has fewer (raft/voters.py).
 """
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -406,6 +407,38 @@ class RaftJournal:
                 self._ops.append(Delete(Table.RAFT_LOG, key, key + b"\x00"))
         if self._entries:
             self._vote_changed = True  # with every such write: vote and bounds are small
+
+
+class JournalWriter:
+    """The journal's way to the disk: submits its changes, and reports to it which of them are durable. It must never
+    split changes, nor report any that the disk has not reported."""
+
+    def __init__(self, disk: Disk, journal: RaftJournal, on_durable: Callable[[], None]) -> None:
+        """`on_durable` is called on the loop after each submission of the journal that reached the disk."""
+        self._disk = disk
+        self._journal = journal
+        self._on_durable = on_durable
+        self._in_flight: deque[tuple[int, int]] = deque()  # (submission, writes); as bounded as the disk's queue
+
+    def write(self, changes: Changes) -> int:
+        """Returns the number of the submission."""
+        seq = self._disk.submit(changes.ops, self._on_submission_done)
+        self._in_flight.append((seq, changes.writes))
+        return seq
+
+    def flush(self) -> None:
+        """Submits what has changed, if anything has."""
+        if (changes := self._journal.take_changes()) is not None:
+            self.write(changes)
+
+    def flush_marks(self) -> None:
+        if ops := self._journal.take_marks():
+            self._disk.submit(ops)
+
+    def _on_submission_done(self) -> None:
+        while self._in_flight and self._in_flight[0][0] <= self._disk.durable_seq:
+            self._journal.on_durable(self._in_flight.popleft()[1])
+        self._on_durable()
 
 
 def _load_meta(disk: Disk, key: bytes) -> bytes | None:

@@ -1,15 +1,15 @@
 """The leader's role: sends entries and snapshots, counts what is durable, hands over.
 
-Owns the progress of every follower within one leadership. pysyncobj's own send loop rewinds on success, cuts
-large entries with pickle, spins while a snapshot is pending and does not bound what is in flight (docs/rules.md,
-findings 3, 9, 16, 20), so it is not used. The leader must never count an entry that is not durable, its own included,
-nor commit an entry of an older term by counting. Only the core imports it.
+Owns the progress of every follower within one leadership, and the reads that wait in it. pysyncobj's own send loop
+rewinds on success, cuts large entries with pickle, spins while a snapshot is pending and does not bound what is in
+flight (docs/rules.md, findings 3, 9, 16, 20), so it is not used. The leader must never count an entry that is not
+durable, its own included, nor commit an entry of an older term by counting. Only the core imports it.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from smq.raft_state.ids import DiskId, NodeId, Term
 from smq.replication.ports import Quorum, QuorumReplica
@@ -23,14 +23,16 @@ from smq.replication.raft.messages import (
     SnapshotChunk,
     TimeoutNow,
 )
-from smq.replication.raft.read_index import Reads
 from smq.replication.raft.ready import Needs
-from smq.replication.raft.view import RaftView
+
+if TYPE_CHECKING:  # the core makes the roles
+    from smq.replication.raft.core import Core
 
 APPEND_BYTES_MAX: Final = 256 << 10  # of entries per message: small enough not to delay the heartbeat after it
 APPEND_ENTRIES_MAX: Final = 4096
 CHUNK_BYTES_MAX: Final = 256 << 10
 WINDOW_BYTES_MAX: Final = 4 << 20  # sent to one follower and not answered: a slow follower costs this much memory
+READS_MAX: Final = 10_000  # each node has a few in flight; the rest belong to callers that have given up
 
 
 @dataclass(slots=True)
@@ -90,9 +92,55 @@ class Transfer:
     offset: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    number: int  # of the last question before it
+    index: int
+    done: Callable[[int | None], None]
+
+
+class Reads:
+    """Read indexes: a log position that covers everything committed when a read began, without an entry of its own
+    (Ongaro's thesis, 6.4).
+
+    A read is confirmed when a majority has answered a question that was sent after the read began. Then no node led a
+    newer term when it began, so the index taken at that moment covers everything committed by then. It must never be
+    confirmed by a clock, nor by an answer to an older question. `done` gets the index, or None if this node no longer
+    leads.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Read] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def last_number(self) -> int:
+        """The number of the last question before the youngest read; -1 if no read waits."""
+        return self._waiting[-1].number if self._waiting else -1
+
+    def begin(self, number: int, index: int, done: Callable[[int | None], None]) -> None:
+        if len(self._waiting) >= READS_MAX:
+            done(None)
+        else:
+            self._waiting.append(_Read(number, index, done))
+
+    def confirm(self, answered: float) -> None:
+        """A majority has answered the question with this number, or a later one."""
+        while self._waiting and self._waiting[0].number < answered:
+            read = self._waiting.popleft()
+            read.done(read.index)
+
+    def give_up(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for read in waiting:
+            read.done(None)
+
+
 class Leader:
-    def __init__(self, view: RaftView) -> None:
-        self._view = view
+    def __init__(self, core: "Core") -> None:
+        self._core = core
         self._progress: dict[NodeId, Progress] = {}
         self._number = 0
         self._first_index = 0
@@ -103,12 +151,12 @@ class Leader:
         self._is_successor_notified = False
         self._handover_until = 0.0
 
-    def begin(self) -> None:
-        """Called before the first entry of the term is added."""
-        now, next_index = self._view.now(), self._view.journal.last_index + 1
-        self._progress = {peer: Progress(next_index=next_index, heard_at=now) for peer in self._view.peers}
+    def begin(self, first_index: int) -> None:
+        """`first_index` is that of the term's first entry."""
+        now = self._core.now()
+        self._progress = {peer: Progress(next_index=first_index, heard_at=now) for peer in self._core.peers}
         self._number = self._requested = 0
-        self._first_index = next_index
+        self._first_index = first_index
         self._successor = None
 
     def end(self) -> None:
@@ -127,8 +175,8 @@ class Leader:
     # -------------------------------------------------------------------------------------------------- counting
     def on_reply(self, peer: NodeId, m: AppendReply) -> None:
         """An answer in the present term."""
-        progress, last_index = self._progress[peer], self._view.journal.last_index
-        progress.heard_at = self._view.now()
+        progress, last_index = self._progress[peer], self._core.journal.last_index
+        progress.heard_at = self._core.now()
         progress.disk = m.disk
         progress.answered(m.number)
         if m.success:
@@ -144,9 +192,9 @@ class Leader:
     def may_wait(self, peer: NodeId, m: AppendReply) -> bool:
         """Whether an answer in the present term changes nothing: it cannot move the commit index, and the
         follower gets nothing for it. Most answers that come after a majority's are such."""
-        progress, view = self._progress[peer], self._view
-        is_known = m.success and m.disk == progress.disk and m.next_index - 1 <= view.commit_index
-        has_all = progress.transfer is None and progress.next_index > view.journal.last_index
+        progress, core = self._progress[peer], self._core
+        is_known = m.success and m.disk == progress.disk and m.next_index - 1 <= core.commit_index
+        has_all = progress.transfer is None and progress.next_index > core.journal.last_index
         return is_known and has_all and not self._reads and self._successor is None
 
     def committable_index(self) -> int:
@@ -157,33 +205,33 @@ class Leader:
         return durable[len(durable) // 2]
 
     def _counts(self, peer: NodeId, progress: Progress) -> bool:
-        return progress.disk is not None and self._view.voters.counts(peer, progress.disk)
+        return progress.disk is not None and self._core.voters.counts(peer, progress.disk)
 
     def own_durable_index(self) -> int:
-        return self._view.journal.durable_index
+        return self._core.journal.durable_index
 
     def advance_commit(self) -> None:
         """Only an entry of the present term is committed by counting; earlier entries follow."""
-        if self._view.commit_index >= self._view.journal.last_index:
+        if self._core.commit_index >= self._core.journal.last_index:
             return  # nothing to commit
         index = self.committable_index()
-        if index > self._view.commit_index and self._view.journal.term_at(index) == self._view.term:
-            self._view.commit_to(index)
+        if index > self._core.commit_index and self._core.journal.term_at(index) == self._core.term:
+            self._core.commit_to(index)
 
     def quorum(self, node_id: NodeId, wall_ms: Callable[[float], int]) -> Quorum:
         """`wall_ms`: the wall clock's time at a time of the monotonic clock."""
-        view = self._view
+        core = self._core
         own = QuorumReplica(
             node=node_id,
-            disk=view.voters.own_disk,
-            end=view.journal.last_index + 1,
+            disk=core.voters.own_disk,
+            end=core.journal.last_index + 1,
             heard_ms=-1,
-            caught_up_ms=wall_ms(view.now()),
+            caught_up_ms=wall_ms(core.now()),
         )
         voters, observers = [own], []
         for peer, progress in self._progress.items():
             known = _described(peer, progress, wall_ms)
-            registered = view.voters.registered_disk(peer)
+            registered = core.voters.registered_disk(peer)
             if self._counts(peer, progress) or known.disk in (b"", registered):
                 voters.append(replace(known, disk=known.disk or registered or DiskId(b"")))
             else:
@@ -192,8 +240,8 @@ class Leader:
                 observers.append(known)
         return Quorum(
             leader=node_id,
-            term=Term(view.term),
-            committed_end=view.commit_index + 1,
+            term=Term(core.term),
+            committed_end=core.commit_index + 1,
             voters=tuple(sorted(voters, key=lambda replica: replica.node)),
             observers=tuple(observers),
         )
@@ -202,12 +250,12 @@ class Leader:
     def begin_read(self, done: Callable[[int | None], None]) -> None:
         """`done` gets an index that covers everything committed so far; None if the leadership ends first. Entries that
         earlier leaders committed come before this term's first entry."""
-        self._reads.begin(self._requested, max(self._view.commit_index, self._first_index), done)
+        self._reads.begin(self._requested, max(self._core.commit_index, self._first_index), done)
 
     def on_confirmed(self, peer: NodeId, m: Confirmed) -> None:
         """An answer in the present term."""
         progress = self._progress[peer]
-        progress.heard_at = self._view.now()
+        progress.heard_at = self._core.now()
         progress.disk = m.disk
         progress.confirmed = max(progress.confirmed, min(m.number, progress.requested))
 
@@ -224,7 +272,7 @@ class Leader:
 
     # --------------------------------------------------------------------------------------------------- sending
     def hears_from_majority(self) -> bool:
-        since = self._view.now() - self._view.timing.leader_fallback_ms / 1000
+        since = self._core.now() - self._core.timing.leader_fallback_ms / 1000
         heard = 1 + sum(progress.heard_at > since for progress in self._progress.values())
         return 2 * heard > len(self._progress) + 1
 
@@ -233,19 +281,19 @@ class Leader:
         they would need another snapshot. They may still be installing theirs. None if there are no such followers."""
         catching_up = [progress for progress in self._progress.values() if progress.catches_up_from]
         needed = [max(progress.catches_up_from, progress.match_index) for progress in catching_up]
-        return min((index for index in needed if index >= self._view.journal.first_index), default=None)
+        return min((index for index in needed if index >= self._core.journal.first_index), default=None)
 
     def send(self, *, is_forced: bool = False) -> None:
         """Sends what is due to every follower with a session: new entries, a moved commit index, a heartbeat, a read's
         question."""
-        now = self._view.now()
+        now = self._core.now()
         is_due = is_forced or now >= self._heartbeat_at
         if is_due:
-            self._heartbeat_at = now + self._view.timing.heartbeat_ms / 1000
+            self._heartbeat_at = now + self._core.timing.heartbeat_ms / 1000
         if self._reads.last_number == self._requested:
             self._requested += 1
         for peer, progress in self._progress.items():
-            if self._view.is_connected(peer):
+            if self._core.is_connected(peer):
                 self._send_to(peer, progress, is_due=is_due)
                 if self._reads:
                     self._ask(peer, progress, is_due=is_due)
@@ -255,14 +303,14 @@ class Leader:
         """One question at a time, and another with the heartbeat if no answer came: it may have been dropped."""
         if progress.confirmed < self._requested and (is_due or progress.confirmed == progress.requested):
             progress.requested = self._requested
-            self._view.send(peer, Confirm(term=self._view.term, number=self._requested), Needs.VOTE)
+            self._core.send(peer, Confirm(term=self._core.term, number=self._requested), Needs.VOTE)
 
     def _send_to(self, peer: NodeId, progress: Progress, *, is_due: bool) -> None:
         sent = False
         while progress.in_flight_bytes < WINDOW_BYTES_MAX:
-            if progress.transfer or progress.next_index <= self._view.journal.first_index:
+            if progress.transfer or progress.next_index <= self._core.journal.first_index:
                 self._send_chunk(peer, progress)
-            elif progress.next_index <= self._view.journal.last_index:
+            elif progress.next_index <= self._core.journal.last_index:
                 self._send_entries(peer, progress)
             else:
                 break
@@ -271,11 +319,11 @@ class Leader:
             return
         if is_due or not progress.commit_sent:
             self._send_heartbeat(peer, progress, is_answered=True)
-        elif progress.commit_sent < self._view.commit_index:
+        elif progress.commit_sent < self._core.commit_index:
             self._send_heartbeat(peer, progress, is_answered=False)
 
     def _send_entries(self, peer: NodeId, progress: Progress) -> None:
-        journal = self._view.journal
+        journal = self._core.journal
         entries = journal.entries_from(progress.next_index, count_max=APPEND_ENTRIES_MAX, bytes_max=APPEND_BYTES_MAX)
         self._send_append(peer, progress, progress.next_index - 1, [(term, entry) for entry, _, term in entries])
         progress.next_index = entries[-1][1] + 1
@@ -283,7 +331,7 @@ class Leader:
     def _send_heartbeat(self, peer: NodeId, progress: Progress, *, is_answered: bool) -> None:
         """An Append without entries. While a snapshot is in flight it names index 0, which matches everywhere. If it
         only reports a moved commit index it needs no answer: the follower has answered the entries themselves."""
-        is_matching = progress.transfer is None and progress.next_index > self._view.journal.first_index
+        is_matching = progress.transfer is None and progress.next_index > self._core.journal.first_index
         prev_index = progress.next_index - 1 if is_matching else 0
         self._send_append(peer, progress, prev_index, [], is_answered=is_answered)
 
@@ -299,20 +347,20 @@ class Leader:
         if is_answered:
             self._number += 1
         message = Append(
-            term=self._view.term,
+            term=self._core.term,
             number=self._number if is_answered else NO_ANSWER,
-            commit=self._view.commit_index,
+            commit=self._core.commit_index,
             prev_index=prev_index,
-            prev_term=self._view.journal.term_at(prev_index) if prev_index else 0,
+            prev_term=self._core.journal.term_at(prev_index) if prev_index else 0,
             entries=entries,
         )
-        progress.commit_sent = self._view.commit_index
+        progress.commit_sent = self._core.commit_index
         progress.sent(self._number, sum(len(entry) for _, entry in entries))
-        self._view.send(peer, message, Needs.VOTE)
+        self._core.send(peer, message, Needs.VOTE)
 
     def _send_chunk(self, peer: NodeId, progress: Progress) -> None:
         if progress.transfer is None:
-            snapshot = self._view.journal.snapshot
+            snapshot = self._core.journal.snapshot
             assert snapshot is not None, "a journal that does not begin with entry 1 has a snapshot"
             progress.transfer = Transfer(snapshot, snapshot.crc)
             progress.catches_up_from, progress.answered_at = snapshot.index, None
@@ -321,7 +369,7 @@ class Leader:
         data = memoryview(snapshot.state)[transfer.offset : transfer.offset + CHUNK_BYTES_MAX]
         self._number += 1
         message = SnapshotChunk(
-            term=self._view.term,
+            term=self._core.term,
             number=self._number,
             index=snapshot.index,
             index_term=snapshot.term,
@@ -332,7 +380,7 @@ class Leader:
         )
         transfer.offset += len(data)
         progress.sent(self._number, len(data))
-        self._view.send(peer, message, Needs.VOTE)
+        self._core.send(peer, message, Needs.VOTE)
         if transfer.offset == size:
             progress.transfer = None
             progress.next_index = snapshot.index + 1
@@ -341,18 +389,18 @@ class Leader:
     @property
     def is_handing_over(self) -> bool:
         """New proposals are refused meanwhile; otherwise the successor would never catch up (thesis 3.10)."""
-        return self._successor is not None and self._view.now() < self._handover_until
+        return self._successor is not None and self._core.now() < self._handover_until
 
     def hand_over(self, to: NodeId | None) -> None:
         """Best effort, for one election time-out. None: to the most advanced follower."""
         connected = [
-            peer for peer, p in self._progress.items() if self._view.is_connected(peer) and self._counts(peer, p)
+            peer for peer, p in self._progress.items() if self._core.is_connected(peer) and self._counts(peer, p)
         ]
         if to is None and connected:
             to = max(connected, key=lambda peer: (self._progress[peer].match_index, peer))
         if to in connected:
             self._successor, self._is_successor_notified = to, False
-            self._handover_until = self._view.now() + self._view.timing.election_timeout_min_ms / 1000
+            self._handover_until = self._core.now() + self._core.timing.election_timeout_min_ms / 1000
 
     def _hand_over(self, now: float, *, is_due: bool) -> None:
         """Sends TimeoutNow again with each heartbeat: it may be lost, or come too early. A successor does not stand
@@ -362,10 +410,10 @@ class Leader:
         if now >= self._handover_until:
             self._successor = None
             return
-        has_all = self._progress[self._successor].match_index == self._view.journal.last_index
+        has_all = self._progress[self._successor].match_index == self._core.journal.last_index
         if has_all and (is_due or not self._is_successor_notified):
             self._is_successor_notified = True
-            self._view.send(self._successor, TimeoutNow(term=self._view.term), Needs.VOTE)
+            self._core.send(self._successor, TimeoutNow(term=self._core.term), Needs.VOTE)
 
 
 def _described(peer: NodeId, progress: Progress, wall_ms: Callable[[float], int]) -> QuorumReplica:

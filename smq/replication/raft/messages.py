@@ -123,7 +123,7 @@ class AppendReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirm:
-    """Do you still follow me in `term`? A leader asks for reads (see raft/read_index.py)."""
+    """Do you still follow me in `term`? A leader asks for reads (see raft/leader.py)."""
 
     term: int
     number: int

@@ -21,6 +21,10 @@ from smq.replication.raft.journal import Changes, Snapshot
 from smq.replication.raft.messages import Message
 
 
+class RaftViolation(Exception):
+    """Something that Raft rules out has happened. The process must end: its state cannot be trusted."""
+
+
 class Needs(enum.Enum):
     """What must be on disk before a message may leave."""
 

@@ -40,8 +40,9 @@ from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.send_order import SendOrder
-from smq.replication.ports import Buffer, Channel, Engine, NetworkHandler
+from smq.replication.ports import Buffer, Channel, NetworkHandler
 from smq.replication.proposer import Barriers, rejection
+from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.storage.hang import HangGuard
 from smq.replication.storage.space import SpaceGuard
@@ -153,7 +154,7 @@ class Host:
             deadlines=self.deadlines,
             disk=self.disk,
             links=immediate_links(self.network),
-            engine=cast(Engine, None),  # replicas have nothing to do with it
+            engine=cast(Raft, None),  # replicas have nothing to do with it
             propose=self._propose,
             anomalies=self.anomalies,
             deliver=self.clock.call_soon,

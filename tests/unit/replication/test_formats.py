@@ -18,8 +18,7 @@ from smq.replication.net.frames import FrameKind, Hello, encode_hello, frame_hea
 from smq.replication.net.segment_messages import SegmentPart, SegmentQuery, StepQuery, StepReport
 from smq.replication.ports import Channel, Quorum, QuorumReplica, Table
 from smq.replication.raft import messages as raft
-from smq.replication.raft.journal import RaftJournal, Snapshot
-from smq.replication.raft.writer import JournalWriter
+from smq.replication.raft.journal import JournalWriter, RaftJournal, Snapshot
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.disk import FakeDisk
 

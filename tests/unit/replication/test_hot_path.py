@@ -154,7 +154,7 @@ def test_what_a_batch_costs_that_comes_alone(world: HotPath) -> None:
     """Until it is answered. Raft's entry with the high water mark follows, for all batches of the meantime."""
     found = costs(world, per_partition=1, partitions=1)
     assert found[ALL]["all calls"] < 475
-    assert found[ALL]["TurnEngine._turn"] == 0
+    assert found[ALL]["Raft._turn"] == 0
     for node in NODES:
         assert found[node]["commits"] == found[node]["submissions"] == 1
     assert found[LEADER]["DATA frames"] == 2 * len(FOLLOWERS)  # the batch, and the commit point
@@ -181,7 +181,7 @@ def test_offset_commits_of_a_turn_share_frames_turns_and_commits_on_the_way_to_r
         found = commit_costs(world, coordinator, count)
         # At the leader: to send the entries, and to commit them once a majority has them. At each follower: to take
         # them, and to apply them. A tick of the leader may come in between.
-        assert found[ALL]["TurnEngine._turn"] <= 7
+        assert found[ALL]["Raft._turn"] <= 7
         assert found[coordinator]["CONTROL frames"] <= 2  # what it proposes, and that the entries are durable
         assert found[other]["CONTROL frames"] <= 1
         assert found[leader]["CONTROL frames"] <= 4  # to each: the entries, and what is committed; and the replies
@@ -191,7 +191,7 @@ def test_offset_commits_of_a_turn_share_frames_turns_and_commits_on_the_way_to_r
 def test_offset_commits_at_rafts_leader(world: HotPath) -> None:
     leader = world.raft_leader
     found = commit_costs(world, leader, 10)
-    assert found[ALL]["TurnEngine._turn"] <= 7
+    assert found[ALL]["Raft._turn"] <= 7
     assert found[leader]["CONTROL frames"] <= 4
     assert all(found[node]["CONTROL frames"] <= 1 for node in NODES if node != leader)
 

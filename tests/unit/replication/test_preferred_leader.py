@@ -18,9 +18,9 @@ from smq.replication.net import wire
 from smq.replication.net.wire import DiskCondition
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.replicas import Replicas
-from smq.replication.ports import Engine
 from smq.replication.preparation import Preparation
 from smq.replication.proposer import Barriers
+from smq.replication.raft.engine import Raft
 from smq.replication.requests import Requests
 from smq.replication.runtime.loop_compute import LoopCompute
 from smq.testing.virtual.clock import Machine as Hardware
@@ -43,7 +43,7 @@ class World:
         self.transferred: list[tuple[Epoch, NodeId]] = []
         self.links = immediate_links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message))))
         self.liveness = Liveness(
-            self.config, clock=self.clock, applied=self, engine=cast(Engine, None), own_disk=lambda: self.own_disk
+            self.config, clock=self.clock, applied=self, engine=cast(Raft, None), own_disk=lambda: self.own_disk
         )
         self.requests = Requests(
             cast(NodeHost, self),

@@ -2,7 +2,6 @@
 
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
 
@@ -17,8 +16,9 @@ from smq.raft_state.remembered import Kind
 from smq.raft_state.replies import Applied, Done, Rejected, Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.net import wire
-from smq.replication.ports import Committed, Marks, ProposalDone, ProposalLost, Quorum, ReadIndexDone, Table
+from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone
 from smq.replication.proposer import Barriers, Proposer
+from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
@@ -30,7 +30,7 @@ COMMIT = commit("g")
 
 
 class ScriptedEngine:
-    """The Engine port with a leader that the test names, and answers that the test gives."""
+    """Stands for Raft, with a leader that the test names, and answers that the test gives. Only what is called here."""
 
     term = Term(1)
     commit_index = LogIndex(0)
@@ -54,30 +54,15 @@ class ScriptedEngine:
     def read_index(self, done: ReadIndexDone) -> None:
         self.reads.append(done)
 
-    def start(self) -> Iterator[None]:
-        return iter(())
-
-    def on_session_open(self, peer: NodeId) -> None: ...
-    def on_session_close(self, peer: NodeId) -> None: ...
-    def on_message(self, peer: NodeId, payload: memoryview) -> None: ...
-    def tick(self) -> None: ...
     def transfer_leadership(self, to: NodeId | None) -> None:
         self.handed_to = to
 
     @property
-    def marks(self) -> Marks:
-        return cast(Marks, self)
+    def marks(self) -> "ScriptedEngine":
+        return self
 
     def doubts(self, node: NodeId, disk: DiskId) -> bool:
         return node in self.doubted
-
-    def flush_marks(self) -> None: ...
-    def renounce(self) -> None: ...
-    def quorum(self) -> Quorum | None:
-        return None
-
-    def rewrite_row(self, table: Table, key: bytes) -> None: ...
-    def stop(self) -> None: ...
 
 
 class World:
@@ -93,7 +78,7 @@ class World:
         self.is_leader_heard = True
         self.proposer = Proposer(
             node_id=ME,
-            engine=self.engine,
+            engine=cast(Raft, self.engine),
             clock=self.clock,
             rng=random.Random(1),
             deadlines=self.deadlines,
@@ -124,7 +109,9 @@ class World:
         self.proposer.on_leader_change()
 
     def barriers(self) -> Barriers:
-        return Barriers(proposer=self.proposer, engine=self.engine, clock=self.clock, deadlines=self.deadlines)
+        return Barriers(
+            proposer=self.proposer, engine=cast(Raft, self.engine), clock=self.clock, deadlines=self.deadlines
+        )
 
     @property
     def forwarded(self) -> list[tuple[NodeId, wire.Propose]]:

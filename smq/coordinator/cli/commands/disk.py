@@ -15,8 +15,7 @@ from smq.coordinator.cli.common import done, json_option
 from smq.coordinator.user_errors import UserError
 from smq.replication.membership.identity import DISK_KEY, copied_to, not_copied, replace_disk_id
 from smq.replication.ports import DataDamaged, Disk, Table
-from smq.replication.raft.journal import RaftJournal
-from smq.replication.raft.writer import JournalWriter
+from smq.replication.raft.journal import JournalWriter, RaftJournal
 from smq.replication.runtime.asyncio_runtime import SystemRng
 from smq.replication.storage.copying import copy_directory
 from smq.replication.storage.directory import DiskOpenError

@@ -15,9 +15,8 @@ from smq.raft_state.ids import NodeId
 from smq.replication.config import NodeConfig
 from smq.replication.membership.identity import DISK_KEY, StartRefused, claim_identity, replacement
 from smq.replication.ports import Table
-from smq.replication.raft.journal import RaftJournal
+from smq.replication.raft.journal import JournalWriter, RaftJournal
 from smq.replication.raft.messages import NO_OP
-from smq.replication.raft.writer import JournalWriter
 from smq.replication.storage.directory import DiskOpenError
 from smq.replication.storage.disk import StoreDisk
 from smq.replication.storage.engine import Engine, engine_of

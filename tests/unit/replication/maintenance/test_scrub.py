@@ -14,8 +14,7 @@ from smq.replication.log.store import LogStore, PartitionLog
 from smq.replication.maintenance import scrub
 from smq.replication.maintenance.scrub import Damage, Scrubber
 from smq.replication.ports import Put, Table
-from smq.replication.raft.journal import RaftJournal, is_whole_row
-from smq.replication.raft.writer import JournalWriter
+from smq.replication.raft.journal import JournalWriter, RaftJournal, is_whole_row
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 from tests.unit.replication.storage.support import make_batch

@@ -33,6 +33,7 @@ from smq.replication.net import wire
 from smq.replication.partition.replicas import Replicas, has_majority
 from smq.replication.ports import Channel
 from smq.replication.proposer import rejection
+from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
@@ -85,7 +86,7 @@ class World:
             deadlines=Deadlines(),
             disk=FakeDisk(self.clock, random.Random(1), on_fatal=self._raise),
             links=immediate_links(self.network),
-            engine=self.engine,
+            engine=cast(Raft, self.engine),
             propose=self.propose,
             anomalies=Anomalies(self.clock, NodeMeasures(), lambda: self.state),
             deliver=self.clock.call_soon,

@@ -11,14 +11,14 @@ from smq.raft_state.limits import PRODUCER_EXPIRATION_MS_MIN
 from smq.raft_state.replies import Reply
 from smq.replication.api import DoneFn
 from smq.replication.membership.expiry_clock import INTERVAL_MS_MAX, INTERVAL_MS_MIN, ExpiryClock, interval_ms
-from smq.replication.ports import Engine
+from smq.replication.raft.engine import Raft
 from tests.unit.raft_state.support import init_transactions, kept_minutes, producers_kept_ms, proposed, settings
 from tests.unit.replication.support import Host
 
 BEAT_MS = 1_000
 
 
-class Raft:
+class ScriptedRaft:
     is_leader = True
 
 
@@ -27,11 +27,11 @@ class Node:
 
     def __init__(self) -> None:
         self.host = Host()
-        self.raft = Raft()
+        self.raft = ScriptedRaft()
         self.proposed: list[AdvanceClock] = []
         self.waiting: list[DoneFn[Reply]] = []
         self.is_lost = False
-        self.clock = ExpiryClock(replace(self.host.node_host(), engine=cast(Engine, self.raft), propose=self._propose))
+        self.clock = ExpiryClock(replace(self.host.node_host(), engine=cast(Raft, self.raft), propose=self._propose))
 
     def _propose(self, command: Command, _timeout_ms: int, done: DoneFn[Reply]) -> None:
         assert isinstance(command, AdvanceClock)

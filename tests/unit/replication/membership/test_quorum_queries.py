@@ -15,6 +15,7 @@ from smq.replication.membership import quorum as quorum_module
 from smq.replication.membership.quorum import PENDING_MAX, RETRY_MS, QuorumQueries
 from smq.replication.net import wire
 from smq.replication.ports import Disk, Quorum
+from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
@@ -51,7 +52,7 @@ class World:
             deadlines=self.deadlines,
             disk=cast(Disk, None),
             links=immediate_links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))),
-            engine=self.engine,
+            engine=cast(Raft, self.engine),
             propose=lambda *_: None,
             anomalies=Anomalies(self.clock, NodeMeasures(), ClusterState),
             deliver=self.clock.call_soon,

@@ -11,15 +11,16 @@ from chaos_tests.sim.raft.group import Host, Plan, World
 from smq.raft_state.ids import LogIndex, NodeId
 from smq.raft_state.replies import Applied, Done
 from smq.replication.ports import Buffer, Channel, Committed, DataDamaged, ProposalLost, Table
-from smq.replication.raft.engine_pysyncobj import COMMANDS_QUEUED_MAX, EngineTiming
 from smq.replication.raft.messages import COMMAND_BYTES_MAX, Append, SnapshotChunk, decode
+from smq.replication.raft.pysyncobj_adapter import COMMANDS_QUEUED_MAX
+from smq.replication.raft.timing import RaftTiming
 
 ELECTED_MS = 3_000
 
 
 def calm(nodes: int = 3, *, tick_ms: float = 20.0, snapshot_entries: int = 5000, seed: int = 1) -> World:
     """A group without faults, before its first election."""
-    timing = EngineTiming(snapshot_entries=snapshot_entries)
+    timing = RaftTiming(snapshot_entries=snapshot_entries)
     return World(Plan(seed=seed, nodes=nodes, calm=True, tick_ms=tick_ms, timing=timing, disk_latency_ms=(0.1, 1.0)))
 
 

@@ -8,8 +8,9 @@ from random import Random
 from smq.raft_state.ids import DiskId, NodeId
 from smq.replication.marks import START_BYTES, Mark, pack_marks
 from smq.replication.ports import Buffer, Op, Put, Table
-from smq.replication.raft.engine_pysyncobj import EngineTiming, PySyncObjEngine
+from smq.replication.raft.engine import Raft as Engine
 from smq.replication.raft.messages import Append, AppendReply, Message, RequestVote, TermNotice, decode, encode
+from smq.replication.raft.timing import RaftTiming
 from tests.unit.replication.raft.test_turn_results import Raft, chunk, sent, success
 
 ME, A, B = NodeId(1), NodeId(2), NodeId(3)
@@ -27,7 +28,7 @@ class Desk:
         self.rows: dict[bytes, Buffer] = {}  # of Raft's meta table, as submitted
         self._calls: deque[Callable[[], None]] = deque()
         self._writes: deque[Callable[[], None] | None] = deque()
-        self.engine = PySyncObjEngine(
+        self.engine = Engine(
             node_id=ME,
             peers=[A, B],
             clock=self,  # type: ignore[arg-type]  # a part of the port
@@ -35,7 +36,7 @@ class Desk:
             disk=self,  # type: ignore[arg-type]  # a part of the port
             machine=self,  # type: ignore[arg-type]  # a part of the port
             send=self._send,
-            timing=EngineTiming(),
+            timing=RaftTiming(),
             disk_id=lambda: DISK,
             registered_disk=lambda _node: DISK,
             is_home=lambda _node: True,

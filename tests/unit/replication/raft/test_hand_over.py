@@ -36,13 +36,13 @@ def test_a_successor_stands_that_learns_of_a_commit_together_with_the_word(monke
     world.run_ms(200)
     to, away = followers(world, leader)
     isolate(world, away)  # so that the successor's answer commits the entry
-    assert to.engine._raft is not None
+    assert to.engine._core is not None
 
     def is_due_for(_peer: object, message: Message) -> bool:
         """The commit index alone waits for the next message. In a node, one frame brings both."""
         return not (isinstance(message, Append) and message.number == NO_ANSWER)
 
-    monkeypatch.setattr(to.engine._raft, "is_due_for", is_due_for)
+    monkeypatch.setattr(to.engine._core, "is_due_for", is_due_for)
     propose(leader, "a")
     world.run_ms(0.05)
     leader.engine.transfer_leadership(to.node)

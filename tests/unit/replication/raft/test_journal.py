@@ -6,9 +6,8 @@ import pytest
 
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import DataDamaged, Table
-from smq.replication.raft.journal import RaftJournal, Snapshot, set_aside
+from smq.replication.raft.journal import JournalWriter, RaftJournal, Snapshot, set_aside
 from smq.replication.raft.messages import NO_OP, REGULAR
-from smq.replication.raft.writer import JournalWriter
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 

@@ -13,11 +13,11 @@ from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
 import smq.replication
-from smq.replication.raft import engine_pysyncobj
+from smq.replication.raft import pysyncobj_adapter
 
-ENGINE = Path(engine_pysyncobj.__file__)
+ADAPTER = Path(pysyncobj_adapter.__file__)
 LIBRARY_SOURCE = Path(syncobj.__file__).read_text()
-PRIVATE_NAMES = sorted(set(re.findall(r"_SyncObj(__\w+)", ENGINE.read_text())))
+PRIVATE_NAMES = sorted(set(re.findall(r"_SyncObj(__\w+)", ADAPTER.read_text())))
 METHODS = {
     name
     for name, _ in [
@@ -50,7 +50,7 @@ def test_a_replaced_global_is_still_read_by_the_library(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["_applyCommand", "_checkCommandsToApply", "_onTick"])
 def test_a_method_we_call_or_replace_takes_what_it_did(name: str) -> None:
-    ours = inspect.signature(getattr(engine_pysyncobj._Library, name))
+    ours = inspect.signature(getattr(pysyncobj_adapter.Library, name))
     theirs = inspect.signature(getattr(syncobj.SyncObj, name))
     assert list(ours.parameters) == list(theirs.parameters)
 
@@ -59,7 +59,7 @@ def test_the_journal_has_every_method_of_the_librarys() -> None:
     for name, theirs in inspect.getmembers(Journal, inspect.isfunction):
         if name == "__init__":
             continue
-        ours = inspect.signature(getattr(engine_pysyncobj._Journal, name))
+        ours = inspect.signature(getattr(pysyncobj_adapter._Journal, name))
         assert len(ours.parameters) == len(inspect.signature(theirs).parameters), name
 
 
@@ -72,7 +72,7 @@ def test_nothing_else_imports_the_library() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.split(".")[0] == pysyncobj.__name__ for name in names):
                 importers.append(path)
-    assert set(importers) == {ENGINE}
+    assert set(importers) == {ADAPTER}
 
 
 # What the library calls its own, or what we would call in its place. `term`, `voters` and the like are Raft's.
@@ -81,8 +81,8 @@ LIBRARY_WORDS = re.compile(r"_SyncObj__|pysyncobj|SyncObj\b|_RAFT_STATE|FAIL_REA
 
 def test_nothing_else_of_raft_knows_a_name_of_the_library() -> None:
     """So that another library takes one file. Docstrings may say why something is not left to it."""
-    for path in sorted(ENGINE.parent.glob("*.py")):
-        if path == ENGINE:
+    for path in sorted(ADAPTER.parent.glob("*.py")):
+        if path == ADAPTER:
             continue
         tree = ast.parse(path.read_text())
         documentation = {

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 
 from chaos_tests.sim.raft import planted
 from smq.raft_state.ids import DiskId, NodeId
-from smq.replication.raft import read_index as raft_reads
+from smq.replication.raft import leader as raft_leader
+from smq.replication.raft.core import Core, PreVoting
 from smq.replication.raft.follower import Follower
 from smq.replication.raft.journal import RaftJournal, Snapshot
 from smq.replication.raft.leader import WINDOW_BYTES_MAX, Leader
@@ -24,9 +26,8 @@ from smq.replication.raft.messages import (
     SnapshotChunk,
     TermNotice,
 )
-from smq.replication.raft.prevote import PreVoting
-from smq.replication.raft.ready import Needs
-from smq.replication.raft.view import EngineTiming, RaftView, RaftViolation
+from smq.replication.raft.ready import Needs, RaftViolation
+from smq.replication.raft.timing import RaftTiming
 from smq.replication.raft.voters import Voters
 from tests.unit.replication.raft.test_journal import Desk
 
@@ -36,11 +37,11 @@ DISK, ANOTHER = DiskId(b"d" * 16), DiskId(b"e" * 16)
 
 @dataclass
 class View:
-    """A node of three, as the roles see it. Everything added to its journal is durable."""
+    """Stands for the core of a node of three, as the roles see it. Everything added to its journal is durable."""
 
     journal: RaftJournal
     desk: Desk
-    timing: EngineTiming = field(default_factory=EngineTiming)
+    timing: RaftTiming = field(default_factory=RaftTiming)
     peers: tuple[NodeId, ...] = (A, B)
     term: int = 1
     leader: NodeId | None = None
@@ -104,16 +105,18 @@ def view_of(*terms: int) -> View:
         desk.journal.add(bytes([REGULAR, term]), index, term)
     desk.sync()
     view = View(desk.journal, desk, term=max(terms, default=1))
-    typed: RaftView = view
-    assert typed is view
     return view
+
+
+def follower_of(view: View) -> Follower:
+    return Follower(cast(Core, view))
 
 
 def leading(*terms: int, term: int) -> tuple[View, Leader]:
     view = view_of(*terms)
     view.term, view.is_leader, view.leader = term, True, ME
-    lead = Leader(view)
-    lead.begin()
+    lead = Leader(cast(Core, view))
+    lead.begin(view.journal.last_index + 1)
     return view, lead
 
 
@@ -348,7 +351,7 @@ def test_reads_end_with_the_leadership() -> None:
 
 
 def test_reads_of_callers_that_gave_up_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raft_reads, "READS_MAX", 2)
+    monkeypatch.setattr(raft_leader, "READS_MAX", 2)
     _, lead = leading(1, term=2)
     indexes: list[int | None] = []
     for _ in range(3):
@@ -359,7 +362,7 @@ def test_reads_of_callers_that_gave_up_are_bounded(monkeypatch: pytest.MonkeyPat
 # ------------------------------------------------------------------------------------------------------- follower
 def test_a_question_is_answered_by_followers_of_its_term_only() -> None:
     view = view_of(1, 1)
-    follower = Follower(view)
+    follower = follower_of(view)
     follower.on_confirm(A, Confirm(term=1, number=4))
     assert view.take_sent() == [confirmed(view, 4)]
     view.term = 2
@@ -369,7 +372,7 @@ def test_a_question_is_answered_by_followers_of_its_term_only() -> None:
 
 def test_what_wants_no_answer_gets_none_and_counts_all_the_same() -> None:
     view = view_of(1, 1)
-    follower = Follower(view)
+    follower = follower_of(view)
     follower.on_append(A, replace(append(term=1, prev=(3, 1), commit=3), number=NO_ANSWER))
     assert (view.commit_index, view.leader, follower.heard_at) == (3, A, view.time)
     follower.on_append(A, replace(append(term=1, prev=(9, 1), commit=9), number=NO_ANSWER))
@@ -379,33 +382,33 @@ def test_what_wants_no_answer_gets_none_and_counts_all_the_same() -> None:
 
 def test_a_shorter_message_truncates_nothing() -> None:
     view = view_of(1, 1, 1)
-    Follower(view).on_append(A, append(1, term=1, prev=(1, 0)))
+    follower_of(view).on_append(A, append(1, term=1, prev=(1, 0)))
     assert view.journal.last_index == 4
     assert view.take_sent() == [success(view, 1, 2)]
 
 
 def test_a_conflict_truncates_from_there_and_not_before() -> None:
     view = view_of(1, 1, 1)
-    Follower(view).on_append(A, append(1, 2, term=2, prev=(1, 0)))
+    follower_of(view).on_append(A, append(1, 2, term=2, prev=(1, 0)))
     assert (view.journal.last_index, view.journal.term_at(2), view.journal.term_at(3)) == (3, 1, 2)
 
 
 def test_the_commit_index_stops_where_comparison_did() -> None:
     view = view_of(1, 1, 1)
-    Follower(view).on_append(A, append(term=2, prev=(2, 1), commit=4))
+    follower_of(view).on_append(A, append(term=2, prev=(2, 1), commit=4))
     assert view.commit_index == 2
 
 
 def test_a_missing_predecessor_asks_from_the_end() -> None:
     view = view_of(1, 1)
-    Follower(view).on_append(A, append(1, term=1, prev=(9, 1)))
+    follower_of(view).on_append(A, append(1, term=1, prev=(9, 1)))
     assert view.take_sent() == [reset(view, 1, 4)]
 
 
 def test_a_conflicting_predecessor_asks_from_the_committed_prefix() -> None:
     view = view_of(1, 1, 1, 1)
     view.commit_index = 2
-    Follower(view).on_append(A, append(3, term=3, prev=(5, 2)))
+    follower_of(view).on_append(A, append(3, term=3, prev=(5, 2)))
     assert view.take_sent() == [reset(view, 1, 3)]
 
 
@@ -413,12 +416,12 @@ def test_a_committed_entry_that_differs_is_a_violation() -> None:
     view = view_of(1, 1)
     view.commit_index = 3
     with pytest.raises(RaftViolation, match="committed entry 3"):
-        Follower(view).on_append(A, append(1, 2, term=2, prev=(1, 0)))
+        follower_of(view).on_append(A, append(1, 2, term=2, prev=(1, 0)))
 
 
 def test_a_second_leader_of_the_term_is_a_violation() -> None:
     view = view_of(1)
-    follower = Follower(view)
+    follower = follower_of(view)
     follower.on_append(A, append(term=1, prev=(1, 0)))
     with pytest.raises(RaftViolation, match="leads term 1"):
         follower.on_append(B, append(term=1, prev=(1, 0)))
@@ -426,7 +429,7 @@ def test_a_second_leader_of_the_term_is_a_violation() -> None:
 
 def test_a_leader_of_an_older_term_is_answered_with_the_term() -> None:
     view = view_of(3)
-    Follower(view).on_append(A, append(2, term=2, prev=(1, 0)))
+    follower_of(view).on_append(A, append(2, term=2, prev=(1, 0)))
     assert view.take_sent() == [TermNotice(term=3)]
     assert view.leader is None
 
@@ -453,7 +456,7 @@ SNAPSHOT = Snapshot(index=9, term=4, state=b"0123456789")
 
 def test_a_snapshot_is_installed_when_it_is_whole() -> None:
     view = view_of(1)
-    follower = Follower(view)
+    follower = follower_of(view)
     for chunk in chunks(SNAPSHOT, 4):
         assert view.installed == []
         follower.on_chunk(A, chunk)
@@ -463,7 +466,7 @@ def test_a_snapshot_is_installed_when_it_is_whole() -> None:
 
 def test_a_snapshot_that_fails_its_checksum_is_refused() -> None:
     view = view_of(1)
-    follower = Follower(view)
+    follower = follower_of(view)
     damaged = Snapshot(index=9, term=4, state=b"0123456780")
     for good, bad in zip(chunks(SNAPSHOT, 4), chunks(damaged, 4), strict=True):
         follower.on_chunk(A, SnapshotChunk(**{f: getattr(good, f) for f in good.__slots__} | {"data": bad.data}))
@@ -473,7 +476,7 @@ def test_a_snapshot_that_fails_its_checksum_is_refused() -> None:
 
 def test_a_chunk_that_is_not_the_next_is_refused() -> None:
     view = view_of(1)
-    follower = Follower(view)
+    follower = follower_of(view)
     first, _, third = chunks(SNAPSHOT, 4)
     follower.on_chunk(A, first)
     follower.on_chunk(A, third)
@@ -484,7 +487,7 @@ def test_a_chunk_that_is_not_the_next_is_refused() -> None:
 
 def test_half_a_snapshot_does_not_outlive_its_session() -> None:
     view = view_of(1)
-    follower = Follower(view)
+    follower = follower_of(view)
     first, second, third = chunks(SNAPSHOT, 4)
     follower.on_chunk(A, first)
     follower.forget_session(A)
@@ -496,7 +499,7 @@ def test_half_a_snapshot_does_not_outlive_its_session() -> None:
 def test_a_snapshot_of_what_the_journal_holds_is_not_installed() -> None:
     view = view_of(1, 1, 4, 4)
     for chunk in chunks(Snapshot(index=4, term=4, state=b"s"), 4):
-        Follower(view).on_chunk(A, chunk)
+        follower_of(view).on_chunk(A, chunk)
     assert (view.installed, view.commit_index) == ([], 4)
     assert view.take_sent() == [success(view, 1, 4)]
 
@@ -505,7 +508,7 @@ def installing(snapshot: Snapshot) -> tuple[View, Follower]:
     """A follower of A that has all of a snapshot, and is not done with it."""
     view = view_of(1)
     view.installs_slowly = True
-    follower = Follower(view)
+    follower = follower_of(view)
     for chunk in chunks(snapshot, 4):
         follower.on_chunk(A, chunk)
     view.take_sent()
@@ -561,7 +564,7 @@ def test_a_snapshot_installed_under_the_next_leader_is_not_acknowledged_to_the_l
 
 # ------------------------------------------------------------------------------------------------------- pre-vote
 def asked(view: View, *, term: int, last: tuple[int, int], heard_at: float = 0.0) -> bool:
-    return PreVoting(view).would_vote(
+    return PreVoting(cast(Core, view)).would_vote(
         A, PreVote(term=term, last_index=last[0], last_term=last[1], disk=DISK, is_admitted=False), heard_at
     )
 

@@ -126,7 +126,7 @@ def test_what_it_has_does_not_count_towards_the_bound(bound: str, most: int, mon
 def test_nothing_is_kept_for_one_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = SlowFollower(monkeypatch)
     isolate(slow.world, slow.host)
-    leading = slow.leader.engine._raft
+    leading = slow.leader.engine._core
     assert leading is not None
     wait(slow.world, lambda: not leading.is_connected(slow.host.node), ms=20_000)
     slow.commit(10 * SNAPSHOT_ENTRIES)

@@ -8,7 +8,6 @@ from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
 from smq.raft_state.replies import Applied, Done
 from smq.replication.ports import Committed, Delete, ProposalLost, Put, Table
 from smq.replication.raft.core import Core
-from smq.replication.raft.engine_pysyncobj import PySyncObjEngine
 from smq.replication.raft.journal import RaftJournal, Snapshot
 from smq.replication.raft.messages import (
     NO_OP,
@@ -37,7 +36,7 @@ from smq.replication.raft.ready import (
     Ready,
     Work,
 )
-from smq.replication.raft.view import EngineTiming, RaftSetup
+from smq.replication.raft.timing import RaftTiming
 from smq.replication.raft.voters import Voters
 
 ME, A, B = NodeId(1), NodeId(2), NodeId(3)
@@ -53,16 +52,15 @@ class Raft:
         self.journal = RaftJournal()
         self.answers: list[object] = []
         voters = Voters(ME, peers, lambda: own_disk, lambda _node: DISK, lambda _node, _disk: False, lambda _node: True)
-        setup = RaftSetup(
+        self.core = Core(
             node_id=ME,
             peers=peers,
             journal=self.journal,
             voters=voters,
-            timing=EngineTiming(),
+            timing=RaftTiming(),
             now=lambda: self.time,
             rng=Random(1),
         )
-        self.core = Core(setup, PySyncObjEngine.create_library)
         self.applied = LogIndex(1)
         for peer in peers:
             self.core.session_opened(peer)
@@ -458,7 +456,7 @@ def test_a_leader_that_hands_over_takes_no_proposal() -> None:
     raft = Raft()
     raft.elected()
     raft.turn((A, success(1, 1, 1)))  # A lags
-    raft.core.hand_over(A)
+    raft.core.lead.hand_over(A)
     raft.core.propose(b"x", raft.answers.append)
     assert [answer.outcome for answer in raft.turn().answers] == [ProposalLost.NOT_LEADER]
     assert raft.journal.last_index == 2
@@ -567,7 +565,7 @@ def test_a_snapshot_of_ones_own_and_the_cut_journal_are_one_change() -> None:
     raft = Raft()
     raft.turn((A, append(3, *(b"%d" % n for n in range(20)), commit=21)))
     taken = Snapshot(index=11, term=3, state=b"state at 11")
-    raft.core.timing = EngineTiming(snapshot_entries=8)
+    raft.core.timing = RaftTiming(snapshot_entries=8)
     raft.work()
     ready = raft.core.conclude(MachineReport(up_to=LogIndex(21), taken=taken))
     assert ready.changes is not None

@@ -1,29 +1,23 @@
 """Rule 18: an old copy of a disk is recognised by what the disk reported that it remembers."""
 
-from dataclasses import dataclass
 from random import Random
 
 import pytest
 
 from smq.raft_state.ids import DiskId, NodeId
 from smq.replication.marks import DISKS_KEPT_MAX, Mark, pack_marks, unpack_marks
-from smq.replication.raft.disk_marks import DiskMarks, has_forgotten
+from smq.replication.raft.journal import RaftJournal
+from smq.replication.raft.voters import DiskMarks, has_forgotten
 
 A, B, C = NodeId(1), NodeId(2), NodeId(3)
 DISK = DiskId(b"b" * 16)
 ANOTHER = DiskId(b"n" * 16)
 
 
-@dataclass
-class Kept:
-    """The journal's part."""
-
-    base_writes: int = 0
-    durable_writes: int = 0
-    marks: bytes = b""
-
-    def keep_marks(self, marks: bytes) -> None:
-        self.marks = marks
+def journal_of(base: int, durable: int) -> RaftJournal:
+    journal = RaftJournal()
+    journal.base_writes, journal.durable_writes = base, durable
+    return journal
 
 
 def start(number: int) -> bytes:
@@ -38,14 +32,16 @@ def mark_of_b(number: int, base: int, writes: int, disk: DiskId = DISK) -> Mark:
 OF_C = Mark(C, DiskId(b"c" * 16), start(1), 0, 1)
 
 
-def third(kept: Kept | None = None) -> DiskMarks:
+def third(kept: RaftJournal | None = None) -> DiskMarks:
     """What C knows."""
-    return DiskMarks(C, (A, B), lambda: OF_C.disk, lambda _node: DISK, OF_C.start, kept or Kept(1, 1))
+    return DiskMarks(
+        C, (A, B), lambda: OF_C.disk, lambda _node: DISK, OF_C.start, journal_of(1, 1) if kept is None else kept
+    )
 
 
 def second(base: int, writes: int, number: int = 9) -> DiskMarks:
     """B, which found `base` writes on its disk."""
-    return DiskMarks(B, (A, C), lambda: DISK, lambda _node: None, start(number), Kept(base, writes))
+    return DiskMarks(B, (A, C), lambda: DISK, lambda _node: None, start(number), journal_of(base, writes))
 
 
 def test_an_old_copy_is_doubted_by_a_node_that_the_disk_had_reported_more_to() -> None:
@@ -109,7 +105,7 @@ def test_before_a_session_has_begun_no_node_is_doubted() -> None:
 
 
 def test_reports_are_kept_and_read_again_by_the_next_process() -> None:
-    kept = Kept()
+    kept = RaftJournal()
     third(kept).receive(B, mark_of_b(1, 10, 50), [])
     later = third(kept)
     later.load()
@@ -129,8 +125,8 @@ def test_peers_that_know_other_old_disks_do_not_talk_each_other_out_of_the_prese
     disks = [DiskId(bytes([n]) * 16) for n in range(DISKS_KEPT_MAX + 1)]
     of_a = Mark(A, ANOTHER, start(1), 0, 1)
     present = mark_of_b(9, 0, 50, disks[-1])
-    first = DiskMarks(A, (B, C), lambda: ANOTHER, lambda _node: disks[-1], start(1), Kept())
-    last = DiskMarks(C, (A, B), lambda: OF_C.disk, lambda _node: disks[-1], OF_C.start, Kept())
+    first = DiskMarks(A, (B, C), lambda: ANOTHER, lambda _node: disks[-1], start(1), RaftJournal())
+    last = DiskMarks(C, (A, B), lambda: OF_C.disk, lambda _node: disks[-1], OF_C.start, RaftJournal())
     for n, disk in enumerate(disks):
         first.receive(B, mark_of_b(n, 0, 50, disk), [])
         if disk is not disks[-1]:

@@ -1,7 +1,7 @@
 """Courses of one partition, built by hand: each meets the one moment at which a rule matters.
 
 Owns these histories, of three nodes of which node 1 leads epoch 0. Production code survives each of them, and the
-partition works at its end. With its rule taken out (`planted`), each breaks a promise. It must never look inside a
+partition works at its end. With its rule taken out (`planted`), a course breaks a promise. It must never look inside a
 replica: what a course demands is what `truth` judges.
 """
 
@@ -40,32 +40,11 @@ def leader_goes_on_after_its_seal(group: Group) -> None:
     group.commit_number(election)
 
 
-def follower_writes_after_its_seal(group: Group) -> None:
-    """A batch becomes durable on a follower after its seal, which did not report it."""
-    group.hold_disk(2)
-    group.produce(1)
-    group.deliver(1, 2)
-    election = _election_of(group, 2, 3, candidate=3)
-    group.free_disk(2)
-    group.deliver(2, 1)
-    group.commit_number(election)
-
-
 def sealed_follower_starts_again_unregistered(group: Group) -> None:
     """Its new process has promised nothing, and no other node knows it yet."""
     election = _election_of(group, 2, 3, candidate=3)
     group.crash(2)
     group.start(2)
-    group.produce(1)
-    group.exchange(1, 2)
-    group.commit_number(election)
-
-
-def sealed_follower_starts_again_registered(group: Group) -> None:
-    """The leader counts the new process before the election with the former one's seal is committed."""
-    election = _election_of(group, 2, 3, candidate=3)
-    group.restart(2)
-    group.apply(1)
     group.produce(1)
     group.exchange(1, 2)
     group.commit_number(election)
@@ -81,18 +60,6 @@ def follower_seals_before_a_placed_batch_is_durable(group: Group) -> None:
     group.seal(2)
 
 
-def late_question_after_a_seal(group: Group) -> None:
-    """A controller's question for epoch 0 reaches a follower that has sealed epoch 1."""
-    group.elect(1, 2, candidate=1)
-    group.apply_all()
-    group.exchange(1, 2, 3)
-    election = _election_of(group, 2, 3, candidate=3)
-    group.seal(2, epoch=0)
-    group.produce(1)
-    group.exchange(1, 2)
-    group.commit_number(election)
-
-
 # ---------------------------------------------------------------------------------------------- elections
 def one_replica_of_three_is_asked(group: Group) -> None:
     """It lacks what the two others have committed."""
@@ -100,34 +67,6 @@ def one_replica_of_three_is_asked(group: Group) -> None:
     group.exchange(1, 2)
     group.crash(1)
     group.elect(3)
-
-
-def epoch_starts_below_an_older_one(group: Group) -> None:
-    """Epoch 1 keeps a tail that no other replica has, and epoch 2 begins without it."""
-    group.produce(1)
-    group.exchange(1, 2, 3)
-    group.produce(1)
-    group.run(2)
-    group.elect(1, 3, candidate=1)
-    for node in (2, 3):
-        group.apply(node)
-    group.elect(2, 3)
-    group.apply_all()
-    group.produce(int(group.part.leader))
-    group.exchange(1, 2, 3)
-
-
-def process_that_is_gone_is_elected(group: Group) -> None:
-    """Its node has another disk by then. Its log is the only one that has everything, and is gone."""
-    group.produce(1)
-    group.exchange(1, 2)
-    election = _election_of(group, 1, 2, 3, candidate=2)
-    group.wipe(2)
-    group.commit(group.start(2))
-    group.commit_number(election)
-    for node in (2, 3):
-        group.apply(node)
-    group.elect(2, 3)
 
 
 def leader_goes_on_after_it_has_proposed_another(group: Group) -> None:
@@ -140,18 +79,6 @@ def leader_goes_on_after_it_has_proposed_another(group: Group) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- lost disks, damage
-def replaced_disk_is_asked(group: Group) -> None:
-    """It has acknowledged what it does not have any more."""
-    group.produce(1)
-    group.exchange(1, 2)
-    group.wipe(2)
-    group.commit(group.start(2))
-    for node in (2, 3):
-        group.apply(node)
-    group.crash(1)
-    group.elect(2, 3)
-
-
 def replaced_disk_is_asked_after_its_first_word(group: Group) -> None:
     """It has been heard by the leader, and has received nothing yet."""
     group.produce(1)
@@ -190,21 +117,6 @@ def damage_is_found_in_an_older_state(group: Group) -> None:
         group.apply(node)
     group.crash(1)
     group.elect(2, 3)
-
-
-def damaged_batch_is_in_a_sealed_log(group: Group) -> None:
-    """A follower's copy of the last committed batch is damaged. It cannot lead with it, but it knows that it had it."""
-    group.produce(1)
-    group.exchange(1, 2)
-    group.produce(1)
-    group.deliver(1, 2)
-    group.deliver(2, 1)
-    group.rot(2)
-    group.commit(group.start(2))
-    for node in (2, 3):
-        group.apply(node)
-    group.crash(1)
-    group.elect(2, 3, candidate=2)
 
 
 def last_batch_is_missing(group: Group) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from chaos_tests.sim.planted.partitions import EPOCH_STARTS_AT_THE_MARK, MARK_AS_GIVEN
 from chaos_tests.sim.planted.state import LOG_START_AS_REQUESTED
-from chaos_tests.sim.planted.transactions import EVERYTHING_IS_STABLE
+from chaos_tests.sim.planted.transactions import OPEN_IS_STABLE
 from chaos_tests.sim.replacement import Fault, planted, replace
 from smq.raft_state.commands import AdvanceLogStart, CommitOffsets, Coordinated, EndTransaction
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -107,7 +107,7 @@ def test_a_last_stable_offset_that_goes_back_is_noted_by_the_leader() -> None:
     world.commit_all()
     live, watch = world.host.live, world.host.anomalies
     assert (live.stable_end, noted(watch)) == (0, [])
-    with EVERYTHING_IS_STABLE.planted():
+    with OPEN_IS_STABLE.planted():
         assert live.stable_end == 1
     assert (live.stable_end, noted(watch)) == (0, [Kind.LSO_BACK])
 

@@ -157,11 +157,12 @@ def write_profile(report: Report) -> None:
     """Rewrites the table of docs/performance.md."""
     rows = [row for row in report.rows if row.get("kind") == "profile"]
     rooms = [*dict.fromkeys(ROOMS.values()), OUTSIDE]
-    cells = [[row["what"], *(f"{row[f'{room}_percent']:.0f}" for room in rooms), _named(row)] for row in rows]
+    cells = [[row["what"], *(f"{row[f'{room}_percent']:.0f}" for room in rooms), _first(row)] for row in rows]
     text = f"At {commit()}, {RATE} samples per second and node; per cent of each line's samples.\n\n"
     text += markdown(["", *rooms, "most time in"], cells)
     rewrite("profile", COMMAND, text, picture=None, results={"commit": commit(), "rows": rows})
 
 
-def _named(row: dict[str, Any]) -> str:
-    return ", ".join(f"`{name}` {share:.0f}" for name, share in row["top"][:3])
+def _first(row: dict[str, Any]) -> str:
+    name, share = row["top"][0]
+    return f"`{name}` {share:.0f}"

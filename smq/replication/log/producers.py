@@ -142,20 +142,6 @@ class ProducerTable:
         return end
 
     # ------------------------------------------------------------------------------------------------- changes
-    def fold(self, header: BatchHeader, ts_ns: TsNs) -> None:
-        """Records an appended batch; `header` carries its base offset and epoch. No control batch."""
-        if header.producer_id >= 0:
-            cached = CachedBatch(
-                Epoch(header.epoch),
-                Offset(header.base_offset),
-                Offset(header.end),
-                Sequence(header.base_sequence),
-                Sequence(header.last_sequence),
-                ts_ns,
-            )
-            producer_id, producer_epoch = ProducerId(header.producer_id), ProducerEpoch(header.producer_epoch)
-            self.note(producer_id, producer_epoch, cached, is_transactional=header.is_transactional)
-
     def note(
         self,
         producer_id: ProducerId,
@@ -164,7 +150,7 @@ class ProducerTable:
         *,
         is_transactional: bool = False,
     ) -> None:
-        """As `fold`, from its parts. Never refuses: the log is the truth."""
+        """Records an appended batch, which is no control batch. Never refuses: the log is the truth."""
         row = _BATCH.pack(batch.epoch, batch.base_offset, batch.end, batch.first_seq, batch.ts_ns)
         known = self._entries.get(producer_id)
         kept, count, section = b"", 1, b""

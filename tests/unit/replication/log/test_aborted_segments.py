@@ -19,7 +19,8 @@ from smq.replication.log.deletion import delete_partition
 from smq.replication.log.segments import digest_of, replaced
 from smq.replication.ports import Delete, Put, Table
 from tests.unit.replication.log.committed_readers import READERS, of_fetch
-from tests.unit.replication.log.test_segments import PID, Node, in_transaction, nothing, rewritten
+from tests.unit.replication.log.support import PID
+from tests.unit.replication.log.test_segments import Node, in_transaction, nothing, rewritten
 from tests.unit.replication.storage.support import FakeHarness
 
 ONE, OTHER = 1, 2

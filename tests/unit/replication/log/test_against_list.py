@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.raft_state.ids import Epoch, Offset, TsNs
 from smq.raft_state.topic_config import Retention
 from smq.records import parse_header
 from smq.replication.log import partition_log
@@ -23,9 +23,9 @@ from smq.replication.log.producers import ProducerTable
 from smq.replication.log.store import LogStore, PartitionLog, StoredValue, parse_value
 from smq.replication.ports import DataDamaged
 from tests.examples import examples
+from tests.unit.replication.log.support import PID, fold
 from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness, make_batch
 
-PID = PartitionId(b"a partition's 20 by.")
 FAR = 1 << 41  # every offset beyond 2^40
 
 
@@ -70,7 +70,7 @@ class Model(NamedTuple):
     def producers(self) -> ProducerTable:
         table = ProducerTable()
         for row in self.deleted + self.live:
-            table.fold(parse_header(row.stored.batch), row.stored.ts_ns)
+            fold(table, parse_header(row.stored.batch), row.stored.ts_ns)
         return table
 
     @property

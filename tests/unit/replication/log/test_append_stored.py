@@ -4,7 +4,7 @@ import pytest
 
 from smq.raft_state.ids import Offset
 from smq.replication.log.store import LogStore
-from tests.unit.replication.log.test_store import ALL, PID, append, nothing
+from tests.unit.replication.log.support import ALL, PID, append, nothing, reopened
 from tests.unit.replication.storage.support import Harness
 
 
@@ -22,7 +22,7 @@ def test_the_batches_of_one_submission_that_a_cut_leaves_become_durable(harness:
     leader.truncate(Offset(4))  # nothing of it is left, so nothing is reported
     harness.settle()
     assert (leader.durable_end, reports) == (4, [4])
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     assert log.read(Offset(0), ALL, 1 << 30) == values[:2]
 
 

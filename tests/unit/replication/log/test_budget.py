@@ -6,7 +6,7 @@ from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.config import TAIL_BYTES_KEPT
 from smq.replication.log import partition_log
 from smq.replication.log.store import LogStore
-from tests.unit.replication.log.test_store import ALL, PID, append
+from tests.unit.replication.log.support import ALL, PID, append
 from tests.unit.replication.storage.support import Harness
 
 

@@ -13,7 +13,8 @@ from smq.replication.log.state import checkpoint_key
 from smq.replication.log.store import StoredValue
 from smq.replication.partition.look_ups import find_time
 from smq.replication.ports import Put, Table
-from tests.unit.replication.log.test_segments import PID, Node, compacted, create_rows, nothing, rewritten
+from tests.unit.replication.log.support import PID
+from tests.unit.replication.log.test_segments import Node, compacted, create_rows, nothing, rewritten
 from tests.unit.replication.storage.support import FakeHarness
 
 

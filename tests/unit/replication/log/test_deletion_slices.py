@@ -11,7 +11,7 @@ from smq.replication.log.codec import batch_key
 from smq.replication.log.reader import LogReader, Retained
 from smq.replication.log.store import LogStore
 from smq.replication.ports import Delete, Op, Table
-from tests.unit.replication.log.test_store import ALL, OTHER, PID, append, flipped, replace, rows
+from tests.unit.replication.log.support import ALL, OTHER, PID, append, flipped, log_of, reopened, replace, rows
 from tests.unit.replication.storage.support import FakeHarness, Harness
 
 
@@ -92,7 +92,7 @@ def test_a_partition_created_again_during_the_deletion_of_the_old_one_keeps_its_
     stored = [append(log, 2) for _ in range(4)]
     harness.settle()
     assert log.read(Offset(5), ALL, 1 << 20) == stored
-    recovered = LogStore(harness.reopen()).open_all()[PID]
+    recovered = reopened(harness)
     assert recovered.read(Offset(5), ALL, 1 << 20) == stored
 
 
@@ -105,7 +105,7 @@ def test_log_start_moves_immediately_and_the_batches_before_it_go_in_slices(harn
     assert log.read(Offset(31), ALL, 1 << 20) == stored[15:]
     harness.settle()
     assert len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) == 5
-    recovered = LogStore(harness.reopen()).open_all()[PID]
+    recovered = reopened(harness)
     assert (recovered.log_start, recovered.producers) == (31, log.producers)
     assert recovered.read(Offset(31), ALL, 1 << 20) == stored[15:]
 
@@ -119,7 +119,7 @@ def test_an_interrupted_move_of_log_start_continues_after_a_restart() -> None:
     log.is_dropped = True  # no slice follows the first: the process dies
     harness.settle()
     assert len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) == 17
-    recovered = LogStore(harness.reopen()).open_all()[PID]
+    recovered = reopened(harness)
     assert recovered.read(Offset(30), ALL, 1 << 20) == stored[15:]
     assert recovered.read(Offset(29), ALL, 1 << 20) == []
     harness.settle()
@@ -132,10 +132,7 @@ def test_an_interrupted_move_of_log_start_continues_after_a_restart() -> None:
 
 def test_no_slice_deletes_more_than_its_share_of_batches() -> None:
     harness = FakeHarness()
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    for _ in range(20):
-        append(log, 2)
-    harness.settle()
+    log = log_of(harness, 20, 2)
     seen: list[Delete] = []
     submit = harness.fake.submit
 
@@ -153,11 +150,8 @@ def test_no_slice_deletes_more_than_its_share_of_batches() -> None:
 def test_a_log_cut_past_lost_batches_below_its_start_is_empty_and_asks_for_producers(harness: Harness) -> None:
     """It must not end below its start: no replica could send it anything there. The disk keeps all until the others
     know of the damage (rule 23)."""
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    for i in range(20):
-        append(log, 2, producer=(1, 0, 2 * i))
-    harness.settle()
-    log = LogStore(harness.reopen()).open_all()[PID]  # nothing of it is in memory
+    log = log_of(harness, 20, 2, producer=1)
+    log = reopened(harness)  # nothing of it is in memory
     for table in (Table.BATCHES, Table.TIMES):
         key, value = harness.disk.scan(table, PID, PID + b"\xff" * 20)[10]
         replace(harness, table, key, flipped(value, 77))
@@ -166,13 +160,13 @@ def test_a_log_cut_past_lost_batches_below_its_start_is_empty_and_asks_for_produ
     assert not log.truncate(Offset(36))
     assert (log.log_start, log.appended_end, log.has_producers) == (31, 31, False)
     harness.settle()
-    again = LogStore(harness.reopen()).open_all()[PID]
+    again = reopened(harness)
     assert (again.log_start, again.appended_end, again.has_producers) == (31, 31, False)
     assert again.tail_damage is not None
     again.truncate(again.appended_end)
     harness.settle()
     assert rows(harness) == 2
-    again = LogStore(harness.reopen()).open_all()[PID]
+    again = reopened(harness)
     assert (again.log_start, again.appended_end, again.has_producers) == (31, 31, False)
 
 
@@ -190,32 +184,26 @@ def test_a_look_up_by_create_time_skips_batches_that_wait_to_be_deleted(harness:
 
 
 def test_a_log_cut_below_its_start_keeps_the_producers_of_batches_that_wait_to_be_deleted(harness: Harness) -> None:
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    for i in range(20):
-        append(log, 2, producer=(1, 0, 2 * i))
-    harness.settle()
+    log = log_of(harness, 20, 2, producer=1)
     log.advance_log_start(Offset(30))
     at_start = log.producers_at(Offset(30))
     log.truncate(Offset(20))
     assert (log.log_start, log.appended_end, log.has_producers) == (30, 30, True)
     assert log.producers.snapshot() == at_start
     harness.settle()
-    again = LogStore(harness.reopen()).open_all()[PID]
+    again = reopened(harness)
     assert (again.appended_end, again.producers.snapshot()) == (30, at_start)
 
 
 @pytest.mark.parametrize("damaged", range(10))
 def test_a_damaged_index_row_of_a_deleted_batch_keeps_no_batch_on_disk(harness: Harness, damaged: int) -> None:
-    log = LogStore(harness.disk, tail_bytes_kept=0).create(PID, Offset(0))
-    for _ in range(10):
-        append(log, 2)
-    harness.settle()
+    log = log_of(harness, 10, 2, tail_bytes_kept=0)
     key, row = harness.disk.scan(Table.TIMES, PID, PID + b"\x01", limit=10)[damaged]
     replace(harness, Table.TIMES, key, flipped(row, 60))
     log.advance_log_start(Offset(14))
     harness.settle()
     assert len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) == 3
-    again = LogStore(harness.reopen()).open_all()[PID]
+    again = reopened(harness)
     assert [v.base for v in again.read(Offset(14), ALL, 1 << 20)] == [14, 16, 18]
 
 
@@ -252,10 +240,7 @@ def test_what_bytes_retain_is_not_less_if_a_trim_overtakes_the_look_up(
 
 def test_a_batch_that_is_damaged_at_the_log_start_may_go_by_bytes(harness: Harness) -> None:
     """Only index rows are read, so no repair has to come first: there may be no other replica."""
-    log = LogStore(harness.disk, tail_bytes_kept=0).create(PID, Offset(0))
-    for _ in range(20):
-        append(log, 2)
-    harness.settle()
+    log = log_of(harness, 20, 2, tail_bytes_kept=0)
     ((key, value),) = harness.disk.scan(Table.BATCHES, b"", batch_key(PID, 1))
     replace(harness, Table.BATCHES, key, flipped(value, 8 * len(value) - 1))
     limits = Retention(bytes=log.size_bytes // 4)

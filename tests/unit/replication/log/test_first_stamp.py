@@ -11,8 +11,7 @@ from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.log import segments
 from smq.replication.log.codec import TIME_APPEND, TIME_CREATE, append_time_key, create_time_key, times_range
 from smq.replication.ports import Table
-
-PID = PartitionId(b"a partition's 20 by.")
+from tests.unit.replication.log.support import PID
 
 
 class Rows:

@@ -12,7 +12,7 @@ from smq.replication.log.producers import CachedBatch, ProducerTable
 from smq.replication.log.state import checkpoint_key
 from smq.replication.log.store import LogStore, PartitionLog
 from smq.replication.ports import Op, Put, Table
-from tests.unit.replication.log.test_store import PID, append, flipped, replace
+from tests.unit.replication.log.support import PID, append, flipped, fold, reopened, replace
 from tests.unit.replication.storage.support import FakeHarness, Harness
 
 PRODUCERS = 20_000
@@ -73,7 +73,7 @@ def test_deletions_from_the_front_do_not_write_the_whole_table_each_time(monkeyp
         harness.settle()
     assert len(watched.sizes) >= 38, "the row of the partition and the base, each time"
     assert max(watched.sizes) < 3_000
-    again = LogStore(harness.reopen()).open_all()[PID]
+    again = reopened(harness)
     assert again.producers == log.producers
 
 
@@ -88,7 +88,7 @@ def test_all_in_all_checkpoints_write_at_most_about_twice_what_has_changed(monke
     harness.settle()
     changed = 8_000 * 43 + sum(2_000 * 32 * k for k in range(1, 5))  # every producer each 2,000 batches, ever larger
     assert sum(watched.sizes) < 2 * changed + 1_000_000
-    again = LogStore(harness.reopen()).open_all()[PID]
+    again = reopened(harness)
     assert again.producers == log.producers
 
 
@@ -119,12 +119,12 @@ def test_any_mix_of_checkpoints_deletions_truncations_and_restarts_gives_the_sam
             log.advance_log_start(start)
         elif what == 2:
             harness.settle()
-            log = LogStore(harness.reopen()).open_all()[PID]
+            log = reopened(harness)
         elif what == 3:
             harness.settle()
         expected = ProducerTable.restore(known)
         for _, header, ts_ns in model:
-            expected.fold(parse_header(header), ts_ns)
+            fold(expected, parse_header(header), ts_ns)
         assert log.producers == expected
         assert log.tail_damage is None
 
@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_that_others_continue_costs_nothing_but_reading(mon
     row = harness.disk.get(Table.CHECKPOINTS, key)
     assert row is not None
     replace(harness, Table.CHECKPOINTS, key, flipped(row, 99))
-    again = LogStore(harness.reopen()).open_all()[PID]
+    again = reopened(harness)
     assert again.producers == log.producers
     assert again.appended_end == 150
 
@@ -160,6 +160,6 @@ def test_a_damaged_checkpoint_that_the_base_continues_is_replaced_before_it_is_n
     log.rewrite_checkpoint(oldest)
     harness.settle()
     assert harness.disk.get(Table.CHECKPOINTS, oldest) is None
-    again = LogStore(harness.reopen()).open_all()[PID]
+    again = reopened(harness)
     assert again.tail_damage is None
     assert again.producers == log.producers

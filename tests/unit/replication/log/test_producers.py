@@ -10,6 +10,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, TsNs
 from smq.records import BatchHeader, parse_header
 from smq.replication.log.producers import CACHED_BATCHES, ProducerTable
+from tests.unit.replication.log.support import fold
 from tests.unit.replication.storage.support import make_batch
 
 NOTHING_EXPIRED = Offset(0)
@@ -22,7 +23,7 @@ def header(sequence: int, count: int = 1, *, producer: int = 7, epoch: int = 0) 
 def table_of(*headers: BatchHeader) -> ProducerTable:
     table, base = ProducerTable(), 100
     for h in headers:
-        table.fold(replace(h, base_offset=base, epoch=3), TsNs(base * 10))
+        fold(table, replace(h, base_offset=base, epoch=3), TsNs(base * 10))
         base = base + h.count
     return table
 
@@ -147,7 +148,7 @@ def test_a_restored_table_behaves_like_the_original(
     assert restored == table
     for p, e, seq, count in after:
         for t in (table, restored):
-            t.fold(header(seq, count, producer=p, epoch=e), TsNs(5))
+            fold(t, header(seq, count, producer=p, epoch=e), TsNs(5))
     assert restored.snapshot() == table.snapshot()
 
 
@@ -174,7 +175,7 @@ def test_no_answer_depends_on_whether_expired_entries_have_been_removed(
         h = header(seq, count, producer=p, epoch=e)
         assert answer(kept, h, Offset(start + later)) == answer(swept, h, Offset(start + later))
         for table in (kept, swept):
-            table.fold(replace(h, base_offset=base, epoch=4), TsNs(base * 10))
+            fold(table, replace(h, base_offset=base, epoch=4), TsNs(base * 10))
         base += count
     for p in range(3):
         assert kept.knows(p, Offset(start)) == swept.knows(p, Offset(start))
@@ -188,7 +189,7 @@ def test_changes_since_a_snapshot_complete_it(
     restored = ProducerTable.restore(table.snapshot())
     table.mark_saved()
     for p, e, seq, count in after:
-        table.fold(header(seq, count, producer=p, epoch=e), TsNs(5))
+        fold(table, header(seq, count, producer=p, epoch=e), TsNs(5))
     restored.add(table.changes())
     assert restored == table
     assert table.size_bytes == restored.size_bytes == len(table.snapshot())

@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerId, TsNs
+from smq.raft_state.ids import Epoch, Offset, ProducerId, TsNs
 from smq.records import NewRecord, decode_batch, encode_batch, marker_batch, parse_header
 from smq.replication.api import Aborted
 from smq.replication.log import partition_log
@@ -31,11 +31,10 @@ from smq.replication.log.store import BatchDamaged, LogStore, StoredValue
 from smq.replication.ports import Delete, Put, Table
 from tests.examples import examples
 from tests.unit.replication.log.committed_readers import check_readers, of_fetch
-from tests.unit.replication.log.test_store import flipped
+from tests.unit.replication.log.support import PID, flipped
 from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness
 
 EVERY = "CHECKPOINT_BATCHES"
-PID = PartitionId(b"a partition's 20 by.")
 PRODUCERS = (1, 2)  # of transactions
 
 

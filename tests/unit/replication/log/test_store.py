@@ -5,45 +5,31 @@ from typing import cast
 
 import pytest
 
-from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.raft_state.ids import Epoch, Offset, TsNs
 from smq.records import NewRecord, encode_batch, parse_header, validate_produced
 from smq.replication.config import TAIL_BYTES_KEPT
 from smq.replication.log import partition_log
-from smq.replication.log.codec import BatchDamaged, base_of_key, batch_key, build_value
+from smq.replication.log.codec import BatchDamaged, batch_key, build_value
 from smq.replication.log.lineage import EpochRun
 from smq.replication.log.producers import ProducerTable
-from smq.replication.log.store import LogStore, PartitionLog, StoredValue, parse_value
-from smq.replication.ports import DataDamaged, Delete, Put, Table
+from smq.replication.log.store import LogStore, StoredValue, parse_value
+from smq.replication.ports import DataDamaged, Delete, Table
+from tests.unit.replication.log.support import (
+    ALL,
+    OTHER,
+    PID,
+    append,
+    flip_batch,
+    flipped,
+    fold,
+    log_of,
+    lose_row,
+    nothing,
+    reopened,
+    replace,
+    rows,
+)
 from tests.unit.replication.storage.support import FakeHarness, Harness, make_batch
-
-PID = PartitionId(bytes(range(20)))
-OTHER = PartitionId(b"\xff" * 20)
-ALL = Offset(1 << 62)
-
-
-def nothing() -> None:
-    """No caller waits."""
-
-
-def append(log: PartitionLog, count: int = 1, *, epoch: int = 1, **batch: object) -> StoredValue:
-    data = make_batch(count, **batch)  # type: ignore[arg-type]  # handed through as they are
-    return log.append(data, parse_header(data), epoch=Epoch(epoch), ts_ns=TsNs(log.last_ts_ns + 10), done=nothing)
-
-
-def rows(harness: Harness) -> int:
-    tables = (Table.BATCHES, Table.TIMES, Table.CHECKPOINTS)
-    return sum(len(harness.disk.scan_keys(table, b"\x00", b"\xff" * 40)) for table in tables)
-
-
-def replace(harness: Harness, table: Table, key: bytes, value: bytes) -> None:
-    harness.disk.submit([Put(table, key, value)])
-    harness.settle()
-
-
-def flipped(value: bytes, bit: int) -> bytes:
-    damaged = bytearray(value)
-    damaged[bit // 8 % len(value)] ^= 1 << (bit % 8)
-    return bytes(damaged)
 
 
 # ---------------------------------------------------------------------------------------------- recovery
@@ -54,7 +40,7 @@ def test_after_150_records_and_a_restart_the_next_offset_is_150(
     log = LogStore(harness.disk).create(PID, Offset(0))
     for _ in range(150):
         append(log)
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     assert (log.appended_end, log.durable_end) == (150, 150)
     assert append(log).base == 150
 
@@ -63,7 +49,7 @@ def test_50_records_without_a_checkpoint_are_recovered(harness: Harness) -> None
     log = LogStore(harness.disk).create(PID, Offset(0))
     for _ in range(50):
         append(log)
-    assert LogStore(harness.reopen()).open_all()[PID].appended_end == 50
+    assert reopened(harness).appended_end == 50
 
 
 def test_recovery_reads_only_batches_after_the_last_checkpoint(
@@ -73,8 +59,8 @@ def test_recovery_reads_only_batches_after_the_last_checkpoint(
     log = LogStore(harness.disk).create(PID, Offset(0))
     stored = [append(log) for _ in range(25)]
     harness.settle()
-    replace(harness, Table.BATCHES, batch_key(PID, 19), flipped(stored[19].value, 300))
-    log = LogStore(harness.reopen()).open_all()[PID]
+    flip_batch(harness, stored[19], 300)
+    log = reopened(harness)
     assert log.tail_damage is None  # offset 19 lies before the checkpoint at 20 and was not read
     with pytest.raises(DataDamaged, match="offset 19"):
         log.read(Offset(19), ALL, 1)
@@ -99,17 +85,9 @@ def test_an_emptied_log_continues_at_the_given_offset(harness: Harness) -> None:
     append(log, 5)
     log.advance_log_start(Offset(1 << 42))
     assert (log.log_start, log.appended_end, log.durable_end, log.size_bytes) == (1 << 42, 1 << 42, 1 << 42, 0)
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     assert (log.log_start, log.appended_end, log.runs) == (1 << 42, 1 << 42, [])
     assert append(log, 2).end == (1 << 42) + 2
-
-
-def lose_row(harness: Harness, base: int) -> None:
-    """Deletes the index row of a batch as well."""
-    keys = harness.disk.scan_keys(Table.TIMES, PID + b"\x00", PID + b"\x01")
-    (key,) = [key for key in keys if base_of_key(key) == base]
-    harness.disk.submit([Delete(Table.TIMES, key, key + b"\x00")])
-    harness.settle()
 
 
 # ------------------------------------------------------------------------------------------------ bytes
@@ -137,7 +115,7 @@ def test_damage_names_partition_and_offset_and_is_never_served(harness: Harness)
     log = LogStore(harness.disk).create(PID, Offset(0))
     stored = [append(log, 5, payload=bytes(TAIL_BYTES_KEPT // 2)) for _ in range(4)]
     harness.settle()
-    replace(harness, Table.BATCHES, batch_key(PID, 5), flipped(stored[1].value, 1000))
+    flip_batch(harness, stored[1], 1000)
     assert log.read(Offset(0), ALL, 1 << 30) == [stored[0]], "batches before it are served"
     with pytest.raises(BatchDamaged, match=r"partition 000102030405060708090a0b0c0d0e0f-\d+, offset 5") as raised:
         log.read(Offset(7), ALL, 1 << 30)
@@ -152,7 +130,7 @@ def test_a_batch_under_the_wrong_key_is_damage(harness: Harness) -> None:
     harness.settle()
     replace(harness, Table.BATCHES, batch_key(PID, 1), value)
     lose_row(harness, 1)
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     assert log.appended_end == 1
     assert "offset 1" in str(log.tail_damage)
 
@@ -164,7 +142,7 @@ def test_a_missing_batch_is_damage(harness: Harness) -> None:
     harness.disk.submit([Delete(Table.BATCHES, batch_key(PID, 2), batch_key(PID, 3))])
     harness.settle()
     lose_row(harness, 2)
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     assert log.appended_end == 2
     assert "offset 2" in str(log.tail_damage)
 
@@ -173,9 +151,9 @@ def test_a_log_with_a_damaged_tail_takes_no_append_until_it_is_cut_there(harness
     log = LogStore(harness.disk).create(PID, Offset(0))
     stored = [append(log, 2) for _ in range(5)]
     harness.settle()
-    replace(harness, Table.BATCHES, batch_key(PID, 4), flipped(stored[2].value, 500))
+    flip_batch(harness, stored[2], 500)
     lose_row(harness, 4)
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     assert (log.appended_end, log.durable_end) == (4, 4)
     with pytest.raises(DataDamaged, match="offset 4"):
         append(log)
@@ -183,7 +161,7 @@ def test_a_log_with_a_damaged_tail_takes_no_append_until_it_is_cut_there(harness
     assert log.tail_damage is None
     for value in stored[2:4]:  # again, from another replica
         log.append_stored([value], nothing)
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     assert (log.appended_end, log.tail_damage) == (8, None)  # the batch at 8, after the damage, was cut too
     assert log.read(Offset(0), ALL, 1 << 30) == stored[:4]
 
@@ -193,14 +171,14 @@ def test_a_damaged_first_batch_leaves_an_empty_log_that_can_be_repaired(harness:
     stored = [append(log, 4) for _ in range(3)]
     log.advance_log_start(Offset(6))
     harness.settle()
-    replace(harness, Table.BATCHES, batch_key(PID, 4), flipped(stored[1].value, 500))
+    flip_batch(harness, stored[1], 500)
     lose_row(harness, 4)
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     assert (log.log_start, log.appended_end) == (6, 6)
     assert log.tail_damage is not None
     log.truncate(log.appended_end)
     log.append_stored([stored[1]], nothing)
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     assert (log.log_start, log.appended_end, log.tail_damage) == (6, 8, None)
 
 
@@ -218,7 +196,7 @@ def test_a_damaged_batch_after_the_checkpoint_is_known_by_its_row_and_can_be_rep
             harness.disk.submit([Delete(Table.BATCHES, batch_key(PID, value.base), batch_key(PID, value.end))])
         else:
             replace(harness, Table.BATCHES, batch_key(PID, value.base), flipped(value.value, 700))
-    recovered = LogStore(harness.reopen()).open_all()[PID]
+    recovered = reopened(harness)
     assert recovered.tail_damage is None
     assert (recovered.appended_end, recovered.damaged_batches) == (10, {value.base for value in damaged})
     assert (recovered.runs, recovered.producers, recovered.last_ts_ns) == (log.runs, log.producers, log.last_ts_ns)
@@ -233,7 +211,7 @@ def test_only_the_same_batch_replaces_a_damaged_one(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     stored = [append(log, 2) for _ in range(3)]
     harness.settle()
-    replace(harness, Table.BATCHES, batch_key(PID, 2), flipped(stored[1].value, 700))
+    flip_batch(harness, stored[1], 700)
     store = LogStore(harness.reopen())
     log = store.open_all()[PID]
     other = make_batch(2)
@@ -255,13 +233,10 @@ def test_only_the_same_batch_replaces_a_damaged_one(harness: Harness) -> None:
 
 def test_a_damaged_checkpoint_only_means_more_to_read(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 4)
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    for i in range(10):
-        append(log, producer=(1, 0, i))
-    harness.settle()
+    log = log_of(harness, 10, producer=1)
     key, row = harness.disk.scan(Table.CHECKPOINTS, PID, PID + b"\xff", reverse=True, limit=1)[0]
     replace(harness, Table.CHECKPOINTS, key, flipped(row, 77))
-    recovered = LogStore(harness.reopen()).open_all()[PID]
+    recovered = reopened(harness)
     assert (recovered.appended_end, recovered.tail_damage) == (10, None)
     assert recovered.producers == log.producers
     assert recovered.runs == [EpochRun(Epoch(1), Offset(0), Offset(10))]
@@ -274,13 +249,13 @@ def test_without_its_first_rows_a_log_counts_as_empty_until_repaired(harness: Ha
     harness.settle()
     key, row = harness.disk.scan(Table.CHECKPOINTS, PID, PID + b"\xff")[which]
     replace(harness, Table.CHECKPOINTS, key, flipped(row, 9))
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     assert (log.appended_end, log.read(Offset(0), ALL, 100)) == (0, [])
     with pytest.raises(DataDamaged, match="checkpoints"):
         append(log)
     log.truncate(Offset(0))
     append(log, 2)
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     assert (log.appended_end, log.tail_damage) == (2, None)
 
 
@@ -314,10 +289,7 @@ def test_truncation_withdraws_pending_appends_and_never_reports_them() -> None:
 
 def test_a_rewritten_range_never_shows_its_former_records() -> None:
     harness = FakeHarness()
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    for _ in range(3):
-        append(log, payload=b"old")
-    harness.settle()
+    log = log_of(harness, 3, payload=b"old")
     log.truncate(Offset(1))
     new = append(log, payload=b"new", epoch=2)
     while harness.clock.step():
@@ -361,7 +333,7 @@ def test_producers_after_a_truncation_equal_a_fresh_fold(harness: Harness, monke
         log.truncate(Offset(cut))
         fresh = ProducerTable()
         for value in stored[: cut // 3]:
-            fresh.fold(parse_header(value.batch), value.ts_ns)
+            fold(fresh, parse_header(value.batch), value.ts_ns)
         assert log.producers == fresh
         harness.settle()
 
@@ -371,17 +343,17 @@ def test_producer_state_outlives_its_batches_unless_some_were_never_here(harness
     first = append(log, 3, producer=(9, 0, 0))
     append(log, 2)
     log.advance_log_start(Offset(4))
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     again = log.producers.check(parse_header(make_batch(3, producer=(9, 0, 0))), Offset(0))
     assert again is not None
     assert (again.base_offset, again.end, again.ts_ns) == (0, 3, first.ts_ns)
     log.advance_log_start(log.appended_end)
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     assert log.has_producers
     assert log.producers.check(parse_header(make_batch(3, producer=(9, 0, 0))), Offset(0)) == again
     assert log.producers.check(parse_header(make_batch(1, producer=(9, 0, 3))), Offset(0)) is None
     log.advance_log_start(Offset(log.appended_end + 1))  # a batch that was never here: so is what it says of producers
-    assert not LogStore(harness.reopen()).open_all()[PID].has_producers
+    assert not reopened(harness).has_producers
 
 
 def test_time_look_ups_after_a_truncation_find_only_remaining_records(harness: Harness) -> None:
@@ -531,10 +503,7 @@ def test_a_checkpoint_whose_key_belongs_to_no_partition_is_deleted(harness: Harn
 
 # -------------------------------------------------------------------------------------- reads off the loop
 def durable_log(harness: FakeHarness, count: int = 3) -> partition_log.PartitionLog:
-    log = LogStore(harness.disk, tail_bytes_kept=0).create(PID, Offset(0))
-    for _ in range(count):
-        append(log, payload=b"old")
-    harness.settle()
+    log = log_of(harness, count, payload=b"old", tail_bytes_kept=0)
     return log
 
 

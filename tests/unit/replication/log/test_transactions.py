@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerId, TsNs
+from smq.raft_state.ids import Epoch, Offset, ProducerId, TsNs
 from smq.records import NewRecord, encode_batch, marker_batch, parse_header
 from smq.replication.api import Aborted
 from smq.replication.log import partition_log
@@ -20,9 +20,8 @@ from smq.replication.log.state import LogState
 from smq.replication.log.store import LogStore, PartitionLog
 from smq.replication.ports import DataDamaged, Delete, Put, Table
 from tests.examples import examples
+from tests.unit.replication.log.support import PID, reopened
 from tests.unit.replication.storage.support import FakeHarness
-
-PID = PartitionId(b"a partition's 20 by.")
 
 
 class Row(NamedTuple):
@@ -193,7 +192,7 @@ def test_a_damaged_or_missing_row_is_found_in_the_log_again() -> None:
     for op in (Put(Table.TIMES, key, value[:-1] + b"\x77"), Delete(Table.TIMES, key, key + b"\x00")):
         harness.disk.submit([op])
         harness.settle()
-        log = LogStore(harness.reopen()).open_all()[PID]
+        log = reopened(harness)
         assert list(log.aborted) == expected
         harness.settle()
         assert harness.disk.scan(Table.TIMES, start, stop) == rows
@@ -217,7 +216,7 @@ def test_no_committed_reader_is_served_while_damage_hides_what_was_aborted(monke
         ]
     )
     harness.settle()
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     with pytest.raises(BatchDamaged) as raised:
         log.check_aborted()
     assert raised.value.offset == 2
@@ -251,7 +250,7 @@ def test_rows_that_wait_to_be_deleted_do_not_stand_for_the_one_that_was_lost(mon
         ]
     )
     harness.settle()
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     harness.settle()
     assert log.aborted_damage is not None
     log.keep_from(Offset(8))
@@ -416,7 +415,7 @@ def test_a_producer_forgotten_between_checkpoints_stays_forgotten(monkeypatch: p
         append(log, batch(1, 2_000, sequence=sequence, is_transactional=False))
     append(log, marker(8, is_commit=True))
     harness.settle()
-    log = LogStore(harness.reopen()).open_all()[PID]
+    log = reopened(harness)
     log.forget_producers(Offset(end))
     assert log.producers.open_from(ProducerId(7)) is None
     assert log.producers.stable_end(log.appended_end) == log.appended_end

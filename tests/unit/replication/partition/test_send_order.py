@@ -11,6 +11,7 @@ from smq.replication.partition import send_order
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.send_order import AWAITED_NS_MAX, SendOrder
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from tests.unit.replication.log.support import fold
 from tests.unit.replication.support import PEER_A, PEER_B, Host, batch
 
 PID, OTHER = PartitionId(b"p" * 20), PartitionId(b"q" * 20)
@@ -45,7 +46,7 @@ class World:
     def append(self, sequence: int) -> None:
         """In the log of PID."""
         assert not self.is_refused(sequence)
-        self.table.fold(header(sequence), ts_ns=1)  # type: ignore[arg-type]  # any time
+        fold(self.table, header(sequence), ts_ns=1)  # type: ignore[arg-type]  # any time
         self.order.came(PID, header(sequence))
 
 
@@ -85,7 +86,7 @@ def test_batches_without_a_producer_and_bytes_that_are_none_are_not_remembered(w
 def test_a_batch_that_another_leader_took_is_no_longer_awaited(world: World) -> None:
     world.order.expect(PID, sent(0))
     for sequence in (0, 1, 2):
-        world.table.fold(header(sequence), ts_ns=1)  # type: ignore[arg-type]  # any time
+        fold(world.table, header(sequence), ts_ns=1)  # type: ignore[arg-type]  # any time
     assert not world.is_refused(3)
 
 

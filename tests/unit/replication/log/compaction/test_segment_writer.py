@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
+from smq.raft_state.ids import Epoch, Offset, TsNs
 from smq.records import (
     CODECS,
     NewRecord,
@@ -25,8 +25,8 @@ from smq.replication.log.compaction.cleaner import KeyScan, Stretch
 from smq.replication.log.compaction.segment_writer import Rewritten, SegmentWriter
 from smq.replication.log.reader import LogReader
 from smq.replication.log.segments import digest_of
+from tests.unit.replication.log.support import PID
 
-PID = PartitionId(b"a partition's 20 by.")
 PRODUCER = 77
 
 

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from chaos_tests.sim.partition.group import Group, Report
+from chaos_tests.sim.partition.group import FIRST_TRANSACTIONAL, Group, Report
 from chaos_tests.sim.partition.producer_truth import Violation
-from chaos_tests.sim.partition.transactions import FIRST_TRANSACTIONAL
 from chaos_tests.sim.run import silence
 from smq.raft_state.commands import (
     AdvanceHwms,

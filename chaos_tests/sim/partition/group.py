@@ -4,6 +4,11 @@ Owns the world of a run: Raft as one list of commands that every node applies wi
 in the order of their session, proposals that may be committed whenever, elections from any set of seals, disks that
 write when they are let. Each step ends with a look at everything that the nodes take for committed. The nodes run
 production code; schedules (`chance`) and hand-built courses (`courses`) decide the steps.
+
+Producers send over connections that a schedule may leave and come back to. Transactions follow both of Kafka's
+protocols: in the first an epoch has many, in the second the end of each begins the next epoch. Their decisions are
+entries of Raft, without a lag of the coordinator's own. Disks are replaced, lose rows, or hold bytes that changed, on
+no more replicas at a time than elections can do without. It must never judge: `truth` does.
 """
 
 import random
@@ -12,14 +17,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from chaos_tests.sim.partition.clients import PRODUCE_MS, IdempotentProducer
-from chaos_tests.sim.partition.disk_faults import DiskFaults
+from chaos_tests.sim.partition.clients import (
+    PRODUCE_MS,
+    Connection,
+    IdempotentProducer,
+    Numbered,
+    TransactionalProducer,
+)
 from chaos_tests.sim.partition.member import Member, Proposal
-from chaos_tests.sim.partition.producer_truth import Violation
-from chaos_tests.sim.partition.transactions import Transactions
+from chaos_tests.sim.partition.producer_truth import Transaction, Violation
 from chaos_tests.sim.partition.truth import Record, Truth
 from smq.raft_state.cluster_config import COMMIT_ROUNDS, PRODUCER_EXPIRATION_MS
 from smq.raft_state.commands import (
+    AddToTransaction,
     AdvanceClock,
     AdvanceLogStart,
     AlterClusterConfig,
@@ -28,16 +38,33 @@ from smq.raft_state.commands import (
     Command,
     CreateTopic,
     ElectLeader,
+    EndTransaction,
+    InitTransactions,
+    Joining,
+    JoinTransactions,
     RegisterNode,
     Seal,
+    TransactionChange,
 )
+from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionIndex, TopicId, partition_id
+from smq.raft_state.ids import (
+    Epoch,
+    Incarnation,
+    LogIndex,
+    NodeId,
+    Offset,
+    PartitionIndex,
+    ProducerEpoch,
+    ProducerId,
+    TopicId,
+    partition_id,
+)
 from smq.raft_state.limits import PRODUCER_EXPIRATION_MS_MIN, default_init
 from smq.raft_state.machine import Machine
-from smq.raft_state.replies import Rejected, Reply
+from smq.raft_state.replies import ProducerIdAllocated, Rejected, Reply, Results
 from smq.raft_state.seals import commit_floor, seals_needed
-from smq.raft_state.state import PartitionState
+from smq.raft_state.state import PartitionState, TransactionOutcome, TransactionPhase, TransactionState
 from smq.raft_state.topic_config import (
     CLEANUP_POLICY,
     COMPACT,
@@ -49,16 +76,23 @@ from smq.raft_state.topic_config import (
 )
 from smq.records import encode_batch
 from smq.replication.api import Acks, PartitionEnd, Produced
-from smq.replication.log.codec import base_of_key
+from smq.replication.log.codec import BatchDamaged, base_of_key
 from smq.replication.log.state import partition_key
 from smq.replication.membership.controller import RESIGNED_NS
 from smq.replication.partition.admission import Offer
 from smq.replication.partition.compaction.segments import lowest_behind
+from smq.replication.partition.send_order import comes_again
+from smq.replication.partition.transactional import NotYetKnown
 from smq.replication.ports import Channel, Table
 from smq.testing.virtual.clock import Scheduler
+from smq.testing.virtual.disk import DiskImage
 
 TOPIC: Final = TopicId(b"t" * 16)
 END_MS: Final = 5_000
+TRANSACTION_MS: Final = 900_000
+FIRST_TRANSACTIONAL: Final = 11  # producers below this number have no transactions
+FIRST_ID: Final = 1_000_000  # of those: beyond the ids that Raft gives to the others
+DAMAGED: Final = b"damaged"  # in place of a row
 HELD_MS: Final = 1e9
 HEAL_TURNS: Final = 800  # 40 s: a node waits up to 30 s for a peer whose answers were late or lost
 SCRUB_TURN: Final = 400
@@ -77,7 +111,7 @@ class Report:
     good: Offset
 
 
-class Group(Transactions, DiskFaults):
+class Group:
     def __init__(
         self,
         *,
@@ -549,3 +583,316 @@ class Group(Transactions, DiskFaults):
         if len(set(ends.values())) > 1 or any(len(set(e[:4])) > 1 for e in ends.values()):
             return f"(readable, durable, appended, mark, log start) are {ends}"
         return ""
+
+    # ------------------------------------------------------------------------------------------ producers
+    def connect(self, producer: int, node: int) -> None:
+        member = self.member(node)
+        if member.is_up:
+            self._producer(producer).connect(NodeId(node), member.processes)
+
+    def number(self, producer: int, count: int = 1, key: bytes | None = None, is_tombstone: bool = False) -> None:
+        """The producer has one more record to send, unless too many are on their way."""
+        found = self._producer(producer)
+        if found.may_number:
+            record = self.new_record(key, is_tombstone)
+            self.records.append(record)
+            if found.transaction is not None:
+                self.truth.in_transaction(record, found.transaction)
+            found.number(record, count)
+
+    def request(self, producer: int, count: int = 1) -> None:
+        """The producer's next batches are on their way, over its present connection."""
+        for _ in range(count):
+            self._producer(producer).send()
+
+    def take_in(self, producer: int, connection: int = -1, count: int = 1) -> None:
+        """The next requests of a connection reach the process that it goes to, if that runs."""
+        found = self._producer(producer)
+        if not -len(found.connections) <= connection < len(found.connections):
+            return
+        via = found.connections[connection]
+        member = self.members[via.node]
+        if not member.is_up or not via.is_to(member.node, member.processes):
+            via.waiting.clear()
+        for _ in range(min(count, len(via.waiting))):
+            self._offer(member, found, via, via.waiting.popleft())
+        self.run()
+
+    def send_again(self, node: NodeId) -> None:
+        """Everything that is not acknowledged, and whatever still waits in connections to it."""
+        for number, producer in self.producers.items():
+            process = self.members[node].processes
+            if producer.unacked and not (producer.connections and producer.connections[-1].is_to(node, process)):
+                producer.connect(node, process)
+            while producer.send():
+                pass
+            # What is left behind comes too late for one that has expired: it could take its place.
+            is_lost = producer.producer_id in self.truth.producers.forgotten
+            for connection in range(-1 if is_lost else -len(producer.connections), 0):
+                self.take_in(number, connection, 1_000)
+
+    def _producer(self, producer: int) -> IdempotentProducer:
+        return self.producers.setdefault(producer, self.new_producer(producer))
+
+    def _offer(self, member: Member, producer: IdempotentProducer, via: Connection, numbered: Numbered) -> None:
+        replica = member.replica
+        try:
+            if replica is None:
+                raise SmqError(ErrorCode.NOT_LEADER, "it has no replica")
+            done = partial(self._on_answer, producer, via, numbered)
+            replica.produce(Offer(numbered.batch, BatchRules()), Acks.ALL, PRODUCE_MS, done)
+        except SmqError as e:
+            if isinstance(e, NotYetKnown) or comes_again(e.code):  # as the node's requests do
+                member.replicas.send_order.expect(self.pid, numbered.batch)
+            producer.on_refused(via, numbered)
+
+    def _on_answer(
+        self, producer: IdempotentProducer, via: Connection, numbered: Numbered, result: Produced | SmqError
+    ) -> None:
+        self.truth.look()
+        if isinstance(result, Produced):
+            self.truth.on_acked(numbered.record, result.base_offset)
+            producer.on_acked(via, numbered)
+        else:
+            producer.on_refused(via, numbered)
+
+    # ------------------------------------------------------------------------------------------ transactions
+    def new_producer(self, producer: int) -> IdempotentProducer:
+        if producer < FIRST_TRANSACTIONAL:
+            return IdempotentProducer(FIRST_ID + producer)
+        return TransactionalProducer(f"p{producer}")
+
+    def begin(self, producer: int, is_second: bool) -> None:
+        """A transaction with the partition in it, unless the producer has one, or the markers of the last are due."""
+        found = self._transactional(producer)
+        if found.transaction is not None:
+            return
+        if found.lacks_epoch:
+            reply = self._change(InitTransactions, found, timeout_ms=TRANSACTION_MS)
+            if not isinstance(reply, ProducerIdAllocated):
+                return
+            found.restart(reply)
+        producer_id, epoch = ProducerId(found.producer_id), ProducerEpoch(found.epoch)
+        if is_second:
+            reply = self.append(JoinTransactions(items=(Joining(self.pid, producer_id, epoch),)))
+        else:
+            reply = self._change(
+                AddToTransaction, found, producer_id=producer_id, producer_epoch=epoch, partitions=(self.pid,)
+            )
+        if isinstance(reply, Rejected) or (isinstance(reply, Results) and isinstance(reply.items[0], Rejected)):
+            return
+        found.transaction = Transaction(producer_id)
+        self.truth.producers.transactions.append(found.transaction)
+
+    def end(self, producer: int, is_commit: bool, is_second: bool) -> None:
+        """A commit only if all is acknowledged."""
+        found = self._transactional(producer)
+        if found.transaction is None or (is_commit and found.unacked):
+            return
+        reply = self._change(
+            EndTransaction,
+            found,
+            producer_id=ProducerId(found.producer_id),
+            producer_epoch=ProducerEpoch(found.epoch),
+            is_commit=is_commit,
+            is_bumping=is_second,
+        )
+        assert not isinstance(reply, Rejected), reply
+        if isinstance(reply, ProducerIdAllocated):
+            found.restart(reply)
+
+    def replace(self, producer: int) -> None:
+        """Another one starts under its transactional id, and aborts what is open."""
+        found = self._transactional(producer)
+        if found.transaction is not None:
+            state = self._state_of(found)
+            self._change(
+                EndTransaction,
+                found,
+                producer_id=state.producer_id,
+                producer_epoch=state.producer_epoch,
+                is_commit=False,
+                is_fencing=True,
+            )
+        found.unacked.clear()
+        found.lacks_epoch = True
+
+    def note_transactions(self) -> None:
+        """After every entry of Raft. The clock may have ended some, too."""
+        for producer in self.producers.values():
+            if not isinstance(producer, TransactionalProducer) or producer.name not in self.head.state.transactions:
+                continue
+            state = self._state_of(producer)
+            if producer.transaction is not None and state.phase is not TransactionPhase.ONGOING:
+                self._end_as(producer, state.outcome)
+            if state.phase is TransactionPhase.EMPTY:
+                for transaction in producer.ended:
+                    self.truth.producers.complete(transaction)
+                producer.ended.clear()
+
+    def has_ended_all(self) -> bool:
+        """Every producer has its answers, and no transaction is open any more, in the logs either. A producer that has
+        expired may have lost its place, and one that repeats a batch after that time may be refused."""
+        is_waiting = False
+        for number, producer in self.producers.items():
+            is_lost = producer.producer_id in self.truth.producers.forgotten
+            is_lost |= any(self.truth.is_forgotten(numbered.record, self.part) for numbered in producer.unacked)
+            if producer.transaction is not None:
+                self.end(number, is_commit=not is_lost, is_second=False)
+            is_waiting |= producer.transaction is not None or (bool(producer.unacked) and not is_lost)
+        return not is_waiting and not self.head.state.endings
+
+    def _end_as(self, producer: TransactionalProducer, outcome: TransactionOutcome) -> None:
+        assert producer.transaction is not None
+        producer.transaction.is_committed = outcome is TransactionOutcome.COMMITTED
+        producer.ended.append(producer.transaction)
+        producer.transaction = None
+        state = self._state_of(producer)
+        is_fenced = (state.producer_id, state.producer_epoch) != (producer.producer_id, producer.epoch)
+        if producer.unacked or is_fenced:  # some of its sequences may never come
+            producer.unacked.clear()
+            producer.lacks_epoch = True
+
+    def _state_of(self, producer: TransactionalProducer) -> TransactionState:
+        return self.head.state.transactions[producer.name]
+
+    def _transactional(self, producer: int) -> TransactionalProducer:
+        found = self._producer(producer)
+        assert isinstance(found, TransactionalProducer)
+        return found
+
+    def _change(self, kind: type[TransactionChange], producer: TransactionalProducer, **fields: object) -> Reply:
+        state, name = self.head.state, producer.name
+        known = state.transactions.get(name)
+        return self.append(
+            kind(
+                transactional_id=name,
+                coordinator_epoch=coordinator_of(state, name).epoch,
+                changes_seen=known.changes if known is not None else state.transaction_changes_floor,
+                **fields,  # type: ignore[arg-type]  # the fields of `kind`
+            )
+        )
+
+    # ------------------------------------------------------------------------------------------ what happens to disks
+    def wipe(self, node: int) -> bool:
+        """Another disk takes the place of its own, without anything on it. The node is down afterwards."""
+        member = self.member(node)
+        if not self.may_lose(node):
+            return False
+        self.crash(node)
+        self.truth.disk_goes(member)
+        member.image = type(member.image)()
+        member.disk_number += 100
+        member.applied = 0
+        member.has_lost_log = False
+        member.has_lost = True
+        return True
+
+    def damage_tail(self, node: int, batches: int = 1) -> bool:
+        """Its last batches cannot be read, nor the rows that describe them. The node is down afterwards."""
+        member = self.member(node)
+        if not self.may_lose(node):
+            return False
+        self.crash(node)
+        keys = self._keys(member.image)[-batches:]
+        if not keys:
+            return False
+        self.truth.disk_goes(member)
+        for key in keys:
+            member.image.tables[Table.BATCHES][key] = DAMAGED
+        for key in list(member.image.tables[Table.TIMES]):
+            member.image.tables[Table.TIMES][key] = DAMAGED
+        member.image.is_damaged = member.has_lost = True
+        return True
+
+    def damage_running(self, node: int, number: int) -> bool:
+        """Of its batches, this one and its index row cannot be read any more. The process goes on."""
+        member = self.member(node)
+        bases = [base_of_key(key) for key in self._keys(member.disk.image)] if member.is_up else []
+        if not bases or not self.may_lose(node):
+            return False
+        base = bases[number % len(bases)]
+        self.truth.disk_goes(member)
+        member.disk.image.is_damaged = member.has_lost = True
+        for table in (Table.BATCHES, Table.TIMES):
+            rows = member.disk.image.tables[table]
+            for key in [k for k in rows if k.startswith(self.pid) and base_of_key(k) == base]:
+                rows[key] = DAMAGED
+        if member.replica is not None:
+            member.replica.log.release_tail()
+        return True
+
+    def scrub(self, node: int) -> None:
+        """The node's scrubber finds what no reader has met."""
+        member = self.member(node)
+        rows = member.disk.image.tables[Table.BATCHES] if member.is_up else {}
+        for key in [key for key, value in rows.items() if value == DAMAGED]:
+            member.replicas.repair(BatchDamaged(self.pid, base_of_key(key), "the scrubber found it"), lambda _: None)
+
+    def _keys(self, image: DiskImage) -> list[bytes]:
+        """Of its batches."""
+        return [key for key in image.tables[Table.BATCHES] if key.startswith(self.pid)]
+
+    def lose_last_batch(self, node: int) -> bool:
+        """Its last batch is gone, as if a page had lost a row. The index row is still there, or nothing happens. The
+        node is down afterwards."""
+        member = self.member(node)
+        if not self.may_lose(node):
+            return False
+        self.crash(node)
+        keys = self._keys(member.image)
+        if not keys or not self._is_indexed(member.image, keys[-1]):
+            return False
+        self.truth.disk_goes(member)
+        del member.image.tables[Table.BATCHES][keys[-1]]
+        member.image.is_damaged = member.has_lost = True
+        return True
+
+    def _is_indexed(self, image: DiskImage, batch: bytes) -> bool:
+        """Whether an index row says that there is this batch."""
+        rows, base = image.tables[Table.TIMES], base_of_key(batch)
+        return any(k.startswith(self.pid) and base_of_key(k) == base and row != DAMAGED for k, row in rows.items())
+
+    def lose_log(self, node: int) -> bool:
+        """Its log is gone without a trace, and its Raft is not: it keeps the partition. The node is down afterwards."""
+        member = self.member(node)
+        if not self.may_lose(node):
+            return False
+        self.crash(node)
+        self.truth.disk_goes(member)
+        for table in (Table.BATCHES, Table.TIMES, Table.CHECKPOINTS):
+            for key in [k for k in member.image.tables[table] if k.startswith(self.pid)]:
+                del member.image.tables[table][key]
+        member.image.is_damaged = member.has_lost = member.has_lost_log = True
+        return True
+
+    def may_lose(self, node: int) -> bool:
+        """As long as no more replicas have lost something than elections can do without."""
+        lossy = {int(m.node) for m in self.members.values() if self._is_lossy(m)}
+        return len(lossy | {node}) <= len(self.members) - seals_needed(len(self.members))
+
+    def _is_lossy(self, member: Member) -> bool:
+        """Its disk may hold less than it has acknowledged, or damage not yet repaired, or its log lacks producers."""
+        replica = member.replica
+        if member.has_lost and replica is not None:
+            known = self.head.state.nodes[member.node].incarnation == member.processes
+            member.has_lost = not known or replica.is_end_hidden or bool(replica.log.damaged_batches)
+        lacks_producers = replica is not None and not replica.log.has_producers
+        is_incomplete = member.node in self.part.incomplete
+        return member.has_lost or is_incomplete or lacks_producers or self.truth.is_rotten(member)
+
+    def rot(self, node: int) -> bool:
+        """Its last batch fails its CRC, and its index row says what it was. The node is down afterwards."""
+        member = self.member(node)
+        if not self.may_lose(node):
+            return False
+        self.crash(node)
+        keys = self._keys(member.image)
+        if not keys:
+            return False
+        self.truth.disk_goes(member)
+        value = bytearray(member.image.tables[Table.BATCHES][keys[-1]])
+        value[-1] ^= 1
+        member.image.tables[Table.BATCHES][keys[-1]] = bytes(value)
+        member.image.is_damaged = True
+        return True

@@ -1,7 +1,7 @@
 """How far a group is behind in several partitions together: one sum for totals and members, at nodes and clients.
 
-Owns what the total of figures is of which some may be unknown: unknown too, and never less than what is known. Pure.
-Clients and the coordinator import it.
+Owns the rule for totals: if one figure is unknown, so is the total, and the sum of the known ones is its lower bound.
+Pure. Clients and the coordinator import it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -79,8 +79,8 @@ class Producer:
     implies idempotent=False. `batch_bytes` bounds a batch before compression, `buffer_bytes` all records that wait.
 
     `delivery_timeout_ms` bounds all attempts for a record together, `request_timeout_ms` one attempt, and
-    `connect_timeout_ms` start(). A record that is not acknowledged by then fails with what it was last refused for, or
-    with TIMED_OUT if it may have been stored; UNKNOWN_TOPIC, BATCH_TOO_LARGE and other final errors end it earlier.
+    `connect_timeout_ms` start(). A record that is not acknowledged by then fails with its last refusal, or with
+    TIMED_OUT if it may have been stored; UNKNOWN_TOPIC, BATCH_TOO_LARGE and other final errors end it earlier.
     After PRODUCER_FENCED every call raises it.
 
     With a `transactional_id` every record is part of a transaction: `async with producer.transaction(): ...`, or

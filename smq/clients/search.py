@@ -191,7 +191,7 @@ async def _fetch_page(
 ) -> SearchPage:
     """The first page, from `offset` to `end_offset` (None: the present end), or the one that a cursor leads to. If
     `offset` is the end, the node waits `max_wait_ms` for a record there.
-    OFFSET_OUT_OF_RANGE with what is there, also if records were deleted since the page before."""
+    OFFSET_OUT_OF_RANGE with the valid range, also if records were deleted since the page before."""
     check_kind("wanted", wanted, RecordFilter)
     if end_offset is not None:
         check_int("end_offset", end_offset, 0)

@@ -138,7 +138,7 @@ def _rightful(members: Sequence[Candidate]) -> dict[TopicPartition, str]:
 
 class _Plan:
     """How much each member has, and what of it may move. A move that the whole group needs (from a member with the most
-    to one with the least) costs no look at the others, if one subscribes to what the other has."""
+    to one with the least) needs no look at the others, if the one subscribes to a topic of the other."""
 
     def __init__(self, *, subscribers: dict[str, dict[str, None]], members: Sequence[str]) -> None:
         self.subscribers = subscribers

@@ -59,8 +59,8 @@ class Transactions:
         self.number += 1
 
     def begin_commit(self) -> int:
-        """From now on it takes nothing more than what is under way. Returns its number. INVALID_TRANSACTION_STATE if
-        there is none, or if it is being aborted: records of it may be gone."""
+        """From now on it takes no new record; those under way are part of it. Returns its number.
+        INVALID_TRANSACTION_STATE if there is none, or if it is being aborted: records of it may be gone."""
         self._check_begun()
         if self.phase is Phase.ABORTING:
             raise self._wrong_phase()
@@ -69,7 +69,7 @@ class Transactions:
         return self.number
 
     def begin_abort(self) -> int:
-        """From now on it takes nothing, not even the rest of what is under way. Returns its number.
+        """From now on it takes no record, not even those under way. Returns its number.
         INVALID_TRANSACTION_STATE if there is none."""
         self._check_begun()
         self.phase = Phase.ABORTING

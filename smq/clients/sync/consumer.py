@@ -234,7 +234,7 @@ class SyncConsumer(BlockingClient):
             raise SmqError(ErrorCode.CLIENT_CLOSED, "the consumer is closed")
 
     def _discard_ahead(self) -> None:
-        """Moves the position back before what was read ahead: the next call reads it again."""
+        """Moves the position back to before the records that were read ahead: the next call reads them again."""
         if self._ahead or self._raw_ahead is not None:
             self._run(self._rewind())
 

@@ -227,7 +227,7 @@ class Staging:
             abort_quietly(self._cluster, self.producer)
 
 
-ABORT_TIMEOUT_S: Final = 5.0  # for a courtesy: readers wait for the time-out of what is not aborted
+ABORT_TIMEOUT_S: Final = 5.0  # without an abort, readers wait until the transaction's time-out
 
 
 def abort_quietly(cluster: Cluster, producer: Producer) -> None:

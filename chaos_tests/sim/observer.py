@@ -15,8 +15,8 @@ from chaos_tests.checkers.compaction import LATE_RECORDS_MAX
 from chaos_tests.history import Recorder
 from chaos_tests.sim.cluster import Cluster, SimHost
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.groups.lag_monitor import LagMonitor
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.lag_monitor import LagMonitor
 from smq.raft_state.cluster_config import COMMIT_ROUNDS, PRODUCER_EXPIRATION_MS
 from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import Assignment, AssignOffsets

@@ -4,7 +4,7 @@ import enum
 from collections.abc import Iterable
 
 from docs.generate import table
-from smq.coordinator.groups.outcomes import Outcome
+from smq.coordinator.groups.requests import Outcome
 from smq.coordinator.groups.transitions import LEADS_TO, TABLE, Action, Event, Phase
 from smq.coordinator.grpc.members import OUTCOME_ERRORS
 from smq.coordinator.kafka.errors import OUTCOME_CODES

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.groups.outcomes import Outcome
-from smq.coordinator.groups.types import Identity, Join, Joined, Sync, Synced
+from smq.coordinator.groups.requests import Identity, Join, Joined, Outcome, Sync, Synced
 from smq.coordinator.limits import GROUP_COMMAND_MS_MAX
 from smq.coordinator.service.calls import Answer, NodeCalls
 from smq.raft_state.commands import GroupMember

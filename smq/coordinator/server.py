@@ -30,7 +30,6 @@ from smq.coordinator.config import ServerConfig
 from smq.coordinator.file_descriptors import ConnectionCaps, take_descriptors
 from smq.coordinator.garbage_collection import HeapKeeper
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.groups.lag_monitor import LagMonitor
 from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
@@ -50,6 +49,7 @@ from smq.coordinator.loop_lag import LoopLag
 from smq.coordinator.process_log import configure_logs
 from smq.coordinator.self_check import Reach, SelfCheck
 from smq.coordinator.service.audience import OWN
+from smq.coordinator.service.lag_monitor import LagMonitor
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.tracing import traced
 from smq.coordinator.tls.ports import PortTls

@@ -16,8 +16,7 @@ from chaos_tests.sim.observer import WatchedNode
 from chaos_tests.sim.run import Simulation
 from chaos_tests.sim.scenario import find
 from smq.coordinator.groups.coordinator import NO_MEMBER
-from smq.coordinator.groups.lag import Lag, lags_of
-from smq.coordinator.groups.view import positions
+from smq.coordinator.service.group_lag import Lag, lags_of, positions
 from smq.coordinator.service.lookup import StartAsk, find_group, start_position
 from smq.coordinator.service.positions import OffsetType
 from smq.raft_state.commands import NO_GENERATION, AdvanceClock, OffsetCommit

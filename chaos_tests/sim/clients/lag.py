@@ -11,8 +11,7 @@ from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
 from chaos_tests.sim.clients.services import DELETED
 from chaos_tests.sim.observer import WatchedNode
 from chaos_tests.sim.rpc import Call, Script, Sleep
-from smq.coordinator.groups.lag import age_ms, lags_of
-from smq.coordinator.groups.view import positions
+from smq.coordinator.service.group_lag import age_ms, lags_of, positions
 from smq.coordinator.service.lookup import find_group
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from chaos_tests.sim.replacement import Fault, PlantedBug, replace, returns
-from smq.coordinator.groups.lag import Lag
-from smq.coordinator.groups.view import GroupPosition
+from smq.coordinator.service.group_lag import GroupPosition, Lag
 from smq.raft_state.commands import CommitOffsets, Coordinated, StageOffsets
 from smq.raft_state.ids import Generation, Offset
 from smq.raft_state.replies import Applied
@@ -125,7 +124,7 @@ GROUP_BUGS: Final = (
     PlantedBug(
         name="lag-counts-removed-records",
         rule="lag: records are what can still be read; where compaction has been, their number is not known",
-        faults=(replace("smq.coordinator.groups.lag:counted", by=_counts_removed_records),),
+        faults=(replace("smq.coordinator.service.group_lag:counted", by=_counts_removed_records),),
         scenario="lag+compaction",
         anomalies=frozenset({"wrong-lag"}),
         seeds=8,

@@ -1,7 +1,8 @@
-"""What becomes of a member that asks to join.
+"""What becomes of a member that asks to join, and whether the sender of a request is the member that it says it is.
 
-Owns the decision, taken before the member could spoil a generation for the others: what it must share with them, how
-large a group may get, and whose place it takes. Pure; `joining` acts on it.
+Owns the decision on a join, taken before the member could spoil a generation for the others: what it must share with
+them, how large a group may get, and whose place it takes. Owns the order of the checks of a sender, which is Kafka's:
+the instance, the member, the generation. Pure; `live` acts on both.
 """
 
 import enum
@@ -9,11 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from smq.coordinator.groups.identity import check_identity
-from smq.coordinator.groups.outcomes import Outcome
-from smq.coordinator.groups.pending import PendingJoin
 from smq.coordinator.groups.protocols import known_to_all
-from smq.coordinator.groups.types import Identity, Join
+from smq.coordinator.groups.requests import Identity, Join, Outcome
+from smq.coordinator.groups.waiting import PendingJoin
 from smq.coordinator.limits import MEMBER_ID_CHARS_MAX
 from smq.raft_state.commands import GroupMember
 from smq.raft_state.limits import GROUP_BYTES_MAX, GROUP_MEMBERS_MAX, MEMBER_BYTES_CLUSTER_MAX
@@ -128,3 +127,45 @@ def has_capacity(member: GroupMember, present: Present) -> bool:
     group = mine + sum(MemberState(member=m).metadata_bytes for m in others.values())
     elsewhere = present.member_bytes - members_bytes(present.members)
     return group <= GROUP_BYTES_MAX and elsewhere + group <= MEMBER_BYTES_CLUSTER_MAX
+
+
+# --------------------------------------------------------------------------------------------------------- senders
+def check_identity(
+    who: Identity,
+    generation: int | None,
+    *,
+    members: Mapping[str, MemberState],
+    joiners: Mapping[str, PendingJoin],
+    current: int | None,
+) -> Outcome:
+    """`generation` is None if the request names none; `current` is the group's. A member that waits for its first
+    generation is known, too."""
+    if who.instance_id:
+        known = [m.member for m in members.values()] + [j.member for j in joiners.values()]
+        ids = {m.member_id for m in known if m.instance_id == who.instance_id}
+        if not ids:
+            return Outcome.UNKNOWN_MEMBER
+        if who.member_id not in ids:
+            return Outcome.FENCED_INSTANCE
+    if who.member_id not in members:
+        if who.member_id not in joiners:
+            return Outcome.UNKNOWN_MEMBER
+        return Outcome.OK if generation is None else Outcome.REBALANCING
+    return Outcome.OK if generation in (None, current) else Outcome.WRONG_GENERATION
+
+
+def resolve_leaver(
+    who: Identity,
+    *,
+    members: Mapping[str, MemberState],
+    joiners: Mapping[str, PendingJoin],
+    reserved_ids: Collection[str],
+) -> tuple[Outcome, str]:
+    """Whether the member may leave, and its id. An instance id alone names a static member."""
+    if who.member_id in reserved_ids:
+        return Outcome.OK, who.member_id
+    if not who.member_id and who.instance_id:
+        for member_id, member in members.items():
+            if member.member.instance_id == who.instance_id:
+                return Outcome.OK, member_id
+    return check_identity(who, None, members=members, joiners=joiners, current=None), who.member_id

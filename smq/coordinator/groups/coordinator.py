@@ -1,29 +1,27 @@
 """The groups that this node coordinates, as the replicated table of coordinators says.
 
-Owns the live groups, their clock, and the one way to change a group. This node answers each request by the table as
-it has applied it, and says so if it is not the coordinator. Being wrong about that is harmless, because every command
-names the epoch of its coordinator. The composition root makes one per node and hands it to the Kafka port and the gRPC
-port.
+Owns the live groups, their clock with one timer for all, and the one way to change a group. This node answers each
+request by the table as it has applied it, and says so if it is not the coordinator. Being wrong about that is harmless,
+because every command names the epoch of its coordinator. The composition root makes one per node and hands it to the
+Kafka port and the gRPC port.
 """
 
+import heapq
 from collections.abc import Callable
 from typing import Final
 
 import structlog
 
-from smq.coordinator.groups.alarms import Alarms
 from smq.coordinator.groups.changes import Changes
-from smq.coordinator.groups.live import LiveGroup
-from smq.coordinator.groups.outcomes import Outcome
-from smq.coordinator.groups.types import Identity, Join, Joined, OnJoined, OnLeft, OnSynced, Sync, Synced
+from smq.coordinator.groups.live import LiveGroup, Surroundings
+from smq.coordinator.groups.requests import Identity, Join, Joined, OnJoined, OnLeft, OnSynced, Outcome, Sync, Synced
+from smq.coordinator.groups.sessions import NEVER_NS
 from smq.coordinator.limits import (
-    GROUP_COMMAND_MS_MAX,
     GROUP_PAUSE_MS,
     GROUP_SESSION_MS_MAX,
     GROUP_SESSION_MS_MIN,
     GROUP_TICK_MS,
     GROUPS_NEW_PER_ADDRESS_MAX,
-    MEMBER_ID_CHARS_MAX,
 )
 from smq.raft_state.commands import (
     CommitOffsets,
@@ -39,17 +37,18 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Epoch, Generation, PartitionId, RequestId
 from smq.raft_state.limits import MEMBER_PROTOCOLS_MAX, MEMBER_TEXT_BYTES_MAX
 from smq.raft_state.replies import Reply
-from smq.raft_state.state import CoordinatorSlot, GroupState
-from smq.raft_state.topic_config import is_external
+from smq.raft_state.state import CoordinatorSlot
 from smq.replication.api import Cancel, DoneFn, NodeApi
 from smq.replication.measures import GroupMeasures
-from smq.replication.ports import Clock, Rng
+from smq.replication.ports import Clock, Rng, Timer
 
 log = structlog.get_logger(__name__)
 
 _NS_PER_MS: Final = 1_000_000
-_ID_BYTES: Final = 16  # random: no member id is ever given twice
 _SWEEP_TICKS: Final = 100  # how often objects are dropped if nothing would be lost with them
+# An event loop may run its timers before it reads its sockets. Heartbeats that have arrived by the deadline are read
+# and handled within this time.
+_ALARM_LATE_MS: Final = 1.0
 
 
 NO_MEMBER: Final = Identity(member_id="")  # commits for a group without members
@@ -63,11 +62,13 @@ class GroupCoordinator:
     """`start` once the node runs, `stop` before it ends. All on the node's loop."""
 
     def __init__(self, node: NodeApi, clock: Clock, rng: Rng, *, initial_delay_ms: Callable[[], int]) -> None:
-        self._initial_delay_ms = initial_delay_ms
+        """`initial_delay_ms` is how long an empty group waits for more members."""
         self._node = node
         self._clock = clock
-        self._rng = rng
         self._changes = Changes(node, clock)
+        self._surroundings = Surroundings(
+            node=node, clock=clock, rng=rng, changes=self._changes, initial_delay_ms=initial_delay_ms
+        )
         self._alarms = Alarms(clock, self._ring)
         self._live: dict[str, LiveGroup] = {}  # bounded by groups_max
         self._table: list[CoordinatorSlot] = []  # as it was when the groups were last loaded
@@ -94,11 +95,6 @@ class GroupCoordinator:
     def measures(self) -> GroupMeasures:
         return self._changes.measures
 
-    @property
-    def initial_delay_ms(self) -> int:
-        """How long an empty group waits for more members."""
-        return self._initial_delay_ms()
-
     # -------------------------------------------------------------------------------------------------- ownership
     def refusal(self, name: str) -> Outcome:
         """OK if this node coordinates the group and can do so."""
@@ -122,6 +118,12 @@ class GroupCoordinator:
         details = ErrorDetails(leader=slot.node, leader_address=node.grpc_address)
         return SmqError(ErrorCode.NOT_COORDINATOR, f"node {slot.node} coordinates group {name!r}", details)
 
+    def epoch_of(self, name: str) -> Epoch:
+        return coordinator_of(self._node.state, name).epoch
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ns() // _NS_PER_MS
+
     def slots(self) -> frozenset[int]:
         """The slots whose groups this node coordinates."""
         return frozenset(i for i, slot in enumerate(self._node.state.coordinators) if self._owns(slot))
@@ -142,8 +144,25 @@ class GroupCoordinator:
             return None
         known = self._node.state.groups.get(name)
         if group is None and known is not None and known.members:
-            group = self._live[name] = LiveGroup(self, name, slot.epoch, set_alarm=self._alarms.set)
+            group = self._make_live(name, slot.epoch)
         return group
+
+    def _make_live(self, name: str, epoch: Epoch, *, opened_by: str = "") -> LiveGroup:
+        group = self._live[name] = LiveGroup(
+            self._surroundings,
+            name,
+            epoch,
+            set_alarm=self._alarms.set,
+            on_failed=self._forget,
+            opened_by=opened_by,
+        )
+        return group
+
+    def _forget(self, group: LiveGroup) -> None:
+        """Its last command failed. The next tick reads the group from the state again."""
+        if self._live.get(group.name) is group:
+            del self._live[group.name]
+        self._table = []
 
     def _load(self) -> None:
         """After a change of the table: closes the groups that other nodes coordinate now, and takes over theirs."""
@@ -169,10 +188,7 @@ class GroupCoordinator:
         group = self._find(request.group)
         if group is None:
             epoch = coordinator_of(self._node.state, request.group).epoch
-            address = request.member.client_host
-            group = self._live[request.group] = LiveGroup(
-                self, request.group, epoch, set_alarm=self._alarms.set, opened_by=address
-            )
+            group = self._make_live(request.group, epoch, opened_by=request.member.client_host)
         return group.join(request, done)
 
     def _join_refusal(self, request: Join) -> Outcome:
@@ -308,45 +324,6 @@ class GroupCoordinator:
             return outcome, None
         return Outcome.UNKNOWN_MEMBER, self._find(name)
 
-    # ------------------------------------------------------------------------------------------- what groups see
-    @property
-    def member_bytes(self) -> int:
-        return self._node.state.member_bytes
-
-    def epoch_of(self, name: str) -> Epoch:
-        return coordinator_of(self._node.state, name).epoch
-
-    def group_state(self, name: str) -> GroupState | None:
-        return self._node.state.groups.get(name)
-
-    def partition_count(self, topic: str) -> int:
-        known = self._node.state.topics.get(topic)
-        return len(known.partitions) if known is not None and not is_external(known.config) else 0
-
-    def now_ns(self) -> int:
-        return self._clock.monotonic_ns()
-
-    def wall_ms(self) -> int:
-        return self._clock.wall_ns() // _NS_PER_MS
-
-    def new_member_id(self, prefix: str) -> str:
-        """Random: a group that ended and was formed again must not give a new member the id of a former one."""
-        number = self._rng.randbytes(_ID_BYTES).hex()
-        return f"{prefix[: MEMBER_ID_CHARS_MAX - len(number) - 1]}-{number}"
-
-    def propose(self, command: Coordinated, done: Callable[[Reply | SmqError], None]) -> None:
-        self._changes.submit(command, GROUP_COMMAND_MS_MAX, done)
-
-    def forget(self, name: str, epoch: Epoch) -> None:
-        """The group's last command failed. The next tick reads the group from the state again."""
-        group = self._live.get(name)
-        if group is not None and group.epoch == epoch:
-            del self._live[name]
-        self._table = []
-
-    def log_failure(self, group: str, command: str, error: SmqError) -> None:
-        log.warning("group_change_failed", group=group, command=command, error=str(error))
-
     # --------------------------------------------------------------------------------------------------- the clock
     def _tick(self) -> None:
         if not self._is_running:
@@ -390,3 +367,58 @@ class GroupCoordinator:
                 # What is still due waits for the command under way, whose reply sets the alarm, too.
                 again_ns = now_ns + GROUP_TICK_MS * _NS_PER_MS if group.due_ns <= now_ns else 0
                 self._alarms.set(group, not_before_ns=again_ns)
+
+
+class Alarms:
+    """Wakes the live groups when something of theirs runs out. What has run out, the group decides. `ring` is called a
+    moment after a group's due time; it takes the groups by `due`."""
+
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._heap: list[tuple[int, int, LiveGroup]] = []  # a few entries per live group
+        self._tie = 0
+        self._timer: Timer | None = None
+        self._timer_ns = NEVER_NS
+
+    def set(self, group: LiveGroup, *, not_before_ns: int = 0) -> None:
+        """Something of the group is due at its `due_ns`, which may be earlier than before."""
+        at_ns = max(group.due_ns, not_before_ns)
+        if at_ns < group.alarm_ns:
+            group.alarm_ns = at_ns
+            self._tie += 1
+            heapq.heappush(self._heap, (group.alarm_ns, self._tie, group))
+            self._start_timer()
+
+    def due(self, now_ns: int) -> list[LiveGroup]:
+        """The groups whose due time has come. The caller sets the alarm of each again."""
+        due = []
+        while self._heap and self._heap[0][0] <= now_ns:
+            at_ns, _, group = heapq.heappop(self._heap)
+            if at_ns == group.alarm_ns:  # otherwise an earlier alarm has replaced it
+                group.alarm_ns = NEVER_NS
+                due.append(group)
+        self._start_timer()
+        return due
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._heap.clear()
+
+    def _start_timer(self) -> None:
+        at_ns = self._heap[0][0] if self._heap else NEVER_NS
+        if at_ns == self._timer_ns:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_ns = at_ns
+        if at_ns != NEVER_NS:
+            after_ms = max(0.0, (at_ns - self._clock.monotonic_ns()) / _NS_PER_MS) + _ALARM_LATE_MS
+            self._timer = self._clock.call_later(after_ms, lambda: self._clock.call_soon(self._on_timer))
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_ns = NEVER_NS
+        self._ring()

@@ -6,7 +6,7 @@ Pure. Bytes that do not parse are neither, and never an error.
 
 import struct
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from smq.raft_state.commands import GroupMember
@@ -93,3 +93,28 @@ def assigned_indexes(assignment: bytes) -> list[tuple[str, tuple[int, ...]]] | N
     except (struct.error, UnicodeDecodeError):
         return None
     return found
+
+
+def subscription(member: GroupMember, group: GroupState) -> object:
+    """The part of a member's metadata that matters to the others: a consumer's topics, not what it still owns."""
+    metadata = metadata_of(member, group.protocol)
+    topics = subscribed_topics(metadata) if group.protocol_type == CONSUMER else None
+    return topics if topics is not None else metadata
+
+
+def is_partition_free(group: GroupState, partition_count: Callable[[str], int]) -> bool:
+    """Whether a partition of the subscribed topics has no member. The next generation is to assign it, and only the
+    former process may have known that: as a cooperative member that was to give a partition up and join again, or as a
+    leader that was to see its topic grow. False if the group's bytes do not say what is subscribed or assigned."""
+    topics = subscriptions(group)
+    if not topics:
+        return False
+    assigned: dict[str, set[int]] = {topic: set() for topic in topics}
+    for m in group.members.values():
+        found = assigned_indexes(m.assignment)
+        if found is None:
+            return False
+        for topic, indexes in found:
+            if topic in assigned:
+                assigned[topic].update(indexes)
+    return not all(indexes.issuperset(range(partition_count(topic))) for topic, indexes in assigned.items())

@@ -1,7 +1,7 @@
 """How long a group waits for a silent member before evicting it.
 
 Owns the ends of sessions, the ids that are reserved, and the wait for members to ask for their assignment. It changes
-no group: `presence` acts on what it finds.
+no group: `live` acts on what it finds.
 """
 
 from collections.abc import Collection, Iterable, Mapping

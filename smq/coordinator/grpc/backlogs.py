@@ -1,17 +1,17 @@
 """The answer to MeasureBacklogs: what readers have before them, from this node's copies.
 
-Owns no calculation: `groups.lag` says what the figures mean. `grpc.broker` uses it.
+Owns no calculation: `service.group_lag` says what the figures mean. `grpc.broker` uses it.
 """
 
 import asyncio
 import time
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.groups.lag import age_ms
 from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.limits import FETCH_CONCURRENCY
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.group_lag import age_ms
 from smq.raft_state.errors import ErrorCode, SmqError
 
 

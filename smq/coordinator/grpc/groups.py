@@ -11,13 +11,12 @@ from smq.clients.lag import LagTotal, lags_by_member, total_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.groups.lag import Lag, lags_of
 from smq.coordinator.groups.protocols import subscriptions
-from smq.coordinator.groups.view import PHASES, GroupPosition, assigned_partitions, positions
 from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.group_lag import PHASES, GroupPosition, Lag, assigned_partitions, lags_of, positions
 from smq.coordinator.service.lookup import find_group, find_partition
 from smq.coordinator.service.requests import check_count
 from smq.coordinator.service.turns import Turns

@@ -11,8 +11,7 @@ from urllib.parse import unquote
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.groups.outcomes import Outcome
-from smq.coordinator.groups.types import Identity, Join, Joined, Sync
+from smq.coordinator.groups.requests import Identity, Join, Joined, Outcome, Sync
 from smq.coordinator.grpc.required import member_of
 from smq.coordinator.grpc.service import Context, Service, guarded
 from smq.coordinator.membership import Memberships, has_repeated_protocol, rebalance_timeout_of, shown_name

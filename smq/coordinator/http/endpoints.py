@@ -17,10 +17,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 from prometheus_client import CollectorRegistry
 
-from smq.coordinator.groups.lag_monitor import Backlogs
 from smq.coordinator.http.access import HttpAccess
 from smq.coordinator.http.metrics import pieces
 from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
+from smq.coordinator.service.lag_monitor import Backlogs
 from smq.replication.api import NodeApi, NodeStatus
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
 

@@ -1,16 +1,16 @@
 """Metrics of each group: members, committed offsets, and lag in offsets, bytes and time.
 
-Owns their names, labels and text. `groups.shown` says which groups have series. Other tasks run between two pieces, so
+Owns their names, labels and text. `lag_monitor` says which groups have series. Other tasks run between two pieces, so
 groups may come and go during a scrape. `http.metrics` imports it.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from smq.coordinator.groups.shown import shown_groups
-from smq.coordinator.groups.view import GroupPosition, partitions_of
 from smq.coordinator.http.exposition import READ_PER_PIECE, Omitted, escaped, family
 from smq.coordinator.limits import METRICS_PARTITIONS_MAX
+from smq.coordinator.service.group_lag import GroupPosition, partitions_of
+from smq.coordinator.service.lag_monitor import shown_groups
 from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.state import ClusterState, GroupState
 from smq.replication.api import Backlog, NodeApi

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from smq.coordinator.groups.protocols import subscriptions
-from smq.coordinator.groups.types import Identity
+from smq.coordinator.groups.requests import Identity
 from smq.coordinator.kafka.cluster import (
     barrier_failure,
     confirmation_failure,

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Final
 
 from smq.coordinator.groups.protocols import metadata_of
-from smq.coordinator.groups.view import PHASES
 from smq.coordinator.kafka.authorization import on_group
 from smq.coordinator.kafka.cluster import barrier_failure, coordinator_refusal
 from smq.coordinator.kafka.codec import Struct
@@ -16,6 +15,7 @@ from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
+from smq.coordinator.service.group_lag import PHASES
 from smq.raft_state.coordinators import slot_of
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NO_REQUEST

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from smq.coordinator.groups.outcomes import Outcome
-from smq.coordinator.groups.types import Identity, Join, Joined, Sync, Synced
+from smq.coordinator.groups.requests import Identity, Join, Joined, Outcome, Sync, Synced
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from smq.coordinator.groups.view import PHASES
 from smq.coordinator.http.console.event_file import EVENTS_MAX, Event, EventFile
+from smq.coordinator.service.group_lag import PHASES
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.ids import Epoch, Generation, NodeId, PartitionId
 from smq.raft_state.state import GroupState

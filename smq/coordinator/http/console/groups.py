@@ -1,6 +1,6 @@
 """The pages of groups: members, assignments, and the lag in records, bytes and time, drawn over the last hour.
 
-Owns what they show; `groups.lag` calculates. `console.site` imports it.
+Owns what they show; `service.group_lag` calculates. `console.site` imports it.
 """
 
 import time
@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from smq.clients.lag import lags_by_member, total_of
 from smq.coordinator.amounts import age_text, lag_texts, size_text
-from smq.coordinator.groups.lag import Lag, lags_of
-from smq.coordinator.groups.view import PHASES, GroupPosition, assigned_partitions, positions
 from smq.coordinator.http.console.history import SAMPLE_S, History
 from smq.coordinator.http.console.markup import Content, Markup, facts, link, long_table, tag
 from smq.coordinator.http.console.overview import ROWS_MAX, moment
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.group_lag import PHASES, GroupPosition, Lag, assigned_partitions, lags_of, positions
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.state import GroupState
 

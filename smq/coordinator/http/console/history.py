@@ -10,8 +10,8 @@ from collections import deque
 from itertools import islice
 from typing import Final
 
-from smq.coordinator.groups.view import GroupPosition, partitions_of
 from smq.coordinator.limits import METRICS_GROUPS_MAX
+from smq.coordinator.service.group_lag import GroupPosition, partitions_of
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.ids import PartitionId
 from smq.replication.api import NodeApi

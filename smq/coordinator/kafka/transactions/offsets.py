@@ -7,7 +7,7 @@ after a barrier before it says that it has not. From version 5 on the command it
 
 from typing import Final
 
-from smq.coordinator.groups.types import Identity
+from smq.coordinator.groups.requests import Identity
 from smq.coordinator.kafka.cluster import confirmation_failure, coordinator_refusal
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, staging_code_of

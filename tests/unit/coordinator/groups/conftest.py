@@ -2,18 +2,17 @@
 
 import pytest
 
-from smq.coordinator.groups import live
-from smq.coordinator.groups.memory import GroupMemory
+from smq.coordinator.groups.live import LiveGroup, Run
 from smq.coordinator.groups.transitions import LEADS_TO, Action
 
 
 @pytest.fixture(autouse=True)
 def _check_phases_after_actions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for action, run in live.ACTIONS.items():
+    for action, run in LiveGroup.actions.items():
 
-        def checked(memory: GroupMemory, subject: object, *, action: Action = action, run: live.Run = run) -> None:
-            before = memory.phase
-            run(memory, subject)
-            assert memory.phase in LEADS_TO.get(action, frozenset()) | {before}, (action, before, memory.phase)
+        def checked(group: LiveGroup, subject: object, *, action: Action = action, run: Run = run) -> None:
+            before = group.phase
+            run(group, subject)
+            assert group.phase in LEADS_TO.get(action, frozenset()) | {before}, (action, before, group.phase)
 
-        monkeypatch.setitem(live.ACTIONS, action, checked)
+        monkeypatch.setitem(LiveGroup.actions, action, checked)

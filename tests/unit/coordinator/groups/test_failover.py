@@ -2,8 +2,8 @@
 
 import pytest
 
-from smq.coordinator.groups import changing
-from smq.coordinator.groups.outcomes import Outcome
+from smq.coordinator.groups import live
+from smq.coordinator.groups.requests import Outcome
 from smq.coordinator.limits import GROUP_COMMAND_MS_MAX
 from smq.raft_state.commands import AssignMembers, Command, FormGeneration, RemoveMembers
 from smq.raft_state.coordinators import coordinator_of
@@ -295,7 +295,7 @@ def test_leave_and_replacement_that_fail_are_answered(world: World) -> None:
 def test_requests_during_a_change_wait_for_it_and_too_many_do_not(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changing, "GROUP_QUEUE_MAX", 1)
+    monkeypatch.setattr(live, "GROUP_QUEUE_MAX", 1)
     a = client(world, "a", takes_id_first=False).ask()
     b = client(world, "b", takes_id_first=False).ask()
     c = client(world, "c", takes_id_first=False).ask()

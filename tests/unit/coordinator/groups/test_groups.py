@@ -6,8 +6,7 @@ import pytest
 
 from smq.coordinator.groups import admission
 from smq.coordinator.groups import coordinator as coordinator_module
-from smq.coordinator.groups.outcomes import Outcome
-from smq.coordinator.groups.types import Identity, Sync, Synced
+from smq.coordinator.groups.requests import Identity, Outcome, Sync, Synced
 from smq.coordinator.limits import GROUP_ID_GIVEN_MS_MAX, GROUP_SESSION_MS_MAX
 from smq.raft_state.commands import AdvanceClock
 from smq.raft_state.errors import ErrorCode

@@ -5,16 +5,13 @@ from dataclasses import replace
 import pytest
 
 from smq.clients.membership.protocol import Subscription, encode_assignment, encode_subscription
-from smq.coordinator.groups.admission import Present, Verdict, admission
-from smq.coordinator.groups.answers import is_partition_free, joined, joined_as_former
-from smq.coordinator.groups.identity import check_identity, resolve_leaver
-from smq.coordinator.groups.live import ACTIONS
-from smq.coordinator.groups.outcomes import Outcome, outcome_of_failure
-from smq.coordinator.groups.round import Round, RoundEnd, generation_of, new_round, round_end
+from smq.coordinator.groups.admission import Present, Verdict, admission, check_identity, resolve_leaver
+from smq.coordinator.groups.live import LiveGroup, joined, joined_as_former, sync_refusal
+from smq.coordinator.groups.protocols import is_partition_free
+from smq.coordinator.groups.requests import Identity, Outcome, Sync, outcome_of_failure
 from smq.coordinator.groups.sessions import NEVER_NS, NS_PER_MS, Sessions, sessions_of, silent_members
-from smq.coordinator.groups.syncing import sync_refusal
 from smq.coordinator.groups.transitions import LEADS_TO, TABLE, Action, Event, Phase, phase_of
-from smq.coordinator.groups.types import Identity, Sync
+from smq.coordinator.groups.waiting import Round, RoundEnd, generation_of, new_round, round_end
 from smq.raft_state.commands import GroupMember
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch
@@ -36,7 +33,7 @@ def has_two(topic: str) -> int:
 
 # ------------------------------------------------------------------------------------------------- the table
 def test_every_action_of_the_table_can_be_run_and_is_used() -> None:
-    assert set(TABLE.values()) == set(Action) == set(ACTIONS)
+    assert set(TABLE.values()) == set(Action) == set(LiveGroup.actions)
     assert set(TABLE) == {(phase, event) for phase in Phase for event in Event}
     assert set(LEADS_TO) <= set(Action)
 

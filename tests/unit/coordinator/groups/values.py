@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from smq.coordinator.groups.admission import Present
-from smq.coordinator.groups.pending import PendingJoin
-from smq.coordinator.groups.types import Join
+from smq.coordinator.groups.requests import Join
+from smq.coordinator.groups.waiting import PendingJoin
 from smq.raft_state.commands import GroupMember
 from smq.raft_state.ids import Generation
 from smq.raft_state.state import GroupPhase, GroupState, MemberState

@@ -6,15 +6,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.groups import lag_monitor, shown
-from smq.coordinator.groups.lag import age_ms
+from smq.coordinator.service import lag_monitor
+from smq.coordinator.service.group_lag import age_ms
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import TsNs
 from smq.replication.api import Backlog, Cancel, DoneFn
 from smq.testing.served import Served, serving
-from tests.unit.coordinator.groups.test_view import assignment
 from tests.unit.coordinator.grpc.test_members import join, sync_request
 from tests.unit.coordinator.http.test_endpoints import get
+from tests.unit.coordinator.service.test_group_lag import assignment
 
 GROUP = "g"
 
@@ -227,7 +227,7 @@ def test_a_pass_measures_the_groups_that_have_series_and_counts_what_a_limit_lea
         monitor = served.server._lags
         await monitor.measure_all()
         assert (len(monitor.backlogs.found), monitor.backlogs.omitted) == (6, 0)
-        monkeypatch.setattr(shown, "METRICS_GROUPS_MAX", 2)
+        monkeypatch.setattr(lag_monitor, "METRICS_GROUPS_MAX", 2)
         await monitor.measure_all()
         assert {group for group, _ in monitor.backlogs.found} == {"a", "b"}
         monkeypatch.setattr(lag_monitor, "METRICS_PARTITIONS_MAX", 3)

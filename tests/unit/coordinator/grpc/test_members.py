@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.groups.outcomes import Outcome
+from smq.coordinator.groups.requests import Outcome
 from smq.coordinator.grpc.members import OUTCOME_ERRORS, host_of
 from smq.testing.served import Served, fails
 from smq.testing.served import serving as serving_node

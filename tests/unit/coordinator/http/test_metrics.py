@@ -7,11 +7,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from smq.coordinator.groups import shown
-from smq.coordinator.groups.lag_monitor import Backlogs
 from smq.coordinator.http import exposition, group_metrics, partition_metrics
 from smq.coordinator.http.connection_metrics import ConnectionCollector
 from smq.coordinator.http.metrics import series_pieces
+from smq.coordinator.service import lag_monitor
+from smq.coordinator.service.lag_monitor import Backlogs
 from smq.raft_state.commands import (
     AdvanceExternalHwms,
     Assignment,
@@ -247,7 +247,7 @@ def test_a_coordinators_first_groups_have_series_and_the_rest_is_counted(monkeyp
     for number in range(5):
         group = replace(commit(f"g{number}"), items=(OffsetCommit(partition=pid, offset=Offset(0)),))
         node.machine.apply(LogIndex(10 + number), proposed(node.state, group))
-    monkeypatch.setattr(shown, "METRICS_GROUPS_MAX", 3)
+    monkeypatch.setattr(lag_monitor, "METRICS_GROUPS_MAX", 3)
     text = b"".join(scrape(node)).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert {s.labels["group"] for s in families["smq_group_members"].samples} == {GROUP, "g0", "g1"}

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.groups.outcomes import Outcome
+from smq.coordinator.groups.requests import Outcome
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.cluster import NO_TOPIC_ID
 from smq.coordinator.kafka.codec import Struct

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.groups import lag
+from smq.coordinator.service import group_lag
 from smq.coordinator.service.lookup import known_ranges
 from smq.replication.api import PartitionRange
 from smq.testing.served import Served, serving
@@ -25,7 +25,7 @@ def test_a_lag_of_which_a_part_is_not_known_is_so_much_or_more(tmp_path: Path, m
         await fill(served)
         path = f"groups/{quote(EVIL, safe='')}"
         assert "Lag 5 " in (await get(served, path)).text
-        monkeypatch.setattr(lag, "known_ranges", without_one)
+        monkeypatch.setattr(group_lag, "known_ranges", without_one)
         assert "Lag 5 or more " in (await get(served, path)).text
 
     serving(tmp_path, body)

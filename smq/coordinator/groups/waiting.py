@@ -1,19 +1,84 @@
-"""One round of joining: the members that have come for the next generation, and how long it waits for the others.
+"""Requests that a live group has not answered yet, and the round that gathers those to join.
 
-Owns the rule of when a round is over, and the generation that it ends in. It holds no timer. Only `Round` has state.
+Owns how each is answered or refused, exactly once; when a round is over, and the generation that it ends in. It holds
+no timer. `live` acts on it; `admission` looks at who waits.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias
 
-from smq.coordinator.groups.pending import PendingJoin
 from smq.coordinator.groups.protocols import chosen
+from smq.coordinator.groups.requests import Identity, Join, Joined, OnJoined, OnLeft, OnSynced, Outcome, Sync, Synced
+from smq.coordinator.groups.transitions import Event
 from smq.raft_state.commands import FormGeneration, GroupMember
 from smq.raft_state.ids import Epoch, Generation
 from smq.raft_state.state import GroupState, MemberState
 
 
+@dataclass(slots=True, eq=False)
+class PendingJoin:
+    """`member` has the id that this member will have in the generation, once it has one."""
+
+    event: ClassVar = Event.JOIN
+    request: Join
+    member: GroupMember
+    done: OnJoined | None  # None once it was answered or withdrawn
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.done is not None
+
+    def answer(self, joined: Joined) -> None:
+        done, self.done = self.done, None
+        if done is not None:
+            done(joined)
+
+    def refuse(self, outcome: Outcome, member_id: str = "") -> None:
+        self.answer(Joined(outcome=outcome, member_id=member_id or self.member.member_id))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingSync:
+    event: ClassVar = Event.SYNC
+    request: Sync
+    answer: OnSynced
+
+    @property
+    def member_id(self) -> str:
+        return self.request.who.member_id
+
+    def refuse(self, outcome: Outcome) -> None:
+        self.answer(Synced(outcome=outcome))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingLeave:
+    event: ClassVar = Event.LEAVE
+    leaving: Sequence[Identity]
+    answer: OnLeft
+
+    def refuse(self, outcome: Outcome) -> None:
+        self.answer([outcome] * len(self.leaving))
+
+
+@dataclass(slots=True, eq=False)
+class Heartbeat:
+    """Answered immediately: `outcome` is the answer."""
+
+    who: Identity
+    generation: int
+    outcome: Outcome = Outcome.OK
+
+    def refuse(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+Pending: TypeAlias = PendingJoin | PendingSync | PendingLeave
+
+
+# --------------------------------------------------------------------------------------------------------- rounds
 class RoundEnd(enum.Enum):
     WAIT = enum.auto()
     WAIT_FOR_STATIC = enum.auto()  # they may be away for their whole session, and no member is here that could lead

@@ -1,12 +1,17 @@
-"""A group as an operator sees it: assignments that parse or do not, and lag that is never negative."""
+"""A group as an operator sees it: assignments that parse or do not, lag that is never negative, and which groups
+have series."""
 
 import struct
+from collections import defaultdict
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smq.coordinator.groups.protocols import subscribed_topics
-from smq.coordinator.groups.view import assigned_partitions, positions
+from smq.coordinator.service import lag_monitor
+from smq.coordinator.service.group_lag import assigned_partitions, positions
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.ids import Offset
 from smq.raft_state.state import GroupState
@@ -57,3 +62,23 @@ def test_lag_is_up_to_the_hwm_never_negative_and_from_the_log_start_without_a_co
         for at in positions(driver.machine.state, driver.machine.state.groups["g"])
     ]
     assert found == [("t", 0, 6), ("t", 1, 0), ("t", 2, 7)]
+
+
+def test_each_coordinators_first_groups_have_series_whichever_node_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"g{number:02}" for number in range(20)]
+    driver = cluster(kafka=True)
+    driver.ok(topic(1, "t"))
+    driver.ok(advances(advance(pid(1, 0), 0, hwm=10)))
+    for name in reversed(names):
+        driver.ok(commit(name, (pid(1, 0), 4)))
+    monkeypatch.setattr(lag_monitor, "METRICS_GROUPS_MAX", 3)
+    node = SimpleNamespace(state=driver.machine.state)
+    found = list(lag_monitor.shown_groups(node))
+    assert [name for name, _, _ in found] == names
+    of_node = defaultdict(list)
+    for name, owner, is_shown in found:
+        assert owner == coordinator_of(driver.machine.state, name).node
+        of_node[owner].append(is_shown)
+    assert len(of_node) > 1
+    for flags in of_node.values():
+        assert flags == [True] * 3 + [False] * (len(flags) - 3)

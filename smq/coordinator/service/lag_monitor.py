@@ -2,22 +2,26 @@
 
 Owns the pace: a pass over all groups every few seconds, one look-up at a time. A leader's copy always reaches the
 partition's end, so each pair of group and partition is measured on one node. A scrape reads the last pass and waits for
-nothing. It must never say 0 for what it has not measured. The composition root starts it.
+nothing. It must never say 0 for what it has not measured. Also owns which groups have series of their own in the
+metrics: a group has all its series or none, and the same ones on every node. Members, offsets and lag in offsets are
+shown by its coordinator, bytes and time by the leaders of its partitions; each node can name the others' groups,
+because all is in the replicated state. The composition root starts it; the metrics read it.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from smq.coordinator.groups.shown import shown_groups
-from smq.coordinator.groups.view import GroupPosition, partitions_of
-from smq.coordinator.limits import METRICS_PARTITIONS_MAX, VIEW_ENDS_MS
+from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX, VIEW_ENDS_MS
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.group_lag import GroupPosition, partitions_of
 from smq.coordinator.service.turns import Turns
+from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Offset, PartitionId, TsNs
+from smq.raft_state.ids import NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import GroupState, PartitionState
 from smq.replication.api import Backlog, NodeApi
 
@@ -110,3 +114,14 @@ def _unread_from(group: GroupState, part: PartitionState) -> Offset:
     """The first offset that there is to read."""
     at = GroupPosition("", part, group.offsets.get(part.pid))
     return max(at.unread_from(part.log_start), part.log_start)
+
+
+def shown_groups(node: NodeApi) -> Iterator[tuple[str, NodeId, bool]]:
+    """Each group's name, in order, with its coordinator, and whether it has series: the first ones of each coordinator.
+    Node 0 coordinates as long as no node could; then Raft's leader shows its groups. Groups may come and go while the
+    caller takes its time."""
+    counts: defaultdict[NodeId, int] = defaultdict(int)
+    for name in sorted(node.state.groups):
+        owner = coordinator_of(node.state, name).node
+        counts[owner] += 1
+        yield name, owner, counts[owner] <= METRICS_GROUPS_MAX

@@ -1,6 +1,7 @@
 """Logs by scenario: recovery, damage, truncation while the disk lags behind, deletion from the front."""
 
 import random
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -12,7 +13,7 @@ from smq.replication.log import partition_log
 from smq.replication.log.codec import BatchDamaged, batch_key, build_value
 from smq.replication.log.lineage import EpochRun
 from smq.replication.log.producers import ProducerTable
-from smq.replication.log.store import LogStore, StoredValue, parse_value
+from smq.replication.log.store import LogStore, PartitionLog, StoredValue, parse_value
 from smq.replication.ports import DataDamaged, Delete, Table
 from tests.unit.replication.log.support import (
     ALL,
@@ -502,12 +503,11 @@ def test_a_checkpoint_whose_key_belongs_to_no_partition_is_deleted(harness: Harn
 
 
 # -------------------------------------------------------------------------------------- reads off the loop
-def durable_log(harness: FakeHarness, count: int = 3) -> partition_log.PartitionLog:
-    log = log_of(harness, count, payload=b"old", tail_bytes_kept=0)
-    return log
+def durable_log(harness: FakeHarness) -> PartitionLog:
+    return log_of(harness, 3, payload=b"old", tail_bytes_kept=0)
 
 
-def slow_read(harness: FakeHarness, log: partition_log.PartitionLog, offset: int) -> list[object]:
+def slow_read(harness: FakeHarness, log: PartitionLog, offset: int) -> list[object]:
     """A read that takes place after everything that is submitted meanwhile."""
     harness.disk.stall_reads(10_000)
     answers: list[object] = []
@@ -526,30 +526,23 @@ def test_a_slow_read_finds_what_was_durable_when_it_began() -> None:
     assert answers == [before[1:]]
 
 
-def test_a_slow_read_of_a_range_that_is_written_again_meanwhile_looks_again() -> None:
+def written_again(log: PartitionLog) -> None:
+    log.truncate(Offset(1))
+    append(log, payload=b"new", epoch=2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [written_again, lambda log: log.advance_log_start(Offset(2)), PartitionLog.drop],
+    ids=["written again", "below a log start that has moved", "dropped"],
+)
+def test_a_slow_read_of_what_has_changed_meanwhile_is_no_damage_and_looks_again(
+    change: Callable[[PartitionLog], None],
+) -> None:
     harness = FakeHarness()
     log = durable_log(harness)
     answers = slow_read(harness, log, 1)
-    log.truncate(Offset(1))
-    append(log, payload=b"new", epoch=2)
-    harness.settle()
-    assert answers == [None]
-
-
-def test_a_slow_read_below_a_log_start_that_has_moved_meanwhile_is_no_damage() -> None:
-    harness = FakeHarness()
-    log = durable_log(harness)
-    answers = slow_read(harness, log, 0)
-    log.advance_log_start(Offset(2))
-    harness.settle()
-    assert answers == [None]
-
-
-def test_a_slow_read_of_a_dropped_log_looks_again() -> None:
-    harness = FakeHarness()
-    log = durable_log(harness)
-    answers = slow_read(harness, log, 0)
-    log.drop()
+    change(log)
     harness.settle()
     assert answers == [None]
 

@@ -5,7 +5,6 @@ import random
 import re
 import shutil
 import sqlite3
-import stat
 import struct
 import subprocess
 import sys
@@ -19,13 +18,11 @@ from smq.raft_state.ids import NodeId
 from smq.replication.config import NodeConfig
 from smq.replication.ports import DataDamaged, Delete, Put, Rows, Table
 from smq.replication.storage import database_sqlite, disk_sqlite
-from smq.replication.storage.database_sqlite import DATA_FILE, JOURNAL_FILE, PAGE_BYTES, SHARED_FILE
-from smq.replication.storage.directory import LOCK_FILE, DirectoryInUse, DiskOpenError, FormatUnsupported
+from smq.replication.storage.database_sqlite import DATA_FILE, JOURNAL_FILE, PAGE_BYTES
+from smq.replication.storage.directory import DiskOpenError
 from smq.replication.storage.disk import READERS
 from smq.replication.storage.disk_sqlite import RESTART_MS, SqliteDisk
-from smq.replication.storage.format_version import FORMAT_KEY
 from smq.replication.storage.journal_sqlite import JournalDamaged, cut_journal, whole_journal
-from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE
 from tests.skips import needs
 from tests.unit.replication.storage.support import SqliteHarness
 
@@ -66,23 +63,6 @@ def flip(file: Path, at: int) -> None:
         f.write(bytes([old ^ 1]))
 
 
-def test_only_the_owner_can_access_the_directory_and_its_files(tmp_path: Path) -> None:
-    old_umask = os.umask(0)
-    try:
-        disk = open_disk(tmp_path / "node")
-    finally:
-        os.umask(old_umask)
-    found = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "node").iterdir()}
-    disk.close()
-    assert found == dict.fromkeys([DATA_FILE, JOURNAL_FILE, SHARED_FILE, LOCK_FILE, WRITE_AHEAD_FILE], 0o600)
-    assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
-
-
-def test_a_second_disk_on_the_directory_is_refused(harness: SqliteHarness) -> None:
-    with pytest.raises(DirectoryInUse, match=f"in use by process {os.getpid()}"):
-        open_disk(harness.path)
-
-
 def test_every_commit_waits_for_the_disk(harness: SqliteHarness) -> None:
     """test_crash_images.py covers power losses of a recorded trace only; a fresh trace needs strace."""
     run = harness.disk._connection.execute
@@ -95,41 +75,6 @@ def test_a_key_that_another_store_could_not_have_is_fatal(harness: SqliteHarness
     harness.disk.submit([Put(T, key, bytes(LARGE))])
     harness.settle()
     assert [type(e) for e in harness.fatal] == [sqlite3.IntegrityError]
-
-
-def test_a_database_that_is_not_smqs_is_refused_and_left_alone(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / DATA_FILE) as theirs:
-        theirs.execute("CREATE TABLE theirs (x)")
-    theirs.close()
-    before = (tmp_path / DATA_FILE).read_bytes()
-    with pytest.raises(FormatUnsupported, match="not smq's"):
-        open_disk(tmp_path)
-    assert (tmp_path / DATA_FILE).read_bytes() == before
-
-
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / DATA_FILE).write_bytes(b"something else entirely" * 1000)
-    for _ in range(2):  # and the lock was given back
-        with pytest.raises(FormatUnsupported, match=DATA_FILE):
-            open_disk(tmp_path)
-
-
-def test_another_format_version_is_refused(harness: SqliteHarness) -> None:
-    harness.disk.submit([Put(Table.META, FORMAT_KEY, (99).to_bytes(4, "big"))])
-    harness.settle()
-    harness.close()
-    with pytest.raises(FormatUnsupported, match=r"on-disk format 99, .*the version that wrote it.*empty one"):
-        open_disk(harness.path)
-
-
-@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
-def test_a_cut_data_file_is_refused_by_name(harness: SqliteHarness, kept: float) -> None:
-    rounds(harness, *(b"%03d" % n for n in range(20)))
-    harness.close()
-    file = harness.path / DATA_FILE
-    os.truncate(file, int(file.stat().st_size * kept) // PAGE_BYTES * PAGE_BYTES)
-    with pytest.raises(DiskOpenError, match=re.escape(str(file))):
-        open_disk(harness.path)
 
 
 # -------------------------------------------------------------------------------------------- its own journal

@@ -29,8 +29,8 @@ from smq.replication.api import DoneFn
 from smq.replication.applied_state import AppliedState
 from smq.replication.config import NodeConfig
 from smq.replication.log.compaction import segment_writer
+from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.segments import HeldSegments
-from smq.replication.log.store import PartitionLog
 from smq.replication.node import Node
 from smq.replication.ports import Channel, Clock, Compute, DataDamaged, Disk, Network, Rng
 from smq.replication.proposer import _Pending

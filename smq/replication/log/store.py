@@ -2,7 +2,7 @@
 
 Owns recovery: it reads only the batches after each partition's last checkpoint, and checks the CRC of each. Recovery
 reads on the loop, partition by partition: it ends before Raft begins, and no client or peer waits for the node then. It
-must never check lineage nor truncate by itself. The node imports it, and the log's types through it.
+must never check lineage nor truncate by itself. The replicas of a node import it.
 """
 
 from collections.abc import Iterator
@@ -14,13 +14,11 @@ from smq.replication.log.codec import (
     TIME_APPEND,
     BatchDamaged,
     BatchInfo,
-    StoredValue,
     after_append_time,
     base_of_key,
     batch_key,
     info_of_stored,
     parse_index_row,
-    parse_value,
     partition_name,
     partition_stop,
     times_range,
@@ -40,8 +38,6 @@ from smq.replication.log.state import (
     partition_key,
 )
 from smq.replication.ports import DataDamaged, Delete, Disk, Put, Table
-
-__all__ = ["BatchDamaged", "BatchInfo", "LogStore", "PartitionLog", "StoredValue", "parse_value"]
 
 RECOVERY_BYTES_PER_SCAN: Final = 4 << 20  # copied out of LMDB in one go
 _BEYOND_ALL: Final = b"\xff" * 32

@@ -20,7 +20,7 @@ from smq.records import (
     with_append_time,
 )
 from smq.replication.host import Host
-from smq.replication.log.store import PartitionLog
+from smq.replication.log.partition_log import PartitionLog
 from smq.replication.partition.transactional import check_transaction
 from smq.replication.ports import Buffer
 

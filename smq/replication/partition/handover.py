@@ -23,7 +23,7 @@ from smq.raft_state.replies import Reply
 from smq.raft_state.state import PartitionState
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
-from smq.replication.log.store import PartitionLog
+from smq.replication.log.partition_log import PartitionLog
 from smq.replication.partition.admission import JUDGED_BY_THE_LOG, Offer
 from smq.replication.partition.streams import FollowerStream
 from smq.replication.partition.transactional import NotYetKnown

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from smq.raft_state.ids import PartitionId
 from smq.replication.log.codec import ENVELOPE_BYTES, StoredValue
-from smq.replication.log.store import PartitionLog
+from smq.replication.log.partition_log import PartitionLog
 from smq.replication.measures import Traffic
 from smq.replication.ports import Disk
 

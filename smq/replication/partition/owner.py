@@ -11,7 +11,7 @@ from smq.replication.log.codec import BatchDamaged
 from smq.replication.partition.admission import RecordSpace
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.send_order import SendOrder
-from smq.replication.partition.step_aside import Hang
+from smq.replication.storage.hang import HangGuard
 
 if TYPE_CHECKING:
     from smq.replication.partition.replica import Replica
@@ -52,7 +52,7 @@ class ReplicaOwner(Protocol):
         """The node's process in the state that the replicas have followed."""
 
     @property
-    def hang(self) -> Hang: ...
+    def hang(self) -> HangGuard: ...
 
     @property
     def is_candidate(self) -> Callable[[NodeId], bool]:

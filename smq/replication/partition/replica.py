@@ -18,9 +18,9 @@ from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
 from smq.replication.log.codec import StoredValue, parse_value
 from smq.replication.log.lineage import fits, verified_end
+from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.producers import ArrivingTable
 from smq.replication.log.segments import Replaced
-from smq.replication.log.store import PartitionLog
 from smq.replication.measures import StageSink
 from smq.replication.net import wire
 from smq.replication.partition.admission import Offer, admitted, leader_error, validated

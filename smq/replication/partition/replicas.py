@@ -16,7 +16,8 @@ from smq.raft_state.ids import Epoch, Incarnation, NodeId, PartitionId
 from smq.raft_state.state import EpochStart, PartitionState
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged
-from smq.replication.log.store import LogStore, PartitionLog
+from smq.replication.log.partition_log import PartitionLog
+from smq.replication.log.store import LogStore
 from smq.replication.net import wire
 from smq.replication.partition.admission import RecordSpace
 from smq.replication.partition.coalescing import Coalescer
@@ -35,9 +36,9 @@ from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.retention import Retainer
 from smq.replication.partition.send_order import SendOrder
-from smq.replication.partition.step_aside import Hang
 from smq.replication.proposer import Barriers
 from smq.replication.runtime.slices import Slices
+from smq.replication.storage.hang import HangGuard
 
 HWM_PACE_MS: Final = (
     100  # between two proposals of marks that answer no producer: readers elsewhere do not wait for them
@@ -52,7 +53,7 @@ class Replicas:
         host: Host,
         *,
         space: RecordSpace,
-        hang: Hang,
+        hang: HangGuard,
         barriers: Barriers,
         slices: Slices,
         reachable: Callable[[], frozenset[NodeId]],

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from smq.raft_state.ids import Epoch, NodeId, Offset
 from smq.replication.partition.streams import FollowerStream
+from smq.replication.storage.hang import HangGuard
 
 
 class Leading(Protocol):
@@ -27,19 +28,8 @@ class Leading(Protocol):
     def resign(self) -> None: ...
 
 
-class Hang(Protocol):
-    """Whether this node's disk writes at all."""
-
-    @property
-    def hangs(self) -> bool: ...
-
-    @property
-    def hangs_on(self) -> bool:
-        """For so long that an attempt to hand over has had its time."""
-
-
 def step_aside(
-    replica: Leading, streams: Collection[FollowerStream], *, is_full: bool, hang: Hang, is_refusing: bool
+    replica: Leading, streams: Collection[FollowerStream], *, is_full: bool, hang: HangGuard, is_refusing: bool
 ) -> None:
     """`is_full` and `hang` are of this node's own disk. `is_refusing`: too much waits for it to take batches of this
     partition, and another replica is on a node that could lead. To be called periodically while the replica leads."""
@@ -53,7 +43,7 @@ def step_aside(
 
 
 def _leave_hung_disk(
-    replica: Leading, reported: list[tuple[Offset, FollowerStream]], hang: Hang, *, is_refusing: bool
+    replica: Leading, reported: list[tuple[Offset, FollowerStream]], hang: HangGuard, *, is_refusing: bool
 ) -> None:
     """A follower that stored more than this disk did is the proof that its own disk writes. A handover loses no record;
     if none succeeds in time, the controller elects one of the followers that reach the high water mark. If batches of

@@ -28,7 +28,8 @@ from smq.replication.api import Acks, DoneFn, Produced, TimeKind, TimeOffset
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
 from smq.replication.host import Identity
-from smq.replication.log.store import BatchDamaged, LogStore
+from smq.replication.log.codec import BatchDamaged
+from smq.replication.log.store import LogStore
 from smq.replication.measures import NodeMeasures
 from smq.replication.net import several, wire
 from smq.replication.net.links import Links

@@ -15,7 +15,8 @@ from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, Pa
 from smq.raft_state.limits import default_init
 from smq.replication import digests
 from smq.replication.config import NodeConfig
-from smq.replication.log.store import LogStore, PartitionLog
+from smq.replication.log.partition_log import PartitionLog
+from smq.replication.log.store import LogStore
 from smq.replication.net import several, wire
 from smq.replication.node import Node
 from smq.replication.ports import Buffer, Channel, NetworkHandler

@@ -8,9 +8,10 @@ from smq.raft_state.ids import Epoch, Offset, ProducerEpoch, ProducerId, Sequenc
 from smq.records import parse_header
 from smq.replication.log import partition_log
 from smq.replication.log import state as log_state
+from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.producers import CachedBatch, ProducerTable
 from smq.replication.log.state import checkpoint_key
-from smq.replication.log.store import LogStore, PartitionLog
+from smq.replication.log.store import LogStore
 from smq.replication.ports import Op, Put, Table
 from tests.unit.replication.log.support import PID, append, flipped, fold, reopened, replace
 from tests.unit.replication.storage.support import FakeHarness, Harness

@@ -12,8 +12,9 @@ import pytest
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import parse_header
-from smq.replication.log.codec import batch_key
-from smq.replication.log.store import LogStore, PartitionLog, StoredValue
+from smq.replication.log.codec import StoredValue, batch_key
+from smq.replication.log.partition_log import PartitionLog
+from smq.replication.log.store import LogStore
 from smq.replication.ports import DataDamaged, Delete, Put, Table
 from smq.replication.storage import pages_lmdb
 from smq.replication.storage.directory import REPLACE_ADVICE

@@ -10,8 +10,9 @@ import pytest
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import parse_header
-from smq.replication.log.codec import BatchDamaged, batch_key
-from smq.replication.log.store import LogStore, PartitionLog, StoredValue
+from smq.replication.log.codec import BatchDamaged, StoredValue, batch_key
+from smq.replication.log.partition_log import PartitionLog
+from smq.replication.log.store import LogStore
 from smq.replication.maintenance.scrub import Check
 from smq.replication.ports import Examined, Table
 from smq.replication.storage.environment_lmdb import DATA_FILE

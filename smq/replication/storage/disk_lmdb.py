@@ -21,10 +21,9 @@ from smq.replication.storage.directory import REPLACE_ADVICE
 from smq.replication.storage.disk import READERS, StoreDisk
 from smq.replication.storage.engine import Engine
 from smq.replication.storage.environment_lmdb import DATA_FILE, open_environment
-from smq.replication.storage.pages_lmdb import TREE_DAMAGE, NotCached, PageFile, SnapshotGone
+from smq.replication.storage.pages_lmdb import TREE_DAMAGE, NotCached, PageFile, PageReader, SnapshotGone
 from smq.replication.storage.pending_rows import PendingRows
-from smq.replication.storage.rows import HomeOf, Row, beginning_at, merged, nothing, within
-from smq.replication.storage.snapshot_lmdb import Snapshot
+from smq.replication.storage.rows import HomeOf, Row, WalkedRows, beginning_at, merged, nothing, within
 from smq.replication.storage.workers import Gate
 from smq.replication.storage.write_ahead import WRITE_AHEAD_BYTES, WRITE_AHEAD_KEY, Active
 
@@ -286,6 +285,28 @@ class LmdbDisk(StoreDisk):
 
     def _store_files(self) -> tuple[str, ...]:
         return (DATA_FILE,)
+
+
+class Snapshot(WalkedRows):
+    """All tables as of one moment, for a thread of its own: a transaction of LMDB's, which it holds, and the pending
+    rows that come after it."""
+
+    def __init__(self, reader: PageReader, transaction: int, pending: PendingRows) -> None:
+        """`pending`: a copy, made before the transaction began."""
+        self._reader = reader
+        self._transaction = transaction
+        self._pending = pending
+
+    @contextmanager
+    def _walk(self, table: Table, start: bytes, stop: bytes, *, reverse: bool, limit: int) -> Iterator[Iterator[Row]]:
+        base, pending = self._pending.between(table, start, stop, lowest=None, reverse=reverse, limit=limit)
+        try:
+            found = self._reader.rows(self._transaction, table.value.encode(), start, stop, reverse=reverse)
+            yield merged(found, pending if self._transaction == base else [], reverse=reverse)
+        except SnapshotGone:
+            raise
+        except TREE_DAMAGE as e:
+            raise DataDamaged(f"table {table.value} cannot be walked: {e}") from e
 
 
 def _keys(cursor: "lmdb.Cursor[bytes]", start: bytes, stop: bytes, *, reverse: bool) -> Iterator[bytes]:

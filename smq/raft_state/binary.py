@@ -2,7 +2,8 @@
 
 Owns the encoding of integers, strings and lists: big-endian, fixed width, one encoding per value, so that equal values
 have equal bytes. It must never know what a field means, and never raise anything but CodecError for bytes that it
-reads. Only `fields`, `registry`, `codec` and `snapshot` may import it (others: CodecError through `codec`).
+reads. The rest of raft_state imports it, and the tables of messages between nodes
+(replication/net/layout.py).
 """
 
 import struct

@@ -13,8 +13,8 @@ from smq.replication.host import Host
 from smq.replication.membership.controller import Controller
 from smq.replication.membership.heartbeats import Heartbeats
 from smq.replication.membership.quorum import QuorumQueries
-from smq.replication.net import several, wire
-from smq.replication.net.segment_messages import SegmentPart, SegmentQuery, StepQuery, StepReport
+from smq.replication.net import wire
+from smq.replication.net.wire import SegmentPart, SegmentQuery, StepQuery, StepReport
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Channel, DataDamaged
@@ -72,7 +72,7 @@ class Dispatcher:
         if self._is_stopped:
             return
         try:
-            messages = several.split(payload)
+            messages = wire.split(payload)
         except wire.WireError as e:
             _refused(peer, channel, e)
             return

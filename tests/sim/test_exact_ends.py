@@ -12,7 +12,7 @@ from smq.raft_state.ids import NodeId, Offset, TopicId
 from smq.raft_state.replies import TopicCreated
 from smq.replication.api import PartitionRange
 from smq.replication.config import NodeConfig
-from smq.replication.net import several, wire
+from smq.replication.net import wire
 from smq.replication.node import Node
 from smq.replication.ports import Buffer, Channel
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
@@ -34,7 +34,7 @@ class CountedPort(SimPort):
     sent: Counter[str]
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
-        for message in several.split(memoryview(b"".join(parts))):
+        for message in wire.split(memoryview(b"".join(parts))):
             is_raft = channel is Channel.CONTROL and message[0] == wire.RAFT
             self.sent["raft" if is_raft else type(wire.decode(message)).__name__] += 1
         return super().send(peer, channel, parts)

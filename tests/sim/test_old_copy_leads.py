@@ -16,7 +16,7 @@ def report_old_copy(simulation: Simulation, host: SimHost, reporter: NodeId) -> 
     """By the heartbeat of a peer that was away until now."""
     own, peer = host.api.engine.marks.own, simulation.cluster.hosts[reporter].api
     evidence = Mark(host.node, own.disk, b"earlier.", 0, own.writes + 1)
-    host.api.heartbeats.on_heartbeat(reporter, wire.Heartbeat(peer.incarnation, peer.engine.marks.own, (evidence,)))
+    host.api.heartbeats.on_heartbeat(reporter, wire.Heartbeat(peer.incarnation, (peer.engine.marks.own, evidence)))
 
 
 @pytest.mark.parametrize("crashes_before_it_is_durable", [False, True])
@@ -63,6 +63,6 @@ def test_a_heartbeat_that_speaks_for_another_node_is_refused() -> None:
     simulation = Simulation(find("calm"), 1)
     assert simulation._boot()
     one, two, three = (host.api for host in simulation.cluster.hosts.values())
-    beat = wire.Heartbeat(two.incarnation, three.engine.marks.own, ())
+    beat = wire.Heartbeat(two.incarnation, (three.engine.marks.own,))
     with pytest.raises(wire.WireError, match="speaks of itself as node"):
         one.heartbeats.on_heartbeat(two.node_id, beat)

@@ -35,7 +35,7 @@ class Heartbeats:
     def send(self, peer: NodeId) -> None:
         marks, node_id = self._host.engine.marks, self._host.node_id
         is_leaving, disk = self._liveness.is_self_leaving, self._liveness.disk(node_id)
-        beat = wire.Heartbeat(self._host.incarnation, marks.own, marks.known, is_leaving, disk, *self._states.latest)
+        beat = wire.Heartbeat(self._host.incarnation, (marks.own, *marks.known), is_leaving, disk, *self._states.latest)
         self._host.links.send(peer, Channel.CONTROL, beat)
 
     def ping(self, peer: NodeId, number: int) -> None:
@@ -48,11 +48,12 @@ class Heartbeats:
             self._host.links.send(peer, Channel.DATA, wire.Ping(ping.number, True))
 
     def on_heartbeat(self, peer: NodeId, beat: wire.Heartbeat) -> None:
-        if beat.mark.node != peer:
-            raise wire.WireError(f"node {peer} speaks of itself as node {beat.mark.node}")
+        own, *known = beat.marks
+        if own.node != peer:
+            raise wire.WireError(f"node {peer} speaks of itself as node {own.node}")
         self._states.heard(peer, beat.digest_index, beat.digest)
         self._liveness.on_heartbeat(peer, beat.incarnation, is_leaving=beat.is_leaving, disk=beat.disk)
-        forgotten = self._host.engine.marks.receive(peer, beat.mark, beat.known)
+        forgotten = self._host.engine.marks.receive(peer, own, known)
         if forgotten is not None:
             self._registration.replace_old_copy(forgotten)
             self._host.engine.renounce()

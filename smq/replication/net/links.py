@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from smq.raft_state.ids import NodeId
-from smq.replication.net import several, wire
+from smq.replication.net import wire
 from smq.replication.ports import Buffer, Channel, Network
 
 _RAFT: Final = bytes((wire.RAFT,))
@@ -80,7 +80,7 @@ class Links:
             self._send_frame(key)
 
     def _send_frame(self, key: tuple[NodeId, Channel]) -> None:
-        self._network.send(*key, several.joined(self._frames.pop(key).messages))
+        self._network.send(*key, wire.joined(self._frames.pop(key).messages))
 
     def on_session_close(self, peer: NodeId, channel: Channel) -> None:
         """What was meant for this session must not appear in the next one."""

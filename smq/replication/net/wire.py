@@ -1,28 +1,43 @@
 """Messages between nodes, other than Raft's own: shapes and bytes.
 
-Owns the first byte of every message on both channels; `several` has 23, `segment_messages` 26 to 29. Parsing is
-bounded: for any input, `decode` returns a message or raises WireError, and only the session that it came from suffers.
-No pickle, ever.
+Owns the first byte of every message on both channels, and how the messages that a turn sends to one peer share a frame.
+The bytes of a message are a row of the table at the end; the two that are sent for every batch, Append and Ack, are
+written by hand. Parsing is bounded: for any input, `decode` returns a message or raises WireError, and only the session
+that it came from suffers. No pickle, ever.
 """
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from itertools import chain
+from typing import Final, NamedTuple, TypeAlias
 
+from smq.raft_state.binary import FLAG, INT32, INT64, Fixed
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
 from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
 from smq.replication.anomalies import DIGEST_BYTES
 from smq.replication.marks import Mark, pack_marks, unpack_marks
-from smq.replication.net import segment_messages as segments
-from smq.replication.net.pieces import ITEMS_MAX, cut, lengths_of
-from smq.replication.net.pieces import WireError as WireError
-from smq.replication.net.segment_messages import SegmentMessage, SegmentPart, SegmentQuery, StepQuery, StepReport
+from smq.replication.net.layout import (
+    BYTE,
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    UINT32,
+    UINT64,
+    Bytes,
+    Choice,
+    Items,
+    MessageLayout,
+    Pieces,
+    View,
+    cut,
+    packed,
+)
+from smq.replication.net.layout import WireError as WireError
 from smq.replication.ports import Buffer, Quorum, QuorumReplica
 
 RAFT: Final = 0  # the rest of the message belongs to the engine
-_PID_BYTES: Final = 20
 ENDS_MAX: Final = 1_000  # partitions in one question: a millisecond or two of the leader's loop
 TABLE_PIECE_BYTES: Final = 1 << 20  # of producers in one message: as an Append, it must not hold up the link
 TABLE_PIECES_MAX: Final = 4096  # 4 GiB: more than twenty million producers, which no node remembers
@@ -39,13 +54,12 @@ class DiskCondition(enum.IntEnum):
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """CONTROL: this process is alive. A node that `is_leaving` gets no more work, and is fenced once it is gone. A node
-    whose `disk` is not fine leads only if no other node can. `mark` is the mark of its own disk, `known` are the
-    marks of other nodes' disks. `digest` is that of the replicated state after the entry `digest_index`, the newest
+    whose `disk` is not fine leads only if no other node can. `marks` are its own disk's mark, and then those that it
+    knows of other nodes' disks. `digest` is that of the replicated state after the entry `digest_index`, the newest
     that this process has computed; zeros before the first. The first message of every session."""
 
     incarnation: Incarnation
-    mark: Mark
-    known: tuple[Mark, ...]
+    marks: tuple[Mark, ...]
     is_leaving: bool = False
     disk: DiskCondition = DiskCondition.FINE
     digest_index: LogIndex = LogIndex(0)
@@ -289,6 +303,48 @@ class EndsReport:
     ends: tuple[End, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentQuery:
+    """DATA: send the batches from `at` on of the segment [start, end) that has this digest; whatever lies there if the
+    digest is zeros."""
+
+    partition: PartitionId
+    request: int
+    start: Offset
+    end: Offset
+    digest: bytes
+    at: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPart:
+    """DATA, the answer: consecutive stored values, as many as fit one message. Without any, the replica does not hold
+    this segment, or `is_busy`: it does, but reads for too many others now."""
+
+    partition: PartitionId
+    request: int
+    values: Sequence[Buffer]
+    is_busy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepQuery:
+    """DATA, leader to follower: does your log hold all segments, whose digests together have this digest?"""
+
+    partition: PartitionId
+    request: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """DATA, the answer."""
+
+    partition: PartitionId
+    request: int
+    is_in_step: bool
+
+
 Message: TypeAlias = (
     Heartbeat
     | Propose
@@ -311,91 +367,171 @@ Message: TypeAlias = (
     | Producers
     | FetchBatch
     | FoundBatch
-    | SegmentMessage
+    | SegmentQuery
+    | SegmentPart
+    | StepQuery
+    | StepReport
 )
 
-_HEARTBEAT: Final = struct.Struct(f">Bq?Bq{DIGEST_BYTES}s")
-_REQUEST: Final = struct.Struct(">BQ")
-_PROPOSED: Final = struct.Struct(">BQBq")
-_REQUEST_ITEMS: Final = struct.Struct(">BQqI")  # then the items
-_ITEMS: Final = struct.Struct(">BI")  # likewise
-_PID_EPOCH: Final = struct.Struct(">20si")
-_SEALED_LOG: Final = struct.Struct(">20sqq")
-_TRANSFER: Final = struct.Struct(">B20sii")
-_QUORUM: Final = struct.Struct(">BQiqqII")  # then the voters, then the observers
-_QUORUM_REPLICA: Final = struct.Struct(">i?16sqqq")
-_ENDS_QUERY: Final = struct.Struct(">BQqII")
-_PID: Final = struct.Struct(">20s")
-_END: Final = struct.Struct(">20sBiqqqq")
-_END_OUTCOMES: Final = frozenset(EndOutcome)
-_PING: Final = struct.Struct(">BQ?")
-_PROBE: Final = struct.Struct(">B20siI")
-_ACK: Final = struct.Struct(">B20siqqqI????I")
-_SEALED: Final = struct.Struct(">B20si")
-_PRODUCERS: Final = struct.Struct(">B20siIqII")
-_FETCH_BATCH: Final = struct.Struct(">B20sQq")
-_FOUND_BATCH: Final = struct.Struct(f">B20sQ?{SEGMENT_DIGEST_BYTES}s")
-_APPEND: Final = struct.Struct(">B20siIqI")
-_COMMIT: Final = struct.Struct(">20siq")
+
+# ------------------------------------------------------------------------------------------------------------ bytes
+class _Marks:
+    """The marks of a heartbeat, the sender's own first."""
+
+    def write(self, value: tuple[Mark, ...]) -> tuple[bytes, Sequence[Buffer]]:
+        return b"", (pack_marks(value),)
+
+    def read(self, payload: memoryview) -> tuple[Mark, ...]:
+        try:
+            marks = unpack_marks(payload)
+        except ValueError as e:
+            raise WireError(f"a heartbeat: {e}") from e
+        if not marks:
+            raise WireError("a heartbeat without its sender's mark")
+        return marks
+
+
+class _Quorum:
+    """A description of Raft's quorum."""
+
+    _HEAD: Final = struct.Struct(">iqqII")  # leader, term, committed end; how many voters and observers follow
+    _REPLICA: Final = struct.Struct(">i?16sqqq")
+
+    def write(self, value: Quorum) -> tuple[bytes, Sequence[Buffer]]:
+        counts = (len(value.voters), len(value.observers))
+        head = self._HEAD.pack(value.leader, value.term, value.committed_end, *counts)
+        replicas = [
+            self._REPLICA.pack(r.node, bool(r.disk), r.disk, r.end, r.heard_ms, r.caught_up_ms)
+            for r in (*value.voters, *value.observers)
+        ]
+        return head, replicas
+
+    def read(self, payload: memoryview) -> Quorum:
+        leader, term, committed_end, voter_count, observer_count = self._HEAD.unpack_from(payload)
+        body = payload[self._HEAD.size :]
+        if len(body) != (voter_count + observer_count) * self._REPLICA.size:
+            raise WireError(f"{voter_count} voters and {observer_count} observers do not fit {len(body)} bytes")
+        replicas = tuple(
+            QuorumReplica(
+                node=NodeId(node),
+                disk=DiskId(disk if has_disk else b""),
+                end=end,
+                heard_ms=heard_ms,
+                caught_up_ms=caught_up_ms,
+            )
+            for node, has_disk, disk, end, heard_ms, caught_up_ms in self._REPLICA.iter_unpack(body)
+        )
+        return Quorum(
+            leader=NodeId(leader),
+            term=Term(term),
+            committed_end=committed_end,
+            voters=replicas[:voter_count],
+            observers=replicas[voter_count:],
+        )
+
+
+def _check_piece(m: Producers) -> None:
+    if not m.piece < m.pieces <= TABLE_PIECES_MAX:
+        raise WireError(f"piece {m.piece} of {m.pieces} of a table of producers")
+
+
+def _check_ends(m: EndsReport) -> None:
+    for end in m.ends:
+        offsets = end[3:]
+        if offsets[0] < 0 or list(offsets) != sorted(offsets):
+            raise WireError(f"no partition ends with outcome {end.outcome} and offsets {offsets}")
+
+
+_SEGMENT_DIGEST: Final = Fixed(SEGMENT_DIGEST_BYTES)
+_REQUEST: Final = ("request", UINT64)
+_QUERY: Final = ("query", UINT64)
+_INCARNATION: Final = ("incarnation", INT64)
+_PARTITION: Final = ("partition", PARTITION)
+_EPOCH: Final = ("epoch", EPOCH)
+_STREAM: Final = ("stream", UINT32)
+_EPOCHS: Final = Items(PARTITION, EPOCH)  # of partitions
+_LOGS: Final = Items(PARTITION, OFFSET, OFFSET, make=SealedLog._make)
+_POINTS: Final = Items(PARTITION, EPOCH, OFFSET)
+_PARTITIONS: Final = Items(PARTITION, count_max=ENDS_MAX)
+_ENDS: Final = Items(
+    PARTITION, Choice(EndOutcome), EPOCH, OFFSET, OFFSET, OFFSET, OFFSET, make=End._make, count_max=ENDS_MAX
+)
+
+_APPEND: Final = struct.Struct(">B20siIqI")  # tag, partition, epoch, stream, commit, count of values
+_ACK: Final = struct.Struct(">B20siqqqI????I")  # tag, and the fields in order
+_ACK_TAG: Final = 17
+_APPEND_TAG: Final = 18
+_SEVERAL_TAG: Final = 23  # a frame of several messages: see `joined`
+
+_TABLE: Final = (
+    MessageLayout(
+        1,
+        Heartbeat,
+        _INCARNATION,
+        ("is_leaving", FLAG),
+        ("disk", Choice(DiskCondition)),
+        ("digest_index", INT64),
+        ("digest", Fixed(DIGEST_BYTES)),
+        rest=("marks", _Marks()),
+    ),
+    MessageLayout(2, Propose, _REQUEST, rest=("command", Bytes())),
+    MessageLayout(3, Proposed, _REQUEST, ("outcome", BYTE), ("index", INT64), rest=("reply", Bytes())),
+    MessageLayout(4, ElectionQuery, _QUERY, ("term", INT64), rest=("partitions", _EPOCHS)),
+    MessageLayout(5, ElectionReport, _QUERY, _INCARNATION, rest=("logs", _LOGS)),
+    MessageLayout(6, Resign, rest=("partitions", _EPOCHS)),
+    MessageLayout(7, Transfer, _PARTITION, _EPOCH, ("target", INT32)),
+    MessageLayout(8, ReadIndex, _REQUEST),
+    MessageLayout(9, EndsQuery, _REQUEST, _INCARNATION, ("wait_ms", UINT32), rest=("partitions", _PARTITIONS)),
+    MessageLayout(10, EndsReport, _REQUEST, _INCARNATION, rest=("ends", _ENDS), check=_check_ends),
+    MessageLayout(14, DescribeQuorum, _REQUEST),
+    MessageLayout(15, QuorumDescribed, _REQUEST, rest=("quorum", _Quorum())),
+    MessageLayout(16, Probe, _PARTITION, _EPOCH, _STREAM),
+    MessageLayout(19, Ping, ("number", UINT64), ("is_answer", FLAG)),
+    MessageLayout(
+        20,
+        Producers,
+        _PARTITION,
+        _EPOCH,
+        _STREAM,
+        ("at", OFFSET),
+        ("piece", UINT32),
+        ("pieces", UINT32),
+        rest=("table", Bytes()),
+        check=_check_piece,
+    ),
+    MessageLayout(21, FetchBatch, _PARTITION, _REQUEST, ("offset", OFFSET)),
+    MessageLayout(
+        22, FoundBatch, _PARTITION, _REQUEST, ("may_have", FLAG), ("segment", _SEGMENT_DIGEST), rest=("value", View())
+    ),
+    MessageLayout(24, Sealed, _PARTITION, _EPOCH),
+    MessageLayout(25, Commits, rest=("points", _POINTS)),
+    MessageLayout(
+        26,
+        SegmentQuery,
+        _PARTITION,
+        _REQUEST,
+        ("start", OFFSET),
+        ("end", OFFSET),
+        ("digest", _SEGMENT_DIGEST),
+        ("at", OFFSET),
+    ),
+    MessageLayout(27, SegmentPart, _PARTITION, _REQUEST, ("is_busy", FLAG), rest=("values", Pieces())),
+    MessageLayout(28, StepQuery, _PARTITION, _REQUEST, ("digest", _SEGMENT_DIGEST)),
+    MessageLayout(29, StepReport, _PARTITION, _REQUEST, ("is_in_step", FLAG)),
+)
+_OF_CLASS: Final = {layout.cls: layout for layout in _TABLE}
 
 
 def encode(message: Message) -> list[Buffer]:
     """The message as a gather list; the values of an Append are passed on, not copied."""
     match message:
         case Append(pid, epoch, stream, commit, values):
-            return [_APPEND.pack(18, pid, epoch, stream, commit, len(values)) + lengths_of(values), *values]
-        case Commits(points):
-            return [_ITEMS.pack(25, len(points)), b"".join(_COMMIT.pack(*point) for point in points)]
+            head = _APPEND.pack(_APPEND_TAG, pid, epoch, stream, commit, len(values))
+            return [head + packed(map(len, values)), *values]
         case Ack(pid, epoch, incarnation, end, expect, stream, resync, needs_producers, is_full, is_held, tail):
             flags = (resync, needs_producers, is_full, is_held)
-            return [_ACK.pack(17, pid, epoch, incarnation, end, expect, stream, *flags, tail)]
-        case Sealed(pid, epoch):
-            return [_SEALED.pack(24, pid, epoch)]
-        case Producers(pid, epoch, stream, at, piece, pieces, table):
-            return [_PRODUCERS.pack(20, pid, epoch, stream, at, piece, pieces), table]
-        case FetchBatch(pid, request, offset):
-            return [_FETCH_BATCH.pack(21, pid, request, offset)]
-        case FoundBatch(pid, request, may_have, value, segment):
-            return [_FOUND_BATCH.pack(22, pid, request, may_have, segment), value]
-        case SegmentQuery() | SegmentPart() | StepQuery() | StepReport():
-            return segments.encode(message)
-        case Probe(pid, epoch, stream):
-            return [_PROBE.pack(16, pid, epoch, stream)]
-        case Ping(number, is_answer):
-            return [_PING.pack(19, number, is_answer)]
-        case Heartbeat(incarnation, mark, known, is_leaving, disk, index, digest):
-            return [_HEARTBEAT.pack(1, incarnation, is_leaving, disk, index, digest), pack_marks((mark, *known))]
-        case Propose(request, command):
-            return [_REQUEST.pack(2, request), command]
-        case ReadIndex(request):
-            return [_REQUEST.pack(8, request)]
-        case Proposed(request, outcome, index, reply):
-            return [_PROPOSED.pack(3, request, outcome, index), reply]
-        case ElectionQuery(query, term, partitions):
-            items = b"".join(_PID_EPOCH.pack(*item) for item in partitions)
-            return [_REQUEST_ITEMS.pack(4, query, term, len(partitions)), items]
-        case ElectionReport(query, incarnation, logs):
-            items = b"".join(_SEALED_LOG.pack(*item) for item in logs)
-            return [_REQUEST_ITEMS.pack(5, query, incarnation, len(logs)), items]
-        case Resign(partitions):
-            return [_ITEMS.pack(6, len(partitions)), b"".join(_PID_EPOCH.pack(*item) for item in partitions)]
-        case Transfer(pid, epoch, target):
-            return [_TRANSFER.pack(7, pid, epoch, target)]
-        case DescribeQuorum(request):
-            return [_REQUEST.pack(14, request)]
-        case QuorumDescribed(request, quorum):
-            counts = (len(quorum.voters), len(quorum.observers))
-            head = _QUORUM.pack(15, request, quorum.leader, quorum.term, quorum.committed_end, *counts)
-            return [head, *map(_pack_replica, (*quorum.voters, *quorum.observers))]
-        case EndsQuery(request, incarnation, wait_ms, partitions):
-            return [_ENDS_QUERY.pack(9, request, incarnation, wait_ms, len(partitions)), b"".join(partitions)]
-        case EndsReport(request, incarnation, ends):
-            return [_REQUEST_ITEMS.pack(10, request, incarnation, len(ends)), b"".join(_END.pack(*end) for end in ends)]
-
-
-def _pack_replica(replica: QuorumReplica) -> bytes:
-    times = (replica.heard_ms, replica.caught_up_ms)
-    return _QUORUM_REPLICA.pack(replica.node, bool(replica.disk), replica.disk, replica.end, *times)
+            return [_ACK.pack(_ACK_TAG, pid, epoch, incarnation, end, expect, stream, *flags, tail)]
+    return _OF_CLASS[type(message)].encode(message)
 
 
 def decode(payload: memoryview) -> Message:
@@ -409,191 +545,47 @@ def decode(payload: memoryview) -> Message:
         raise WireError(f"message kind {payload[0]} of {len(payload)} bytes: {e}") from e
 
 
-def _items(payload: memoryview, offset: int, count: int, item: struct.Struct) -> list[tuple[Any, ...]]:
-    if count > ITEMS_MAX or len(payload) - offset != count * item.size:
-        raise WireError(f"{count} items do not fit {len(payload) - offset} bytes")
-    return list(item.iter_unpack(payload[offset:]))
-
-
-def _pid_epochs(payload: memoryview, offset: int, count: int) -> tuple[tuple[PartitionId, Epoch], ...]:
-    return tuple((PartitionId(p), Epoch(e)) for p, e in _items(payload, offset, count, _PID_EPOCH))
-
-
-def _heartbeat(payload: memoryview) -> Message:
-    _, incarnation, is_leaving, disk, index, digest = _HEARTBEAT.unpack_from(payload)
-    try:
-        mark, *known = unpack_marks(payload[_HEARTBEAT.size :])
-        condition = DiskCondition(disk)
-    except ValueError as e:
-        raise WireError(f"a heartbeat: {e}") from e
-    return Heartbeat(Incarnation(incarnation), mark, tuple(known), is_leaving, condition, LogIndex(index), digest)
-
-
-def _propose(payload: memoryview) -> Message:
-    return Propose(_REQUEST.unpack_from(payload)[1], bytes(payload[_REQUEST.size :]))
-
-
-def _read_index(payload: memoryview) -> Message:
-    return ReadIndex(_REQUEST.unpack(payload)[1])
-
-
-def _proposed(payload: memoryview) -> Message:
-    _, request, outcome, index = _PROPOSED.unpack_from(payload)
-    return Proposed(request, outcome, LogIndex(index), bytes(payload[_PROPOSED.size :]))
-
-
-def _query(payload: memoryview) -> Message:
-    _, query, term, count = _REQUEST_ITEMS.unpack_from(payload)
-    return ElectionQuery(query, Term(term), _pid_epochs(payload, _REQUEST_ITEMS.size, count))
-
-
-def _report(payload: memoryview) -> Message:
-    _, query, incarnation, count = _REQUEST_ITEMS.unpack_from(payload)
-    logs = _items(payload, _REQUEST_ITEMS.size, count, _SEALED_LOG)
-    return ElectionReport(query, Incarnation(incarnation), tuple(SealedLog(*log) for log in logs))
-
-
-def _resign(payload: memoryview) -> Message:
-    _, count = _ITEMS.unpack_from(payload)
-    return Resign(_pid_epochs(payload, _ITEMS.size, count))
-
-
-def _transfer(payload: memoryview) -> Message:
-    _, pid, epoch, target = _TRANSFER.unpack(payload)
-    return Transfer(PartitionId(pid), Epoch(epoch), NodeId(target))
-
-
-def _describe_quorum(payload: memoryview) -> Message:
-    return DescribeQuorum(_REQUEST.unpack(payload)[1])
-
-
-def _quorum_described(payload: memoryview) -> Message:
-    _, request, leader, term, committed_end, voter_count, observer_count = _QUORUM.unpack_from(payload)
-    if len(payload) - _QUORUM.size != (voter_count + observer_count) * _QUORUM_REPLICA.size:
-        raise WireError(f"{voter_count} voters and {observer_count} observers do not fit {len(payload)} bytes")
-    replicas = tuple(
-        QuorumReplica(
-            node=NodeId(node),
-            disk=DiskId(disk if has_disk else b""),
-            end=end,
-            heard_ms=heard_ms,
-            caught_up_ms=caught_up_ms,
-        )
-        for node, has_disk, disk, end, heard_ms, caught_up_ms in _QUORUM_REPLICA.iter_unpack(payload[_QUORUM.size :])
-    )
-    quorum = Quorum(
-        leader=NodeId(leader),
-        term=Term(term),
-        committed_end=committed_end,
-        voters=replicas[:voter_count],
-        observers=replicas[voter_count:],
-    )
-    return QuorumDescribed(request, quorum)
-
-
-def _ends_query(payload: memoryview) -> Message:
-    _, request, incarnation, wait_ms, count = _ENDS_QUERY.unpack_from(payload)
-    if count > ENDS_MAX:
-        raise WireError(f"a question about {count} partitions, at most {ENDS_MAX} are allowed")
-    pids = _items(payload, _ENDS_QUERY.size, count, _PID)
-    return EndsQuery(request, Incarnation(incarnation), wait_ms, tuple(PartitionId(pid) for (pid,) in pids))
-
-
-def _ends_report(payload: memoryview) -> Message:
-    _, request, incarnation, count = _REQUEST_ITEMS.unpack_from(payload)
-    if count > ENDS_MAX:
-        raise WireError(f"an answer about {count} partitions, at most {ENDS_MAX} are allowed")
-    ends = _items(payload, _REQUEST_ITEMS.size, count, _END)
-    return EndsReport(request, Incarnation(incarnation), tuple(_end(*item) for item in ends))
-
-
-def _end(pid: bytes, outcome: int, epoch: int, *offsets: int) -> End:
-    if outcome not in _END_OUTCOMES or offsets[0] < 0 or list(offsets) != sorted(offsets):
-        raise WireError(f"no partition ends with outcome {outcome} and offsets {offsets}")
-    return End(PartitionId(pid), EndOutcome(outcome), Epoch(epoch), *map(Offset, offsets))
-
-
-def _ping(payload: memoryview) -> Message:
-    _, number, is_answer = _PING.unpack(payload)
-    return Ping(number, is_answer)
-
-
-def _probe(payload: memoryview) -> Message:
-    _, pid, epoch, stream = _PROBE.unpack(payload)
-    return Probe(PartitionId(pid), Epoch(epoch), stream)
-
-
-def _ack(payload: memoryview) -> Message:
-    _, pid, epoch, incarnation, end, expect, stream, *rest = _ACK.unpack(payload)
-    return Ack(
-        PartitionId(pid),
-        Epoch(epoch),
-        Incarnation(incarnation),
-        Offset(end),
-        Offset(expect),
-        stream,
-        *rest,
-    )
-
-
-def _sealed(payload: memoryview) -> Message:
-    _, pid, epoch = _SEALED.unpack(payload)
-    return Sealed(PartitionId(pid), Epoch(epoch))
-
-
-def _producers(payload: memoryview) -> Message:
-    _, pid, epoch, stream, at, piece, pieces = _PRODUCERS.unpack_from(payload)
-    if not piece < pieces <= TABLE_PIECES_MAX:
-        raise WireError(f"piece {piece} of {pieces} of a table of producers")
-    table = bytes(payload[_PRODUCERS.size :])
-    return Producers(PartitionId(pid), Epoch(epoch), stream, Offset(at), piece, pieces, table)
-
-
-def _fetch_batch(payload: memoryview) -> Message:
-    _, pid, request, offset = _FETCH_BATCH.unpack(payload)
-    return FetchBatch(PartitionId(pid), request, Offset(offset))
-
-
-def _found_batch(payload: memoryview) -> Message:
-    _, pid, request, may_have, segment = _FOUND_BATCH.unpack_from(payload)
-    return FoundBatch(PartitionId(pid), request, may_have, payload[_FOUND_BATCH.size :], segment)
-
-
-def _append(payload: memoryview) -> Message:
+def _append(payload: memoryview) -> Append:
     _, pid, epoch, stream, commit, count = _APPEND.unpack_from(payload)
     return Append(PartitionId(pid), Epoch(epoch), stream, Offset(commit), cut(payload, _APPEND.size, count))
 
 
-def _commits(payload: memoryview) -> Message:
-    _, count = _ITEMS.unpack_from(payload)
-    points = _items(payload, _ITEMS.size, count, _COMMIT)
-    return Commits(tuple((PartitionId(pid), Epoch(epoch), Offset(commit)) for pid, epoch, commit in points))
+def _ack(payload: memoryview) -> Ack:
+    return Ack(*_ACK.unpack(payload)[1:])
 
 
-_DECODERS: Final = {
-    1: _heartbeat,
-    2: _propose,
-    3: _proposed,
-    4: _query,
-    5: _report,
-    6: _resign,
-    7: _transfer,
-    8: _read_index,
-    9: _ends_query,
-    10: _ends_report,
-    14: _describe_quorum,
-    15: _quorum_described,
-    16: _probe,
-    17: _ack,
-    18: _append,
-    19: _ping,
-    20: _producers,
-    21: _fetch_batch,
-    22: _found_batch,
-    24: _sealed,
-    25: _commits,
-    26: segments.segment_query,
-    27: segments.segment_part,
-    28: segments.step_query,
-    29: segments.step_report,
+_DECODERS: Final[dict[int, Callable[[memoryview], Message]]] = {
+    **{layout.tag: layout.decode for layout in _TABLE},
+    _ACK_TAG: _ack,
+    _APPEND_TAG: _append,
 }
+
+
+# ------------------------------------------------------------------------------------------------ several in a frame
+_SEVERAL: Final = struct.Struct(">BI")  # tag, number; then the length of each message, and the messages
+
+
+def joined(messages: Sequence[Sequence[Buffer]]) -> Sequence[Buffer]:
+    """One frame's payload from encoded messages, in this order, as a gather list."""
+    if len(messages) == 1:
+        return messages[0]
+    return [
+        _SEVERAL.pack(_SEVERAL_TAG, len(messages)) + packed(sum(map(len, m)) for m in messages),
+        *chain.from_iterable(messages),
+    ]
+
+
+def split(payload: memoryview) -> Sequence[memoryview]:
+    """The encoded messages in a frame's payload. WireError if they do not fill it, or if one is empty."""
+    if not payload:
+        raise WireError("an empty message")
+    if payload[0] != _SEVERAL_TAG:
+        return (payload,)
+    try:
+        count = _SEVERAL.unpack_from(payload)[1]
+    except struct.error as e:
+        raise WireError(f"a frame of several messages has {len(payload)} bytes") from e
+    messages = cut(payload, _SEVERAL.size, count)
+    if not all(messages):
+        raise WireError("an empty message among several")
+    return messages

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
 from smq.replication.marks import START_BYTES
+from smq.replication.net.layout import WireError
 from smq.replication.ports import (
     Buffer,
     Clock,
@@ -26,7 +27,7 @@ from smq.replication.raft.applier import Applier, StateMachine
 from smq.replication.raft.core import Core
 from smq.replication.raft.executor import Executor
 from smq.replication.raft.journal import RaftJournal, damaged_marks
-from smq.replication.raft.messages import COMMAND_BYTES_MAX, MalformedMessage, Message, decode
+from smq.replication.raft.messages import COMMAND_BYTES_MAX, Message, decode
 from smq.replication.raft.timing import RaftTiming
 from smq.replication.raft.voters import DiskMarks, Voters
 
@@ -196,7 +197,7 @@ class Raft:
         """A message that does not decode is dropped: Raft tolerates lost messages."""
         try:
             message = decode(payload)
-        except MalformedMessage as e:
+        except WireError as e:
             if peer not in self._malformed_from:
                 self._malformed_from.add(peer)
                 log.warning("node %d sent something that is not a Raft message: %s", peer, e)

@@ -1,17 +1,20 @@
 """Raft's messages between two nodes, and their bytes.
 
-Owns the wire form of Raft's own CONTROL messages: one kind byte, a fixed header, then raw bytes. There is no
-pickle, and nothing in a message is ever executed. A message that does not decode to the last byte is refused with
-MalformedMessage. It must never do I/O or hold state. Everything in this package may import it.
+Owns the wire form of Raft's own CONTROL messages, as a table (net/layout.py); Append, which carries the entries, is
+written by hand. There is no pickle, and nothing in a message is ever executed. A message that does not decode to the
+last byte is refused with WireError, and none of it is used. It must never do I/O or hold state. Everything in this
+package may import it.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from smq.raft_state.binary import FLAG, Fixed
 from smq.raft_state.ids import DiskId
 from smq.raft_state.limits import DISK_ID_BYTES
+from smq.replication.net.layout import UINT32, UINT64, Bounded, MessageLayout, View, WireError
 from smq.replication.ports import Buffer
 
 NUMBER_MAX: Final = 1 << 62  # terms and indexes beyond it are noise: at a million a second it takes 146,000 years
@@ -23,10 +26,6 @@ REGULAR: Final = 0  # an entry's first byte: a command of the state machine foll
 NO_ANSWER: Final = 0  # number of an Append that needs no answer: it only reports a moved commit index
 NO_OP: Final = 1  # an entry's only byte: a new leader's first entry
 ENTRY_TYPES: Final = (REGULAR, NO_OP)
-
-
-class MalformedMessage(Exception):
-    """The bytes are not a message. None of them was used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,69 +151,58 @@ Message: TypeAlias = (
     | Confirmed
 )
 
-_KIND_REQUEST_VOTE: Final = 1
-_KIND_PRE_VOTE: Final = 2
-_KIND_VOTE: Final = 3
-_KIND_PRE_VOTE_GRANTED: Final = 4
-_KIND_TERM_NOTICE: Final = 5
-_KIND_TIMEOUT_NOW: Final = 6
-_KIND_APPEND: Final = 7
-_KIND_CHUNK: Final = 8
-_KIND_REPLY: Final = 9
-_KIND_CONFIRM: Final = 10
-_KIND_CONFIRMED: Final = 11
-
-_ELECTION = struct.Struct(f">BQQQ{DISK_ID_BYTES}sB")  # kind, term, last index, last term, disk, is admitted
-_GRANT = struct.Struct(f">BQ{DISK_ID_BYTES}s")  # kind, term, disk
-_TERM = struct.Struct(">BQ")  # kind, term
-_APPEND = struct.Struct(">BQQQQQI")  # kind, term, number, commit, prev index, prev term, count of entries
+_APPEND_TAG: Final = 7
+_APPEND = struct.Struct(">BQQQQQI")  # tag, term, number, commit, prev index, prev term, count of entries
 _ENTRY = struct.Struct(">QI")  # term, length
-_CHUNK = struct.Struct(">BQQQQQIQ")  # kind, term, number, index, its term, size, crc, offset
-_REPLY = struct.Struct(f">BQQQBB{DISK_ID_BYTES}s")  # kind, term, number, next index, success, reset, disk
-_CONFIRM = struct.Struct(">BQQ")  # kind, term, number
-_CONFIRMED = struct.Struct(f">BQQ{DISK_ID_BYTES}s")  # kind, term, number, disk
 
-_ELECTION_KINDS: Final[dict[int, type[RequestVote] | type[PreVote]]] = {
-    _KIND_REQUEST_VOTE: RequestVote,
-    _KIND_PRE_VOTE: PreVote,
-}
-_GRANT_KINDS: Final[dict[int, type[Vote] | type[PreVoteGranted]]] = {
-    _KIND_VOTE: Vote,
-    _KIND_PRE_VOTE_GRANTED: PreVoteGranted,
-}
-_TERM_KINDS: Final[dict[int, type[TermNotice] | type[TimeoutNow]]] = {
-    _KIND_TERM_NOTICE: TermNotice,
-    _KIND_TIMEOUT_NOW: TimeoutNow,
-}
-_KIND_OF: Final[dict[type, int]] = {
-    kind: number for number, kind in (_ELECTION_KINDS | _GRANT_KINDS | _TERM_KINDS).items()
-}
+_NUMBER: Final = Bounded(NUMBER_MAX)
+_TERM: Final = ("term", _NUMBER)
+_NUMBERED: Final = ("number", _NUMBER)
+_DISK: Final = ("disk", Fixed(DISK_ID_BYTES))
+_CANDIDATE: Final = (_TERM, ("last_index", _NUMBER), ("last_term", _NUMBER), _DISK, ("is_admitted", FLAG))
+
+
+def _check_chunk(m: SnapshotChunk) -> None:
+    if m.size > SNAPSHOT_BYTES_MAX or m.offset + len(m.data) > m.size:
+        raise WireError(f"{len(m.data)} bytes at {m.offset} of a snapshot of {m.size}")
+
+
+_TABLE: Final = (
+    MessageLayout(1, RequestVote, *_CANDIDATE),
+    MessageLayout(2, PreVote, *_CANDIDATE),
+    MessageLayout(3, Vote, _TERM, _DISK),
+    MessageLayout(4, PreVoteGranted, _TERM, _DISK),
+    MessageLayout(5, TermNotice, _TERM),
+    MessageLayout(6, TimeoutNow, _TERM),
+    MessageLayout(
+        8,
+        SnapshotChunk,
+        _TERM,
+        _NUMBERED,
+        ("index", _NUMBER),
+        ("index_term", _NUMBER),
+        ("size", UINT64),
+        ("crc", UINT32),
+        ("offset", UINT64),
+        rest=("data", View()),
+        check=_check_chunk,
+    ),
+    MessageLayout(9, AppendReply, _TERM, _NUMBERED, ("next_index", _NUMBER), ("success", FLAG), ("reset", FLAG), _DISK),
+    MessageLayout(10, Confirm, _TERM, _NUMBERED),
+    MessageLayout(11, Confirmed, _TERM, _NUMBERED, _DISK),
+)
+_OF_CLASS: Final = {layout.cls: layout for layout in _TABLE}
 
 
 def encode(message: Message) -> list[Buffer]:
     """The parts of one message, to be sent one after another."""
-    match message:
-        case Append():
-            return [_encode_append(message)]
-        case AppendReply() as r:
-            return [_REPLY.pack(_KIND_REPLY, r.term, r.number, r.next_index, r.success, r.reset, r.disk)]
-        case SnapshotChunk() as c:
-            head = _CHUNK.pack(_KIND_CHUNK, c.term, c.number, c.index, c.index_term, c.size, c.crc, c.offset)
-            return [head, c.data]
-        case RequestVote() | PreVote() as v:
-            return [_ELECTION.pack(_KIND_OF[type(v)], v.term, v.last_index, v.last_term, v.disk, v.is_admitted)]
-        case Confirm() as c:
-            return [_CONFIRM.pack(_KIND_CONFIRM, c.term, c.number)]
-        case Confirmed() as c:
-            return [_CONFIRMED.pack(_KIND_CONFIRMED, c.term, c.number, c.disk)]
-        case Vote() | PreVoteGranted() as g:
-            return [_GRANT.pack(_KIND_OF[type(g)], g.term, g.disk)]
-        case _:
-            return [_TERM.pack(_KIND_OF[type(message)], message.term)]
+    if isinstance(message, Append):
+        return [_encode_append(message)]
+    return _OF_CLASS[type(message)].encode(message)
 
 
 def _encode_append(m: Append) -> bytes:
-    parts = [_APPEND.pack(_KIND_APPEND, m.term, m.number, m.commit, m.prev_index, m.prev_term, len(m.entries))]
+    parts = [_APPEND.pack(_APPEND_TAG, m.term, m.number, m.commit, m.prev_index, m.prev_term, len(m.entries))]
     for term, entry in m.entries:
         parts.append(_ENTRY.pack(term, len(entry)))
         parts.append(entry)
@@ -222,95 +210,42 @@ def _encode_append(m: Append) -> bytes:
 
 
 def decode(payload: Buffer) -> Message:
-    """Inverse of `encode`, for one complete message. MalformedMessage for anything else."""
+    """Inverse of `encode`, for one complete message. WireError for anything else."""
     view = memoryview(payload)
-    if not view:
-        raise MalformedMessage("an empty message")
-    kind = view[0]
+    decoder = _DECODERS.get(view[0]) if view else None
+    if decoder is None:
+        raise WireError(f"message of unknown kind {view[0]}" if view else "an empty message")
     try:
-        if kind == _KIND_APPEND:
-            return _decode_append(view)
-        if kind == _KIND_REPLY:
-            return _decode_reply(view)
-        if kind == _KIND_CHUNK:
-            return _decode_chunk(view)
-        if kind == _KIND_CONFIRM:
-            _, term, number = _CONFIRM.unpack(view)
-            _check_numbers(term, number)
-            return Confirm(term=term, number=number)
-        if kind == _KIND_CONFIRMED:
-            _, term, number, disk = _CONFIRMED.unpack(view)
-            _check_numbers(term, number)
-            return Confirmed(term=term, number=number, disk=DiskId(disk))
-        if kind in _ELECTION_KINDS:
-            return _decode_election(view)
-        if kind in _GRANT_KINDS:
-            _, term, disk = _GRANT.unpack(view)
-            _check_numbers(term)
-            return _GRANT_KINDS[kind](term=term, disk=DiskId(disk))
-        if kind in _TERM_KINDS:
-            _, term = _TERM.unpack(view)
-            _check_numbers(term)
-            return _TERM_KINDS[kind](term=term)
+        return decoder(view)
     except struct.error as e:
-        raise MalformedMessage(f"message of kind {kind} with {len(view)} bytes: {e}") from e
-    raise MalformedMessage(f"message of unknown kind {kind}")
-
-
-def _decode_election(view: memoryview) -> RequestVote | PreVote:
-    kind, term, last_index, last_term, disk, is_admitted = _ELECTION.unpack(view)
-    _check_numbers(term, last_index, last_term)
-    if is_admitted > 1:
-        raise MalformedMessage("a flag is 0 or 1")
-    return _ELECTION_KINDS[kind](
-        term=term, last_index=last_index, last_term=last_term, disk=DiskId(disk), is_admitted=bool(is_admitted)
-    )
+        raise WireError(f"message of kind {view[0]} with {len(view)} bytes: {e}") from e
 
 
 def _decode_append(view: memoryview) -> Append:
     _, term, number, commit, prev_index, prev_term, count = _APPEND.unpack_from(view)
-    _check_numbers(term, number, commit, prev_index, prev_term)
+    if (highest := max(term, number, commit, prev_index, prev_term)) > NUMBER_MAX:
+        raise WireError(f"{highest} is no term or index")
     if count * (_ENTRY.size + 1) > len(view) - _APPEND.size:
-        raise MalformedMessage(f"{count} entries do not fit {len(view)} bytes")
+        raise WireError(f"{count} entries do not fit {len(view)} bytes")
     entries = []
     at = _APPEND.size
     for _ in range(count):
         entry_term, length = _ENTRY.unpack_from(view, at)
         at += _ENTRY.size
         if not 1 <= length <= ENTRY_BYTES_MAX or at + length > len(view):
-            raise MalformedMessage(f"an entry of {length} bytes")
+            raise WireError(f"an entry of {length} bytes")
         # A copy, because the journal keeps it and must not pin the whole message.
         entry = bytes(view[at : at + length])
         at += length
         if entry[0] not in ENTRY_TYPES or not prev_term <= entry_term <= term:
-            raise MalformedMessage(f"an entry of type {entry[0]} and term {entry_term}")
+            raise WireError(f"an entry of type {entry[0]} and term {entry_term}")
         entries.append((entry_term, entry))
     if at != len(view):
-        raise MalformedMessage(f"{len(view) - at} bytes after the last entry")
+        raise WireError(f"{len(view) - at} bytes after the last entry")
     return Append(term=term, number=number, commit=commit, prev_index=prev_index, prev_term=prev_term, entries=entries)
 
 
-def _decode_chunk(view: memoryview) -> SnapshotChunk:
-    _, term, number, index, index_term, size, crc, offset = _CHUNK.unpack_from(view)
-    _check_numbers(term, number, index, index_term)
-    data = view[_CHUNK.size :]
-    if size > SNAPSHOT_BYTES_MAX or offset + len(data) > size:
-        raise MalformedMessage(f"{len(data)} bytes at {offset} of a snapshot of {size}")
-    return SnapshotChunk(
-        term=term, number=number, index=index, index_term=index_term, size=size, crc=crc, offset=offset, data=data
-    )
-
-
-def _decode_reply(view: memoryview) -> AppendReply:
-    _, term, number, next_index, success, reset, disk = _REPLY.unpack(view)
-    _check_numbers(term, number, next_index)
-    if success > 1 or reset > 1:
-        raise MalformedMessage("a flag is 0 or 1")
-    return AppendReply(
-        term=term, number=number, next_index=next_index, success=bool(success), reset=bool(reset), disk=DiskId(disk)
-    )
-
-
-def _check_numbers(*numbers: int) -> None:
-    if max(numbers) > NUMBER_MAX:
-        raise MalformedMessage(f"{max(numbers)} is no term or index")
+_DECODERS: Final[dict[int, Callable[[memoryview], Message]]] = {
+    **{layout.tag: layout.decode for layout in _TABLE},
+    _APPEND_TAG: _decode_append,
+}

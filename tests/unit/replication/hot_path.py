@@ -18,7 +18,7 @@ from smq.raft_state.ids import NodeId, Offset, TopicId
 from smq.raft_state.replies import Done, Reply, TopicCreated
 from smq.replication.api import Acks, Produced
 from smq.replication.config import NodeConfig
-from smq.replication.net import several, wire
+from smq.replication.net import wire
 from smq.replication.node import Node
 from smq.replication.ports import Buffer, Channel, Op
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
@@ -47,7 +47,7 @@ class CountedPort(SimPort):
         self.counts[f"{channel.name} frames"] += 1
         self.large += [part for part in parts if len(part) >= LARGE_BYTES]
         if channel is Channel.DATA:
-            for message in map(wire.decode, several.split(memoryview(b"".join(parts)))):
+            for message in map(wire.decode, wire.split(memoryview(b"".join(parts)))):
                 self.counts[type(message).__name__] += 1
         return super().send(peer, channel, parts)
 

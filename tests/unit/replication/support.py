@@ -31,7 +31,7 @@ from smq.replication.host import Identity
 from smq.replication.log.codec import BatchDamaged
 from smq.replication.log.store import LogStore
 from smq.replication.measures import NodeMeasures
-from smq.replication.net import several, wire
+from smq.replication.net import wire
 from smq.replication.net.links import Links
 from smq.replication.partition import due
 from smq.replication.partition.admission import Offer
@@ -83,7 +83,7 @@ class RecordedNetwork:
     def start(self, handler: NetworkHandler) -> None: ...
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
-        for message in several.split(memoryview(b"".join(parts))):
+        for message in wire.split(memoryview(b"".join(parts))):
             self._on_sent(peer, wire.decode(message))
         return True
 

@@ -15,7 +15,7 @@ from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Off
 from smq.replication.marks import Mark, pack_marks
 from smq.replication.net import wire
 from smq.replication.net.frames import FrameKind, Hello, encode_hello, frame_header
-from smq.replication.net.segment_messages import SegmentPart, SegmentQuery, StepQuery, StepReport
+from smq.replication.net.wire import SegmentPart, SegmentQuery, StepQuery, StepReport
 from smq.replication.ports import Channel, Quorum, QuorumReplica, Table
 from smq.replication.raft import messages as raft
 from smq.replication.raft.journal import JournalWriter, RaftJournal, Snapshot
@@ -28,7 +28,7 @@ DISK = DiskId(b"d" * 16)
 MARK = Mark(NodeId(2), DISK, b"s" * 8, 3, 4)
 
 WIRE: list[wire.Message] = [
-    wire.Heartbeat(Incarnation(7), MARK, (MARK,), is_leaving=True, disk=wire.DiskCondition.FINE),
+    wire.Heartbeat(Incarnation(7), (MARK, MARK), is_leaving=True, disk=wire.DiskCondition.FINE),
     wire.Propose(8, b"command"),
     wire.Proposed(8, wire.COMMITTED, LogIndex(9), b"reply"),
     wire.ElectionQuery(10, Term(2), ((PID, Epoch(1)),)),

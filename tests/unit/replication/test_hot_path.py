@@ -13,7 +13,7 @@ import pytest
 from smq.raft_state.ids import NodeId, Offset
 from smq.records import NewRecord, encode_batch
 from smq.replication.log.codec import batch_key
-from smq.replication.net import several, wire
+from smq.replication.net import wire
 from smq.replication.ports import Buffer, Channel, Table
 from tests.unit.replication.allocations import Allocations
 from tests.unit.replication.hot_path import NODES, TOPIC, HotPath
@@ -198,7 +198,7 @@ def test_offset_commits_at_rafts_leader(world: HotPath) -> None:
 
 def test_a_message_that_is_refused_costs_the_others_in_its_frame_nothing(world: HotPath) -> None:
     ping = wire.encode(wire.Ping(1, False))
-    payload = b"".join(several.joined([ping, [b"\xff is no message"], ping]))
+    payload = b"".join(wire.joined([ping, [b"\xff is no message"], ping]))
     with world.counted() as found:
         dispatcher = world.nodes[LEADER].dispatcher
         world.processes[LEADER].soon(lambda: dispatcher.on_message(NODES[1], Channel.DATA, memoryview(payload)))

@@ -17,7 +17,7 @@ from smq.replication import digests
 from smq.replication.config import NodeConfig
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.store import LogStore
-from smq.replication.net import several, wire
+from smq.replication.net import wire
 from smq.replication.node import Node
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 from smq.replication.runtime import slices
@@ -41,7 +41,7 @@ class Probes:
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
         if channel is Channel.DATA and peer == TWO and self.is_up:
-            messages = map(wire.decode, several.split(memoryview(b"".join(parts))))
+            messages = map(wire.decode, wire.split(memoryview(b"".join(parts))))
             self.count += sum(isinstance(message, wire.Probe) for message in messages)
         return self.is_up
 

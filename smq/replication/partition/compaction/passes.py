@@ -29,7 +29,7 @@ from smq.replication.log.compaction.key_table import KeyTable
 from smq.replication.log.compaction.segment_writer import Rewritten, SegmentWriter
 from smq.replication.log.reader import LogReader
 from smq.replication.log.segments import NO_DIGEST, digest_of, own_digest, replaced
-from smq.replication.net.segment_messages import StepQuery, StepReport
+from smq.replication.net.wire import StepQuery, StepReport
 from smq.replication.partition.compaction.segments import Segments, combined, lowest_behind
 from smq.replication.partition.compaction.tombstones import is_alike, is_expired, is_waiting, stamp_ms
 from smq.replication.partition.look_ups import LookUps

@@ -24,7 +24,7 @@ from smq.replication.host import Host
 from smq.replication.log.codec import StoredValue, parse_value
 from smq.replication.log.reader import LogReader
 from smq.replication.log.segments import NO_DIGEST, Replaced, digest_of, own_digest, replaced
-from smq.replication.net.segment_messages import SegmentPart, SegmentQuery, StepQuery, StepReport
+from smq.replication.net.wire import SegmentPart, SegmentQuery, StepQuery, StepReport
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import Channel, DataDamaged

@@ -6,7 +6,7 @@ import pytest
 
 from smq.raft_state.ids import Epoch, NodeId, Offset, PartitionId
 from smq.replication.net import links as links_module
-from smq.replication.net import several, wire
+from smq.replication.net import wire
 from smq.replication.net.links import FRAME_BYTES, Links
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 
@@ -29,7 +29,7 @@ class Frames:
     def start(self, handler: NetworkHandler) -> None: ...
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
-        messages = several.split(memoryview(b"".join(parts)))
+        messages = wire.split(memoryview(b"".join(parts)))
         self.sent.append((peer, channel, [decoded(message) for message in messages]))
         return self.is_up
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
 from smq.raft_state.limits import DISK_ID_BYTES
 from smq.replication.marks import START_BYTES, Mark
-from smq.replication.net import several, wire
+from smq.replication.net import wire
 from smq.replication.ports import Quorum, QuorumReplica
 
 PIDS = st.binary(min_size=20, max_size=20).map(PartitionId)
@@ -54,7 +54,7 @@ ENDS = st.builds(
 )
 
 MESSAGES = st.one_of(
-    st.builds(wire.Heartbeat, INT64.map(Incarnation), MARKS, st.lists(MARKS).map(tuple), st.booleans(), DISKS),
+    st.builds(wire.Heartbeat, INT64.map(Incarnation), st.lists(MARKS, min_size=1).map(tuple), st.booleans(), DISKS),
     st.builds(wire.Propose, UINT64, st.binary()),
     st.builds(wire.ReadIndex, UINT64),
     st.builds(wire.Proposed, UINT64, st.integers(0, 255), INT64.map(LogIndex), st.binary()),
@@ -143,36 +143,36 @@ def test_a_pickle_is_refused() -> None:
 
 @given(st.lists(MESSAGES, min_size=1))
 def test_messages_that_share_a_frame_come_out_as_they_went_in(messages: list[wire.Message]) -> None:
-    payload = b"".join(several.joined([wire.encode(message) for message in messages]))
-    assert [wire.decode(part) for part in several.split(memoryview(payload))] == messages
+    payload = b"".join(wire.joined([wire.encode(message) for message in messages]))
+    assert [wire.decode(part) for part in wire.split(memoryview(payload))] == messages
 
 
 @given(st.lists(MESSAGES, min_size=2), st.data())
 def test_a_truncated_or_extended_frame_of_several_messages_is_refused(
     messages: list[wire.Message], data: st.DataObject
 ) -> None:
-    payload = b"".join(several.joined([wire.encode(message) for message in messages]))
+    payload = b"".join(wire.joined([wire.encode(message) for message in messages]))
     with pytest.raises(wire.WireError):
-        several.split(memoryview(payload[: data.draw(st.integers(0, len(payload) - 1))]))
+        wire.split(memoryview(payload[: data.draw(st.integers(0, len(payload) - 1))]))
     with pytest.raises(wire.WireError):
-        several.split(memoryview(payload + data.draw(st.binary(min_size=1, max_size=3))))
+        wire.split(memoryview(payload + data.draw(st.binary(min_size=1, max_size=3))))
 
 
 def test_a_frame_of_several_messages_holds_no_other_frame_and_no_empty_message() -> None:
     ping = wire.encode(wire.Ping(1, False))
-    inner = several.joined([ping, ping])
-    parts = several.split(memoryview(b"".join(several.joined([inner, ping]))))
+    inner = wire.joined([ping, ping])
+    parts = wire.split(memoryview(b"".join(wire.joined([inner, ping]))))
     with pytest.raises(wire.WireError):
         wire.decode(parts[0])
     with pytest.raises(wire.WireError):
-        several.split(memoryview(b"".join(several.joined([ping, [b""]]))))
+        wire.split(memoryview(b"".join(wire.joined([ping, [b""]]))))
 
 
 @given(st.binary())
 def test_garbage_after_the_kind_of_several_messages_is_refused_or_cut_into_messages(garbage: bytes) -> None:
-    payload = bytes(several.joined([[b"x"], [b"y"]])[0][:1]) + garbage
+    payload = bytes(wire.joined([[b"x"], [b"y"]])[0][:1]) + garbage
     try:
-        parts = several.split(memoryview(payload))
+        parts = wire.split(memoryview(payload))
     except wire.WireError:
         return
     assert all(parts)

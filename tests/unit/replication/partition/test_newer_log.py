@@ -10,7 +10,7 @@ from smq.raft_state.state import Segment
 from smq.replication.api import Fetched
 from smq.replication.log.segments import HeldSegments
 from smq.replication.log.state import sealed
-from smq.replication.net.segment_messages import StepQuery, StepReport
+from smq.replication.net.wire import StepQuery, StepReport
 from smq.replication.partition.compaction.segments import Segments, combined, lowest_behind
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.older_state import Outlived

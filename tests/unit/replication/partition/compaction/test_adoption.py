@@ -8,7 +8,7 @@ from smq.raft_state.ids import Offset
 from smq.replication.log.codec import StoredValue
 from smq.replication.log.compaction.segment_writer import Rewritten
 from smq.replication.log.segments import NO_DIGEST, replaced
-from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
+from smq.replication.net.wire import SegmentPart, SegmentQuery
 from smq.replication.partition.compaction import segments
 from smq.replication.partition.compaction.segments import Segments
 from tests.unit.replication.partition.compaction.test_damaged_segments import lose

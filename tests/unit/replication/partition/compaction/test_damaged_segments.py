@@ -10,8 +10,7 @@ from smq.replication.log.codec import TIME_APPEND, BatchDamaged, base_of_key, ba
 from smq.replication.log.compaction.segment_writer import SegmentWriter
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.segments import NO_DIGEST, digest_of, replaced
-from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
-from smq.replication.net.wire import FetchBatch, FoundBatch, Producers
+from smq.replication.net.wire import FetchBatch, FoundBatch, Producers, SegmentPart, SegmentQuery
 from smq.replication.partition.compaction.segments import PAUSE_NS, Segments, lowest_behind
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replicas import known_damage

@@ -11,7 +11,7 @@ from smq.replication.log.compaction.key_table import KeyTable
 from smq.replication.log.compaction.segment_writer import Rewritten, SegmentWriter
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.segments import own_digest, replaced
-from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
+from smq.replication.net.wire import SegmentPart, SegmentQuery
 from tests.unit.replication.partition.compaction.test_passes import RESET_MS, Keeper, Leader, agree
 from tests.unit.replication.partition.compaction.test_waits import waiting_replicas
 from tests.unit.replication.partition.test_full_disk import fill, free

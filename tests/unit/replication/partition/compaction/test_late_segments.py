@@ -8,7 +8,7 @@ from smq.raft_state.ids import NodeId, Offset
 from smq.replication.log.codec import StoredValue
 from smq.replication.log.compaction.segment_writer import Rewritten
 from smq.replication.log.segments import NO_DIGEST
-from smq.replication.net.segment_messages import SegmentPart, SegmentQuery
+from smq.replication.net.wire import SegmentPart, SegmentQuery
 from smq.replication.partition.compaction import segments
 from smq.replication.partition.compaction.segments import ANSWER_NS_MAX, ANSWER_NS_MIN, RECENT_NS, Segments
 from smq.replication.ports import DataDamaged

@@ -1,7 +1,7 @@
 """When tombstones go: their time begins once no replica has what they delete."""
 
 from smq.raft_state.ids import NodeId
-from smq.replication.net.segment_messages import StepQuery, StepReport
+from smq.replication.net.wire import StepQuery, StepReport
 from tests.unit.replication.partition.compaction.test_passes import Keeper
 from tests.unit.replication.support import ME, PEER_A, PEER_B
 

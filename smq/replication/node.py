@@ -142,7 +142,7 @@ class Node:
             timing=RaftTiming.of(config),
             disk_id=lambda: self.identity.disk,
             registered_disk=self.applied.registered_disk,
-            is_home=self._network.is_home,
+            is_at_address=self._network.is_at_address,
             on_leader_change=self._on_leader_change,
             on_fatal=self._on_engine_stopped,
         )

@@ -78,7 +78,7 @@ class Network(Protocol):
 
     def is_open(self, peer: NodeId, channel: Channel) -> bool: ...
 
-    def is_home(self, peer: NodeId) -> bool:
+    def is_at_address(self, peer: NodeId) -> bool:
         """Whether the process of the open CONTROL session answers at the peer's address, too. False may mean that
         no process does."""
 

@@ -93,7 +93,7 @@ class _Port:
     def is_open(self, peer: NodeId, channel: Channel) -> bool:
         return self._world.is_open(self._node, peer)
 
-    def is_home(self, peer: NodeId) -> bool:
+    def is_at_address(self, peer: NodeId) -> bool:
         return self._world.is_open(self._node, peer)
 
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:

@@ -170,7 +170,7 @@ class Host:
             timing=world.plan.timing,
             disk_id=lambda: self.disk_id,
             registered_disk=lambda node: self.history.disks().get(node),
-            is_home=lambda node: node not in self.strangers,
+            is_at_address=lambda node: node not in self.strangers,
             on_leader_change=lambda: world.trace(f"{self.node} follows {self.engine.leader} in {self.engine.term}"),
             on_fatal=self._on_fatal,
         )

@@ -22,6 +22,7 @@ import structlog
 from smq.raft_state.ids import NodeId
 from smq.replication.net.acceptor import AcceptLimits, Acceptor
 from smq.replication.net.connection import Connection, Turn
+from smq.replication.net.duplicates import AddressAnswer, Duplicates, ask_address
 from smq.replication.net.frames import (
     FrameDamaged,
     FrameError,
@@ -32,8 +33,6 @@ from smq.replication.net.frames import (
     encode_hello,
     encode_reason,
 )
-from smq.replication.net.home import Home, ask_home
-from smq.replication.net.homes import Homes
 from smq.replication.net.listening import bind_listener
 from smq.replication.net.tls import PeerContexts, node_uri
 from smq.replication.ports import Buffer, Channel, NetworkHandler
@@ -102,7 +101,7 @@ class TcpNetwork:
         self._is_asking = False  # before the start: other nodes are refused, and dial again
         self._sessions: dict[Key, Connection] = {}
         self._pending: dict[Connection, None] = {}  # connected, without a session; oldest first
-        self._homes = Homes(self, loop, node_id)
+        self._duplicates = Duplicates(self, loop, node_id)
         self._tasks: list[asyncio.Task[None]] = []
         self.acceptor = Acceptor(
             self._listener,
@@ -122,7 +121,7 @@ class TcpNetwork:
         """The port of the listener."""
         return int(self._listener.getsockname()[1])
 
-    async def ask_own_address(self, address: tuple[str, int]) -> Home:
+    async def ask_own_address(self, address: tuple[str, int]) -> AddressAnswer:
         """Before `start`: the process that answers at the address that the peers have of this node. `is_me` says
         whether it is this one."""
         self._is_asking = True
@@ -132,11 +131,11 @@ class TcpNetwork:
         finally:
             self.acceptor.pause()  # peers that dial now wait for the start, instead of being refused
 
-    async def ask_home(self, peer: NodeId) -> Home:
+    async def ask_address(self, peer: NodeId) -> AddressAnswer:
         return await self._ask(peer, self._peers[peer])
 
-    async def _ask(self, node: NodeId, address: tuple[str, int]) -> Home:
-        return await ask_home(
+    async def _ask(self, node: NodeId, address: tuple[str, int]) -> AddressAnswer:
+        return await ask_address(
             address,
             self._hello(node, Channel.CONTROL, serial=0),
             tls=self._tls.dialling if self._tls is not None else None,
@@ -151,7 +150,7 @@ class TcpNetwork:
     def start(self, handler: NetworkHandler) -> None:
         self._handler = handler
         self.acceptor.start()
-        self._homes.start([peer for peer in self._peers if peer < self._node_id])
+        self._duplicates.start([peer for peer in self._peers if peer < self._node_id])
         for peer in self._peers:
             if self._node_id < peer:
                 self._tasks.extend(self._loop.create_task(self._keep_dialling(peer, c)) for c in Channel)
@@ -174,13 +173,13 @@ class TcpNetwork:
         session = self._sessions.get((peer, channel))
         return session is not None and session.is_alive
 
-    def is_home(self, peer: NodeId) -> bool:
+    def is_at_address(self, peer: NodeId) -> bool:
         session = self._sessions.get((peer, Channel.CONTROL))
-        return session is not None and self._homes.is_home(peer, session.process)
+        return session is not None and self._duplicates.is_at_address(peer, session.process)
 
     def warnings(self) -> list[str]:
         """Of addresses under [peers] that are wrong, as far as this node can tell."""
-        return self._homes.warnings()
+        return self._duplicates.warnings()
 
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
         session = self._sessions.get((peer, channel))
@@ -189,7 +188,7 @@ class TcpNetwork:
     def close(self) -> None:
         """Ends all sessions; the handler is not called any more."""
         self._handler, self._is_asking = None, False
-        self._homes.close()
+        self._duplicates.close()
         for task in self._tasks:
             task.cancel()
         if self._sweeper is not None:
@@ -270,9 +269,9 @@ class TcpNetwork:
 
     def _evict_oldest_unidentified(self) -> None:
         """Makes room for a new connection. A peer sends its hello immediately, so a peer is never refused. While it is
-        held for the answer of its home, it has a slot beside these; strangers that pretend to be one cannot have more.
-        """
-        held = [c for c in self._pending if self._homes.is_held(c)][: self._peer_slots]
+        held for the answer of its address, it has a slot beside these; strangers that pretend to be one cannot have
+        more."""
+        held = [c for c in self._pending if self._duplicates.is_held(c)][: self._peer_slots]
         unidentified = [c for c in self._pending if c.dialled is None and c not in held]
         if len(unidentified) >= self._settings.pending_connections_max:
             self._drop(unidentified[0], "no hello yet, and others wait for its slot")
@@ -286,7 +285,7 @@ class TcpNetwork:
                 self._deliver(connection.key, payload)
             elif kind is FrameKind.HELLO:
                 raise FrameError("a second hello")
-        elif self._homes.is_held(connection):
+        elif self._duplicates.is_held(connection):
             raise FrameError("a frame before our hello")
         elif kind is FrameKind.HELLO:
             self._admit(connection, decode_hello(payload))
@@ -326,7 +325,7 @@ class TcpNetwork:
         if connection.dialled is not None:
             self._open(connection, hello)
         else:
-            self._homes.admit(connection, hello.sender, hello.process, lambda: self._try_open(connection, hello))
+            self._duplicates.admit(connection, hello.sender, hello.process, lambda: self._try_open(connection, hello))
 
     def _try_open(self, connection: Connection, hello: Hello) -> None:
         try:
@@ -341,7 +340,7 @@ class TcpNetwork:
             if older.process == hello.process:
                 if older.serial > hello.serial:
                     raise FrameError("a newer session of this peer is open")
-            elif not self._homes.replace(older, hello.sender, connection, hello.process):
+            elif not self._duplicates.replace(older, hello.sender, connection, hello.process):
                 return
             log.info("session_replaced", peer=hello.sender, channel=hello.channel.name)
             if self._sessions.get(key) is older:  # or else it was refused, and ends once it has sent the reason
@@ -356,13 +355,13 @@ class TcpNetwork:
         connection.allow(self._settings.frame_bytes_max)
         connection.opened_s = self._loop.time()
         self._sessions[key] = connection
-        self._homes.on_open(connection, hello.sender)
+        self._duplicates.on_open(connection, hello.sender)
         log.info("session_open", peer=hello.sender, channel=hello.channel.name, remote=connection.remote)
         if self._handler is not None:
             self._guard(partial(self._handler.on_session_open, *key))
 
     def _answer(self, connection: Connection, hello: Hello) -> None:
-        """A node asks which process is here, perhaps a starting process of this very node: see `home`."""
+        """A node asks which process is here, perhaps a starting process of this very node: see `duplicates`."""
         if connection.dialled is not None:
             raise FrameError("the answer is a question")
 
@@ -377,7 +376,7 @@ class TcpNetwork:
             answer()
         else:
             self._check(connection, hello)
-            self._homes.admit(connection, hello.sender, hello.process, answer)
+            self._duplicates.admit(connection, hello.sender, hello.process, answer)
 
     def _take_refusal(self, connection: Connection, payload: memoryview) -> None:
         """Only a node that this one has dialled may end it: it is the one at that address, and of that certificate."""
@@ -411,16 +410,16 @@ class TcpNetwork:
         del self._sessions[session.key]
         session.is_alive = False
         log.info("session_closed", peer=session.key[0], channel=session.key[1].name)
-        self._homes.on_close(session.key[0])
+        self._duplicates.on_close(session.key[0])
         if self._handler is not None:
             self._guard(partial(self._handler.on_session_close, *session.key))
 
-    # ---------------------------------------------------------------------------------------------- homes' sessions
+    # ---------------------------------------------------------------------------------------------- for duplicates
     def sessions_of(self, peer: NodeId) -> list[Connection]:
         found = (self._sessions.get((peer, channel)) for channel in Channel)
         return [session for session in found if session is not None and session.is_alive]
 
-    def shown_home(self, peer: NodeId) -> str:
+    def shown_address(self, peer: NodeId) -> str:
         host, port = self._peers[peer]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -22,11 +22,11 @@ class Voters:
         disk_id: Callable[[], DiskId],
         registered_disk: Callable[[NodeId], DiskId | None],
         is_doubted: Callable[[NodeId, DiskId], bool],
-        is_home: Callable[[NodeId], bool],
+        is_at_address: Callable[[NodeId], bool],
     ) -> None:
         """`registered_disk` answers from the applied state of this node; None if it knows no such node. `is_doubted`
-        recognises an old copy of a peer's disk (`DiskMarks.doubts`). `is_home`: the peer's session is of the process
-        that answers at the peer's address."""
+        recognises an old copy of a peer's disk (`DiskMarks.doubts`). `is_at_address`: the peer's session is of the
+        process that answers at the peer's address."""
         self._node_id = node_id
         # With one or two voters every majority is all of them. A voter that has kept its disk has everything, and
         # nothing is decided without it. If replaced disks did not count, a group of two would never decide again.
@@ -34,7 +34,7 @@ class Voters:
         self._disk_id = disk_id
         self._registered_disk = registered_disk
         self._is_doubted = is_doubted
-        self._is_home = is_home
+        self._is_at_address = is_at_address
 
     @property
     def own_disk(self) -> DiskId:
@@ -45,7 +45,7 @@ class Voters:
         that is at the node's address: two processes by mistake with one id would be two voters otherwise."""
         if self._all_decide:
             return True
-        if self._registered_disk(node) is None and node != self._node_id and not self._is_home(node):
+        if self._registered_disk(node) is None and node != self._node_id and not self._is_at_address(node):
             return False
         return self._registered_disk(node) in (None, disk) and not self._is_doubted(node, disk)
 

@@ -411,7 +411,7 @@ class SimPort:
     def is_open(self, peer: NodeId, channel: Channel) -> bool:
         return self._hub.is_open(self._node, peer, channel)
 
-    def is_home(self, peer: NodeId) -> bool:
+    def is_at_address(self, peer: NodeId) -> bool:
         return self.is_open(peer, Channel.CONTROL)  # a node has one process here
 
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:

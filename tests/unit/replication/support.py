@@ -90,7 +90,7 @@ class RecordedNetwork:
     def is_open(self, peer: NodeId, channel: Channel) -> bool:
         return peer not in self.disconnected
 
-    def is_home(self, peer: NodeId) -> bool:
+    def is_at_address(self, peer: NodeId) -> bool:
         return peer not in self.disconnected
 
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:

@@ -36,7 +36,7 @@ class Frames:
     def is_open(self, peer: NodeId, channel: Channel) -> bool:
         return self.is_up
 
-    def is_home(self, peer: NodeId) -> bool:
+    def is_at_address(self, peer: NodeId) -> bool:
         return self.is_up
 
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:

@@ -6,8 +6,8 @@ import pytest
 
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.raft_state.ids import NodeId
+from smq.replication.net.duplicates import AddressAnswer
 from smq.replication.net.frames import FrameKind
-from smq.replication.net.home import Home
 from smq.replication.net.listening import bind_listener
 from smq.replication.net.tcp import TcpNetwork, TcpSettings
 from smq.replication.ports import Channel
@@ -79,7 +79,7 @@ def test_a_dead_address_is_a_reason() -> None:
         me = network(TWO)
         (port,) = free_ports(1)
         found = await me.ask_own_address(("127.0.0.1", port))
-        assert found == Home(reason=found.reason)
+        assert found == AddressAnswer(reason=found.reason)
         assert "refused" in found.reason.lower() or "connect" in found.reason.lower()
         me.close()
 

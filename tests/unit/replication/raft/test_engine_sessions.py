@@ -39,7 +39,7 @@ class Desk:
             timing=RaftTiming(),
             disk_id=lambda: DISK,
             registered_disk=lambda _node: DISK,
-            is_home=lambda _node: True,
+            is_at_address=lambda _node: True,
             on_leader_change=lambda: None,
             on_fatal=self._raise,
         )

@@ -29,7 +29,7 @@ class NoNetwork:
     def is_open(self, peer: NodeId, channel: Channel) -> bool:
         return False
 
-    def is_home(self, peer: NodeId) -> bool:
+    def is_at_address(self, peer: NodeId) -> bool:
         return False
 
     def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:

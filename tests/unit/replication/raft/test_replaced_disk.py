@@ -218,8 +218,10 @@ def test_rule_18_a_leader_counts_the_registered_disk_only() -> None:
     assert lead.committable_index() == 3
 
 
-def voters(disks: dict[NodeId, DiskId], *, is_home: bool = True) -> Voters:
-    return Voters(ME, (A, B), lambda: DISK, disks.get, lambda _node, disk: disk == OLD_COPY, lambda _node: is_home)
+def voters(disks: dict[NodeId, DiskId], *, is_at_address: bool = True) -> Voters:
+    return Voters(
+        ME, (A, B), lambda: DISK, disks.get, lambda _node, disk: disk == OLD_COPY, lambda _node: is_at_address
+    )
 
 
 def is_elected_by_a_twin(*, is_stranger: bool) -> bool:
@@ -252,10 +254,10 @@ def test_rule_18_a_fresh_disk_at_the_address_of_its_node_that_was_never_register
 
 
 def test_rule_18_an_unknown_node_counts_at_its_address_only() -> None:
-    assert not voters({}, is_home=False).counts(A, DISK)
-    assert not voters({}, is_home=False).may_be_elected(A, DISK, is_admitted=False)
-    assert voters({A: DISK}, is_home=False).counts(A, DISK)  # a node that has moved, where no name follows yet
-    assert voters({}, is_home=False).may_stand
+    assert not voters({}, is_at_address=False).counts(A, DISK)
+    assert not voters({}, is_at_address=False).may_be_elected(A, DISK, is_admitted=False)
+    assert voters({A: DISK}, is_at_address=False).counts(A, DISK)  # a node that has moved, where no name follows yet
+    assert voters({}, is_at_address=False).may_stand
 
 
 def test_rule_18_an_unknown_node_counts_and_a_known_one_by_its_disk() -> None:

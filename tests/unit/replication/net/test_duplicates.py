@@ -9,11 +9,11 @@ import pytest
 
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.raft_state.ids import NodeId
-from smq.replication.net import homes, tcp
+from smq.replication.net import duplicates, tcp
+from smq.replication.net.duplicates import RETURNS_MAX
 from smq.replication.net.frames import FrameKind, encode_reason
 from smq.replication.net.listening import bind_listener
 from smq.replication.net.tcp import TcpNetwork, TcpSettings
-from smq.replication.net.twins import RETURNS_MAX
 from smq.replication.ports import Channel
 from tests.unit.replication.net.test_tcp import CONTROL, DATA, ONE, PATIENCE_S, TWO, Recorder, frame, hello_frame, run
 
@@ -24,7 +24,7 @@ class Processes:
     """Processes of nodes 1 and 2, each at an address of its own: node 1 dials node 2."""
 
     def __init__(self) -> None:
-        self.homes = {node: self.free_address() for node in (ONE, TWO)}
+        self.addresses = {node: self.free_address() for node in (ONE, TWO)}
         self.refusals: dict[TcpNetwork, list[str]] = {}
         self.handlers: dict[TcpNetwork, Recorder] = {}
 
@@ -33,8 +33,8 @@ class Processes:
         return "127.0.0.1", free_ports(1)[0]
 
     def start(self, node: NodeId, address: Address | None = None, own: Address | None = None) -> TcpNetwork:
-        """A process of the node at `address`, its home by default, which holds `own` for its address."""
-        listener = bind_listener(*(address or self.homes[node]))
+        """A process of the node at `address`, its own by default, which holds `own` for its address."""
+        listener = bind_listener(*(address or self.addresses[node]))
         refusals = list[str]()
 
         def end(why: str) -> None:
@@ -45,7 +45,7 @@ class Processes:
             loop=asyncio.get_running_loop(),
             node_id=node,
             cluster_id="c",
-            peers=self.homes | {node: own or address or self.homes[node]},
+            peers=self.addresses | {node: own or address or self.addresses[node]},
             listener=listener,
             settings=TcpSettings(redial_min_ms=1, redial_max_ms=10, silence_ms_max=600_000),
             on_refused=end,
@@ -70,7 +70,7 @@ class Processes:
     def fall_silent(self, network: TcpNetwork) -> None:
         """Its machine is cut off: nothing answers there, and its connections look alive to the others."""
         network.acceptor.close()
-        network._homes.close()
+        network._duplicates.close()
         for task in network._tasks:
             task.cancel()
 
@@ -90,40 +90,40 @@ def with_processes(body: Callable[[Processes], Coroutine[None, None, None]]) -> 
     run(test)
 
 
-def assert_refused(world: Processes, twin: TcpNetwork, node: NodeId, by: NodeId) -> None:
-    (why,) = world.refusals[twin]
-    host, port = world.homes[node]
+def assert_refused(world: Processes, duplicate: TcpNetwork, node: NodeId, by: NodeId) -> None:
+    (why,) = world.refusals[duplicate]
+    host, port = world.addresses[node]
     assert why.startswith(f"node {by} refuses this process of node {node}: another process is node {node}, at {host}")
     assert f":{port}, where node {by} has it under [peers], and this one connects from 127.0.0.1:" in why
     assert "stop one of the two, or give it a node_id and an address under [peers] of its own" in why
 
 
-# ------------------------------------------------------------------------------------------------------ twins
-def test_a_twin_that_came_first_is_refused_when_the_node_itself_comes() -> None:
+# -------------------------------------------------------------------------------------------------- duplicates
+def test_a_duplicate_that_came_first_is_refused_when_the_node_itself_comes() -> None:
     async def body(world: Processes) -> None:
         other = world.start(TWO)
-        twin = world.starts_elsewhere(ONE)
-        await world.connected(other, ONE, twin)
-        assert not other.is_home(ONE)
+        duplicate = world.starts_elsewhere(ONE)
+        await world.connected(other, ONE, duplicate)
+        assert not other.is_at_address(ONE)
         node = world.start(ONE)
-        await world.until(lambda: bool(world.refusals[twin]))
+        await world.until(lambda: bool(world.refusals[duplicate]))
         await world.connected(other, ONE, node)
-        assert_refused(world, twin, ONE, by=TWO)
-        assert other.is_home(ONE)
+        assert_refused(world, duplicate, ONE, by=TWO)
+        assert other.is_at_address(ONE)
         assert not world.refusals[node]
 
     with_processes(body)
 
 
-def test_a_twin_that_comes_later_is_refused_and_disturbs_no_session() -> None:
+def test_a_duplicate_that_comes_later_is_refused_and_disturbs_no_session() -> None:
     async def body(world: Processes) -> None:
         other, node = world.start(TWO), world.start(ONE)
         await world.connected(other, ONE, node)
-        await world.until(lambda: other.is_home(ONE))
+        await world.until(lambda: other.is_at_address(ONE))
         before = list(world.handlers[other].events)
-        twin = world.starts_elsewhere(ONE)
-        await world.until(lambda: bool(world.refusals[twin]))
-        assert_refused(world, twin, ONE, by=TWO)
+        duplicate = world.starts_elsewhere(ONE)
+        await world.until(lambda: bool(world.refusals[duplicate]))
+        assert_refused(world, duplicate, ONE, by=TWO)
         assert world.handlers[other].events == before
         assert not world.refusals[node]
 
@@ -131,26 +131,28 @@ def test_a_twin_that_comes_later_is_refused_and_disturbs_no_session() -> None:
 
 
 @pytest.mark.parametrize("is_first", [False, True])
-def test_a_twin_that_nobody_dials_asks_and_is_refused(is_first: bool) -> None:
+def test_a_duplicate_that_nobody_dials_asks_and_is_refused(is_first: bool) -> None:
     async def body(world: Processes) -> None:
         other = world.start(ONE)
         if is_first:
-            twin = world.starts_elsewhere(TWO)
+            duplicate = world.starts_elsewhere(TWO)
             await asyncio.sleep(0)
             node = world.start(TWO)
         else:
             node = world.start(TWO)
             await world.connected(other, TWO, node)
-            twin = world.starts_elsewhere(TWO)
-        await world.until(lambda: bool(world.refusals[twin]))
+            duplicate = world.starts_elsewhere(TWO)
+        await world.until(lambda: bool(world.refusals[duplicate]))
         await world.connected(other, TWO, node)
-        assert world.refusals[twin][0].startswith("node 1 refuses this process of node 2: another process is node 2")
+        assert world.refusals[duplicate][0].startswith(
+            "node 1 refuses this process of node 2: another process is node 2"
+        )
         assert not world.refusals[node]
 
     with_processes(body)
 
 
-def test_of_two_processes_that_are_both_not_at_home_the_later_one_is_refused() -> None:
+def test_of_two_processes_that_are_both_not_at_the_address_the_later_one_is_refused() -> None:
     async def body(world: Processes) -> None:
         other = world.start(TWO)
         first = world.starts_elsewhere(ONE)
@@ -187,10 +189,10 @@ def test_the_refused_one_is_told_why_behind_all_that_it_has_yet_to_read(monkeypa
 async def come(
     world: Processes, at: TcpNetwork, hellos: Sequence[bytes]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Processes of node 1 without a home open a session one after the other: the last one's connection."""
+    """Processes of node 1 that are not at its address open a session one after the other: the last one's connection."""
     for hello in hellos:
         before = at.sessions_of(ONE)
-        reader, writer = await asyncio.open_connection(*world.homes[TWO])
+        reader, writer = await asyncio.open_connection(*world.addresses[TWO])
         writer.write(hello)
         await world.until(lambda before=before: at.sessions_of(ONE) not in ([], before))  # type: ignore[misc] # bound now
     return reader, writer
@@ -200,11 +202,11 @@ async def come(
 def test_a_restart_while_the_old_session_looks_alive_is_in_at_once() -> None:
     async def body(world: Processes) -> None:
         other, node = world.start(TWO), world.start(ONE)
-        await world.until(lambda: other.is_home(ONE))
+        await world.until(lambda: other.is_at_address(ONE))
         world.fall_silent(node)
         again = world.start(ONE)
         await world.connected(other, ONE, again)
-        await world.until(lambda: other.is_home(ONE))
+        await world.until(lambda: other.is_at_address(ONE))
         assert not world.refusals[again]
 
     with_processes(body)
@@ -227,16 +229,16 @@ def test_the_restart_of_a_node_that_is_dialled_renews_a_session_that_looks_alive
 def test_a_node_that_moved_is_in_although_its_old_address_swallows_every_question(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(homes, "HOLD_S", 0.05)
+    monkeypatch.setattr(duplicates, "HOLD_S", 0.05)
 
     async def body(world: Processes) -> None:
         other, node = world.start(TWO), world.start(ONE)
-        await world.until(lambda: other.is_home(ONE))
+        await world.until(lambda: other.is_at_address(ONE))
         world.fall_silent(node)
-        silent = bind_listener(*world.homes[ONE])
+        silent = bind_listener(*world.addresses[ONE])
         moved = world.starts_elsewhere(ONE)
         await world.connected(other, ONE, moved)
-        assert not other.is_home(ONE)
+        assert not other.is_at_address(ONE)
         assert not world.refusals[moved]
         silent.close()
 
@@ -246,18 +248,18 @@ def test_a_node_that_moved_is_in_although_its_old_address_swallows_every_questio
 def test_an_address_at_which_a_connected_peer_does_not_answer_is_a_warning_until_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(homes, "AGAIN_S", (0.001,))
+    monkeypatch.setattr(duplicates, "AGAIN_S", (0.001,))
 
     async def body(world: Processes) -> None:
         other = world.start(TWO)
         elsewhere = world.starts_elsewhere(ONE)
         await world.until(lambda: bool(other.warnings()))
-        host, port = world.homes[ONE]
+        host, port = world.addresses[ONE]
         assert f"node 1 is connected to this node, but does not answer at {host}:{port}, where" in other.warnings()[0]
         assert not world.refusals[elsewhere]
         other._peers[ONE] = "127.0.0.1", elsewhere.port  # the name is corrected
         await world.until(lambda: not other.warnings())
-        assert other.is_home(ONE)
+        assert other.is_at_address(ONE)
 
     with_processes(body)
 
@@ -265,9 +267,9 @@ def test_an_address_at_which_a_connected_peer_does_not_answer_is_a_warning_until
 def test_an_old_process_that_returns_from_a_partition_is_refused_once_its_address_leads_elsewhere() -> None:
     async def body(world: Processes) -> None:
         other, node = world.start(TWO), world.start(ONE)
-        await world.until(lambda: other.is_home(ONE))
-        world.homes[ONE] = world.free_address()
-        other._peers[ONE] = world.homes[ONE]  # the name is resolved again
+        await world.until(lambda: other.is_at_address(ONE))
+        world.addresses[ONE] = world.free_address()
+        other._peers[ONE] = world.addresses[ONE]  # the name is resolved again
         moved = world.start(ONE)
         await world.until(lambda: bool(world.refusals[node]))
         await world.connected(other, ONE, moved)
@@ -277,21 +279,21 @@ def test_an_old_process_that_returns_from_a_partition_is_refused_once_its_addres
 
 
 # ------------------------------------------------------------------------------------------------- strangers
-def test_strangers_do_not_take_the_slot_of_a_newcomer_that_waits_for_the_answer_of_its_home(
+def test_strangers_do_not_take_the_slot_of_a_newcomer_that_waits_for_the_answer_of_its_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(homes, "HOLD_S", 600.0)
+    monkeypatch.setattr(duplicates, "HOLD_S", 600.0)
 
     async def body(world: Processes) -> None:
         other, node = world.start(TWO), world.start(ONE)
         await world.connected(other, ONE, node)
-        await world.until(lambda: other.is_home(ONE))
+        await world.until(lambda: other.is_at_address(ONE))
         other._settings = replace(other._settings, pending_connections_max=2, hello_timeout_ms=600_000)
-        monkeypatch.setattr(other, "ask_home", lambda _peer: asyncio.Event().wait())
+        monkeypatch.setattr(other, "ask_address", lambda _peer: asyncio.Event().wait())
         streams = []
 
         async def connect(first: bytes) -> asyncio.StreamReader:
-            reader, writer = await asyncio.open_connection(*world.homes[TWO])
+            reader, writer = await asyncio.open_connection(*world.addresses[TWO])
             writer.write(first)
             streams.append(writer)
             return reader
@@ -304,8 +306,8 @@ def test_strangers_do_not_take_the_slot_of_a_newcomer_that_waits_for_the_answer_
 
         for count in range(other._peer_slots):
             await connect(hello_frame(process=b"z" * 16))
-            await world.until(lambda count=count: len(other._homes._held) == count + 1)  # type: ignore[misc] # bound now
-        held = set(other._homes._held)
+            await world.until(lambda count=count: len(other._duplicates._held) == count + 1)  # type: ignore[misc] # bound now
+        held = set(other._duplicates._held)
         strangers = [await connect(b"") for _ in range(3)]
         assert await is_dropped(strangers[0])
         pretender = await connect(hello_frame(process=b"y" * 16))
@@ -324,7 +326,7 @@ def test_a_refusal_from_a_connection_that_the_node_did_not_dial_ends_nothing() -
     async def body(world: Processes) -> None:
         other = world.start(TWO)
         for first in (b"", hello_frame()):
-            reader, writer = await asyncio.open_connection(*world.homes[TWO])
+            reader, writer = await asyncio.open_connection(*world.addresses[TWO])
             writer.write(first + frame(encode_reason("go"), FrameKind.REFUSED))
             async with asyncio.timeout(PATIENCE_S):
                 with contextlib.suppress(ConnectionError):
@@ -341,8 +343,8 @@ def test_a_question_opens_no_session_and_is_answered_once() -> None:
         await world.connected(other, ONE, node)
         await world.connected(node, TWO, other)
         before = list(world.handlers[node].events)
-        assert (await other.ask_home(ONE)).process == node._process
-        assert (await node.ask_home(TWO)).process == other._process
+        assert (await other.ask_address(ONE)).process == node._process
+        assert (await node.ask_address(TWO)).process == other._process
         assert world.handlers[node].events == before
         assert not node.is_open(ONE, CONTROL)
         assert node.is_open(TWO, DATA)
@@ -352,12 +354,12 @@ def test_a_question_opens_no_session_and_is_answered_once() -> None:
 
 def test_a_reason_is_bounded_and_fit_for_a_log() -> None:
     async def body(world: Processes) -> None:
-        twin_home = bind_listener(*world.homes[TWO])
+        its_listener = bind_listener(*world.addresses[TWO])
 
         async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(frame(encode_reason("a\x1b[2J\n" + "x" * 9_000), FrameKind.REFUSED))
 
-        server = await asyncio.start_server(serve, sock=twin_home)
+        server = await asyncio.start_server(serve, sock=its_listener)
         node = world.start(ONE)
         await world.until(lambda: bool(world.refusals[node]))
         why = world.refusals[node][0]

@@ -44,6 +44,21 @@ class Acks(enum.IntEnum):
     ALL = -1  # answered when a majority of replicas holds it durably and Raft has committed the HWM
 
 
+@dataclass(slots=True)  # read-only; not frozen, for speed, as BatchHeader
+class ProduceRequest:
+    """One RecordBatch v2 for a partition. The caller makes it, and every hop to the replica takes it as it is."""
+
+    topic: str | TopicId
+    partition: int
+    batch: Buffer
+    acks: Acks
+    timeout_ms: int
+    done: "DoneFn[Produced]"
+    transactional_id: str | None = None  # a transactional batch must be of its producer
+    is_joining: bool = False  # Kafka's second protocol of transactions: the partition joins the batch's transaction
+    trace: StageSink | None = None  # is given the times of the stages; of disk and majority perhaps after the answer
+
+
 @dataclass(slots=True)  # not frozen, for speed, as BatchHeader
 class Produced:
     base_offset: Offset
@@ -289,28 +304,14 @@ class NodeApi(Protocol):
         after a barrier. Nothing else may say that something is unknown: None here, and an SmqError if there was no
         barrier in time. `look_up` must not raise."""
 
-    def produce(
-        self,
-        topic: str | TopicId,
-        partition: int,
-        batch: Buffer,
-        acks: Acks,
-        timeout_ms: int,
-        done: DoneFn[Produced],
-        *,
-        transactional_id: str | None = None,
-        is_joining: bool = False,
-        trace: StageSink | None = None,
-    ) -> None:
-        """Appends one RecordBatch v2 if this node leads the partition (otherwise NOT_LEADER with the leader). Batches
-        of one partition are appended in the order of these calls, also if the first ones wait for a look-up. After a
-        batch of an idempotent producer has been refused so that it comes again, the later ones of that producer get
-        OVERLOADED until it has come. A transactional batch must be of the `transactional_id`'s producer, if there is
-        one. With `is_joining` (Kafka's second protocol of transactions), the partition becomes part of the batch's
-        transaction first, if it is not yet; later batches of that producer wait meanwhile. `trace` is given the times
-        of the batch's stages, those of its disk and of the majority perhaps after its answer."""
+    def produce(self, request: ProduceRequest) -> None:
+        """Appends the batch if this node leads the partition (otherwise NOT_LEADER with the leader). Batches of one
+        partition are appended in the order of these calls, also if the first ones wait for a look-up. After a batch of
+        an idempotent producer has been refused so that it comes again, the later ones of that producer get OVERLOADED
+        until it has come. If the partition has to join the batch's transaction first, later batches of that producer
+        wait meanwhile."""
 
-    def expect(self, topic: str, partition: int, batch: Buffer) -> None:
+    def expect_again(self, topic: str | TopicId, partition: int, batch: Buffer) -> None:
         """A service holds this batch back or refuses it, before `produce`: the later ones of its producer must not
         overtake it. For requests that want an answer."""
 

@@ -189,7 +189,7 @@ class Node:
             joins=self._joins,
         )
         self.propose, self.barrier, self.find = requests.propose, requests.barrier, requests.find
-        self.produce, self.expect, self.fetch = requests.produce, requests.expect, requests.fetch
+        self.produce, self.expect_again, self.fetch = requests.produce, requests.expect_again, requests.fetch
         self.partition_ranges, self.offset_for_time = requests.partition_ranges, requests.offset_for_time
         self.request_preferred_leader, self.describe_quorum = requests.request_preferred_leader, self._quorum.describe
         self.follower_ends, self.sized_run = requests.follower_ends, requests.sized_run

@@ -16,7 +16,7 @@ from smq.raft_state.ids import PartitionId
 from smq.raft_state.topic_config import BatchRules
 from smq.records import BatchHeader
 from smq.replication.log.decoding import DECODED_BATCH_BYTES_MAX, converted, decode_bounded, plain_records, spans
-from smq.replication.partition.admission import Offer, validated
+from smq.replication.partition.admission import PreparedBatch, validated
 from smq.replication.ports import Buffer, Compute
 
 BATCHES_MAX: Final = 1_000  # that wait on this node: at 1 ms each, a second of one thread
@@ -28,8 +28,8 @@ RETRY_MS: Final = 50
 @dataclass(slots=True, eq=False)
 class _Entry:
     pid: PartitionId
-    offer: Offer
-    use: Callable[[Offer | SmqError], None]
+    batch: PreparedBatch
+    use: Callable[[PreparedBatch | SmqError], None]
     is_ready: bool
     size: int  # as it was sent
     held: int = 0  # of a result that waits for its turn
@@ -44,18 +44,18 @@ class Preparation:
         self._closed: SmqError | None = None
 
     def concerns(self, pid: PartitionId, rules: BatchRules) -> bool:
-        """False for a batch that can be offered to the replica as it is, now."""
+        """False for a batch that can go to the replica as it is, now."""
         return _is_opened(rules) or pid in self._waiting
 
-    def start(self, pid: PartitionId, offer: Offer, use: Callable[[Offer | SmqError], None]) -> None:
-        """Calls `use` once, later, in the order of these calls for each partition: with the offer, or with why there
+    def start(self, pid: PartitionId, batch: PreparedBatch, use: Callable[[PreparedBatch | SmqError], None]) -> None:
+        """Calls `use` once, later, in the order of these calls for each partition: with the batch, or with why there
         is none. OVERLOADED if too much is under way. `use` must not raise."""
         if self._closed is not None:
             raise self._closed
         if self._count >= BATCHES_MAX or self._bytes >= BYTES_MAX:
             details = ErrorDetails(retry_after_ms=RETRY_MS)
             raise SmqError(ErrorCode.OVERLOADED, "too many batches wait to be converted", details)
-        entry = _Entry(pid, offer, use, is_ready=not _is_opened(offer.rules), size=len(offer.data))
+        entry = _Entry(pid, batch, use, is_ready=not _is_opened(batch.rules), size=len(batch.data))
         self._waiting.setdefault(pid, deque()).append(entry)
         self._count += 1
         self._bytes += entry.size
@@ -69,13 +69,13 @@ class Preparation:
         while self._jobs and self._running < RUNNING_MAX and self._held < BYTES_MAX:
             entry = self._jobs.popleft()
             self._running += 1
-            self._compute.run(partial(prepared, entry.offer), partial(self._on_prepared, entry))
+            self._compute.run(partial(prepared, entry.batch), partial(self._on_prepared, entry))
 
-    def _on_prepared(self, entry: _Entry, offer: Offer) -> None:
+    def _on_prepared(self, entry: _Entry, batch: PreparedBatch) -> None:
         self._running -= 1
         if self._closed is not None:
             return
-        entry.offer, entry.is_ready, entry.held = offer, True, len(offer.data)
+        entry.batch, entry.is_ready, entry.held = batch, True, len(batch.data)
         self._held += entry.held
         entries = self._waiting.get(entry.pid)
         while entries and entries[0].is_ready:
@@ -85,7 +85,7 @@ class Preparation:
             self._held -= first.held
             if not entries:
                 del self._waiting[entry.pid]  # before `use`, which may start another one
-            first.use(first.offer)
+            first.use(first.batch)
         self._begin_jobs()
 
     def close(self, error: SmqError) -> None:
@@ -103,14 +103,14 @@ def _is_opened(rules: BatchRules) -> bool:
     return rules.codec is not None or rules.has_time_limits or rules.needs_keys
 
 
-def prepared(offer: Offer) -> Offer:
-    """The offer with its records looked at. Pure: it runs on any thread. A batch that is not right in itself comes
+def prepared(arrived: PreparedBatch) -> PreparedBatch:
+    """The batch with its records looked at. Pure: it runs on any thread. A batch that is not right in itself comes
     back as it is, and is refused like any other."""
-    batch, rules = offer.data, offer.rules
+    batch, rules = arrived.data, arrived.rules
     try:
-        header = validated(offer)
+        header = validated(arrived)
     except SmqError:
-        return offer
+        return arrived
     try:
         times = _times(batch, header) if rules.has_time_limits else None
         if rules.needs_keys:
@@ -123,11 +123,11 @@ def prepared(offer: Offer) -> Offer:
                     f"the batch has {len(batch)} bytes in the topic's compression.type, the limit is {rules.bytes_max}",
                 )
     except SmqError as e:
-        return offer._replace(refusal=_for_producers(e))
+        return arrived._replace(refusal=_for_producers(e))
     except Exception as e:  # noqa: BLE001 - the bytes are a producer's: whatever a codec raises, the batch is to blame
         message = f"the records of the batch do not decode: {e}"
-        return offer._replace(refusal=SmqError(ErrorCode.INVALID_BATCH, message))
-    return offer._replace(data=batch, times=times)
+        return arrived._replace(refusal=SmqError(ErrorCode.INVALID_BATCH, message))
+    return arrived._replace(data=batch, times=times)
 
 
 def _check_keys(batch: Buffer, header: BatchHeader) -> None:

@@ -6,6 +6,7 @@ itself: a finished request must not wait for the garbage collector, which counts
 megabytes. It must never append: the replica does. Only the node's requests import it.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -14,13 +15,12 @@ from smq.raft_state.ids import LogIndex, PartitionId, PartitionIndex, TopicId, p
 from smq.raft_state.state import PartitionState
 from smq.raft_state.topic_config import batch_rules
 from smq.records import parse_header
-from smq.replication.api import Acks, DoneFn, Produced
+from smq.replication.api import Acks, DoneFn, Produced, ProduceRequest
 from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
 from smq.replication.joins import Joins
 from smq.replication.lookup import Lookup, check_has_records, clipped, partition_in, unknown_topic, unknown_topic_id
-from smq.replication.measures import StageSink
-from smq.replication.partition.admission import JUDGED_BY_THE_LOG, Offer, leader_error
+from smq.replication.partition.admission import JUDGED_BY_THE_LOG, PreparedBatch, leader_error
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.send_order import comes_again
 from smq.replication.partition.transactional import NotYetKnown
@@ -55,37 +55,25 @@ class Producing:
         self._until_timed = BATCHES_PER_SAMPLE  # batches
         self._arrivals = Arrivals(lambda: host.state, lookup)
 
-    def produce(
-        self,
-        topic: str | TopicId,
-        partition: int,
-        batch: Buffer,
-        acks: Acks,
-        timeout_ms: int,
-        done: DoneFn[Produced],
-        *,
-        transactional_id: str | None = None,
-        is_joining: bool = False,
-        trace: StageSink | None = None,
-    ) -> None:
-        began_ns = 0 if trace is None else self.now_ns()
+    def produce(self, request: ProduceRequest) -> None:
+        began_ns = 0 if request.trace is None else self.now_ns()
         self._until_timed -= 1
         if not self._until_timed:
             self._until_timed = BATCHES_PER_SAMPLE
             began_ns = self.now_ns()
-            done = partial(self._on_timed, began_ns, acks, done)
-            trace = trace or self.host.measures.stage
-        arriving = _Arriving(
-            self, topic, partition, batch, acks, timeout_ms, done, transactional_id, is_joining, trace, began_ns
-        )
-        self._arrivals.with_partition(topic, partition, timeout_ms, arriving.fail, arriving.use)
+            done = partial(self._on_timed, began_ns, request.acks, request.done)
+            request = replace(request, done=done, trace=request.trace or self.host.measures.stage)
+        if request.timeout_ms != (timeout_ms := clipped(request.timeout_ms)):
+            request = replace(request, timeout_ms=timeout_ms)
+        arriving = _Arriving(self, request, began_ns)
+        self._arrivals.with_partition(request.topic, request.partition, request.timeout_ms, arriving.fail, arriving.use)
 
     def _on_timed(self, began_ns: int, acks: Acks, done: DoneFn[Produced], result: Produced | SmqError) -> None:
         if not isinstance(result, SmqError):
             self._latency[acks].observe(self.now_ns() - began_ns)
         done(result)
 
-    def expect(self, topic: str | TopicId, partition: int, batch: Buffer) -> None:
+    def expect_again(self, topic: str | TopicId, partition: int, batch: Buffer) -> None:
         """The batch was not appended: its producer sends it again."""
         order = self.replicas.send_order
         if partition < 0:
@@ -101,48 +89,15 @@ class Producing:
 class _Arriving:
     """One batch."""
 
-    __slots__ = (
-        "_acks",
-        "_batch",
-        "_began_ns",
-        "_done",
-        "_is_joining",
-        "_node",
-        "_partition",
-        "_timeout_ms",
-        "_topic",
-        "_trace",
-        "_transactional_id",
-    )
+    __slots__ = ("_began_ns", "_node", "_request")
 
-    def __init__(
-        self,
-        node: Producing,
-        topic: str | TopicId,
-        partition: int,
-        batch: Buffer,
-        acks: Acks,
-        timeout_ms: int,
-        done: DoneFn[Produced],
-        transactional_id: str | None,
-        is_joining: bool,
-        trace: StageSink | None,
-        began_ns: int,
-    ) -> None:
-        """`trace`: of a batch that is timed, which began then."""
+    def __init__(self, node: Producing, request: ProduceRequest, began_ns: int) -> None:
+        """`began_ns`: of a batch that is timed."""
         self._node = node
-        self._topic = topic
-        self._partition = partition
-        self._batch = batch
-        self._acks = acks
-        self._timeout_ms = timeout_ms
-        self._done = done
-        self._transactional_id = transactional_id
-        self._is_joining = is_joining
-        self._trace = trace
+        self._request = request
         self._began_ns = began_ns
 
-    def use(self, part: PartitionState, prepared: Offer | None = None) -> None:
+    def use(self, part: PartitionState, prepared: PreparedBatch | None = None) -> None:
         """In its turn among the batches of its partition."""
         try:
             self._append(part, prepared)
@@ -158,37 +113,38 @@ class _Arriving:
                 self.fail(error)
 
     def fail(self, error: SmqError) -> None:
-        if self._acks is not Acks.NONE and comes_again(error.code):
-            self._node.expect(self._topic, self._partition, self._batch)
+        request = self._request
+        if request.acks is not Acks.NONE and comes_again(error.code):
+            self._node.expect_again(request.topic, request.partition, request.batch)
         self._node.host.measures.produced.add(1, error.code.name)
-        self._node.host.deliver(partial(self._done, error))
+        self._node.host.deliver(partial(request.done, error))
 
-    def _append(self, part: PartitionState, prepared: Offer | None) -> None:
-        node, topic, pid = self._node, self._topic, part.pid
-        if node.joins.behind and node.joins.hold(pid, self._batch, partial(self._on_prepared, pid, prepared)):
+    def _append(self, part: PartitionState, prepared: PreparedBatch | None) -> None:
+        node, request, pid = self._node, self._request, part.pid
+        if node.joins.behind and node.joins.hold(pid, request.batch, partial(self._on_prepared, pid, prepared)):
             return
-        state = node.host.state
+        state, topic = node.host.state, request.topic
         name = topic if isinstance(topic, str) else state.topic_names[part.topic_id]
-        node.replicas.send_order.place(name, self._partition, pid)
+        node.replicas.send_order.place(name, request.partition, pid)
         if (replica := node.replicas.get(pid)) is None:
             check_has_records(part, name)
             raise leader_error(node.host.node_id, state, part)
         if prepared is None:
-            prepared = Offer(self._batch, batch_rules(state.topics[name].config), self._transactional_id)
+            prepared = PreparedBatch(request.batch, batch_rules(state.topics[name].config))
             if node.preparation.concerns(pid, prepared.rules):
                 if replica.leading is None:
                     raise replica.not_leader()
                 node.preparation.start(pid, prepared, partial(self._on_prepared, pid))
                 return
-        if (trace := self._trace) is None:
-            replica.produce(prepared, self._acks, clipped(self._timeout_ms), self._done)
+        if (trace := request.trace) is None:
+            replica.produce(request, prepared)
             return
         queued_ns = node.now_ns()
         trace.observe(queued_ns - self._began_ns, "queue")
-        replica.produce(prepared, self._acks, clipped(self._timeout_ms), self._done, trace)
+        replica.produce(request, prepared)
         trace.observe(node.now_ns() - queued_ns, "append")
 
-    def _on_prepared(self, pid: PartitionId, prepared: Offer | SmqError | None) -> None:
+    def _on_prepared(self, pid: PartitionId, prepared: PreparedBatch | SmqError | None) -> None:
         now = self._node.host.state.partition(pid)
         if isinstance(prepared, SmqError):
             self.fail(prepared)
@@ -198,23 +154,23 @@ class _Arriving:
             self.use(now, prepared)
 
     def _unknown(self) -> SmqError:
-        topic = self._topic
+        topic = self._request.topic
         return unknown_topic_id(topic) if isinstance(topic, bytes) else unknown_topic(topic)
 
-    def _make_certain(self, pid: PartitionId, prepared: Offer | None) -> None:
+    def _make_certain(self, pid: PartitionId, prepared: PreparedBatch | None) -> None:
         """Appends again when this node's state says for certain whether the batch has a transaction here. The later
         batches of its producer wait meanwhile."""
-        node, timeout_ms, again = self._node, clipped(self._timeout_ms), partial(self._append_again, prepared)
-        if self._is_joining:
-            node.joins.start(pid, parse_header(self._batch), timeout_ms, again)
+        node, request, again = self._node, self._request, partial(self._append_again, prepared)
+        if request.is_joining:
+            node.joins.start(pid, parse_header(request.batch), request.timeout_ms, again)
         else:
-            node.replicas.send_order.expect(pid, self._batch)
-            node.barriers.wait(timeout_ms, again)
+            node.replicas.send_order.expect(pid, request.batch)
+            node.barriers.wait(request.timeout_ms, again)
 
-    def _append_again(self, prepared: Offer | None, result: LogIndex | SmqError | None) -> None:
+    def _append_again(self, prepared: PreparedBatch | None, result: LogIndex | SmqError | None) -> None:
         """The transaction may have begun through another node, and was not applied here, or the partition had yet to
         join it. Now the state is as of after the batch's arrival, and what it does not have there is not."""
-        part = partition_in(self._node.host.state, self._topic, self._partition)
+        part = partition_in(self._node.host.state, self._request.topic, self._request.partition)
         if isinstance(result, SmqError):
             self.fail(result)
         elif part is None:
@@ -229,7 +185,8 @@ class _Arriving:
         """A leader that has been deposed without knowing it misses what its successor has stored: a batch before this
         one, or this one itself. Its producers would give their sessions up, so only a leader that leads after a barrier
         refuses a batch for what its log does not have."""
-        self._node.barriers.wait(clipped(self._timeout_ms), partial(self._on_confirmed, part.pid, part.epoch, error))
+        on_confirmed = partial(self._on_confirmed, part.pid, part.epoch, error)
+        self._node.barriers.wait(self._request.timeout_ms, on_confirmed)
 
     def _on_confirmed(self, pid: PartitionId, epoch: int, error: SmqError, result: LogIndex | SmqError) -> None:
         now, replica = self._node.host.state.partition(pid), self._node.replicas.get(pid)

@@ -64,7 +64,7 @@ class Requests:
         self._external = external
         self._lookup = Lookup(host, barriers, refusal)
         producing = Producing(host, replicas, barriers, self._lookup, preparation, joins)
-        self.find, self.produce, self.expect = self._lookup.find, producing.produce, producing.expect
+        self.find, self.produce, self.expect_again = self._lookup.find, producing.produce, producing.expect_again
 
     def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
         if isinstance(command, AdvanceLogStart):

@@ -10,7 +10,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.records import NewRecord, encode_batch, parse_header
-from smq.replication.api import Acks, Fetched, Produced
+from smq.replication.api import Acks, Fetched, Produced, ProduceRequest
 from smq.replication.proposer import Barriers
 
 pytestmark = pytest.mark.sim
@@ -38,7 +38,8 @@ class World:
         batch = encode_batch(records)
         if sequence >= 0:
             batch = encode_batch(records, producer_id=producer, producer_epoch=0, base_sequence=sequence)
-        host.api.produce(self.known.topic, self.known.index, batch, Acks.ALL, TIMEOUT_MS, answer.came.append)
+        known, done = self.known, answer.came.append
+        host.api.produce(ProduceRequest(known.topic, known.index, batch, Acks.ALL, TIMEOUT_MS, done))
         return answer
 
     def read_all(self, host: SimHost) -> list[int]:

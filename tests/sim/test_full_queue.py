@@ -8,7 +8,7 @@ from chaos_tests.sim.cluster import SimHost
 from chaos_tests.sim.run import Simulation
 from chaos_tests.sim.scenario import find
 from smq.records import NewRecord, encode_batch
-from smq.replication.api import Acks, Produced
+from smq.replication.api import Acks, Produced, ProduceRequest
 
 CAP = 64 << 10
 WINDOW = 8 << 10  # of one partition's stream: an eighth of the cap, as by default
@@ -33,7 +33,7 @@ def publish(made: Simulation, victim: SimHost, rounds: int) -> list[object]:
     for _ in range(rounds):
         for host in made.cluster.up():
             for replica in host.api.replicas.led() if host is not victim else ():
-                host.api.produce("t0-0", replica.part.index, batch, Acks.ALL, 20_000, answers.append)
+                host.api.produce(ProduceRequest("t0-0", replica.part.index, batch, Acks.ALL, 20_000, answers.append))
         made.scheduler.run_for_ms(20)
     return answers
 

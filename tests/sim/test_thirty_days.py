@@ -25,7 +25,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId, Offset, RequestId, TsNs
 from smq.raft_state.limits import CLOCK_ELAPSED_MS_MAX
 from smq.records import NewRecord, decode_batch, encode_batch
-from smq.replication.api import Acks, Backlog, Fetched, Produced, StoredBatch
+from smq.replication.api import Acks, Backlog, Fetched, Produced, ProduceRequest, StoredBatch
 from smq.replication.log.codec import ENVELOPE_BYTES
 from smq.testing.virtual.clock import NS_PER_MS
 
@@ -73,7 +73,7 @@ class Story:
                 created_ms = api.clock.wall_ns() // NS_PER_MS
                 records = [NewRecord(None, b"%d" % n, created_ms) for n in range(base, base + PER_BATCH)]
                 answer: asyncio.Future[Produced | SmqError] = api.loop.create_future()
-                api.produce(topic, 0, encode_batch(records), Acks.ALL, CALL_MS, answer.set_result)
+                api.produce(ProduceRequest(topic, 0, encode_batch(records), Acks.ALL, CALL_MS, answer.set_result))
                 return await answer
 
             produced = self.ask(self.leader, produce)

@@ -15,7 +15,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_PRODUCER, NodeId, ProducerEpoch, ProducerId
 from smq.raft_state.replies import ProducerIdAllocated
 from smq.records import encode_batch
-from smq.replication.api import Acks, Produced
+from smq.replication.api import Acks, Produced, ProduceRequest
 
 ATTEMPT_MS = 700
 DEADLINE_MS = 4000.0
@@ -157,7 +157,9 @@ class Producer(Client):
 
 
 def produce(partition: Known, batch: bytes, acks: Acks) -> Request:
-    return lambda api, done: api.produce(partition.topic, partition.index, batch, acks, ATTEMPT_MS, done)
+    return lambda api, done: api.produce(
+        ProduceRequest(partition.topic, partition.index, batch, acks, ATTEMPT_MS, done)
+    )
 
 
 class Crowd(Client):

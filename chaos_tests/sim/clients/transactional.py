@@ -17,7 +17,7 @@ from smq.raft_state.ids import ProducerEpoch, ProducerId
 from smq.raft_state.replies import ProducerIdAllocated
 from smq.raft_state.state import TransactionPhase
 from smq.records import encode_batch
-from smq.replication.api import Acks, Produced
+from smq.replication.api import Acks, Produced, ProduceRequest
 
 NODE_MS: Final = 6_000.0  # that a node is given for a change: longer than the client waits
 PATIENCE_MS: Final = 6_000.0  # that a client gives one step
@@ -116,8 +116,11 @@ class TransactionalClient(Client):
         )
 
     def produce(self, place: Known, batch: bytes, *, is_joining: bool) -> Request:
-        how: Any = {"transactional_id": self.id, "is_joining": is_joining}
-        return lambda api, done: api.produce(place.topic, place.index, batch, Acks.ALL, int(CALL_MS), done, **how)
+        return lambda api, done: api.produce(
+            ProduceRequest(
+                place.topic, place.index, batch, Acks.ALL, int(CALL_MS), done, self.id, is_joining=is_joining
+            )
+        )
 
     def write(self, place: Known, values: list[int]) -> Any:
         """A Script that returns whether the batch was acknowledged."""

@@ -75,11 +75,11 @@ from smq.raft_state.topic_config import (
     BatchRules,
 )
 from smq.records import encode_batch
-from smq.replication.api import Acks, PartitionEnd, Produced
+from smq.replication.api import Acks, PartitionEnd, Produced, ProduceRequest
 from smq.replication.log.codec import BatchDamaged, base_of_key
 from smq.replication.log.state import partition_key
 from smq.replication.membership.controller import RESIGNED_NS
-from smq.replication.partition.admission import Offer
+from smq.replication.partition.admission import PreparedBatch
 from smq.replication.partition.compaction.segments import lowest_behind
 from smq.replication.partition.send_order import comes_again
 from smq.replication.partition.transactional import NotYetKnown
@@ -370,7 +370,9 @@ class Group:
         record.epoch, record.base = replica.part.epoch, replica.log.appended_end
         batch = encode_batch([record.content] * count)
         try:
-            replica.produce(Offer(batch, BatchRules()), Acks.ALL, PRODUCE_MS, partial(self._on_produced, record))
+            done = partial(self._on_produced, record)
+            request = ProduceRequest("t", replica.part.index, batch, Acks.ALL, PRODUCE_MS, done)
+            replica.produce(request, PreparedBatch(batch, BatchRules()))
         except SmqError:
             return None
         self.records.append(record)
@@ -640,7 +642,8 @@ class Group:
             if replica is None:
                 raise SmqError(ErrorCode.NOT_LEADER, "it has no replica")
             done = partial(self._on_answer, producer, via, numbered)
-            replica.produce(Offer(numbered.batch, BatchRules()), Acks.ALL, PRODUCE_MS, done)
+            request = ProduceRequest("t", replica.part.index, numbered.batch, Acks.ALL, PRODUCE_MS, done)
+            replica.produce(request, PreparedBatch(numbered.batch, BatchRules()))
         except SmqError as e:
             if isinstance(e, NotYetKnown) or comes_again(e.code):  # as the node's requests do
                 member.replicas.send_order.expect(self.pid, numbered.batch)

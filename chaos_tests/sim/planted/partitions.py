@@ -519,10 +519,10 @@ def _used_at_once(
         original(arrivals, topic, index, timeout_ms, fail, use)
 
 
-def _judges_its_age_first(original: Fault, replica: Replica, offer: admission.Offer, *rest: Any) -> None:
-    if offer.times is not None:
-        admission._check_times(*offer.times, replica._host.clock.wall_ns() // 1_000_000, offer.rules)
-    original(replica, offer, *rest)
+def _judges_its_age_first(original: Fault, replica: Replica, request: Any, batch: admission.PreparedBatch) -> None:
+    if batch.times is not None:
+        admission._check_times(*batch.times, replica._host.clock.wall_ns() // 1_000_000, batch.rules)
+    original(replica, request, batch)
 
 
 def _payload_as_it_is(original: Fault, reader: frames.FrameReader, payload: memoryview) -> memoryview:

@@ -31,7 +31,7 @@ from smq.coordinator.service.sessions import PublishSession, PublishSessions
 from smq.coordinator.service.tracing import note_parent
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import INT32_MAX, NewRecord, encode_batch, is_transactional
-from smq.replication.api import Acks, Produced
+from smq.replication.api import Acks, Produced, ProduceRequest
 
 _ACKS: Final = {pb.ACKS_ALL: Acks.ALL, pb.ACKS_LEADER: Acks.LEADER, pb.ACKS_NONE: Acks.NONE}
 
@@ -99,14 +99,14 @@ class PublishStream:
                 await self._admit(len(batch), timeout_ms)
             except SmqError:
                 if acks is not Acks.NONE:
-                    self._calls.node.expect(topic, request.partition, batch)
+                    self._calls.node.expect_again(topic, request.partition, batch)
                 raise
         except SmqError as e:
             self._answer_error(request.correlation_id, request.partition, e)
             return
         done = partial(self._on_produced, request.correlation_id, request.partition, len(batch))
         try:
-            self._calls.node.produce(topic, request.partition, batch, acks, timeout_ms, done)
+            self._calls.node.produce(ProduceRequest(topic, request.partition, batch, acks, timeout_ms, done))
         except BaseException:  # `done`, which gives the bytes back, will never be called
             release_all(self._budgets, len(batch))
             raise

@@ -17,7 +17,7 @@ from smq.coordinator.kafka.gateway import Gateway
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import TopicId
 from smq.records import is_transactional
-from smq.replication.api import Acks, Produced
+from smq.replication.api import Acks, Produced, ProduceRequest
 from smq.replication.lookup import partition_in
 
 log = structlog.get_logger(__name__)
@@ -71,14 +71,16 @@ class ProduceCall:
         done = partial(self._on_done, topic, answer)
         try:
             self._gateway.calls.node.produce(
-                topic,
-                data["index"],
-                records,
-                self._acks,
-                request["timeout_ms"],
-                done,
-                transactional_id=request["transactional_id"],
-                is_joining=self._is_transactional and self._version >= _JOINING_VERSION,
+                ProduceRequest(
+                    topic,
+                    data["index"],
+                    records,
+                    self._acks,
+                    request["timeout_ms"],
+                    done,
+                    request["transactional_id"],
+                    is_joining=self._is_transactional and self._version >= _JOINING_VERSION,
+                )
             )
         except SmqError as e:  # the node raises what it finds immediately
             done(e)

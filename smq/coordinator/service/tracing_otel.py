@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, Final, cast
@@ -25,7 +26,7 @@ from smq import __version__
 from smq.coordinator.user_errors import StartError
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import TopicId
-from smq.replication.api import Acks, Cancel, DoneFn, Fetched, NodeApi, Produced
+from smq.replication.api import Cancel, DoneFn, Fetched, NodeApi, Produced, ProduceRequest
 from smq.replication.measures import StageSink
 from smq.replication.ports import Buffer
 
@@ -90,25 +91,16 @@ class TracedNode:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._node, name)
 
-    def produce(
-        self,
-        topic: str | TopicId,
-        partition: int,
-        batch: Buffer,
-        acks: Acks,
-        timeout_ms: int,
-        done: DoneFn[Produced],
-        **options: Any,
-    ) -> None:
-        parents = parents_in([batch], self._parent())
-        span = self._begin("produce", topic, partition, parents[:1], parents[1:])
-        span.set_attribute("smq.acks", acks.name.lower())
+    def produce(self, request: ProduceRequest) -> None:
+        parents = parents_in([request.batch], self._parent())
+        span = self._begin("produce", request.topic, request.partition, parents[:1], parents[1:])
+        span.set_attribute("smq.acks", request.acks.name.lower())
         if not span.is_recording():
-            self._node.produce(topic, partition, batch, acks, timeout_ms, done, **options)
+            self._node.produce(request)
             return
-        ending, stages = partial(_end, span, done), BatchTrace(self._tracer, span)
+        ending, stages = partial(_end, span, request.done), BatchTrace(self._tracer, span)
         try:
-            self._node.produce(topic, partition, batch, acks, timeout_ms, ending, trace=stages, **options)
+            self._node.produce(replace(request, done=ending, trace=stages))
         except SmqError as e:
             _note(span, e)
             raise

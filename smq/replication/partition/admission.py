@@ -40,15 +40,13 @@ class RecordSpace(Protocol):
     def refusal(self, node: int) -> SmqError: ...
 
 
-class Offer(NamedTuple):
-    """A producer's batch, what its topic asks of it, and the transactional id that its request names. If the topic has
-    the records looked at, that is done before the replica has the offer: `data` may then be converted, `refusal` says
-    why the batch cannot be taken, and `times` are the oldest and the newest timestamp of a record (None: no record has
-    one)."""
+class PreparedBatch(NamedTuple):
+    """A producer's batch, as the replica is to append it, and what its topic asks of it. If the topic has the records
+    looked at (`preparation`), `data` may be converted, `refusal` says why the batch cannot be taken, and `times` are
+    the oldest and the newest timestamp of a record (None: no record has one)."""
 
     data: Buffer
     rules: BatchRules
-    transactional_id: str | None = None
     refusal: SmqError | None = None
     times: tuple[int, int] | None = None
 
@@ -73,24 +71,25 @@ def admitted(
     part: PartitionState,
     log: PartitionLog,
     full: Sequence[NodeId],
-    offer: Offer,
+    prepared: PreparedBatch,
+    transactional_id: str | None,
     header: BatchHeader,
     ts_ns: int,
 ) -> tuple[Buffer, BatchHeader]:
     """The bytes to append at a time of the leader's, and their header; or the error that says why not. `full` are the
     followers whose disks take no records. A batch that the log already holds is not judged again: its first attempt was
     taken, whatever the clock says now."""
-    check_space(room.space, host.node_id, part, full, len(offer.data))
-    check_producer(host, room.producers_held, log, header, offer.transactional_id)
-    if offer.refusal is not None:
-        raise offer.refusal
-    if offer.rules.is_append_time:
-        return with_append_time(offer.data, header, ts_ns // 1_000_000)
+    check_space(room.space, host.node_id, part, full, len(prepared.data))
+    check_producer(host, room.producers_held, log, header, transactional_id)
+    if prepared.refusal is not None:
+        raise prepared.refusal
+    if prepared.rules.is_append_time:
+        return with_append_time(prepared.data, header, ts_ns // 1_000_000)
     if header.attributes & TIMESTAMP_TYPE_MASK:
         raise SmqError(ErrorCode.INVALID_TIMESTAMP, "the batch says LogAppendTime, and the topic has CreateTime")
-    if offer.times is not None:
-        _check_times(*offer.times, ts_ns // 1_000_000, offer.rules)
-    return offer.data, header
+    if prepared.times is not None:
+        _check_times(*prepared.times, ts_ns // 1_000_000, prepared.rules)
+    return prepared.data, header
 
 
 def _check_times(oldest_ms: int, newest_ms: int, now_ms: int, rules: BatchRules) -> None:
@@ -145,9 +144,9 @@ def check_producer(host: Host, held: int, log: PartitionLog, header: BatchHeader
     )
 
 
-def validated(offer: Offer) -> BatchHeader:
+def validated(prepared: PreparedBatch) -> BatchHeader:
     """The header of a batch that is right in itself, and not larger than its topic allows."""
-    batch, limit = offer.data, offer.rules.bytes_max
+    batch, limit = prepared.data, prepared.rules.bytes_max
     if len(batch) > limit:
         raise SmqError(ErrorCode.BATCH_TOO_LARGE, f"the batch has {len(batch)} bytes, the limit is {limit}")
     try:

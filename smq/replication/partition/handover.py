@@ -21,10 +21,10 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import PartitionState
-from smq.replication.api import Acks, DoneFn, Produced
+from smq.replication.api import Acks, ProduceRequest
 from smq.replication.host import Host
 from smq.replication.log.partition_log import PartitionLog
-from smq.replication.partition.admission import JUDGED_BY_THE_LOG, Offer
+from smq.replication.partition.admission import JUDGED_BY_THE_LOG, PreparedBatch
 from smq.replication.partition.streams import FollowerStream
 from smq.replication.partition.transactional import NotYetKnown
 from smq.replication.ports import Buffer
@@ -56,7 +56,7 @@ class Leading(Protocol):
 
     def resign(self) -> None: ...
 
-    def produce(self, offer: Offer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]) -> None: ...
+    def produce(self, request: ProduceRequest, prepared: PreparedBatch) -> None: ...
 
     def not_leader(self) -> SmqError: ...
 
@@ -65,10 +65,8 @@ class Leading(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Parked:
-    offer: Offer
-    acks: Acks
-    timeout_ms: int
-    done: DoneFn[Produced]
+    request: ProduceRequest
+    prepared: PreparedBatch
 
 
 class HandOver:
@@ -164,17 +162,17 @@ class HandOver:
         self._target = None
         for parked in self._drain_parked():
             try:
-                self._replica.produce(parked.offer, parked.acks, parked.timeout_ms, parked.done)
+                self._replica.produce(parked.request, parked.prepared)
             except SmqError as e:
                 is_certain = e.code not in JUDGED_BY_THE_LOG and not isinstance(e, NotYetKnown)
                 self._refuse(parked, e if is_certain else handed_over())
 
-    def park(self, offer: Offer, acks: Acks, timeout_ms: int, done: DoneFn[Produced]) -> bool:
+    def park(self, request: ProduceRequest, prepared: PreparedBatch) -> bool:
         """Keeps a producer waiting. False if the bounds are reached."""
-        size = len(offer.data)
+        size = len(prepared.data)
         if len(self._parked) >= PARKED_MAX or self._parked_bytes + size > PARKED_BYTES_MAX:
             return False
-        self._parked.append(_Parked(offer, acks, timeout_ms, done))
+        self._parked.append(_Parked(request, prepared))
         self._parked_bytes += size
         return True
 
@@ -193,7 +191,8 @@ class HandOver:
         return parked
 
     def _refuse(self, parked: _Parked, error: SmqError) -> None:
-        if parked.acks is not Acks.NONE:
-            self._replica.expect(parked.offer.data)
+        request = parked.request
+        if request.acks is not Acks.NONE:
+            self._replica.expect(parked.prepared.data)
         self._host.measures.produced.add(1, error.code.name)
-        self._host.deliver(lambda: parked.done(error))
+        self._host.deliver(lambda: request.done(error))

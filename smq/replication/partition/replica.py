@@ -14,16 +14,15 @@ from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsN
 from smq.raft_state.state import PartitionState
 from smq.records import BatchHeader, parse_header
 from smq.replication.anomalies import MarkWatch
-from smq.replication.api import Acks, DoneFn, Produced
+from smq.replication.api import Acks, Produced, ProduceRequest
 from smq.replication.host import Host
 from smq.replication.log.codec import StoredValue, parse_value
 from smq.replication.log.lineage import fits, verified_end
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.producers import ArrivingTable
 from smq.replication.log.segments import Replaced
-from smq.replication.measures import StageSink
 from smq.replication.net import wire
-from smq.replication.partition.admission import Offer, admitted, leader_error, validated
+from smq.replication.partition.admission import PreparedBatch, admitted, leader_error, validated
 from smq.replication.partition.handover import HandOver, handed_over
 from smq.replication.partition.owner import ReplicaOwner
 from smq.replication.partition.step_aside import step_aside
@@ -241,44 +240,45 @@ class Replica:
         self._waiters.close(error)
 
     # -------------------------------------------------------------------------------------- producing
-    def produce(
-        self, offer: Offer, acks: Acks, timeout_ms: int, done: DoneFn[Produced], trace: StageSink | None = None
-    ) -> None:
-        """Raises SmqError if refused immediately; otherwise `done` is called by rule 10."""
+    def produce(self, request: ProduceRequest, prepared: PreparedBatch) -> None:
+        """Raises SmqError if refused immediately; otherwise the request's `done` is called by rule 10."""
         self._check_leads()
         if self._hand_over.is_under_way:
-            if self._hand_over.park(offer, acks, timeout_ms, done):
+            if self._hand_over.park(request, prepared):
                 return
             raise handed_over()
         self._check_has_space()
-        header, log = validated(offer), self.log
+        header, log, acks = validated(prepared), self.log, request.acks
         try:
             cached = self._owner.send_order.check(self.pid, header, log.producers, self.part.producers_start)
         except OutOfOrderSequence:
             if header.is_transactional:  # as in Kafka, whether it may come at all is said first
-                check_transaction(self._host.state, self.pid, log.producers, header, offer.transactional_id)
+                check_transaction(self._host.state, self.pid, log.producers, header, request.transactional_id)
             raise
         if cached is not None:
             base, ts_ns = cached.base_offset, cached.ts_ns
-            waiter = Waiter(cached.epoch, base, cached.end, ts_ns, acks, True, header, done, offer.rules)
+            waiter = Waiter(cached.epoch, base, cached.end, ts_ns, acks, True, header, request.done, prepared.rules)
             # This whole log is valid: a batch that it remembers below that is committed, however old its epoch.
             if cached.end <= self.known_commit_point() and acks is not Acks.NONE:
                 self._waiters.answer_now(waiter, waiter.success)
                 return
         else:
-            waiter = self._append(offer, header, acks, done)
+            waiter = self._append(request, prepared, header)
         self._owner.send_order.came(self.pid, header)
         if acks is Acks.NONE:
             self._waiters.answer_now(waiter, Produced(Offset(-1), Offset(-1), TsNs(-1), Epoch(-1), False))
             return
-        self._waiters.add(waiter, timeout_ms, trace)
+        self._waiters.add(waiter, request.timeout_ms, request.trace)
 
-    def _append(self, offer: Offer, header: BatchHeader, acks: Acks, done: DoneFn[Produced]) -> Waiter:
+    def _append(self, request: ProduceRequest, prepared: PreparedBatch, header: BatchHeader) -> Waiter:
         owner, full = self._owner, [s.peer for s in self.streams.values() if s.is_full]
         ts_ns = self._next_ts_ns()
-        batch, header = admitted(self._host, owner, self.part, self.log, full, offer, header, ts_ns)
+        batch, header = admitted(
+            self._host, owner, self.part, self.log, full, prepared, request.transactional_id, header, ts_ns
+        )
         stored = self._append_at(ts_ns, batch, header)
-        return Waiter(stored.epoch, stored.base, stored.end, ts_ns, acks, False, header, done, offer.rules)
+        end, rules = stored.end, prepared.rules
+        return Waiter(stored.epoch, stored.base, end, ts_ns, request.acks, False, header, request.done, rules)
 
     def _next_ts_ns(self) -> TsNs:
         return TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15

@@ -23,7 +23,6 @@ from smq.raft_state.ids import (
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState, EpochStart, GroupPhase, GroupState, NodeState, PartitionState, TopicState
 from smq.replication.api import (
-    Acks,
     ActiveProducer,
     Cancel,
     DoneFn,
@@ -32,6 +31,7 @@ from smq.replication.api import (
     PartitionEnd,
     PartitionRange,
     Produced,
+    ProduceRequest,
     TimeKind,
     TimeOffset,
 )
@@ -39,7 +39,6 @@ from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
 from smq.replication.lookup import Lookup
 from smq.replication.partition.ends import Ends, ExactEnds
-from smq.replication.ports import Buffer
 from smq.replication.proposer import Barriers
 from smq.replication.ranges import RangesRequest
 
@@ -126,23 +125,12 @@ class LaggingNode:
         self.proposed.append(command)
         done(cast(Reply, None))
 
-    def produce(
-        self,
-        topic: str | TopicId,
-        partition: int,
-        batch: Buffer,
-        _acks: Acks,
-        timeout_ms: int,
-        done: DoneFn[Produced],
-        *,
-        transactional_id: str | None = None,
-        is_joining: bool = False,
-    ) -> None:
+    def produce(self, request: ProduceRequest) -> None:
         def use(_part: PartitionState) -> None:
-            self.appended.append(bytes(batch))
-            done(Produced(ZERO, ZERO, TsNs(1), Epoch(1), duplicate=False))
+            self.appended.append(bytes(request.batch))
+            request.done(Produced(ZERO, ZERO, TsNs(1), Epoch(1), duplicate=False))
 
-        self._arrivals.with_partition(topic, partition, timeout_ms, done, use)
+        self._arrivals.with_partition(request.topic, request.partition, request.timeout_ms, request.done, use)
 
     def fetch(
         self,

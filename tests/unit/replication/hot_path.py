@@ -16,7 +16,7 @@ from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, Offset, TopicId
 from smq.raft_state.replies import Done, Reply, TopicCreated
-from smq.replication.api import Acks, Produced
+from smq.replication.api import Acks, Produced, ProduceRequest
 from smq.replication.config import NodeConfig
 from smq.replication.net import wire
 from smq.replication.node import Node
@@ -147,7 +147,7 @@ class HotPath:
 
         def hand_over(batches: Sequence[tuple[int, bytes]]) -> None:
             for partition, batch in batches:
-                self.nodes[node_id].produce(TOPIC, partition, batch, Acks.ALL, 5_000, answers.append)
+                self.nodes[node_id].produce(ProduceRequest(TOPIC, partition, batch, Acks.ALL, 5_000, answers.append))
 
         for number, batches in enumerate(turns):
             if number:

@@ -24,7 +24,7 @@ from smq.raft_state.state import ClusterState, PartitionState
 from smq.raft_state.topic_config import BatchRules
 from smq.records import NewRecord, encode_batch
 from smq.replication.anomalies import Anomalies
-from smq.replication.api import Acks, DoneFn, Produced, TimeKind, TimeOffset
+from smq.replication.api import Acks, DoneFn, Produced, ProduceRequest, TimeKind, TimeOffset
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
 from smq.replication.host import Identity
@@ -34,7 +34,7 @@ from smq.replication.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.links import Links
 from smq.replication.partition import due
-from smq.replication.partition.admission import Offer
+from smq.replication.partition.admission import PreparedBatch
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.look_ups import LookUps
@@ -331,9 +331,24 @@ class Host:
         is_timed: bool = False,
     ) -> "Answer":
         answer = Answer()
-        offer = Offer(data if data is not None else batch(), BatchRules(), named)
-        self.live.produce(offer, acks, timeout_ms, answer, self.measures.stage if is_timed else None)
+        prepared = PreparedBatch(data if data is not None else batch(), BatchRules())
+        self.give(prepared, acks, answer, timeout_ms, named=named, is_timed=is_timed)
         return answer
+
+    def give(
+        self,
+        prepared: PreparedBatch,
+        acks: Acks,
+        answer: "Answer",
+        timeout_ms: int = 30_000,
+        *,
+        named: str | None = None,
+        is_timed: bool = False,
+    ) -> None:
+        """To the replica, after the steps before it."""
+        trace = self.measures.stage if is_timed else None
+        request = ProduceRequest("t", 0, prepared.data, acks, timeout_ms, answer, named, trace=trace)
+        self.live.produce(request, prepared)
 
     def ack(self, peer: NodeId, end: int, *, epoch: int | None = None, incarnation: int = INCARNATION) -> None:
         """A follower says how far its durable verified log reaches. Its first report answers the probe."""

@@ -13,7 +13,7 @@ from smq.raft_state.topic_config import BatchRules, batch_rules
 from smq.records import CODECS, HEADER_BYTES, NewRecord, check_crc, decode_batch, encode_batch, parse_header, with_body
 from smq.replication import preparation as preparation_module
 from smq.replication.log import decoding
-from smq.replication.partition.admission import Offer, validated
+from smq.replication.partition.admission import PreparedBatch, validated
 from smq.replication.preparation import BATCHES_MAX, RUNNING_MAX, Preparation, prepared
 
 A, B = PartitionId(b"a" * 20), PartitionId(b"b" * 20)
@@ -47,14 +47,14 @@ def compute() -> LateCompute:
 @pytest.mark.parametrize("source", CODECS)
 def test_a_batch_is_stored_in_the_codec_of_its_topic(source: str, target: str) -> None:
     sent = encode_batch(RECORDS, codec=source, producer_id=7, producer_epoch=1, base_sequence=3)
-    offer = prepared(Offer(sent, rules(compression_type=target), "named"))
-    assert (offer.refusal, offer.transactional_id) == (None, "named")
-    header = validated(offer)
+    taken = prepared(PreparedBatch(sent, rules(compression_type=target)))
+    assert taken.refusal is None
+    header = validated(taken)
     assert header.codec == CODECS["none" if target == "uncompressed" else target]
     assert (header.producer_id, header.base_sequence, header.count) == (7, 3, 50)
-    assert list(decode_batch(offer.data)) == list(decode_batch(sent))
+    assert list(decode_batch(taken.data)) == list(decode_batch(sent))
     if parse_header(sent).codec == header.codec:
-        assert offer.data is sent, "bytes that are right already are not touched"
+        assert taken.data is sent, "bytes that are right already are not touched"
 
 
 @pytest.mark.parametrize(("codec", "levels"), [("gzip", ("1", "9")), ("lz4", ("1", "17")), ("zstd", ("-50", "19"))])
@@ -63,41 +63,41 @@ def test_the_level_of_a_codec_matters(codec: str, levels: tuple[str, str]) -> No
     sizes = []
     for level in levels:
         config = {"compression.type": codec, f"compression.{codec}.level": level}
-        offer = prepared(Offer(encode_batch(records), batch_rules(config)))
-        assert list(decode_batch(offer.data)) == list(decode_batch(encode_batch(records)))
-        sizes.append(len(offer.data))
+        taken = prepared(PreparedBatch(encode_batch(records), batch_rules(config)))
+        assert list(decode_batch(taken.data)) == list(decode_batch(encode_batch(records)))
+        sizes.append(len(taken.data))
     assert sizes[1] < sizes[0]
 
 
 def test_a_batch_that_does_not_decompress_is_refused() -> None:
     sent = encode_batch(RECORDS, codec="gzip")
     broken = with_body(parse_header(sent), sent, CODECS["gzip"], b"\x1f\x8bnot gzip" + bytes(200))
-    offer = prepared(Offer(broken, ZSTD))
-    assert offer.refusal is not None
-    assert offer.refusal.code is ErrorCode.INVALID_BATCH
-    assert offer.data is broken, "its sequence is judged first: it may be a repetition"
+    taken = prepared(PreparedBatch(broken, ZSTD))
+    assert taken.refusal is not None
+    assert taken.refusal.code is ErrorCode.INVALID_BATCH
+    assert taken.data is broken, "its sequence is judged first: it may be a repetition"
 
 
 def test_a_batch_that_is_not_right_in_itself_is_left_to_the_usual_checks() -> None:
     for bad in (b"", b"x" * 30, encode_batch(RECORDS)[:-1], bytes(HEADER_BYTES)):
-        offer = prepared(Offer(bad, ZSTD))
-        assert (offer.data, offer.refusal) == (bad, None)
+        taken = prepared(PreparedBatch(bad, ZSTD))
+        assert (taken.data, taken.refusal) == (bad, None)
         with pytest.raises(SmqError):
-            validated(offer)
+            validated(taken)
 
 
 def test_a_batch_that_is_too_large_in_the_codec_of_its_topic_is_refused() -> None:
     sent = encode_batch([NewRecord(None, bytes(10_000), 0)], codec="gzip")
     limit = len(sent) + 100
-    offer = prepared(Offer(sent, BatchRules(codec=CODECS["none"], bytes_max=limit)))
-    assert offer.refusal is not None
-    assert offer.refusal.code is ErrorCode.BATCH_TOO_LARGE
-    assert str(limit) in offer.refusal.message
+    taken = prepared(PreparedBatch(sent, BatchRules(codec=CODECS["none"], bytes_max=limit)))
+    assert taken.refusal is not None
+    assert taken.refusal.code is ErrorCode.BATCH_TOO_LARGE
+    assert str(limit) in taken.refusal.message
 
 
 def test_a_bomb_is_refused_before_it_fills_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "DECODED_BATCH_BYTES_MAX", 50_000)
-    refusal = prepared(Offer(encode_batch([NewRecord(None, bytes(100_000), 0)], codec="lz4"), ZSTD)).refusal
+    refusal = prepared(PreparedBatch(encode_batch([NewRecord(None, bytes(100_000), 0)], codec="lz4"), ZSTD)).refusal
     assert refusal is not None
     assert refusal.code is ErrorCode.BATCH_TOO_LARGE
     assert "uncompressed" in refusal.message
@@ -106,15 +106,15 @@ def test_a_bomb_is_refused_before_it_fills_memory(monkeypatch: pytest.MonkeyPatc
 def test_the_times_of_a_batch_are_those_of_its_records_and_of_its_header() -> None:
     limited = BatchRules(before_ms=5)
     mixed = [NewRecord(None, b"v", ms) for ms in (500, 100, 900)]
-    assert prepared(Offer(encode_batch(mixed, codec="lz4"), limited)).times == (100, 900)
-    assert prepared(Offer(encode_batch([NewRecord(None, b"v", -1)]), limited)).times is None
-    assert prepared(Offer(encode_batch(mixed), ZSTD)).times is None, "without limits, they are not read"
+    assert prepared(PreparedBatch(encode_batch(mixed, codec="lz4"), limited)).times == (100, 900)
+    assert prepared(PreparedBatch(encode_batch([NewRecord(None, b"v", -1)]), limited)).times is None
+    assert prepared(PreparedBatch(encode_batch(mixed), ZSTD)).times is None, "without limits, they are not read"
 
 
 def test_a_batch_that_claims_more_records_than_it_holds_has_no_times() -> None:
     sent = encode_batch(RECORDS)
     lying = with_body(parse_header(sent), sent, CODECS["none"], encode_batch(RECORDS[:49])[HEADER_BYTES:] + bytes(400))
-    refusal = prepared(Offer(lying, BatchRules(after_ms=1))).refusal
+    refusal = prepared(PreparedBatch(lying, BatchRules(after_ms=1))).refusal
     assert refusal is not None
     assert refusal.code is ErrorCode.INVALID_BATCH
 
@@ -125,7 +125,7 @@ def test_batches_of_a_partition_keep_their_order_and_other_partitions_do_not_wai
 
     def start(pid: PartitionId, name: str, rules: BatchRules) -> None:
         assert preparation.concerns(pid, rules)
-        preparation.start(pid, Offer(encode_batch(RECORDS), rules), lambda _offer: seen.append(name))
+        preparation.start(pid, PreparedBatch(encode_batch(RECORDS), rules), lambda _batch: seen.append(name))
 
     assert not preparation.concerns(A, BatchRules())
     start(A, "first", ZSTD)
@@ -143,22 +143,22 @@ def test_batches_of_a_partition_keep_their_order_and_other_partitions_do_not_wai
 
 def test_too_many_batches_are_refused_until_some_have_ended(compute: LateCompute) -> None:
     preparation = Preparation(compute)
-    ended: list[Offer | SmqError] = []
+    ended: list[PreparedBatch | SmqError] = []
     for _ in range(BATCHES_MAX):
-        preparation.start(A, Offer(b"", ZSTD), ended.append)
+        preparation.start(A, PreparedBatch(b"", ZSTD), ended.append)
     with pytest.raises(SmqError) as refused:
-        preparation.start(B, Offer(b"", ZSTD), ended.append)
+        preparation.start(B, PreparedBatch(b"", ZSTD), ended.append)
     assert (refused.value.code, refused.value.details.retry_after_ms) == (ErrorCode.OVERLOADED, 50)
     compute.end(0)
-    preparation.start(B, Offer(b"", ZSTD), ended.append)
+    preparation.start(B, PreparedBatch(b"", ZSTD), ended.append)
     assert len(ended) == 1
 
 
 def test_few_jobs_run_together_and_every_one_runs(compute: LateCompute) -> None:
     preparation = Preparation(compute)
-    ended: list[Offer | SmqError] = []
+    ended: list[PreparedBatch | SmqError] = []
     for number in range(20):
-        preparation.start((A, B)[number % 2], Offer(encode_batch(RECORDS), ZSTD), ended.append)
+        preparation.start((A, B)[number % 2], PreparedBatch(encode_batch(RECORDS), ZSTD), ended.append)
         assert len(compute.jobs) == min(number + 1, RUNNING_MAX)
     while compute.jobs:
         compute.end(len(compute.jobs) - 1)
@@ -172,9 +172,9 @@ def test_results_that_wait_for_their_turn_hold_back_further_jobs(
     uncompressed = BatchRules(codec=CODECS["none"])
     monkeypatch.setattr(preparation_module, "BYTES_MAX", 100_000)
     preparation = Preparation(compute)
-    ended: list[Offer | SmqError] = []
+    ended: list[PreparedBatch | SmqError] = []
     for _ in range(12):
-        preparation.start(A, Offer(plain, uncompressed), ended.append)
+        preparation.start(A, PreparedBatch(plain, uncompressed), ended.append)
     for _ in range(2):
         compute.end(1)
     assert (len(compute.jobs), len(ended)) == (2 + 1, 0), "one result was below the bound, the second one was not"
@@ -187,19 +187,19 @@ def test_results_that_wait_for_their_turn_hold_back_further_jobs(
 
 def test_a_stopping_node_answers_every_batch_once(compute: LateCompute) -> None:
     preparation = Preparation(compute)
-    ended: list[Offer | SmqError] = []
+    ended: list[PreparedBatch | SmqError] = []
     stopping = SmqError(ErrorCode.SHUTTING_DOWN, "bye")
-    preparation.start(A, Offer(encode_batch(RECORDS), ZSTD), ended.append)
+    preparation.start(A, PreparedBatch(encode_batch(RECORDS), ZSTD), ended.append)
     preparation.close(stopping)
     compute.end(0)
     assert ended == [stopping]
     with pytest.raises(SmqError):
-        preparation.start(A, Offer(encode_batch(RECORDS), ZSTD), ended.append)
+        preparation.start(A, PreparedBatch(encode_batch(RECORDS), ZSTD), ended.append)
 
 
 def test_a_converted_batch_has_a_right_checksum() -> None:
-    offer = prepared(Offer(encode_batch(RECORDS), ZSTD))
-    check_crc(offer.data, parse_header(offer.data))
+    taken = prepared(PreparedBatch(encode_batch(RECORDS), ZSTD))
+    check_crc(taken.data, parse_header(taken.data))
 
 
 @given(
@@ -218,9 +218,9 @@ def test_whatever_a_producer_sends_is_converted_or_refused(
     at = cut % len(body)
     hostile = with_body(parse_header(sent), sent, CODECS[source], body[:at] + noise + body[at + len(noise) :])
     wanted = BatchRules(codec=CODECS[target], before_ms=1 if is_limited else BatchRules().before_ms)
-    offer = prepared(Offer(hostile, wanted))
-    if offer.refusal is None and offer.data is not hostile:
-        header = validated(offer)
+    taken = prepared(PreparedBatch(hostile, wanted))
+    if taken.refusal is None and taken.data is not hostile:
+        header = validated(taken)
         assert (header.codec, header.count) == (CODECS[target], len(RECORDS))
-    elif offer.refusal is not None:
-        assert offer.refusal.code in (ErrorCode.INVALID_BATCH, ErrorCode.BATCH_TOO_LARGE)
+    elif taken.refusal is not None:
+        assert taken.refusal.code in (ErrorCode.INVALID_BATCH, ErrorCode.BATCH_TOO_LARGE)

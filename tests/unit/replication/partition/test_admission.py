@@ -7,7 +7,7 @@ from smq.raft_state.ids import Offset
 from smq.raft_state.topic_config import BatchRules, batch_rules
 from smq.records import NewRecord, decode_batch, encode_batch, parse_header, with_append_time
 from smq.replication.api import Acks, Produced, TimeKind
-from smq.replication.partition.admission import Offer
+from smq.replication.partition.admission import PreparedBatch
 from smq.replication.preparation import prepared
 from tests.unit.replication.support import Answer, Host
 
@@ -26,7 +26,7 @@ def host() -> Host:
 
 def produce(host: Host, data: bytes, rules: BatchRules) -> Produced:
     answer = Answer()
-    host.live.produce(prepared(Offer(data, rules)), Acks.LEADER, 30_000, answer)
+    host.give(prepared(PreparedBatch(data, rules)), Acks.LEADER, answer)
     host.settle()
     host.advance(host.live.log.appended_end)
     host.settle()
@@ -37,7 +37,7 @@ def produce(host: Host, data: bytes, rules: BatchRules) -> Produced:
 def refusal(host: Host, data: bytes, rules: BatchRules) -> SmqError:
     before = host.live.log.appended_end
     with pytest.raises(SmqError) as e:
-        host.live.produce(prepared(Offer(data, rules)), Acks.LEADER, 30_000, Answer())
+        host.give(prepared(PreparedBatch(data, rules)), Acks.LEADER, Answer())
     assert host.live.log.appended_end == before
     return e.value
 
@@ -113,7 +113,7 @@ def test_a_repeated_batch_that_no_longer_decodes_is_not_judged_again(host: Host)
     broken = SmqError(ErrorCode.INVALID_BATCH, "it does not decode")
     first = produce(host, sent, BatchRules())
     answer = Answer()
-    host.live.produce(Offer(sent, BatchRules(codec=1), refusal=broken), Acks.LEADER, 30_000, answer)
+    host.give(PreparedBatch(sent, BatchRules(codec=1), refusal=broken), Acks.LEADER, answer)
     host.settle()
     assert answer.offsets == (first.base_offset, first.last_offset)
     assert answer.is_duplicate

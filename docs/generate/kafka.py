@@ -107,7 +107,7 @@ producer.flush()
   producer goes on with: each end begins the next epoch, or a fresh id after the last one. A repeated EndTxn of the
   epoch before gets the first answer again; once another transaction has begun, PRODUCER_FENCED.
 - In the first protocol an epoch has many transactions, and a batch is taken only into one that is open and has its
-  partition. Otherwise TRANSACTION_ABORTABLE from Produce 11 and TxnOffsetCommit 4 on, INVALID_TXN_STATE before.  A
+  partition. Otherwise TRANSACTION_ABORTABLE from Produce 11 and TxnOffsetCommit 4 on, INVALID_TXN_STATE before. A
   batch of an epoch that is not the producer's present one, older or never given, gets INVALID_PRODUCER_EPOCH; one of a
   producer that is not the named transactional id's INVALID_PRODUCER_ID_MAPPING; one in a request that names none
   TRANSACTIONAL_ID_AUTHORIZATION_FAILED. But a late EndTxn *request*, one that lies unread until the next transaction of

@@ -71,8 +71,7 @@ def rows(harness: Harness) -> int:
 
 
 def replace(harness: Harness, table: Table, key: bytes, value: bytes) -> None:
-    harness.disk.submit([Put(table, key, value)])
-    harness.settle()
+    harness.write(Put(table, key, value))
 
 
 def flipped(value: bytes, bit: int) -> bytes:
@@ -86,13 +85,11 @@ def flip_batch(harness: Harness, stored: StoredValue, bit: int) -> None:
 
 
 def lose_batches(harness: Harness, *bases: int) -> None:
-    harness.disk.submit([Delete(Table.BATCHES, batch_key(PID, base), batch_key(PID, base + 1)) for base in bases])
-    harness.settle()
+    harness.write(*[Delete(Table.BATCHES, batch_key(PID, base), batch_key(PID, base + 1)) for base in bases])
 
 
 def lose_row(harness: Harness, base: int) -> None:
     """Deletes the index row of a batch as well."""
     keys = harness.disk.scan_keys(Table.TIMES, PID + b"\x00", PID + b"\x01")
     (key,) = [key for key in keys if base_of_key(key) == base]
-    harness.disk.submit([Delete(Table.TIMES, key, key + b"\x00")])
-    harness.settle()
+    harness.write(Delete(Table.TIMES, key, key + b"\x00"))

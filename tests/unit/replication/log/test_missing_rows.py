@@ -15,8 +15,7 @@ def test_a_log_whose_last_batches_are_missing_with_some_of_their_rows_has_a_dama
     log = LogStore(harness.disk).create(PID, Offset(0))
     for _ in range(5):
         append(log)
-    harness.disk.submit([Delete(Table.BATCHES, batch_key(PID, 2), batch_key(PID, 5))])
-    harness.settle()
+    harness.write(Delete(Table.BATCHES, batch_key(PID, 2), batch_key(PID, 5)))
     lose_row(harness, 3)
     log = reopened(harness)
     assert log.appended_end == 3, "the row of the batch at 2 is there"
@@ -27,8 +26,7 @@ def test_a_damaged_index_row_after_the_last_batch_names_none(harness: Harness) -
     log = log_of(harness, 2)
     start, stop = times_range(PID, TIME_APPEND)
     row, value = harness.disk.scan(Table.TIMES, start, stop, reverse=True, limit=1)[0]
-    harness.disk.submit([Put(Table.TIMES, row[:-9] + b"\xff" + row[-8:], value)])
-    harness.settle()
+    harness.write(Put(Table.TIMES, row[:-9] + b"\xff" + row[-8:], value))
     log = reopened(harness)
     assert (log.appended_end, log.tail_damage, log.damaged_batches) == (2, None, set())
 

@@ -141,8 +141,7 @@ def test_a_missing_batch_is_damage(harness: Harness) -> None:
     log = LogStore(harness.disk).create(PID, Offset(0))
     for _ in range(5):
         append(log)
-    harness.disk.submit([Delete(Table.BATCHES, batch_key(PID, 2), batch_key(PID, 3))])
-    harness.settle()
+    harness.write(Delete(Table.BATCHES, batch_key(PID, 2), batch_key(PID, 3)))
     lose_row(harness, 2)
     log = reopened(harness)
     assert log.appended_end == 2

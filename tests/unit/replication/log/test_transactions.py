@@ -191,8 +191,7 @@ def test_a_damaged_or_missing_row_is_found_in_the_log_again() -> None:
     assert len(rows) == 3
     key, value = rows[1]
     for op in (Put(Table.TIMES, key, value[:-1] + b"\x77"), Delete(Table.TIMES, key, key + b"\x00")):
-        harness.disk.submit([op])
-        harness.settle()
+        harness.write(op)
         log = reopened(harness)
         assert list(log.aborted) == expected
         harness.settle()

@@ -16,7 +16,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from crc32c import crc32c
 
 from smq.replication.log.codec import home_of
-from smq.replication.ports import Delete, Disk, Put, Table
+from smq.replication.ports import Delete, Disk, Op, Put, Table
 from smq.replication.storage.disk import StoreDisk
 from smq.replication.storage.disk_lmdb import LmdbDisk
 from smq.replication.storage.disk_sqlite import SqliteDisk
@@ -85,6 +85,9 @@ class Harness(Protocol):
     def settle(self) -> None:
         """Runs the loop until every submission is reported, or the disk has failed."""
 
+    def write(self, *ops: Op) -> None:
+        """One submission, until it is settled."""
+
     def wait(self, is_done: Callable[[], bool]) -> None:
         """Runs the loop until the condition holds."""
 
@@ -115,6 +118,10 @@ class FakeHarness:
 
     def settle(self) -> None:
         self.clock.run()
+
+    def write(self, *ops: Op) -> None:
+        self.fake.submit(ops)
+        self.settle()
 
     def wait(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
@@ -163,6 +170,10 @@ class StoreHarness(ABC, Generic[D]):
         while self._disk.durable_seq < self._disk.submitted_seq and not self.fatal:
             self._calls.get(timeout=SETTLE_TIMEOUT_S)()
             self.posts += 1
+
+    def write(self, *ops: Op) -> None:
+        self._disk.submit(ops)
+        self.settle()
 
     def wait(self, is_done: Callable[[], bool]) -> None:
         while not is_done():

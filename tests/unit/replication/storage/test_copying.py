@@ -38,8 +38,7 @@ def filled(path: Path, engine: Engine) -> dict[Table, list[tuple[bytes, bytes]]]
         harness.disk.submit([Put(table, key, value) for key, value in made.items()])
     harness.settle_in_store()
     late = dict.fromkeys(Table, (b"late", b"in the write-ahead file"))
-    harness.disk.submit([Put(table, key, value) for table, (key, value) in late.items()])
-    harness.settle()
+    harness.write(*[Put(table, key, value) for table, (key, value) in late.items()])
     shutil.copytree(harness.path, path)
     harness.close()
     return {table: sorted([*made.items(), late[table]]) for table, made in rows.items()}
@@ -175,8 +174,7 @@ def test_a_value_that_cannot_be_read_has_no_copy(
 ) -> None:
     """Its node would take the empty value in the copy for damage. A value that is empty is none."""
     harness = HARNESSES[Engine.SQLITE](tmp_path / "from")
-    harness.disk.submit([Put(Table.BATCHES, b"a", b""), Put(Table.BATCHES, b"b", bytes(60_000))])
-    harness.settle()
+    harness.write(Put(Table.BATCHES, b"a", b""), Put(Table.BATCHES, b"b", bytes(60_000)))
     harness.close()
     read = moment_sqlite.Moment._value
 

@@ -144,10 +144,8 @@ def test_pages_that_a_partition_with_pending_rows_alone_gave_back_are_not_freed_
     filled(harness, other)
     log, _ = filled(harness)
     given_back = Leaf(harness, batch_key(other, K)).first
-    harness.disk.submit([Delete(Table.BATCHES, other, other + b"\xff" * 9)])
-    harness.settle()
-    harness.disk.submit([Put(Table.BATCHES, batch_key(other, BATCHES), b"small: in the write-ahead file")])
-    harness.settle()
+    harness.write(Delete(Table.BATCHES, other, other + b"\xff" * 9))
+    harness.write(Put(Table.BATCHES, batch_key(other, BATCHES), b"small: in the write-ahead file"))
     leaf_of(harness, K).point_to(given_back)
     log.advance_log_start(Offset(K + 1))
     harness.settle()
@@ -276,8 +274,7 @@ def test_a_page_that_can_be_neither_read_nor_written_ends_the_node_with_advice(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", fail)
-    harness.disk.submit([Delete(Table.BATCHES, b"3", b"4")])
-    harness.settle()
+    harness.write(Delete(Table.BATCHES, b"3", b"4"))
     assert_refused(harness)
     harness.close()
 

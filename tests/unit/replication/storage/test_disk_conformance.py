@@ -62,32 +62,27 @@ def test_many_submissions_share_a_commit(harness: Harness) -> None:
 
 def test_ops_of_a_submission_apply_in_order(harness: Harness) -> None:
     harness.disk.submit([Put(T, b"a", b"1"), Delete(T, b"a", b"b"), Put(T, b"a", b"2"), Put(T, b"b", b"3")])
-    harness.disk.submit([Delete(T, b"b", b"c"), Put(T, b"a", b"4")])
-    harness.settle()
+    harness.write(Delete(T, b"b", b"c"), Put(T, b"a", b"4"))
     assert harness.disk.scan(T, FIRST, BEYOND) == [(b"a", b"4")]
 
 
 def test_delete_includes_start_and_excludes_stop(harness: Harness) -> None:
     harness.disk.submit(put(b"a", b"b", b"bb", b"c", b"d"))
-    harness.disk.submit([Delete(T, b"b", b"c")])
-    harness.settle()
+    harness.write(Delete(T, b"b", b"c"))
     assert harness.disk.scan_keys(T, FIRST, BEYOND) == [b"a", b"c", b"d"]
-    harness.disk.submit([Delete(T, b"", BEYOND)])
-    harness.settle()
+    harness.write(Delete(T, b"", BEYOND))
     assert harness.disk.scan_keys(T, FIRST, BEYOND) == []
 
 
 def test_delete_of_nothing_changes_nothing(harness: Harness) -> None:
     harness.disk.submit(put(b"m"))
-    harness.disk.submit([Delete(T, b"a", b"b"), Delete(T, b"x", b"z"), Delete(T, b"n", b"a"), Delete(T, b"m", b"m")])
-    harness.settle()
+    harness.write(Delete(T, b"a", b"b"), Delete(T, b"x", b"z"), Delete(T, b"n", b"a"), Delete(T, b"m", b"m"))
     assert harness.disk.scan_keys(T, FIRST, BEYOND) == [b"m"]
 
 
 def test_tables_do_not_see_each_other(harness: Harness) -> None:
     harness.disk.submit([Put(table, b"k", table.value.encode()) for table in Table if table is not Table.META])
-    harness.disk.submit([Delete(Table.TIMES, b"a", b"z")])
-    harness.settle()
+    harness.write(Delete(Table.TIMES, b"a", b"z"))
     for table in set(Table) - {Table.META}:
         expected = None if table is Table.TIMES else table.value.encode()
         assert harness.disk.get(table, b"k") == expected
@@ -115,8 +110,7 @@ def test_scans_stop_at_bounds_limit_and_bytes(harness: Harness) -> None:
 
 def test_values_of_any_size_round_trip(harness: Harness) -> None:
     sizes = [0, 1, 2000, 4096, 70_000, 3_000_000]
-    harness.disk.submit([Put(T, b"%08d" % n, bytes([n % 251]) * n) for n in sizes])
-    harness.settle()
+    harness.write(*[Put(T, b"%08d" % n, bytes([n % 251]) * n) for n in sizes])
     assert harness.disk.scan(T, FIRST, BEYOND) == [(b"%08d" % n, bytes([n % 251]) * n) for n in sizes]
     assert harness.disk.get(T, b"00003000000") is None
     assert harness.disk.size_bytes() > 3_000_000
@@ -356,8 +350,7 @@ def read_from(
 @pytest.mark.parametrize("table", [Table.BATCHES, Table.TIMES])
 def test_a_read_off_the_loop_begins_with_the_last_key_before_its_start(harness: Harness, table: Table) -> None:
     rows = [(b"%02d" % i, bytes([i]) * (3_000 if i % 3 else 10)) for i in range(0, 60, 2)]
-    harness.disk.submit([Put(table, key, value) for key, value in rows])
-    harness.settle()
+    harness.write(*[Put(table, key, value) for key, value in rows])
     assert read_from(harness, b"", b"", b"99", table=table) == rows
     assert [k for k, _ in read_from(harness, b"", b"21", b"27", table=table)] == [b"20", b"22", b"24", b"26"]
     assert [k for k, _ in read_from(harness, b"", b"20", b"24", table=table)] == [b"20", b"22"]
@@ -375,8 +368,7 @@ def test_rows_of_all_sizes_are_read_whole(harness: Harness, sizes: tuple[int, in
     rng = random.Random(4)
     rows = [(b"%03d" % i, rng.randbytes(rng.choice(sizes))) for i in range(40)]
     for first in range(0, len(rows), 4):
-        harness.disk.submit([Put(Table.BATCHES, key, value) for key, value in rows[first : first + 4]])
-        harness.settle()
+        harness.write(*[Put(Table.BATCHES, key, value) for key, value in rows[first : first + 4]])
     assert read_from(harness, b"", b"", b"999") == rows
     for bytes_max in (1, 9_000, 100_000, 3 << 20):
         total, expected = 0, list[tuple[bytes, bytes]]()
@@ -406,8 +398,7 @@ def test_reads_off_the_loop_see_whole_submissions(harness: Harness) -> None:
 def test_scans_of_batches_agree_with_reads_off_the_loop(harness: Harness) -> None:
     rng = random.Random(3)
     keys = sorted({rng.randbytes(rng.randint(1, 30)) for _ in range(3_000)})
-    harness.disk.submit([Put(Table.BATCHES, key, bytes(rng.choice((0, 9, 3_000)))) for key in keys])
-    harness.settle()
+    harness.write(*[Put(Table.BATCHES, key, bytes(rng.choice((0, 9, 3_000)))) for key in keys])
     for _ in range(200):
         start, stop = sorted((rng.choice(keys), rng.randbytes(2)))
         scanned = harness.disk.scan(Table.BATCHES, start, stop)

@@ -49,8 +49,7 @@ def test_a_full_map_grows_and_nothing_is_lost(tmp_path: Path) -> None:
 def test_a_map_that_cannot_grow_further_is_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_lmdb, "MAP_BYTES_MAX", 2 << 20)
     harness = LmdbHarness(tmp_path / "node", map_size=1 << 20)
-    harness.disk.submit([Put(T, b"k", bytes(4 << 20))])
-    harness.settle()
+    harness.write(Put(T, b"k", bytes(4 << 20)))
     assert [type(e) for e in harness.fatal] == [lmdb.MapFullError]
     harness.close()
 
@@ -152,8 +151,7 @@ def test_a_data_file_whose_missing_end_is_unused_is_accepted(tmp_path: Path) -> 
 
 def test_a_header_with_more_pages_than_a_file_can_hold_is_refused(tmp_path: Path) -> None:
     harness = LmdbHarness(tmp_path)
-    harness.disk.submit([Put(T, b"k", b"v")])
-    harness.settle()
+    harness.write(Put(T, b"k", b"v"))
     harness.close()
     file = tmp_path / DATA_FILE
     content = bytearray(file.read_bytes())

@@ -44,8 +44,7 @@ def harness(tmp_path: Path) -> Iterator[SqliteHarness]:
 
 def rounds(harness: SqliteHarness, *keys: bytes, size: int = LARGE) -> None:
     for key in keys:
-        harness.disk.submit([Put(T, key, key * (size // len(key)))])
-        harness.settle()
+        harness.write(Put(T, key, key * (size // len(key))))
 
 
 def killed(harness: SqliteHarness, name: str = "killed") -> Path:
@@ -72,8 +71,7 @@ def test_every_commit_waits_for_the_disk(harness: SqliteHarness) -> None:
 
 @pytest.mark.parametrize("key", [b"", b"k" * 512])
 def test_a_key_that_another_store_could_not_have_is_fatal(harness: SqliteHarness, key: bytes) -> None:
-    harness.disk.submit([Put(T, key, bytes(LARGE))])
-    harness.settle()
+    harness.write(Put(T, key, bytes(LARGE)))
     assert [type(e) for e in harness.fatal] == [sqlite3.IntegrityError]
 
 
@@ -191,8 +189,7 @@ def test_a_disk_that_failed_leaves_its_journal(harness: SqliteHarness) -> None:
 
 def test_what_a_power_loss_has_torn_is_cut_off(harness: SqliteHarness) -> None:
     """The first commit of a journal: the next one may have the same salts, and would look like one that followed it."""
-    harness.disk.submit([Put(T, b"%02d" % n, bytes(LARGE)) for n in range(4)])
-    harness.settle()
+    harness.write(*[Put(T, b"%02d" % n, bytes(LARGE)) for n in range(4)])
     copy = killed(harness)
     with (copy / JOURNAL_FILE).open("r+b") as f:
         f.seek(32)
@@ -258,8 +255,7 @@ def test_no_torn_commit_is_refused(harness: SqliteHarness, tmp_path: Path) -> No
     harness.disk._checkpoint_bytes = 1 << 30
     rounds(harness, b"a")  # at the beginning of the file, which keeps the frames of the journal before
     before = (harness.path / JOURNAL_FILE).read_bytes()
-    harness.disk.submit([Put(Table.TIMES, bytes([n]) * 20, bytes(LARGE // 4)) for n in range(60)])
-    harness.settle()
+    harness.write(*[Put(Table.TIMES, bytes([n]) * 20, bytes(LARGE // 4)) for n in range(60)])
     after = (harness.path / JOURNAL_FILE).read_bytes()
     assert len(before) == len(after)
     whole = commit_ends(before)[-1]
@@ -347,8 +343,7 @@ def test_deleting_ranges_does_not_make_the_journal_grow(harness: SqliteHarness) 
     for part in range(partitions):
         for first in range(0, slices * rows, rows):
             start, stop = b"%02d/%06d" % (part, first), b"%02d/%06d" % (part, first + rows)
-            harness.disk.submit([Delete(Table.BATCHES, start, stop)])
-            harness.settle()
+            harness.write(Delete(Table.BATCHES, start, stop))
     assert harness.disk.scan_keys(Table.BATCHES, b"", b"9") == []
     assert (harness.path / JOURNAL_FILE).stat().st_size < 6 << 20
 
@@ -397,8 +392,7 @@ def test_freed_pages_are_used_again(harness: SqliteHarness) -> None:
         harness.settle()
     file = harness.path / DATA_FILE
     assert file.stat().st_size < 30 * LARGE * 4
-    harness.disk.submit([Delete(Table.BATCHES, b"", b"9")])
-    harness.settle()
+    harness.write(Delete(Table.BATCHES, b"", b"9"))
     assert harness.disk.space().reusable_bytes > 5 * LARGE * 4
 
 
@@ -413,8 +407,7 @@ def settled_file(harness: SqliteHarness) -> Path:
 def test_flipped_bytes_of_a_value_change_that_value_alone(harness: SqliteHarness) -> None:
     """The value's CRC, above the port, finds it."""
     rows = [(b"%d" % n, bytes([n + 65]) * LARGE) for n in range(5)]
-    harness.disk.submit([Put(Table.BATCHES, key, value) for key, value in rows])
-    harness.settle()
+    harness.write(*[Put(Table.BATCHES, key, value) for key, value in rows])
     file = settled_file(harness)
     flip(file, file.read_bytes().index(b"C" * 4_000) + 2_000)
     disk = open_disk(harness.path)
@@ -425,8 +418,7 @@ def test_flipped_bytes_of_a_value_change_that_value_alone(harness: SqliteHarness
 
 def test_a_value_whose_chain_of_pages_is_broken_is_empty_and_the_others_are_read(harness: SqliteHarness) -> None:
     rows = [(b"%d" % n, bytes([n + 65]) * LARGE) for n in range(5)]
-    harness.disk.submit([Put(Table.BATCHES, key, value) for key, value in rows])
-    harness.settle()
+    harness.write(*[Put(Table.BATCHES, key, value) for key, value in rows])
     file = settled_file(harness)
     page = file.read_bytes().index(b"C" * (PAGE_BYTES - 4)) // PAGE_BYTES * PAGE_BYTES
     with file.open("r+b") as f:
@@ -440,8 +432,7 @@ def test_a_value_whose_chain_of_pages_is_broken_is_empty_and_the_others_are_read
 
 
 def test_a_tree_that_cannot_be_walked_is_damage(harness: SqliteHarness) -> None:
-    harness.disk.submit([Put(T, b"%06d" % n, bytes(900)) for n in range(500)])
-    harness.settle()
+    harness.write(*[Put(T, b"%06d" % n, bytes(900)) for n in range(500)])
     file = settled_file(harness)
     data = file.read_bytes()
     page = data.index(b"%06d" % 250) // PAGE_BYTES * PAGE_BYTES
@@ -469,8 +460,7 @@ disk.close()
 @needs("strace")
 def test_an_unreadable_page_of_a_value_empties_that_value_alone(harness: SqliteHarness, tmp_path: Path) -> None:
     """strace fails one read of one page, as a medium does. SQLite ends the transaction over it; the walk goes on."""
-    harness.disk.submit([Put(Table.BATCHES, b"%d" % n, bytes([n + 65]) * LARGE) for n in range(5)])
-    harness.settle()
+    harness.write(*[Put(Table.BATCHES, b"%d" % n, bytes([n + 65]) * LARGE) for n in range(5)])
     file = settled_file(harness)
     at = file.read_bytes().index(b"C" * (PAGE_BYTES - 4)) // PAGE_BYTES * PAGE_BYTES
     reads = [sys.executable, "-c", READ_ALL, str(harness.path)]

@@ -29,8 +29,7 @@ def filled(harness: LmdbHarness) -> PendingRows:
     """Every table has the same rows."""
     for rows in (OLD, NEW):
         harness.settle_in_store()
-        harness.disk.submit([Put(table, key, value) for table in Table for key, value in rows])
-        harness.settle()
+        harness.write(*[Put(table, key, value) for table in Table for key, value in rows])
     assert harness.disk._pending.count == len(Table) * len(NEW)
     return harness.disk._pending
 

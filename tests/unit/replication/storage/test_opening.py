@@ -97,8 +97,7 @@ def test_the_format_version_is_written_at_creation(tmp_path: Path, engine: Engin
 
 def test_another_format_version_is_refused_and_left_alone(tmp_path: Path, engine: Engine) -> None:
     harness = harness_of(tmp_path / "node", engine)
-    harness.disk.submit([Put(Table.META, FORMAT_KEY, (99).to_bytes(4, "big"))])
-    harness.settle()
+    harness.write(Put(Table.META, FORMAT_KEY, (99).to_bytes(4, "big")))
     harness.close()
     for _ in range(2):
         with pytest.raises(FormatUnsupported, match=r"on-disk format 99, .*the version that wrote it.*empty one"):
@@ -138,8 +137,7 @@ def test_a_file_that_is_no_store_is_refused(tmp_path: Path, engine: Engine) -> N
 def test_a_cut_data_file_is_refused_by_name_and_left_as_it_is(tmp_path: Path, engine: Engine, kept: float) -> None:
     harness = harness_of(tmp_path, engine)
     for number in range(200):
-        harness.disk.submit([Put(Table.RAFT_LOG, b"%08d" % number, b"x" * 500)])
-        harness.settle()
+        harness.write(Put(Table.RAFT_LOG, b"%08d" % number, b"x" * 500))
     harness.close()
     file = tmp_path / engine.data_file
     size = int(file.stat().st_size * kept) // PAGE_BYTES * PAGE_BYTES

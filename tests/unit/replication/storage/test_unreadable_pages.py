@@ -73,8 +73,7 @@ def test_a_value_on_unreadable_pages_is_read_as_empty_and_can_be_replaced(
     assert read_later(harness, b"3") == [(b"3", b"")]
     assert medium.bad, "nothing is overwritten before there is something to put in its place"
     assert read_later(harness, b"4") == [(b"4", VALUES[b"4"])]
-    harness.disk.submit([Delete(Table.BATCHES, b"3", b"4"), Put(Table.BATCHES, b"3", b"new" * 9_000)])
-    harness.settle()
+    harness.write(Delete(Table.BATCHES, b"3", b"4"), Put(Table.BATCHES, b"3", b"new" * 9_000))
     assert read_later(harness, b"3") == [(b"3", b"new" * 9_000)]
     for i in range(50):  # the pages are used again
         harness.disk.submit([Put(Table.BATCHES, b"%d" % (i % 8), bytes([i]) * 20_000)])
@@ -104,8 +103,7 @@ def test_a_start_overwrites_unreadable_pages_before_it_brings_a_row_to_lmdb(
     harness = LmdbHarness(tmp_path / "node")
     harness.disk.submit([Put(Table.RAFT_META, b"k", VALUES[b"3"])])
     harness.settle_in_store()
-    harness.disk.submit([Put(Table.RAFT_META, b"k", b"new")])
-    harness.settle()
+    harness.write(Put(Table.RAFT_META, b"k", b"new"))
     shutil.copytree(harness.path, tmp_path / "killed")
     medium = FailingMedium(monkeypatch)
     medium.bad = {page_of(harness, VALUES[b"3"])}
@@ -125,8 +123,7 @@ def test_a_row_written_since_its_pages_were_unreadable_keeps_its_new_pages(
     harness.disk._pages.unreadable[Table.BATCHES.value.encode(), b"3"] = None
     wrote: list[int] = []
     monkeypatch.setattr(os, "pwrite", lambda *_: wrote.append(1))
-    harness.disk.submit([Delete(Table.BATCHES, b"x", b"x"), Put(Table.BATCHES, b"3", b"newer" * 9_000)])
-    harness.settle()
+    harness.write(Delete(Table.BATCHES, b"x", b"x"), Put(Table.BATCHES, b"3", b"newer" * 9_000))
     assert (wrote, read_later(harness, b"3")) == ([], [(b"3", b"newer" * 9_000)])
     harness.close()
 

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,13 @@ ROUNDS = [
     [Put(T, b"c", random.Random(1).randbytes(6_000))],
     [Put(Table.TIMES, b"d", b""), Put(T, b"a", b"3")],
 ]
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[LmdbHarness]:
+    made = LmdbHarness(tmp_path / "node")
+    yield made
+    made.close()
 
 
 def written(path: Path, rounds: list[list[Put]] = ROUNDS, active: Active = ACTIVE) -> Path:
@@ -176,23 +184,20 @@ def in_lmdb(path: Path, key: bytes) -> bool:
     return key in (path / DATA_FILE).read_bytes()
 
 
-def test_a_small_round_is_in_the_write_ahead_file_alone_until_a_delete_or_a_large_round_comes(tmp_path: Path) -> None:
-    harness = LmdbHarness(tmp_path / "node")
+def test_a_small_round_is_in_the_write_ahead_file_alone_until_a_delete_or_a_large_round_comes(
+    harness: LmdbHarness,
+) -> None:
     laters: list[Op] = [Delete(T, b"x", b"x"), Put(T, b"large", bytes(ROUND_BYTES_MAX + 1))]
     for number, later in enumerate(laters):
         key = b"a-small-round-%d" % number
-        harness.disk.submit([Put(T, key, b"v")])
-        harness.settle()
+        harness.write(Put(T, key, b"v"))
         assert not in_lmdb(harness.path, key)
         assert harness.disk.get(T, key) == b"v"
-        harness.disk.submit([later])
-        harness.settle()
+        harness.write(later)
         assert in_lmdb(harness.path, key)
-    harness.close()
 
 
-def test_an_orderly_close_leaves_nothing_in_the_write_ahead_file_alone(tmp_path: Path) -> None:
-    harness = LmdbHarness(tmp_path / "node")
+def test_an_orderly_close_leaves_nothing_in_the_write_ahead_file_alone(harness: LmdbHarness) -> None:
     harness.disk.submit([Put(T, b"key", b"v")])
     harness.close()
     (harness.path / WRITE_AHEAD_FILE).unlink()
@@ -201,22 +206,18 @@ def test_an_orderly_close_leaves_nothing_in_the_write_ahead_file_alone(tmp_path:
     again.close()
 
 
-def test_a_close_while_the_file_holds_rounds_of_the_generation_before_starts_again(tmp_path: Path) -> None:
-    harness = LmdbHarness(tmp_path / "node")
-    harness.disk.submit([Put(T, b"key", b"v")])
-    harness.settle()
+def test_a_close_while_the_file_holds_rounds_of_the_generation_before_starts_again(harness: LmdbHarness) -> None:
+    harness.write(Put(T, b"key", b"v"))
     harness.settle_in_store()
     for _ in range(3):
         assert harness.reopen().get(T, b"key") == b"v"
-    harness.close()
 
 
 def test_after_a_crash_every_small_round_is_replayed_and_again_after_another(tmp_path: Path) -> None:
     harness = LmdbHarness(tmp_path / "0")
     for generation in range(1, 4):
         for i in range(20):
-            harness.disk.submit([Put(T, b"%d-%02d" % (generation, i), b"v" * 300), Put(T, b"same", b"%d" % i)])
-            harness.settle()
+            harness.write(Put(T, b"%d-%02d" % (generation, i), b"v" * 300), Put(T, b"same", b"%d" % i))
         harness, dead = crashed(harness, tmp_path / str(generation)), harness
         assert len(harness.disk.scan_keys(T, b"0", b":")) == generation * 20
         assert harness.disk.get(T, b"same") == b"19"
@@ -224,10 +225,10 @@ def test_after_a_crash_every_small_round_is_replayed_and_again_after_another(tmp
     harness.close()
 
 
-def test_a_crash_during_the_replay_repeats_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = LmdbHarness(tmp_path / "node")
-    harness.disk.submit([Put(T, b"key", b"v")])
-    harness.settle()
+def test_a_crash_during_the_replay_repeats_it(
+    harness: LmdbHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.write(Put(T, b"key", b"v"))
     shutil.copytree(harness.path, tmp_path / "copy")
     harness.close()
 
@@ -249,8 +250,7 @@ def test_a_full_write_ahead_file_is_used_again(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(pending_rows, "ROWS_MAX", 1 << 20)
     harness = LmdbHarness(tmp_path / "node", write_ahead_bytes=SIZE)
     for i in range(50):
-        harness.disk.submit([Put(T, b"%02d" % i, b"v")])
-        harness.settle()
+        harness.write(Put(T, b"%02d" % i, b"v"))
     assert 0 < harness.disk._pending.count <= SIZE // PAGE_BYTES
     again = crashed(harness, tmp_path / "copy")
     assert again.disk.scan_keys(T, b"0", b":") == [b"%02d" % i for i in range(50)]
@@ -258,28 +258,22 @@ def test_a_full_write_ahead_file_is_used_again(tmp_path: Path, monkeypatch: pyte
     harness.close()
 
 
-def test_rounds_that_lmdb_has_taken_over_are_never_replayed(tmp_path: Path) -> None:
+def test_rounds_that_lmdb_has_taken_over_are_never_replayed(harness: LmdbHarness, tmp_path: Path) -> None:
     """The file holds them after the newer rounds. What they put may be deleted by now, or replaced."""
-    harness = LmdbHarness(tmp_path / "node")
     for i in range(10):
-        harness.disk.submit([Put(T, b"old-%d" % i, b"v"), Put(T, b"same", b"old")])
-        harness.settle()
-    harness.disk.submit([Delete(T, b"old-", b"old."), Put(T, b"same", b"new")])
-    harness.settle()
-    harness.disk.submit([Put(T, b"other", b"v")])
-    harness.settle()
+        harness.write(Put(T, b"old-%d" % i, b"v"), Put(T, b"same", b"old"))
+    harness.write(Delete(T, b"old-", b"old."), Put(T, b"same", b"new"))
+    harness.write(Put(T, b"other", b"v"))
     again = crashed(harness, tmp_path / "copy")
     assert again.disk.scan(T, b"a", b"z") == [(b"other", b"v"), (b"same", b"new")]
     again.close()
-    harness.close()
 
 
 def test_too_many_pending_rows_go_to_lmdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_rows, "ROWS_MAX", 10)
     harness = LmdbHarness(tmp_path / "node")
     for i in range(25):
-        harness.disk.submit([Put(T, b"%02d" % i, b"v")])
-        harness.settle()
+        harness.write(Put(T, b"%02d" % i, b"v"))
         assert harness.disk._pending.count <= 10
     assert len(harness.disk.scan_keys(T, b"0", b":")) == 25
     harness.close()
@@ -288,8 +282,7 @@ def test_too_many_pending_rows_go_to_lmdb(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_idle_disk_brings_everything_to_lmdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "PENDING_S_MAX", 0.01)
     harness = LmdbHarness(tmp_path / "node")
-    harness.disk.submit([Put(T, b"a-small-round", b"v")])
-    harness.settle()
+    harness.write(Put(T, b"a-small-round", b"v"))
     harness.wait(lambda: not harness.disk._pending.count)
     assert in_lmdb(harness.path, b"a-small-round")
     assert harness.disk.get(T, b"a-small-round") == b"v"
@@ -297,9 +290,8 @@ def test_an_idle_disk_brings_everything_to_lmdb(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_write_that_fails_is_fatal_and_nothing_is_reported_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness: LmdbHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = LmdbHarness(tmp_path / "node")
     reported: list[int] = []
 
     def fail(_fd: int, _data: bytes, _at: int) -> int:
@@ -315,28 +307,23 @@ def test_a_write_that_fails_is_fatal_and_nothing_is_reported_after_it(
     assert reported == []
 
 
-def test_a_write_of_which_only_a_part_is_taken_is_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = LmdbHarness(tmp_path / "node")
+def test_a_write_of_which_only_a_part_is_taken_is_fatal(harness: LmdbHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", lambda _fd, data, _at: len(data) // 2)
-    harness.disk.submit([Put(T, b"a", b"v")])
-    harness.settle()
+    harness.write(Put(T, b"a", b"v"))
     assert "only a part" in str(harness.fatal[0])
-    harness.close()
 
 
 @pytest.mark.parametrize("key", [b"", b"k" * 512])
-def test_a_key_that_lmdb_does_not_take_is_fatal_before_it_is_durable(tmp_path: Path, key: bytes) -> None:
+def test_a_key_that_lmdb_does_not_take_is_fatal_before_it_is_durable(
+    harness: LmdbHarness, tmp_path: Path, key: bytes
+) -> None:
     """Otherwise no start could bring the round to LMDB."""
-    harness = LmdbHarness(tmp_path / "node")
-    harness.disk.submit([Put(T, b"before", b"v")])
-    harness.settle()
-    harness.disk.submit([Put(T, key, b"v")])
-    harness.settle()
+    harness.write(Put(T, b"before", b"v"))
+    harness.write(Put(T, key, b"v"))
     assert len(harness.fatal) == 1
     again = crashed(harness, tmp_path / "copy")
     assert again.disk.scan_keys(T, b"a", b"z") == [b"before"]
     again.close()
-    harness.close()
 
 
 def test_a_file_system_without_direct_writes_is_written_through_its_cache(
@@ -366,10 +353,8 @@ def test_a_full_disk_refuses_a_new_directory_with_the_space_it_needs(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_row_on_the_file_is_refused(tmp_path: Path) -> None:
-    harness = LmdbHarness(tmp_path / "node")
-    harness.disk.submit([Put(Table.META, WRITE_AHEAD_KEY, b"\x00" * 28), Delete(T, b"x", b"x")])
-    harness.settle()
+def test_a_damaged_row_on_the_file_is_refused(harness: LmdbHarness, tmp_path: Path) -> None:
+    harness.write(Put(Table.META, WRITE_AHEAD_KEY, b"\x00" * 28), Delete(T, b"x", b"x"))
     shutil.copytree(harness.path, tmp_path / "copy")
     data = bytearray((tmp_path / "copy" / DATA_FILE).read_bytes())
     for at in [i for i in range(len(data)) if data.startswith(WRITE_AHEAD_KEY, i)]:
@@ -377,34 +362,29 @@ def test_a_damaged_row_on_the_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "copy" / DATA_FILE).write_bytes(data)
     with pytest.raises(DiskOpenError, match="does not match its CRC-32C"):
         LmdbHarness(tmp_path / "copy")
-    harness.close()
 
 
-def test_pending_rows_count_as_written_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = LmdbHarness(tmp_path / "node")
+def test_pending_rows_count_as_written_space(
+    harness: LmdbHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = os.statvfs(tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda _path: found)
     before = harness.disk.space().free_bytes
-    harness.disk.submit([Put(T, b"a", bytes(30_000))])
-    harness.settle()
-    harness.disk.submit([Put(T, b"a", bytes(20_000)), Put(T, b"b", bytes(1_000))])
-    harness.settle()
+    harness.write(Put(T, b"a", bytes(30_000)))
+    harness.write(Put(T, b"a", bytes(20_000)), Put(T, b"b", bytes(1_000)))
     assert before - harness.disk.space().free_bytes == 21_000
     harness.settle_in_store()
     assert harness.disk.space().free_bytes == before
     assert harness.disk.size_bytes() >= WRITE_AHEAD_BYTES
-    harness.close()
 
 
 @pytest.mark.parametrize("table", [T, Table.BATCHES])
 def test_a_read_that_a_transaction_overtakes_sees_no_row_that_it_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: Table
+    harness: LmdbHarness, monkeypatch: pytest.MonkeyPatch, table: Table
 ) -> None:
     """The transaction comes between the two halves of the read: the pending rows, and those of LMDB."""
-    harness = LmdbHarness(tmp_path / "node")
     pending, disk = harness.disk._pending, harness.disk
-    disk.submit([Put(table, b"deleted", b"v"), Put(table, b"replaced", b"old")])
-    harness.settle()
+    harness.write(Put(table, b"deleted", b"v"), Put(table, b"replaced", b"old"))
     take = pending.between
 
     def overtaken(*arguments: Any, **options: Any) -> tuple[int, list[tuple[bytes, bytes]]]:
@@ -419,17 +399,14 @@ def test_a_read_that_a_transaction_overtakes_sees_no_row_that_it_deleted(
     with monkeypatch.context() as patched:
         patched.setattr(pending, "between", overtaken)
         assert disk.scan(table, b"a", b"z") == [(b"replaced", b"new")]
-    harness.close()
 
 
-def test_reads_during_a_transaction_never_see_a_deleted_row_again(tmp_path: Path) -> None:
+def test_reads_during_a_transaction_never_see_a_deleted_row_again(harness: LmdbHarness) -> None:
     """A row is put by a small round, deleted by the next, and read all the time from the loop and from threads."""
-    harness = LmdbHarness(tmp_path / "node")
     disk = harness.disk
     for i in range(150):
         key = b"%03d" % i
-        disk.submit([Put(Table.BATCHES, key, b"v"), Put(T, key, b"v")])
-        harness.settle()
+        harness.write(Put(Table.BATCHES, key, b"v"), Put(T, key, b"v"))
         disk.submit([Delete(Table.BATCHES, key, key + b"x"), Delete(T, key, key + b"x")])
         gone = {Table.BATCHES: False, T: False}
         while disk.durable_seq < disk.submitted_seq:
@@ -439,7 +416,6 @@ def test_reads_during_a_transaction_never_see_a_deleted_row_again(tmp_path: Path
                 gone[table] = not found
             harness.run_all()
         assert disk.get(Table.BATCHES, key) is disk.get(T, key) is None
-    harness.close()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -456,8 +432,7 @@ def test_reads_merge_pending_rows_with_lmdbs_in_either_direction(tmp_path: Path,
     for table in (Table.BATCHES, Table.TIMES):
         late = [key for key in keys if key not in stored or disk.get(table, key) != expected[key]]
         for at in range(0, len(late), 10):
-            disk.submit([Put(table, key, expected[key]) for key in late[at : at + 10]])
-            harness.settle()
+            harness.write(*[Put(table, key, expected[key]) for key in late[at : at + 10]])
     assert disk._pending.count > 20
     rows = sorted(expected.items())
     answers: list[object] = []
@@ -489,8 +464,7 @@ def test_a_read_of_limited_size_leaves_no_gap_before_pending_rows(
     rows = [(b"%02d" % i, bytes([i]) * (3_000 if i < 10 else 10)) for i in range(15)]
     harness.disk.submit([Put(Table.BATCHES, key, value) for key, value in rows[:10]])
     harness.settle_in_store()
-    harness.disk.submit([Put(Table.BATCHES, key, value) for key, value in rows[10:]])
-    harness.settle()
+    harness.write(*[Put(Table.BATCHES, key, value) for key, value in rows[10:]])
     assert harness.disk._pending.count == 5
     answers: list[object] = []
     for start in (0, 5, 9, 12):

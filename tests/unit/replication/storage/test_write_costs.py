@@ -25,8 +25,7 @@ def counts():
 
 def commit(i):
     rows = [Put(Table.BATCHES, b"b%d" % i, bytes(int(sys.argv[2]))), Put(Table.TIMES, b"t%d" % i, bytes(40))]
-    harness.disk.submit([*rows, Put(Table.RAFT_LOG, b"l%d" % i, bytes(90)), Put(Table.RAFT_META, b"m", bytes(29))])
-    harness.settle()
+    harness.write(*rows, Put(Table.RAFT_LOG, b"l%d" % i, bytes(90)), Put(Table.RAFT_META, b"m", bytes(29)))
 
 harness = LmdbHarness(Path(sys.argv[1]))
 for i in range(10):

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,7 +15,7 @@ from smq.replication.net.frames import FrameKind, encode_reason
 from smq.replication.net.listening import bind_listener
 from smq.replication.net.tcp import TcpNetwork, TcpSettings
 from smq.replication.ports import Channel
-from tests.unit.replication.net.test_tcp import CONTROL, DATA, ONE, PATIENCE_S, TWO, Recorder, frame, hello_frame, run
+from tests.unit.replication.net.test_tcp import CONTROL, DATA, ONE, PATIENCE_S, TWO, Recorder, frame, hello_frame, lent
 
 Address = tuple[str, int]
 
@@ -79,15 +79,7 @@ class Processes:
             network.close()
 
 
-def with_processes(body: Callable[[Processes], Coroutine[None, None, None]]) -> None:
-    async def test() -> None:
-        world = Processes()
-        try:
-            await body(world)
-        finally:
-            world.close()
-
-    run(test)
+with_processes = lent(Processes)
 
 
 def assert_refused(world: Processes, duplicate: TcpNetwork, node: NodeId, by: NodeId) -> None:
@@ -99,91 +91,80 @@ def assert_refused(world: Processes, duplicate: TcpNetwork, node: NodeId, by: No
 
 
 # -------------------------------------------------------------------------------------------------- duplicates
-def test_a_duplicate_that_came_first_is_refused_when_the_node_itself_comes() -> None:
-    async def body(world: Processes) -> None:
-        other = world.start(TWO)
-        duplicate = world.starts_elsewhere(ONE)
-        await world.connected(other, ONE, duplicate)
-        assert not other.is_at_address(ONE)
-        node = world.start(ONE)
-        await world.until(lambda: bool(world.refusals[duplicate]))
-        await world.connected(other, ONE, node)
-        assert_refused(world, duplicate, ONE, by=TWO)
-        assert other.is_at_address(ONE)
-        assert not world.refusals[node]
-
-    with_processes(body)
+@with_processes
+async def test_a_duplicate_that_came_first_is_refused_when_the_node_itself_comes(world: Processes) -> None:
+    other = world.start(TWO)
+    duplicate = world.starts_elsewhere(ONE)
+    await world.connected(other, ONE, duplicate)
+    assert not other.is_at_address(ONE)
+    node = world.start(ONE)
+    await world.until(lambda: bool(world.refusals[duplicate]))
+    await world.connected(other, ONE, node)
+    assert_refused(world, duplicate, ONE, by=TWO)
+    assert other.is_at_address(ONE)
+    assert not world.refusals[node]
 
 
-def test_a_duplicate_that_comes_later_is_refused_and_disturbs_no_session() -> None:
-    async def body(world: Processes) -> None:
-        other, node = world.start(TWO), world.start(ONE)
-        await world.connected(other, ONE, node)
-        await world.until(lambda: other.is_at_address(ONE))
-        before = list(world.handlers[other].events)
-        duplicate = world.starts_elsewhere(ONE)
-        await world.until(lambda: bool(world.refusals[duplicate]))
-        assert_refused(world, duplicate, ONE, by=TWO)
-        assert world.handlers[other].events == before
-        assert not world.refusals[node]
-
-    with_processes(body)
+@with_processes
+async def test_a_duplicate_that_comes_later_is_refused_and_disturbs_no_session(world: Processes) -> None:
+    other, node = world.start(TWO), world.start(ONE)
+    await world.connected(other, ONE, node)
+    await world.until(lambda: other.is_at_address(ONE))
+    before = list(world.handlers[other].events)
+    duplicate = world.starts_elsewhere(ONE)
+    await world.until(lambda: bool(world.refusals[duplicate]))
+    assert_refused(world, duplicate, ONE, by=TWO)
+    assert world.handlers[other].events == before
+    assert not world.refusals[node]
 
 
 @pytest.mark.parametrize("is_first", [False, True])
-def test_a_duplicate_that_nobody_dials_asks_and_is_refused(is_first: bool) -> None:
-    async def body(world: Processes) -> None:
-        other = world.start(ONE)
-        if is_first:
-            duplicate = world.starts_elsewhere(TWO)
-            await asyncio.sleep(0)
-            node = world.start(TWO)
-        else:
-            node = world.start(TWO)
-            await world.connected(other, TWO, node)
-            duplicate = world.starts_elsewhere(TWO)
-        await world.until(lambda: bool(world.refusals[duplicate]))
+@with_processes
+async def test_a_duplicate_that_nobody_dials_asks_and_is_refused(world: Processes, is_first: bool) -> None:
+    other = world.start(ONE)
+    if is_first:
+        duplicate = world.starts_elsewhere(TWO)
+        await asyncio.sleep(0)
+        node = world.start(TWO)
+    else:
+        node = world.start(TWO)
         await world.connected(other, TWO, node)
-        assert world.refusals[duplicate][0].startswith(
-            "node 1 refuses this process of node 2: another process is node 2"
-        )
-        assert not world.refusals[node]
-
-    with_processes(body)
-
-
-def test_of_two_processes_that_are_both_not_at_the_address_the_later_one_is_refused() -> None:
-    async def body(world: Processes) -> None:
-        other = world.start(TWO)
-        first = world.starts_elsewhere(ONE)
-        await world.connected(other, ONE, first)
-        second = world.starts_elsewhere(ONE)
-        await world.until(lambda: bool(world.refusals[second]))
-        await world.connected(other, ONE, first)
-        assert "and began earlier" in world.refusals[second][0]
-        assert not world.refusals[first]
-
-    with_processes(body)
+        duplicate = world.starts_elsewhere(TWO)
+    await world.until(lambda: bool(world.refusals[duplicate]))
+    await world.connected(other, TWO, node)
+    assert world.refusals[duplicate][0].startswith("node 1 refuses this process of node 2: another process is node 2")
+    assert not world.refusals[node]
 
 
-def test_the_refused_one_is_told_why_behind_all_that_it_has_yet_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_processes
+async def test_of_two_processes_that_are_both_not_at_the_address_the_later_one_is_refused(world: Processes) -> None:
+    other = world.start(TWO)
+    first = world.starts_elsewhere(ONE)
+    await world.connected(other, ONE, first)
+    second = world.starts_elsewhere(ONE)
+    await world.until(lambda: bool(world.refusals[second]))
+    await world.connected(other, ONE, first)
+    assert "and began earlier" in world.refusals[second][0]
+    assert not world.refusals[first]
+
+
+@with_processes
+async def test_the_refused_one_is_told_why_behind_all_that_it_has_yet_to_read(
+    world: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tcp, "_REFUSAL_S", 600.0)
-
-    async def body(world: Processes) -> None:
-        other = world.start(TWO)
-        earlier, later = (hello_frame(process=process * 16) for process in (b"1", b"2"))
-        turns = [earlier, later] * RETURNS_MAX
-        reader, opened = await come(world, other, turns)
-        assert other.send(ONE, CONTROL, [b"x" * (32 << 20)])
-        assert other.backlog_bytes(ONE, CONTROL), "the reason has to wait"
-        _, again = await come(world, other, [earlier])
-        async with asyncio.timeout(PATIENCE_S):
-            received = await reader.read()
-        assert b"and began earlier" in received[-1_000:]
-        for writer in (opened, again):
-            writer.close()
-
-    with_processes(body)
+    other = world.start(TWO)
+    earlier, later = (hello_frame(process=process * 16) for process in (b"1", b"2"))
+    turns = [earlier, later] * RETURNS_MAX
+    reader, opened = await come(world, other, turns)
+    assert other.send(ONE, CONTROL, [b"x" * (32 << 20)])
+    assert other.backlog_bytes(ONE, CONTROL), "the reason has to wait"
+    _, again = await come(world, other, [earlier])
+    async with asyncio.timeout(PATIENCE_S):
+        received = await reader.read()
+    assert b"and began earlier" in received[-1_000:]
+    for writer in (opened, again):
+        writer.close()
 
 
 async def come(
@@ -199,172 +180,153 @@ async def come(
 
 
 # ------------------------------------------------------------------------------------------- what must go on
-def test_a_restart_while_the_old_session_looks_alive_is_in_at_once() -> None:
-    async def body(world: Processes) -> None:
-        other, node = world.start(TWO), world.start(ONE)
-        await world.until(lambda: other.is_at_address(ONE))
-        world.fall_silent(node)
-        again = world.start(ONE)
-        await world.connected(other, ONE, again)
-        await world.until(lambda: other.is_at_address(ONE))
-        assert not world.refusals[again]
-
-    with_processes(body)
+@with_processes
+async def test_a_restart_while_the_old_session_looks_alive_is_in_at_once(world: Processes) -> None:
+    other, node = world.start(TWO), world.start(ONE)
+    await world.until(lambda: other.is_at_address(ONE))
+    world.fall_silent(node)
+    again = world.start(ONE)
+    await world.connected(other, ONE, again)
+    await world.until(lambda: other.is_at_address(ONE))
+    assert not world.refusals[again]
 
 
-def test_the_restart_of_a_node_that_is_dialled_renews_a_session_that_looks_alive() -> None:
+@with_processes
+async def test_the_restart_of_a_node_that_is_dialled_renews_a_session_that_looks_alive(world: Processes) -> None:
     """It asks the node that should have dialled it, which then asks at its address."""
 
-    async def body(world: Processes) -> None:
-        other, node = world.start(ONE), world.start(TWO)
-        await world.connected(other, TWO, node)
-        world.fall_silent(node)
-        again = world.start(TWO)
-        await world.connected(other, TWO, again)
-        assert not world.refusals[again]
-
-    with_processes(body)
+    other, node = world.start(ONE), world.start(TWO)
+    await world.connected(other, TWO, node)
+    world.fall_silent(node)
+    again = world.start(TWO)
+    await world.connected(other, TWO, again)
+    assert not world.refusals[again]
 
 
-def test_a_node_that_moved_is_in_although_its_old_address_swallows_every_question(
-    monkeypatch: pytest.MonkeyPatch,
+@with_processes
+async def test_a_node_that_moved_is_in_although_its_old_address_swallows_every_question(
+    world: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(duplicates, "HOLD_S", 0.05)
-
-    async def body(world: Processes) -> None:
-        other, node = world.start(TWO), world.start(ONE)
-        await world.until(lambda: other.is_at_address(ONE))
-        world.fall_silent(node)
-        silent = bind_listener(*world.addresses[ONE])
-        moved = world.starts_elsewhere(ONE)
-        await world.connected(other, ONE, moved)
-        assert not other.is_at_address(ONE)
-        assert not world.refusals[moved]
-        silent.close()
-
-    with_processes(body)
+    other, node = world.start(TWO), world.start(ONE)
+    await world.until(lambda: other.is_at_address(ONE))
+    world.fall_silent(node)
+    silent = bind_listener(*world.addresses[ONE])
+    moved = world.starts_elsewhere(ONE)
+    await world.connected(other, ONE, moved)
+    assert not other.is_at_address(ONE)
+    assert not world.refusals[moved]
+    silent.close()
 
 
-def test_an_address_at_which_a_connected_peer_does_not_answer_is_a_warning_until_it_does(
-    monkeypatch: pytest.MonkeyPatch,
+@with_processes
+async def test_an_address_at_which_a_connected_peer_does_not_answer_is_a_warning_until_it_does(
+    world: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(duplicates, "AGAIN_S", (0.001,))
-
-    async def body(world: Processes) -> None:
-        other = world.start(TWO)
-        elsewhere = world.starts_elsewhere(ONE)
-        await world.until(lambda: bool(other.warnings()))
-        host, port = world.addresses[ONE]
-        assert f"node 1 is connected to this node, but does not answer at {host}:{port}, where" in other.warnings()[0]
-        assert not world.refusals[elsewhere]
-        other._peers[ONE] = "127.0.0.1", elsewhere.port  # the name is corrected
-        await world.until(lambda: not other.warnings())
-        assert other.is_at_address(ONE)
-
-    with_processes(body)
+    other = world.start(TWO)
+    elsewhere = world.starts_elsewhere(ONE)
+    await world.until(lambda: bool(other.warnings()))
+    host, port = world.addresses[ONE]
+    assert f"node 1 is connected to this node, but does not answer at {host}:{port}, where" in other.warnings()[0]
+    assert not world.refusals[elsewhere]
+    other._peers[ONE] = "127.0.0.1", elsewhere.port  # the name is corrected
+    await world.until(lambda: not other.warnings())
+    assert other.is_at_address(ONE)
 
 
-def test_an_old_process_that_returns_from_a_partition_is_refused_once_its_address_leads_elsewhere() -> None:
-    async def body(world: Processes) -> None:
-        other, node = world.start(TWO), world.start(ONE)
-        await world.until(lambda: other.is_at_address(ONE))
-        world.addresses[ONE] = world.free_address()
-        other._peers[ONE] = world.addresses[ONE]  # the name is resolved again
-        moved = world.start(ONE)
-        await world.until(lambda: bool(world.refusals[node]))
-        await world.connected(other, ONE, moved)
-        assert not world.refusals[moved]
-
-    with_processes(body)
+@with_processes
+async def test_an_old_process_that_returns_from_a_partition_is_refused_once_its_address_leads_elsewhere(
+    world: Processes,
+) -> None:
+    other, node = world.start(TWO), world.start(ONE)
+    await world.until(lambda: other.is_at_address(ONE))
+    world.addresses[ONE] = world.free_address()
+    other._peers[ONE] = world.addresses[ONE]  # the name is resolved again
+    moved = world.start(ONE)
+    await world.until(lambda: bool(world.refusals[node]))
+    await world.connected(other, ONE, moved)
+    assert not world.refusals[moved]
 
 
 # ------------------------------------------------------------------------------------------------- strangers
-def test_strangers_do_not_take_the_slot_of_a_newcomer_that_waits_for_the_answer_of_its_address(
-    monkeypatch: pytest.MonkeyPatch,
+@with_processes
+async def test_strangers_do_not_take_the_slot_of_a_newcomer_that_waits_for_the_answer_of_its_address(
+    world: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(duplicates, "HOLD_S", 600.0)
+    other, node = world.start(TWO), world.start(ONE)
+    await world.connected(other, ONE, node)
+    await world.until(lambda: other.is_at_address(ONE))
+    other._settings = replace(other._settings, pending_connections_max=2, hello_timeout_ms=600_000)
+    monkeypatch.setattr(other, "ask_address", lambda _peer: asyncio.Event().wait())
+    streams = []
 
-    async def body(world: Processes) -> None:
-        other, node = world.start(TWO), world.start(ONE)
-        await world.connected(other, ONE, node)
-        await world.until(lambda: other.is_at_address(ONE))
-        other._settings = replace(other._settings, pending_connections_max=2, hello_timeout_ms=600_000)
-        monkeypatch.setattr(other, "ask_address", lambda _peer: asyncio.Event().wait())
-        streams = []
+    async def connect(first: bytes) -> asyncio.StreamReader:
+        reader, writer = await asyncio.open_connection(*world.addresses[TWO])
+        writer.write(first)
+        streams.append(writer)
+        return reader
 
-        async def connect(first: bytes) -> asyncio.StreamReader:
-            reader, writer = await asyncio.open_connection(*world.addresses[TWO])
-            writer.write(first)
-            streams.append(writer)
-            return reader
+    async def is_dropped(reader: asyncio.StreamReader) -> bool:
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionError):
+                return await reader.read() == b""
+        return True
 
-        async def is_dropped(reader: asyncio.StreamReader) -> bool:
-            async with asyncio.timeout(PATIENCE_S):
-                with contextlib.suppress(ConnectionError):
-                    return await reader.read() == b""
-            return True
-
-        for count in range(other._peer_slots):
-            await connect(hello_frame(process=b"z" * 16))
-            await world.until(lambda count=count: len(other._duplicates._held) == count + 1)  # type: ignore[misc] # bound now
-        held = set(other._duplicates._held)
-        strangers = [await connect(b"") for _ in range(3)]
-        assert await is_dropped(strangers[0])
-        pretender = await connect(hello_frame(process=b"y" * 16))
-        assert await is_dropped(strangers[1])
-        for _ in range(2):
-            await connect(b"")
-        assert await is_dropped(pretender), "the slots of the peers are bounded"
-        assert all(connection.is_alive for connection in held)
-        for writer in streams:
-            writer.close()
-
-    with_processes(body)
+    for count in range(other._peer_slots):
+        await connect(hello_frame(process=b"z" * 16))
+        await world.until(lambda count=count: len(other._duplicates._held) == count + 1)  # type: ignore[misc] # bound now
+    held = set(other._duplicates._held)
+    strangers = [await connect(b"") for _ in range(3)]
+    assert await is_dropped(strangers[0])
+    pretender = await connect(hello_frame(process=b"y" * 16))
+    assert await is_dropped(strangers[1])
+    for _ in range(2):
+        await connect(b"")
+    assert await is_dropped(pretender), "the slots of the peers are bounded"
+    assert all(connection.is_alive for connection in held)
+    for writer in streams:
+        writer.close()
 
 
-def test_a_refusal_from_a_connection_that_the_node_did_not_dial_ends_nothing() -> None:
-    async def body(world: Processes) -> None:
-        other = world.start(TWO)
-        for first in (b"", hello_frame()):
-            reader, writer = await asyncio.open_connection(*world.addresses[TWO])
-            writer.write(first + frame(encode_reason("go"), FrameKind.REFUSED))
-            async with asyncio.timeout(PATIENCE_S):
-                with contextlib.suppress(ConnectionError):
-                    await reader.read()
-            writer.close()
-        assert not world.refusals[other]
-
-    with_processes(body)
+@with_processes
+async def test_a_refusal_from_a_connection_that_the_node_did_not_dial_ends_nothing(world: Processes) -> None:
+    other = world.start(TWO)
+    for first in (b"", hello_frame()):
+        reader, writer = await asyncio.open_connection(*world.addresses[TWO])
+        writer.write(first + frame(encode_reason("go"), FrameKind.REFUSED))
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        writer.close()
+    assert not world.refusals[other]
 
 
-def test_a_question_opens_no_session_and_is_answered_once() -> None:
-    async def body(world: Processes) -> None:
-        other, node = world.start(TWO), world.start(ONE)
-        await world.connected(other, ONE, node)
-        await world.connected(node, TWO, other)
-        before = list(world.handlers[node].events)
-        assert (await other.ask_address(ONE)).process == node._process
-        assert (await node.ask_address(TWO)).process == other._process
-        assert world.handlers[node].events == before
-        assert not node.is_open(ONE, CONTROL)
-        assert node.is_open(TWO, DATA)
-
-    with_processes(body)
+@with_processes
+async def test_a_question_opens_no_session_and_is_answered_once(world: Processes) -> None:
+    other, node = world.start(TWO), world.start(ONE)
+    await world.connected(other, ONE, node)
+    await world.connected(node, TWO, other)
+    before = list(world.handlers[node].events)
+    assert (await other.ask_address(ONE)).process == node._process
+    assert (await node.ask_address(TWO)).process == other._process
+    assert world.handlers[node].events == before
+    assert not node.is_open(ONE, CONTROL)
+    assert node.is_open(TWO, DATA)
 
 
-def test_a_reason_is_bounded_and_fit_for_a_log() -> None:
-    async def body(world: Processes) -> None:
-        its_listener = bind_listener(*world.addresses[TWO])
+@with_processes
+async def test_a_reason_is_bounded_and_fit_for_a_log(world: Processes) -> None:
+    its_listener = bind_listener(*world.addresses[TWO])
 
-        async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(frame(encode_reason("a\x1b[2J\n" + "x" * 9_000), FrameKind.REFUSED))
+    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frame(encode_reason("a\x1b[2J\n" + "x" * 9_000), FrameKind.REFUSED))
 
-        server = await asyncio.start_server(serve, sock=its_listener)
-        node = world.start(ONE)
-        await world.until(lambda: bool(world.refusals[node]))
-        why = world.refusals[node][0]
-        assert why.startswith("node 2 refuses this process of node 1: a?[2J?xx")
-        assert len(why) < 600
-        server.close()
-
-    with_processes(body)
+    server = await asyncio.start_server(serve, sock=its_listener)
+    node = world.start(ONE)
+    await world.until(lambda: bool(world.refusals[node]))
+    why = world.refusals[node][0]
+    assert why.startswith("node 2 refuses this process of node 1: a?[2J?xx")
+    assert len(why) < 600
+    server.close()

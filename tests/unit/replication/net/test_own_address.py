@@ -11,7 +11,7 @@ from smq.replication.net.frames import FrameKind
 from smq.replication.net.listening import bind_listener
 from smq.replication.net.tcp import TcpNetwork, TcpSettings
 from smq.replication.ports import Channel
-from tests.unit.replication.net.test_tcp import Recorder, frame, hello_payload, run
+from tests.unit.replication.net.test_tcp import Recorder, frame, hello_payload, on_loop, run
 
 ONE, TWO = NodeId(1), NodeId(2)
 
@@ -34,30 +34,26 @@ def address_of(one: TcpNetwork) -> tuple[str, int]:
     return "127.0.0.1", one.port
 
 
-def test_a_node_finds_itself_at_its_own_address() -> None:
-    async def test() -> None:
-        me = network(TWO)
-        found = await me.ask_own_address(address_of(me))
-        assert me.is_me(found.process)
-        me.close()
-
-    run(test)
+@on_loop
+async def test_a_node_finds_itself_at_its_own_address() -> None:
+    me = network(TWO)
+    found = await me.ask_own_address(address_of(me))
+    assert me.is_me(found.process)
+    me.close()
 
 
-def test_another_process_of_the_node_is_found_whether_it_serves_or_is_about_to() -> None:
-    async def test() -> None:
-        first, second = network(TWO), network(TWO)
-        await first.ask_own_address(address_of(first))  # a process that is still opening its disk
-        asked = asyncio.create_task(second.ask_own_address(address_of(first)))
-        await asyncio.sleep(0)
-        first.start(Recorder())
-        for found in (await asked, await second.ask_own_address(address_of(first))):
-            assert found.process
-            assert not second.is_me(found.process)
-        first.close()
-        second.close()
-
-    run(test)
+@on_loop
+async def test_another_process_of_the_node_is_found_whether_it_serves_or_is_about_to() -> None:
+    first, second = network(TWO), network(TWO)
+    await first.ask_own_address(address_of(first))  # a process that is still opening its disk
+    asked = asyncio.create_task(second.ask_own_address(address_of(first)))
+    await asyncio.sleep(0)
+    first.start(Recorder())
+    for found in (await asked, await second.ask_own_address(address_of(first))):
+        assert found.process
+        assert not second.is_me(found.process)
+    first.close()
+    second.close()
 
 
 @pytest.mark.parametrize(("node", "cluster_id"), [(ONE, "c"), (TWO, "other")])
@@ -74,61 +70,53 @@ def test_another_node_at_the_address_is_no_process_of_this_one(node: NodeId, clu
     run(test)
 
 
-def test_a_dead_address_is_a_reason() -> None:
-    async def test() -> None:
-        me = network(TWO)
-        (port,) = free_ports(1)
-        found = await me.ask_own_address(("127.0.0.1", port))
-        assert found == AddressAnswer(reason=found.reason)
-        assert "refused" in found.reason.lower() or "connect" in found.reason.lower()
-        me.close()
-
-    run(test)
+@on_loop
+async def test_a_dead_address_is_a_reason() -> None:
+    me = network(TWO)
+    (port,) = free_ports(1)
+    found = await me.ask_own_address(("127.0.0.1", port))
+    assert found == AddressAnswer(reason=found.reason)
+    assert "refused" in found.reason.lower() or "connect" in found.reason.lower()
+    me.close()
 
 
-def test_a_program_that_says_nothing_is_given_up() -> None:
-    async def test() -> None:
-        silent = bind_listener("127.0.0.1", 0)
-        me = network(TWO)
-        assert (await me.ask_own_address(silent.getsockname())).reason == "timed out"
-        me.close()
-        silent.close()
-
-    run(test)
+@on_loop
+async def test_a_program_that_says_nothing_is_given_up() -> None:
+    silent = bind_listener("127.0.0.1", 0)
+    me = network(TWO)
+    assert (await me.ask_own_address(silent.getsockname())).reason == "timed out"
+    me.close()
+    silent.close()
 
 
-def test_a_peer_that_dials_before_the_start_gets_its_session_after_it() -> None:
-    async def test() -> None:
-        me = network(TWO)
-        peer = network(ONE)
-        peer._peers[TWO] = address_of(me)
-        handlers = Recorder(), Recorder()
-        peer.start(handlers[0])
-        for _ in range(3):
-            await me.ask_own_address(address_of(me))
-        assert handlers[0].events == []
-        me.start(handlers[1])
-        await handlers[0].wait_count("open", 1)
-        await handlers[1].wait_count("open", 1)
-        me.close()
-        peer.close()
-
-    run(test)
+@on_loop
+async def test_a_peer_that_dials_before_the_start_gets_its_session_after_it() -> None:
+    me = network(TWO)
+    peer = network(ONE)
+    peer._peers[TWO] = address_of(me)
+    handlers = Recorder(), Recorder()
+    peer.start(handlers[0])
+    for _ in range(3):
+        await me.ask_own_address(address_of(me))
+    assert handlers[0].events == []
+    me.start(handlers[1])
+    await handlers[0].wait_count("open", 1)
+    await handlers[1].wait_count("open", 1)
+    me.close()
+    peer.close()
 
 
-def test_the_answer_to_a_second_process_is_the_end_of_its_connection() -> None:
-    async def test() -> None:
-        me = network(TWO)
-        me.start(Recorder())
-        reader, writer = await asyncio.open_connection(*address_of(me))
-        writer.write(frame(hello_payload(sender=TWO, receiver=TWO), FrameKind.WHO))
-        async with asyncio.timeout(20):
-            assert await reader.read() != b""
-        assert not me.is_open(TWO, Channel.CONTROL)
-        writer.close()
-        me.close()
-
-    run(test)
+@on_loop
+async def test_the_answer_to_a_second_process_is_the_end_of_its_connection() -> None:
+    me = network(TWO)
+    me.start(Recorder())
+    reader, writer = await asyncio.open_connection(*address_of(me))
+    writer.write(frame(hello_payload(sender=TWO, receiver=TWO), FrameKind.WHO))
+    async with asyncio.timeout(20):
+        assert await reader.read() != b""
+    assert not me.is_open(TWO, Channel.CONTROL)
+    writer.close()
+    me.close()
 
 
 def test_both_sides_of_a_session_learn_how_far_the_other_clock_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

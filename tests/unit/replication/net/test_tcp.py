@@ -5,7 +5,9 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import cast
+from functools import wraps
+from inspect import Signature, signature
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import pytest
 import uvloop
@@ -90,6 +92,10 @@ class Pair:
         network.start(self.handlers[node])
         return network, self.handlers[node]
 
+    def close(self) -> None:
+        for network in self.networks.values():
+            network.close()
+
     async def both_open(self) -> None:
         for handler in self.handlers.values():
             await handler.wait_count("open", 1, CONTROL)
@@ -101,177 +107,194 @@ def run(test: Callable[[], Coroutine[None, None, None]]) -> None:
         runner.run(test())
 
 
-def with_pair(body: Callable[[Pair], Coroutine[None, None, None]], **kwargs: object) -> None:
-    async def test() -> None:
-        pair = Pair(**kwargs)  # type: ignore[arg-type] # the tests name the fields
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+P = ParamSpec("P")
+Lent = TypeVar("Lent", bound=Closable)
+
+
+def on_loop(test: Callable[P, Coroutine[None, None, None]]) -> Callable[P, None]:
+    """A test on a loop of its own."""
+
+    @wraps(test)
+    def run_it(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(lambda: test(*args, **kwargs))
+
+    return run_it
+
+
+def lent(
+    make: Callable[[], Lent],
+) -> Callable[[Callable[Concatenate[Lent, P], Coroutine[None, None, None]]], Callable[P, None]]:
+    """The test's first argument is made on its loop, and closed after it."""
+
+    def decorate(test: Callable[Concatenate[Lent, P], Coroutine[None, None, None]]) -> Callable[P, None]:
+        @wraps(test)
+        async def with_it(*args: P.args, **kwargs: P.kwargs) -> None:
+            made = make()
+            try:
+                await test(made, *args, **kwargs)
+            finally:
+                made.close()
+
+        _, *others = signature(test).parameters.values()
+        with_it.__signature__ = Signature(others)  # type: ignore[attr-defined]  # pytest looks for fixtures there
+        return on_loop(with_it)
+
+    return decorate
+
+
+def paired(
+    settings: TcpSettings | None = None, cluster_ids: tuple[str, str] = ("c", "c")
+) -> Callable[[Callable[Concatenate[Pair, P], Coroutine[None, None, None]]], Callable[P, None]]:
+    """The test gets two nodes that have started."""
+
+    def make() -> Pair:
+        pair = Pair(settings, cluster_ids)
         pair.start(ONE)
         pair.start(TWO)
-        try:
-            await body(pair)
-        finally:
-            for network in pair.networks.values():
-                network.close()
+        return pair
 
-    run(test)
+    return lent(make)
 
 
 # ----------------------------------------------------------------------------------------------------- sessions
-def test_one_session_per_channel_opens_on_both_sides() -> None:
-    async def body(pair: Pair) -> None:
-        await pair.both_open()
-        for node, peer in ((ONE, TWO), (TWO, ONE)):
-            assert all(pair.networks[node].is_open(peer, c) for c in Channel)
-            assert sorted(e for e in pair.handlers[node].events) == [("open", peer, CONTROL), ("open", peer, DATA)]
-
-    with_pair(body)
+@paired()
+async def test_one_session_per_channel_opens_on_both_sides(pair: Pair) -> None:
+    await pair.both_open()
+    for node, peer in ((ONE, TWO), (TWO, ONE)):
+        assert all(pair.networks[node].is_open(peer, c) for c in Channel)
+        assert sorted(e for e in pair.handlers[node].events) == [("open", peer, CONTROL), ("open", peer, DATA)]
 
 
-def test_messages_arrive_once_in_order_and_whole_on_their_channel() -> None:
-    async def body(pair: Pair) -> None:
-        await pair.both_open()
-        sent = [b"%d" % i * (i % 50) for i in range(3000)]
-        for payload in sent:
-            assert pair.networks[ONE].send(TWO, CONTROL, [payload[:1], b"", payload[1:]])
-            assert pair.networks[TWO].send(ONE, DATA, [payload])
-        await pair.handlers[TWO].wait_count("message", len(sent), CONTROL)
-        await pair.handlers[ONE].wait_count("message", len(sent), DATA)
-        assert pair.handlers[TWO].messages(CONTROL) == sent
-        assert pair.handlers[ONE].messages(DATA) == sent
-
-    with_pair(body)
+@paired()
+async def test_messages_arrive_once_in_order_and_whole_on_their_channel(pair: Pair) -> None:
+    await pair.both_open()
+    sent = [b"%d" % i * (i % 50) for i in range(3000)]
+    for payload in sent:
+        assert pair.networks[ONE].send(TWO, CONTROL, [payload[:1], b"", payload[1:]])
+        assert pair.networks[TWO].send(ONE, DATA, [payload])
+    await pair.handlers[TWO].wait_count("message", len(sent), CONTROL)
+    await pair.handlers[ONE].wait_count("message", len(sent), DATA)
+    assert pair.handlers[TWO].messages(CONTROL) == sent
+    assert pair.handlers[ONE].messages(DATA) == sent
 
 
-def test_big_messages_pass_between_small_ones_and_stay_intact() -> None:
-    async def body(pair: Pair) -> None:
-        await pair.both_open()
-        big = bytes(range(256)) * (20 << 12)  # 20 MiB: many chunks of the socket
-        messages: list[list[Buffer]] = [[b"a"], [memoryview(big), b"tail"], [b"b"]]
-        for parts in messages:
-            assert pair.networks[ONE].send(TWO, DATA, parts)
-        await pair.handlers[TWO].wait_count("message", 3, DATA)
-        assert pair.handlers[TWO].messages(DATA) == [b"a", big + b"tail", b"b"]
-
-    with_pair(body)
+@paired()
+async def test_big_messages_pass_between_small_ones_and_stay_intact(pair: Pair) -> None:
+    await pair.both_open()
+    big = bytes(range(256)) * (20 << 12)  # 20 MiB: many chunks of the socket
+    messages: list[list[Buffer]] = [[b"a"], [memoryview(big), b"tail"], [b"b"]]
+    for parts in messages:
+        assert pair.networks[ONE].send(TWO, DATA, parts)
+    await pair.handlers[TWO].wait_count("message", 3, DATA)
+    assert pair.handlers[TWO].messages(DATA) == [b"a", big + b"tail", b"b"]
 
 
-def test_the_receiver_may_keep_received_memory() -> None:
-    async def body(pair: Pair) -> None:
-        await pair.both_open()
-        sent = [bytes([i]) * 70_000 for i in range(20)]
-        for payload in sent:
-            pair.networks[ONE].send(TWO, DATA, [payload])
-        await pair.handlers[TWO].wait_count("message", len(sent), DATA)
-        assert pair.handlers[TWO].messages(DATA) == sent  # read only now, long after they arrived
-        assert all(e[3].readonly for e in pair.handlers[TWO].events if e[0] == "message")  # type: ignore[attr-defined] # a memoryview
-
-    with_pair(body)
+@paired()
+async def test_the_receiver_may_keep_received_memory(pair: Pair) -> None:
+    await pair.both_open()
+    sent = [bytes([i]) * 70_000 for i in range(20)]
+    for payload in sent:
+        pair.networks[ONE].send(TWO, DATA, [payload])
+    await pair.handlers[TWO].wait_count("message", len(sent), DATA)
+    assert pair.handlers[TWO].messages(DATA) == sent  # read only now, long after they arrived
+    assert all(e[3].readonly for e in pair.handlers[TWO].events if e[0] == "message")  # type: ignore[attr-defined] # a memoryview
 
 
-def test_without_a_session_nothing_is_sent() -> None:
-    async def test() -> None:
-        pair = Pair()
-        network, _ = pair.start(ONE)
-        assert not network.send(TWO, CONTROL, [b"x"])
-        assert not network.is_open(TWO, CONTROL)
-        assert network.backlog_bytes(TWO, CONTROL) == 0
-        assert not network.send(NodeId(9), CONTROL, [b"x"])
+@on_loop
+async def test_without_a_session_nothing_is_sent() -> None:
+    pair = Pair()
+    network, _ = pair.start(ONE)
+    assert not network.send(TWO, CONTROL, [b"x"])
+    assert not network.is_open(TWO, CONTROL)
+    assert network.backlog_bytes(TWO, CONTROL) == 0
+    assert not network.send(NodeId(9), CONTROL, [b"x"])
+    network.close()
+
+
+@paired()
+async def test_a_restarted_peer_gets_a_fresh_session_after_the_old_one_is_closed(pair: Pair) -> None:
+    await pair.both_open()
+    pair.networks[TWO].close()
+    await pair.handlers[ONE].wait_count("close", 1, CONTROL)
+    assert not pair.networks[ONE].is_open(TWO, CONTROL)
+    assert not pair.networks[ONE].send(TWO, CONTROL, [b"lost"])
+    pair.listeners[TWO] = bind_listener(*pair.peers[TWO])
+    _, second = pair.start(TWO)
+    await pair.handlers[ONE].wait_count("open", 2, CONTROL)
+    assert pair.networks[ONE].send(TWO, CONTROL, [b"fresh"])
+    await second.wait_count("message", 1)
+    assert second.messages() == [b"fresh"]
+    kinds = [e[0] for e in pair.handlers[ONE].events if e[2] == CONTROL]
+    assert kinds == ["open", "close", "open"]
+
+
+@on_loop
+async def test_a_peer_that_starts_later_is_found() -> None:
+    pair = Pair()
+    pair.listeners.pop(TWO).close()
+    pair.start(ONE)
+    pair.listeners[TWO] = bind_listener(*pair.peers[TWO])
+    pair.start(TWO)
+    await pair.both_open()
+    for network in pair.networks.values():
         network.close()
 
-    run(test)
 
-
-def test_a_restarted_peer_gets_a_fresh_session_after_the_old_one_is_closed() -> None:
-    async def body(pair: Pair) -> None:
-        await pair.both_open()
-        pair.networks[TWO].close()
-        await pair.handlers[ONE].wait_count("close", 1, CONTROL)
-        assert not pair.networks[ONE].is_open(TWO, CONTROL)
-        assert not pair.networks[ONE].send(TWO, CONTROL, [b"lost"])
-        pair.listeners[TWO] = bind_listener(*pair.peers[TWO])
-        _, second = pair.start(TWO)
-        await pair.handlers[ONE].wait_count("open", 2, CONTROL)
-        assert pair.networks[ONE].send(TWO, CONTROL, [b"fresh"])
-        await second.wait_count("message", 1)
-        assert second.messages() == [b"fresh"]
-        kinds = [e[0] for e in pair.handlers[ONE].events if e[2] == CONTROL]
-        assert kinds == ["open", "close", "open"]
-
-    with_pair(body)
-
-
-def test_a_peer_that_starts_later_is_found() -> None:
-    async def test() -> None:
-        pair = Pair()
-        pair.listeners.pop(TWO).close()
-        pair.start(ONE)
-        pair.listeners[TWO] = bind_listener(*pair.peers[TWO])
-        pair.start(TWO)
-        await pair.both_open()
-        for network in pair.networks.values():
-            network.close()
-
-    run(test)
-
-
-def test_after_close_the_handler_is_not_called() -> None:
-    async def body(pair: Pair) -> None:
-        await pair.both_open()
-        before = list(pair.handlers[ONE].events)
-        pair.networks[ONE].close()
-        await pair.handlers[TWO].wait_count("close", 1, CONTROL)
-        await pair.handlers[TWO].wait_count("close", 1, DATA)
-        assert pair.handlers[ONE].events == before
-
-    with_pair(body)
+@paired()
+async def test_after_close_the_handler_is_not_called(pair: Pair) -> None:
+    await pair.both_open()
+    before = list(pair.handlers[ONE].events)
+    pair.networks[ONE].close()
+    await pair.handlers[TWO].wait_count("close", 1, CONTROL)
+    await pair.handlers[TWO].wait_count("close", 1, DATA)
+    assert pair.handlers[ONE].events == before
 
 
 # --------------------------------------------------------------------------------------------------- replacement
-def test_a_newer_session_of_a_peer_replaces_the_older_one_and_the_close_comes_first() -> None:
-    async def test() -> None:
-        pair = Pair()
-        network, handler = pair.start(TWO)
-        first = await _dial(pair, serial=1)
-        await handler.wait_count("open", 1)
-        second = await _dial(pair, serial=2)
-        await handler.wait_count("open", 2)
-        assert [e[0] for e in handler.events] == ["open", "close", "open"]
-        async with asyncio.timeout(PATIENCE_S):
-            await first[0].read()  # until EOF: the node closes the older connection
-        second[1].write(frame(b"new"))
-        await handler.wait_count("message", 1)
-        assert handler.messages() == [b"new"]
-        network.close()
-
-    run(test)
+@on_loop
+async def test_a_newer_session_of_a_peer_replaces_the_older_one_and_the_close_comes_first() -> None:
+    pair = Pair()
+    network, handler = pair.start(TWO)
+    first = await _dial(pair, serial=1)
+    await handler.wait_count("open", 1)
+    second = await _dial(pair, serial=2)
+    await handler.wait_count("open", 2)
+    assert [e[0] for e in handler.events] == ["open", "close", "open"]
+    async with asyncio.timeout(PATIENCE_S):
+        await first[0].read()  # until EOF: the node closes the older connection
+    second[1].write(frame(b"new"))
+    await handler.wait_count("message", 1)
+    assert handler.messages() == [b"new"]
+    network.close()
 
 
-def test_an_older_session_of_the_same_process_does_not_replace_a_newer_one() -> None:
-    async def test() -> None:
-        pair = Pair()
-        network, handler = pair.start(TWO)
-        await _dial(pair, serial=5)
-        await handler.wait_count("open", 1)
-        late = await _dial(pair, serial=4)
-        assert await late[0].read() == b""
-        assert [e[0] for e in handler.events] == ["open"]
-        assert network.is_open(ONE, CONTROL)
-        network.close()
-
-    run(test)
+@on_loop
+async def test_an_older_session_of_the_same_process_does_not_replace_a_newer_one() -> None:
+    pair = Pair()
+    network, handler = pair.start(TWO)
+    await _dial(pair, serial=5)
+    await handler.wait_count("open", 1)
+    late = await _dial(pair, serial=4)
+    assert await late[0].read() == b""
+    assert [e[0] for e in handler.events] == ["open"]
+    assert network.is_open(ONE, CONTROL)
+    network.close()
 
 
-def test_a_new_process_of_a_peer_replaces_the_session_of_the_old_one() -> None:
-    async def test() -> None:
-        pair = Pair()
-        network, handler = pair.start(TWO)
-        await _dial(pair, serial=5)
-        await handler.wait_count("open", 1)
-        await _dial(pair, serial=1, process=b"q" * 16)
-        await handler.wait_count("open", 2)
-        assert [e[0] for e in handler.events] == ["open", "close", "open"]
-        network.close()
-
-    run(test)
+@on_loop
+async def test_a_new_process_of_a_peer_replaces_the_session_of_the_old_one() -> None:
+    pair = Pair()
+    network, handler = pair.start(TWO)
+    await _dial(pair, serial=5)
+    await handler.wait_count("open", 1)
+    await _dial(pair, serial=1, process=b"q" * 16)
+    await handler.wait_count("open", 2)
+    assert [e[0] for e in handler.events] == ["open", "close", "open"]
+    network.close()
 
 
 # ----------------------------------------------------------------------------------------------------- strangers
@@ -327,126 +350,110 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_a_stranger_is_closed_and_no_other_session_notices(name: str) -> None:
-    async def body(pair: Pair) -> None:
-        await pair.both_open()
-        before = list(pair.handlers[TWO].events)
-        reader, writer = await _connect(pair)
-        writer.write(STRANGERS[name])
-        async with asyncio.timeout(PATIENCE_S):
-            try:
-                assert await reader.read() == b""
-            except ConnectionResetError:
-                pass  # closed with our bytes unread: equally good
-        assert pair.handlers[TWO].events == before
-        assert pair.networks[ONE].send(TWO, CONTROL, [b"still here"])
-        await pair.handlers[TWO].wait_count("message", 1)
-
-    with_pair(body)
-
-
-def test_garbage_on_an_open_session_closes_only_that_session() -> None:
-    async def test() -> None:
-        pair = Pair()
-        network, handler = pair.start(TWO)
-        sessions = [await _connect(pair) for _ in Channel]
-        for (_, writer), channel in zip(sessions, Channel, strict=True):
-            writer.write(hello_frame(channel=channel))
-            await handler.wait_count("open", 1, channel)
-        sessions[0][1].write(b"\xff" * HEADER_BYTES)
-        await handler.wait_count("close", 1, CONTROL)
-        async with asyncio.timeout(PATIENCE_S):
-            await sessions[0][0].read()
-        assert network.is_open(ONE, DATA)
-        network.close()
-
-    run(test)
-
-
-def test_nodes_of_different_clusters_never_open_a_session() -> None:
-    async def body(pair: Pair) -> None:
-        reader, writer = await _connect(pair)
-        writer.write(hello_frame())
-        async with asyncio.timeout(PATIENCE_S):
-            await reader.read()
-        assert pair.handlers[ONE].events == []
-        assert pair.handlers[TWO].events == []
-
-    with_pair(body, cluster_ids=("c", "d"))
-
-
-def test_a_connection_that_sends_nothing_is_closed() -> None:
-    async def body(pair: Pair) -> None:
-        await pair.both_open()
-        reader, _ = await _connect(pair)
-        async with asyncio.timeout(PATIENCE_S):
+@paired()
+async def test_a_stranger_is_closed_and_no_other_session_notices(pair: Pair, name: str) -> None:
+    await pair.both_open()
+    before = list(pair.handlers[TWO].events)
+    reader, writer = await _connect(pair)
+    writer.write(STRANGERS[name])
+    async with asyncio.timeout(PATIENCE_S):
+        try:
             assert await reader.read() == b""
+        except ConnectionResetError:
+            pass  # closed with our bytes unread: equally good
+    assert pair.handlers[TWO].events == before
+    assert pair.networks[ONE].send(TWO, CONTROL, [b"still here"])
+    await pair.handlers[TWO].wait_count("message", 1)
 
-    with_pair(body, settings=TcpSettings(hello_timeout_ms=20, idle_ping_ms=10, redial_min_ms=1))
+
+@on_loop
+async def test_garbage_on_an_open_session_closes_only_that_session() -> None:
+    pair = Pair()
+    network, handler = pair.start(TWO)
+    sessions = [await _connect(pair) for _ in Channel]
+    for (_, writer), channel in zip(sessions, Channel, strict=True):
+        writer.write(hello_frame(channel=channel))
+        await handler.wait_count("open", 1, channel)
+    sessions[0][1].write(b"\xff" * HEADER_BYTES)
+    await handler.wait_count("close", 1, CONTROL)
+    async with asyncio.timeout(PATIENCE_S):
+        await sessions[0][0].read()
+    assert network.is_open(ONE, DATA)
+    network.close()
 
 
-def test_one_connection_too_many_without_a_hello_evicts_the_oldest() -> None:
-    async def body(pair: Pair) -> None:
-        await pair.both_open()
-        first, _second, _third = [await _connect(pair) for _ in range(3)]
-        async with asyncio.timeout(PATIENCE_S):
-            try:
-                assert await first[0].read() == b""
-            except ConnectionResetError:
-                pass  # dropped before it was read: equally good
-        reader, writer = await _connect(pair)
-        writer.write(hello_frame(process=b"z" * 16))
-        async with asyncio.timeout(PATIENCE_S):
-            assert await reader.read(1), "a peer that says hello is answered, however many other connections are silent"
+@paired(cluster_ids=("c", "d"))
+async def test_nodes_of_different_clusters_never_open_a_session(pair: Pair) -> None:
+    reader, writer = await _connect(pair)
+    writer.write(hello_frame())
+    async with asyncio.timeout(PATIENCE_S):
+        await reader.read()
+    assert pair.handlers[ONE].events == []
+    assert pair.handlers[TWO].events == []
 
-    with_pair(body, settings=TcpSettings(pending_connections_max=2, redial_min_ms=1, hello_timeout_ms=60_000))
+
+@paired(settings=TcpSettings(hello_timeout_ms=20, idle_ping_ms=10, redial_min_ms=1))
+async def test_a_connection_that_sends_nothing_is_closed(pair: Pair) -> None:
+    await pair.both_open()
+    reader, _ = await _connect(pair)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await reader.read() == b""
+
+
+@paired(settings=TcpSettings(pending_connections_max=2, redial_min_ms=1, hello_timeout_ms=60_000))
+async def test_one_connection_too_many_without_a_hello_evicts_the_oldest(pair: Pair) -> None:
+    await pair.both_open()
+    first, _second, _third = [await _connect(pair) for _ in range(3)]
+    async with asyncio.timeout(PATIENCE_S):
+        try:
+            assert await first[0].read() == b""
+        except ConnectionResetError:
+            pass  # dropped before it was read: equally good
+    reader, writer = await _connect(pair)
+    writer.write(hello_frame(process=b"z" * 16))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await reader.read(1), "a peer that says hello is answered, however many other connections are silent"
 
 
 # ------------------------------------------------------------------------------------------- keepalive, backlog
-def test_a_silent_peer_is_dropped() -> None:
-    async def test() -> None:
-        pair = Pair(TcpSettings(idle_ping_ms=20, silence_ms_max=100, redial_min_ms=1))
-        network, handler = pair.start(TWO)
-        await _dial(pair, serial=1)  # sends a hello, and nothing after it
-        await handler.wait_count("close", 1)
-        assert not network.is_open(ONE, CONTROL)
-        network.close()
-
-    run(test)
+@on_loop
+async def test_a_silent_peer_is_dropped() -> None:
+    pair = Pair(TcpSettings(idle_ping_ms=20, silence_ms_max=100, redial_min_ms=1))
+    network, handler = pair.start(TWO)
+    await _dial(pair, serial=1)  # sends a hello, and nothing after it
+    await handler.wait_count("close", 1)
+    assert not network.is_open(ONE, CONTROL)
+    network.close()
 
 
-def test_idle_sessions_are_kept_open_by_pings() -> None:
-    async def test() -> None:
-        pair = Pair(TcpSettings(idle_ping_ms=20, silence_ms_max=5_000, redial_min_ms=1))
-        network, handler = pair.start(TWO)
-        reader, _ = await _dial(pair, serial=1)
-        await handler.wait_count("open", 1)
-        async with asyncio.timeout(PATIENCE_S):
-            hello = len(hello_frame())
-            data = await reader.readexactly(hello + 3 * HEADER_BYTES)
-        assert data[hello:] == frame(b"", FrameKind.PING) * 3
-        network.close()
-
-    run(test)
+@on_loop
+async def test_idle_sessions_are_kept_open_by_pings() -> None:
+    pair = Pair(TcpSettings(idle_ping_ms=20, silence_ms_max=5_000, redial_min_ms=1))
+    network, handler = pair.start(TWO)
+    reader, _ = await _dial(pair, serial=1)
+    await handler.wait_count("open", 1)
+    async with asyncio.timeout(PATIENCE_S):
+        hello = len(hello_frame())
+        data = await reader.readexactly(hello + 3 * HEADER_BYTES)
+    assert data[hello:] == frame(b"", FrameKind.PING) * 3
+    network.close()
 
 
-def test_a_peer_that_does_not_read_is_dropped_at_the_cap() -> None:
-    async def test() -> None:
-        pair = Pair(TcpSettings(session_buffer_bytes_max=8 << 20, redial_min_ms=1))
-        network, handler = pair.start(TWO)
-        await _dial(pair, serial=1)  # reads nothing
-        await handler.wait_count("open", 1)
-        block = b"x" * (1 << 20)
-        for _ in range(100):
-            if not network.send(ONE, CONTROL, [block]):
-                break
-            assert network.backlog_bytes(ONE, CONTROL) <= (9 << 20) + 64
-        assert not network.is_open(ONE, CONTROL)
-        assert handler.events == [("open", ONE, CONTROL)]  # never from inside the call
-        await handler.wait_count("close", 1)
-        network.close()
-
-    run(test)
+@on_loop
+async def test_a_peer_that_does_not_read_is_dropped_at_the_cap() -> None:
+    pair = Pair(TcpSettings(session_buffer_bytes_max=8 << 20, redial_min_ms=1))
+    network, handler = pair.start(TWO)
+    await _dial(pair, serial=1)  # reads nothing
+    await handler.wait_count("open", 1)
+    block = b"x" * (1 << 20)
+    for _ in range(100):
+        if not network.send(ONE, CONTROL, [block]):
+            break
+        assert network.backlog_bytes(ONE, CONTROL) <= (9 << 20) + 64
+    assert not network.is_open(ONE, CONTROL)
+    assert handler.events == [("open", ONE, CONTROL)]  # never from inside the call
+    await handler.wait_count("close", 1)
+    network.close()
 
 
 def test_a_peer_that_never_stops_sending_makes_the_node_hold_at_most_two_messages() -> None:
@@ -498,15 +505,13 @@ while True:
 """
 
 
-def test_a_message_beyond_the_frame_limit_is_the_callers_error() -> None:
-    async def body(pair: Pair) -> None:
-        await pair.both_open()
-        with pytest.raises(ValueError, match="frame limit"):
-            pair.networks[ONE].send(TWO, CONTROL, [b"x" * 2001])
-        assert pair.networks[ONE].send(TWO, CONTROL, [b"x" * 2000])
-        await pair.handlers[TWO].wait_count("message", 1)
-
-    with_pair(body, settings=TcpSettings(frame_bytes_max=2000, redial_min_ms=1))
+@paired(settings=TcpSettings(frame_bytes_max=2000, redial_min_ms=1))
+async def test_a_message_beyond_the_frame_limit_is_the_callers_error(pair: Pair) -> None:
+    await pair.both_open()
+    with pytest.raises(ValueError, match="frame limit"):
+        pair.networks[ONE].send(TWO, CONTROL, [b"x" * 2001])
+    assert pair.networks[ONE].send(TWO, CONTROL, [b"x" * 2000])
+    await pair.handlers[TWO].wait_count("message", 1)
 
 
 @pytest.mark.parametrize("at", [0, 4, 8, 12, 13, -1], ids=["length", "kind", "crc", "header's crc", "first", "last"])

@@ -10,7 +10,7 @@ import pytest
 from smq.raft_state.ids import NodeId
 from smq.replication.net import connection as tcp_connection
 from smq.replication.ports import Channel
-from tests.unit.replication.net.test_tcp import CONTROL, ONE, TWO, Pair, Recorder, with_pair
+from tests.unit.replication.net.test_tcp import CONTROL, ONE, TWO, Pair, Recorder, paired
 
 
 def test_thousands_of_frames_that_arrive_together_are_handled_in_order_over_several_turns(
@@ -45,7 +45,7 @@ def test_thousands_of_frames_that_arrive_together_are_handled_in_order_over_seve
         stretch = tcp_connection.HANDLING_NS_MAX // 1_000_000
         assert max(turns.values()) <= 2 * stretch  # one when it is read, and one more in the same turn
 
-    with_pair(body)
+    paired()(body)()
 
 
 def test_connections_share_a_turn_and_none_starves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from smq.replication.net.connection import Connection
 from smq.replication.net.frames import FrameKind, frame_header
 from smq.replication.net.tcp import TcpSettings
 from smq.replication.ports import Buffer
-from tests.unit.replication.net.test_tcp import DATA, ONE, TWO, Pair, run, with_pair
+from tests.unit.replication.net.test_tcp import DATA, ONE, TWO, Pair, paired, run
 
 CALLS = Path("/proc/thread-self/io")
 FRAMES = 100
@@ -77,4 +77,4 @@ def test_a_frame_is_one_system_call(size: int) -> None:
         assert FRAMES <= calls() - before <= 1.1 * FRAMES
 
     minute_ms = 60_000  # pings of idle sessions would count as well, more of them on a slow machine
-    with_pair(body, settings=TcpSettings(idle_ping_ms=minute_ms, silence_ms_max=2 * minute_ms))
+    paired(TcpSettings(idle_ping_ms=minute_ms, silence_ms_max=2 * minute_ms))(body)()

@@ -311,12 +311,14 @@ def test_a_leader_without_power_is_replaced_although_its_sessions_stay_open() ->
     wait(world, lambda: world.leader() is not None, ms=1_000)
 
 
-def test_an_isolated_leader_steps_down_within_its_fallback() -> None:
+def test_an_isolated_leader_steps_down_within_its_fallback_and_has_voted_in_its_term_nevertheless() -> None:
     world = calm()
     leader = elected(world)
+    term = leader.engine.term
     isolate(world, leader)
     wait(world, lambda: not leader.engine.is_leader, ms=600)
     assert leader.engine.leader is None
+    assert (leader.engine.journal.term, leader.engine.journal.voted_for) == (term, leader.node)
 
 
 def test_a_leader_stays_while_the_disks_of_all_followers_hang() -> None:

@@ -138,13 +138,6 @@ def test_a_sign_of_life_overtakes_entries_and_is_dropped_if_the_vote_is_not_on_d
     assert desk.sync_one() == ["durable"], "it was not kept"
 
 
-def test_what_waited_for_a_session_goes_with_it() -> None:
-    desk = Desk()
-    desk.execute((VOTE, Needs.EVERYTHING), changes=desk.changes())
-    desk.executor.drop_session(A)
-    assert desk.sync_one() == ["durable"]
-
-
 def test_what_waited_for_a_session_does_not_leave_with_the_first_message_of_the_next() -> None:
     desk = Desk()
     desk.execute((VOTE, Needs.EVERYTHING), changes=desk.changes())

@@ -342,14 +342,6 @@ def test_nothing_but_the_answer_to_a_question_confirms_a_read() -> None:
     assert indexes == []
 
 
-def test_reads_end_with_the_leadership() -> None:
-    _, lead = leading(1, term=2)
-    indexes: list[int | None] = []
-    lead.begin_read(indexes.append)
-    lead.end()
-    assert indexes == [None]
-
-
 def test_reads_of_callers_that_gave_up_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raft_leader, "READS_MAX", 2)
     _, lead = leading(1, term=2)
@@ -427,13 +419,6 @@ def test_a_second_leader_of_the_term_is_a_violation() -> None:
         follower.on_append(B, append(term=1, prev=(1, 0)))
 
 
-def test_a_leader_of_an_older_term_is_answered_with_the_term() -> None:
-    view = view_of(3)
-    follower_of(view).on_append(A, append(2, term=2, prev=(1, 0)))
-    assert view.take_sent() == [TermNotice(term=3)]
-    assert view.leader is None
-
-
 def chunks(snapshot: Snapshot, size: int, *, term: int = 5) -> list[SnapshotChunk]:
     state = snapshot.state
     return [
@@ -482,17 +467,6 @@ def test_a_chunk_that_is_not_the_next_is_refused() -> None:
     follower.on_chunk(A, third)
     assert view.take_sent()[-1] == reset(view, 3, 3)
     follower.on_chunk(A, chunks(SNAPSHOT, 4)[1])
-    assert view.installed == []
-
-
-def test_half_a_snapshot_does_not_outlive_its_session() -> None:
-    view = view_of(1)
-    follower = follower_of(view)
-    first, second, third = chunks(SNAPSHOT, 4)
-    follower.on_chunk(A, first)
-    follower.forget_session(A)
-    follower.on_chunk(A, second)
-    follower.on_chunk(A, third)
     assert view.installed == []
 
 
@@ -579,9 +553,3 @@ def test_no_pre_vote_against_a_leader_that_is_heard() -> None:
     view = view_of(1)
     assert not asked(view, term=2, last=(9, 1), heard_at=view.time - 0.2)
     assert asked(view, term=2, last=(9, 1), heard_at=view.time - 0.4)
-
-
-def test_a_pre_vote_for_a_term_that_is_over_is_answered_with_the_term() -> None:
-    view = view_of(5)
-    assert not asked(view, term=5, last=(9, 5))
-    assert view.take_sent() == [TermNotice(term=5)]

@@ -1,26 +1,32 @@
-"""The Admin service: topics, DeleteRecords, settings of the cluster, and views of the cluster and of this node.
+"""The Admin service: topics, settings, groups and transactions, and views of the cluster and of this node.
 
-Owns no state: changes are proposed as commands, and views are read from what the node has applied. Only the composition
-root imports it.
+Owns no state: changes are proposed as commands or handed to the coordinator of a group or transactional id, and views
+are read from what the node has applied. Only the composition root imports it.
 """
 
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from functools import partial
+from typing import Final, TypeAlias
 
+from smq.clients.lag import LagTotal, lags_by_member, total_of
 from smq.clients.pb import smq_pb2 as pb
+from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.grpc.groups import GroupAdmin
-from smq.coordinator.grpc.service import Context, deadline_ms, guarded, request_id_of
-from smq.coordinator.grpc.transactions import TransactionAdmin
-from smq.coordinator.limits import STATUS_EVENTS_MAX
-from smq.coordinator.service.audience import told_of
-from smq.coordinator.service.lookup import find_partition, find_topic, has_leader, known_ranges
+from smq.coordinator.groups.protocols import subscriptions
+from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
+from smq.coordinator.limits import COMMIT_ITEMS_MAX, STATUS_EVENTS_MAX
+from smq.coordinator.service.audience import Audience, told_of
+from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.group_lag import PHASES, GroupPosition, Lag, assigned_partitions, lags_of, positions
+from smq.coordinator.service.lookup import find_group, find_partition, find_topic, has_leader, known_ranges
+from smq.coordinator.service.requests import check_count
 from smq.coordinator.service.settings import Settings
+from smq.coordinator.service.transactions import Transactions, open_ms, producer_of, state_name
 from smq.coordinator.service.turns import Turns
 from smq.coordinator.tls.contexts import NodeTls
-from smq.raft_state.cluster_config import CLUSTER_CONFIG, cluster_value
+from smq.raft_state.cluster_config import CLUSTER_CONFIG, cluster_value, offsets_retention_ms
 from smq.raft_state.commands import (
     AddPartitions,
     AdvanceLogStart,
@@ -31,18 +37,30 @@ from smq.raft_state.commands import (
     SetNodeDrained,
 )
 from smq.raft_state.config_keys import known_at
+from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import NodeId, Offset, TopicId, split_partition_id
+from smq.raft_state.ids import NO_REQUEST, NodeId, Offset, TopicId, split_partition_id
 from smq.raft_state.limits import TOPIC_PARTITIONS_MAX
 from smq.raft_state.replies import TopicCreated
-from smq.raft_state.state import ClusterState, NodeState, PartitionState, TopicState
+from smq.raft_state.state import (
+    AppState,
+    ClusterState,
+    GroupState,
+    NodeState,
+    PartitionState,
+    TopicState,
+    TransactionOutcome,
+    TransactionPhase,
+    TransactionState,
+)
 from smq.raft_state.topic_config import is_external
 from smq.replication.api import NodeApi, PartitionRange
 
+DELETE_ATTEMPTS: Final = 3  # the members of a group seldom change twice within one call
 Ends: TypeAlias = Mapping[tuple[str, int], PartitionRange]
 
 
-class AdminService(GroupAdmin, TransactionAdmin):
+class AdminService(Service, smq_pb2_grpc.AdminServicer):
     def __init__(
         self,
         node: NodeApi,
@@ -52,7 +70,9 @@ class AdminService(GroupAdmin, TransactionAdmin):
         own_warnings: Callable[[], list[str]],
         events: Callable[[], Iterable[tuple[float, str, str]]],
     ) -> None:
-        super().__init__(node, groups)
+        self.audience = Audience(node=node)
+        self._calls = NodeCalls(node)
+        self._groups = groups
         self._settings = settings
         self._tls = tls
         self._own_warnings = own_warnings
@@ -243,6 +263,134 @@ class AdminService(GroupAdmin, TransactionAdmin):
             )
         return out
 
+    # ----------------------------------------------------------------------------------------------------------- groups
+    @guarded
+    async def ListGroups(self, request: pb.ListGroupsRequest, context: Context) -> pb.ListGroupsResponse:
+        await self._calls.barrier(deadline_ms(request.timeout_ms, context))
+        groups = self._calls.node.state.groups
+        return pb.ListGroupsResponse(groups=[_group_summary(group) for _, group in sorted(groups.items())])
+
+    @guarded
+    async def DescribeGroup(self, request: pb.DescribeGroupRequest, context: Context) -> pb.DescribeGroupResponse:
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        group = await find_group(self._calls, request.group, timeout_ms)
+        state = self._calls.node.state
+        slot = coordinator_of(state, group.name)
+        out = pb.DescribeGroupResponse(
+            group=_group_summary(group), protocol=group.protocol, coordinator=slot.node if slot.node else None
+        )
+        assigned = {
+            m.member.member_id: sorted(assigned_partitions(group, m.assignment)) for m in group.members.values()
+        }
+        for m in group.members.values():
+            out.members.append(
+                pb.GroupMemberInfo(
+                    member_id=m.member.member_id,
+                    instance_id=m.member.instance_id or None,
+                    client_id=m.member.client_id,
+                    client_host=m.member.client_host,
+                    session_timeout_ms=m.member.session_timeout_ms,
+                    assignment=m.assignment,
+                    partitions=[pb.TopicPartition(topic=t, partition=p) for t, p in assigned[m.member.member_id]],
+                )
+            )
+        places = [at async for at in Turns().over(positions(state, group))]
+        lags = await lags_of(self._calls, places, timeout_ms, with_sizes=request.with_sizes, now_ns=time.time_ns())
+        async for at, lag in Turns().over(zip(places, lags, strict=True)):
+            out.offsets.append(_offset(at, lag))
+        figures = {(at.topic, int(at.part.index)): lag.figures for at, lag in zip(places, lags, strict=True)}
+        by_member = lags_by_member(assigned, figures)
+        for info in out.members:
+            info.lag.CopyFrom(_total(by_member[info.member_id]))
+        out.lag.CopyFrom(_total(total_of(figures.values())))
+        return out
+
+    @guarded
+    async def DeleteGroup(self, request: pb.DeleteGroupRequest, context: Context) -> pb.DeleteGroupResponse:
+        request_id, timeout_ms = request_id_of(request.request_id), deadline_ms(request.timeout_ms, context)
+        await self._calls.change(
+            lambda done: self._groups.delete_group(request.group, request_id, timeout_ms, done), timeout_ms
+        )
+        return pb.DeleteGroupResponse()
+
+    @guarded
+    async def DeleteOffsets(self, request: pb.DeleteOffsetsRequest, context: Context) -> pb.DeleteOffsetsResponse:
+        check_count("partitions", request.partitions, COMMIT_ITEMS_MAX)
+        request_id, timeout_ms = request_id_of(request.request_id), deadline_ms(request.timeout_ms, context)
+        group = await find_group(self._calls, request.group, timeout_ms)
+        pids = tuple(
+            [(await find_partition(self._calls, p.topic, p.partition, timeout_ms)).pid for p in request.partitions]
+        )
+        for attempt in range(DELETE_ATTEMPTS):
+            _check_not_subscribed(group, {p.topic for p in request.partitions})
+            begin = partial(self._groups.delete_offsets, group.name, group.generation, pids, request_id, timeout_ms)
+            try:
+                await self._calls.change(begin, timeout_ms)
+                return pb.DeleteOffsetsResponse()
+            except SmqError as e:
+                if e.code is not ErrorCode.ILLEGAL_GENERATION or attempt + 1 == DELETE_ATTEMPTS:
+                    raise
+            # The members have changed. The refusal is remembered under the id, so the next attempt has none.
+            request_id, group = NO_REQUEST, await find_group(self._calls, request.group, timeout_ms)
+        raise AssertionError("the last attempt returns or raises")
+
+    # ----------------------------------------------------------------------------------------------------- transactions
+    @guarded
+    async def ListTransactions(
+        self, request: pb.ListTransactionsRequest, context: Context
+    ) -> pb.ListTransactionsResponse:
+        await self._calls.barrier(deadline_ms(request.timeout_ms, context))
+        state = self._calls.node.state
+        found = [transaction for _, transaction in sorted(state.transactions.items())]
+        shown = [_transaction_summary(state, t) async for t in Turns().over(found)]
+        return pb.ListTransactionsResponse(transactions=shown)
+
+    @guarded
+    async def DescribeTransaction(
+        self, request: pb.DescribeTransactionRequest, context: Context
+    ) -> pb.DescribeTransactionResponse:
+        transaction = await self._find_transaction(request.transactional_id, deadline_ms(request.timeout_ms, context))
+        state = self._calls.node.state
+        slot = coordinator_of(state, transaction.transactional_id)
+        out = pb.DescribeTransactionResponse(
+            transaction=_transaction_summary(state, transaction),
+            coordinator=slot.node if slot.node else None,
+            groups=sorted(transaction.offsets),
+        )
+        for pid in sorted(transaction.partitions):
+            topic_id, index = split_partition_id(pid)
+            out.partitions.append(pb.TopicPartition(topic=state.topic_names.get(topic_id, ""), partition=index))
+        return out
+
+    @guarded
+    async def AbortTransaction(
+        self, request: pb.AbortTransactionRequest, context: Context
+    ) -> pb.AbortTransactionResponse:
+        """A repetition finds the transaction aborted, and is answered as the first."""
+        timeout_ms = deadline_ms(request.timeout_ms, context)
+        transaction = await self._find_transaction(request.transactional_id, timeout_ms)
+        if transaction.phase is not TransactionPhase.ONGOING:
+            if transaction.outcome is TransactionOutcome.ABORTED:
+                return pb.AbortTransactionResponse()
+            name = transaction.transactional_id
+            raise SmqError(ErrorCode.INVALID_TRANSACTION_STATE, f"transactional id {name!r} has no open transaction")
+        await Transactions(self._calls, self._groups).abort(producer_of(transaction), timeout_ms)
+        return pb.AbortTransactionResponse()
+
+    @guarded
+    async def ListApps(self, request: pb.ListAppsRequest, context: Context) -> pb.ListAppsResponse:
+        await self._calls.barrier(deadline_ms(request.timeout_ms, context))
+        state = self._calls.node.state
+        apps = sorted(state.apps.items())
+        return pb.ListAppsResponse(apps=[_app(state, name, app) async for name, app in Turns().over(apps)])
+
+    async def _find_transaction(self, name: str, timeout_ms: int) -> TransactionState:
+        await self._calls.barrier(timeout_ms)
+        transaction = self._calls.node.state.transactions.get(name)
+        if transaction is None:
+            raise SmqError(ErrorCode.UNKNOWN_TRANSACTIONAL_ID, f"there is no transactional id {name!r}")
+        return transaction
+
 
 def _check_change(request: pb.AlterTopicRequest | pb.AlterClusterConfigRequest) -> None:
     if not request.set and not request.unset:
@@ -304,4 +452,73 @@ def _partition_info(partition: PartitionState, node: NodeApi) -> pb.PartitionInf
         hwm=hwm,
         next_offset=max(partition.next_offset, hwm),
         lso=hwm,
+    )
+
+
+def _check_not_subscribed(group: GroupState, topics: set[str]) -> None:
+    subscribed = subscriptions(group)
+    if subscribed is None:
+        message = f"group {group.name!r} has members that are no consumers: what they read is not known"
+        raise SmqError(ErrorCode.GROUP_NOT_EMPTY, message)
+    if still_read := sorted(topics & subscribed):
+        names = ", ".join(repr(topic) for topic in still_read[:5])
+        raise SmqError(ErrorCode.GROUP_SUBSCRIBED, f"members of group {group.name!r} subscribe to {names}")
+
+
+def _offset(at: GroupPosition, lag: Lag) -> pb.GroupOffset:
+    committed = at.committed
+    return pb.GroupOffset(
+        topic=at.topic,
+        partition=at.part.index,
+        offset=committed.position if committed is not None else None,
+        log_start=lag.log_start,
+        hwm=lag.end,
+        lag=lag.offsets,
+        end_unknown=not lag.is_end_known,
+        committed_ms=committed.committed_ms if committed is not None else 0,
+        metadata=committed.metadata if committed is not None else "",
+        lag_records=lag.records,
+        lag_bytes=lag.size_bytes,
+        lag_ms=lag.age_ms,
+    )
+
+
+def _total(total: LagTotal) -> pb.GroupLag:
+    return pb.GroupLag(
+        lag=total.offsets.value,
+        lag_records=total.records.value,
+        lag_bytes=total.size_bytes.value,
+        lag_ms=total.age_ms.value,
+        lag_at_least=total.offsets.at_least,
+    )
+
+
+def _group_summary(group: GroupState) -> pb.GroupSummary:
+    return pb.GroupSummary(
+        group=group.name,
+        state=PHASES[group.phase],
+        protocol_type=group.protocol_type,
+        members=len(group.members),
+        generation=group.generation,
+    )
+
+
+def _app(state: ClusterState, name: str, app: AppState) -> pb.App:
+    idle_ms, retention_ms = state.expiry_clock_ms - app.used_ms, offsets_retention_ms(state.config)
+    return pb.App(
+        app=name,
+        batch_id=app.batch_id,
+        idle_ms=idle_ms,
+        expires_ms=max(retention_ms - idle_ms, 0) if retention_ms else None,
+    )
+
+
+def _transaction_summary(state: ClusterState, transaction: TransactionState) -> pb.TransactionSummary:
+    return pb.TransactionSummary(
+        transactional_id=transaction.transactional_id,
+        state=state_name(transaction),
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.producer_epoch,
+        transaction_timeout_ms=transaction.timeout_ms,
+        open_ms=open_ms(state, transaction),
     )

@@ -1,24 +1,26 @@
-"""The Broker service: raw batches, offsets and ranges of partitions, and groups' commits.
+"""The Broker service: raw batches, offsets, ranges and backlogs of partitions, and groups' commits.
 
 Owns the count of its streams. Only the composition root imports it.
 """
 
+import asyncio
+import time
 from collections.abc import AsyncIterable
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import NO_MEMBER, GroupCoordinator
-from smq.coordinator.grpc.answer_budget import AnswerBudget
-from smq.coordinator.grpc.backlogs import measure_backlogs
 from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.offset_calls import Advances, Assignments, OffsetCalls
 from smq.coordinator.grpc.required import check_fields, check_offset_value, member_of
 from smq.coordinator.grpc.search import Searches
 from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
+from smq.coordinator.grpc.sessions import AnswerBudget, StreamCounts
 from smq.coordinator.limits import (
     COMMIT_ITEMS_MAX,
     DEADLINE_SLACK_MS,
     FETCH_BARRIER_MS,
+    FETCH_CONCURRENCY,
     FETCH_PARTITION_BYTES_DEFAULT,
     FETCH_PARTITIONS_MAX,
     FETCH_WAIT_MS_MAX,
@@ -28,10 +30,10 @@ from smq.coordinator.limits import (
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many, known_range
+from smq.coordinator.service.group_lag import age_ms
 from smq.coordinator.service.lookup import Start, StartAsk, find_partition, start_positions
 from smq.coordinator.service.positions import OffsetType, parse_offset_type
 from smq.coordinator.service.requests import check_count, check_group
-from smq.coordinator.service.sessions import StreamCounts
 from smq.coordinator.service.visibility import is_committed_reader, is_visible
 from smq.raft_state.commands import NO_GENERATION, OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -201,7 +203,7 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
             state = await find_partition(self._calls, o.topic, o.partition, timeout_ms)
             items.append(OffsetCommit(partition=state.pid, offset=Offset(o.offset), metadata=o.metadata))
         request_id = request_id_of(request.request_id)
-        who, generation = member_of(request) if request.HasField("member") else (NO_MEMBER, NO_GENERATION)
+        who, generation = member_of(request.member) if request.HasField("member") else (NO_MEMBER, NO_GENERATION)
 
         def begin(done: DoneFn[Reply]) -> Cancel:
             return self._groups.commit(request.group, who, generation, tuple(items), request_id, timeout_ms, done)
@@ -277,3 +279,38 @@ def _to_pb(batch: StoredBatch, has_records: bool) -> pb.Batch:
     # protobuf takes bytes only. A view of a whole bytes object is passed on as that object, without a copy.
     data = whole if isinstance(whole, bytes) and len(whole) == len(batch.data) else bytes(batch.data)
     return pb.Batch(base_offset=batch.base_offset, last_offset=batch.last_offset, ts_ns=batch.ts_ns, data=data)
+
+
+async def measure_backlogs(
+    calls: NodeCalls, audience: Audience, request: pb.MeasureBacklogsRequest, timeout_ms: int
+) -> pb.MeasureBacklogsResponse:
+    """One answer for each offset, in order; an error affects its own only."""
+    slots = asyncio.Semaphore(FETCH_CONCURRENCY)
+
+    async def measure(asked: pb.PartitionOffset) -> pb.MeasuredBacklog:
+        async with slots:
+            try:
+                return await _measured(calls, asked, timeout_ms)
+            except SmqError as e:
+                error = to_detail(audience.told(e))
+                return pb.MeasuredBacklog(topic=asked.topic, partition=asked.partition, error=error)
+
+    measured = await asyncio.gather(*(measure(asked) for asked in request.offsets))
+    return pb.MeasureBacklogsResponse(backlogs=measured)
+
+
+async def _measured(calls: NodeCalls, asked: pb.PartitionOffset, timeout_ms: int) -> pb.MeasuredBacklog:
+    if asked.offset < 0:
+        message = f"offset {asked.offset} of {asked.topic}/{asked.partition} is negative"
+        raise SmqError(ErrorCode.INVALID_OFFSET, message)
+    range_ = await calls.partition_range(asked.topic, asked.partition, timeout_ms)
+    offset = max(asked.offset, range_.log_start)
+    out = pb.MeasuredBacklog(topic=asked.topic, partition=asked.partition, offset=offset, end=range_.hwm)
+    if offset < range_.hwm:
+        backlog = await calls.backlog(asked.topic, asked.partition, offset, range_.hwm, timeout_ms)
+        if not backlog.size_bytes:
+            message = f"{asked.topic}/{asked.partition} changed during the measurement from offset {offset} on"
+            raise SmqError(ErrorCode.OFFSET_NOT_AVAILABLE, message)
+        out.size_bytes = backlog.size_bytes
+        out.age_ms = age_ms(backlog.ts_ns, time.time_ns())
+    return out

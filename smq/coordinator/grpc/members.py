@@ -1,7 +1,7 @@
 """The Groups service: members of groups that are no Kafka clients.
 
 Owns the way from the requests' fields to the group's coordinator, and the error of each outcome.
-`coordinator.membership` owns the waits. When a member rebalances, and when it is removed, is the same for both ports.
+`service.group_members` owns the waits. When a member rebalances, and when it is removed, is the same for both ports.
 Only the composition root imports it.
 """
 
@@ -14,9 +14,9 @@ from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.groups.requests import Identity, Join, Joined, Outcome, Sync
 from smq.coordinator.grpc.required import member_of
 from smq.coordinator.grpc.service import Context, Service, guarded
-from smq.coordinator.membership import Memberships, has_repeated_protocol, rebalance_timeout_of, shown_name
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.group_members import Memberships, has_repeated_protocol, rebalance_timeout_of, shown_name
 from smq.coordinator.service.requests import check_group
 from smq.raft_state.commands import GroupMember
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -79,7 +79,7 @@ class GroupService(Service, smq_pb2_grpc.GroupsServicer):
     @guarded
     async def SyncGroup(self, request: pb.SyncGroupRequest, _context: Context) -> pb.SyncGroupResponse:
         check_group(request.group)
-        who, generation = member_of(request)
+        who, generation = member_of(request.member)
         synced = await self._members.sync(
             Sync(
                 group=request.group,
@@ -96,7 +96,7 @@ class GroupService(Service, smq_pb2_grpc.GroupsServicer):
     @guarded
     async def Heartbeat(self, request: pb.HeartbeatRequest, _context: Context) -> pb.HeartbeatResponse:
         check_group(request.group)
-        who, generation = member_of(request)
+        who, generation = member_of(request.member)
         outcome = self._members.heartbeat(request.group, who, generation)
         if outcome is not Outcome.REBALANCING:
             self._check(request.group, outcome)

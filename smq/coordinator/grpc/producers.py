@@ -1,10 +1,10 @@
 """The Transactions service: producers with a transactional id.
 
-Owns the checks of the requests' fields; `coordinator.transactions` owns the way to commands. Batches of a transaction
+Owns the checks of the requests' fields; `service.transactions` owns the way to commands. Batches of a transaction
 come by PublishRecord. Only the composition root imports it.
 """
 
-from typing import Protocol
+from typing import TypeAlias
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
@@ -16,20 +16,20 @@ from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import confirm_unknown, find_partition
 from smq.coordinator.service.requests import check_count, check_group
-from smq.coordinator.transactions import Producer, Transactions, includes
+from smq.coordinator.service.transactions import Producer, Transactions, includes
 from smq.raft_state.commands import NO_GENERATION, CommitBatch, OffsetCommit, StagedTransaction
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, ProducerEpoch, ProducerId
 from smq.raft_state.limits import BATCH_TRANSACTIONS_MAX, PRODUCER_EPOCH_RETIRED, TRANSACTION_PARTITIONS_MAX
 from smq.replication.api import NodeApi
 
-
-class _Named(Protocol):
-    """What a request says of its producer."""
-
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
+_Named: TypeAlias = (  # each names its producer by three fields
+    pb.StartProducerRequest
+    | pb.AddToTransactionRequest
+    | pb.StageOffsetsRequest
+    | pb.EndTransactionRequest
+    | pb.StagedTransaction
+)
 
 
 class ProducerService(Service, smq_pb2_grpc.TransactionsServicer):
@@ -73,7 +73,7 @@ class ProducerService(Service, smq_pb2_grpc.TransactionsServicer):
             place = await find_partition(self._calls, o.topic, o.partition, timeout_ms)
             items.append(OffsetCommit(partition=place.pid, offset=Offset(o.offset), metadata=o.metadata))
         await confirm_unknown(self._calls, lambda state: includes(state, producer, request.group), timeout_ms)
-        who, generation = member_of(request) if request.HasField("member") else (NO_MEMBER, NO_GENERATION)
+        who, generation = member_of(request.member) if request.HasField("member") else (NO_MEMBER, NO_GENERATION)
         await self._transactions.stage(
             producer, request.group, tuple(items), timeout_ms, who=who, generation=generation
         )

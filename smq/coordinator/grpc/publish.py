@@ -16,6 +16,7 @@ import grpc
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.required import check_fields, check_required
+from smq.coordinator.grpc.sessions import PublishSession, PublishSessions
 from smq.coordinator.limits import (
     PUBLISH_DISK_POLL_MS,
     PUBLISH_DISK_QUEUE_BYTES_MAX,
@@ -27,7 +28,6 @@ from smq.coordinator.service.byte_budget import ByteBudget, acquire_all, overloa
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import find_partition
 from smq.coordinator.service.requests import timeout_of
-from smq.coordinator.service.sessions import PublishSession, PublishSessions
 from smq.coordinator.service.tracing import note_parent
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import INT32_MAX, NewRecord, encode_batch, is_transactional

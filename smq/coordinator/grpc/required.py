@@ -5,7 +5,7 @@ partition 0. It must never know a default: a field with one is not here. Service
 """
 
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from google.protobuf.message import Message
 
@@ -14,14 +14,6 @@ from smq.coordinator.groups.requests import Identity
 from smq.coordinator.service.positions import OffsetType
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Generation
-
-
-class _OfMember(Protocol):
-    """What a request says of the member that sends it."""
-
-    @property
-    def member(self) -> pb.GroupMember: ...
-
 
 _PRODUCER: Final = ("producer_id", "producer_epoch")
 REQUIRED: Final[dict[str, tuple[str, ...]]] = {
@@ -74,10 +66,9 @@ def check_offset_value(message: pb.ListOffsetsPartition | pb.SubscribeInit, kind
         check_fields(message, ("offset_value",))
 
 
-def member_of(request: _OfMember) -> tuple[Identity, Generation]:
-    """The member that a request names, and the generation that it says it is in. INVALID_REQUEST if that is not said,
+def member_of(member: pb.GroupMember) -> tuple[Identity, Generation]:
+    """Who sends a request, and the generation that it says it is in. INVALID_REQUEST if that is not said,
     or no generation's number."""
-    member = request.member
     check_fields(member, REQUIRED["GroupMember"])
     if member.generation < 0:
         raise SmqError(ErrorCode.INVALID_REQUEST, f"generation {member.generation} is not from JoinGroup")

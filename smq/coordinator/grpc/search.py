@@ -17,9 +17,9 @@ from typing import Final
 from crc32c import crc32c
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.grpc.answer_budget import AnswerBudget
 from smq.coordinator.grpc.records import decode_stored, record_bytes, to_pb
 from smq.coordinator.grpc.service import Context, deadline_ms
+from smq.coordinator.grpc.sessions import AnswerBudget
 from smq.coordinator.limits import (
     DECODE_CHUNK_RECORDS,
     FETCH_BARRIER_MS,

@@ -18,7 +18,7 @@ from smq.coordinator.grpc.errors import abort
 from smq.coordinator.grpc.required import check_required
 from smq.coordinator.limits import DEADLINE_SLACK_MS
 from smq.coordinator.service.audience import Audience
-from smq.coordinator.service.internal_errors import internal
+from smq.coordinator.service.calls import internal
 from smq.coordinator.service.requests import timeout_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import RequestId

@@ -1,6 +1,7 @@
-"""The cluster as Kafka clients see it: brokers, leaders, epochs, names and ids of topics.
+"""The cluster as Kafka clients see it: brokers, leaders, epochs, names of topics and groups.
 
-Owns how all handlers read the replicated state, and the creation of topics on first use. It must never say "unknown" by
+Owns how all handlers read the replicated state, the creation of topics on first use, and the prefix of groups:
+group g of Kafka is group kafka-cg-g of the cluster, with one set of offsets for both. It must never say "unknown" by
 itself: `service.lookup` asks the node, which first waits for a barrier.
 """
 
@@ -21,7 +22,7 @@ from smq.raft_state.commands import CreateTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, NodeId, Offset, TopicId
 from smq.raft_state.levels import FeatureNotEnabled, check_keys
-from smq.raft_state.limits import TOPIC_NAME_CHARS_MAX
+from smq.raft_state.limits import GROUP_NAME_BYTES_MAX, TOPIC_NAME_CHARS_MAX
 from smq.raft_state.names import is_topic_name
 from smq.raft_state.refusal import Refused
 from smq.raft_state.replies import TopicCreated
@@ -220,3 +221,11 @@ class LeaderHints:
     @property
     def endpoints(self) -> list[Struct]:
         return list(self._named.values())
+
+
+PREFIX: Final = "kafka-cg-"
+
+
+def is_group(name: str) -> bool:
+    """Whether a group can have this name. A longer one need not travel through Raft to be refused."""
+    return bool(name) and len((PREFIX + name).encode()) <= GROUP_NAME_BYTES_MAX

@@ -12,15 +12,16 @@ from typing import Final
 from smq.coordinator.groups.protocols import subscriptions
 from smq.coordinator.groups.requests import Identity
 from smq.coordinator.kafka.cluster import (
+    PREFIX,
     barrier_failure,
     confirmation_failure,
     coordinator_refusal,
+    is_group,
     topic_names,
 )
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.lookup import staged_partitions
 from smq.coordinator.service.requests import check_count

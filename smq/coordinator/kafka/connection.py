@@ -18,9 +18,8 @@ import structlog
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.dispatch import Request, answer, begin, encode_response, parse_request
-from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.gateway import Gateway, InflightBytes
 from smq.coordinator.kafka.group_membership import LONG_POLLS
-from smq.coordinator.kafka.inflight import InflightBytes
 from smq.coordinator.kafka.produce import ProduceCall
 from smq.coordinator.kafka.wire import Buffer, CodecError
 from smq.coordinator.limits import (

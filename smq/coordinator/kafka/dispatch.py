@@ -24,10 +24,9 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.configs import admin as configs_admin
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.fetch import fetch
-from smq.coordinator.kafka.find_coordinator import find_coordinator
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_membership import LONG_POLLS, Client
-from smq.coordinator.kafka.producer_ids import init_producer_id
+from smq.coordinator.kafka.metadata import find_coordinator
 from smq.coordinator.kafka.tools import listings
 from smq.coordinator.kafka.tools.active_producers import describe_producers
 from smq.coordinator.kafka.tools.leader_election import elect_leaders
@@ -35,6 +34,7 @@ from smq.coordinator.kafka.tools.log_dirs import describe_log_dirs
 from smq.coordinator.kafka.tools.raft_quorum import describe_quorum
 from smq.coordinator.kafka.tools.topic_partitions import describe_topic_partitions
 from smq.coordinator.kafka.transactions import changes
+from smq.coordinator.kafka.transactions.changes import init_producer_id
 from smq.coordinator.kafka.transactions.listings import describe_transactions, list_transactions
 from smq.coordinator.kafka.transactions.offsets import txn_offset_commit
 from smq.coordinator.kafka.wire import Budget, Buffer, CodecError

@@ -3,23 +3,24 @@
 Owns the answers to readers. Batches leave as they are in the log, as parts of the response's gather list. There are no
 sessions (KIP-227): a client that asks for one gets "session 0" and goes on with full requests. Any replica serves, up
 to the high water mark that it knows, or to the last stable offset for readers of what is committed. A client that names
-its rack is sent to a replica there (KIP-392). A topic that is asked for by id is read by id: another one may have its
-name by then.
+its rack is sent to a replica there, and back to the leader if that one lags (KIP-392). A topic that is asked for by id
+is read by id: another one may have its name by then.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from smq.coordinator.kafka.cluster import LeaderHints, are_ids_known, check_epoch, topic_names
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, fetch_code_of
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.racks import is_behind, preferred_replica
 from smq.coordinator.limits import FETCH_BARRIER_MS, FETCH_WAIT_MS_MAX, KAFKA_CONFIRM_MS
+from smq.coordinator.service.audience import told_of
 from smq.coordinator.service.fetching import KnownRange, Outcome, PartitionFetch, fetch_many, known_range
 from smq.coordinator.service.lookup import confirm_unknown
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import NodeId, TopicId
-from smq.raft_state.state import PartitionState
+from smq.raft_state.ids import NodeId, Offset, TopicId
+from smq.raft_state.state import ClusterState, PartitionState
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, config_value
 from smq.replication.api import Fetched
 from smq.replication.lookup import partition_in
@@ -220,3 +221,36 @@ def _fill_range(answer: Struct, found: Fetched | KnownRange) -> None:
     answer["high_watermark"] = found.hwm
     answer["last_stable_offset"] = found.lso
     answer["log_start_offset"] = found.log_start
+
+
+# ---------------------------------------------------------------------------------------------- racks (KIP-392)
+def preferred_replica(
+    state: ClusterState,
+    partition: PartitionState,
+    ends: Mapping[NodeId, Offset],
+    *,
+    hwm: Offset,
+    rack: str,
+    offset: int,
+    listener: str,
+) -> NodeId | None:
+    """Of the followers in the client's rack that hold `offset`, the one that holds most, as Kafka's
+    RackAwareReplicaSelector. None if the leader is as near, or if only the leader can answer (out of range). `ends` are
+    the leader's `follower_ends`, and `hwm` is its own. Among equals the first replica wins, so that partitions
+    spread."""
+    leader = state.nodes.get(partition.leader)
+    if not rack or leader is None or leader.rack == rack or not partition.log_start <= offset <= hwm:
+        return None
+    near = [n for n in partition.replicas if ends.get(n, -1) >= offset and _is_reachable(state, n, rack, listener)]
+    return max(near, key=lambda n: ends[n], default=None)
+
+
+def _is_reachable(state: ClusterState, number: NodeId, rack: str, listener: str) -> bool:
+    node = state.nodes.get(number)
+    return node is not None and not node.fenced and node.rack == rack and bool(told_of(node, listener).kafka_address)
+
+
+def is_behind(found: Fetched, *, offset: int, is_ready: bool) -> bool:
+    """Whether a follower that found no records cannot know that there are none: it lacks committed records, or it has
+    lost the cluster and knows an old high water mark. Its client must not stay with it."""
+    return found.readable_end <= offset and (not is_ready or offset < found.hwm)

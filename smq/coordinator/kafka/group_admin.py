@@ -9,11 +9,10 @@ from typing import Final
 
 from smq.coordinator.groups.protocols import metadata_of
 from smq.coordinator.kafka.authorization import on_group
-from smq.coordinator.kafka.cluster import barrier_failure, coordinator_refusal
+from smq.coordinator.kafka.cluster import PREFIX, barrier_failure, coordinator_refusal, is_group
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.group_lag import PHASES
 from smq.raft_state.coordinators import slot_of

@@ -11,11 +11,11 @@ from typing import Final, TypeAlias
 
 from smq.coordinator.groups.requests import Identity, Join, Joined, Outcome, Sync, Synced
 from smq.coordinator.kafka.api_keys import ApiKey
+from smq.coordinator.kafka.cluster import PREFIX, is_group
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.group_names import PREFIX, is_group
-from smq.coordinator.membership import has_repeated_protocol, rebalance_timeout_of, shown_name
+from smq.coordinator.service.group_members import has_repeated_protocol, rebalance_timeout_of, shown_name
 from smq.raft_state.commands import GroupMember
 
 _ID_FIRST_VERSION: Final = 4  # of JoinGroup: KIP-394

@@ -1,13 +1,15 @@
 """The node's callbacks as awaitable calls: the one place where callbacks and asyncio meet.
 
-Owns the timeouts of the services' calls, all of them on one timer. A service awaits the methods of `NodeCalls`.
-Cancelling such a call withdraws its long poll. A node that never answers costs the caller its timeout and no more. All
-services may import it.
+Owns the timeouts of the services' calls, all of them on one timer, and the one log event for a bug in a handler. A
+service awaits the methods of `NodeCalls`. Cancelling such a call withdraws its long poll. A node that never answers
+costs the caller its timeout and no more. All services may import it.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
+
+import structlog
 
 from smq.coordinator.limits import TIMEOUT_GRACE_MS
 from smq.raft_state.commands import Command
@@ -201,3 +203,12 @@ class NodeCalls:
         answer = Answer[dict[PartitionId, CommittedOffset]](self.timeouts)
         self.node.fetch_offsets(group, pids, timeout_ms, answer.done)
         return await answer.result(timeout_ms)
+
+
+log = structlog.get_logger(__name__)
+
+
+def internal(where: str, error: BaseException) -> SmqError:
+    """Logs the fault with its traceback; the client gets one line."""
+    log.error("internal_error", where=where, error=repr(error), exc_info=error)
+    return SmqError(ErrorCode.INTERNAL, f"{where} failed: {type(error).__name__}: {error}")

@@ -13,8 +13,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from smq.coordinator.limits import FETCH_CONCURRENCY
-from smq.coordinator.service.calls import Answer, NodeCalls
-from smq.coordinator.service.internal_errors import internal
+from smq.coordinator.service.calls import Answer, NodeCalls, internal
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, TopicId
 from smq.raft_state.state import PartitionState

@@ -1,21 +1,23 @@
-"""InitProducerId with a transactional id, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn: the life of a transaction.
+"""InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn: producer ids, and the life of a transaction.
 
-Owns the requests' fields and the codes of the answers; `coordinator.transactions` owns the way to commands. Whatever a
-client cannot know the outcome of is answered as "ask the coordinator again", because a repetition is safe.
+Owns the requests' fields and the codes of the answers; `service.transactions` owns the way to commands, and the ids
+come from the state machine. Whatever a client cannot know the outcome of is answered as "ask the coordinator again",
+because a repetition is safe.
 """
 
 from collections.abc import Awaitable
 from typing import Final
 
-from smq.coordinator.kafka.cluster import confirmation_failure, coordinator_refusal
+from smq.coordinator.kafka.cluster import PREFIX, confirmation_failure, coordinator_refusal, is_group
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.errors import INIT_FENCED_VERSION, KafkaError, transaction_code_of
+from smq.coordinator.kafka.errors import INIT_FENCED_VERSION, KafkaError, producer_id_code_of, transaction_code_of
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
-from smq.coordinator.transactions import Producer
+from smq.coordinator.service.transactions import Producer
+from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import PartitionId, ProducerEpoch, ProducerId
+from smq.raft_state.ids import NO_REQUEST, PartitionId, ProducerEpoch, ProducerId
+from smq.raft_state.replies import ProducerIdAllocated
 from smq.raft_state.state import ClusterState
 
 _BUMPING_VERSION: Final = 5  # from here on the end of a transaction begins the producer's next epoch (KIP-890)
@@ -36,7 +38,30 @@ async def _code_of(change: Awaitable[None], version: int) -> KafkaError:
 
 
 # -------------------------------------------------------------------------------------------- InitProducerId
-async def init_transactions(gateway: Gateway, version: int, request: Struct) -> Struct:
+async def init_producer_id(gateway: Gateway, version: int, request: Struct) -> Struct:
+    """Any node answers an idempotent producer; a transactional one asks the coordinator of its id."""
+    answer: Struct = {
+        "throttle_time_ms": 0,
+        "error_code": KafkaError.NONE,
+        "producer_id": -1,
+        "producer_epoch": -1,
+    }
+    if request["transactional_id"] is not None:
+        return answer | await _init_transactions(gateway, version, request)
+    command = AllocateProducerId(
+        request_id=NO_REQUEST,
+        producer_id=ProducerId(request["producer_id"]),
+        producer_epoch=ProducerEpoch(request["producer_epoch"]),
+    )
+    try:
+        reply = await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
+    except SmqError as e:
+        return answer | {"error_code": producer_id_code_of(e, version)}
+    assert isinstance(reply, ProducerIdAllocated)
+    return answer | {"producer_id": reply.producer_id, "producer_epoch": reply.producer_epoch}
+
+
+async def _init_transactions(gateway: Gateway, version: int, request: Struct) -> Struct:
     """Aborts what the producer before has left open, and fences it. The client asks again until the markers of that
     are written: then it gets its epoch."""
     answer: Struct = {"error_code": refusal(gateway, request["transactional_id"])}

@@ -8,15 +8,14 @@ after a barrier before it says that it has not. From version 5 on the command it
 from typing import Final
 
 from smq.coordinator.groups.requests import Identity
-from smq.coordinator.kafka.cluster import confirmation_failure, coordinator_refusal
+from smq.coordinator.kafka.cluster import PREFIX, confirmation_failure, coordinator_refusal, is_group
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, staging_code_of
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.group_names import PREFIX, is_group
 from smq.coordinator.kafka.transactions.changes import producer_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.requests import check_count
-from smq.coordinator.transactions import includes, is_current
+from smq.coordinator.service.transactions import includes, is_current
 from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Generation, Offset

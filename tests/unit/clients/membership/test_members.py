@@ -16,7 +16,7 @@ from smq.clients.positions import look_up_starts
 from smq.clients.types import GroupMembership, TopicPartition
 from smq.coordinator.addresses import format_address
 from smq.coordinator.groups.requests import Join, Joined
-from smq.coordinator.membership import Memberships
+from smq.coordinator.service.group_members import Memberships
 from smq.raft_state.errors import ErrorCode
 from smq.testing.served import PATIENCE_S, Served
 from smq.testing.served import serving as serving_node

@@ -3,8 +3,7 @@
 from typing import Any, cast
 
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.kafka.gateway import Gateway, InflightBytes
 from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings

@@ -8,13 +8,12 @@ from typing import Any, cast
 import pytest
 
 from smq.coordinator.kafka import connection as connection_module
-from smq.coordinator.kafka import inflight as inflight_module
+from smq.coordinator.kafka import gateway as gateway_module
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.kafka.dispatch import Request
-from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.kafka.gateway import Gateway, InflightBytes
 from smq.coordinator.kafka.metadata import api_versions
 from smq.coordinator.limits import (
     KAFKA_FETCHES_PER_CONNECTION_MAX,
@@ -308,7 +307,7 @@ def test_answers_that_a_slow_disk_holds_up_do_not_stop_the_other_requests(monkey
 
 
 def test_no_answer_is_read_while_others_that_were_read_fill_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight_module, "KAFKA_BUDGET_WAIT_S_MAX", 0)
+    monkeypatch.setattr(gateway_module, "KAFKA_BUDGET_WAIT_S_MAX", 0)
 
     async def scenario() -> None:
         shared = InflightBytes()

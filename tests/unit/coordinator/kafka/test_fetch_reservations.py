@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from smq.coordinator.kafka.fetch import fetch
-from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.kafka.gateway import InflightBytes
 from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.ids import Offset

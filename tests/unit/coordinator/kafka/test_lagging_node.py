@@ -13,8 +13,7 @@ from smq.coordinator.kafka.cluster import NO_TOPIC_ID
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.dispatch import HANDLERS
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.kafka.gateway import Gateway, InflightBytes
 from smq.coordinator.kafka.produce import ProduceCall
 from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls

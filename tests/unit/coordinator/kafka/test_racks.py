@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from smq.coordinator.kafka.racks import is_behind, preferred_replica
+from smq.coordinator.kafka.fetch import is_behind, preferred_replica
 from smq.raft_state.commands import Listener
 from smq.raft_state.ids import NodeId, Offset
 from smq.raft_state.state import ClusterState

@@ -12,8 +12,7 @@ from smq.coordinator.kafka.api_keys import ApiKey, response_encoder
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.dispatch import HANDLERS
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.inflight import InflightBytes
+from smq.coordinator.kafka.gateway import Gateway, InflightBytes
 from smq.coordinator.kafka.tools import active_producers, leader_election, topic_partitions
 from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls

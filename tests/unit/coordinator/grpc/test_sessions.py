@@ -2,7 +2,7 @@
 
 import pytest
 
-from smq.coordinator.service.sessions import PublishSession, PublishSessions, Subscriptions
+from smq.coordinator.grpc.sessions import PublishSession, PublishSessions, Subscriptions
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ProducerEpoch, ProducerId
 

@@ -1,16 +1,25 @@
-"""The publishing sessions and subscriptions that are open on this node.
+"""What gRPC clients have open on this node: publishing sessions, subscriptions, streams, and answers not yet sent.
 
-Owns two bounded registries, in memory only. A restart empties both, and clients then get UNKNOWN_SESSION. It must never
-use the node. Only gRPC services import it.
+Owns bounded registries, in memory only: a restart empties them, and clients then get UNKNOWN_SESSION. Owns how many
+bytes the answers to fetches may hold, per connection and in total, and when they are given back: once gRPC has taken
+the whole answer from us. A client that asks and does not read waits behind its own answers, until the keepalive ends
+its connection. It must never use the node. The gRPC services import it.
 """
 
+import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from smq.coordinator.limits import PUBLISH_SESSIONS_MAX, SUBSCRIPTIONS_MAX
+from smq.coordinator.limits import (
+    FETCH_INFLIGHT_BYTES_PER_CONNECTION_MAX,
+    FETCH_INFLIGHT_BYTES_PER_NODE_MAX,
+    PUBLISH_SESSIONS_MAX,
+    SUBSCRIPTIONS_MAX,
+)
+from smq.coordinator.service.byte_budget import ByteBudget, acquire_all, overloaded, release_all, try_acquire_all
 from smq.coordinator.service.requests import check_id
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ProducerEpoch, ProducerId
@@ -124,3 +133,67 @@ class Subscriptions:
 
     def close(self, subscription_id: str) -> None:
         self._ids.discard(subscription_id)
+
+
+class AnswerBudget:
+    """Of all connections. gRPC's `peer` names a connection by address and port."""
+
+    def __init__(
+        self,
+        *,
+        connection_bytes_max: int = FETCH_INFLIGHT_BYTES_PER_CONNECTION_MAX,
+        node_bytes_max: int = FETCH_INFLIGHT_BYTES_PER_NODE_MAX,
+    ) -> None:
+        self._connection_max: Final = connection_bytes_max
+        self._node = ByteBudget(node_bytes_max)
+        self._connections: dict[str, ByteBudget] = {}  # those that hold something
+
+    @property
+    def used_bytes(self) -> int:
+        return self._node.used_bytes
+
+    @asynccontextmanager
+    async def reserved(self, peer: str, size: int, timeout_ms: int) -> AsyncIterator[None]:
+        """Reserves `size` bytes for the length of a block, for an answer that is about to be read. OVERLOADED if they
+        do not become free in time."""
+        own = self._own(peer)
+        if not try_acquire_all((own, self._node), size):
+            await self._wait(peer, own, size, timeout_ms)
+        try:
+            yield
+        finally:
+            self._release(peer, own, size)
+
+    async def _wait(self, peer: str, own: ByteBudget, size: int, timeout_ms: int) -> None:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await acquire_all((own, self._node), size)
+        except TimeoutError:
+            raise overloaded(
+                f"answers that clients have not taken leave no room for another within {timeout_ms} ms"
+            ) from None
+        finally:
+            self._forget(peer, own)
+
+    def hold(self, peer: str, size: int) -> None:
+        """Counts an answer until the call's own task has sent it, or until the connection has ended. A client that
+        reads nothing at all answers no ping either, which ends its connection (GRPC_KEEPALIVE_TIMEOUT_MS)."""
+        if size == 0:
+            return
+        task = asyncio.current_task()
+        assert task is not None  # gRPC runs every call in one
+        own = self._own(peer)
+        own.take(size)
+        self._node.take(size)
+        task.add_done_callback(lambda _: self._release(peer, own, size))
+
+    def _own(self, peer: str) -> ByteBudget:
+        return self._connections.setdefault(peer, ByteBudget(self._connection_max))
+
+    def _release(self, peer: str, own: ByteBudget, size: int) -> None:
+        release_all((own, self._node), size)
+        self._forget(peer, own)
+
+    def _forget(self, peer: str, own: ByteBudget) -> None:
+        if own.is_idle and self._connections.get(peer) is own:
+            del self._connections[peer]

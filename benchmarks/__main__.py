@@ -12,7 +12,6 @@ from pathlib import Path
 
 from benchmarks import (
     commands,
-    commit_rounds,
     compaction,
     failover,
     growth,
@@ -45,7 +44,6 @@ def _sections(quick: bool, against: str) -> dict[str, Section]:
     records = 50_000 if quick else 500_000
     return {
         "latency": lambda c, r: latency.measure(c, r, count=300 if quick else 3_000),
-        "commit-rounds": lambda c, r: commit_rounds.measure(c, r, count=100 if quick else 1_000),
         "rates": lambda c, r: rates.measure(c, r, records=records),
         "kafka": lambda c, r: kafka.measure(c, r, records=records * 3, singles=300 if quick else 1_000),
         "failover": lambda c, r: failover.measure(c, r, kills=3 if quick else 20),

@@ -17,7 +17,7 @@ from chaos_tests.sim.cluster import Cluster, SimHost
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lag_monitor import LagMonitor
-from smq.raft_state.cluster_config import COMMIT_ROUNDS, PRODUCER_EXPIRATION_MS
+from smq.raft_state.cluster_config import PRODUCER_EXPIRATION_MS
 from smq.raft_state.codec import decode_command
 from smq.raft_state.commands import Assignment, AssignOffsets
 from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, RequestId
@@ -67,14 +67,11 @@ RARE = (
 class Observer:
     """One per run."""
 
-    def __init__(
-        self, recorder: Recorder, *, producer_expiration_ms: int = 0, commit_rounds: int = 0, keys: int = 0
-    ) -> None:
+    def __init__(self, recorder: Recorder, *, producer_expiration_ms: int = 0, keys: int = 0) -> None:
         """Every node's state begins with this expiration, if it is not 0. `keys`: of the records, if topics are
         compacted."""
         self.recorder = recorder
         self.producer_expiration_ms = producer_expiration_ms
-        self.commit_rounds = commit_rounds
         self.keys = keys
         self.counts: Counter[str] = Counter()
         self.cluster: Cluster | None = None
@@ -369,8 +366,6 @@ class WatchedNode(Node):
         self.watched.node = self
         if observer.producer_expiration_ms:
             self.watched.state.config[PRODUCER_EXPIRATION_MS] = str(observer.producer_expiration_ms)
-        if observer.commit_rounds:
-            self.watched.state.config[COMMIT_ROUNDS] = str(observer.commit_rounds)
         super().__init__(
             config,
             clock=clock,

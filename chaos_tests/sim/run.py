@@ -145,7 +145,6 @@ class Simulation:
         self.observer = Observer(
             self.recorder,
             producer_expiration_ms=settings.producer_expiration_ms,
-            commit_rounds=settings.commit_rounds,
             keys=settings.compaction_keys,
         )
         self.trace: list[str] = []

@@ -43,7 +43,6 @@ class ClusterProfile:
     upgrades: bool = False  # there is a feature level 2 (chaos_tests/sim/levels.py), and no node knows it at first
     lost_forever: int = 0  # nodes whose disks do not survive; the storm then ends with a loss of power
     producer_expiration_ms: int = 0  # of the replicated state, below what a cluster accepts; 0: its default
-    commit_rounds: int = 0  # of the replicated state: after how many a record is committed; 0: its default
     retention_records: int = 0  # of every topic with records; 0: without a limit
     retention_ms: int = 0
     retention_bytes: int = 0

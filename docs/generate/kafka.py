@@ -49,9 +49,8 @@ producer.flush()
 
 ## What a client may rely on
 
-- `acks=all` is answered when a majority of replicas has the batch on disk (with `commit.rounds=2`: and Raft has
-  committed the high water mark); `acks=1` when the leader has it on disk; `acks=0` never, and a refused batch then
-  closes the connection.
+- `acks=all` is answered when a majority of replicas has the batch on disk; `acks=1` when the leader has it on disk;
+  `acks=0` never, and a refused batch then closes the connection.
 - With one replica, an answered record of `acks=1` lies below the high water mark, too: ListOffsets(latest) and Fetch
   show it. With more replicas, as in Kafka, both may not show it until a majority has it, and it may go with the leader
   before that.

@@ -40,7 +40,6 @@ IN_NODE_TOML: Final = (NUM_PARTITIONS, REPLICATION_FACTOR, AUTO_CREATE, GROUP_IN
 
 TRANSACTION_TIMEOUT_MS_MAX: Final = "transaction.max.timeout.ms"
 TRANSACTIONAL_ID_EXPIRATION_MS: Final = "transactional.id.expiration.ms"
-COMMIT_ROUNDS: Final = "commit.rounds"
 
 INT32_MAX: Final = 2**31 - 1  # Kafka's type of these settings
 REPLICAS_BY_NODES: Final = "-1"
@@ -152,14 +151,6 @@ CLUSTER_CONFIG: Final[dict[str, ConfigKey]] = {
         accepts=between(1, INT32_MAX),
         type=ConfigType.INT,
     ),
-    COMMIT_ROUNDS: ConfigKey(
-        default="1",
-        values="1 or 2",
-        meaning="what commits a record: 1 round, a majority of its replicas has it on disk; or 2, the high water mark"
-        " has passed it, too, and then any one replica that reaches the mark may lead",
-        accepts=one_of("1", "2"),
-        type=ConfigType.INT,
-    ),
     **{
         name: replace(TOPIC_CONFIG[key], meaning=f"{key} of new topics, {TOPIC_CONFIG[key].meaning}")
         for name, key in TOPIC_DEFAULTS.items()
@@ -177,11 +168,6 @@ def with_defaults(config: Mapping[str, str], asked: Mapping[str, str]) -> dict[s
     if is_external(asked):
         return dict(asked)  # the defaults concern records
     return {key: config[name] for name, key in TOPIC_DEFAULTS.items() if name in config} | dict(asked)
-
-
-def is_two_round(config: Mapping[str, str]) -> bool:
-    """The mode that partitions should be in (rule 28). New ones are made in it; the others follow."""
-    return cluster_value(config, COMMIT_ROUNDS) == "2"
 
 
 def offsets_retention_ms(config: Mapping[str, str]) -> int:

@@ -178,17 +178,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ),
     ),
     _command(31, commands.MarkIncomplete, replicas.mark_incomplete, *_INCARNATION, ("partitions", Many(PARTITION))),
-    _command(
-        32,
-        commands.SetMode,
-        elections.set_mode,
-        ("partition", PARTITION),
-        ("epoch", INT32),
-        ("mode_seq", INT32),
-        ("two_round", FLAG),
-        ("hwm", INT64),
-        ("ts_ns", INT64),
-    ),
+    # 32 was SetMode, of builds before the first release (docs/rules.md, rule 28): the tag is not given again
     _command(12, commands.AdvanceHwms, partitions.advance_hwms, ("items", HwmAdvances())),
     _command(
         13,

@@ -205,7 +205,7 @@ class Seal:
 class ElectLeader(Command):
     """Rule 11. Rejected unless `expected_epoch` is current, the candidate is this incarnation, unfenced and a replica,
     and the log that it offers, up to `end`, holds everything that may be committed. The `seals` prove that, or the
-    epoch's own leader says so (`by_leader`), or, in two-round mode, the hwm."""
+    epoch's own leader says so (`by_leader`)."""
 
     partition: PartitionId
     expected_epoch: Epoch
@@ -240,19 +240,6 @@ class MarkIncomplete(Command):
     node: NodeId
     incarnation: Incarnation
     partitions: tuple[PartitionId, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetMode(Command):
-    """Rule 28, by the partition's leader: into two-round mode, with its commit point as the hwm, or out of it. Rejected
-    unless epoch and `mode_seq` are current, and out of it while a replica is incomplete."""
-
-    partition: PartitionId
-    epoch: Epoch
-    mode_seq: int
-    two_round: bool
-    hwm: Offset
-    ts_ns: TsNs  # of the last record below hwm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,11 +159,8 @@ def _check_partition(state: ClusterState, partition: PartitionState, where: str)
     begins_below = is_first or history[0].start < partition.log_start
     _require(begins_below, f"{where}: the history does not begin below the log start")
     _require(history[-1].start <= partition.next_offset, f"{where}: the epoch starts above the next offset")
-    is_below = not partition.two_round or history[-1].start <= partition.hwm
-    _require(is_below, f"{where}: the epoch starts above the hwm in two-round mode")
     _require(partition.incomplete <= set(replicas), f"{where}: an incomplete node that is no replica")
     _check_segments(partition, where)
-    _require(partition.mode_seq >= 0, f"{where}: its mode has changed {partition.mode_seq} times")
     # Equal is valid: a log that ends at the log start is judged by the epoch that ends there (rule 20).
     is_pruned = len(history) < 2 or history[1].start >= partition.log_start
     _require(is_pruned, f"{where}: the history holds an epoch that ended below the log start")

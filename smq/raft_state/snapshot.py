@@ -57,7 +57,7 @@ Steps: TypeAlias = Generator[None, None, T]  # work in steps: other work may run
 
 PIECE_ITEMS: Final = 250  # partitions, commits, replies: half a millisecond of encoding, one of decoding
 PIECE_BYTES: Final = 32 << 10  # a piece is not much smaller: each costs its consumer a turn
-FORMAT_VERSION: Final = 1  # of these bytes
+FORMAT_VERSION: Final = 2  # of these bytes; 1 was that of builds before the first release
 
 _MAGIC: Final = b"smqS"
 _HEAD: Final = struct.Struct(">4sBI")  # magic, format version, feature level
@@ -183,8 +183,13 @@ def _read_head(reader: Reader, known_level: int) -> ClusterState:
     if version > FORMAT_VERSION or level > known_level:
         what = f"a snapshot of format {version} and feature level {level}"
         raise UpgradeNeeded(what, level=level, known=known_level)
-    if version < 1 or level < 1:
-        raise CodecError(f"a snapshot of format {version}, feature level {level}: there is none below 1")
+    if version < FORMAT_VERSION:
+        raise CodecError(
+            f"a snapshot of format {version}, of a build before the first release, and this smq reads {FORMAT_VERSION}:"
+            " move the data directory away and start with an empty one"
+        )
+    if level < 1:
+        raise CodecError(f"a snapshot of feature level {level}: there is none below 1")
     state = ClusterState(feature_level=level, **{name: kind.read(reader) for name, kind in CLUSTER.fields})
     state.config = dict(CLUSTER_CONFIG.read(reader))
     state.nodes = {node.node: node for node in NODES.read(reader)}

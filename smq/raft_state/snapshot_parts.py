@@ -102,7 +102,7 @@ _TOPIC: Final = (
 )
 _CONFIG_PAIR: Final = Group((TEXT, TEXT))
 # ..., number of replicas, of incomplete ones, of marks, of segments, length of the history
-_PARTITION: Final = struct.Struct(">iqiqqqqq?iqqBBBII")
+_PARTITION: Final = struct.Struct(">iqiqqqqqqqBBBII")
 _EPOCH: Final = struct.Struct(">iq")
 _MARK: Final = struct.Struct(">qq")
 _SEGMENT: Final = struct.Struct(f">q{SEGMENT_DIGEST_BYTES}sq?")
@@ -138,8 +138,6 @@ def write_partition(out: bytearray, p: PartitionState) -> None:
         p.log_start,
         p.ts_ns,
         p.producers_start,
-        p.two_round,
-        p.mode_seq,
         p.compacted_end,
         p.compactions,
         len(p.replicas),
@@ -164,7 +162,7 @@ def write_partition(out: bytearray, p: PartitionState) -> None:
 def read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> PartitionState:
     """Inverse of `write_partition`."""
     row = reader.unpack(_PARTITION)
-    leader, incarnation, epoch, next_offset, hwm, log_start, ts_ns, producers_start, two_round, mode_seq, *more = row
+    leader, incarnation, epoch, next_offset, hwm, log_start, ts_ns, producers_start, *more = row
     compacted_end, compactions, replicas, incomplete, marks, segments, epochs = more
     return PartitionState(
         topic_id=topic_id,
@@ -177,8 +175,6 @@ def read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> 
         log_start=log_start,
         ts_ns=ts_ns,
         producers_start=producers_start,
-        two_round=two_round,
-        mode_seq=mode_seq,
         compacted_end=compacted_end,
         compactions=compactions,
         replicas=struct.unpack(f">{replicas}i", reader.take(4 * replicas)),

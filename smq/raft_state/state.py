@@ -1,8 +1,8 @@
 """The replicated state: plain records that only `machine` may change.
 
 Any module on the node may read them between two applies; only the machine may write them.
-Invariant of a partition: log_start <= hwm <= next_offset, and hwm never goes back. What is committed may lie
-beyond its hwm: see `PartitionState.two_round`.
+Invariant of a partition: log_start <= hwm <= next_offset, and hwm never goes back. A majority of logs
+commits, and the hwm follows: what is committed may lie beyond it, and seals decide who may lead.
 """
 
 import enum
@@ -101,10 +101,6 @@ class PartitionState:
     producers_start: Offset = _NO_OFFSET
     producer_marks: list[ProducerMark] = field(default_factory=list)  # oldest first: where it moves when they expire
     incomplete: frozenset[NodeId] = _NO_NODES  # replicas whose logs may lack what they acknowledged (rule 22)
-    # Rule 28: the hwm commits, and any log that reaches it may lead. Otherwise a majority of logs commits, the hwm
-    # follows, and seals decide who may lead.
-    two_round: bool = True
-    mode_seq: int = 0  # how often `two_round` has changed
     segments: list[Segment] = field(default_factory=list)  # what has been compacted, up to `compacted_end`
     compacted_end: Offset = _NO_OFFSET
     compactions: int = 0  # how often `segments` has changed by a compaction

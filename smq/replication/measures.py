@@ -178,9 +178,8 @@ class NodeMeasures:
         default_factory=lambda: Histogram(
             "smq_produce_stage_seconds",
             "Parts of a batch's way. queue: arrival to append. append: check and append. fsync: append to this disk."
-            " replicate: append to a majority's disks. commit: majority to committed (with commit.rounds=2: the high"
-            " water mark). answer: commit to answer. Of one batch in 127; all but the first two of one at a time"
-            " per partition.",
+            " replicate: append to a majority's disks. commit: majority to committed. answer: commit to answer. Of one"
+            " batch in 127; all but the first two of one at a time per partition.",
             "stage",
         )
     )

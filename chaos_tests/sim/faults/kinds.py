@@ -12,8 +12,7 @@ from chaos_tests.sim.cluster import SimHost
 from chaos_tests.sim.faults import hung, steered, upgrades
 from chaos_tests.sim.faults.catalogue import Fault
 from chaos_tests.sim.rpc import Script
-from smq.raft_state.cluster_config import COMMIT_ROUNDS
-from smq.raft_state.commands import AlterClusterConfig, SetNodeDrained
+from smq.raft_state.commands import SetNodeDrained
 from smq.raft_state.ids import NodeId, RequestId
 from smq.replication.marks import Mark, unpack_marks
 from smq.replication.membership.identity import DISK_KEY
@@ -109,18 +108,6 @@ def elect(fault: Fault) -> Script:
         for known in world.partitions:
             reached.api.request_preferred_leader(known.pid)
     yield fault.duration()
-
-
-def change_rounds(fault: Fault) -> Script:
-    """An operator changes `commit.rounds` for a while, through any node that answers. All partitions follow, one by one
-    (rule 28)."""
-    for rounds in ("2", "1"):
-        command = AlterClusterConfig(request_id=RequestId(fault.rng.randbytes(16)), set_=((COMMIT_ROUNDS, rounds),))
-        reached = fault.arena.cluster.hosts[fault.rng.choice(list(fault.arena.world.nodes))]
-        fault.note("change-rounds", rounds=rounds)
-        if reached.api is not None:
-            reached.api.propose(command, TERMINATE_MS, lambda _reply: None)
-        yield fault.duration()
 
 
 def pause(fault: Fault) -> Script:
@@ -398,7 +385,6 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         terminate,
         drain,
         elect,
-        change_rounds,
         pause,
         partition,
         reset,

@@ -19,7 +19,6 @@ from smq.raft_state.commands import (
     ElectLeader,
     MarkIncomplete,
     RegisterNode,
-    SetMode,
 )
 from smq.raft_state.limits import PRODUCER_EXPIRATION_MS_MIN
 from smq.raft_state.seals import seals_needed
@@ -37,7 +36,6 @@ class Chance:
         rng = self._rng = random.Random(seed)
         self._settings: dict[str, Any] = {
             "nodes": rng.choice((3, 3, 3, 3, 5, 4, 2, 1)),
-            "rounds": rng.choice((1, 1, 1, 1, 2)),
             "retention_records": rng.choice((0, 0, 0, 0, 3)),
             "seed": seed,
             "compacts": rng.random() < 0.4,
@@ -50,7 +48,6 @@ class Chance:
         self._nodes = [int(n) for n in self.group.nodes]
         self._count = rng.choice((40, 80, 150))
         self._luck = rng.choice((0.3, 0.6, 0.85))
-        changes_mode = rng.random() < 0.3
         is_many, is_more = len(self._nodes) > 1, len(self._nodes) > 2
         self._weights: dict[Callable[[], None], float] = {
             self._produce: 12,
@@ -81,7 +78,6 @@ class Chance:
             self._drop: rng.choice((0, 2)),
             self._hand_over: rng.choice((0, 0.5, 2)),
             self._ask_end: 4,
-            self._set_rounds: rng.choice((1, 3)) if changes_mode else 0,
             self._forgotten_seal: rng.choice((0, 0.5, 1.5)) if is_many else 0,
             self._lost_disk: rng.choice((0, 0, 0.5, 1.5)) if is_more else 0,
             self._set_limit: 2 if self._settings["retention_records"] else 0,
@@ -356,14 +352,6 @@ class Chance:
         self._do("ask_end", node)
         if self._is(0.5):
             self._catch_up(node, fully=True)
-
-    def _set_rounds(self) -> None:
-        self._do("set_rounds", self._rng.choice((1, 2)))
-        leader = self._leader()
-        self._catch_up(leader, fully=True)
-        self._do("tick", leader, 5.0)
-        if self._is():
-            self._commit_latest(SetMode)
 
     # ------------------------------------------------------------------------------------------ scripts
     def _lead_now(self) -> int | None:

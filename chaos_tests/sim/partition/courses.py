@@ -16,7 +16,6 @@ from smq.raft_state.commands import (
     CompleteReplicas,
     ElectLeader,
     MarkIncomplete,
-    SetMode,
 )
 from smq.raft_state.ids import Offset
 
@@ -275,55 +274,6 @@ def commit_point_arrives_before_its_epoch(group: Group) -> None:
     group.produce(1)
     group.exchange(1, 2)
     group.deliver(1, 3)
-
-
-def two_rounds_are_committed_late(group: Group) -> None:
-    """The leader has proposed two rounds, and does not know yet that they are in force."""
-    group.exchange(1, 2, 3)
-    group.set_rounds(2)
-    group.apply(1)
-    group.tick(1)
-    mode = group.latest(SetMode)
-    group.produce(1)
-    group.exchange(1, 2)
-    group.commit(mode)
-    group.elect(3)
-
-
-def two_rounds_are_committed_twice(group: Group) -> None:
-    """A change of the mode is repeated after the next one has been made."""
-    group.exchange(1, 2, 3)
-    group.set_rounds(2)
-    group.apply(1)
-    group.tick(1)
-    to_two = group.latest(SetMode)
-    group.commit(to_two)
-    group.apply(1)
-    group.set_rounds(1)
-    group.apply(1)
-    group.tick(1)
-    group.commit(group.latest(SetMode))
-    group.apply_all()
-    group.produce(1)
-    group.exchange(1, 2)
-    group.commit(to_two)
-    group.elect(3)
-
-
-def two_rounds_before_the_epoch_is_adopted(group: Group) -> None:
-    """A new leader has the tail of its predecessor, and does not know yet that it is committed."""
-    group.produce(1)
-    group.deliver(1, 2)
-    group.deliver(2, 1)
-    group.crash(1)
-    group.elect(2, 3)
-    group.set_rounds(2)
-    group.apply(2)
-    group.tick(2, 5.0)
-    for proposal in [p for p in group.proposals if isinstance(p.command, SetMode)]:
-        group.commit(proposal)
-    group.apply(3)
-    group.elect(3)
 
 
 # ---------------------------------------------------------------------------------------------- retention

@@ -27,7 +27,7 @@ from chaos_tests.sim.partition.clients import (
 from chaos_tests.sim.partition.member import Member, Proposal
 from chaos_tests.sim.partition.producer_truth import Transaction, Violation
 from chaos_tests.sim.partition.truth import Record, Truth
-from smq.raft_state.cluster_config import COMMIT_ROUNDS, PRODUCER_EXPIRATION_MS
+from smq.raft_state.cluster_config import PRODUCER_EXPIRATION_MS
 from smq.raft_state.commands import (
     AddToTransaction,
     AdvanceClock,
@@ -117,7 +117,6 @@ class Group:
         *,
         nodes: int = 3,
         seed: int = 0,
-        rounds: int = 1,
         retention_records: int = 0,
         compacts: bool = False,
         expires: bool = False,
@@ -140,8 +139,6 @@ class Group:
         self.answers = 0  # to questions for the end
         self._without_topic = 0  # entries of Raft's log
         self.append(default_init("group"))
-        if rounds != 1:
-            self.append(AlterClusterConfig(set_=((COMMIT_ROUNDS, str(rounds)),)))
         if expires:
             self.append(AlterClusterConfig(set_=((PRODUCER_EXPIRATION_MS, str(PRODUCER_EXPIRATION_MS_MIN)),)))
         for registration in [self.start(node) for node in self.members]:
@@ -255,9 +252,6 @@ class Group:
         proposal = Proposal(command, NodeId(node), 0, None)
         self.proposals.append(proposal)
         return proposal
-
-    def set_rounds(self, rounds: int) -> None:
-        self.append(AlterClusterConfig(set_=((COMMIT_ROUNDS, str(rounds)),)))
 
     def set_limit(self, records: int) -> None:
         """Of the partition's records; 0: everything is kept."""
@@ -539,11 +533,9 @@ class Group:
         reports = [r for r in map(self.seal, part.replicas) if r is not None]
         reports = [r for r in reports if nodes[r.node].incarnation == r.incarnation]
         seals = [r for r in reports if r.node not in part.incomplete]
-        floor = part.hwm
-        if not part.two_round:
-            if len(seals) < seals_needed(len(part.replicas)):
-                return
-            floor = max(floor, commit_floor([r.end for r in seals], len(part.replicas)))
+        if len(seals) < seals_needed(len(part.replicas)):
+            return
+        floor = max(part.hwm, commit_floor([r.end for r in seals], len(part.replicas)))
         able = [r for r in reports if r.good >= floor]
         if able:
             self.commit(self.propose_election(seals, min(able, key=self._reluctance)))

@@ -167,7 +167,7 @@ class Truth:
     def on_committed(self, part: PartitionState) -> None:
         """An entry of Raft is committed, and the partition is as it says from now on."""
         while self.end < part.hwm:
-            self._fix(self._next_of(part, part.hwm))  # in two-round mode, the mark itself commits
+            self._fix(self._next_of(part, part.hwm))
         self._compacted_end = part.compacted_end
         self.producers.forget(part.producers_start)
         for stored in self._batches.values():

@@ -8,7 +8,6 @@ it.
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from smq.raft_state.cluster_config import is_two_round
 from smq.raft_state.ids import NO_NODE, Epoch, Incarnation, NodeId, Offset, PartitionIndex, TopicId, TsNs
 from smq.raft_state.state import ClusterState, EpochStart, NodeState, PartitionState
 
@@ -94,9 +93,7 @@ def _is_last_choice(node: NodeState) -> bool:
 def new_partitions(
     state: ClusterState, topic_id: TopicId, first: int, placed: list[tuple[NodeId, ...]], start: Offset
 ) -> list[PartitionState]:
-    """Empty partitions in epoch 0 on these replicas, from index `first` on, in the mode that the cluster's setting asks
-    for (rule 28). There may be 10,000."""
-    two_round = is_two_round(state.config)
+    """Empty partitions in epoch 0 on these replicas, from index `first` on. There may be 10,000."""
     epoch, ts_ns, beginning = Epoch(0), TsNs(0), EpochStart(Epoch(0), start)
     leaders = {replicas: _first_leader(state, replicas) for replicas in set(placed)}
     return [
@@ -113,7 +110,6 @@ def new_partitions(
             log_start=start,
             ts_ns=ts_ns,
             producers_start=start,
-            two_round=two_round,
         )
         for index, replicas in enumerate(placed, first)
     ]

@@ -318,11 +318,9 @@ class Controller:
         if not eligible:
             self._report_stuck(part, current, floor, waited_ns)
             return
-        # A longer log keeps more of what no majority has, except in two-round mode, where the new epoch starts at the
-        # HWM with any leader. Otherwise the order of the replicas spreads the leaders.
+        # A longer log keeps more of what no majority has. Otherwise the order of the replicas spreads the leaders.
         current.proposed = True
-        worth = 0 if part.two_round else -1
-        best = min(eligible, key=lambda n: (self._reluctance(pid, n, now_ns), worth * live[n].good))
+        best = min(eligible, key=lambda n: (self._reluctance(pid, n, now_ns), -live[n].good))
         self._elect(pid, current, best, seals)
 
     def _seals(self, part: PartitionState, current: _Round) -> tuple[Seal, ...]:
@@ -338,8 +336,6 @@ class Controller:
     @staticmethod
     def _floor(part: PartitionState, seals: tuple[Seal, ...]) -> Offset | None:
         """What a candidate's log must reach (rule 11); None if there are too few seals to tell."""
-        if part.two_round:
-            return part.hwm
         if len(seals) < seals_needed(len(part.replicas)):
             return None
         return max(part.hwm, commit_floor([seal.end for seal in seals], len(part.replicas)))
@@ -358,8 +354,6 @@ class Controller:
         self._reported_stuck.add(part.pid)
         if floor is None:
             why = "too few replicas with complete logs can be asked what may be committed"
-        elif part.two_round:
-            why = "no replica of the partition reaches its high water mark and a majority of the others"
         else:
             why = "no replica of the partition reaches what may be committed and a majority of the others"
         self._warn(

@@ -1,11 +1,10 @@
-"""What a replica has to propose or to tell now: marks, modes, and what has become known of its copies.
+"""What a replica has to propose or to tell now: marks, and what has become known of its copies.
 
 Owns the content of these commands and messages. Each function looks at the replica as it is at the moment, and returns
 nothing if there is nothing to say any more. `replicas` gives them to the parts that send.
 """
 
-from smq.raft_state.cluster_config import is_two_round
-from smq.raft_state.commands import Command, CompleteReplica, HwmAdvance, SetMode
+from smq.raft_state.commands import Command, CompleteReplica, HwmAdvance
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, NodeId, Offset, PartitionId
 from smq.raft_state.replies import HwmsAdvanced, Reply
@@ -24,7 +23,7 @@ def hwm_advances(replica: Replica) -> list[HwmAdvance]:
     epoch, part = _led_epoch(replica), replica.part
     if epoch is None:
         return []
-    hwm = replica.known_commit_point() if replica.counts_alone else max(replica.majority_end(), part.hwm)
+    hwm = replica.known_commit_point()
     if hwm == part.hwm:
         return []
     log = replica.log
@@ -51,28 +50,6 @@ def untold_commits(replica: Replica) -> list[tuple[NodeId, Epoch, Offset]]:
         return []
     told = [(stream.peer, stream.take_commit()) for stream in replica.streams.values()]
     return [(peer, epoch, commit) for peer, commit in told if commit is not None]
-
-
-def mode_changes(host: Host, replica: Replica) -> list[SetMode]:
-    """Rule 28: the change of mode that the cluster's setting asks for. The count is held before two-round mode is
-    proposed, and until it is known what has become of that."""
-    epoch, part, known = _led_epoch(replica), replica.part, replica.known_commit_point()
-    wants_two_round = is_two_round(host.state.config) or replica.is_count_held
-    if epoch is None or wants_two_round == part.two_round:
-        return []
-    if part.incomplete if part.two_round else known < part.history[-1].start:
-        return []
-    replica.is_count_held = wants_two_round
-    return [
-        SetMode(
-            partition=replica.pid,
-            epoch=epoch,
-            mode_seq=part.mode_seq,
-            two_round=wants_two_round,
-            hwm=known,
-            ts_ns=replica.log.last_ts_ns,
-        )
-    ]
 
 
 def caught_up(host: Host, replica: Replica) -> list[CompleteReplica]:

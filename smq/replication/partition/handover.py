@@ -5,9 +5,7 @@ in bounded number for a bounded time. Their producers then learn the new leader,
 the hand-over ends before it was proposed. Once a successor has been proposed, nothing is appended in this epoch any
 more, because the proposal may be applied whenever. If it fails, the leader proposes itself; if that fails, it resigns.
 
-In two-round mode the new epoch begins at the high water mark. So nothing that was appended before is given up: the
-successor is proposed only when the mark has reached the end of the log. It must never append or count by itself. Only
-the replica uses it.
+It must never append or count by itself. Only the replica uses it.
 """
 
 from collections import deque
@@ -76,7 +74,6 @@ class HandOver:
         self._target: NodeId | None = None  # this node itself in a renewal
         self._attempt = 0  # timers and answers of former ones count for nothing
         self._is_proposed = False
-        self._gives_up_tail = False  # the mark has not reached the end of the log in time
         self._parked: deque[_Parked] = deque()
         self._parked_bytes = 0
 
@@ -103,20 +100,18 @@ class HandOver:
     def _aim_at(self, target: NodeId) -> None:
         self._target = target
         self._attempt += 1
-        self._is_proposed = self._gives_up_tail = False
+        self._is_proposed = False
         at_ns = self._host.clock.monotonic_ns() + PAUSE_MS_MAX * 1_000_000
         self._host.deadlines.add(at_ns, partial(self._on_pause_over, self._attempt))
         self.drive()
 
     def drive(self) -> None:
-        """Proposes the target once it has the whole log, and the whole log is committed."""
+        """Proposes the target once it has the whole log."""
         replica, target = self._replica, self._target
         if target is None or self._is_proposed or replica.leading is None:
             return
         end, incarnation = self._log_of(target)
-        end_of_log = replica.log.appended_end
-        is_committed = not replica.part.two_round or replica.part.hwm == end_of_log or self._gives_up_tail
-        if incarnation is None or end != end_of_log or not is_committed:
+        if incarnation is None or end != replica.log.appended_end:
             return
         self._is_proposed = True
         command = ElectLeader(
@@ -144,15 +139,12 @@ class HandOver:
             self._aim_at(self._host.node_id)
 
     def _on_pause_over(self, attempt: int) -> None:
-        """The target did not get everything in time. Of a renewal, it was the mark that did not move."""
+        """The target did not get everything in time. In a renewal, this node's own disk did not."""
         if attempt != self._attempt or self._target is None or self._is_proposed:
             return
         if self._target != self._host.node_id:
             self._resume()
-            return
-        self._gives_up_tail = True
-        self.drive()
-        if not self._is_proposed:
+        else:
             self._replica.resign()
 
     def _resume(self) -> None:

@@ -39,7 +39,7 @@ class LogStarts:
     def propose(self, command: AdvanceLogStart, timeout_ms: int, done: DoneFn[Reply]) -> None:
         """`timeout_ms` is the caller's."""
         part = self._host.state.partition(command.partition)
-        if part is None or part.two_round or command.offset <= part.hwm:
+        if part is None or command.offset <= part.hwm:
             self._host.propose(command, timeout_ms, done)
             return
         until_ms = self._now_ms() + timeout_ms

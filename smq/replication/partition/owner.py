@@ -33,14 +33,8 @@ class ReplicaOwner(Protocol):
     def producers_held(self) -> int:
         """The producers that this node remembers, over all its partitions."""
 
-    def mark_due(self, replica: "Replica") -> None:
-        """The partition's high water mark may move."""
-
     def mark_committed(self, replica: "Replica") -> None:
         """The partition's commit point has moved beyond its high water mark, by its leader's count."""
-
-    def mark_mode(self, replica: "Replica") -> None:
-        """A led partition is not in the mode that the cluster's setting asks for."""
 
     def mark_caught_up(self, replica: "Replica") -> None:
         """Incomplete replicas of a led partition may be complete again."""

@@ -8,7 +8,6 @@ answer a producer except by rule 10, nor move a high water mark itself: it only 
 from collections.abc import Callable
 from typing import Final
 
-from smq.raft_state.cluster_config import is_two_round
 from smq.raft_state.errors import ErrorCode, ErrorDetails, OutOfOrderSequence, SmqError
 from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import PartitionState
@@ -51,7 +50,6 @@ class Replica:
         self.compaction_due_ns = self.segments_due_ns = 0  # the next look at each
         self.segments_checked = (-1, -1)  # the last state and log that agreed about every segment
         self._was_refused_room = False  # the last produce, because too much waits for the disk
-        self.is_count_held = False  # rule 28: two-round mode has been proposed
         self._sealed = NO_EPOCH  # rule 21: this process takes no more part in this epoch or an older one
         self.is_end_hidden = log.tail_damage is not None  # rule 23: the log may have held more than it does
         self._damaged_in = NO_EPOCH  # more damage was found in this epoch
@@ -148,8 +146,6 @@ class Replica:
             self._pending_probe = None
             self.on_probe(self.part.leader, probe)
         if self.leading is not None:
-            if self.part.two_round:
-                self.is_count_held = False  # from here on, the state says it
             self._recount()
             self._hand_over.drive()
         if self.part.producers_start <= self.log.producers_start:
@@ -188,7 +184,6 @@ class Replica:
             return
         self.log.settle_for_producers()  # a sole replica may get others, which take them from here
         self.leading = self.part.epoch
-        self.is_count_held = False
         for node in self.part.replicas:
             if node != self._host.node_id:
                 stream = self.streams[node] = FollowerStream(
@@ -354,23 +349,15 @@ class Replica:
         return ends[len(self.part.replicas) // 2]
 
     def _recount(self) -> None:
-        """Rule 8: what a majority has is committed. In two-round mode it is once Raft's mark has passed it."""
+        """Rule 8: what a majority has is committed."""
         end = self.majority_end()
         self._waiters.note_progress(end)
-        if not self.counts_alone:
-            if end > self.part.hwm:
-                self._owner.mark_due(self)
-        elif end > self.known_commit_point():
+        if self.leading == self.part.epoch and end > self.known_commit_point():
             self._commit = end
             self._waiters.settle()
             self._owner.mark_committed(self)
         if self.part.incomplete:
             self._owner.mark_caught_up(self)
-
-    @property
-    def counts_alone(self) -> bool:
-        """Whether this leader's count commits, without Raft (rules 8 and 28)."""
-        return not self.part.two_round and not self.is_count_held and self.leading == self.part.epoch
 
     def on_session_open(self, peer: NodeId) -> None:
         """A stream that has begun since the session opened continues."""
@@ -387,8 +374,6 @@ class Replica:
         self._recount()
         if self._commit > self.part.hwm:
             self._owner.mark_committed(self)  # what told Raft and the followers may be lost
-        if self.part.two_round != is_two_round(self._host.state.config):
-            self._owner.mark_mode(self)
         hang = self._owner.hang
         self._was_refused_room &= hang.hangs
         is_refusing = self._was_refused_room and any(self._owner.is_candidate(peer) for peer in self.streams)

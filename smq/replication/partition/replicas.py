@@ -24,7 +24,7 @@ from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.commits import Commits
 from smq.replication.partition.compaction.passes import Compactor
 from smq.replication.partition.compaction.segments import Segments
-from smq.replication.partition.due import caught_up, hidden_damage, hwm_advances, mode_changes, propose_advances
+from smq.replication.partition.due import caught_up, hidden_damage, hwm_advances, propose_advances
 from smq.replication.partition.endings import Endings
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.intake import Intake
@@ -91,11 +91,9 @@ class Replicas:
         self.compactor = Compactor(host, self.look_ups, self.segments)
         clock, propose = host.clock, host.propose
         advance = partial(propose_advances, host)
-        self.mark_due = Coalescer(clock, advance, hwm_advances, _as_advances).mark_due
-        self.log_starts = LogStarts(host, self.ends, self._by_pid.get, self.mark_due)
+        mark_due = Coalescer(clock, advance, hwm_advances, _as_advances).mark_due
+        self.log_starts = LogStarts(host, self.ends, self._by_pid.get, mark_due)
         self._mark_hwm_behind = Coalescer(clock, advance, hwm_advances, _as_advances, pace_ms=HWM_PACE_MS).mark_due
-        changes = partial(mode_changes, host)
-        self.mark_mode = Coalescer(clock, propose, changes, lambda items: items[0], items_max=1).mark_due
         complete = partial(caught_up, host)
         self.mark_caught_up = Coalescer(clock, propose, complete, lambda i: CompleteReplicas(items=i)).mark_due
         self.mark_damaged = Coalescer(clock, propose, partial(hidden_damage, host), self._as_mark).mark_due

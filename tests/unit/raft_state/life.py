@@ -52,7 +52,6 @@ from tests.unit.raft_state.support import (
     marked,
     member,
     member_commit,
-    mode,
     pid,
     proposed,
     register,
@@ -171,7 +170,7 @@ def _groups_with_members() -> list[Command]:
             ),
             request_id=rid(41),
         ),
-        AlterClusterConfig(unset=("default.replication.factor", "commit.rounds")),
+        AlterClusterConfig(unset=("default.replication.factor",)),
         AdvanceClock(seen_ms=1, elapsed_ms=400_000, now_ms=500_000),
         form("left", CURRENT, 0, member("d")),
         remove("left", CURRENT, 1, "d"),
@@ -183,7 +182,6 @@ def _groups_with_members() -> list[Command]:
 def _nodes_and_topics() -> list[Command]:
     return [
         default_init("life"),
-        AlterClusterConfig(set_=(("commit.rounds", "2"),)),
         *(register(node) for node in (3, 1, 4, 2)),
         FenceNode(node=NodeId(4), incarnation=Incarnation(1)),
         replace(topic(2, "zebra", partitions=3), config=(("max.message.bytes", "1000"),)),
@@ -195,7 +193,7 @@ def _nodes_and_topics() -> list[Command]:
         advances(
             advance(pid(2, 0), 0, 10, 12, 1_000), advance(pid(2, 1), 0, 7, 7, 2_000), advance(pid(1), 0, 2**40 + 1)
         ),
-        elect(pid(2, 0), 0, candidate=2, end=12),
+        elect(pid(2, 0), 0, candidate=2, end=10),
         advances(advance(pid(2, 0), 1, 20, 25, 3_000)),
         elect(pid(2, 0), 1, candidate=3, end=20),
         AdvanceLogStart(partition=pid(2, 0), offset=Offset(11)),
@@ -225,12 +223,9 @@ def _nodes_and_topics() -> list[Command]:
         DeleteTopic(name="gone"),
         AlterTopicConfig(name="ant", set_=(("max.message.bytes", "2000"),)),
         register(1, incarnation=5, address="moved:1", level=3),
-        mode(pid(2, 1), 0, 0, two_round=False),
-        mode(pid(2, 2), 0, 0, two_round=False),
         elect(pid(2, 1), 0, candidate=2, end=9, seals=(seal(2, 9), seal(3, 7))),
         elect(pid(2, 2), 0, candidate=2, end=4, by_leader=True),
         elect(pid(2, 2), 1, candidate=3, end=2, seals=(seal(3, 2), seal(2, 1))),
-        mode(pid(2, 2), 2, 1, two_round=True, hwm=3, ts_ns=9),
         register(2, incarnation=2, disk=22, kafka="host:2"),
         marked(3, pid(2, 0), pid(2, 1), pid(1)),
         completed((pid(2, 0), 2, 3), (pid(2, 1), 0, 3)),

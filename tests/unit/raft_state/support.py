@@ -43,7 +43,6 @@ from smq.raft_state.commands import (
     Request,
     RetainedStart,
     Seal,
-    SetMode,
     StagedTransaction,
     StageOffsets,
     WrittenMarker,
@@ -158,16 +157,17 @@ def elect(
     end: int,
     incarnation: int = 1,
     *,
-    seals: tuple[Seal, ...] = (),
+    seals: tuple[Seal, ...] | None = None,
     by_leader: bool = False,
 ) -> ElectLeader:
+    """If no seals are given: of nodes 1 to 3, whose logs end there, too."""
     return ElectLeader(
         partition=partition,
         expected_epoch=Epoch(epoch),
         candidate=NodeId(candidate),
         incarnation=Incarnation(incarnation),
         end=Offset(end),
-        seals=seals,
+        seals=tuple(seal(node, end) for node in (1, 2, 3)) if seals is None else seals,
         by_leader=by_leader,
     )
 
@@ -208,17 +208,6 @@ def compact(
         digest=digest.to_bytes(16, "big"),
         tombstones_ms=tombstones_ms,
         is_reset=is_reset,
-    )
-
-
-def mode(partition: PartitionId, epoch: int, seq: int, *, two_round: bool, hwm: int = 0, ts_ns: int = 0) -> SetMode:
-    return SetMode(
-        partition=partition,
-        epoch=Epoch(epoch),
-        mode_seq=seq,
-        two_round=two_round,
-        hwm=Offset(hwm),
-        ts_ns=TsNs(ts_ns),
     )
 
 
@@ -536,13 +525,10 @@ def aged(replies_before: int, command: Request) -> Request:
     return replace(command, replies_before=replies_before)
 
 
-def cluster(nodes: int = 3, *, kafka: bool = False, rounds: int = 2) -> Driver:
-    """An initialised cluster of unfenced nodes 1..nodes, all of incarnation 1; with Kafka listeners if requested. With
-    two rounds, an election needs no seals."""
+def cluster(nodes: int = 3, *, kafka: bool = False) -> Driver:
+    """An initialised cluster of unfenced nodes 1..nodes, all of incarnation 1; with Kafka listeners if requested."""
     driver = Driver()
     driver.ok(default_init("test"))
-    if rounds != 1:
-        driver.machine.state.config["commit.rounds"] = str(rounds)
     for node in range(1, nodes + 1):
         driver.ok(register(node, kafka=f"host:{node}" if kafka else ""))
     return driver

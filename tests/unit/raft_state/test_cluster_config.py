@@ -17,7 +17,7 @@ from tests.unit.raft_state.support import Driver, cluster, settings
 
 @pytest.fixture
 def driver() -> Driver:
-    return cluster(rounds=1)
+    return cluster()
 
 
 def test_every_default_is_valid_and_every_row_says_what_it_takes() -> None:

@@ -222,3 +222,9 @@ def test_the_fixture_has_every_class_in_the_order_of_the_tags(fixture: str, rows
 def test_hwm_advance_costs_48_bytes() -> None:
     one = HwmAdvance(partition=pid(1), epoch=Epoch(1), hwm=Offset(2), next_offset=Offset(3), ts_ns=TsNs(4))
     assert len(encode_command(advances(one, one))) - len(encode_command(advances(one))) == 48
+
+
+def test_rule_28_the_tag_of_the_retired_command_is_given_to_no_other() -> None:
+    assert 32 not in {row.tag for row in COMMANDS}
+    with pytest.raises(CodecError, match="unknown tag 32"):
+        decode_command(b"\x01\x20" + bytes(45))

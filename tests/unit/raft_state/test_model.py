@@ -32,7 +32,6 @@ from tests.unit.raft_state.support import (
     completed,
     elect,
     marked,
-    mode,
     register,
     retained,
     retention,
@@ -97,9 +96,6 @@ class ClusterLife(GroupRules):
             "ts": 0,
             "epoch": 0,
             "incomplete": set(),
-            "two_round": False,
-            "seq": 0,
-            "start": start,
         }
 
     # -------------------------------------------------------------------------------------------- rules
@@ -230,16 +226,15 @@ class ClusterLife(GroupRules):
         epoch = max((p["epoch"] if p else 0) - stale, 0)
         incarnation = self.nodes[node]["incarnation"] - older
         code = self._election_code(p, epoch, node, older, end)
-        is_proven = p is None or p["two_round"] or by_leader or self._is_proven(p, end, seals)
+        is_proven = p is None or by_leader or self._is_proven(p, end, seals)
         pid = partition_id(self.topic_id(name), PartitionIndex(index))
         said = tuple(seal(n, hwm + more, self.nodes[n]["incarnation"] - old) for n, more, old in seals)
         command = elect(pid, epoch, node, end, incarnation, seals=said, by_leader=by_leader)
         applied = self.expect(command, code or (None if is_proven else ErrorCode.ELECTION_REJECTED))
         if p is not None and code is None and is_proven:
-            start = hwm if p["two_round"] else end
-            p.update(epoch=epoch + 1, leader=node, next=start, start=start)
+            p.update(epoch=epoch + 1, leader=node, next=end)
             p["incomplete"].discard(node)
-            assert applied.reply == LeaderElected(epoch=Epoch(epoch + 1), start=Offset(start))
+            assert applied.reply == LeaderElected(epoch=Epoch(epoch + 1), start=Offset(end))
 
     @staticmethod
     def _is_proven(p: dict[str, Any], end: int, seals: list[tuple[int, int, int]]) -> bool:
@@ -262,33 +257,6 @@ class ClusterLife(GroupRules):
         if older:
             return ErrorCode.STALE_INCARNATION
         return ErrorCode.ELECTION_REJECTED if self.nodes[node]["fenced"] or end < p["hwm"] else None
-
-    @rule(
-        name=names,
-        index=indexes,
-        two_round=st.sampled_from([False, False, True]),
-        stale=staleness,
-        older=staleness,
-        step=st.integers(-1, 5),
-    )
-    def set_mode(self, name: str, index: int, two_round: bool, stale: int, older: int, step: int) -> None:
-        p = self.model_partition(name, index)
-        epoch, seq, hwm = (p["epoch"] - stale, p["seq"] - older, p["hwm"] + step) if p else (0, 0, 0)
-        code = self._mode_code(p, two_round, stale or older, hwm)
-        pid = partition_id(self.topic_id(name), PartitionIndex(index))
-        self.expect(mode(pid, epoch, seq, two_round=two_round, hwm=hwm, ts_ns=3), code)
-        if p is not None and code is None:
-            hwm = max(p["hwm"], hwm)
-            p.update(two_round=two_round, seq=seq + 1, hwm=hwm, next=max(p["next"], hwm), ts=max(p["ts"], 3))
-
-    @staticmethod
-    def _mode_code(p: dict[str, Any] | None, two_round: bool, stale: int, hwm: int) -> ErrorCode | None:
-        if p is None:
-            return ErrorCode.UNKNOWN_PARTITION
-        if stale:
-            return ErrorCode.STALE_EPOCH
-        lacks = max(hwm, p["hwm"]) < p["start"] if two_round else bool(p["incomplete"])
-        return ErrorCode.INVALID_REQUEST if two_round == p["two_round"] or lacks else None
 
     @rule(name=names, index=indexes, node=nodes, older=staleness)
     def mark_incomplete(self, name: str, index: int, node: int, older: int) -> None:
@@ -395,9 +363,6 @@ class ClusterLife(GroupRules):
             "ts": p.ts_ns,
             "epoch": p.epoch,
             "incomplete": set(p.incomplete),
-            "two_round": p.two_round,
-            "seq": p.mode_seq,
-            "start": p.history[-1].start,
         }
 
 

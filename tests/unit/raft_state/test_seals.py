@@ -1,11 +1,8 @@
-"""The numbered replication rules on seals, incomplete replicas and the mode, at apply: 11, 18, 22, 23, 28.
-
-What an election needs in two-round mode is in test_rules.
-"""
+"""The numbered replication rules on seals and incomplete replicas, at apply: 11, 18, 22, 23."""
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart, AlterClusterConfig, FenceNode
+from smq.raft_state.commands import AdvanceLogStart, FenceNode
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset
 from smq.raft_state.replies import LeaderElected
@@ -19,7 +16,6 @@ from tests.unit.raft_state.support import (
     elect,
     external_topic,
     marked,
-    mode,
     pid,
     register,
     seal,
@@ -27,19 +23,17 @@ from tests.unit.raft_state.support import (
 )
 
 
-def one_round(replicas: int = 3) -> Driver:
-    """Topic 1, one partition on nodes 1 to `replicas`, led by node 1 in epoch 0. It has left two-round mode, in which
-    it was made."""
+def made(replicas: int = 3) -> Driver:
+    """Topic 1, one partition on nodes 1 to `replicas`, led by node 1 in epoch 0."""
     driver = cluster(replicas)
     driver.ok(topic(1, replicas=replicas))
-    driver.ok(mode(pid(1), 0, 0, two_round=False))
     assert driver.partition(pid(1)).leader == 1
     return driver
 
 
 @pytest.fixture
 def driver() -> Driver:
-    return one_round()
+    return made()
 
 
 def epochs(driver: Driver) -> list[tuple[int, int]]:
@@ -58,7 +52,7 @@ def test_rule_11_the_new_epoch_starts_where_the_candidates_log_ends(driver: Driv
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 5])
 def test_rule_11_fewer_seals_than_leave_a_majority_elect_nobody(replicas: int) -> None:
-    driver = one_round(replicas)
+    driver = made(replicas)
     needed = seals_needed(replicas)
     seals = tuple(seal(node, 5) for node in range(1, replicas + 1))
     driver.refused(elect(pid(1), 0, candidate=1, end=5, seals=seals[: needed - 1]), ErrorCode.ELECTION_REJECTED)
@@ -84,7 +78,7 @@ def test_rule_11_the_floor_is_the_most_that_a_majority_may_hold(
     replicas: int, ends: tuple[int, ...], floor: int
 ) -> None:
     assert commit_floor(map(Offset, ends), replicas) == floor
-    driver = one_round(replicas)
+    driver = made(replicas)
     seals = tuple(seal(replicas - i, end) for i, end in enumerate(ends))
     reply = driver.refused(elect(pid(1), 0, candidate=1, end=floor - 1, seals=seals), ErrorCode.ELECTION_REJECTED)
     assert f"what may be committed, {floor}" in reply.message
@@ -102,7 +96,6 @@ def test_rule_11_a_seal_of_another_process_does_not_count(driver: Driver) -> Non
 def test_rule_11_a_seal_of_a_node_that_is_no_replica_does_not_count() -> None:
     driver = cluster(4)
     driver.ok(topic(1, replicas=3))
-    driver.ok(mode(pid(1), 0, 0, two_round=False))
     outsider = ({1, 2, 3, 4} - set(driver.partition(pid(1)).replicas)).pop()
     candidate = driver.partition(pid(1)).replicas[1]
     command = elect(pid(1), 0, candidate, end=0, seals=(seal(candidate, 0), seal(outsider, 0)))
@@ -225,53 +218,3 @@ def test_rule_23_a_mark_of_a_process_that_is_not_registered_is_refused(driver: D
     driver.ok(register(3, incarnation=2))
     driver.refused(marked(3, pid(1)), ErrorCode.STALE_INCARNATION)
     driver.refused(marked(8, pid(1)), ErrorCode.UNKNOWN_NODE)
-
-
-# ------------------------------------------------------------------------------------------------ rule 28
-@pytest.mark.parametrize("rounds", [None, 1, 2])
-def test_rule_28_a_new_partition_is_in_the_mode_of_the_setting(rounds: int | None) -> None:
-    driver = cluster()
-    if rounds is None:
-        driver.ok(AlterClusterConfig(set_=(), unset=("commit.rounds",)))
-    else:
-        driver.ok(AlterClusterConfig(set_=(("commit.rounds", str(rounds)),)))
-    driver.ok(topic(1))
-    p = driver.partition(pid(1))
-    assert (p.two_round, p.mode_seq, p.incomplete) == (rounds == 2, 0, frozenset())
-
-
-def test_rule_28_two_round_mode_takes_the_commit_point_for_the_hwm(driver: Driver) -> None:
-    driver.ok(mode(pid(1), 0, 1, two_round=True, hwm=8, ts_ns=77))
-    p = driver.partition(pid(1))
-    assert (p.two_round, p.mode_seq, p.hwm, p.next_offset, p.ts_ns) == (True, 2, 8, 8, 77)
-    driver.ok(elect(pid(1), 0, candidate=3, end=9))  # one log that reaches the hwm is enough
-    assert epochs(driver) == [(0, 0), (1, 8)]
-
-
-def test_rule_28_two_round_mode_waits_until_the_leader_knows_its_epochs_start(driver: Driver) -> None:
-    driver.ok(elect(pid(1), 0, candidate=2, end=9, seals=(seal(2, 9), seal(3, 5))))
-    driver.refused(mode(pid(1), 1, 1, two_round=True, hwm=8), ErrorCode.INVALID_REQUEST)
-    driver.ok(mode(pid(1), 1, 1, two_round=True, hwm=9))
-
-
-@pytest.mark.parametrize(("epoch", "seq"), [(0, 0), (0, 2), (1, 1)])
-def test_rule_28_a_late_change_of_the_mode_is_refused(driver: Driver, epoch: int, seq: int) -> None:
-    driver.refused(mode(pid(1), epoch, seq, two_round=True), ErrorCode.STALE_EPOCH)
-
-
-def test_rule_28_two_round_mode_is_not_left_while_a_replica_is_incomplete(driver: Driver) -> None:
-    driver.ok(mode(pid(1), 0, 1, two_round=True))
-    driver.ok(marked(3, pid(1)))
-    reply = driver.refused(mode(pid(1), 0, 2, two_round=False), ErrorCode.INVALID_REQUEST)
-    assert "nodes 3 have yet to catch up" in reply.message
-    driver.ok(completed((pid(1), 0, 3)))
-    driver.ok(mode(pid(1), 0, 2, two_round=False))
-
-
-def test_rule_28_the_mode_that_a_partition_is_in_is_not_set_again(driver: Driver) -> None:
-    driver.refused(mode(pid(1), 0, 1, two_round=False), ErrorCode.INVALID_REQUEST)
-
-
-def test_rule_28_a_partition_without_replicas_has_no_mode(driver: Driver) -> None:
-    driver.ok(external_topic(2))
-    driver.refused(mode(pid(2), 0, 0, two_round=False), ErrorCode.WRONG_STORAGE)

@@ -22,7 +22,7 @@ from tests.unit.raft_state import life
 from tests.unit.raft_state.support import assign, cluster, commit, external_topic, pid, register, rid, topic
 
 ROOT = Path(__file__).parents[3]
-FIXTURE = ROOT / "tests" / "transcripts" / "snapshot_v1.hex"
+FIXTURE = ROOT / "tests" / "transcripts" / "snapshot_v2.hex"
 
 SNAPSHOT = life.end_of_life().snapshot()
 
@@ -157,7 +157,14 @@ def test_other_bytes_are_refused_with_the_reason(at: int, reason: str) -> None:
         decode_state(damaged, FEATURE_LEVEL)
 
 
-def test_snapshot_of_version_1_has_the_bytes_of_the_fixture() -> None:
+def test_rule_28_a_snapshot_of_a_build_that_had_two_modes_is_refused_and_says_what_to_do() -> None:
+    older = bytearray(SNAPSHOT)
+    older[4] = 1
+    with pytest.raises(CodecError, match=r"before the first release.*start with an empty one"):
+        Machine.restore(bytes(older))
+
+
+def test_snapshot_of_version_2_has_the_bytes_of_the_fixture() -> None:
     """From the first release on the fixture stays as it is: a changed format gets a new version and a fixture of its
     own."""
     fixture = bytes.fromhex(FIXTURE.read_text())

@@ -46,7 +46,7 @@ def _show_partition(state: ClusterState, p: PartitionState) -> str:
     return (
         f"{_show_pid(state, p.pid)} leader {p.leader} (incarnation {p.leader_incarnation}) of {list(p.replicas)},"
         f" epoch {p.epoch} [{history}], log_start {p.log_start}, hwm {p.hwm}, next {p.next_offset}, ts {p.ts_ns}"
-        f"{'' if p.two_round else ', one round'}{f', incomplete {sorted(p.incomplete)}' if p.incomplete else ''}"
+        f"{f', incomplete {sorted(p.incomplete)}' if p.incomplete else ''}"
         f"{_show_segments(p) if p.segments else ''}"
     )
 

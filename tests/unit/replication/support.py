@@ -13,7 +13,6 @@ from smq.raft_state.commands import (
     ElectLeader,
     HwmAdvance,
     RegisterNode,
-    SetMode,
 )
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId, TsNs
@@ -105,10 +104,9 @@ def immediate_links(network: RecordedNetwork) -> Links:
 
 
 class Host:
-    """The owner of one replica. Every outgoing message is kept, and Raft is applied by the test itself. With two
-    rounds, an election needs no seals."""
+    """The owner of one replica. Every outgoing message is kept, and Raft is applied by the test itself."""
 
-    def __init__(self, node: NodeId = ME, incarnation: Incarnation = INCARNATION, *, rounds: int = 2) -> None:
+    def __init__(self, node: NodeId = ME, incarnation: Incarnation = INCARNATION) -> None:
         self.scheduler = Scheduler()
         self.process = Process(self.scheduler, "node", self._fatal)
         self.hardware = Hardware()
@@ -130,7 +128,7 @@ class Host:
         self.hang = HangGuard(self.disk, self.config.disk_hang_ms)
         self.due: list[PartitionId] = []
         self.candidates = {PEER_A, PEER_B}
-        self.may_be_complete = self.damage_reports = self.commits_marked = self.modes_marked = 0
+        self.may_be_complete = self.damage_reports = self.commits_marked = 0
         self.woken = 0
         self.resigned: list[tuple[PartitionId, Epoch]] = []
         self.proposed: list[Command] = []
@@ -138,7 +136,6 @@ class Host:
         self._index = 0
         self.replica: Replica | None = None
         self.apply(default_init("c"))
-        self.machine.state.config["commit.rounds"] = str(rounds)
         for node_id in (ME, PEER_A, PEER_B):
             self.apply(register(node_id))
 
@@ -183,10 +180,6 @@ class Host:
         assert replica is self.replica
         self.commits_marked += 1
 
-    def mark_mode(self, replica: Replica) -> None:
-        assert replica is self.replica
-        self.modes_marked += 1
-
     def mark_caught_up(self, replica: Replica) -> None:
         assert replica is self.replica
         self.may_be_complete += 1
@@ -224,9 +217,6 @@ class Host:
 
     def hidden_damage(self) -> list[PartitionId]:
         return due.hidden_damage(self.node_host(), self.live)
-
-    def mode_changes(self) -> list[SetMode]:
-        return due.mode_changes(self.node_host(), self.live)
 
     @property
     def live(self) -> Replica:
@@ -301,6 +291,7 @@ class Host:
         return self.state.topics["t"].partitions[0]
 
     def elect(self, node: NodeId, incarnation: Incarnation = INCARNATION, end: int | None = None) -> None:
+        """Its epoch starts at the end, or at the high water mark. It needs no seals: the leader itself asks for it."""
         self.apply(
             ElectLeader(
                 partition=self.part.pid,
@@ -308,6 +299,7 @@ class Host:
                 candidate=node,
                 incarnation=incarnation,
                 end=Offset(self.part.hwm if end is None else end),
+                by_leader=True,
             )
         )
 

@@ -66,7 +66,7 @@ def test_a_high_water_mark_that_is_moved_back_is_noted() -> None:
 def test_an_epoch_that_starts_below_what_was_committed_is_noted() -> None:
     """Raft's mark does not know of the record yet: only this process does."""
     for faults, expected in (((), []), ((EPOCH_STARTS_AT_THE_MARK,), [Kind.HWM_BACK])):
-        host = Host(rounds=1)
+        host = Host()
         host.create_partition()
         answer = host.produce()
         host.settle()
@@ -80,7 +80,7 @@ def test_an_epoch_that_starts_below_what_was_committed_is_noted() -> None:
 
 
 def test_an_election_that_takes_an_unconfirmed_tail_away_is_no_anomaly() -> None:
-    host = Host(rounds=1)
+    host = Host()
     host.create_partition()
     host.produce()
     host.settle()

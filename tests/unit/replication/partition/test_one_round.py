@@ -1,4 +1,4 @@
-"""A partition that commits by its leader's count: what is answered, told and read (rules 8-10, 13, 24, 26, 28)."""
+"""A partition that commits by its leader's count: what is answered, told and read (rules 8-10, 13, 14, 24, 26)."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -7,15 +7,11 @@ import pytest
 
 from smq.raft_state.commands import (
     AdvanceLogStart,
-    AlterClusterConfig,
-    CompleteReplicas,
     ElectLeader,
-    MarkIncomplete,
     Seal,
-    SetMode,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset, TsNs
+from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset
 from smq.raft_state.replies import Reply
 from smq.replication.api import DoneFn
 from smq.replication.net import wire
@@ -25,24 +21,6 @@ from smq.replication.partition.log_starts import LogStarts
 from smq.replication.proposer import Barriers
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
 from tests.unit.replication.test_rules import acks, append, stored
-
-
-def rounds(host: Host, number: int) -> None:
-    host.apply(AlterClusterConfig(set_=(("commit.rounds", str(number)),)))
-
-
-def set_mode(host: Host, *, two_round: bool, hwm: int = 0) -> None:
-    part = host.part
-    host.apply(
-        SetMode(
-            partition=part.pid,
-            epoch=part.epoch,
-            mode_seq=part.mode_seq,
-            two_round=two_round,
-            hwm=Offset(hwm),
-            ts_ns=TsNs(0),
-        )
-    )
 
 
 def elect(host: Host, node: NodeId, end: int) -> None:
@@ -63,16 +41,15 @@ def elect(host: Host, node: NodeId, end: int) -> None:
 
 @pytest.fixture
 def host() -> Host:
-    """A host whose replica leads epoch 0 of an empty partition out of two-round mode."""
-    host = Host(rounds=1)
+    """A host whose replica leads epoch 0 of an empty partition."""
+    host = Host()
     host.create_partition()
-    assert not host.part.two_round
     return host
 
 
 def follower() -> Host:
     """A host whose replica follows PEER_A in epoch 1, which started at 0."""
-    host = Host(rounds=1)
+    host = Host()
     host.create_partition()
     elect(host, PEER_A, 0)
     return host
@@ -88,7 +65,7 @@ def test_rule_08_what_a_majority_has_on_disk_is_answered_without_raft(host: Host
     host.settle()
     assert (answer.offsets, host.part.hwm) == ((0, 0), 0)
     assert (host.live.known_commit_point(), host.live.readable_end) == (1, 1)
-    assert (host.due, host.commits_marked > 0) == ([], True)
+    assert host.commits_marked > 0
 
 
 def test_rule_08_the_leaders_own_disk_counts_like_any_other(host: Host) -> None:
@@ -232,64 +209,6 @@ def test_rule_13_a_damaged_batch_below_the_commit_point_counts() -> None:
     assert host.live.durable_verified_end == 1, "the others have it"
 
 
-# ------------------------------------------------------------------------------------------------ 28
-def test_rule_28_a_leader_holds_its_count_before_it_proposes_two_rounds(host: Host) -> None:
-    rounds(host, 2)
-    host.live.on_tick(host.clock.monotonic_ns())
-    assert host.modes_marked == 1
-    (change,) = host.mode_changes()
-    assert (change.two_round, change.mode_seq, change.hwm) == (True, 0, 0)
-    answer = host.produce()
-    host.settle()
-    host.ack(PEER_A, 1)
-    assert host.live.known_commit_point() == 0
-    assert host.due == [host.part.pid], "as in two-round mode"
-    rounds(host, 1)
-    assert [c.two_round for c in host.mode_changes()] == [True], "what was proposed may be applied whenever"
-    host.apply(change)
-    host.advance(1)
-    host.settle(1)
-    assert answer.offsets == (0, 0)
-    (back,) = host.mode_changes()
-    assert (back.two_round, back.mode_seq, back.hwm) == (False, 1, 1)
-
-
-def test_rule_28_two_rounds_wait_until_the_leader_knows_that_its_epochs_start_is_committed(host: Host) -> None:
-    host.produce()
-    host.settle()
-    elect(host, ME, 1)
-    rounds(host, 2)
-    assert host.mode_changes() == []
-    host.ack(PEER_A, 1)
-    (change,) = host.mode_changes()
-    assert change.hwm == 1
-
-
-def test_rule_28_a_leader_counts_once_the_end_of_two_rounds_is_applied() -> None:
-    host = Host()
-    host.create_partition()
-    rounds(host, 1)
-    (change,) = host.mode_changes()
-    answer = host.produce()
-    host.settle()
-    host.ack(PEER_A, 1)
-    assert host.live.known_commit_point() == 0
-    host.apply(change)
-    host.settle(1)
-    assert answer.offsets == (0, 0)
-
-
-def test_rule_28_two_rounds_do_not_end_while_a_replica_is_incomplete() -> None:
-    host = Host()
-    host.create_partition()
-    rounds(host, 1)
-    host.apply(MarkIncomplete(node=PEER_A, incarnation=INCARNATION, partitions=(host.part.pid,)))
-    assert host.mode_changes() == []
-    host.ack(PEER_A, 0)
-    host.apply(CompleteReplicas(items=tuple(host.caught_up())))
-    assert len(host.mode_changes()) == 1
-
-
 def test_rule_26_a_hand_over_needs_no_mark_and_gives_up_nothing(host: Host) -> None:
     waiting = host.produce()
     host.settle()
@@ -362,9 +281,3 @@ def test_rule_14_a_log_start_below_the_mark_needs_no_leader(host: Host) -> None:
     host.advance(1)
     ask_log_start(host, 1, reaches_raft=False)
     assert host.proposed == [log_start(host, 1)]
-
-
-def test_rule_14_a_log_start_of_a_partition_in_two_round_mode_is_judged_at_once(host: Host) -> None:
-    set_mode(host, two_round=True)
-    ask_log_start(host, 9, reaches_raft=False)
-    assert host.proposed == [log_start(host, 9)]

@@ -178,7 +178,7 @@ def test_a_timed_out_append_that_is_there_delays_no_other(host: Host) -> None:
 def test_a_batch_parked_by_a_hand_over_that_is_refused_in_the_end_is_awaited(host: Host) -> None:
     host.produce()
     host.settle()
-    host.ack(PEER_B, 1)
+    host.ack(PEER_B, 0)
     assert host.live.transfer(PEER_B)
     parked = host.produce(sent(0))
     full, host.intake = host.intake, Intake(host.disk, 0)
@@ -194,7 +194,7 @@ def test_a_batch_parked_by_a_hand_over_that_is_refused_in_the_end_is_awaited(hos
 def test_without_acknowledgements_nothing_is_awaited(host: Host) -> None:
     host.produce()
     host.settle()
-    host.ack(PEER_B, 1)
+    host.ack(PEER_B, 0)
     assert host.live.transfer(PEER_B)
     host.produce(sent(0), acks=Acks.NONE)
     full, host.intake = host.intake, Intake(host.disk, 0)

@@ -203,8 +203,9 @@ def test_a_repeated_batch_of_an_ended_transaction_gets_its_offset(world: World) 
 # ----------------------------------------------------------------------------------------------- markers
 @pytest.mark.parametrize("is_commit", [True, False])
 def test_rule_29_the_leader_appends_one_marker_and_reports_it_once_it_is_committed(
-    world: World, is_commit: bool
+    is_commit: bool,
 ) -> None:
+    world = World(replication=3)
     world.begin()
     world.write()
     world.end(commit=is_commit)
@@ -355,7 +356,8 @@ def test_a_committed_reader_gets_the_aborted_transactions_of_what_it_reads(world
     assert (raw.aborted, len(raw.batches)) == ([], 2)
 
 
-def test_rule_30_the_leaders_end_has_the_last_stable_offset(world: World) -> None:
+def test_rule_30_the_leaders_end_has_the_last_stable_offset() -> None:
+    world = World(replication=3)
     world.begin()
     world.write()
     world.commit_all()

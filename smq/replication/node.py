@@ -45,7 +45,6 @@ from smq.replication.raft.timing import RaftTiming
 from smq.replication.requests import Requests
 from smq.replication.runtime.answers import Answers
 from smq.replication.runtime.deadlines import Deadlines
-from smq.replication.runtime.loop_compute import LoopCompute
 from smq.replication.runtime.slices import Slices
 from smq.replication.storage.hang import HangGuard
 from smq.replication.storage.space import SpaceGuard
@@ -66,15 +65,15 @@ class Node:
         rng: Rng,
         network: Network,
         disk: Disk,
+        compute: Compute,
         on_fatal: Callable[[BaseException], None],
         on_waiting: Callable[[], None] = lambda: None,
         on_registered: Callable[[], None] = lambda: None,
         applied: AppliedState | None = None,
-        compute: Compute | None = None,
     ) -> None:
         """`on_waiting` is called when the node has stopped to wait for an upgrade, `on_registered` before it is ready:
-        its state then holds everything that was committed before this process. `applied` is the empty state to begin
-        with: the simulation gives one that it watches. Without `compute`, codecs run on the loop."""
+        its state then holds everything that was committed before this process. `compute` runs codecs. `applied` is the
+        empty state to begin with: the simulation gives one that it watches."""
         self.config = config
         self.clock, self.rng = clock, rng
         self._network = network
@@ -86,7 +85,7 @@ class Node:
         self._anomalies = Anomalies(clock, self.measures, lambda: self.state)
         self._snapshot_seen = (LogIndex(0), 0)  # the newest one of Raft, and when this process first had it
         self._slices = Slices(clock)
-        self._preparation = Preparation(compute if compute is not None else LoopCompute(clock))
+        self._preparation = Preparation(compute)
         self._answers = Answers(clock)
         self._deadlines = Deadlines()
         self._links = Links(network, clock.call_soon)

@@ -16,6 +16,7 @@ from smq.replication.net import wire
 from smq.replication.node import Node
 from smq.replication.ports import Buffer, Channel
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.compute import LoopCompute
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 from smq.testing.virtual.network import LinkProfile, SimNetwork, SimPort
 from smq.testing.virtual.rng import Streams
@@ -55,7 +56,9 @@ class World:
             port = CountedPort(network, number, process)
             port.sent = self.sent
             rng = streams.stream(f"node {number}")
-            node = Node(config, clock=clock, rng=rng, network=port, disk=disk, on_fatal=self.fail)
+            node = Node(
+                config, clock=clock, rng=rng, network=port, disk=disk, compute=LoopCompute(clock), on_fatal=self.fail
+            )
             self.nodes[number] = node
             process.soon(node.start)
         self.until(lambda: all(node.is_ready for node in self.nodes.values()))

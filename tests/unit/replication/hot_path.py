@@ -22,6 +22,7 @@ from smq.replication.net import wire
 from smq.replication.node import Node
 from smq.replication.ports import Buffer, Channel, Op
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.compute import LoopCompute
 from smq.testing.virtual.disk import FakeDisk
 from smq.testing.virtual.network import LinkProfile, SimNetwork, SimPort
 from smq.testing.virtual.rng import Streams
@@ -107,7 +108,15 @@ class HotPath:
         self.ports[node_id] = port
         port.large = []
         config = NodeConfig(node_id=node_id, cluster_id="c", peers=dict.fromkeys(NODES, ("", 0)))
-        node = Node(config, clock=clock, rng=streams.stream(f"{node_id}"), network=port, disk=disk, on_fatal=self._fail)
+        node = Node(
+            config,
+            clock=clock,
+            rng=streams.stream(f"{node_id}"),
+            network=port,
+            disk=disk,
+            compute=LoopCompute(clock),
+            on_fatal=self._fail,
+        )
         self.nodes[node_id] = node
         process.soon(node.start)
 

@@ -22,9 +22,9 @@ from smq.replication.preparation import Preparation
 from smq.replication.proposer import Barriers
 from smq.replication.raft.engine import Raft
 from smq.replication.requests import Requests
-from smq.replication.runtime.loop_compute import LoopCompute
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
+from smq.testing.virtual.compute import LoopCompute
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, immediate_links, register
 
 

@@ -22,6 +22,7 @@ from smq.replication.node import Node
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 from smq.replication.runtime import slices
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.compute import LoopCompute
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 from tests.unit.raft_state.support import commit, proposed
 
@@ -68,7 +69,15 @@ class World:
         self.disk = FakeDisk(clock, random.Random(1), image=image or DiskImage(), on_fatal=self._raise)
         config = NodeConfig(node_id=ONE, cluster_id="c", peers=dict.fromkeys((ONE, TWO, THREE), ("", 0)))
         rng = random.Random(2)
-        self.node = Node(config, clock=clock, rng=rng, network=self.network, disk=self.disk, on_fatal=self._raise)
+        self.node = Node(
+            config,
+            clock=clock,
+            rng=rng,
+            network=self.network,
+            disk=self.disk,
+            compute=LoopCompute(clock),
+            on_fatal=self._raise,
+        )
         self.index = 1
         self.steps = list[int]()  # what `watched` was after each callback
 

@@ -12,6 +12,7 @@ from smq.replication.node import Node
 from smq.replication.ports import Channel, NetworkHandler, Table
 from smq.replication.raft.journal import RaftDamaged
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.compute import LoopCompute
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 
 ONE, TWO, THREE = NodeId(1), NodeId(2), NodeId(3)
@@ -53,7 +54,13 @@ def run(image: DiskImage, peers: tuple[NodeId, ...]) -> Ran:
     disk = FakeDisk(clock, random.Random(1), image=image, on_fatal=fatal.append)
     config = NodeConfig(node_id=ONE, cluster_id="c", peers=dict.fromkeys(peers, ("", 0)))
     node = Node(
-        config, clock=clock, rng=random.Random(RUNS.pop()), network=NoNetwork(), disk=disk, on_fatal=fatal.append
+        config,
+        clock=clock,
+        rng=random.Random(RUNS.pop()),
+        network=NoNetwork(),
+        disk=disk,
+        compute=LoopCompute(clock),
+        on_fatal=fatal.append,
     )
     node.start()
     scheduler.run_for_ms(2_000)

@@ -1,6 +1,6 @@
 """A mark: how much a node's disk has reported that it remembers of Raft (rule 18), and its bytes.
 
-Owns the value and its packing, which the journal, the wire and the Engine port share. It holds no judgement: that is in
+Owns the value and its packing, which Raft and the messages between nodes share. It holds no judgement: that is in
 `raft.voters`.
 """
 

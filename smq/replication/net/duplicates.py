@@ -12,7 +12,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -29,6 +29,9 @@ from smq.replication.net.frames import (
     frame_header,
 )
 from smq.replication.net.tls import uris_of
+
+if TYPE_CHECKING:  # the network makes the one instance
+    from smq.replication.net.tcp import TcpNetwork
 
 log = structlog.get_logger(__name__)
 
@@ -132,30 +135,9 @@ class DuplicateRule:
         return max(older, newer)
 
 
-class Sessions(Protocol):
-    """The network, as this module needs it."""
-
-    def sessions_of(self, peer: NodeId) -> list[Connection]:
-        """The open ones, on both channels."""
-
-    def shown_address(self, peer: NodeId) -> str:
-        """The peer's address under [peers], for a person."""
-
-    async def ask_address(self, peer: NodeId) -> AddressAnswer: ...
-
-    def refuse(self, connection: Connection, reason: str) -> None:
-        """Ends the connection with the reason, which ends the process at its other end."""
-
-    def renew(self, session: Connection) -> None:
-        """Ends a session that this node has dialled, and dials again."""
-
-    def on_refusal(self, peer: NodeId, reason: str) -> None:
-        """A peer holds another process for this node."""
-
-
 class Duplicates:
-    def __init__(self, sessions: Sessions, loop: asyncio.AbstractEventLoop, me: NodeId) -> None:
-        self._sessions = sessions
+    def __init__(self, network: "TcpNetwork", loop: asyncio.AbstractEventLoop, me: NodeId) -> None:
+        self._network = network
         self._loop = loop
         self._me = me
         self._rule = DuplicateRule()
@@ -178,7 +160,7 @@ class Duplicates:
 
     def warnings(self) -> list[str]:
         return [
-            f"node {peer} is connected to this node, but does not answer at {self._sessions.shown_address(peer)}, "
+            f"node {peer} is connected to this node, but does not answer at {self._network.shown_address(peer)}, "
             f"where this node has it under [peers] ({reason}): correct the address, the name or the firewall. At a "
             "first start its vote does not count here"
             for peer, reason in sorted(self._silent.items())
@@ -190,7 +172,7 @@ class Duplicates:
     def admit(self, connection: Connection, peer: NodeId, process: bytes, proceed: Callable[[], None]) -> None:
         """Proceeds; if another process of the peer is connected that was at its address, only after that was
         asked."""
-        connected = [session.process for session in self._sessions.sessions_of(peer)]
+        connected = [session.process for session in self._network.sessions_of(peer)]
         if self._rule.is_contested(peer, process, connected):
             held = self._loop.create_task(self._judge(connection, peer, process, proceed))
             self._held[connection] = held
@@ -205,7 +187,7 @@ class Duplicates:
         if loser == process:
             self._refuse(newer, peer, f"at {older.remote}, and began earlier")
         elif loser is not None:
-            for session in self._sessions.sessions_of(peer):
+            for session in self._network.sessions_of(peer):
                 if session.process == loser:
                     self._refuse(session, peer, f"at {newer.remote}, and began earlier")
         return loser != process
@@ -222,8 +204,8 @@ class Duplicates:
             self._unsure[peer].set()
 
     async def _judge(self, connection: Connection, peer: NodeId, process: bytes, proceed: Callable[[], None]) -> None:
-        known = self._sessions.sessions_of(peer)
-        asking = self._loop.create_task(self._sessions.ask_address(peer))
+        known = self._network.sessions_of(peer)
+        asking = self._loop.create_task(self._network.ask_address(peer))
         try:
             await asyncio.wait({asking}, timeout=HOLD_S)
             found = asking.result() if asking.done() else AddressAnswer(reason="timed out")
@@ -243,15 +225,15 @@ class Duplicates:
         unsure, asked = self._unsure[peer], 0
         while True:
             unsure.clear()
-            known = self._sessions.sessions_of(peer)
+            known = self._network.sessions_of(peer)
             if known and all(self._rule.is_at_address(peer, session.process) for session in known):
                 self._silent.pop(peer, None)
                 await unsure.wait()
                 asked = 0
                 continue
-            found = await self._sessions.ask_address(peer)
+            found = await self._network.ask_address(peer)
             if found.refusal:
-                self._sessions.on_refusal(peer, found.refusal)
+                self._network.on_refusal(peer, found.refusal)
             self._settle(peer, found, known)
             asked += 1
             self._note_silence(peer, found, is_silent=bool(known) and asked >= WARN_AFTER)
@@ -267,7 +249,7 @@ class Duplicates:
         elif peer not in self._silent:
             self._silent[peer] = found.reason
             log.warning(
-                "peer_address_unreachable", peer=peer, address=self._sessions.shown_address(peer), reason=found.reason
+                "peer_address_unreachable", peer=peer, address=self._network.shown_address(peer), reason=found.reason
             )
 
     def _settle(self, peer: NodeId, found: AddressAnswer, known: list[Connection]) -> None:
@@ -279,12 +261,12 @@ class Duplicates:
             if not session.is_alive or session.process == found.process:
                 continue
             if session.dialled is not None:
-                self._sessions.renew(session)
+                self._network.renew(session)
             else:
                 self._refuse_stranger(session, peer)
 
     def _refuse_stranger(self, connection: Connection, peer: NodeId) -> None:
-        address = self._sessions.shown_address(peer)
+        address = self._network.shown_address(peer)
         self._refuse(connection, peer, f"at {address}, where node {self._me} has it under [peers]")
 
     def _refuse(self, connection: Connection, peer: NodeId, where: str) -> None:
@@ -293,4 +275,4 @@ class Duplicates:
             "two, or give it a node_id and an address under [peers] of its own"
         )
         log.error("second_process_of_a_node", node=peer, remote=connection.remote, refused=reason)
-        self._sessions.refuse(connection, reason)
+        self._network.refuse(connection, reason)

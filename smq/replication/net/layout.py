@@ -11,6 +11,7 @@ import enum
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -88,9 +89,9 @@ def _check_of(kind: FixedWidth) -> Callable[[int], Any] | None:
         case Flag():
             return _flag
         case Choice(of):
-            return lambda number: _member(of, number)
+            return partial(_member, of)
         case Bounded(maximum):
-            return lambda number: _at_most(maximum, number)
+            return partial(_at_most, maximum)
         case _:
             return None
 

@@ -416,23 +416,28 @@ class TcpNetwork:
 
     # ---------------------------------------------------------------------------------------------- for duplicates
     def sessions_of(self, peer: NodeId) -> list[Connection]:
+        """The open ones, on both channels."""
         found = (self._sessions.get((peer, channel)) for channel in Channel)
         return [session for session in found if session is not None and session.is_alive]
 
     def shown_address(self, peer: NodeId) -> str:
+        """The peer's address under [peers], for a person."""
         host, port = self._peers[peer]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def refuse(self, connection: Connection, reason: str) -> None:
+        """Ends the connection with the reason, which ends the process at its other end."""
         connection.write(FrameKind.REFUSED, (encode_reason(reason),))
         self._retire(connection)
         connection.finish()
         self._loop.call_later(_REFUSAL_S, connection.abort)
 
     def renew(self, session: Connection) -> None:
+        """Ends a session that this node has dialled, and dials again."""
         self._drop(session, "another process answers at the peer's address")
 
     def on_refusal(self, peer: NodeId, reason: str) -> None:
+        """A peer holds another process for this node."""
         if self._on_refused is not None:
             self._on_refused(f"node {peer} refuses this process of node {self._node_id}: {reason}")
 

@@ -204,15 +204,13 @@ async def test_the_receiver_may_keep_received_memory(pair: Pair) -> None:
     assert all(e[3].readonly for e in pair.handlers[TWO].events if e[0] == "message")  # type: ignore[attr-defined] # a memoryview
 
 
-@on_loop
-async def test_without_a_session_nothing_is_sent() -> None:
-    pair = Pair()
+@lent(Pair)
+async def test_without_a_session_nothing_is_sent(pair: Pair) -> None:
     network, _ = pair.start(ONE)
     assert not network.send(TWO, CONTROL, [b"x"])
     assert not network.is_open(TWO, CONTROL)
     assert network.backlog_bytes(TWO, CONTROL) == 0
     assert not network.send(NodeId(9), CONTROL, [b"x"])
-    network.close()
 
 
 @paired()
@@ -232,16 +230,13 @@ async def test_a_restarted_peer_gets_a_fresh_session_after_the_old_one_is_closed
     assert kinds == ["open", "close", "open"]
 
 
-@on_loop
-async def test_a_peer_that_starts_later_is_found() -> None:
-    pair = Pair()
+@lent(Pair)
+async def test_a_peer_that_starts_later_is_found(pair: Pair) -> None:
     pair.listeners.pop(TWO).close()
     pair.start(ONE)
     pair.listeners[TWO] = bind_listener(*pair.peers[TWO])
     pair.start(TWO)
     await pair.both_open()
-    for network in pair.networks.values():
-        network.close()
 
 
 @paired()
@@ -255,10 +250,9 @@ async def test_after_close_the_handler_is_not_called(pair: Pair) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- replacement
-@on_loop
-async def test_a_newer_session_of_a_peer_replaces_the_older_one_and_the_close_comes_first() -> None:
-    pair = Pair()
-    network, handler = pair.start(TWO)
+@lent(Pair)
+async def test_a_newer_session_of_a_peer_replaces_the_older_one_and_the_close_comes_first(pair: Pair) -> None:
+    _, handler = pair.start(TWO)
     first = await _dial(pair, serial=1)
     await handler.wait_count("open", 1)
     second = await _dial(pair, serial=2)
@@ -269,12 +263,10 @@ async def test_a_newer_session_of_a_peer_replaces_the_older_one_and_the_close_co
     second[1].write(frame(b"new"))
     await handler.wait_count("message", 1)
     assert handler.messages() == [b"new"]
-    network.close()
 
 
-@on_loop
-async def test_an_older_session_of_the_same_process_does_not_replace_a_newer_one() -> None:
-    pair = Pair()
+@lent(Pair)
+async def test_an_older_session_of_the_same_process_does_not_replace_a_newer_one(pair: Pair) -> None:
     network, handler = pair.start(TWO)
     await _dial(pair, serial=5)
     await handler.wait_count("open", 1)
@@ -282,19 +274,16 @@ async def test_an_older_session_of_the_same_process_does_not_replace_a_newer_one
     assert await late[0].read() == b""
     assert [e[0] for e in handler.events] == ["open"]
     assert network.is_open(ONE, CONTROL)
-    network.close()
 
 
-@on_loop
-async def test_a_new_process_of_a_peer_replaces_the_session_of_the_old_one() -> None:
-    pair = Pair()
-    network, handler = pair.start(TWO)
+@lent(Pair)
+async def test_a_new_process_of_a_peer_replaces_the_session_of_the_old_one(pair: Pair) -> None:
+    _, handler = pair.start(TWO)
     await _dial(pair, serial=5)
     await handler.wait_count("open", 1)
     await _dial(pair, serial=1, process=b"q" * 16)
     await handler.wait_count("open", 2)
     assert [e[0] for e in handler.events] == ["open", "close", "open"]
-    network.close()
 
 
 # ----------------------------------------------------------------------------------------------------- strangers
@@ -366,9 +355,8 @@ async def test_a_stranger_is_closed_and_no_other_session_notices(pair: Pair, nam
     await pair.handlers[TWO].wait_count("message", 1)
 
 
-@on_loop
-async def test_garbage_on_an_open_session_closes_only_that_session() -> None:
-    pair = Pair()
+@lent(Pair)
+async def test_garbage_on_an_open_session_closes_only_that_session(pair: Pair) -> None:
     network, handler = pair.start(TWO)
     sessions = [await _connect(pair) for _ in Channel]
     for (_, writer), channel in zip(sessions, Channel, strict=True):
@@ -379,7 +367,6 @@ async def test_garbage_on_an_open_session_closes_only_that_session() -> None:
     async with asyncio.timeout(PATIENCE_S):
         await sessions[0][0].read()
     assert network.is_open(ONE, DATA)
-    network.close()
 
 
 @paired(cluster_ids=("c", "d"))
@@ -416,32 +403,27 @@ async def test_one_connection_too_many_without_a_hello_evicts_the_oldest(pair: P
 
 
 # ------------------------------------------------------------------------------------------- keepalive, backlog
-@on_loop
-async def test_a_silent_peer_is_dropped() -> None:
-    pair = Pair(TcpSettings(idle_ping_ms=20, silence_ms_max=100, redial_min_ms=1))
+@lent(lambda: Pair(TcpSettings(idle_ping_ms=20, silence_ms_max=100, redial_min_ms=1)))
+async def test_a_silent_peer_is_dropped(pair: Pair) -> None:
     network, handler = pair.start(TWO)
     await _dial(pair, serial=1)  # sends a hello, and nothing after it
     await handler.wait_count("close", 1)
     assert not network.is_open(ONE, CONTROL)
-    network.close()
 
 
-@on_loop
-async def test_idle_sessions_are_kept_open_by_pings() -> None:
-    pair = Pair(TcpSettings(idle_ping_ms=20, silence_ms_max=5_000, redial_min_ms=1))
-    network, handler = pair.start(TWO)
+@lent(lambda: Pair(TcpSettings(idle_ping_ms=20, silence_ms_max=5_000, redial_min_ms=1)))
+async def test_idle_sessions_are_kept_open_by_pings(pair: Pair) -> None:
+    _, handler = pair.start(TWO)
     reader, _ = await _dial(pair, serial=1)
     await handler.wait_count("open", 1)
     async with asyncio.timeout(PATIENCE_S):
         hello = len(hello_frame())
         data = await reader.readexactly(hello + 3 * HEADER_BYTES)
     assert data[hello:] == frame(b"", FrameKind.PING) * 3
-    network.close()
 
 
-@on_loop
-async def test_a_peer_that_does_not_read_is_dropped_at_the_cap() -> None:
-    pair = Pair(TcpSettings(session_buffer_bytes_max=8 << 20, redial_min_ms=1))
+@lent(lambda: Pair(TcpSettings(session_buffer_bytes_max=8 << 20, redial_min_ms=1)))
+async def test_a_peer_that_does_not_read_is_dropped_at_the_cap(pair: Pair) -> None:
     network, handler = pair.start(TWO)
     await _dial(pair, serial=1)  # reads nothing
     await handler.wait_count("open", 1)
@@ -453,7 +435,6 @@ async def test_a_peer_that_does_not_read_is_dropped_at_the_cap() -> None:
     assert not network.is_open(ONE, CONTROL)
     assert handler.events == [("open", ONE, CONTROL)]  # never from inside the call
     await handler.wait_count("close", 1)
-    network.close()
 
 
 def test_a_peer_that_never_stops_sending_makes_the_node_hold_at_most_two_messages() -> None:
@@ -515,26 +496,21 @@ async def test_a_message_beyond_the_frame_limit_is_the_callers_error(pair: Pair)
 
 
 @pytest.mark.parametrize("at", [0, 4, 8, 12, 13, -1], ids=["length", "kind", "crc", "header's crc", "first", "last"])
-def test_a_damaged_frame_closes_its_session_and_is_counted(at: int) -> None:
+@lent(Pair)
+async def test_a_damaged_frame_closes_its_session_and_is_counted(pair: Pair, at: int) -> None:
     """What the peer sends after it is lost with the session; the next session works."""
-
-    async def test() -> None:
-        pair = Pair()
-        network, handler = pair.start(TWO)
-        _, writer = await _dial(pair, serial=1)
-        damaged = bytearray(frame(b"damaged"))
-        damaged[at] ^= 0x40
-        writer.write(frame(b"intact") + damaged + frame(b"after"))
-        await handler.wait_count("close", 1)
-        assert handler.messages() == [b"intact"]
-        assert network.damaged_frames == {ONE: 1}
-        _, writer = await _dial(pair, serial=2)
-        writer.write(frame(b"again"))
-        await handler.wait_count("message", 2)
-        assert handler.messages() == [b"intact", b"again"]
-        network.close()
-
-    run(test)
+    network, handler = pair.start(TWO)
+    _, writer = await _dial(pair, serial=1)
+    damaged = bytearray(frame(b"damaged"))
+    damaged[at] ^= 0x40
+    writer.write(frame(b"intact") + damaged + frame(b"after"))
+    await handler.wait_count("close", 1)
+    assert handler.messages() == [b"intact"]
+    assert network.damaged_frames == {ONE: 1}
+    _, writer = await _dial(pair, serial=2)
+    writer.write(frame(b"again"))
+    await handler.wait_count("message", 2)
+    assert handler.messages() == [b"intact", b"again"]
 
 
 def test_an_exception_of_the_handler_reaches_on_error() -> None:

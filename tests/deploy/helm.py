@@ -1,6 +1,6 @@
 """The chart as its users see it: Helm renders or refuses it.
 
-Owns the calls of Helm, and one release that differs from every overlay in everything that a value can change.
+Owns the calls of Helm, and the releases that tests judge, one of which differs from the defaults in everything.
 """
 
 import json
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.deploy.manifests import ROOT, Manifest, parsed
+from tests.deploy.manifests import ROOT, Manifest, objects
 
 CHART: Final = ROOT / "deploy/helm/smq"
 VALUES: Final = ROOT / "deploy/helm/values"
@@ -53,19 +53,27 @@ DIFFERENT: Final = Release(
 )
 
 
+RELEASES: Final = {path.stem: Release(files=(path,)) for path in sorted(VALUES.glob("*.yaml"))} | {
+    "different": DIFFERENT
+}
+
+
 class Chart:
     """Rendered by this program."""
 
     def __init__(self, helm: Path, directory: Path) -> None:
         self._helm = str(helm)
-        self._template = (self._helm, "template", "--kube-version=1.33.0")
+        self._template = ("template", "--kube-version=1.33.0")
         self._directory = directory
 
     def lint(self, release: Release) -> None:
         self._run("lint", "--strict", str(CHART), *self._options(release))
 
+    def text(self, release: Release) -> str:
+        return self._run(*self._template, release.name, str(CHART), *self._options(release))
+
     def rendered(self, release: Release) -> list[Manifest]:
-        return parsed(*self._template, release.name, str(CHART), *self._options(release))
+        return objects(self.text(release))
 
     def notes(self, release: Release) -> str:
         """What `helm install` prints at its end. It asks a cluster first, so here an object carries the text."""
@@ -75,7 +83,7 @@ class Chart:
         (copy / "templates/_notes.tpl").write_text('{{- define "notes" -}}\n' + text + "{{- end -}}\n")
         (copy / "templates/notes.yaml").write_text('kind: Notes\ntext: {{ include "notes" $ | quote }}\n')
         only = ("--show-only", "templates/notes.yaml")
-        (found,) = parsed(*self._template, release.name, str(copy), *only, *self._options(release))
+        (found,) = objects(self._run(*self._template, release.name, str(copy), *only, *self._options(release)))
         return str(found["text"])
 
     def packaged(self) -> Path:
@@ -86,7 +94,7 @@ class Chart:
 
     def refusal(self, values: dict[str, Any]) -> str:
         """What Helm says against these values."""
-        done = self._try(*self._template[1:], "smq", str(CHART), *self._options(Release(values=values)))
+        done = self._try(*self._template, "smq", str(CHART), *self._options(Release(values=values)))
         assert done.returncode != 0, f"helm takes {values}"
         return done.stderr
 

@@ -1,10 +1,9 @@
-"""Kubernetes' objects as text: built by kustomize or by Helm, and what each pod's node would read in them.
+"""Kubernetes' objects, as Helm rendered them, and what each pod's node would read in them.
 
-Owns the build of an overlay, the reading of a list of objects, and Kubernetes' rule for variables. It judges nothing.
+Owns the reading of a list of objects, and Kubernetes' rule for variables. It judges nothing.
 """
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -15,27 +14,17 @@ import yaml
 from smq.coordinator.config import ServerConfig, parse_config
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-KUBERNETES: Final = ROOT / "deploy/kubernetes"
-OVERLAYS: Final = (
-    "base",
-    "overlays/cert-manager",
-    "overlays/own-authority",
-    "overlays/outside",
-    "overlays/monitoring",
-)
+RENDERED: Final = ROOT / "tests/deploy/rendered"
 Manifest: TypeAlias = dict[str, Any]
 
 
-def built(overlay: str) -> list[Manifest]:
-    """By kustomize."""
-    return parsed("kubectl", "kustomize", str(KUBERNETES / overlay))
+def rendered(name: str) -> list[Manifest]:
+    """What Helm makes of the chart: test_helm.py compares and rewrites these files."""
+    return objects((RENDERED / f"{name}.yaml").read_text())
 
 
-def parsed(*command: str) -> list[Manifest]:
-    """The objects that a command prints."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest is not None]
+def objects(text: str) -> list[Manifest]:
+    return [manifest for manifest in yaml.safe_load_all(text) if manifest is not None]
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:

@@ -1,12 +1,14 @@
-"""The chart describes what the overlays do, explains each value, and refuses wrong ones.
+"""The chart gives what tests/deploy/rendered has, explains each value, and refuses wrong ones.
 
 The schema of the values is tried here without Helm, too; Helm itself (`full`) is built from Go's modules.
+`pytest -m full tests/deploy/test_helm.py --rewrite` renders again.
 """
 
 import re
 import tarfile
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,9 +16,8 @@ import pytest
 import yaml
 
 from smq import __version__
-from tests.deploy.helm import CHART, DIFFERENT, VALUES, Chart, Release
-from tests.deploy.manifests import KUBERNETES, OVERLAYS, Manifest, built, configs, container_of, expanded
-from tests.skips import needs
+from tests.deploy.helm import CHART, DIFFERENT, RELEASES, VALUES, Chart, Release
+from tests.deploy.manifests import RENDERED, configs, container_of, rendered
 
 SCHEMA = yaml.safe_load((CHART / "values.schema.json").read_text())
 TEXT = (CHART / "values.yaml").read_text()
@@ -46,8 +47,6 @@ WRONG: dict[str, dict[str, Any]] = {
     "a variable of the chart's own": {"variables": {"SMQ_PEERS__1": "elsewhere:7400"}},
 }
 pytestmark = pytest.mark.timeout(1800)  # Helm is built for the first test that needs it
-OF_HELM = ("app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart")
-RELEASES = {overlay: Release(files=(VALUES / f"{overlay.rpartition('/')[2]}.yaml",)) for overlay in OVERLAYS}
 
 
 def merged(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -67,15 +66,6 @@ def merged(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def test_the_chart_is_of_this_version() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (about["version"], about["appVersion"]) == (__version__, __version__)
-
-
-def test_the_chart_has_no_configuration_of_its_own() -> None:
-    assert (CHART / "files/node.toml").is_symlink()
-    assert (CHART / "files/node.toml").resolve() == KUBERNETES / "base/node.toml"
-
-
-def test_every_overlay_has_its_values() -> None:
-    assert {path for release in RELEASES.values() for path in release.files} == set(VALUES.glob("*"))
 
 
 def test_the_schema_has_every_value_and_no_other() -> None:
@@ -101,9 +91,8 @@ def test_every_value_is_explained() -> None:
     assert silent == []
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_schema_takes_the_values_of_each_overlay(overlay: str) -> None:
-    (path,) = RELEASES[overlay].files
+@pytest.mark.parametrize("path", sorted(VALUES.iterdir()), ids=lambda path: path.stem)
+def test_the_schema_takes_the_values_of_each_case(path: Path) -> None:
     jsonschema.validate(merged(DEFAULTS, yaml.safe_load(path.read_text())), SCHEMA)
 
 
@@ -120,46 +109,21 @@ def test_the_schema_refuses(case: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- by Helm
-def without(value: Any, names: tuple[str, ...]) -> Any:
-    """Everything but these keys, at any depth, and tables that are empty then."""
-    if isinstance(value, dict):
-        kept = {key: without(inner, names) for key, inner in value.items() if key not in names}
-        return {key: inner for key, inner in kept.items() if inner != {} or value[key] == {}}
-    return [without(inner, names) for inner in value] if isinstance(value, list) else value
+@pytest.mark.full
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_chart_gives_what_is_kept(chart: Chart, name: str, is_rewriting: bool) -> None:
+    kept = RENDERED / f"{name}.yaml"
+    if is_rewriting:
+        kept.write_text(chart.text(RELEASES[name]))
+    assert chart.text(RELEASES[name]) == kept.read_text()
 
 
-def comparable(manifests: list[Manifest]) -> dict[str, Manifest]:
-    """By kind and name, without the few things in which a release of the chart may differ: Helm's labels, and how a
-    changed file leads to a restart. Variables are compared as a pod gets them, since kustomize puts a patch's first."""
-    hashed = re.compile(r"smq-config(-[a-z0-9]{10})?")
-    found = {}
-    for manifest in without(manifests, (*OF_HELM, "checksum/config")):
-        labels = manifest["metadata"].pop("labels", {})
-        assert labels.items() <= {"app.kubernetes.io/name": "smq"}.items()
-        if manifest["kind"] == "StatefulSet":
-            container = manifest["spec"]["template"]["spec"]["containers"][0]
-            fields = {v["valueFrom"]["fieldRef"]["fieldPath"] for v in container["env"] if "valueFrom" in v}
-            container["env"] = expanded(container["env"], {field: f"<{field}>" for field in fields})
-            container["ports"].sort(key=lambda port: port["name"])
-            (config,) = [v["configMap"] for v in manifest["spec"]["template"]["spec"]["volumes"] if "configMap" in v]
-            config["name"] = hashed.sub("smq-config", config["name"])
-        name = hashed.sub("smq-config", manifest["metadata"].pop("name"))
-        found[f"{manifest['kind']} {name}"] = manifest
-    return found
+def test_every_case_is_kept() -> None:
+    assert {path.stem for path in RENDERED.iterdir()} == set(RELEASES)
 
 
 @pytest.mark.full
-@needs("kubectl")  # it builds the overlays
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_chart_gives_what_the_overlay_gives(chart: Chart, overlay: str) -> None:
-    mine, theirs = comparable(chart.rendered(RELEASES[overlay])), comparable(built(overlay))
-    assert mine.keys() == theirs.keys()
-    for name, manifest in theirs.items():
-        assert mine[name] == manifest, name
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("release", [*RELEASES.values(), DIFFERENT], ids=[*RELEASES, "different"])
+@pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
 def test_helm_finds_nothing_to_complain_of(chart: Chart, release: Release) -> None:
     chart.lint(release)
 
@@ -170,10 +134,8 @@ def test_helm_refuses(chart: Chart, case: str) -> None:
     assert "values don't meet the specifications of the schema" in chart.refusal(WRONG[case])
 
 
-@pytest.mark.full
-def test_variables_that_the_chart_sets_are_refused_as_values(chart: Chart) -> None:
-    releases = [*RELEASES.values(), DIFFERENT]
-    names = {v["name"] for release in releases for v in container_of(chart.rendered(release))["env"]}
+def test_variables_that_the_chart_sets_are_refused_as_values() -> None:
+    names = {v["name"] for name in RELEASES for v in container_of(rendered(name))["env"]}
     own = {name for name in names if name.startswith("SMQ_")} - DIFFERENT.values["variables"].keys()
     assert len(own) > 10
     for name in own:
@@ -197,7 +159,7 @@ def test_two_releases_in_one_namespace_have_nothing_in_common(chart: Chart) -> N
 
 @pytest.mark.full
 def test_values_reach_the_objects_and_the_nodes(chart: Chart, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifests = chart.rendered(DIFFERENT)
+    manifests = rendered("different")
     text = yaml.safe_dump(manifests)
     for word in ("fast", "1Ti", "8Gi", "registry.example.org/smq:1", "company", "192.0.2.0/24", "nvme", "high", "pull"):
         assert re.search(rf"(: |- )'?{re.escape(word)}'?$", text, re.MULTILINE), word
@@ -214,12 +176,12 @@ def test_the_packaged_chart_has_the_configuration_itself(chart: Chart) -> None:
     with tarfile.open(chart.packaged()) as archive:
         member = archive.extractfile("smq/files/node.toml")
         assert member is not None
-        assert member.read() == (KUBERNETES / "base/node.toml").read_bytes()
+        assert member.read() == (CHART / "files/node.toml").read_bytes()
 
 
 @pytest.mark.full
 def test_the_notes_say_what_is_left_to_do(chart: Chart) -> None:
-    notes = chart.notes(RELEASES["overlays/own-authority"])
+    notes = chart.notes(RELEASES["own-authority"])
     for node in (1, 2, 3):
         assert f"smq cert node CA --cluster-id smq --node {node} --host smq-{node - 1}.smq.smq.svc" in notes
         assert f"--from-file=smq-{node - 1}.key=CA/node-{node}/tls.key" in notes

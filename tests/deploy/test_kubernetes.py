@@ -1,6 +1,6 @@
-"""The manifests: valid for Kubernetes' own schemas, and true for smq, whose parser reads what each pod would get.
+"""The chart's objects: valid for Kubernetes' own schemas, and true for smq, whose parser reads what each pod would get.
 
-The same holds for a release of the chart that differs from all overlays (`full`: Helm has to be built first).
+They are judged as tests/deploy/rendered keeps them; test_helm.py holds that Helm gives just these (`full`).
 """
 
 import json
@@ -15,29 +15,22 @@ from smq.coordinator.addresses import format_address
 from smq.coordinator.listener_config import told
 from smq.replication.net.tls import node_uri
 from tests.deploy.custom_resources import MODULES, definitions, validate
-from tests.deploy.helm import DIFFERENT, Chart
-from tests.deploy.manifests import OVERLAYS, Manifest, built, configs, container_of, of_kind, pods_of, stateful_set_of
+from tests.deploy.helm import RELEASES
+from tests.deploy.manifests import Manifest, configs, container_of, of_kind, pods_of, rendered, stateful_set_of
 from tests.kafka.foreign.clients import Missing
-from tests.skips import needs
 
 VERSIONS = ("1.31", "1.33", kubernetes_validate.latest_version())
 OF_OTHERS = tuple(f"{group}/" for group in MODULES)  # their schemas are not part of Kubernetes
-CHART = pytest.param("chart", marks=pytest.mark.full)
-
-pytestmark = needs("kubectl")  # it builds the overlays
 
 
 @pytest.fixture(scope="module")
 def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
-    """Of an overlay, or of the chart."""
-    if request.param in OVERLAYS:
-        return built(request.param)
-    chart: Chart = request.getfixturevalue("chart")
-    return chart.rendered(DIFFERENT)
+    """Of a release."""
+    return rendered(request.param)
 
 
-WITH_OTHERS = ["overlays/cert-manager", "overlays/outside", "overlays/monitoring", CHART]
-everywhere = pytest.mark.parametrize("manifests", [*OVERLAYS, CHART], indirect=True)
+WITH_OTHERS = ["cert-manager", "outside", "monitoring", "different"]
+everywhere = pytest.mark.parametrize("manifests", RELEASES, indirect=True)
 
 
 @everywhere
@@ -72,7 +65,7 @@ def test_objects_of_others_are_valid_by_the_definitions_of_their_projects(manife
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("others")
-@pytest.mark.parametrize("manifests", ["overlays/monitoring"], indirect=True)
+@pytest.mark.parametrize("manifests", ["monitoring"], indirect=True)
 @pytest.mark.parametrize(
     ("kind", "right", "wrong"),
     [
@@ -91,7 +84,7 @@ def test_the_definitions_of_others_refuse(manifests: list[Manifest], kind: str, 
 
 
 def test_the_schemas_refuse_a_mistyped_key() -> None:
-    (service, *_) = of_kind(built("base"), "Service")
+    (service, *_) = of_kind(rendered("secret"), "Service")
     service["spec"]["clusterIp"] = "None"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(service, VERSIONS[-1], strict=True)
@@ -208,7 +201,7 @@ def test_the_certificate_names_the_nodes_and_every_advertised_host(
     assert certificate["secretName"] in [v["secret"]["secretName"] for v in volumes if "secret" in v]
 
 
-@pytest.mark.parametrize("manifests", ["overlays/monitoring", CHART], indirect=True)
+@pytest.mark.parametrize("manifests", ["monitoring", "different"], indirect=True)
 def test_the_monitor_scrapes_a_port_of_the_service_with_the_token(manifests: list[Manifest]) -> None:
     (monitor,) = of_kind(manifests, "ServiceMonitor")
     (endpoint,) = monitor["spec"]["endpoints"]

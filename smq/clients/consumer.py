@@ -1,7 +1,7 @@
 """The asyncio consumer: assigned partitions, positions, iteration, raw batches, and a group's committed offsets.
 
 Owns the I/O around `fetch_planner`: long polls, failover to another replica, look-ups of positions. The caller assigns
-the partitions, or subscribes: then `membership` does so, with the other members of the group. Users, `sync` and the
+the partitions, or subscribes: then `groups` does so, with the other members of the group. Users, `sync` and the
 command line import it.
 """
 
@@ -27,12 +27,13 @@ from smq.clients.arguments import (
 )
 from smq.clients.channels import NodeStubs
 from smq.clients.cluster import DEADLINE_GRACE_MS, ClusterClient, now_ms
+from smq.clients.errors import build, error_from_detail
 from smq.clients.fetch_planner import NO_END, FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
+from smq.clients.groups.member import Member
+from smq.clients.groups.options import MemberOptions, member_settings
+from smq.clients.groups.subscribing import Callbacks, Resume, Subscribing
 from smq.clients.interceptors import ConsumerChain, ConsumerInterceptor
 from smq.clients.lifecycle import Lifecycle
-from smq.clients.membership.member import Member
-from smq.clients.membership.options import MemberOptions, member_settings
-from smq.clients.membership.subscribing import Callbacks, Resume, Subscribing
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import (
     LookUp,
@@ -45,13 +46,12 @@ from smq.clients.positions import (
     resolve_starts,
     starts_of,
 )
-from smq.clients.raw_batches import fetch_range, records_of
 from smq.clients.retry import RandomFn
 from smq.clients.search import Searching
 from smq.clients.tls import Tls
 from smq.clients.types import ISOLATIONS, ConsumerRecord, FetchedRange, Isolation, RawBatch, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.records import BatchCorrupt
+from smq.records import BatchCorrupt, decode_batch
 
 Assigned: TypeAlias = str | TopicPartition  # a topic stands for all its partitions
 Assignment: TypeAlias = str | Iterable[Assigned] | Mapping[Assigned, Start] | Mapping[TopicPartition, Start]
@@ -589,3 +589,45 @@ class Consumer(Subscribing, Searching, Lifecycle):
         await asyncio.sleep(self._planner.settings.backoff.max_ms / 1000.0)
         self._refreshing = None
         self._pump()
+
+
+async def fetch_range(
+    cluster: ClusterClient,
+    settings: FetchSettings,
+    place: TopicPartition,
+    offset: int,
+    *,
+    bytes_max: int,
+    max_wait_ms: int,
+    timeout_ms: float,
+) -> FetchedRange:
+    topic, partition = place
+    check_place(topic, partition)
+    item = build(pb.FetchPartition, topic=topic, partition=partition, offset=offset, max_bytes=bytes_max)
+    request = build(
+        pb.FetchRequest,
+        partitions=[item],
+        max_wait_ms=max_wait_ms,
+        max_bytes=settings.response_bytes_max,
+        isolation=ISOLATIONS[settings.isolation],
+    )
+
+    async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.FetchedPartition:
+        answer = (await node.broker.Fetch(request, timeout=call_s + max_wait_ms / 1000.0)).partitions[0]
+        if answer.HasField("error"):
+            raise error_from_detail(answer.error)
+        return answer
+
+    part = await cluster.call_replica(run, topic, partition, only_node=settings.only_node, timeout_ms=timeout_ms)
+    batches = tuple(RawBatch(topic, partition, b.base_offset, b.last_offset, b.ts_ns, b.data) for b in part.batches)
+    return FetchedRange(log_start=part.log_start, hwm=part.hwm, lso=part.lso, batches=batches)
+
+
+def records_of(batch: RawBatch, lo: int, hi: int) -> list[ConsumerRecord]:
+    """Those with offsets in [lo, hi). Raises BatchCorrupt."""
+    topic, partition, ts_ns_of_0 = batch.topic, batch.partition, batch.ts_ns - batch.base_offset
+    return [
+        ConsumerRecord(topic, partition, r.offset, ts_ns_of_0 + r.offset, r.timestamp_ms, r.key, r.value, r.headers)
+        for r in decode_batch(batch.data)
+        if lo <= r.offset < hi
+    ]

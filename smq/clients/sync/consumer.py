@@ -4,8 +4,11 @@ Owns what iteration has read ahead, and what a poll that Ctrl-C has ended had ta
 there, so that no record is lost between the threads. Users import it through `smq.clients`.
 """
 
+import asyncio
+import queue
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextvars import ContextVar, copy_context
 from itertools import chain
 from types import TracebackType
 from typing import Any, Final, TypeAlias, TypeVar, Unpack
@@ -13,11 +16,10 @@ from typing import Any, Final, TypeAlias, TypeVar, Unpack
 from smq.clients.arguments import Duration, Instant
 from smq.clients.consumer import Assignment, Consumer, ConsumerOptions, End
 from smq.clients.forked import check_owner
-from smq.clients.membership.subscribing import OnPartitions, Resume
+from smq.clients.groups.subscribing import OnPartitions, Resume
 from smq.clients.positions import Start
 from smq.clients.search import RecordFilter, SearchPage
-from smq.clients.sync.callbacks import in_waiting_thread, wait_for_result
-from smq.clients.sync.loop import BlockingClient, documented_as
+from smq.clients.sync.loop import BlockingClient, Call, Running, documented_as
 from smq.clients.types import (
     CommittedOffset,
     ConsumerRecord,
@@ -274,3 +276,47 @@ def _in_caller(callback: OnPartitionsSync | None) -> OnPartitions | None:
 
 async def _next(pages: AsyncIterator[T]) -> T | None:
     return await anext(pages, None)
+
+
+Q = TypeVar("Q")
+
+# In the context that a coroutine begins with: so it finds the thread that waits for it.
+_calls: Final[ContextVar[queue.SimpleQueue[Call]]] = ContextVar("calls for the thread that waits")
+
+
+def wait_for_result(running: Running[T]) -> T:
+    """Begins a coroutine and waits for its end, also on Ctrl-C. Its callbacks run here meanwhile, and may wait in the
+    same way."""
+    context = copy_context()
+    context.run(_calls.set, running.calls)
+    return running.wait(context)
+
+
+def in_waiting_thread(callback: Callable[[Q], object]) -> Callable[[Q], Awaitable[None]]:
+    """The callback for the event loop: it runs in the waiting thread, and its error is raised by the await."""
+
+    async def run(argument: Q) -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def call() -> None:
+            error: Exception | None = None
+            try:
+                callback(argument)
+            except Exception as e:  # noqa: BLE001 - it is raised where the callback was awaited
+                error = e
+            loop.call_soon_threadsafe(_finish, done, error)
+
+        _calls.get().put(call)
+        await done
+
+    return run
+
+
+def _finish(done: "asyncio.Future[None]", error: Exception | None) -> None:
+    if done.done():
+        return  # the call was cancelled meanwhile
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)

@@ -15,7 +15,7 @@ import click
 
 from smq.clients import OFFSET_TYPES, Admin, Consumer, StartAt
 from smq.clients import RecordFilter as Wanted
-from smq.clients.membership.subscribing import Resume
+from smq.clients.groups.subscribing import Resume
 from smq.clients.types import ISOLATIONS, Isolation, TopicPartition
 from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, answered, json_option, open_admin, run
 from smq.coordinator.cli.completions import GROUP, TOPIC

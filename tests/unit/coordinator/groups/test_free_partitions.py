@@ -2,8 +2,8 @@
 
 import pytest
 
-from smq.clients.membership.assignors import ASSIGNORS, Candidate
-from smq.clients.membership.protocol import (
+from smq.clients.groups.assignors import ASSIGNORS, Candidate
+from smq.clients.groups.protocol import (
     Subscription,
     decode_assignment,
     decode_subscription,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from smq.clients.membership.protocol import Subscription, encode_assignment, encode_subscription
+from smq.clients.groups.protocol import Subscription, encode_assignment, encode_subscription
 from smq.coordinator.groups.admission import Present, Verdict, admission, check_identity, resolve_leaver
 from smq.coordinator.groups.live import LiveGroup, joined, joined_as_former, sync_refusal
 from smq.coordinator.groups.protocols import is_partition_free

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, TypeAlias
 
-from smq.clients.membership.protocol import Subscription
+from smq.clients.groups.protocol import Subscription
 from smq.clients.types import TopicPartition
 
 

@@ -1,6 +1,6 @@
 """The options of a consumer that is a member of a group, and their checks.
 
-Owns the defaults, which are those of Kafka's clients. Pure; `consumer` and `membership` import it.
+Owns the defaults, which are those of Kafka's clients. Pure; `consumer` and `groups` import it.
 """
 
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from smq.clients.arguments import Duration, check_choice, check_name, invalid, milliseconds, names
-from smq.clients.membership.assignors import ASSIGNORS, Assignor
+from smq.clients.groups.assignors import ASSIGNORS, Assignor
 
 
 class MemberOptions(TypedDict, total=False):

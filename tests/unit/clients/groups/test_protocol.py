@@ -9,7 +9,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocol
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smq.clients.membership.protocol import (
+from smq.clients.groups.protocol import (
     Subscription,
     Unreadable,
     decode_assignment,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smq.clients.membership.assignors import ASSIGNORS, Candidate, Shares
-from smq.clients.membership.protocol import Subscription
+from smq.clients.groups.assignors import ASSIGNORS, Candidate, Shares
+from smq.clients.groups.protocol import Subscription
 from smq.clients.types import TopicPartition
 
 TOPICS = ("a", "b", "c", "gone")

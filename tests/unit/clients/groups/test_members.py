@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from smq.clients import Admin, Consumer, Producer, SmqError
-from smq.clients.membership.calls import GroupCalls
+from smq.clients.groups.member import GroupCalls
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import look_up_starts
 from smq.clients.types import GroupMembership, TopicPartition
@@ -135,7 +135,7 @@ def test_first_generation_may_take_longer_than_a_session(tmp_path: Path) -> None
 def test_join_that_is_refused_for_long_is_logged_and_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("smq.clients.membership.calls.RETRY_MS", 1.0)
+    monkeypatch.setattr("smq.clients.groups.member.RETRY_MS", 1.0)
 
     async def body(served: Served) -> None:
         refusals = iter([SmqError(ErrorCode.NO_QUORUM, "no majority")])
@@ -479,7 +479,7 @@ def test_static_leader_that_comes_back_to_a_topic_that_has_grown_assigns_all_of_
 
 
 def test_leader_notices_a_topic_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smq.clients.membership.member.TOPICS_AGE_MS", 50.0)
+    monkeypatch.setattr("smq.clients.groups.member.TOPICS_AGE_MS", 50.0)
 
     async def body(served: Served) -> None:
         async with member(served) as one, Admin(address(served)) as admin:

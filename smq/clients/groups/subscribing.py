@@ -18,9 +18,9 @@ from smq.clients.admin import commit_offsets, fetch_offsets
 from smq.clients.arguments import check_callback, check_choice, check_kind, invalid, names
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.fetch_planner import NO_END, NO_POSITION, FetchPlanner, PartitionFetch
+from smq.clients.groups.member import Member
+from smq.clients.groups.options import MemberSettings
 from smq.clients.interceptors import ConsumerChain
-from smq.clients.membership.member import Member
-from smq.clients.membership.options import MemberSettings
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Wanted
 from smq.clients.types import CommittedOffset, GroupMembership, TopicPartition

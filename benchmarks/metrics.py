@@ -27,8 +27,8 @@ import uvloop
 from benchmarks.report import Report
 from chaos_tests.sim.replacement import function_of
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.addresses import format_address
 from smq.coordinator.cli.cluster_dir import free_ports
+from smq.coordinator.config.addresses import format_address
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.raft_state.ids import NodeId
 from smq.records import NewRecord, encode_batch

@@ -38,7 +38,7 @@ ROOMS: Final = {
     "smq/": "other",
 }
 OUTSIDE: Final = "uvloop"  # no function of smq below the loop is on the stack: uvloop itself, gRPC's threads
-LOOP: Final = "run_server (coordinator/server.py)"  # what starts the loop is on each of its stacks
+LOOP: Final = "run_server (coordinator/server/composition.py)"  # what starts the loop is on each of its stacks
 # Functions in C in which a thread sleeps: for events, for work, for Python's lock.
 WAITS: Final = frozenset(
     {"epoll_wait", "epoll_pwait", "PyThread_acquire_lock_timed", "pthread_cond_wait", "pthread_cond_timedwait"}

@@ -15,9 +15,9 @@ from chaos_tests.live.environment.clocks import Clocks
 from chaos_tests.live.environment.disks import Disks
 from chaos_tests.live.environment.links import Links, Network
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.addresses import format_address
 from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
-from smq.coordinator.config import load_config
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.node_toml import load_config
 from smq.raft_state.errors import SmqError
 from smq.replication.storage.engine import Engine
 from smq.testing.node_client import Unanswered

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from docs.generate import ROOT, cell, table
-from smq.coordinator import config
-from smq.coordinator.addresses import format_address
-from smq.coordinator.environment import Key, variable_of
-from smq.coordinator.listener_config import HttpConfig, ListenerConfig
+from smq.coordinator.config import node_toml
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.environment import Key, variable_of
+from smq.coordinator.config.node_toml import HttpConfig, ListenerConfig
 from smq.raft_state.cluster_config import CLUSTER_CONFIG
 from smq.replication.config import NodeConfig
 
 _HEAD: Final = """\
 # Settings
 
-Generated from `smq/coordinator/config.py` and `deploy/node.toml` by `make docs`; do not edit.
+Generated from `smq/coordinator/config/node_toml.py` and `deploy/node.toml` by `make docs`; do not edit.
 
 Every key of node.toml, by its table. `deploy/node.toml` is a sample that explains the usual ones in their order. A
 variable of the environment wins over the file, and `smq serve --set` over both, for the keys of `[settings]`
@@ -40,8 +40,8 @@ _TITLES: Final = {
     "tuning": "`[tuning]`",
 }
 _OWNERS: Final[dict[str, type[Any]]] = {
-    "": config.ServerConfig,
-    "tls": config.TlsConfig,
+    "": node_toml.ServerConfig,
+    "tls": node_toml.TlsConfig,
     "listeners": ListenerConfig,
     "http": HttpConfig,
     "tuning": NodeConfig,
@@ -56,7 +56,7 @@ def render() -> str:
     parts = [_HEAD]
     for name, title in _TITLES.items():
         parts += [f"## {title}\n", *([f"{cell(texts[name, ''])}\n"] if name else [])]
-        keys = [key for key in config.known_keys() if _is_row(key) and _table_of(key) == name]
+        keys = [key for key in node_toml.known_keys() if _is_row(key) and _table_of(key) == name]
         rows = ((f"`{_shown(key)}`", _default(key), _text(key, texts, fields), f"`{_variable(key)}`") for key in keys)
         parts.append(table(("key", "default", "meaning", "variable"), rows))
     return "\n".join(parts)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from smq.clients import SyncAdmin
-from smq.coordinator.addresses import format_address
+from smq.coordinator.config.addresses import format_address
 from smq.testing.loops import in_thread
 from smq.testing.served import Served, served_node
 

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from smq.coordinator.addresses import format_address
 from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
-from smq.coordinator.config import load_config
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.node_toml import load_config
 from smq.testing.cluster import Cluster
 from smq.testing.faulty_node import APPLIED_FILE, COMMAND, FAULTS_FILE
 from smq.testing.node_process import Node, wait_for

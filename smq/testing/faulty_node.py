@@ -76,11 +76,11 @@ class CuttableNetwork(TcpNetwork):
 def main() -> None:
     """As `smq`, with the network and the clock of this module."""
     global _directory
-    from smq.coordinator import server
     from smq.coordinator.cli.main import main as smq
+    from smq.coordinator.server import composition
 
     _directory = Path(sys.argv[-1]).parent  # the configuration's
-    server.TcpNetwork = CuttableNetwork  # type: ignore[attr-defined]  # what the composition root makes
+    composition.TcpNetwork = CuttableNetwork  # type: ignore[attr-defined]  # what the composition root makes
     time.time_ns = _shifted_time_ns
     smq()
 

@@ -18,10 +18,10 @@ import uvloop
 from smq.clients.errors import ERROR_METADATA_KEY
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
-from smq.coordinator.addresses import format_address
 from smq.coordinator.cli.cluster_dir import free_ports
-from smq.coordinator.config import ServerConfig
-from smq.coordinator.server import Server
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.node_toml import ServerConfig
+from smq.coordinator.server.composition import Server
 from smq.raft_state.ids import NodeId
 from smq.records import NewRecord, encode_batch
 

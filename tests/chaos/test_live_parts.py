@@ -42,7 +42,7 @@ from chaos_tests.sim.replacement import planted
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import Tls
 from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
-from smq.coordinator.config import load_config
+from smq.coordinator.config.node_toml import load_config
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import Put, Table
 from smq.replication.storage.engine import Engine

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 import pytest
 import yaml
 
-from smq.coordinator.config import ServerConfig, parse_config
+from smq.coordinator.config.node_toml import ServerConfig, parse_config
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RENDERED: Final = ROOT / "tests/deploy/rendered"

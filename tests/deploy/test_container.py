@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from smq.coordinator.addresses import format_address
 from smq.coordinator.cli.cluster_dir import free_ports
-from smq.coordinator.config import ServerConfig, load_config
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.node_toml import ServerConfig, load_config
 from smq.testing.node_process import wait_for
 from tests.deploy.machines import environment
 from tests.deploy.programs import go_program

@@ -11,8 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from smq.coordinator.addresses import format_address
-from smq.coordinator.listener_config import told
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.node_toml import told
 from smq.replication.net.tls import node_uri
 from tests.deploy.custom_resources import MODULES, definitions, validate
 from tests.deploy.helm import RELEASES

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import pytest
 
-from smq.coordinator.addresses import format_address
+from smq.coordinator.config.addresses import format_address
 from smq.coordinator.tls.certificates import make_authority, make_client, make_node
 from smq.raft_state.ids import NodeId
 from tests.deploy.machines import UNPRIVILEGED, USER, Machine, Network, why_not

@@ -20,11 +20,11 @@ from aiokafka.errors import OffsetOutOfRangeError
 from smq.clients.admin import Admin
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.types import KAFKA_GROUP_PREFIX
-from smq.coordinator.addresses import Address, format_address
 from smq.coordinator.cli.cluster_dir import free_ports
+from smq.coordinator.config.addresses import Address, format_address
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.server import Server
+from smq.coordinator.server.composition import Server
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.cluster_config import GROUP_INITIAL_DELAY_MS
 from smq.raft_state.commands import AdvanceClock

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from smq import __version__
-from smq.coordinator.config import ServerConfig, TlsConfig, known_keys, load_config, parse_config
+from smq.coordinator.config.node_toml import ServerConfig, TlsConfig, known_keys, load_config, parse_config
 from smq.replication.config import NodeConfig
 from tests.skips import needs
 

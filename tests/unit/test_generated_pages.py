@@ -10,7 +10,7 @@ from docs.generate import cell, page_of, settings, table
 from docs.generate.grpc import PROTO, described
 from smq.coordinator.cli.help_parts import below, options
 from smq.coordinator.cli.root import cli
-from smq.coordinator.config import known_keys
+from smq.coordinator.config.node_toml import known_keys
 
 
 def _commands(ctx: click.Context) -> Iterator[click.Context]:
@@ -56,7 +56,7 @@ def test_every_key_of_the_configuration_is_on_the_page_of_settings() -> None:
 
 
 def test_a_setting_without_a_word_about_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smq.coordinator.config.known_keys", lambda: iter([("tuning", "node_id")]))
+    monkeypatch.setattr("smq.coordinator.config.node_toml.known_keys", lambda: iter([("tuning", "node_id")]))
     with pytest.raises(LookupError, match=r"what tuning\.node_id means"):
         settings.render()
 

@@ -349,7 +349,7 @@ def test_every_import_contract_breaks_on_an_import_against_it(tmp_path: Path) ->
         "smq/clients/retry.py": "import smq.testing.virtual.clock",
         "smq/records.py": "import chaos_tests",
         "smq/replication/ports.py": "import smq.replication.node, pysyncobj",
-        "smq/coordinator/config.py": "import smq.coordinator.cli.root",
+        "smq/coordinator/config/node_toml.py": "import smq.coordinator.cli.root",
         "smq/raft_state/ids.py": "import time",
         "smq/clients/__init__.py": "import smq.raft_state.commands",
         "smq/spark_connector/source.py": "import smq.replication.ports",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from chaos_tests.live.environment.links import Links
-from smq.coordinator.config import load_config, write_config
+from smq.coordinator.config.node_toml import load_config, write_config
 from smq.raft_state.ids import NodeId
 
 _ENTERED: Final = "CHAOS_NAMESPACE"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from chaos_tests.live.environment.links import Links, Pair
-from smq.coordinator.config import load_config, write_config
+from smq.coordinator.config.node_toml import load_config, write_config
 from smq.raft_state.ids import NodeId
 
 T = TypeVar("T")

@@ -15,11 +15,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
-from smq.coordinator.addresses import Address, format_address
 from smq.coordinator.cli.default_ports import GRPC_PORT_DEFAULT, HTTP_PORT_DEFAULT, KAFKA_PORT_DEFAULT
-from smq.coordinator.config import ServerConfig, TlsConfig, check_rack, check_settings, load_config, write_config
-from smq.coordinator.listener_config import HttpConfig, ListenerConfig
-from smq.coordinator.listeners import check_free
+from smq.coordinator.config.addresses import Address, format_address
+from smq.coordinator.config.node_toml import (
+    HttpConfig,
+    ListenerConfig,
+    ServerConfig,
+    TlsConfig,
+    check_rack,
+    check_settings,
+    load_config,
+    write_config,
+)
+from smq.coordinator.service.listening import check_free
 from smq.coordinator.tls.layout import Identity, client_identity, tls_dir
 from smq.coordinator.user_errors import ConfigError, UserError
 from smq.raft_state.cluster_config import AUTO_CREATE, GROUP_INITIAL_DELAY_MS

@@ -19,7 +19,7 @@ import click
 from smq import clients
 from smq.clients.metadata import parse_bootstrap
 from smq.clients.tls import tls_from_environment
-from smq.coordinator.signals import handled
+from smq.coordinator.server.signals import handled
 from smq.coordinator.user_errors import NoAnswer
 from smq.raft_state.errors import ErrorCode, SmqError
 

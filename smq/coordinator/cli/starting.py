@@ -11,9 +11,9 @@ from typing import Final
 
 import click
 
-from smq.coordinator.addresses import format_address
 from smq.coordinator.cli.cluster_dir import Secure
-from smq.coordinator.config import ServerConfig
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.node_toml import ServerConfig
 from smq.coordinator.user_errors import PortTaken
 from smq.raft_state.cluster_config import IN_NODE_TOML
 from smq.replication.storage.engine import Engine

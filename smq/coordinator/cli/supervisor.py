@@ -15,8 +15,8 @@ from typing import IO, Final
 
 import aiohttp
 
-from smq.coordinator.addresses import format_address
-from smq.coordinator.config import ServerConfig, load_config
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.node_toml import ServerConfig, load_config
 from smq.coordinator.tls.loading import client_context
 from smq.coordinator.user_errors import EXIT_PORT_TAKEN, PortTaken, StartError
 

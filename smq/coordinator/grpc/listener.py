@@ -13,8 +13,7 @@ import grpc
 
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator import limits
-from smq.coordinator.addresses import Address, format_address
-from smq.coordinator.file_descriptors import ConnectionCaps
+from smq.coordinator.config.addresses import Address, format_address
 from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
@@ -22,10 +21,11 @@ from smq.coordinator.grpc.connection_limit import ConnectionLimit
 from smq.coordinator.grpc.members import GroupService
 from smq.coordinator.grpc.producers import ProducerService
 from smq.coordinator.grpc.request_admission import RequestAdmission
-from smq.coordinator.listeners import port_taken
 from smq.coordinator.service.audience import Audience
+from smq.coordinator.service.listening import port_taken
 from smq.replication.api import NodeApi
 from smq.replication.measures import ProcessMeasures
+from smq.replication.net.acceptor import AcceptLimits
 
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", limits.GRPC_SEND_BYTES_MAX),
@@ -55,13 +55,13 @@ class GrpcServer:
     """Binds its ports, without serving them yet: PortTaken if one is not available. `start` after `add`."""
 
     def __init__(
-        self, ports: Sequence[GrpcPort], caps: ConnectionCaps, measures: ProcessMeasures, *, request_bytes_max: int
+        self, ports: Sequence[GrpcPort], accept: AcceptLimits, measures: ProcessMeasures, *, request_bytes_max: int
     ) -> None:
         options = (
             *_OPTIONS,
             ("grpc.max_receive_message_length", request_bytes_max + limits.GRPC_RECEIVE_SLACK_BYTES),
             # In equal parts: strangers at the port for outside leave the connections of the inside alone.
-            ("grpc.max_allowed_incoming_connections", max(1, caps.grpc // len(ports))),
+            ("grpc.max_allowed_incoming_connections", max(1, accept.connections_max // len(ports))),
         )
         admission = RequestAdmission()
         self._measures = measures
@@ -72,7 +72,7 @@ class GrpcServer:
             self._servers[port.listener] = server
             self.bound[port.listener] = port.address[0], _bind(server, port)
         numbers = frozenset(number for _, number in self.bound.values())
-        self.connections = ConnectionLimit(numbers, per_address_max=caps.grpc_per_address)
+        self.connections = ConnectionLimit(numbers, per_address_max=accept.per_address_max)
 
     def add(
         self,

@@ -13,9 +13,8 @@ from typing import Final
 
 from aiohttp import web
 
-from smq.coordinator.addresses import is_loopback
-from smq.coordinator.config import ServerConfig
-from smq.coordinator.listener_config import HttpConfig
+from smq.coordinator.config.addresses import is_loopback
+from smq.coordinator.config.node_toml import HttpConfig, ServerConfig
 from smq.coordinator.user_errors import StartError
 
 _TOKEN_BYTES_MIN: Final = 16  # a shorter one could be guessed

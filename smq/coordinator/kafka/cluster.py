@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from smq.coordinator.addresses import parse_address
+from smq.coordinator.config.addresses import parse_address
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from smq.coordinator.config import ServerConfig, TlsConfig, check_cluster_id
+from smq.coordinator.config.node_toml import ServerConfig, TlsConfig, check_cluster_id
 from smq.coordinator.tls.layout import OPERATOR, Identity, authority, client_identity, node_identity, tls_dir
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.ids import NodeId

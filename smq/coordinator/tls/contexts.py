@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import structlog
 
-from smq.coordinator.config import TlsConfig
+from smq.coordinator.config.node_toml import TlsConfig
 from smq.coordinator.tls.loading import TlsError, load_context
 from smq.coordinator.user_errors import StartError
 from smq.raft_state.ids import NodeId

@@ -6,7 +6,7 @@ command that only asks a node over HTTP imports it, and loads no server.
 
 import ssl
 
-from smq.coordinator.config import TlsConfig
+from smq.coordinator.config.node_toml import TlsConfig
 
 
 class TlsError(ValueError):

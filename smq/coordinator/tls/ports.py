@@ -9,8 +9,7 @@ from functools import partial
 
 import grpc
 
-from smq.coordinator.config import ServerConfig, TlsConfig
-from smq.coordinator.listener_config import ListenerConfig
+from smq.coordinator.config.node_toml import ListenerConfig, ServerConfig, TlsConfig
 from smq.coordinator.tls.contexts import ClientTls, NodeTls, load_tls, verify_mode
 from smq.coordinator.tls.loading import TlsError
 from smq.coordinator.user_errors import StartError

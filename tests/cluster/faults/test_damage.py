@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chaos_tests.live.load.traffic import Traffic
-from smq.coordinator.config import load_config, write_config
+from smq.coordinator.config.node_toml import load_config, write_config
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import SERVE, wait_for
 from tests.cluster.faults.store import environment, opened

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from smq.coordinator.addresses import Address, format_address
 from smq.coordinator.cli.cluster_dir import free_ports
-from smq.coordinator.config import load_config, write_config
+from smq.coordinator.config.addresses import Address, format_address
+from smq.coordinator.config.node_toml import load_config, write_config
 from smq.coordinator.user_errors import EXIT_FATAL
 from smq.raft_state.ids import NodeId
 from smq.testing.cluster import Cluster

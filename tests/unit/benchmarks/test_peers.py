@@ -103,7 +103,7 @@ def test_the_memory_on_the_page_is_that_of_all_three_nodes(kept: Path, tmp_path:
 
 
 def test_samples_count_for_the_innermost_function_of_smq_and_waits_do_not_count() -> None:
-    loop = "run_server (/a/smq/coordinator/server.py:9);Loop.run (uvloop/loop.so)"
+    loop = "run_server (/a/smq/coordinator/server/composition.py:9);Loop.run (uvloop/loop.so)"
     samples = profile.Samples()
     samples.add(
         [

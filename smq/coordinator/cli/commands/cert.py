@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from smq.coordinator.cli.command_group import CommandGroup
-from smq.coordinator.config import tls_table
+from smq.coordinator.config.node_toml import tls_table
 from smq.coordinator.tls.certificates import CA_DAYS, DAYS, make_authority, make_client, make_node, read_end
 from smq.coordinator.tls.layout import OPERATOR, Identity, authority
 from smq.raft_state.ids import NodeId

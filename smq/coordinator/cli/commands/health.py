@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import click
 
-from smq.coordinator.addresses import format_address, is_wildcard
 from smq.coordinator.cli.common import done, json_option
 from smq.coordinator.cli.starting import config_option
-from smq.coordinator.config import ServerConfig, load_config
+from smq.coordinator.config.addresses import format_address, is_wildcard
+from smq.coordinator.config.node_toml import ServerConfig, load_config
 from smq.coordinator.tls.loading import TlsError, client_context
 from smq.coordinator.user_errors import ConfigError, NoAnswer, UserError
 from smq.replication.net.tls import node_uri, uris_of

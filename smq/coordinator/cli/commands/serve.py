@@ -34,8 +34,8 @@ from smq.coordinator.cli.starting import (
     write_ready_file,
 )
 from smq.coordinator.cli.supervisor import describe_node
-from smq.coordinator.config import check_config, load_config
-from smq.coordinator.server import Server, run_server
+from smq.coordinator.config.node_toml import check_config, load_config
+from smq.coordinator.server.composition import Server, run_server
 from smq.replication.storage.engine import Engine
 
 _READY_POLL_S: Final = 0.02

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from smq.coordinator.amounts import size_text
-from smq.coordinator.config import ServerConfig
+from smq.coordinator.config.node_toml import ServerConfig
 from smq.coordinator.http.console.event_file import Event
 from smq.coordinator.http.console.events import EventLog
 from smq.coordinator.http.console.history import History

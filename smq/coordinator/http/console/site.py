@@ -14,7 +14,7 @@ from typing import Final
 
 from aiohttp import web
 
-from smq.coordinator.config import ServerConfig
+from smq.coordinator.config.node_toml import ServerConfig
 from smq.coordinator.http.console.asking import Ask, parse
 from smq.coordinator.http.console.changes.cluster import node_links, transaction_links
 from smq.coordinator.http.console.changes.groups import group_forms

@@ -19,7 +19,7 @@ from smq.clients import (
     UnknownTopic,
 )
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.addresses import format_address
+from smq.coordinator.config.addresses import format_address
 from smq.testing.served import Served, serving
 
 

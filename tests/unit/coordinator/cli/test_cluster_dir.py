@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from smq.coordinator.cli.cluster_dir import Ports, find_nodes, free_ports, hold_directory, prepare_cluster
 from smq.coordinator.cli.root import cli
 from smq.coordinator.cli.starting import remove_ready_file, write_ready_file
-from smq.coordinator.config import ServerConfig, load_config
+from smq.coordinator.config.node_toml import ServerConfig, load_config
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.cluster_config import AUTO_CREATE, GROUP_INITIAL_DELAY_MS
 

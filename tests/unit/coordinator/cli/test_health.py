@@ -15,9 +15,8 @@ from click.testing import CliRunner, Result
 
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.cli.root import cli
-from smq.coordinator.config import ServerConfig, TlsConfig, write_config
-from smq.coordinator.listener_config import HttpConfig
-from smq.coordinator.server import Server
+from smq.coordinator.config.node_toml import HttpConfig, ServerConfig, TlsConfig, write_config
+from smq.coordinator.server.composition import Server
 from smq.raft_state.ids import NodeId
 from smq.testing.served import Served, node_config, serving
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of

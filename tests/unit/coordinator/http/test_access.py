@@ -9,10 +9,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from smq.coordinator.addresses import format_address
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.node_toml import HttpConfig
 from smq.coordinator.http.access import read_token
-from smq.coordinator.listener_config import HttpConfig
-from smq.coordinator.server import Server
+from smq.coordinator.server.composition import Server
 from smq.coordinator.user_errors import StartError
 from smq.testing.served import Served, node_config, serving
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of, dialling

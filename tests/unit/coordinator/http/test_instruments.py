@@ -13,12 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from docs.generate.metrics import names as names_of_page
 from smq.clients import Consumer
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.addresses import format_address
-from smq.coordinator.garbage_collection import HeapKeeper
+from smq.coordinator.config.addresses import format_address
 from smq.coordinator.http.instruments import family_of
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.gateway import TURNS_PER_SAMPLE
-from smq.coordinator.loop_lag import PROBE_S, LoopLag
+from smq.coordinator.server.pauses import PROBE_S, HeapKeeper, LoopLag
 from smq.records import NewRecord, encode_batch
 from smq.replication.measures import Counter, Histogram, ProcessMeasures, sized
 from smq.replication.producing import BATCHES_PER_SAMPLE

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from smq.coordinator.addresses import format_address
+from smq.coordinator.config.addresses import format_address
 from smq.coordinator.kafka import connection as connection_module
 from smq.coordinator.kafka import gateway as gateway_module
 from smq.coordinator.kafka import listener as listener_module

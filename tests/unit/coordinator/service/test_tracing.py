@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.addresses import format_address
+from smq.coordinator.config.addresses import format_address
 from smq.coordinator.service import tracing, tracing_otel
 from smq.coordinator.user_errors import StartError
 from smq.records import NewRecord, encode_batch

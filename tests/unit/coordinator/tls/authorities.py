@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from smq.coordinator.config import TlsConfig
+from smq.coordinator.config.node_toml import TlsConfig
 from smq.coordinator.tls.certificates import make_authority, make_client, make_node
 from smq.coordinator.tls.contexts import NodeTls
 from smq.coordinator.tls.layout import Identity

@@ -15,8 +15,8 @@ import pytest
 from smq.clients import Admin, Consumer, ErrorCode, Producer, SmqError, Tls
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb.smq_pb2_grpc import AdminStub
-from smq.coordinator.addresses import format_address
-from smq.coordinator.server import Server
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.server.composition import Server
 from smq.coordinator.tls.layout import Identity
 from smq.coordinator.tls.loading import client_context
 from smq.testing.served import PATIENCE_S, Served, serving

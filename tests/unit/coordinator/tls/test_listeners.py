@@ -10,10 +10,9 @@ import pytest
 
 from smq.clients import Admin
 from smq.clients.tls import Tls
-from smq.coordinator.addresses import format_address
-from smq.coordinator.config import ServerConfig
-from smq.coordinator.listener_config import ListenerConfig
-from smq.coordinator.server import Server
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.node_toml import ListenerConfig, ServerConfig
+from smq.coordinator.server.composition import Server
 from smq.coordinator.tls.layout import Identity
 from smq.coordinator.user_errors import StartError
 from smq.testing.served import Served, node_config, serving

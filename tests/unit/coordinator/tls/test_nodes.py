@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from structlog.testing import capture_logs
 
 from smq.coordinator.cli.root import cli
-from smq.coordinator.config import parse_config
+from smq.coordinator.config.node_toml import parse_config
 from smq.coordinator.tls.contexts import NodeTls
 from smq.coordinator.tls.layout import Identity, client_identity, node_identity
 from smq.coordinator.tls.loading import TlsError

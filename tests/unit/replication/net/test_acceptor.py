@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from smq.coordinator import limits
-from smq.coordinator.file_descriptors import ConnectionCaps, divide
+from smq.coordinator.server.process import ConnectionCaps, divide
 from smq.coordinator.user_errors import StartError
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
 from smq.replication.net.listening import bind_listener

@@ -116,7 +116,7 @@ def test_a_disk_that_is_merely_slow_is_waited_for(tmp_path: Path, monkeypatch: p
 
 SCRIPT = """
 import sys, threading
-from smq.coordinator.server import die
+from smq.coordinator.server.composition import die
 from smq.replication.ports import Put, Table
 from smq.replication.storage import disk
 from smq.replication.storage.disk_lmdb import LmdbDisk

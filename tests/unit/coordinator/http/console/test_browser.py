@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from smq.coordinator.listener_config import HttpConfig
+from smq.coordinator.config.node_toml import HttpConfig
 from smq.testing.served import Served, serving
 from tests.skips import needs, program
 from tests.unit.coordinator.http.console.test_pages import EVIL, fill, numbered

@@ -14,12 +14,11 @@ import pytest
 
 from smq.clients import Consumer
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.addresses import format_address
-from smq.coordinator.config import ServerConfig, check_config
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.node_toml import HttpConfig, ServerConfig, check_config
 from smq.coordinator.http.console.changes import guard, pages
 from smq.coordinator.http.console.changes.guard import Tokens
 from smq.coordinator.http.console.refusals import Forbidden
-from smq.coordinator.listener_config import HttpConfig
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.served import Served, node_config, serving

@@ -12,7 +12,7 @@ from typing import Any
 from smq.clients import Admin, Consumer
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.types import NodeEvent
-from smq.coordinator.addresses import format_address
+from smq.coordinator.config.addresses import format_address
 from smq.coordinator.http.console.event_file import EVENTS_MAX, FILE, Event, EventFile
 from smq.coordinator.http.console.event_page import events_page
 from smq.coordinator.http.console.events import EventLog

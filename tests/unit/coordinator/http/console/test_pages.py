@@ -11,8 +11,8 @@ import pytest
 
 from smq.clients import Producer
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.addresses import format_address
-from smq.coordinator.config import TlsConfig
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.node_toml import TlsConfig
 from smq.coordinator.http.console import reading
 from smq.coordinator.http.console.markup import POLICY, text
 from smq.coordinator.http.console.site import Console

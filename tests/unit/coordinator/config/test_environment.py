@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from smq.coordinator.config import ServerConfig, known_keys, load_config, parse_config
-from smq.coordinator.environment import variable_of
+from smq.coordinator.config.environment import variable_of
+from smq.coordinator.config.node_toml import ServerConfig, known_keys, load_config, parse_config
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.ids import NodeId
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 FILE = """
 node_id = 1
 cluster_id = "c"
@@ -143,4 +143,5 @@ def test_the_project_itself_gives_its_nodes_no_variable_that_they_refuse() -> No
         for path in (ROOT / folder).rglob("*.*"):
             if path.suffix in (".py", ".c", ".sh"):
                 found |= set(re.findall(r"\bSMQ_[A-Z0-9_]+", path.read_text()))
+    assert found
     parse(**dict.fromkeys(found, ""))

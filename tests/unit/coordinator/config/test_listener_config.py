@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from smq.coordinator.config import ServerConfig, dump_config, parse_config
-from smq.coordinator.listener_config import HttpConfig, told
+from smq.coordinator.config.node_toml import HttpConfig, ServerConfig, dump_config, parse_config, told
 from smq.coordinator.user_errors import ConfigError
 
 GOOD = """

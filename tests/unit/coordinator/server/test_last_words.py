@@ -11,8 +11,8 @@ from smq.coordinator.user_errors import EXIT_FATAL
 DIES = """
 import os, sys
 from smq.coordinator import limits
-from smq.coordinator.process_log import configure_logs
-from smq.coordinator.server import die
+from smq.coordinator.server.process import configure_logs
+from smq.coordinator.server.composition import die
 configure_logs(1)
 limits.LAST_WORDS_S = 0.2
 if sys.argv[1:]:
@@ -27,7 +27,7 @@ die(ValueError("broken"))
 
 LOGS = """
 import structlog
-from smq.coordinator.process_log import configure_logs
+from smq.coordinator.server.process import configure_logs
 configure_logs(1)
 for _ in range(1_000):
     structlog.get_logger().info("a line", text="x" * 100)

@@ -10,12 +10,12 @@ import pytest
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
-from smq.coordinator.addresses import Address, format_address
+from smq.coordinator.config.addresses import Address, format_address
+from smq.coordinator.config.node_toml import ListenerConfig
 from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.listener_config import ListenerConfig
 from smq.coordinator.service.audience import Audience, told_of
 from smq.raft_state.commands import Listener
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError

@@ -1,7 +1,7 @@
 """The composition root: one node with its real ports and its gRPC, HTTP and Kafka services.
 
-Owns the order of starting and stopping, and the reaction to signals and to a fatal error. It decides nothing about
-data. Only the CLI imports it.
+Owns the order of starting and stopping, and the reaction to signals. It decides nothing about data. Only the CLI
+imports it.
 """
 
 import asyncio
@@ -13,22 +13,17 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from threading import Timer
-from typing import NoReturn
 
 import structlog
 import uvloop
 
 from smq.clients import Admin, Tls
-from smq.coordinator import limits, signals
-from smq.coordinator.addresses import Address, format_address, is_wildcard
+from smq.coordinator import limits
 from smq.coordinator.allocator import keep_freed_memory
-from smq.coordinator.clock_check import ClockCheck
-from smq.coordinator.config import ServerConfig
-from smq.coordinator.file_descriptors import ConnectionCaps, take_descriptors
-from smq.coordinator.garbage_collection import HeapKeeper
+from smq.coordinator.config.addresses import Address, format_address, is_wildcard
+from smq.coordinator.config.node_toml import ServerConfig, told
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
@@ -43,17 +38,17 @@ from smq.coordinator.http.endpoints import HttpServer
 from smq.coordinator.http.instruments import InstrumentCollector
 from smq.coordinator.http.metrics import make_registry
 from smq.coordinator.kafka.listener import KafkaPort, KafkaServer
-from smq.coordinator.listener_config import told
-from smq.coordinator.listeners import listener
-from smq.coordinator.loop_lag import LoopLag
-from smq.coordinator.process_log import configure_logs
-from smq.coordinator.self_check import Reach, SelfCheck
+from smq.coordinator.server import signals
+from smq.coordinator.server.pauses import HeapKeeper, LoopLag
+from smq.coordinator.server.process import ConnectionCaps, configure_logs, die, take_descriptors
+from smq.coordinator.server.self_check import ClockCheck, Reach, SelfCheck
 from smq.coordinator.service.audience import OWN
 from smq.coordinator.service.lag_monitor import LagMonitor
+from smq.coordinator.service.listening import listener
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.tracing import traced
 from smq.coordinator.tls.ports import PortTls
-from smq.coordinator.user_errors import EXIT_FAILED, EXIT_FATAL, StartError
+from smq.coordinator.user_errors import EXIT_FAILED, StartError
 from smq.raft_state.commands import Listener
 from smq.replication.config import NodeConfig
 from smq.replication.log.codec import home_of
@@ -67,7 +62,6 @@ from smq.replication.raft.timing import RaftTiming
 from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng, ThreadCompute
 from smq.replication.storage.directory import DiskOpenError, is_used
 from smq.replication.storage.disk import SWITCH_INTERVAL_S, StoreDisk
-from smq.replication.storage.hang import DiskHung
 from smq.replication.storage.opening import open_disk
 
 log = structlog.get_logger(__name__)
@@ -185,7 +179,9 @@ class Server:
         own = next((port.socket for port in kafka if port.listener == OWN), None)
         self.kafka_address = _bound(config.kafka_address, own)
         bytes_max = config.request_bytes_max
-        self._grpc = GrpcServer(tuple(self._grpc_ports()), caps, self._measures, request_bytes_max=bytes_max)
+        self._grpc = GrpcServer(
+            tuple(self._grpc_ports()), caps.grpc_limits, self._measures, request_bytes_max=bytes_max
+        )
         self.grpc_address = self._grpc.bound[OWN]
         node_config = config.node_config(
             grpc_address=self.grpc_address,
@@ -231,7 +227,7 @@ class Server:
         )
         self._served, self._end_tracing = traced(self.node, config.cluster_id)
         self._groups = self._group_coordinator(clock)
-        self._self_check = SelfCheck(self.node, self._reach(ports), lambda twin: die(StartRefused(twin)))
+        self._self_check = SelfCheck(self.node, self._reach(ports), lambda why: die(StartRefused(why)))
         self._lags = LagMonitor(self.node)
         self._console = Console(self.node, self._settings, config, self._open_admin)
         self._add_services()
@@ -441,24 +437,6 @@ class Server:
         self._compute.close()
         self._disk.close()
         log.info("stopped")
-
-
-def die(error: BaseException) -> NoReturn:
-    """The node's state, or the content of its disk, is no longer known: nothing may be sent after this.
-
-    An error that the operator must fix is logged as its message; a fault of ours is logged with its traceback. The
-    process ends whatever becomes of the log, which may be on the disk that failed or hangs.
-    """
-    try:
-        with suppress(RuntimeError, MemoryError):  # no further thread may be possible
-            Timer(limits.LAST_WORDS_S, os._exit, (EXIT_FATAL,)).start()
-        if isinstance(error, DataDamaged | StartRefused | DiskHung):
-            log.critical("fatal", error=str(error))
-        else:
-            log.critical("fatal", error=repr(error), exc_info=error)
-        sys.stderr.flush()
-    finally:
-        os._exit(EXIT_FATAL)
 
 
 def run_server(

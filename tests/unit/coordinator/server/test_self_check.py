@@ -9,10 +9,10 @@ from typing import cast
 import pytest
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator import self_check
 from smq.coordinator.cli.cluster_dir import free_ports
-from smq.coordinator.self_check import Reach, SelfCheck
-from smq.coordinator.server import Server
+from smq.coordinator.server import self_check
+from smq.coordinator.server.composition import Server
+from smq.coordinator.server.self_check import Reach, SelfCheck
 from smq.coordinator.user_errors import StartError
 from smq.raft_state.commands import Listener
 from smq.raft_state.ids import DiskId, Incarnation, NodeId
@@ -24,7 +24,7 @@ from smq.testing.served import Served, node_config, serving
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_check, "_LOOK_S", 0.001)
+    monkeypatch.setattr(self_check, "_CHECK_S", 0.001)
     monkeypatch.setattr(self_check, "_AGAIN_S", 0.001)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from smq.coordinator.addresses import format_address, is_loopback, is_private, is_wildcard, parse_address
+from smq.coordinator.config.addresses import format_address, is_loopback, is_private, is_wildcard, parse_address
 from smq.coordinator.user_errors import ConfigError
 
 

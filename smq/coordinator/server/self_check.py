@@ -1,29 +1,81 @@
-"""Do the advertised addresses of a ready node lead anywhere, and does another node advertise them, too?
+"""What a running node checks of itself: does its clock agree with the others', do its advertised addresses lead to it?
 
-Owns the attempts to connect, the warnings that come of them, and the end of a process whose address another node has.
-An address that this node cannot reach is a warning and no refusal: not every network lets a machine reach itself by its
-outer address, and a name may lead to a pod only once it is ready. It sends no byte of a protocol. Only the composition
-root makes one.
+Owns the warnings that come of it, and what ends the process: a clock that is days off, or an address that another node
+advertises, too. It sends no byte of a protocol. Only the composition root makes these checks.
+
+Nothing in smq needs clocks that agree: times of records and expiry follow the replicated state. But a clock that is
+days off is a machine that has lost it, and it would date its records wrongly for ever.
+
+An advertised address that this node cannot reach is a warning and no refusal: not every network lets a machine reach
+itself by its outer address, and a name may lead to a pod only once it is ready.
 """
 
 import asyncio
 import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import structlog
 
-from smq.coordinator.addresses import Address, format_address
+from smq.coordinator.config.addresses import Address, format_address
 from smq.coordinator.service.audience import OWN, told_of
+from smq.raft_state.ids import NodeId
 from smq.raft_state.state import NodeState
 from smq.replication.api import NodeApi
 
 log = structlog.get_logger(__name__)
 
+
+# ------------------------------------------------------------------------------------------------------------ the clock
+FAR_MS: Final = 24 * 3_600_000  # more than any time zone that was taken for UTC
+WARN_MS: Final = 10_000  # a machine that asks a time server is off by milliseconds
+_START_S: Final = 60.0  # a running node is not ended by a clock that is set
+
+
+class ClockCheck:
+    """`on_far` ends the process. A majority must agree that it is this clock that is wrong."""
+
+    def __init__(self, nodes: int, on_far: Callable[[str], None], now_s: Callable[[], float] = time.monotonic) -> None:
+        self._quorum: Final = nodes // 2 + 1
+        self._on_far = on_far
+        self._now_s = now_s
+        self._began_s = now_s()
+        self._ahead_ms: dict[NodeId, int] = {}  # by peer, of this clock
+
+    def note(self, peer: NodeId, ahead_ms: int) -> None:
+        """A peer's hello has come: its clock is that far ahead of this one."""
+        self._ahead_ms[peer] = ahead_ms
+        agreed = sorted(p for p, a in self._ahead_ms.items() if abs(a) > FAR_MS and abs(a - ahead_ms) < FAR_MS)
+        if len(agreed) >= self._quorum and self._now_s() - self._began_s < _START_S:
+            way = "behind" if ahead_ms > 0 else "ahead of"
+            nodes = " and ".join(map(str, agreed))
+            self._on_far(
+                f"this machine's clock is {_days(ahead_ms)} {way} those of nodes {nodes}: set it, and let it follow a "
+                "time server (chrony, systemd-timesyncd)"
+            )
+
+    def warnings(self) -> list[str]:
+        return [
+            f"the clock of node {peer} is {_seconds(ahead)} this node's: let both follow a time server"
+            for peer, ahead in sorted(self._ahead_ms.items())
+            if abs(ahead) > WARN_MS
+        ]
+
+
+def _seconds(ahead_ms: int) -> str:
+    return f"{abs(ahead_ms) / 1000:,.0f} s {'ahead of' if ahead_ms > 0 else 'behind'}"
+
+
+def _days(ms: int) -> str:
+    return f"{abs(ms) / 86_400_000:,.1f} days"
+
+
+# -------------------------------------------------------------------------------------------------------- the addresses
 _CONNECT_S: Final = 2.0
 _AGAIN_S: Final = 10.0  # a load balancer takes some time to find a new node
-_LOOK_S: Final = 0.5
-_LOOKS: Final = 20  # in a row: a node that is gone is fenced long before, and its address is free then
+_CHECK_S: Final = 0.5
+_TRIES: Final = 20  # in a row: a node that is gone is fenced long before, and its address is free then
 
 Reach = Mapping[str, tuple[Address, ssl.SSLContext | None]]  # by key: the advertised address, and how to greet it
 
@@ -39,7 +91,7 @@ class SelfCheck:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._try_all()), asyncio.create_task(self._look_for_twins())]
+        self._tasks = [asyncio.create_task(self._try_all()), asyncio.create_task(self._refuse_duplicate())]
 
     def stop(self) -> None:
         for task in self._tasks:
@@ -75,20 +127,20 @@ class SelfCheck:
 
     async def _ready(self) -> None:
         while not self._node.status().is_ready:  # noqa: ASYNC110 - readiness is a state of the node, not an event
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
 
-    # -------------------------------------------------------------------------------------------------- twins
-    async def _look_for_twins(self) -> None:
+    # -------------------------------------------------------------------------------- duplicates
+    async def _refuse_duplicate(self) -> None:
         """The process that started later gives way. The earlier one serves clients by that address already."""
         await self._ready()
-        for _ in range(_LOOKS):
-            if self._twin() is None:
+        for _ in range(_TRIES):
+            if self._duplicate() is None:
                 return
-            await asyncio.sleep(_LOOK_S)
-        if (twin := self._twin()) is not None:
-            self._on_taken(twin)
+            await asyncio.sleep(_CHECK_S)
+        if (taken := self._duplicate()) is not None:
+            self._on_taken(taken)
 
-    def _twin(self) -> str | None:
+    def _duplicate(self) -> str | None:
         nodes = self._node.state.nodes
         me = nodes.get(self._node.node_id)
         if me is None:

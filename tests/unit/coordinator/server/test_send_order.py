@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.addresses import format_address
+from smq.coordinator.config.addresses import format_address
 from smq.coordinator.grpc.publish import PublishStream
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError

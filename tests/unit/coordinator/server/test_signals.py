@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from smq.coordinator import signals
+from smq.coordinator.server import signals
 
 # It gets Ctrl-C in the middle of its work, and again as it begins to end.
 COMMAND = """
 import asyncio, contextlib, signal, sys
-from smq.coordinator import signals
+from smq.coordinator.server import signals
 from smq.coordinator.cli.common import run
 
 async def work():

@@ -1,14 +1,14 @@
 """The listening sockets of a process, and the error of a port that is not available.
 
 Owns the wording of that error, and the check that ports are free before anything is written for them. It must never
-serve. `server` opens its ports here, and `cli.cluster_dir` checks those of a new cluster.
+serve. `server.composition` opens its ports here, and `cli.cluster_dir` checks those of a new cluster.
 """
 
 import socket
 from collections.abc import Iterable
 from contextlib import ExitStack
 
-from smq.coordinator.addresses import Address, format_address
+from smq.coordinator.config.addresses import Address, format_address
 from smq.coordinator.user_errors import PortTaken
 from smq.replication.net.listening import bind_closed, bind_listener
 

@@ -13,11 +13,11 @@ from structlog.testing import capture_logs
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator import limits
-from smq.coordinator.addresses import format_address
 from smq.coordinator.cli.cluster_dir import free_ports
+from smq.coordinator.config.addresses import format_address
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.server import Server
+from smq.coordinator.server.composition import Server
 from smq.coordinator.user_errors import PortTaken
 from smq.raft_state.ids import NodeId
 from smq.testing.kafka_client import RawKafka

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from smq.coordinator import self_check
-from smq.coordinator import server as server_module
 from smq.coordinator.cli.cluster_dir import free_ports
-from smq.coordinator.clock_check import FAR_MS
-from smq.coordinator.config import ServerConfig
-from smq.coordinator.server import Server
+from smq.coordinator.config.node_toml import ServerConfig
+from smq.coordinator.server import composition as server_module
+from smq.coordinator.server import self_check
+from smq.coordinator.server.composition import Server
+from smq.coordinator.server.self_check import FAR_MS
 from smq.raft_state.commands import RegisterNode
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import DiskId, Incarnation, NodeId
@@ -30,7 +30,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """What the server would have ended its process with."""
     errors: list[BaseException] = []
     monkeypatch.setattr(server_module, "die", errors.append)
-    monkeypatch.setattr(self_check, "_LOOK_S", 0.001)
+    monkeypatch.setattr(self_check, "_CHECK_S", 0.001)
     return errors
 
 

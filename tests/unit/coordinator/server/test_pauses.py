@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from smq.coordinator import garbage_collection as heap
-from smq.coordinator.garbage_collection import HeapKeeper
+from smq.coordinator.server import pauses as heap
+from smq.coordinator.server.pauses import HeapKeeper
 
 
 class Cycle:

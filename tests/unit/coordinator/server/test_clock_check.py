@@ -2,7 +2,7 @@
 
 import pytest
 
-from smq.coordinator.clock_check import FAR_MS, ClockCheck
+from smq.coordinator.server.self_check import FAR_MS, ClockCheck
 from smq.raft_state.ids import NodeId
 
 TWO, THREE = NodeId(2), NodeId(3)

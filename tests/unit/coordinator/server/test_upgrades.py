@@ -13,9 +13,9 @@ import pytest
 from chaos_tests.sim.levels import LEVEL_TWO, Note, level_two
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
-from smq.coordinator.addresses import format_address
-from smq.coordinator.config import ServerConfig
-from smq.coordinator.server import Server
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.node_toml import ServerConfig
+from smq.coordinator.server.composition import Server
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.replies import Done
 from smq.replication.config import NodeConfig

@@ -1,19 +1,24 @@
-"""Keeps the garbage collector's passes short on a node that holds hundreds of thousands of long-lived objects.
+"""What makes the event loop late, and so delays every request: measured, and the collector's share kept short.
 
-Owns the collector's frozen set. A full pass scans everything that is not frozen: with 10,000 partitions and 100,000
-commits it blocks the loop for 0.1 s and more. So the survivors of a long pass are frozen, and the next pass scans only
-newer objects. A frozen object is still freed when its last reference goes; only cycles that become garbage later stay.
-So if after FREEZES_MAX long passes there are twice as many frozen objects as after the last complete scan, all are
-scanned once more. A state that changes but does not grow never gets there, and garbage in cycles stays smaller than
-what is in use. The composition root starts it.
+Owns the garbage collector's frozen set. A full pass scans everything that is not frozen: with 10,000 partitions and
+100,000 commits it blocks the loop for 0.1 s and more. So the survivors of a long pass are frozen, and the next pass
+scans only newer objects. A frozen object is still freed when its last reference goes; only cycles that become garbage
+later stay. So if after FREEZES_MAX long passes there are twice as many frozen objects as after the last complete scan,
+all are scanned once more. A state that changes but does not grow never gets there, and garbage in cycles stays smaller
+than what is in use.
+
+Owns the probe of how late the loop runs its timers. It must never change how a request is served. Only `composition`
+starts them.
 """
 
+import asyncio
 import gc
 import time
 from typing import Final, Literal
 
-from smq.replication.measures import Histogram
+from smq.replication.measures import NS_PER_S, Histogram
 
+PROBE_S: Final = 0.2  # five probes per second cost nothing, and find what lasts longer than that for certain
 LONG_NS: Final = 5_000_000  # of a full pass: about 20,000 objects survived it
 # Python's own, except the last: after this many passes over the middle generation comes a full one. It then scans this
 # many times 7,000 new objects, about 2 ms.
@@ -79,3 +84,22 @@ class HeapKeeper:
         gc.freeze()
         self._scans_all = False
         self._frozen = gc.get_freeze_count()
+
+
+class LoopLag:
+    def __init__(self, lag: Histogram) -> None:
+        self._lag = lag
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + PROBE_S
+        self._timer = loop.call_at(due, self._probe, loop, due)
+
+    def _probe(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        self._lag.observe(max(0, int((loop.time() - due) * NS_PER_S)))
+        self.start()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

@@ -5,7 +5,7 @@ in the names of settings, one stands for a dot: SMQ_NODE_ID, SMQ_PEERS__2, SMQ_L
 SMQ_SETTINGS__NUM_PARTITIONS. A variable wins over the file. A variable that begins with SMQ_ and is no key is refused,
 because a mistyped setting must not go unnoticed; the few that `smq` uses as a client are left alone.
 
-Owns that rule. It reads no file and knows no meaning of a key: `config` checks what results. Only `config` imports it.
+Owns that rule. It reads no file and knows no meaning of a key: `node_toml` checks what results. Only it imports this.
 """
 
 import copy

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smq.coordinator.config import ServerConfig, dump_config, load_config, parse_config, write_config
+from smq.coordinator.config.node_toml import ServerConfig, dump_config, load_config, parse_config, write_config
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.ids import NodeId
 from tests.pages import claimed

@@ -5,7 +5,7 @@ judge who leads: the replica does. The replica and the requests use it.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId, Offset
@@ -21,23 +21,12 @@ from smq.records import (
 )
 from smq.replication.host import Host
 from smq.replication.log.partition_log import PartitionLog
+from smq.replication.partition.step import Shared
 from smq.replication.partition.transactional import check_transaction
 from smq.replication.ports import Buffer
+from smq.replication.storage.space import SpaceGuard
 
 NEW_PRODUCER_RETRY_MS: Final = 1_000  # producers expire in steps of a second and more
-
-
-class RecordSpace(Protocol):
-    """The space for records on this node's disk."""
-
-    @property
-    def is_full(self) -> bool:
-        """The disk is down to its reserve."""
-
-    def admits(self, size: int) -> bool:
-        """Whether this many bytes of records may be appended."""
-
-    def refusal(self, node: int) -> SmqError: ...
 
 
 class PreparedBatch(NamedTuple):
@@ -55,19 +44,9 @@ class PreparedBatch(NamedTuple):
 JUDGED_BY_THE_LOG: Final = (ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.INVALID_TIMESTAMP)
 
 
-class Room(Protocol):
-    """What the node has for more records. Its replicas say it."""
-
-    @property
-    def space(self) -> RecordSpace: ...
-
-    @property
-    def producers_held(self) -> int: ...
-
-
 def admitted(
     host: Host,
-    room: Room,
+    shared: Shared,
     part: PartitionState,
     log: PartitionLog,
     full: Sequence[NodeId],
@@ -79,8 +58,8 @@ def admitted(
     """The bytes to append at a time of the leader's, and their header; or the error that says why not. `full` are the
     followers whose disks take no records. A batch that the log already holds is not judged again: its first attempt was
     taken, whatever the clock says now."""
-    check_space(room.space, host.node_id, part, full, len(prepared.data))
-    check_producer(host, room.producers_held, log, header, transactional_id)
+    check_space(shared.space, host.node_id, part, full, len(prepared.data))
+    check_producer(host, shared.producers_held(), log, header, transactional_id)
     if prepared.refusal is not None:
         raise prepared.refusal
     if prepared.rules.is_append_time:
@@ -120,7 +99,7 @@ def full_elsewhere(node: NodeId) -> SmqError:
     return SmqError(ErrorCode.STORAGE_FULL, message)
 
 
-def check_space(space: RecordSpace, me: NodeId, part: PartitionState, full: Sequence[NodeId], size: int) -> None:
+def check_space(space: SpaceGuard, me: NodeId, part: PartitionState, full: Sequence[NodeId], size: int) -> None:
     """STORAGE_FULL if this disk takes no records, or if too few followers' disks do for a majority. `full` are the
     followers whose disks take none."""
     if not space.admits(size):

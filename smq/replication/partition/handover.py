@@ -23,9 +23,9 @@ from smq.replication.api import Acks, ProduceRequest
 from smq.replication.host import Host
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.partition.admission import JUDGED_BY_THE_LOG, PreparedBatch
+from smq.replication.partition.send_order import SendOrder
 from smq.replication.partition.streams import FollowerStream
 from smq.replication.partition.transactional import NotYetKnown
-from smq.replication.ports import Buffer
 
 LAG_BYTES_MAX: Final = 4 << 20  # it begins only to a follower this close, to keep the pause short
 PAUSE_MS_MAX: Final = 1_000  # after a longer one, batches are accepted again
@@ -58,8 +58,6 @@ class Leading(Protocol):
 
     def not_leader(self) -> SmqError: ...
 
-    def expect(self, batch: Buffer) -> None: ...
-
 
 @dataclass(frozen=True, slots=True)
 class _Parked:
@@ -68,8 +66,9 @@ class _Parked:
 
 
 class HandOver:
-    def __init__(self, host: Host, replica: Leading) -> None:
+    def __init__(self, host: Host, replica: Leading, send_order: SendOrder) -> None:
         self._host = host
+        self._send_order = send_order
         self._replica = replica
         self._target: NodeId | None = None  # this node itself in a renewal
         self._attempt = 0  # timers and answers of former ones count for nothing
@@ -185,6 +184,6 @@ class HandOver:
     def _refuse(self, parked: _Parked, error: SmqError) -> None:
         request = parked.request
         if request.acks is not Acks.NONE:
-            self._replica.expect(parked.prepared.data)
+            self._send_order.expect(self._replica.part.pid, parked.prepared.data)
         self._host.measures.produced.add(1, error.code.name)
         self._host.deliver(lambda: request.done(error))

@@ -2,10 +2,12 @@
 
 Owns rules 2-8, 10, 12, 15, 21 and 23 of replication for one partition. It judges its log by comparing the epochs
 stamped on the batches with the replicated history, and never serves, counts or reports anything else. It must never
-answer a producer except by rule 10, nor move a high water mark itself: it only marks one as due. `replicas` owns it.
+answer a producer except by rule 10, nor call another part of the node about what a step made due: it notes that in
+`step.Outputs`. `replicas` owns it.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, OutOfOrderSequence, SmqError
@@ -23,7 +25,7 @@ from smq.replication.log.segments import Replaced
 from smq.replication.net import wire
 from smq.replication.partition.admission import PreparedBatch, admitted, leader_error, validated
 from smq.replication.partition.handover import HandOver, handed_over
-from smq.replication.partition.owner import ReplicaOwner
+from smq.replication.partition.step import Shared
 from smq.replication.partition.step_aside import step_aside
 from smq.replication.partition.streams import FollowerStream
 from smq.replication.partition.transactional import check_transaction
@@ -38,9 +40,11 @@ WORK_PER_TRIM: Final = 15  # of a log start that moves, in units of 10 us: its r
 class Replica:
     """Lives while this node holds the partition. `part` is the state machine's own record: read-only here."""
 
-    def __init__(self, host: Host, owner: ReplicaOwner, part: PartitionState, log: PartitionLog) -> None:
+    def __init__(self, host: Host, shared: Shared, part: PartitionState, log: PartitionLog) -> None:
         self._host = host
-        self._owner = owner
+        self._shared = shared
+        self._outputs, self._note = shared.outputs, shared.outputs.note
+        self._note_durable = partial(shared.outputs.note, shared.outputs.durable, part.pid)
         self.part = part
         self.pid: PartitionId = part.pid
         self.log = log
@@ -55,9 +59,9 @@ class Replica:
         self._damaged_in = NO_EPOCH  # more damage was found in this epoch
         self._judged_end: Offset = log.log_start  # end of the longest valid prefix of the appended log
         self.streams: dict[NodeId, FollowerStream] = {}
-        self._waiters = Waiters(host, self)
+        self._waiters = Waiters(host, self, shared.send_order)
         self._traffic = host.measures.traffic_of(part.pid)
-        self._hand_over = HandOver(host, self)
+        self._hand_over = HandOver(host, self, shared.send_order)
         self._watch = MarkWatch(host.anomalies, part.pid)
         self._resync_requested = -1  # the stream number that was asked to start again
         self._stream_seen = 0  # of the leader's last append or probe
@@ -180,7 +184,7 @@ class Replica:
         is_whole = self._judged_end == self.log.appended_end and not self._lacks_producers and not self.is_end_hidden
         can_lead = self._judged_end >= self.part.history[-1].start and is_whole and self._cut_damage()
         if not can_lead or self._lacks_producers:  # the cut may have found them damaged
-            self._owner.resign(self.pid, self.part.epoch)  # rule 12
+            self._shared.resign(self.pid, self.part.epoch)  # rule 12
             return
         self.log.settle_for_producers()  # a sole replica may get others, which take them from here
         self.leading = self.part.epoch
@@ -192,8 +196,8 @@ class Replica:
                     self.leading,
                     node,
                     self.log,
-                    self._owner.repair,
-                    self._owner.registered,
+                    self._shared.repair,
+                    self._shared.registered,
                     self.known_commit_point,
                     lambda: self.part.compacted_end,
                 )
@@ -224,7 +228,7 @@ class Replica:
         """Stops accepting immediately. Waiting producers are settled when the next epoch is applied."""
         if (epoch := self.leading) is not None:
             self._stop_leading()
-            self._owner.resign(self.pid, epoch)
+            self._shared.resign(self.pid, epoch)
 
     def close(self, error: SmqError) -> None:
         """The partition or the node is going away: every waiting producer is answered."""
@@ -245,7 +249,7 @@ class Replica:
         self._check_has_space()
         header, log, acks = validated(prepared), self.log, request.acks
         try:
-            cached = self._owner.send_order.check(self.pid, header, log.producers, self.part.producers_start)
+            cached = self._shared.send_order.check(self.pid, header, log.producers, self.part.producers_start)
         except OutOfOrderSequence:
             if header.is_transactional:  # as in Kafka, whether it may come at all is said first
                 check_transaction(self._host.state, self.pid, log.producers, header, request.transactional_id)
@@ -259,17 +263,17 @@ class Replica:
                 return
         else:
             waiter = self._append(request, prepared, header)
-        self._owner.send_order.came(self.pid, header)
+        self._shared.send_order.came(self.pid, header)
         if acks is Acks.NONE:
             self._waiters.answer_now(waiter, Produced(Offset(-1), Offset(-1), TsNs(-1), Epoch(-1), False))
             return
         self._waiters.add(waiter, request.timeout_ms, request.trace)
 
     def _append(self, request: ProduceRequest, prepared: PreparedBatch, header: BatchHeader) -> Waiter:
-        owner, full = self._owner, [s.peer for s in self.streams.values() if s.is_full]
+        full = [s.peer for s in self.streams.values() if s.is_full]
         ts_ns = self._next_ts_ns()
         batch, header = admitted(
-            self._host, owner, self.part, self.log, full, prepared, request.transactional_id, header, ts_ns
+            self._host, self._shared, self.part, self.log, full, prepared, request.transactional_id, header, ts_ns
         )
         stored = self._append_at(ts_ns, batch, header)
         end, rules = stored.end, prepared.rules
@@ -279,15 +283,15 @@ class Replica:
         return TsNs(max(self._host.clock.wall_ns(), self.log.last_ts_ns + 1, self.part.ts_ns + 1))  # rule 15
 
     def _append_at(self, ts_ns: TsNs, batch: Buffer, header: BatchHeader) -> StoredValue:
-        stored = self.log.append(batch, header, epoch=self.part.epoch, ts_ns=ts_ns, done=self.on_durable)
-        self._owner.intake.took_produced(self._traffic, stored)
+        stored = self.log.append(batch, header, epoch=self.part.epoch, ts_ns=ts_ns, done=self._note_durable)
+        self._shared.intake.took_produced(self._traffic, stored)
         self._judged_end = stored.end
-        self._owner.mark_unsent(self)
+        self._note(self._outputs.unsent, self.pid)
         return stored
 
     def append_marker(self, batch: bytes) -> None:
         """A control batch of `endings`, which tries again if nothing can be appended now."""
-        can_append = self._owner.intake.has_room and self._owner.space.admits(len(batch))
+        can_append = self._shared.intake.has_room and self._shared.space.admits(len(batch))
         if can_append and not self._hand_over.is_under_way:
             self._append_at(self._next_ts_ns(), batch, parse_header(batch))
 
@@ -301,22 +305,14 @@ class Replica:
             raise self.not_leader()
 
     def _check_has_space(self) -> None:
-        self._was_refused_room = not self._owner.intake.has_room
+        self._was_refused_room = not self._shared.intake.has_room
         if self._was_refused_room or len(self._waiters) >= WAITERS_MAX:
             raise SmqError(ErrorCode.OVERLOADED, "too much is waiting for the disk", ErrorDetails(retry_after_ms=50))
 
     def not_leader(self) -> SmqError:
         return leader_error(self._host.node_id, self._host.state, self.part)
 
-    def expect(self, batch: Buffer | BatchHeader) -> None:
-        """The batch was not appended, or is not known to stay: its producer sends it again."""
-        self._owner.send_order.expect(self.pid, batch)
-
     # -------------------------------------------------------------------------------------- leading
-    def on_durable(self) -> None:
-        """A submission of this log has reached the disk."""
-        self._owner.mark_durable(self.pid)
-
     def after_durable(self) -> None:
         """Rule 7: reports or counts the present state of this log, not single events."""
         if self.leading is not None:
@@ -355,9 +351,9 @@ class Replica:
         if self.leading == self.part.epoch and end > self.known_commit_point():
             self._commit = end
             self._waiters.settle()
-            self._owner.mark_committed(self)
+            self._note(self._outputs.committed, self.pid)
         if self.part.incomplete:
-            self._owner.mark_caught_up(self)
+            self._note(self._outputs.caught_up, self.pid)
 
     def on_session_open(self, peer: NodeId) -> None:
         """A stream that has begun since the session opened continues."""
@@ -373,11 +369,11 @@ class Replica:
             stream.on_tick(now_ns)
         self._recount()
         if self._commit > self.part.hwm:
-            self._owner.mark_committed(self)  # what told Raft and the followers may be lost
-        hang = self._owner.hang
+            self._note(self._outputs.committed, self.pid)  # what told Raft and the followers may be lost
+        hang = self._shared.hang
         self._was_refused_room &= hang.hangs
-        is_refusing = self._was_refused_room and any(self._owner.is_candidate(peer) for peer in self.streams)
-        step_aside(self, self.streams.values(), is_full=self._owner.space.is_full, hang=hang, is_refusing=is_refusing)
+        is_refusing = self._was_refused_room and any(self._shared.is_candidate(peer) for peer in self.streams)
+        step_aside(self, self.streams.values(), is_full=self._shared.space.is_full, hang=hang, is_refusing=is_refusing)
 
     # -------------------------------------------------------------------------------------- handing over
     def transfer(self, target: NodeId) -> bool:
@@ -418,9 +414,9 @@ class Replica:
         if self._judged_end != self.log.appended_end:
             return  # the log holds epochs that are not applied here yet: wait for them
         self._stream_seen = append.stream
-        intake, size = self._owner.intake, sum(map(len, append.values))
+        intake, size = self._shared.intake, sum(map(len, append.values))
         was_waiting = intake.is_waiting(self.pid)
-        if not (is_admitted := intake.admits(self.pid, size)) or not self._owner.space.admits(size):
+        if not (is_admitted := intake.admits(self.pid, size)) or not self._shared.space.admits(size):
             if is_admitted or not was_waiting:
                 self._send_ack(resync=True)
             return
@@ -442,10 +438,10 @@ class Replica:
             return True
         finally:
             if fitting and self._cut_damage() and not self._lacks_producers:
-                self._owner.intake.append(log, fitting, self.on_durable)
+                self._shared.intake.append(log, fitting, self._note_durable)
                 self._judged_end = log.appended_end
                 if fitting[0].base < self.known_commit_point():
-                    self._owner.wake(self)  # this node lagged: readers may have waited for it
+                    self._note(self._outputs.readable, self.pid)  # this node lagged: readers may have waited for it
 
     def on_commit(self, peer: NodeId, epoch: Epoch, commit: Offset) -> None:
         """Rule 24: only in the epoch by which this log has been judged, and not once it is sealed."""
@@ -453,7 +449,7 @@ class Replica:
         if is_current and self.leading is None and not self._is_out and commit > self.known_commit_point():
             self._commit = commit
             self._waiters.settle()
-            self._owner.wake(self)
+            self._note(self._outputs.readable, self.pid)
 
     def on_turn(self) -> None:
         """This node's disk has room again: the leader may send what it was refused."""
@@ -477,7 +473,7 @@ class Replica:
         except ValueError as e:
             raise wire.WireError(f"producers that cannot be adopted: {e}") from e
         self._stream_seen = message.stream
-        self._owner.mark_durable(self.pid)
+        self._note_durable()
 
     @property
     def _is_out(self) -> bool:
@@ -516,7 +512,7 @@ class Replica:
 
     def has_space(self, size: int) -> bool:
         """Whether this disk takes so many bytes of records."""
-        return self._owner.space.admits(size)
+        return self._shared.space.admits(size)
 
     def report_position(self) -> None:
         """To the leader: it may have waited for compacted segments to arrive."""
@@ -537,8 +533,8 @@ class Replica:
             self._stream_seen,
             resync,
             self._lacks_producers,
-            self._owner.space.is_full,
-            self._owner.intake.is_waiting(self.pid),
+            self._shared.space.is_full,
+            self._shared.intake.is_waiting(self.pid),
             self.log.crc_before(self._judged_end) if resync and self._judged_end > self.part.compacted_end else 0,
         )
         self._host.links.send(self.part.leader, Channel.DATA, ack)
@@ -565,8 +561,8 @@ class Replica:
         if not self.is_end_hidden or self._damaged_in == self.part.epoch:
             return
         me = self._host.node_id
-        if me not in self.part.incomplete or self._owner.registered(me) != self._host.incarnation:
-            self._owner.mark_damaged(self)
+        if me not in self.part.incomplete or self._shared.registered(me) != self._host.incarnation:
+            self._note(self._outputs.damaged, self.pid)
             return
         self.is_end_hidden = False
         self._follow_log_start()

@@ -1,8 +1,9 @@
 """The node's replicas and logs, and the work that is due on them.
 
-Owns which partitions this node holds: it makes and drops replicas and logs as the applied state says. Owns the pace of
-work that may touch thousands of replicas: following the applied state, greeting a new session, the visits per beat.
-It holds no rule of one partition: those are in `replica`. Membership, storage and the node import it.
+Owns which partitions this node holds: it makes and drops replicas and logs as the applied state says. Owns the one
+place that does what the steps of replicas have left to be done, once per turn of the loop (`step.Outputs`), and the
+pace of work that may touch thousands of replicas: following the applied state, greeting a new session, the visits per
+beat. It holds no rule of one partition: those are in `replica`. Membership, storage and the node import it.
 """
 
 from collections import deque
@@ -19,7 +20,6 @@ from smq.replication.log.codec import BatchDamaged
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.store import LogStore
 from smq.replication.net import wire
-from smq.replication.partition.admission import RecordSpace
 from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.commits import Commits
 from smq.replication.partition.compaction.passes import Compactor
@@ -36,9 +36,11 @@ from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.retention import Retainer
 from smq.replication.partition.send_order import SendOrder
+from smq.replication.partition.step import Noted, Outputs, Shared
 from smq.replication.proposer import Barriers
 from smq.replication.runtime.slices import Slices
 from smq.replication.storage.hang import HangGuard
+from smq.replication.storage.space import SpaceGuard
 
 HWM_PACE_MS: Final = (
     100  # between two proposals of marks that answer no producer: readers elsewhere do not wait for them
@@ -52,7 +54,7 @@ class Replicas:
         self,
         host: Host,
         *,
-        space: RecordSpace,
+        space: SpaceGuard,
         hang: HangGuard,
         barriers: Barriers,
         slices: Slices,
@@ -65,38 +67,46 @@ class Replicas:
         self._host = host
         self._slices = slices
         self._reachable = reachable
-        self.is_candidate = is_candidate
         self._store = LogStore(host.disk, tail_bytes_kept=host.config.tail_bytes_kept)
         self._logs: dict[PartitionId, PartitionLog] = {}
         self._by_pid: dict[PartitionId, Replica] = {}
         self._unsettled: deque[PartitionId] = deque()  # moved by the state, and not followed yet
         self._is_state_replaced = False  # and some replica has not followed yet
         self._missing: set[PartitionId] = set()  # logs that this disk has lost
-        self._durable: dict[PartitionId, None] = {}  # more of their logs has just become durable
-        self._unsent: dict[Replica, None] = {}  # led here, and appended to in this turn
         self._to_visit: deque[PartitionId] = deque()  # in this round
         self._to_greet: dict[NodeId, deque[PartitionId]] = {}  # replicas that have yet to greet a new session
-        self.space = space
-        self.hang = hang
-        self.resign = resign
+        self._resign = resign
         self.send_order = SendOrder(host.clock)
         self.intake = Intake(host.disk, host.config.append_inflight_bytes_max)
-        self.repairs = Repairs(host, self.intake, self.mark_durable)
+        self.repairs = Repairs(host, self.intake, self._note_durable)
+        self._outputs = Outputs(host.clock.call_soon, self._drain)
+        self._shared = Shared(
+            outputs=self._outputs,
+            space=space,
+            hang=hang,
+            intake=self.intake,
+            send_order=self.send_order,
+            producers_held=lambda: self.producers_held,
+            is_candidate=is_candidate,
+            registered=self._registered,
+            resign=resign,
+            repair=self.repair,
+        )
         self.ends = ExactEnds(host, barriers, self._by_pid.get)
         self.reads = Reads(host, self.ends, self.repairs)
         self.look_ups = LookUps(host, self.ends, self.repairs)
         self._retainer = Retainer(host, self.look_ups)
-        self.segments = Segments(host, self.look_ups, self._by_pid.get, self.mark_durable)
+        self.segments = Segments(host, self.look_ups, self._by_pid.get, self._note_durable)
         self._outlived = Outlived(host)
         self.compactor = Compactor(host, self.look_ups, self.segments)
         clock, propose = host.clock, host.propose
         advance = partial(propose_advances, host)
-        mark_due = Coalescer(clock, advance, hwm_advances, _as_advances).mark_due
-        self.log_starts = LogStarts(host, self.ends, self._by_pid.get, mark_due)
-        self._mark_hwm_behind = Coalescer(clock, advance, hwm_advances, _as_advances, pace_ms=HWM_PACE_MS).mark_due
+        advance_now = Coalescer(clock, advance, hwm_advances, _as_advances).mark_due
+        self.log_starts = LogStarts(host, self.ends, self._by_pid.get, advance_now)
+        self._advance_paced = Coalescer(clock, advance, hwm_advances, _as_advances, pace_ms=HWM_PACE_MS).mark_due
         complete = partial(caught_up, host)
-        self.mark_caught_up = Coalescer(clock, propose, complete, lambda i: CompleteReplicas(items=i)).mark_due
-        self.mark_damaged = Coalescer(clock, propose, partial(hidden_damage, host), self._as_mark).mark_due
+        self._complete = Coalescer(clock, propose, complete, lambda i: CompleteReplicas(items=i)).mark_due
+        self._report_damage = Coalescer(clock, propose, partial(hidden_damage, host), self._as_mark).mark_due
         self._commits = Commits(host.links, clock)
         self._endings = Endings(host, propose)
 
@@ -120,7 +130,7 @@ class Replicas:
     def _as_mark(self, partitions: tuple[PartitionId, ...]) -> MarkIncomplete:
         return MarkIncomplete(node=self._host.node_id, incarnation=self._host.incarnation, partitions=partitions)
 
-    def registered(self, node: NodeId) -> Incarnation | None:
+    def _registered(self, node: NodeId) -> Incarnation | None:
         """The node's process in the state that the replicas have followed. None while they follow a new one as a whole:
         until then, a replica judges by the record of the state before."""
         known = None if self._is_state_replaced else self._host.state.nodes.get(node)
@@ -207,7 +217,7 @@ class Replicas:
         if replica is None:
             log = self._logs.get(pid)
             log = log if log is not None else self._create_log(part)
-            replica = self._by_pid[pid] = Replica(self._host, self, part, log)
+            replica = self._by_pid[pid] = Replica(self._host, self._shared, part, log)
         replica.part = part
         work = replica.on_applied()
         self._endings.drive(replica)
@@ -240,46 +250,46 @@ class Replicas:
         self._store.drop(replica.log)
 
     # ---------------------------------------------------------------------------------------- what is due
-    def mark_committed(self, replica: Replica) -> None:
-        """The commit point has moved by its leader's count: its readers and its followers learn of it now, and Raft a
-        little later."""
-        self.reads.wake(replica)
-        self._endings.drive(replica)
-        self._commits.mark(replica)
-        self._mark_hwm_behind(replica)
-
-    def wake(self, replica: Replica) -> None:
-        """More of its log may be readable."""
-        self.reads.wake(replica)
-
-    def mark_durable(self, pid: PartitionId) -> None:
-        """More of the log is on disk: `after_durable` is called soon, once for all submissions of one commit."""
-        if not self._durable:
-            self._host.clock.call_soon(self._flush_durable)
-        self._durable[pid] = None
-
-    def _flush_durable(self) -> None:
-        durable, self._durable = self._durable, {}
-        self._host.links.collect()
-        for pid in durable:
-            replica = self._by_pid.get(pid)
-            if replica is not None:
+    def _drain(self) -> None:
+        """Does what the steps of this turn have left to be done. The commits of this disk come first: then what is sent
+        carries the newest commit point. Most turns leave one kind or two."""
+        out = self._outputs
+        if out.durable or out.unsent:
+            self._host.links.collect()
+            for replica in self._take(out.durable) if out.durable else ():
                 replica.after_durable()
                 self.reads.wake(replica)
-        self._host.links.flush()  # the acknowledgements of this commit, to each peer in one frame
+            for replica in self._take(out.unsent) if out.unsent else ():
+                replica.pump()
+            self._host.links.flush()  # to each peer in one frame
+        if out.committed:
+            for replica in self._take(out.committed):
+                self.reads.wake(replica)
+                self._endings.drive(replica)
+                self._commits.mark(replica)
+                self._advance_paced(replica)
+        if out.readable:
+            for replica in self._take(out.readable):
+                self.reads.wake(replica)
+        if out.caught_up or out.damaged:
+            for replica in self._take(out.caught_up):
+                self._complete(replica)
+            for replica in self._take(out.damaged):
+                self._report_damage(replica)
+        out.end_drain()
 
-    def mark_unsent(self, replica: Replica) -> None:
-        """A led log has grown: at the end of the turn its followers get everything that was appended in it."""
-        if not self._unsent:
-            self._host.clock.call_soon(self._flush_unsent)
-        self._unsent[replica] = None
+    def _take(self, noted: Noted) -> list[Replica]:
+        """Empties it. A partition may have gone since. A loop: a comprehension is one more call in Python 3.11."""
+        replicas: list[Replica] = []
+        for pid in noted:
+            if pid in self._by_pid:
+                replicas.append(self._by_pid[pid])
+        noted.clear()
+        return replicas
 
-    def _flush_unsent(self) -> None:
-        unsent, self._unsent = self._unsent, {}
-        self._host.links.collect()
-        for replica in unsent:
-            replica.pump()
-        self._host.links.flush()
+    def _note_durable(self, pid: PartitionId) -> None:
+        """Of what other parts have submitted for a log."""
+        self._outputs.note(self._outputs.durable, pid)
 
     def on_beat(self) -> None:
         """Begins a new round of visits, unless one is still under way: with thousands of replicas, one takes longer."""
@@ -312,7 +322,7 @@ class Replicas:
             if not has_majority(replica.part, self._host.node_id, reachable):
                 replica.resign()  # rule 20
         elif replica.is_appointed:
-            self.resign(replica.pid, replica.part.epoch)
+            self._resign(replica.pid, replica.part.epoch)
         self.segments.visit(replica, now_ns)  # after the compaction, which gives up nothing that is being fetched
 
     def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:

@@ -17,8 +17,8 @@ from smq.records import BatchHeader
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
 from smq.replication.measures import DUPLICATE, STORED, StageSink
+from smq.replication.partition.send_order import SendOrder
 from smq.replication.partition.stages import Stages
-from smq.replication.ports import Buffer
 from smq.replication.runtime.deadlines import Deadline
 
 TRACED_MAX: Final = 100  # batches per partition; further ones are not followed
@@ -59,15 +59,13 @@ class WaitedFor(Protocol):
 
     def known_commit_point(self) -> Offset: ...
 
-    def expect(self, batch: Buffer | BatchHeader) -> None:
-        """The batch was not appended, or is not known to stay: its producer sends it again."""
-
 
 class Waiters:
     """Bounded by WAITERS_MAX, which the replica checks by `len` before it takes a batch in."""
 
-    def __init__(self, host: Host, replica: WaitedFor) -> None:
+    def __init__(self, host: Host, replica: WaitedFor, send_order: SendOrder) -> None:
         self._host = host
+        self._send_order = send_order
         self._replica = replica
         self._results = host.measures.produced.by_labels
         self._stored = 0  # of what `settle` answers: one addition to an attribute instead of look-ups per batch
@@ -191,7 +189,7 @@ class Waiters:
         if waiter.deadline is not None:
             waiter.deadline.cancel()
         if isinstance(result, SmqError):
-            self._replica.expect(waiter.header)
+            self._send_order.expect(self._replica.part.pid, waiter.header)  # it is not known to stay
             self._host.measures.produced.add(1, result.code.name)
         elif waiter.duplicate:
             self._results[DUPLICATE] += 1

@@ -1,6 +1,7 @@
 """One replica under a microscope: a real machine, a real log store on a simulated disk, a recorded network."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import cast
@@ -40,6 +41,7 @@ from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.send_order import SendOrder
+from smq.replication.partition.step import Noted, Outputs, Shared
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 from smq.replication.proposer import Barriers, rejection
 from smq.replication.raft.engine import Raft
@@ -103,6 +105,18 @@ def immediate_links(network: RecordedNetwork) -> Links:
     return Links(network, lambda fn: fn())
 
 
+class NotedOutputs(Outputs):
+    """Reports each note immediately."""
+
+    def __init__(self, on_note: Callable[[str], None]) -> None:
+        super().__init__(lambda _drain: None, lambda: None)
+        self._on_note = on_note
+
+    def note(self, kind: Noted, pid: PartitionId) -> None:
+        (name,) = (name for name, noted in vars(self).items() if noted is kind)
+        self._on_note(name)
+
+
 class Host:
     """The owner of one replica. Every outgoing message is kept, and Raft is applied by the test itself."""
 
@@ -122,14 +136,22 @@ class Host:
         self.anomalies = Anomalies(self.clock, self.measures, lambda: self.state)
         self.store = LogStore(self.disk)
         self.send_order = SendOrder(self.clock)
-        self.intake = Intake(self.disk, self.config.append_inflight_bytes_max)
-        self.repairs = Repairs(self.node_host(), self.intake, self.mark_durable)
-        self.space = SpaceGuard(self.disk, 0)
         self.hang = HangGuard(self.disk, self.config.disk_hang_ms)
-        self.due: list[PartitionId] = []
+        self.noted = Counter[str]()  # the outputs of the replica's steps, by kind
+        self.shared = Shared(
+            outputs=NotedOutputs(self.on_output),
+            space=SpaceGuard(self.disk, 0),
+            hang=self.hang,
+            intake=Intake(self.disk, self.config.append_inflight_bytes_max),
+            send_order=self.send_order,
+            producers_held=lambda: self.producers_held,
+            is_candidate=self.is_candidate,
+            registered=self.registered,
+            resign=lambda pid, epoch: self.resigned.append((pid, epoch)),
+            repair=self.repair,
+        )
+        self.repairs = Repairs(self.node_host(), self.intake, lambda _pid: self.on_output("durable"))
         self.candidates = {PEER_A, PEER_B}
-        self.may_be_complete = self.damage_reports = self.commits_marked = 0
-        self.woken = 0
         self.resigned: list[tuple[PartitionId, Epoch]] = []
         self.proposed: list[Command] = []
         self.answers: list[DoneFn[Reply]] = []  # for the proposals; the test gives them
@@ -163,7 +185,7 @@ class Host:
         self.proposed.append(command)
         self.answers.append(done)
 
-    # ---- ReplicaOwner
+    # ---- what the replica gets from its node
     @property
     def state(self) -> ClusterState:
         return self.machine.state
@@ -172,22 +194,6 @@ class Host:
     def producers_held(self) -> int:
         return self.store.budget.producers
 
-    def mark_due(self, replica: Replica) -> None:
-        assert replica is self.replica
-        self.due.append(replica.pid)
-
-    def mark_committed(self, replica: Replica) -> None:
-        assert replica is self.replica
-        self.commits_marked += 1
-
-    def mark_caught_up(self, replica: Replica) -> None:
-        assert replica is self.replica
-        self.may_be_complete += 1
-
-    def mark_damaged(self, replica: Replica) -> None:
-        assert replica is self.replica
-        self.damage_reports += 1
-
     def is_candidate(self, node: NodeId) -> bool:
         return node in self.candidates
 
@@ -195,21 +201,31 @@ class Host:
         known = self.state.nodes.get(node)
         return known.incarnation if known is not None else None
 
-    def wake(self, replica: Replica) -> None:
-        self.woken += 1
+    @property
+    def intake(self) -> Intake:
+        return self.shared.intake
 
-    def mark_durable(self, pid: PartitionId) -> None:
-        if self.replica is not None:
+    @intake.setter
+    def intake(self, intake: Intake) -> None:
+        self.shared.intake = intake
+
+    @property
+    def space(self) -> SpaceGuard:
+        return self.shared.space
+
+    @space.setter
+    def space(self, space: SpaceGuard) -> None:
+        self.shared.space = space
+
+    def on_output(self, kind: str) -> None:
+        if kind == "unsent":
+            self.live.pump()
+        elif kind == "durable" and self.replica is not None:
             self.clock.call_soon(self.replica.after_durable)
-
-    def mark_unsent(self, replica: Replica) -> None:
-        replica.pump()
+        self.noted[kind] += 1
 
     def repair(self, damage: BatchDamaged, done: Callable[[bool], None]) -> None:
         self.repairs.request(self.live, damage, lambda outcome: done(outcome is Outcome.REPAIRED))
-
-    def resign(self, pid: PartitionId, epoch: Epoch) -> None:
-        self.resigned.append((pid, epoch))
 
     # ---- the test's hands
     def caught_up(self) -> list[CompleteReplica]:
@@ -269,7 +285,8 @@ class Host:
                 created_ms=0,
             )
         )
-        self.replica = Replica(self.node_host(), self, self.part, self.store.create(self.part.pid, self.part.log_start))
+        log = self.store.create(self.part.pid, self.part.log_start)
+        self.replica = Replica(self.node_host(), self.shared, self.part, log)
         self.replica.on_applied()
         return self.replica
 
@@ -282,7 +299,7 @@ class Host:
         self.store = LogStore(self.disk)
         self.intake = Intake(self.disk, self.config.append_inflight_bytes_max)
         log = self.store.open_all()[self.part.pid]
-        self.replica = Replica(self.node_host(), self, self.part, log)
+        self.replica = Replica(self.node_host(), self.shared, self.part, log)
         self.replica.on_applied()
         return self.replica
 

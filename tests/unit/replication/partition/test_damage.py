@@ -82,7 +82,7 @@ def test_rule_23_a_log_whose_end_is_hidden_acknowledges_and_reports_nothing_unti
     host.live.after_durable()
     assert host.live.seal(Epoch(1)) is None
     assert acks(host) == []
-    assert host.damage_reports == 1
+    assert host.noted["damaged"] == 1
     mark(host)
     assert [ack.end for ack in acks(host)] == [1]
     assert host.hidden_damage() == []

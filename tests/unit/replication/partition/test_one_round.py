@@ -1,5 +1,6 @@
 """A partition that commits by its leader's count: what is answered, told and read (rules 8-10, 13, 14, 24, 26)."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
@@ -18,6 +19,7 @@ from smq.replication.net import wire
 from smq.replication.partition.due import hwm_advances, untold_commits
 from smq.replication.partition.ends import ExactEnds
 from smq.replication.partition.log_starts import LogStarts
+from smq.replication.partition.replica import Replica
 from smq.replication.proposer import Barriers
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
 from tests.unit.replication.test_rules import acks, append, stored
@@ -65,7 +67,7 @@ def test_rule_08_what_a_majority_has_on_disk_is_answered_without_raft(host: Host
     host.settle()
     assert (answer.offsets, host.part.hwm) == ((0, 0), 0)
     assert (host.live.known_commit_point(), host.live.readable_end) == (1, 1)
-    assert host.commits_marked > 0
+    assert host.noted["committed"] > 0
 
 
 def test_rule_08_the_leaders_own_disk_counts_like_any_other(host: Host) -> None:
@@ -143,9 +145,9 @@ def test_rule_24_a_follower_learns_the_commit_point_from_appends_and_messages() 
     append(host, stored(batch(), 0, 1), stored(batch(), 1, 1, ts_ns=2), commit=1)
     host.settle()
     assert (host.live.known_commit_point(), host.live.readable_end) == (1, 1)
-    host.woken = 0
+    host.noted.clear()
     host.live.on_commit(PEER_A, Epoch(1), Offset(2))
-    assert (host.live.readable_end, host.woken) == (2, 1)
+    assert (host.live.readable_end, host.noted["readable"]) == (2, 1)
     host.live.on_commit(PEER_A, Epoch(1), Offset(1))
     assert host.live.known_commit_point() == 2
 
@@ -230,7 +232,9 @@ def log_start(host: Host, offset: int) -> AdvanceLogStart:
     return AdvanceLogStart(partition=host.part.pid, offset=Offset(offset))
 
 
-def ask_log_start(host: Host, offset: int, *, reaches_raft: bool = True) -> list[Reply | SmqError]:
+def ask_log_start(
+    host: Host, offset: int, advance: Callable[[Replica], None] = lambda _: None, *, reaches_raft: bool = True
+) -> list[Reply | SmqError]:
     """Of this node. A read index is passed immediately, or fails. Returns where the answer will be."""
 
     def wait(_timeout_ms: int, done: DoneFn[LogIndex]) -> None:
@@ -239,7 +243,7 @@ def ask_log_start(host: Host, offset: int, *, reaches_raft: bool = True) -> list
     barriers = cast(Barriers, SimpleNamespace(wait=wait))
     ends = ExactEnds(host.node_host(), barriers, {host.part.pid: host.live}.get)
     answers: list[Reply | SmqError] = []
-    starts = LogStarts(host.node_host(), ends, {host.part.pid: host.live}.get, host.mark_due)
+    starts = LogStarts(host.node_host(), ends, {host.part.pid: host.live}.get, advance)
     starts.propose(log_start(host, offset), 5_000, answers.append)
     return answers
 
@@ -248,10 +252,11 @@ def test_rule_14_a_leader_moves_the_mark_to_the_commit_point_before_the_log_star
     host.produce(batch(count=3))
     host.settle()
     host.ack(PEER_A, 3)
-    assert (host.live.known_commit_point(), host.part.hwm, host.due) == (3, 0, [])
-    ask_log_start(host, 3)
+    assert (host.live.known_commit_point(), host.part.hwm) == (3, 0)
+    advanced: list[Replica] = []
+    ask_log_start(host, 3, advanced.append)
     host.settle(50)
-    assert host.due, "without waiting for the pace"
+    assert advanced, "without waiting for the pace"
     assert host.proposed == []
     host.advance(3)
     host.settle(10)

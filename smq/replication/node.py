@@ -34,8 +34,8 @@ from smq.replication.membership.registration import Registration
 from smq.replication.net.links import Links
 from smq.replication.net.wire import DiskCondition
 from smq.replication.partition.external_offsets import ExternalOffsets
+from smq.replication.partition.replica import status_of
 from smq.replication.partition.replicas import Replicas
-from smq.replication.partition.status import status_of
 from smq.replication.ports import Clock, Compute, DataDamaged, Disk, Network, Rng
 from smq.replication.preparation import Preparation
 from smq.replication.proposer import Barriers, Proposer

@@ -20,10 +20,9 @@ from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
 from smq.replication.joins import Joins
 from smq.replication.lookup import Lookup, check_has_records, clipped, partition_in, unknown_topic, unknown_topic_id
-from smq.replication.partition.admission import JUDGED_BY_THE_LOG, PreparedBatch, leader_error
+from smq.replication.partition.admission import JUDGED_BY_THE_LOG, NotYetKnown, PreparedBatch, leader_error
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.send_order import comes_again
-from smq.replication.partition.transactional import NotYetKnown
 from smq.replication.ports import Buffer
 from smq.replication.preparation import Preparation
 from smq.replication.proposer import Barriers

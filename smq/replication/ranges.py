@@ -1,8 +1,8 @@
 """A request for the exact ranges of partitions by name, at any node.
 
-Owns the way from names to the answers of `partition.ends`, and back. A topic may have been deleted and created again
-under its name, so an unknown partition is looked up once more, in the state that does not have it. Only the node's
-requests import it.
+Owns the way from names to the answers of `partition.exact_ends`, and back. A topic may have been deleted and created
+again under its name, so an unknown partition is looked up once more, in the state that does not have it. Only the
+node's requests import it.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from smq.raft_state.state import ClusterState
 from smq.replication.api import DoneFn, PartitionEnd, PartitionRange
 from smq.replication.host import Host
 from smq.replication.lookup import Lookup, unknown_partition
-from smq.replication.partition.ends import Ends, ExactEnds
+from smq.replication.partition.exact_ends import Ends, ExactEnds
 
 
 class RangesRequest:

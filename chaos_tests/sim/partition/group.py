@@ -79,10 +79,9 @@ from smq.replication.api import Acks, PartitionEnd, Produced, ProduceRequest
 from smq.replication.log.codec import BatchDamaged, base_of_key
 from smq.replication.log.state import partition_key
 from smq.replication.membership.controller import RESIGNED_NS
-from smq.replication.partition.admission import PreparedBatch
+from smq.replication.partition.admission import NotYetKnown, PreparedBatch
 from smq.replication.partition.compaction.segments import lowest_behind
 from smq.replication.partition.send_order import comes_again
-from smq.replication.partition.transactional import NotYetKnown
 from smq.replication.ports import Channel, Table
 from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.disk import DiskImage

@@ -542,7 +542,7 @@ _DISKS: Final = (
     PlantedBug(
         name="hung-leader-leads-on",
         rule="20: a leader whose disk hangs gives its partition to a follower that stores more",
-        faults=(replace(_PARTITION + "step_aside:step_aside", by=nothing),),
+        faults=(replace(_PARTITION + "handover:step_aside", by=nothing),),
         scenario="hung_disk",
         anomalies=frozenset({"no-progress"}),
         seeds=8,

@@ -13,7 +13,7 @@ from smq.raft_state.handlers.staged_offsets import commit_staged
 from smq.raft_state.ids import Offset
 from smq.raft_state.state import ClusterState, TransactionPhase, TransactionState
 from smq.replication.log.producers import ProducerTable
-from smq.replication.partition.endings import Endings
+from smq.replication.partition.markers import Markers
 
 _HANDLERS: Final = "smq.raft_state.handlers."
 _PARTITION: Final = "smq.replication.partition."
@@ -21,8 +21,8 @@ _PRODUCERS: Final = "smq.replication.log.producers:ProducerTable."
 _SEEN: Final = frozenset({"aborted-read", "dirty-read", "torn-transaction"})
 
 
-def _commits(original: Fault, endings: Endings, transaction: TransactionState) -> Any:
-    return original(endings, dataclasses.replace(transaction, phase=TransactionPhase.COMMITTING))
+def _commits(original: Fault, markers: Markers, transaction: TransactionState) -> Any:
+    return original(markers, dataclasses.replace(transaction, phase=TransactionPhase.COMMITTING))
 
 
 def _as_if_none_were_open(original: Fault, table: ProducerTable, known: Offset) -> Offset:
@@ -58,7 +58,7 @@ TRANSACTION_BUGS: Final = (
     PlantedBug(
         name="every-marker-commits",
         rule="29: a control batch says what the entry has decided",
-        faults=(replace(_PARTITION + "endings:Endings._marker", by=_commits),),
+        faults=(replace(_PARTITION + "markers:Markers._marker", by=_commits),),
         scenario="transactions",
         anomalies=_SEEN,
         seeds=4,

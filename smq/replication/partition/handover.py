@@ -5,11 +5,13 @@ in bounded number for a bounded time. Their producers then learn the new leader,
 the hand-over ends before it was proposed. Once a successor has been proposed, nothing is appended in this epoch any
 more, because the proposal may be applied whenever. If it fails, the leader proposes itself; if that fails, it resigns.
 
-It must never append or count by itself. Only the replica uses it.
+Owns also when a leader gives its partition up because of its own disk (`step_aside`): damaged, full or hung. Each
+condition compares this disk with what followers have reported of theirs, so a leader goes on if no follower would do
+better. It must never append, count or elect by itself. Only the replica uses it.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -22,10 +24,10 @@ from smq.raft_state.state import PartitionState
 from smq.replication.api import Acks, ProduceRequest
 from smq.replication.host import Host
 from smq.replication.log.partition_log import PartitionLog
-from smq.replication.partition.admission import JUDGED_BY_THE_LOG, PreparedBatch
+from smq.replication.partition.admission import JUDGED_BY_THE_LOG, NotYetKnown, PreparedBatch
 from smq.replication.partition.send_order import SendOrder
 from smq.replication.partition.streams import FollowerStream
-from smq.replication.partition.transactional import NotYetKnown
+from smq.replication.storage.hang import HangGuard
 
 LAG_BYTES_MAX: Final = 4 << 20  # it begins only to a follower this close, to keep the pause short
 PAUSE_MS_MAX: Final = 1_000  # after a longer one, batches are accepted again
@@ -50,7 +52,11 @@ class Leading(Protocol):
     @property
     def durable_verified_end(self) -> Offset: ...
 
+    def known_commit_point(self) -> Offset: ...
+
     def stream_to(self, peer: NodeId) -> FollowerStream | None: ...
+
+    def transfer(self, target: NodeId) -> bool: ...
 
     def resign(self) -> None: ...
 
@@ -187,3 +193,32 @@ class HandOver:
             self._send_order.expect(self._replica.part.pid, parked.prepared.data)
         self._host.measures.produced.add(1, error.code.name)
         self._host.deliver(lambda: request.done(error))
+
+
+def step_aside(
+    replica: Leading, streams: Collection[FollowerStream], *, is_full: bool, hang: HangGuard, is_refusing: bool
+) -> None:
+    """`is_full` and `hang` are of this node's own disk. `is_refusing`: too much waits for it to take batches of this
+    partition, and another replica is on a node that could lead. To be called periodically while the replica leads."""
+    reported = [(s.acked_end, s) for s in streams if s.acked_end is not None]
+    if any(s.is_unreadable for s in streams) and any(end >= replica.known_commit_point() for end, _ in reported):
+        replica.resign()  # a follower needs bytes that are damaged here: one that has them should lead
+    if replica.leading is not None and is_full:
+        any(replica.transfer(s.peer) for _, s in reported if not s.is_full)  # to the first that is close enough
+    if replica.leading is not None and hang.hangs:
+        _leave_hung_disk(replica, reported, hang, is_refusing=is_refusing)
+
+
+def _leave_hung_disk(
+    replica: Leading, reported: list[tuple[Offset, FollowerStream]], hang: HangGuard, *, is_refusing: bool
+) -> None:
+    """A follower that stored more than this disk did is the proof that its own disk writes. A handover loses no record;
+    if none succeeds in time, the controller elects one of the followers that reach the high water mark. If batches of
+    other partitions fill the room, no follower can store more than this disk did: then another node's word that its
+    disk writes is enough, and the controller elects."""
+    ahead = [(end, s) for end, s in reported if end > replica.durable_verified_end]
+    ahead.sort(key=lambda follower: follower[0], reverse=True)
+    if hang.hangs_on and (is_refusing or any(end >= replica.known_commit_point() for end, _ in ahead)):
+        replica.resign()
+    else:
+        any(replica.transfer(s.peer) for _, s in ahead if not s.is_full)

@@ -19,7 +19,7 @@ from smq.replication.host import Host
 from smq.replication.log.codec import INT64_MAX, BatchDamaged, BatchInfo, parse_header_of
 from smq.replication.log.decoding import decode_bounded
 from smq.replication.log.reader import LogReader, Retained
-from smq.replication.partition.ends import ExactEnds
+from smq.replication.partition.exact_ends import ExactEnds
 from smq.replication.partition.older_state import check_state
 from smq.replication.partition.reads import READ_MS_MAX, REPAIRS_PER_POLL_MAX, read_failure
 from smq.replication.partition.repair import READ_AGAIN, Outcome, Repairs, repair_error

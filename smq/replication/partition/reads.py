@@ -16,7 +16,7 @@ from smq.replication.api import Aborted, Cancel, DoneFn, Fetched, PartitionEnd, 
 from smq.replication.host import Host
 from smq.replication.log.aborted import with_batches
 from smq.replication.log.codec import BatchDamaged, StoredValue
-from smq.replication.partition.ends import ExactEnds
+from smq.replication.partition.exact_ends import ExactEnds
 from smq.replication.partition.older_state import check_state
 from smq.replication.partition.repair import READ_AGAIN, Outcome, Repairs, repair_error
 from smq.replication.partition.replica import Replica

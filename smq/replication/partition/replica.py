@@ -10,12 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from smq.raft_state.commands import CompleteReplica
 from smq.raft_state.errors import ErrorCode, ErrorDetails, OutOfOrderSequence, SmqError
 from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import PartitionState
 from smq.records import BatchHeader, parse_header
 from smq.replication.anomalies import MarkWatch
-from smq.replication.api import Acks, Produced, ProduceRequest
+from smq.replication.api import Acks, Produced, ProduceRequest, ReplicaStatus
 from smq.replication.host import Host
 from smq.replication.log.codec import StoredValue, parse_value
 from smq.replication.log.lineage import fits, verified_end
@@ -23,12 +24,10 @@ from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.producers import ArrivingTable
 from smq.replication.log.segments import Replaced
 from smq.replication.net import wire
-from smq.replication.partition.admission import PreparedBatch, admitted, leader_error, validated
-from smq.replication.partition.handover import HandOver, handed_over
+from smq.replication.partition.admission import PreparedBatch, admitted, check_transaction, leader_error, validated
+from smq.replication.partition.handover import HandOver, handed_over, step_aside
 from smq.replication.partition.step import Shared
-from smq.replication.partition.step_aside import step_aside
 from smq.replication.partition.streams import FollowerStream
-from smq.replication.partition.transactional import check_transaction
 from smq.replication.partition.waiters import WAITERS_MAX, Waiter, Waiters
 from smq.replication.ports import Buffer, Channel
 
@@ -568,3 +567,40 @@ class Replica:
         self._follow_log_start()
         if self.part.leader != me:
             self._send_ack(resync=True)
+
+    def caught_up(self) -> list[CompleteReplica]:
+        """Rule 22: the incomplete replicas whose logs hold again whatever they may have acknowledged. A leader's own
+        does: it was elected for that."""
+        if self.leading is None or self.leading != self.part.epoch:
+            return []
+        processes = {s.peer: s.incarnation for s in self.streams.values() if s.has_caught_up}
+        processes[self._host.node_id] = self._host.incarnation
+        return [
+            CompleteReplica(partition=self.pid, epoch=self.leading, node=node, incarnation=incarnation)
+            for node, incarnation in processes.items()
+            if node in self.part.incomplete and incarnation is not None
+        ]
+
+    def hidden_damage(self) -> list[PartitionId]:
+        """Rule 23: this partition, if the others have yet to learn of its damage. They take it from a registered
+        process only."""
+        me = self._host.state.nodes.get(self._host.node_id)
+        is_due = self.is_end_hidden and self._host.node_id not in self.part.incomplete
+        return [self.pid] if is_due and me is not None and me.incarnation == self._host.incarnation else []
+
+
+def status_of(replica: Replica) -> ReplicaStatus:
+    """This node's copy of a partition as operators, metrics and checkers see it."""
+    log = replica.log
+    return ReplicaStatus(
+        pid=replica.pid,
+        is_leader=replica.leading is not None,
+        epoch=replica.part.epoch,
+        log_start=log.log_start,
+        hwm=replica.known_commit_point(),
+        lso=replica.stable_end,
+        appended_end=log.appended_end,
+        durable_end=log.durable_end,
+        verified_end=replica.durable_verified_end,
+        size_bytes=log.size_bytes,
+    )

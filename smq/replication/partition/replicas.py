@@ -21,15 +21,18 @@ from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.store import LogStore
 from smq.replication.net import wire
 from smq.replication.partition.coalescing import Coalescer
-from smq.replication.partition.commits import Commits
 from smq.replication.partition.compaction.passes import Compactor
 from smq.replication.partition.compaction.segments import Segments
-from smq.replication.partition.due import caught_up, hidden_damage, hwm_advances, propose_advances
-from smq.replication.partition.endings import Endings
-from smq.replication.partition.ends import ExactEnds
+from smq.replication.partition.exact_ends import ExactEnds
+from smq.replication.partition.high_water_mark import (
+    Commits,
+    LogStarts,
+    hwm_advances,
+    propose_advances,
+)
 from smq.replication.partition.intake import Intake
-from smq.replication.partition.log_starts import LogStarts
 from smq.replication.partition.look_ups import LookUps
+from smq.replication.partition.markers import Markers
 from smq.replication.partition.older_state import Outlived
 from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
@@ -104,11 +107,10 @@ class Replicas:
         advance_now = Coalescer(clock, advance, hwm_advances, _as_advances).mark_due
         self.log_starts = LogStarts(host, self.ends, self._by_pid.get, advance_now)
         self._advance_paced = Coalescer(clock, advance, hwm_advances, _as_advances, pace_ms=HWM_PACE_MS).mark_due
-        complete = partial(caught_up, host)
-        self._complete = Coalescer(clock, propose, complete, lambda i: CompleteReplicas(items=i)).mark_due
-        self._report_damage = Coalescer(clock, propose, partial(hidden_damage, host), self._as_mark).mark_due
+        self._complete = Coalescer(clock, propose, Replica.caught_up, lambda i: CompleteReplicas(items=i)).mark_due
+        self._report_damage = Coalescer(clock, propose, Replica.hidden_damage, self._as_mark).mark_due
         self._commits = Commits(host.links, clock)
-        self._endings = Endings(host, propose)
+        self._markers = Markers(host, propose)
 
     # ---------------------------------------------------------------------------------------- the table
     def open_logs(self) -> Iterator[None]:
@@ -220,7 +222,7 @@ class Replicas:
             replica = self._by_pid[pid] = Replica(self._host, self._shared, part, log)
         replica.part = part
         work = replica.on_applied()
-        self._endings.drive(replica)
+        self._markers.drive(replica)
         self.reads.wake(replica)
         return work + WORK_PER_LOG if is_new else work
 
@@ -265,7 +267,7 @@ class Replicas:
         if out.committed:
             for replica in self._take(out.committed):
                 self.reads.wake(replica)
-                self._endings.drive(replica)
+                self._markers.drive(replica)
                 self._commits.mark(replica)
                 self._advance_paced(replica)
         if out.readable:
@@ -316,7 +318,7 @@ class Replicas:
         self._outlived.visit(replica)
         if replica.leading is not None:
             replica.on_tick(now_ns)
-            self._endings.drive(replica)
+            self._markers.drive(replica)
             self._retainer.visit(replica, now_ns)
             self.compactor.visit(replica, now_ns)
             if not has_majority(replica.part, self._host.node_id, reachable):

@@ -38,7 +38,7 @@ from smq.replication.api import (
 from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
 from smq.replication.lookup import Lookup
-from smq.replication.partition.ends import Ends, ExactEnds
+from smq.replication.partition.exact_ends import Ends, ExactEnds
 from smq.replication.proposer import Barriers
 from smq.replication.ranges import RangesRequest
 

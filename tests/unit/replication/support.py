@@ -9,7 +9,6 @@ from typing import cast
 from smq.raft_state.commands import (
     AdvanceHwms,
     Command,
-    CompleteReplica,
     CreateTopic,
     ElectLeader,
     HwmAdvance,
@@ -33,9 +32,8 @@ from smq.replication.log.store import LogStore
 from smq.replication.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.links import Links
-from smq.replication.partition import due
 from smq.replication.partition.admission import PreparedBatch
-from smq.replication.partition.ends import ExactEnds
+from smq.replication.partition.exact_ends import ExactEnds
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.repair import Outcome, Repairs
@@ -228,12 +226,6 @@ class Host:
         self.repairs.request(self.live, damage, lambda outcome: done(outcome is Outcome.REPAIRED))
 
     # ---- the test's hands
-    def caught_up(self) -> list[CompleteReplica]:
-        return due.caught_up(self.node_host(), self.live)
-
-    def hidden_damage(self) -> list[PartitionId]:
-        return due.hidden_damage(self.node_host(), self.live)
-
     @property
     def live(self) -> Replica:
         assert self.replica is not None

@@ -3,7 +3,7 @@
 from smq.raft_state.commands import AdvanceHwms
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.replies import HwmsAdvanced, Reply
-from smq.replication.partition.due import propose_advances
+from smq.replication.partition.high_water_mark import propose_advances
 from tests.unit.replication.hot_path import NODES, HotPath
 from tests.unit.replication.support import Host, batch
 

@@ -16,7 +16,7 @@ from smq.replication.log import partition_log
 from smq.replication.log.codec import StoredValue, partition_stop
 from smq.replication.net import wire
 from smq.replication.partition.coalescing import Coalescer
-from smq.replication.partition.due import hwm_advances
+from smq.replication.partition.high_water_mark import hwm_advances
 from smq.replication.ports import Table
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
 

@@ -11,7 +11,7 @@ import pytest
 from smq.clients.errors import ERROR_METADATA_KEY
 from smq.clients.pb import smq_pb2 as pb
 from smq.records import NewRecord, decode_batch, encode_batch
-from smq.replication.partition.endings import Endings
+from smq.replication.partition.markers import Markers
 from smq.replication.partition.replica import Replica
 from smq.testing.served import Served, fails, serving
 
@@ -261,13 +261,13 @@ def test_a_replay_waits_for_the_commit_of_a_batch_whose_transactions_it_does_not
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that starts again stages under other transactional ids, or nothing at all."""
-    are_held, drive = True, Endings.drive
+    are_held, drive = True, Markers.drive
 
-    def held(endings: Endings, replica: Replica) -> None:
+    def held(endings: Markers, replica: Replica) -> None:
         if not are_held:
             drive(endings, replica)
 
-    monkeypatch.setattr(Endings, "drive", held)
+    monkeypatch.setattr(Markers, "drive", held)
 
     async def body(served: Served) -> None:
         nonlocal are_held

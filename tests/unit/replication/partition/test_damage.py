@@ -53,8 +53,10 @@ def follower_with(count: int) -> tuple[Host, list[bytes]]:
 # --------------------------------------------------------------------------------------------------- damage
 def mark(host: Host) -> None:
     """What this replica has to tell the others about its damage, applied."""
-    assert host.hidden_damage() == [host.part.pid]
-    host.apply(MarkIncomplete(node=ME, incarnation=host.identity.incarnation, partitions=tuple(host.hidden_damage())))
+    assert host.live.hidden_damage() == [host.part.pid]
+    host.apply(
+        MarkIncomplete(node=ME, incarnation=host.identity.incarnation, partitions=tuple(host.live.hidden_damage()))
+    )
 
 
 def test_rule_23_a_log_whose_end_is_hidden_is_fetched_again_once_the_others_know() -> None:
@@ -65,7 +67,7 @@ def test_rule_23_a_log_whose_end_is_hidden_is_fetched_again_once_the_others_know
     assert host.live.log.appended_end == 1
     assert host.live.log.tail_damage is not None
     mark(host)
-    assert host.hidden_damage() == []
+    assert host.live.hidden_damage() == []
     append(host, stored(batch(), 5, 1))  # leaves a gap
     assert host.live.log.tail_damage is not None, "the leader has not shown that it has what follows"
     append(host, *values[1:], stream=2)
@@ -85,7 +87,7 @@ def test_rule_23_a_log_whose_end_is_hidden_acknowledges_and_reports_nothing_unti
     assert host.noted["damaged"] == 1
     mark(host)
     assert [ack.end for ack in acks(host)] == [1]
-    assert host.hidden_damage() == []
+    assert host.live.hidden_damage() == []
     assert host.live.seal(Epoch(1)) == (host.part.pid, 1, 1)
 
 
@@ -98,7 +100,7 @@ def test_rule_23_a_mark_of_an_earlier_process_is_not_enough() -> None:
     host.reopen(INCARNATION + 1, image)
     host.live.note_damage()
     assert host.live.seal(Epoch(1)) is None
-    assert host.hidden_damage() == [], "only a registered process can say it"
+    assert host.live.hidden_damage() == [], "only a registered process can say it"
     host.apply(register(ME, INCARNATION + 1))
     host.live.note_damage()
     assert host.live.seal(Epoch(1)) == (host.part.pid, 1, 1)

@@ -15,7 +15,7 @@ from smq.replication.log.reader import LogReader
 from smq.replication.log.store import LogStore
 from smq.replication.net import wire
 from smq.replication.partition import look_ups as look_ups_module
-from smq.replication.partition.ends import ATTEMPT_MS, RETRY_MS, ExactEnds
+from smq.replication.partition.exact_ends import ATTEMPT_MS, RETRY_MS, ExactEnds
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.repair import Outcome
 from smq.replication.proposer import Barriers

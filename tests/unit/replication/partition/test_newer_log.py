@@ -12,7 +12,7 @@ from smq.replication.log.segments import HeldSegments
 from smq.replication.log.state import sealed
 from smq.replication.net.wire import StepQuery, StepReport
 from smq.replication.partition.compaction.segments import Segments, combined, lowest_behind
-from smq.replication.partition.ends import ExactEnds
+from smq.replication.partition.exact_ends import ExactEnds
 from smq.replication.partition.older_state import Outlived
 from smq.replication.partition.reads import Poll, Reads
 from smq.replication.ports import DataDamaged

@@ -16,9 +16,8 @@ from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset
 from smq.raft_state.replies import Reply
 from smq.replication.api import DoneFn
 from smq.replication.net import wire
-from smq.replication.partition.due import hwm_advances, untold_commits
-from smq.replication.partition.ends import ExactEnds
-from smq.replication.partition.log_starts import LogStarts
+from smq.replication.partition.exact_ends import ExactEnds
+from smq.replication.partition.high_water_mark import LogStarts, hwm_advances, untold_commits
 from smq.replication.partition.replica import Replica
 from smq.replication.proposer import Barriers
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch

@@ -14,7 +14,7 @@ from smq.records import NewRecord, encode_batch
 from smq.replication.api import Cancel, Fetched, TimeKind, TimeOffset
 from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.net import wire
-from smq.replication.partition.ends import ATTEMPT_MS, RETRY_MS, ExactEnds
+from smq.replication.partition.exact_ends import ATTEMPT_MS, RETRY_MS, ExactEnds
 from smq.replication.partition.reads import END_MS_MAX, REPAIRS_PER_POLL_MAX, Poll, Reads
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replica import Replica

@@ -7,7 +7,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, Epoch, Offset
 from smq.replication.net import wire
 from smq.replication.partition import handover
-from smq.replication.partition.due import hwm_advances
+from smq.replication.partition.high_water_mark import hwm_advances
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
 from tests.unit.replication.test_rules import acks, append, follower, stored
 
@@ -118,7 +118,7 @@ def replaced(host: Host) -> None:
 
 
 def caught_up(host: Host) -> list[tuple[int, int]]:
-    return [(item.node, item.incarnation) for item in host.caught_up()]
+    return [(item.node, item.incarnation) for item in host.live.caught_up()]
 
 
 def test_rule_22_a_follower_is_complete_once_it_has_what_the_log_had_at_its_first_report(host: Host) -> None:
@@ -133,8 +133,8 @@ def test_rule_22_a_follower_is_complete_once_it_has_what_the_log_had_at_its_firs
     host.produce()
     host.ack(PEER_A, 4, incarnation=INCARNATION + 1)
     assert caught_up(host) == [(PEER_A, INCARNATION + 1)]
-    host.apply(CompleteReplicas(items=tuple(host.caught_up())))
-    assert (host.part.incomplete, host.caught_up()) == (frozenset(), [])
+    host.apply(CompleteReplicas(items=tuple(host.live.caught_up())))
+    assert (host.part.incomplete, host.live.caught_up()) == (frozenset(), [])
 
 
 def test_rule_22_what_a_former_process_reported_completes_nothing(host: Host) -> None:

@@ -12,11 +12,11 @@ from smq.raft_state.limits import PRODUCER_EPOCH_RETIRED
 from smq.raft_state.state import TransactionPhase
 from smq.records import CONTROL_MASK, NewRecord, encode_batch, is_commit_marker, parse_header
 from smq.replication.api import Fetched
-from smq.replication.partition.endings import Endings
-from smq.replication.partition.ends import ExactEnds, end_at_leader
+from smq.replication.partition.admission import NotYetKnown
+from smq.replication.partition.exact_ends import ExactEnds, end_at_leader
+from smq.replication.partition.markers import Markers
 from smq.replication.partition.reads import Poll, Reads
-from smq.replication.partition.status import status_of
-from smq.replication.partition.transactional import NotYetKnown
+from smq.replication.partition.replica import status_of
 from smq.replication.proposer import Barriers
 from tests.unit.raft_state.support import add, init_transactions, proposed
 from tests.unit.raft_state.support import end as end_transaction
@@ -36,7 +36,7 @@ class World:
     def start(self) -> None:
         """The parts of one process."""
         host = self.host.node_host()
-        self.endings = Endings(host, host.propose)
+        self.endings = Markers(host, host.propose)
         passed = SimpleNamespace(wait=lambda _timeout_ms, done: done(LogIndex(1)))
         self.reads = Reads(
             host, ExactEnds(host, cast(Barriers, passed), {self.pid: self.host.live}.get), self.host.repairs

@@ -16,7 +16,7 @@ from smq.replication.log.reader import LogReader
 from smq.replication.net import wire
 from smq.replication.partition.compaction.passes import URGENT_RESET_MS, Compactor
 from smq.replication.partition.compaction.segments import Segments
-from smq.replication.partition.endings import Endings
+from smq.replication.partition.markers import Markers
 from tests.unit.raft_state.support import add, init_transactions, proposed
 from tests.unit.raft_state.support import end as end_transaction
 from tests.unit.replication.support import ME, PEER_A, Host
@@ -159,7 +159,7 @@ class Keeper:
         self.measures = node.measures
         self.segments = Segments(node, look_ups, replicas.get, lambda _: None)
         self.compactor = Compactor(node, look_ups, self.segments)
-        self.endings = Endings(node, node.propose)
+        self.endings = Markers(node, node.propose)
         self._answered = 0
 
     def put(self, key: bytes, value: bytes | None, created_ms: int = 1) -> None:

@@ -10,8 +10,8 @@ from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, Par
 from smq.raft_state.state import PartitionState
 from smq.replication.api import PartitionEnd
 from smq.replication.net import wire
-from smq.replication.partition import ends as ends_module
-from smq.replication.partition.ends import ATTEMPT_MS, RETRY_MS, Ends, ExactEnds, end_at_leader
+from smq.replication.partition import exact_ends
+from smq.replication.partition.exact_ends import ATTEMPT_MS, RETRY_MS, Ends, ExactEnds, end_at_leader
 from smq.replication.proposer import Barriers
 from tests.unit.replication.partition.test_reads import HeldBarriers
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
@@ -206,7 +206,7 @@ def test_without_a_read_index_another_node_gets_no_answer(world: World) -> None:
 
 
 def test_questions_of_others_are_bounded_and_their_room_is_freed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends_module, "ANSWERING_MAX", 3)
+    monkeypatch.setattr(exact_ends, "ANSWERING_MAX", 3)
     query = wire.EndsQuery(7, INCARNATION, 500, (world.pid,) * 2)
     world.ends.on_query(PEER_B, query)
     world.ends.on_query(PEER_A, query)
@@ -428,7 +428,7 @@ def test_a_read_index_that_is_refused_for_good_is_the_answer(world: World) -> No
 
 
 def test_what_waits_is_bounded_and_its_room_is_freed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends_module, "WAITING_MAX", 3)
+    monkeypatch.setattr(exact_ends, "WAITING_MAX", 3)
     world.ask(*(part.pid for part in world.many), timeout_ms=100)
     world.ask(world.pid)
     world.run()
@@ -444,7 +444,7 @@ def test_what_waits_is_bounded_and_its_room_is_freed(world: World, monkeypatch: 
 def test_a_withdrawn_question_is_not_repeated_and_its_room_is_freed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ends_module, "WAITING_MAX", 3)
+    monkeypatch.setattr(exact_ends, "WAITING_MAX", 3)
     withdraw = world.ends.ask([part.pid for part in world.many], 60_000, world.answers.append)
     world.run()
     sent = len(world.questions)

@@ -24,7 +24,7 @@ from smq.replication.partition.replica import Replica
 _NS_PER_MS: Final = 1_000_000
 
 
-class Endings:
+class Markers:
     def __init__(self, host: Host, propose: Callable[[Command, int, DoneFn[Reply]], None]) -> None:
         self._host = host
         self._reports = Coalescer(host.clock, propose, self._written, lambda items: CompleteTransactions(items=items))

@@ -1,4 +1,4 @@
-"""The types of options that are a time or a duration; `coordinator.moments` has their format.
+"""The types of options that are a time or a duration; `operators.formats` has their format.
 
 Owns their names in the help. Commands import it.
 """
@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from smq.coordinator.moments import moment_ms, span_ms
+from smq.coordinator.operators.formats import moment_ms, span_ms
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg] # generic in the newest click alone

@@ -14,7 +14,7 @@ from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.offset_calls import Advances, Assignments, OffsetCalls
 from smq.coordinator.grpc.required import check_fields, check_offset_value, member_of
 from smq.coordinator.grpc.search import Searches
-from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
+from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, offset_commits, request_id_of
 from smq.coordinator.grpc.sessions import AnswerBudget, StreamCounts
 from smq.coordinator.limits import (
     COMMIT_ITEMS_MAX,
@@ -35,9 +35,9 @@ from smq.coordinator.service.lookup import Start, StartAsk, find_partition, star
 from smq.coordinator.service.positions import OffsetType, parse_offset_type
 from smq.coordinator.service.requests import check_count, check_group
 from smq.coordinator.service.visibility import is_committed_reader, is_visible
-from smq.raft_state.commands import NO_GENERATION, OffsetCommit
+from smq.raft_state.commands import NO_GENERATION
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import TOPIC_ID_BYTES, Offset, PartitionId, TopicId, ring_range, split_partition_id
+from smq.raft_state.ids import TOPIC_ID_BYTES, PartitionId, TopicId, ring_range, split_partition_id
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import CommittedOffset
 from smq.replication.api import Cancel, DoneFn, Fetched, NodeApi, StoredBatch
@@ -196,17 +196,12 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
         check_count("offsets", request.offsets, COMMIT_ITEMS_MAX)
         check_group(request.group)
         timeout_ms = deadline_ms(request.timeout_ms, context)
-        items = []
-        for o in request.offsets:
-            if o.offset < 0:
-                raise SmqError(ErrorCode.INVALID_OFFSET, f"offset {o.offset} of {o.topic}/{o.partition} is negative")
-            state = await find_partition(self._calls, o.topic, o.partition, timeout_ms)
-            items.append(OffsetCommit(partition=state.pid, offset=Offset(o.offset), metadata=o.metadata))
+        items = await offset_commits(self._calls, request.offsets, timeout_ms)
         request_id = request_id_of(request.request_id)
         who, generation = member_of(request.member) if request.HasField("member") else (NO_MEMBER, NO_GENERATION)
 
         def begin(done: DoneFn[Reply]) -> Cancel:
-            return self._groups.commit(request.group, who, generation, tuple(items), request_id, timeout_ms, done)
+            return self._groups.commit(request.group, who, generation, items, request_id, timeout_ms, done)
 
         await self._calls.change(begin, timeout_ms)
         return pb.CommitOffsetsResponse()

@@ -10,16 +10,16 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import NO_MEMBER, GroupCoordinator
 from smq.coordinator.grpc.required import check_fields, member_of
-from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
+from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, offset_commits, request_id_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import confirm_unknown, find_partition
 from smq.coordinator.service.requests import check_count, check_group
 from smq.coordinator.service.transactions import Producer, Transactions, includes
-from smq.raft_state.commands import NO_GENERATION, CommitBatch, OffsetCommit, StagedTransaction
+from smq.raft_state.commands import NO_GENERATION, CommitBatch, StagedTransaction
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset, ProducerEpoch, ProducerId
+from smq.raft_state.ids import ProducerEpoch, ProducerId
 from smq.raft_state.limits import BATCH_TRANSACTIONS_MAX, PRODUCER_EPOCH_RETIRED, TRANSACTION_PARTITIONS_MAX
 from smq.replication.api import NodeApi
 
@@ -66,17 +66,10 @@ class ProducerService(Service, smq_pb2_grpc.TransactionsServicer):
         check_count("offsets", request.offsets, COMMIT_ITEMS_MAX)
         check_group(request.group)
         producer, timeout_ms = _producer_of(request), deadline_ms(request.timeout_ms, context)
-        items = []
-        for o in request.offsets:
-            if o.offset < 0:
-                raise SmqError(ErrorCode.INVALID_OFFSET, f"offset {o.offset} of {o.topic}/{o.partition} is negative")
-            place = await find_partition(self._calls, o.topic, o.partition, timeout_ms)
-            items.append(OffsetCommit(partition=place.pid, offset=Offset(o.offset), metadata=o.metadata))
+        items = await offset_commits(self._calls, request.offsets, timeout_ms)
         await confirm_unknown(self._calls, lambda state: includes(state, producer, request.group), timeout_ms)
         who, generation = member_of(request.member) if request.HasField("member") else (NO_MEMBER, NO_GENERATION)
-        await self._transactions.stage(
-            producer, request.group, tuple(items), timeout_ms, who=who, generation=generation
-        )
+        await self._transactions.stage(producer, request.group, items, timeout_ms, who=who, generation=generation)
         return pb.StageOffsetsResponse()
 
     @guarded

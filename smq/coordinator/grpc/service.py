@@ -1,4 +1,4 @@
-"""What all gRPC handlers share: errors as statuses, deadlines, request ids.
+"""What all gRPC handlers share: errors as statuses, deadlines, request ids, offsets to commit.
 
 Owns the one try/except around a handler, what is counted of its calls, and which clients a service speaks to. Services
 import it.
@@ -8,20 +8,23 @@ import copy
 import functools
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
+from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.grpc.errors import abort
 from smq.coordinator.grpc.required import check_required
 from smq.coordinator.limits import DEADLINE_SLACK_MS
 from smq.coordinator.service.audience import Audience
-from smq.coordinator.service.calls import internal
+from smq.coordinator.service.calls import NodeCalls, internal
+from smq.coordinator.service.lookup import find_partition
 from smq.coordinator.service.requests import timeout_of
+from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import RequestId
+from smq.raft_state.ids import Offset, RequestId
 from smq.replication.measures import ProcessMeasures
 
 S = TypeVar("S", bound="Service")
@@ -95,3 +98,17 @@ def request_id_of(request_id: bytes) -> RequestId:
     if len(request_id) != _REQUEST_ID_BYTES:
         raise SmqError(ErrorCode.INVALID_REQUEST, f"request_id has {len(request_id)} bytes: it must have 16, or none")
     return RequestId(request_id)
+
+
+async def offset_commits(
+    calls: NodeCalls, offsets: Iterable[pb.PartitionOffset], timeout_ms: int
+) -> tuple[OffsetCommit, ...]:
+    """What a request commits or stages for a group. INVALID_OFFSET for a negative offset, and the errors of partitions
+    that do not exist."""
+    items = []
+    for o in offsets:
+        if o.offset < 0:
+            raise SmqError(ErrorCode.INVALID_OFFSET, f"offset {o.offset} of {o.topic}/{o.partition} is negative")
+        partition = await find_partition(calls, o.topic, o.partition, timeout_ms)
+        items.append(OffsetCommit(partition=partition.pid, offset=Offset(o.offset), metadata=o.metadata))
+    return tuple(items)

@@ -61,14 +61,7 @@ async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Stru
             answers.append(answer)
             if part is not None and code is KafkaError.NONE:
                 committed.append(answer)
-                items.append(
-                    OffsetCommit(
-                        partition=part.pid,
-                        offset=Offset(requested["committed_offset"]),
-                        metadata=requested["committed_metadata"] or "",
-                        leader_epoch=requested["committed_leader_epoch"],
-                    )
-                )
+                items.append(commit_of(part, requested))
     code = await _commit(gateway, request, items)
     for answer in committed:
         answer["error_code"] = code
@@ -87,9 +80,23 @@ def _commit_refusal(request: Struct, requested: Struct, name: str | None, part: 
         return KafkaError.INVALID_GROUP_ID
     if name is None:
         return KafkaError.UNKNOWN_TOPIC_ID
-    if len((requested["committed_metadata"] or "").encode()) > METADATA_BYTES_MAX:
+    if is_metadata_too_large(requested):
         return KafkaError.OFFSET_METADATA_TOO_LARGE
     return KafkaError.NONE if part is not None else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def is_metadata_too_large(requested: Struct) -> bool:
+    return len((requested["committed_metadata"] or "").encode()) > METADATA_BYTES_MAX
+
+
+def commit_of(part: PartitionState, requested: Struct) -> OffsetCommit:
+    """Of a partition of OffsetCommit or TxnOffsetCommit."""
+    return OffsetCommit(
+        partition=part.pid,
+        offset=Offset(requested["committed_offset"]),
+        metadata=requested["committed_metadata"] or "",
+        leader_epoch=requested["committed_leader_epoch"],
+    )
 
 
 async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) -> KafkaError:

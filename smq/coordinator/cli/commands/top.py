@@ -26,12 +26,12 @@ from smq.clients.types import (
     ReplicaStatus,
     TransactionSummary,
 )
-from smq.coordinator.amounts import age_text, size_text
 from smq.coordinator.cli.common import answered, counted, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.groups.figures import TOTAL_COLUMNS, total_cells
 from smq.coordinator.cli.tables import Table
-from smq.coordinator.time_line import Seen, merged
+from smq.coordinator.operators.formats import age_text, size_text
+from smq.coordinator.operators.time_line import Seen, merged
 from smq.raft_state.errors import SmqError
 
 _ANSWER_MS: Final = 2_000.0  # a node that hangs is soon shown as such

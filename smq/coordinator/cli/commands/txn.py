@@ -9,10 +9,10 @@ from dataclasses import asdict
 import click
 
 from smq.clients.types import TransactionDescription, TransactionSummary
-from smq.coordinator.amounts import age_text
 from smq.coordinator.cli.common import done, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.tables import Table, print_table
+from smq.coordinator.operators.formats import age_text
 
 
 @click.group()

@@ -9,9 +9,9 @@ from typing import Final
 
 from smq.clients.lag import LagTotal
 from smq.clients.types import GroupDescription, GroupMember, GroupPosition
-from smq.coordinator.amounts import age_text, lag_texts, number_text, size_text
 from smq.coordinator.cli.common import end_text
 from smq.coordinator.cli.tables import Table
+from smq.coordinator.operators.formats import age_text, lag_texts, number_text, size_text
 
 TOTAL_COLUMNS: Final = ("lag", "bytes", "time")
 _ALL_COLUMNS: Final = ("lag", "records", "bytes", "time")

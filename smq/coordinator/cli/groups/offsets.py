@@ -13,7 +13,14 @@ import click
 
 from smq.clients import Admin, StartAt
 from smq.clients.types import GroupDescription, TopicPartition
-from smq.coordinator.changes.group_offsets import (
+from smq.coordinator.cli.common import counted, json_option, open_admin, run
+from smq.coordinator.cli.completions import GROUP
+from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.groups.lag import named_as_kafka_does
+from smq.coordinator.cli.groups.offset_file import FILE_BYTES_MAX, file_text, parse_file
+from smq.coordinator.cli.moments import MOMENT
+from smq.coordinator.cli.tables import Table, print_table
+from smq.coordinator.operators.group_offsets import (
     Change,
     chosen_places,
     commit,
@@ -23,13 +30,6 @@ from smq.coordinator.changes.group_offsets import (
     resolved,
     shifted,
 )
-from smq.coordinator.cli.common import counted, json_option, open_admin, run
-from smq.coordinator.cli.completions import GROUP
-from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.groups.lag import named_as_kafka_does
-from smq.coordinator.cli.groups.offset_file import FILE_BYTES_MAX, file_text, parse_file
-from smq.coordinator.cli.moments import MOMENT
-from smq.coordinator.cli.tables import Table, print_table
 from smq.coordinator.user_errors import UserError
 
 execute_option = click.option("--execute", is_flag=True, help="Do it. Without it, only show what would be done.")

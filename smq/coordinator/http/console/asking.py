@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from smq.coordinator.http.console.markup import Markup, address, tag
 from smq.coordinator.http.console.refusals import BadRequest
-from smq.coordinator.moments import moment_ms
+from smq.coordinator.operators.formats import moment_ms
 
 FORMATS: Final = ("text", "json", "hex")
 SEARCH_CHARS_MAX: Final = 200

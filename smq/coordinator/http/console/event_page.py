@@ -14,7 +14,7 @@ from smq.coordinator.http.console.event_file import FILE
 from smq.coordinator.http.console.events import EventLog
 from smq.coordinator.http.console.markup import Content, long_table, tag
 from smq.coordinator.http.console.overview import ROWS_MAX, moment
-from smq.coordinator.time_line import Seen, merged
+from smq.coordinator.operators.time_line import Seen, merged
 from smq.raft_state.errors import SmqError
 from smq.replication.api import NodeApi
 

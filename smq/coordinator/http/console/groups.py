@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from smq.clients.lag import lags_by_member, total_of
-from smq.coordinator.amounts import age_text, lag_texts, size_text
 from smq.coordinator.http.console.history import SAMPLE_S, History
 from smq.coordinator.http.console.markup import Content, Markup, facts, link, long_table, tag
 from smq.coordinator.http.console.overview import ROWS_MAX, moment
+from smq.coordinator.operators.formats import age_text, lag_texts, size_text
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.group_lag import PHASES, GroupPosition, Lag, assigned_partitions, lags_of, positions
 from smq.raft_state.coordinators import coordinator_of

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from smq.coordinator.amounts import size_text
 from smq.coordinator.config.node_toml import ServerConfig
 from smq.coordinator.http.console.event_file import Event
 from smq.coordinator.http.console.events import EventLog
 from smq.coordinator.http.console.history import History
 from smq.coordinator.http.console.markup import Content, Markup, facts, joined, link, long_table, table, tag
+from smq.coordinator.operators.formats import size_text
 from smq.coordinator.service.lookup import has_leader
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.turns import Turns

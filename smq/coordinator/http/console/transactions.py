@@ -5,9 +5,9 @@ Owns what they show. `service.transactions` names the states. `console.site` imp
 
 from collections.abc import Iterable, Iterator
 
-from smq.coordinator.amounts import age_text
 from smq.coordinator.http.console.markup import Content, Markup, facts, link, long_table, table, tag
 from smq.coordinator.http.console.overview import ROWS_MAX
+from smq.coordinator.operators.formats import age_text
 from smq.coordinator.service.transactions import open_ms, state_name
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.coordinators import coordinator_of

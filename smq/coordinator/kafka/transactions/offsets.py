@@ -10,6 +10,7 @@ from typing import Final
 from smq.coordinator.groups.requests import Identity
 from smq.coordinator.kafka.cluster import PREFIX, confirmation_failure, coordinator_refusal, is_group
 from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.committed_offsets import commit_of, is_metadata_too_large
 from smq.coordinator.kafka.errors import KafkaError, staging_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.transactions.changes import producer_of
@@ -18,8 +19,7 @@ from smq.coordinator.service.requests import check_count
 from smq.coordinator.service.transactions import includes, is_current
 from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Generation, Offset
-from smq.raft_state.limits import METADATA_BYTES_MAX
+from smq.raft_state.ids import Generation
 from smq.raft_state.state import ClusterState
 
 _JOINING_VERSION: Final = 5  # from here on the group becomes part of the transaction by this (KIP-890)
@@ -37,7 +37,7 @@ async def txn_offset_commit(gateway: Gateway, version: int, request: Struct) -> 
         for requested in topic["partitions"]:
             part = gateway.state.partition_of(topic["name"], requested["partition_index"])
             code = refusal
-            if len((requested["committed_metadata"] or "").encode()) > METADATA_BYTES_MAX:
+            if is_metadata_too_large(requested):
                 code = code or KafkaError.OFFSET_METADATA_TOO_LARGE
             if part is None:
                 code = code or KafkaError.UNKNOWN_TOPIC_OR_PARTITION
@@ -45,14 +45,7 @@ async def txn_offset_commit(gateway: Gateway, version: int, request: Struct) -> 
             answers.append(answer)
             if part is not None and code is KafkaError.NONE:
                 staged.append(answer)
-                items.append(
-                    OffsetCommit(
-                        partition=part.pid,
-                        offset=Offset(requested["committed_offset"]),
-                        metadata=requested["committed_metadata"] or "",
-                        leader_epoch=requested["committed_leader_epoch"],
-                    )
-                )
+                items.append(commit_of(part, requested))
     code = await _stage(gateway, version, request, items)
     for answer in staged:
         answer["error_code"] = code

@@ -22,7 +22,7 @@ from smq.clients.types import (
 )
 from smq.coordinator.cli.commands.top import ASKED_AT_ONCE, GROUPS_MAX, Groups, Look, by_topic, rates, render
 from smq.coordinator.cli.root import cli
-from smq.coordinator.time_line import Seen, merged
+from smq.coordinator.operators.time_line import Seen, merged
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import NewRecord
 from smq.testing.fake.cluster import FakeCluster

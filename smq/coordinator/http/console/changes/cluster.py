@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from smq.clients import Admin
-from smq.coordinator.amounts import age_text
 from smq.coordinator.http.console.changes.plan import Action, Change, Plan
 from smq.coordinator.http.console.markup import Content, facts, tag
 from smq.coordinator.http.console.refusals import BadRequest
+from smq.coordinator.operators.formats import age_text
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.state import NodeState
 

@@ -8,7 +8,11 @@ from typing import Final
 
 from smq.clients import Admin, StartAt
 from smq.clients.types import CommittedOffset, GroupDescription, TopicPartition
-from smq.coordinator.changes.group_offsets import (
+from smq.coordinator.http.console.changes.plan import Action, Change, Plan, check_rows, field
+from smq.coordinator.http.console.markup import Content, table, tag
+from smq.coordinator.http.console.refusals import BadRequest
+from smq.coordinator.operators.formats import moment_ms
+from smq.coordinator.operators.group_offsets import (
     chosen_places,
     commit,
     described,
@@ -17,10 +21,6 @@ from smq.coordinator.changes.group_offsets import (
     resolved,
     shifted,
 )
-from smq.coordinator.http.console.changes.plan import Action, Change, Plan, check_rows, field
-from smq.coordinator.http.console.markup import Content, table, tag
-from smq.coordinator.http.console.refusals import BadRequest
-from smq.coordinator.moments import moment_ms
 from smq.coordinator.user_errors import UserError
 
 WAYS: Final = {

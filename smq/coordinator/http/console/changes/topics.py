@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from smq.clients import Admin
-from smq.coordinator.changes.trim import ALL_COMMITTED, Trim, delete, planned
 from smq.coordinator.http.console.changes.plan import Action, Change, Plan, check_rows, field
 from smq.coordinator.http.console.markup import Content, table, tag
 from smq.coordinator.http.console.refusals import BadRequest
-from smq.coordinator.moments import moment_ms
+from smq.coordinator.operators.formats import moment_ms
+from smq.coordinator.operators.trim import ALL_COMMITTED, Trim, delete, planned
 
 
 async def _plan_trim(admin: Admin, name: str, query: Mapping[str, str]) -> Plan:

@@ -1,0 +1,1 @@
+"""What the command line and the console share: changes that are shown before they are made, times, sizes and events."""

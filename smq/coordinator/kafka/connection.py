@@ -18,7 +18,7 @@ import structlog
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.dispatch import Request, answer, begin, encode_response, parse_request
-from smq.coordinator.kafka.gateway import Gateway, InflightBytes
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_membership import LONG_POLLS
 from smq.coordinator.kafka.produce import ProduceCall
 from smq.coordinator.kafka.wire import Buffer, CodecError
@@ -60,8 +60,6 @@ class Connection(asyncio.Protocol):
         self,
         gateway: Gateway,
         *,
-        inflight: InflightBytes,
-        request_bytes_max: int,
         on_open: Callable[["Connection"], None],
         on_close: Callable[["Connection"], None],
     ) -> None:
@@ -69,8 +67,7 @@ class Connection(asyncio.Protocol):
         self._times = gateway.times_of(ApiKey.PRODUCE)
         self._times_later = self._times.later
         self._timed_turns = gateway.timed_turns
-        self._node_inflight = inflight
-        self._request_bytes_max = request_bytes_max
+        self._node_inflight = gateway.inflight
         self._on_open = on_open
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
@@ -160,8 +157,12 @@ class Connection(asyncio.Protocol):
         )
 
     def _account(self, size: int) -> None:
+        """Negative to give back."""
         self._inflight_bytes += size
-        self._node_inflight.add(size)
+        if size < 0:
+            self._node_inflight.release(-size)
+        else:
+            self._node_inflight.take(size)
 
     def _recheck(self) -> None:
         """The node is no longer full."""
@@ -195,8 +196,8 @@ class Connection(asyncio.Protocol):
         if len(self._chunks[0]) < _SIZE_BYTES:
             self._join_chunks()
         size = int.from_bytes(self._chunks[0][:_SIZE_BYTES], "big", signed=True)
-        if not 0 <= size <= self._request_bytes_max:
-            raise CodecError(f"a request of {size} bytes, the limit is {self._request_bytes_max}")
+        if not 0 <= size <= self._gateway.request_bytes_max:
+            raise CodecError(f"a request of {size} bytes, the limit is {self._gateway.request_bytes_max}")
         end = _SIZE_BYTES + size
         if self._buffered < end:
             self._account(end - self._coming_bytes)

@@ -42,13 +42,6 @@ class InflightBytes(ByteBudget):
         reading = ByteBudget(KAFKA_READING_BYTES_PER_NODE_MAX, may_overshoot=True)
         self._for_reading = (reading, self)  # the share first: waiting for it takes no room from others
 
-    def add(self, size: int) -> None:
-        """Negative to give back."""
-        if size < 0:
-            self.release(-size)
-        else:
-            self.take(size)
-
     @asynccontextmanager
     async def reserved(self, size: int) -> AsyncIterator[None]:
         """Reserves `size` bytes for the length of a block, as soon as neither the node nor its share for

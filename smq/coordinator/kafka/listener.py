@@ -51,7 +51,6 @@ class KafkaServer:
         limits: AcceptLimits,
         measures: ProcessMeasures,
     ) -> None:
-        self._inflight = InflightBytes()
         gateway = Gateway(
             calls=NodeCalls(node),
             groups=groups,
@@ -59,10 +58,9 @@ class KafkaServer:
             request_bytes_max=request_bytes_max,
             response_bytes_max=response_bytes_max,
             data_dir=data_dir,
-            inflight=self._inflight,
+            inflight=InflightBytes(),
             request_times=measures.kafka_request,
         )
-        self._request_bytes_max = request_bytes_max
         self._sockets = [port.socket for port in ports]
         self._connections: set[Connection] = set()
         self.acceptors = {
@@ -105,8 +103,6 @@ class KafkaServer:
 
         return Connection(
             gateway,
-            inflight=self._inflight,
-            request_bytes_max=self._request_bytes_max,
             on_open=self._connections.add,  # after the TLS handshake, not before
             on_close=on_close,
         )

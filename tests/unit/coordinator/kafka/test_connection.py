@@ -95,8 +95,6 @@ class Rig:
         gateway = gateway_to(None, inflight)
         self.connection = Connection(
             gateway,
-            inflight=inflight,
-            request_bytes_max=8 * MIB,
             on_open=lambda _: None,
             on_close=lambda _: None,
         )
@@ -266,10 +264,10 @@ def test_room_that_is_granted_in_the_moment_of_a_cancellation_is_given_back() ->
             async with shared.reserved(5):
                 await asyncio.Event().wait()
 
-        shared.add(10)
+        shared.take(10)
         reading = asyncio.create_task(read())
         await settle()
-        shared.add(-10)
+        shared.release(10)
         await asyncio.sleep(0)
         assert shared.used_bytes == 5  # granted, and not yet taken
         reading.cancel()
@@ -311,13 +309,13 @@ def test_no_answer_is_read_while_others_that_were_read_fill_the_node(monkeypatch
 
     async def scenario() -> None:
         shared = InflightBytes()
-        shared.add(KAFKA_INFLIGHT_BYTES_PER_NODE_MAX)
+        shared.take(KAFKA_INFLIGHT_BYTES_PER_NODE_MAX)
         for _ in range(100):  # those that are refused keep nothing of the share
             with pytest.raises(SmqError) as refused:
                 async with shared.reserved(8 * MIB):
                     pass
             assert refused.value.code is ErrorCode.OVERLOADED
-        shared.add(-KAFKA_INFLIGHT_BYTES_PER_NODE_MAX)
+        shared.release(KAFKA_INFLIGHT_BYTES_PER_NODE_MAX)
         await settle()
         async with shared.reserved(8 * MIB):
             assert shared.used_bytes == 8 * MIB

@@ -9,7 +9,6 @@ from smq.coordinator.kafka.api_keys import ApiKey, request_message
 from smq.coordinator.kafka.codec import compile_encoder
 from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.kafka.gateway import InflightBytes
-from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
 from smq.records import NewRecord, encode_batch
 from smq.replication.log.codec import batch_key
@@ -45,11 +44,8 @@ def fetched(partition: int) -> bytes:
 
 
 def connected(world: HotPath, wire: Wire) -> Connection:
-    inflight = InflightBytes()
     connection = Connection(
-        gateway_to(NodeCalls(world.nodes[LEADER]), inflight),
-        inflight=inflight,
-        request_bytes_max=8 * MIB,
+        gateway_to(NodeCalls(world.nodes[LEADER]), InflightBytes()),
         on_open=lambda _: None,
         on_close=lambda _: None,
     )

@@ -68,16 +68,15 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def on_node(tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch) -> "OnNode":
     """Runs a scenario of blocking clients against a node with one topic, t."""
-    monkeypatch.setattr(listener_module, "InflightBytes", Counted)
+    inflight = Counted()
+    monkeypatch.setattr(listener_module, "InflightBytes", lambda: inflight)
 
     def run(scenario: Callable[[Port], None]) -> None:
         async def body(node: Served) -> None:
             await node.create("t")
-            server, address = node.server._kafka, node.server.kafka_address
-            assert server is not None
+            address = node.server.kafka_address
             assert address is not None
-            assert isinstance(server._inflight, Counted)
-            port = Port(format_address(address), server._inflight)
+            port = Port(format_address(address), inflight)
             try:
                 await asyncio.to_thread(scenario, port)
             finally:

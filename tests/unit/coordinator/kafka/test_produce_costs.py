@@ -17,7 +17,6 @@ from smq.coordinator.kafka.codec import compile_decoder, compile_encoder
 from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import InflightBytes
-from smq.coordinator.limits import MIB
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.ids import NodeId
 from smq.records import NewRecord, encode_batch
@@ -53,14 +52,11 @@ class Clients:
         self._world = world
         self._process = world.processes[node_id]
         self._request = produced(world.led_by(node_id)[0], encode_batch([NewRecord(None, b"v" * 100, 1_000)]))
-        inflight = InflightBytes()
-        gateway = gateway_to(NodeCalls(world.nodes[node_id]), inflight)
+        gateway = gateway_to(NodeCalls(world.nodes[node_id]), InflightBytes())
         self.wires = [Wire() for _ in range(CLIENTS)]
         self._connections = [
             Connection(
                 gateway,
-                inflight=inflight,
-                request_bytes_max=8 * MIB,
                 on_open=lambda _: None,
                 on_close=lambda _: None,
             )

@@ -1,6 +1,7 @@
 """Which replica a consumer reads from, and when it is sent back to the leader."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -37,8 +38,29 @@ def _preferred(
     return preferred_replica(state, part, reported, hwm=part.hwm, rack=rack, offset=offset, listener=listener)
 
 
-def test_of_the_followers_in_the_rack_the_one_that_holds_most_is_preferred() -> None:
-    assert _preferred(_state()) == 3
+@pytest.mark.parametrize(
+    ("racks", "asked", "preferred"),
+    [
+        pytest.param(RACKS, {}, 3, id="the follower in the rack that holds most"),
+        pytest.param(RACKS, {"rack": ""}, None, id="no rack"),
+        pytest.param({1: "a", 2: "", 3: "", 4: "", 5: ""}, {"rack": ""}, None, id="nodes without a rack share none"),
+        pytest.param(RACKS, {"rack": "z"}, None, id="a rack without nodes"),
+        pytest.param(RACKS, {"rack": "B"}, None, id="another spelling"),
+        pytest.param(dict.fromkeys(RACKS, "b"), {}, None, id="the leader's own rack"),
+        pytest.param(RACKS, {"offset": 9, "ends": {2: 9, 3: 8, 4: 5}}, 2, id="some lack the offset"),
+        pytest.param(RACKS, {"offset": 10, "ends": {2: 9, 3: 8, 4: 5}}, None, id="none has the offset"),
+        pytest.param(RACKS, {"ends": {4: 10}}, 4, id="some have not spoken to this leader"),
+        pytest.param(RACKS, {"ends": {}}, None, id="none has spoken to this leader"),
+        pytest.param(RACKS, {"offset": 3}, 3, id="the first offset"),
+        pytest.param(RACKS, {"offset": 2}, None, id="below the first"),
+        pytest.param(RACKS, {"offset": -1}, None, id="negative"),
+        pytest.param(RACKS, {"offset": HWM + 1}, None, id="beyond the end"),
+    ],
+)
+def test_the_replica_in_the_rack_that_holds_most_is_preferred_if_any_can_serve(
+    racks: dict[int, str], asked: dict[str, Any], preferred: int | None
+) -> None:
+    assert _preferred(_state(racks), **asked) == preferred
 
 
 def test_among_equals_the_first_replica_is_preferred() -> None:
@@ -47,30 +69,6 @@ def test_among_equals_the_first_replica_is_preferred() -> None:
     assert part is not None
     first = next(n for n in part.replicas if n in ENDS)
     assert _preferred(state, ends=dict.fromkeys(ENDS, 12)) == first
-
-
-@pytest.mark.parametrize("rack", ["", "z", "B"])
-def test_without_a_rack_or_a_node_in_it_the_leader_serves(rack: str) -> None:
-    assert _preferred(_state(), rack=rack) is None
-
-
-def test_a_node_without_a_rack_shares_none() -> None:
-    assert _preferred(_state({1: "a", 2: "", 3: ""}, 3), rack="") is None
-
-
-def test_the_leader_serves_its_own_rack_even_if_a_follower_is_in_it() -> None:
-    assert _preferred(_state(dict.fromkeys(RACKS, "b"))) is None
-
-
-def test_a_follower_that_lacks_the_offset_is_passed_over() -> None:
-    ends = {2: 9, 3: 8, 4: 5}
-    assert _preferred(_state(), offset=9, ends=ends) == 2
-    assert _preferred(_state(), offset=10, ends=ends) is None
-
-
-def test_a_follower_that_has_not_spoken_to_this_leader_is_passed_over() -> None:
-    assert _preferred(_state(), ends={4: 10}) == 4
-    assert _preferred(_state(), ends={}) is None
 
 
 def test_a_fenced_follower_and_one_without_a_listener_are_passed_over() -> None:
@@ -88,12 +86,6 @@ def test_a_node_that_is_no_replica_is_not_preferred() -> None:
     assert part is not None
     assert part.replicas == (1, 2)
     assert _preferred(state, ends={2: 10, 3: 10}) is None
-
-
-@pytest.mark.parametrize("offset", [-1, 2, HWM + 1])
-def test_the_leader_itself_answers_offsets_out_of_range(offset: int) -> None:
-    assert _preferred(_state(), offset=offset) is None
-    assert _preferred(_state(), offset=3) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Changes of a group's committed offsets: to reset them, and to forget them.
 
-Owns the forms and what they show; `coordinator.changes.group_offsets` plans and makes them. `changes.pages` imports it.
+Owns the forms and what they show; `operators.group_offsets` plans and makes them. `changes.pages` imports it.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Changes of a topic: to delete its oldest records, and to delete it.
 
-Owns the forms and what they show; `coordinator.changes.trim` plans and makes the first. `changes.pages` imports it.
+Owns the forms and what they show; `operators.trim` plans and makes the first. `changes.pages` imports it.
 """
 
 from collections.abc import Mapping

@@ -146,7 +146,7 @@ COURSE_BUGS: Final = (
     CourseBug(
         name="end-before-the-mark-is-known",
         rule="23: a log ends before its damage only in a state that has this very process registered",
-        faults=(replace(_PARTITION + "replicas:Replicas.registered", by=_itself),),
+        faults=(replace(_PARTITION + "replicas:Replicas._registered", by=_itself),),
         course=courses.damage_is_found_in_an_older_state,
     ),
     CourseBug(

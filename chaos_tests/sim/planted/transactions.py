@@ -66,7 +66,7 @@ TRANSACTION_BUGS: Final = (
     PlantedBug(
         name="late-batch-opens-a-transaction",
         rule="29: a leader takes a batch only into an open transaction with its partition",
-        faults=(replace(_PARTITION + "transactional:check_transaction", by=nothing),),
+        faults=(replace(_PARTITION + "admission:check_transaction", by=nothing),),
         scenario="transactions",
         anomalies=_SEEN | {"lost-transaction", "skipped-record"},
         seeds=8,

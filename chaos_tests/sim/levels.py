@@ -14,7 +14,7 @@ from typing import Final
 from smq.raft_state import codec, machine
 from smq.raft_state.binary import FLAG, INT64, TEXT, Record
 from smq.raft_state.cluster_config import CLUSTER_CONFIG
-from smq.raft_state.command_table import COMMANDS, CommandRow
+from smq.raft_state.command_table import COMMANDS, ROW_OF, CommandRow
 from smq.raft_state.commands import Command, Request
 from smq.raft_state.config_keys import ConfigKey, ConfigType, one_of
 from smq.raft_state.fields import ANY_ID
@@ -64,7 +64,7 @@ def _without_setting(known_level: int) -> Iterator[None]:
 def level_two() -> Iterator[None]:
     """This process has the code of level 2."""
     before, codec._COMMANDS = codec._COMMANDS, codec._Table("command", (*COMMANDS, _ROW))  # type: ignore[misc]  # planted for the time of a run
-    machine._HANDLERS[Note] = _note
+    ROW_OF[Note] = _ROW
     for table in _TABLES:
         table[SETTING] = _KEY
     run, encoded = machine.Machine._run, Proposer._encoded
@@ -87,4 +87,4 @@ def level_two() -> Iterator[None]:
         for table in _TABLES:
             del table[SETTING]
         codec._COMMANDS = before  # type: ignore[misc]  # undoes the above
-        del machine._HANDLERS[Note]
+        del ROW_OF[Note]

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from smq.raft_state.binary import Bytes, CodecError, Reader
-from smq.raft_state.command_table import COMMANDS, REPLIES, Row
+from smq.raft_state.command_table import COMMANDS, REPLIES, ROW_OF, Row
 from smq.raft_state.commands import Command
-from smq.raft_state.levels import SETTINGS_LEVEL, FeatureNotEnabled, UpgradeNeeded, check_settings
+from smq.raft_state.levels import SETTINGS_LEVEL, FeatureNotEnabled, UpgradeNeeded, check_keys
 from smq.raft_state.limits import COMMAND_BYTES_MAX
 from smq.raft_state.replies import Reply
 
@@ -79,7 +79,9 @@ _REPLIES: Final = _Table("reply", REPLIES)
 def encode_command(command: Command, level: int = FEATURE_LEVEL) -> bytes:
     """The command's bytes in a cluster of this level. CodecError if a value does not fit its field: a bad request.
     FeatureNotEnabled if the level has no such command, or not the settings that it names."""
-    check_settings(command, level)
+    row = ROW_OF.get(type(command))
+    if row is not None and row.settings is not None:
+        check_keys(*row.settings(command), level)
     return _COMMANDS.encode(command, level)
 
 

@@ -1,18 +1,21 @@
 """Every command and every reply of the replicated state machine, one row each.
 
-Owns the tag of each class, the order of its fields, the handler that applies it, and the feature level that introduced
-it. The codec, the machine and the tests' random values are derived from these rows: a new command is a class in
-`commands`, a handler and a row. From the first release on, a tag is never reused, and a row never changes: new fields
-are a new row with the next version. It must never do more than list. `codec` and `machine` import it.
+Owns all that is known about a class: its tag, the order of its fields, the handler that applies it, the feature level
+that introduced it, which cache remembers the reply to it, and the settings that it names. The codec, the machine, the
+proposer and the tests' random values are derived from these rows: a new command is a class in `commands`, a handler and
+a row. From the first release on, a tag is never reused, and a row never changes: new fields are a new row with the next
+version. It must never do more than list and look up. `codec`, `machine` and the proposer import it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from smq.raft_state import commands, replies
 from smq.raft_state.binary import FLAG, INT16, INT32, INT64, TEXT, Group, Kind, Many, Record
-from smq.raft_state.commands import Command
+from smq.raft_state.cluster_config import CLUSTER_CONFIG
+from smq.raft_state.commands import Command, Coordinated, Request
+from smq.raft_state.config_keys import ConfigKey
 from smq.raft_state.fields import (
     ANY_ID,
     ASSIGNMENTS,
@@ -38,15 +41,13 @@ from smq.raft_state.handlers import (
     nodes,
     partitions,
     producer_ids,
-    replicas,
-    staged_offsets,
     topics,
-    transaction_producers,
     transactions,
 )
 from smq.raft_state.handlers import external_offsets as external
 from smq.raft_state.replies import Applied
-from smq.raft_state.state import ClusterState
+from smq.raft_state.state import Cache, ClusterState, ReplyCache
+from smq.raft_state.topic_config import TOPIC_CONFIG
 
 C = TypeVar("C", bound=Command)
 
@@ -62,14 +63,34 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRow(Row):
+    """`cache` remembers the reply to a request, unless a node chose its id. `settings`: the keys of a configuration
+    that a command names, each of which needs its own feature level."""
+
     handler: Callable[[ClusterState, Any], Applied]
+    cache: Cache = Cache.ADMINISTRATION
+    settings: Callable[[Any], "Settings"] | None = None
+    is_before_init: bool = False  # it may be applied before InitCluster
+
+
+Settings: TypeAlias = tuple[Mapping[str, ConfigKey], Iterable[str]]
 
 
 def _command(
-    tag: int, cls: type[C], handler: Callable[[ClusterState, C], Applied], *fields: tuple[str, Kind]
+    tag: int,
+    cls: type[C],
+    handler: Callable[[ClusterState, C], Applied],
+    *fields: tuple[str, Kind],
+    settings: Callable[[C], Settings] | None = None,
+    is_frequent: bool = False,
+    is_before_init: bool = False,
 ) -> CommandRow:
-    """A row, typed so that mypy refuses a handler of another command."""
-    return CommandRow(tag=tag, record=Record(cls, fields), handler=handler)
+    """A row, typed so that mypy refuses a handler of another command. Clients make many of a frequent command, as of
+    each that a coordinator proposes: its replies push out no reply to an administrator."""
+    cache = Cache.GROUPS_AND_PRODUCERS if is_frequent or issubclass(cls, Coordinated) else Cache.ADMINISTRATION
+    record = Record(cls, fields)
+    return CommandRow(
+        tag=tag, record=record, handler=handler, cache=cache, settings=settings, is_before_init=is_before_init
+    )
 
 
 def _reply(tag: int, cls: type[replies.Reply], *fields: tuple[str, Kind]) -> Row:
@@ -94,8 +115,9 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("partitions_max", INT64),
         ("groups_max", INT64),
         ("replies_max", INT64),
+        is_before_init=True,
     ),
-    _command(2, commands.Barrier, nodes.barrier),
+    _command(2, commands.Barrier, nodes.barrier, is_before_init=True),
     _command(
         3,
         commands.RegisterNode,
@@ -120,6 +142,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         *_REQUEST,
         ("set_", CONFIG),
         ("unset", Many(TEXT)),
+        settings=lambda command: (CLUSTER_CONFIG, (*dict(command.set_), *command.unset)),
     ),
     # topics
     _command(
@@ -135,6 +158,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("assignments", ASSIGNMENTS),
         ("start_offset", INT64),
         ("created_ms", INT64),
+        settings=lambda command: (TOPIC_CONFIG, dict(command.config)),
     ),
     _command(8, commands.DeleteTopic, topics.delete_topic, *_REQUEST, ("name", TEXT)),
     _command(
@@ -154,6 +178,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("name", TEXT),
         ("set_", CONFIG),
         ("unset", Many(TEXT)),
+        settings=lambda command: (TOPIC_CONFIG, (*dict(command.set_), *command.unset)),
     ),
     # partitions
     _command(
@@ -171,13 +196,13 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
     _command(
         30,
         commands.CompleteReplicas,
-        replicas.complete_replicas,
+        elections.complete_replicas,
         (
             "items",
             Many(Record(commands.CompleteReplica, (("partition", PARTITION), ("epoch", INT32), *_INCARNATION))),
         ),
     ),
-    _command(31, commands.MarkIncomplete, replicas.mark_incomplete, *_INCARNATION, ("partitions", Many(PARTITION))),
+    _command(31, commands.MarkIncomplete, elections.mark_incomplete, *_INCARNATION, ("partitions", Many(PARTITION))),
     # 32 was SetMode, of builds before the first release (docs/rules.md, rule 28): the tag is not given again
     _command(12, commands.AdvanceHwms, partitions.advance_hwms, ("items", HwmAdvances())),
     _command(
@@ -240,12 +265,13 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         producer_ids.allocate_producer_id,
         *_REQUEST,
         *_PRODUCER,
+        is_frequent=True,
     ),
     # transactions
     _command(
         50,
         commands.InitTransactions,
-        transaction_producers.init_transactions,
+        transactions.init_transactions,
         *_TRANSACTION,
         ("timeout_ms", INT32),
         *_PRODUCER,
@@ -274,7 +300,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
     _command(
         53,
         commands.StageOffsets,
-        staged_offsets.stage_offsets,
+        transactions.stage_offsets,
         *_GROUP,
         ("transactional_id", TEXT),
         ("transaction_changes_seen", INT64),
@@ -314,6 +340,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("app", TEXT),
         ("batch_id", INT64),
         ("transactions", Many(Record(commands.StagedTransaction, (("transactional_id", TEXT), *_PRODUCER)))),
+        is_frequent=True,
     ),
     # groups: what they have committed
     _command(
@@ -382,6 +409,14 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("member", GROUP_MEMBER),
     ),
 )
+
+ROW_OF: Final[dict[type[Command], CommandRow]] = {row.record.cls: row for row in COMMANDS}
+
+
+def cache_of(state: ClusterState, request: Request) -> ReplyCache:
+    """The cache that remembers the reply to this request."""
+    return state.replies[Cache.BY_NODE if request.is_from_node else ROW_OF[type(request)].cache]
+
 
 _DONE: Final = _reply(1, replies.Done)
 _REJECTED: Final = _reply(2, replies.Rejected, ("code", Code()), ("message", TEXT), ("lo", INT64), ("hi", INT64))

@@ -40,7 +40,7 @@ class Request(Command):
     """A command of one caller. A repetition under the same id gets the first reply again (see `machine`).
 
     `is_from_node` if the caller named no id, so that the proposing node chose one. `replies_before` bounds its age: no
-    more than its cache had counted when a node first accepted the request (see `remembered`)."""
+    more than its cache had counted when a node first accepted the request (see `state.Cache`)."""
 
     request_id: RequestId = NO_REQUEST
     is_from_node: bool = False

@@ -43,23 +43,10 @@ def split_partition_id(pid: PartitionId) -> tuple[TopicId, PartitionIndex]:
     return TopicId(pid[:TOPIC_ID_BYTES]), PartitionIndex(struct.unpack(">I", pid[TOPIC_ID_BYTES:])[0])
 
 
-def ring_size(partition_count: int) -> int:
-    """Number of slots of a topic's key space."""
-    return RING_SLOTS_PER_PARTITION * partition_count
-
-
 def ring_range(index: PartitionIndex) -> tuple[int, int]:
     """(range_start inclusive, range_stop exclusive) of the slots that partition `index` owns."""
     start = RING_SLOTS_PER_PARTITION * index
     return start, start + RING_SLOTS_PER_PARTITION
-
-
-def partition_of_range(range_start: int, range_stop: int) -> PartitionIndex:
-    """The partition that owns exactly [range_start, range_stop); ValueError if no partition does."""
-    index, rest = divmod(range_start, RING_SLOTS_PER_PARTITION)
-    if rest or range_start < 0 or range_stop != range_start + RING_SLOTS_PER_PARTITION:
-        raise ValueError(f"[{range_start}, {range_stop}) is not a partition's range: it must be [32*N, 32*N+32)")
-    return PartitionIndex(index)
 
 
 def key_slot(key: bytes, partition_count: int) -> int:

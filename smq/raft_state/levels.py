@@ -11,7 +11,6 @@ from typing import Final
 
 from smq.raft_state.binary import CodecError
 from smq.raft_state.cluster_config import CLUSTER_CONFIG
-from smq.raft_state.commands import AlterClusterConfig, AlterTopicConfig, Command, CreateTopic
 from smq.raft_state.config_keys import ConfigKey
 from smq.raft_state.topic_config import TOPIC_CONFIG
 
@@ -42,13 +41,3 @@ def check_keys(table: Mapping[str, ConfigKey], keys: Iterable[str], level: int) 
         row = table.get(key)
         if row is not None and row.since > level:
             raise FeatureNotEnabled(f"the configuration {key}", needed=row.since, level=level)
-
-
-def check_settings(command: Command, level: int) -> None:
-    """As `check_keys`, of the keys that a command names."""
-    if isinstance(command, CreateTopic):
-        check_keys(TOPIC_CONFIG, dict(command.config), level)
-    elif isinstance(command, AlterTopicConfig):
-        check_keys(TOPIC_CONFIG, (*dict(command.set_), *command.unset), level)
-    elif isinstance(command, AlterClusterConfig):
-        check_keys(CLUSTER_CONFIG, (*dict(command.set_), *command.unset), level)

@@ -17,7 +17,6 @@ GROUPS_MAX_DEFAULT: Final = (
     10_000  # one per job; a client with a new group name at each start hits this limit, not memory
 )
 REPLIES_MAX_DEFAULT: Final = 10_000  # of each cache: at 300 such requests/s a retry is known for 33 s
-REPLY_CACHES: Final = 3  # the kinds of `remembered`
 TOPIC_PARTITIONS_MAX: Final = 10_000  # of one topic: a sanity bound before the replicated limit
 LIMIT_CAP: Final = 1_000_000  # no limit may be set higher: a snapshot has to fit in memory twice
 REPLIES_CAP: Final = (

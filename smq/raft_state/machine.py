@@ -8,11 +8,10 @@ The node applies and reads; no other module changes the state.
 
 from collections.abc import Iterator
 from hashlib import sha256
-from typing import Final
 
 from smq.raft_state.codec import FEATURE_LEVEL, decode_reply, encode_reply
-from smq.raft_state.command_table import COMMANDS
-from smq.raft_state.commands import Barrier, Command, Coordinated, InitCluster, Request
+from smq.raft_state.command_table import ROW_OF, cache_of
+from smq.raft_state.commands import Command, Coordinated, Request
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers.fencing import FENCED, check_fence, count_change
 from smq.raft_state.ids import NO_REQUEST, LogIndex, RequestId
@@ -20,7 +19,6 @@ from smq.raft_state.invariants import InvariantBroken, check_steps
 from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.refusal import Refused
-from smq.raft_state.remembered import cache_of
 from smq.raft_state.replies import Applied, Rejected, Reply
 from smq.raft_state.snapshot import (
     Bytes,
@@ -33,9 +31,6 @@ from smq.raft_state.snapshot import (
 from smq.raft_state.state import ClusterState, ReplyCache
 
 __all__ = ["InvariantBroken", "Machine"]
-
-_HANDLERS: Final = {row.record.cls: row.handler for row in COMMANDS}
-_BEFORE_INIT: Final = (InitCluster, Barrier)
 
 
 class Machine:
@@ -110,17 +105,17 @@ class Machine:
         return applied
 
     def _run(self, command: Command) -> Applied:
-        handler = _HANDLERS.get(type(command))
-        if handler is None:
+        row = ROW_OF.get(type(command))
+        if row is None:
             raise InvariantBroken(f"no handler for {type(command).__name__}")
-        if not self.state.cluster_id and type(command) not in _BEFORE_INIT:
+        if not self.state.cluster_id and not row.is_before_init:
             message = "the cluster has not been initialised"
             return Applied(reply=Rejected(code=ErrorCode.NODE_NOT_READY, message=message))
         try:
             if not isinstance(command, Coordinated):
-                return handler(self.state, command)
+                return row.handler(self.state, command)
             check_fence(self.state, command)
-            applied = handler(self.state, command)
+            applied = row.handler(self.state, command)
         except Refused as refused:
             return Applied(reply=refused.rejected)
         count_change(self.state, command)

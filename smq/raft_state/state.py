@@ -28,7 +28,7 @@ from smq.raft_state.ids import (
     TsNs,
     partition_id,
 )
-from smq.raft_state.limits import COORDINATOR_SLOTS, MEMBER_BYTES_OVERHEAD, PRODUCER_EPOCH_RETIRED, REPLY_CACHES
+from smq.raft_state.limits import COORDINATOR_SLOTS, MEMBER_BYTES_OVERHEAD, PRODUCER_EPOCH_RETIRED
 
 
 @dataclass(slots=True, kw_only=True)
@@ -305,6 +305,17 @@ class CoordinatorSlot:
 _NO_COORDINATOR = CoordinatorSlot(node=NodeId(0), incarnation=Incarnation(0), epoch=Epoch(0))
 
 
+class Cache(enum.IntEnum):
+    """Which cache remembers the reply to a request. A retry is recognised until as many other requests of its own kind
+    have come as a cache keeps. Commits over the Kafka port have ids that nodes choose; they push out no reply to a
+    client's own request. And a client's commits, of which there are many, do not push out the rare changes that are
+    dangerous to repeat, such as a deletion. The value is the cache's place in the state."""
+
+    BY_NODE = 0
+    GROUPS_AND_PRODUCERS = 1
+    ADMINISTRATION = 2
+
+
 @dataclass(slots=True)
 class ReplyCache:
     """The latest encoded replies, the oldest first, and how many have been remembered since the cluster began."""
@@ -314,7 +325,7 @@ class ReplyCache:
 
 
 def _no_replies() -> tuple[ReplyCache, ...]:
-    return tuple(ReplyCache() for _ in range(REPLY_CACHES))
+    return tuple(ReplyCache() for _ in Cache)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -346,7 +357,7 @@ class ClusterState:
     endings: dict[PartitionId, set[ProducerId]] = field(default_factory=dict)
     transaction_items: int = 0
     apps: dict[str, AppState] = field(default_factory=dict)  # by the name that their batches give
-    replies: tuple[ReplyCache, ...] = field(default_factory=_no_replies)  # see `remembered`
+    replies: tuple[ReplyCache, ...] = field(default_factory=_no_replies)  # by `Cache`
     assigned: OrderedDict[RequestId, Assigned] = field(default_factory=OrderedDict)  # the latest ones, oldest first
     # Per partition, the end of the newest assignment that has been dropped from `assigned`.
     assigned_before: dict[PartitionId, Offset] = field(default_factory=dict)

@@ -4,17 +4,25 @@ Owns the checks. A command passes them before it changes anything, and a server 
 request without running it. It must never change the state. Handlers and the server import it.
 """
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from smq.raft_state.cluster_config import with_defaults
 from smq.raft_state.commands import AddPartitions, CreateTopic
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import NodeId
-from smq.raft_state.limits import START_OFFSET_MAX, TOPIC_ID_BYTES
-from smq.raft_state.names import is_topic_name
+from smq.raft_state.limits import START_OFFSET_MAX, TOPIC_ID_BYTES, TOPIC_NAME_CHARS_MAX
 from smq.raft_state.refusal import Refused, find_topic, quoted
 from smq.raft_state.state import ClusterState, TopicState
 from smq.raft_state.topic_config import EXTERNAL, STORAGE, check_together, checked_config, differing, is_external
+
+_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
+
+
+def is_topic_name(name: str) -> bool:
+    """Kafka's rule: clients and file names rely on it."""
+    return name not in (".", "..") and _NAME.fullmatch(name) is not None
 
 
 def check_creation(state: ClusterState, command: CreateTopic) -> dict[str, str]:

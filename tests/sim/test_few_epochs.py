@@ -7,13 +7,13 @@ import pytest
 from chaos_tests.sim.replacement import Fault, replace
 from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import find
-from smq.raft_state.handlers import transaction_producers
+from smq.raft_state.handlers import transactions
 from smq.raft_state.ids import ProducerEpoch, ProducerId
 from smq.raft_state.state import TransactionState
 from tests.sim.test_simulation import verdict
 
 RETIRED = 5
-USERS = ("limits", "state", "refusal", "invariants", "handlers.transaction_producers", "handlers.producer_ids")
+USERS = ("limits", "state", "refusal", "invariants", "handlers.transactions", "handlers.producer_ids")
 
 
 @pytest.fixture(autouse=True)
@@ -22,21 +22,21 @@ def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
         module = importlib.import_module(f"smq.raft_state.{name}")
         assert module.PRODUCER_EPOCH_RETIRED > RETIRED
         monkeypatch.setattr(module, "PRODUCER_EPOCH_RETIRED", RETIRED)
-    monkeypatch.setattr(transaction_producers, "_EPOCH_LAST", RETIRED - 1)
+    monkeypatch.setattr(transactions, "_EPOCH_LAST", RETIRED - 1)
 
 
 @pytest.mark.sim
 @pytest.mark.parametrize("seed", [1, 2])
 def test_producers_go_on_under_fresh_ids(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     replaced = 0
-    replace = transaction_producers._replace
+    replace = transactions._give_fresh_id
 
     def counted(*arguments: object) -> None:
         nonlocal replaced
         replaced += 1
         replace(*arguments)  # type: ignore[arg-type] # as it came
 
-    monkeypatch.setattr(transaction_producers, "_replace", counted)
+    monkeypatch.setattr(transactions, "_give_fresh_id", counted)
     assert verdict(simulate(find("transactions"), seed)) == ""
     assert replaced > 20
 

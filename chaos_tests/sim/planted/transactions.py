@@ -9,7 +9,7 @@ from typing import Any, Final
 from chaos_tests.sim.replacement import Fault, PlantedBug, nothing, replace
 from smq.raft_state.commands import CommitBatch, EndTransaction
 from smq.raft_state.handlers import batches
-from smq.raft_state.handlers.staged_offsets import commit_staged
+from smq.raft_state.handlers.transactions import commit_staged
 from smq.raft_state.ids import Offset
 from smq.raft_state.state import ClusterState, TransactionPhase, TransactionState
 from smq.replication.log.producers import ProducerTable

@@ -23,11 +23,11 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, NodeId, Offset, TopicId
 from smq.raft_state.levels import FeatureNotEnabled, check_keys
 from smq.raft_state.limits import GROUP_NAME_BYTES_MAX, TOPIC_NAME_CHARS_MAX
-from smq.raft_state.names import is_topic_name
 from smq.raft_state.refusal import Refused
 from smq.raft_state.replies import TopicCreated
 from smq.raft_state.state import ClusterState, NodeState, PartitionState
 from smq.raft_state.topic_config import TOPIC_CONFIG, check_value
+from smq.raft_state.topic_rules import is_topic_name
 from smq.replication.lookup import partition_in
 from smq.replication.proposer import rejection
 

@@ -29,9 +29,9 @@ from smq.coordinator.service.turns import Turns
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import TopicId
-from smq.raft_state.names import is_topic_name
 from smq.raft_state.state import ClusterState, TopicState
 from smq.raft_state.topic_config import is_external
+from smq.raft_state.topic_rules import is_topic_name
 
 _FEATURE: Final = "transaction.version"
 _FEATURE_LEVEL: Final = 2

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from smq.raft_state.cluster_config import offsets_retention_ms
 from smq.raft_state.commands import CommitBatch, StagedTransaction
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.handlers.transaction_producers import note_end
-from smq.raft_state.handlers.transactions import decide
+from smq.raft_state.handlers.transactions import decide, note_end
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.limits import APP_BYTES_MAX, APPS_MAX, BATCH_TRANSACTIONS_MAX
 from smq.raft_state.refusal import Refused, find_transaction, quoted

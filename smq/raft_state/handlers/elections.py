@@ -1,16 +1,19 @@
-"""The handler of a partition's leadership: ElectLeader (rules 11 and 20 of the replication rules).
+"""Handlers of leadership: ElectLeader, CompleteReplicas, MarkIncomplete (rules 11, 18, 20, 22 and 23 of replication).
 
-Owns who may lead: which evidence an election needs, where the new epoch starts, and what becomes of the epochs before
-it. A seal says where a log ended when its replica had stopped to acknowledge the epoch. What is committed is on a
-majority, so enough seals tell how far that may reach. Only `command_table` imports it.
+Owns which evidence an election needs, where the new epoch starts, and what becomes of the epochs before it. A seal says
+where a log ended when its replica had stopped to acknowledge the epoch. What is committed is on a majority, so enough
+seals tell how far that may reach. Owns the partitions' sets of incomplete replicas, too: such a replica may have
+acknowledged more than its log holds, since its disk was replaced, or damage hides where its log ended. Its seal proves
+nothing until it has caught up. Only `command_table` and `nodes` import it.
 """
 
-from smq.raft_state.commands import ElectLeader
+from smq.raft_state.commands import CompleteReplica, CompleteReplicas, ElectLeader, MarkIncomplete
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.ids import Epoch, NodeId, Offset
+from smq.raft_state.ids import Epoch, NodeId, Offset, PartitionId
 from smq.raft_state.invariants import check_offsets
+from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.raft_state.refusal import Refused, find_node, find_partition
-from smq.raft_state.replies import Applied, LeaderElected
+from smq.raft_state.replies import Applied, Done, LeaderElected
 from smq.raft_state.seals import commit_floor, seals_needed
 from smq.raft_state.state import ClusterState, EpochStart, PartitionState
 
@@ -72,3 +75,43 @@ def _begin_epoch(history: list[EpochStart], beginning: EpochStart) -> None:
     while len(history) > 1 and history[-1].start >= beginning.start:
         history.pop()
     history.append(beginning)
+
+
+def complete_replicas(state: ClusterState, command: CompleteReplicas) -> Applied:
+    """Rule 22, item by item."""
+    touched: dict[PartitionId, None] = {}
+    for item in command.items:
+        partition = _find(state, item.partition)
+        if partition is not None and _is_current(state, partition, item):
+            partition.incomplete -= {item.node}
+            touched[item.partition] = None
+    return Applied(reply=Done(), touched=tuple(touched))
+
+
+def _find(state: ClusterState, pid: PartitionId) -> PartitionState | None:
+    return state.partition(pid) if len(pid) == PARTITION_ID_BYTES else None
+
+
+def _is_current(state: ClusterState, partition: PartitionState, item: CompleteReplica) -> bool:
+    """The process that has caught up is still the registered one: no later one has lost anything since."""
+    is_marked = item.node in partition.incomplete and item.epoch == partition.epoch
+    return is_marked and state.nodes[item.node].incarnation == item.incarnation
+
+
+def mark_incomplete(state: ClusterState, command: MarkIncomplete) -> Applied:
+    """Rule 23: refused unless the process is the registered one. Partitions without a replica there are passed over."""
+    find_node(state, command.node, command.incarnation)
+    found = [_find(state, pid) for pid in command.partitions]
+    return Applied(reply=Done(), touched=_mark([p for p in found if p is not None], command.node))
+
+
+def mark_replaced(state: ClusterState, node: NodeId) -> tuple[PartitionId, ...]:
+    """Rule 18: the node has another disk, in all of its partitions. Returns those that have changed."""
+    return _mark([p for topic in state.topics.values() for p in topic.partitions], node)
+
+
+def _mark(partitions: list[PartitionState], node: NodeId) -> tuple[PartitionId, ...]:
+    marked = [p for p in partitions if node in p.replicas and node not in p.incomplete]
+    for partition in marked:
+        partition.incomplete |= {node}
+    return tuple(dict.fromkeys(partition.pid for partition in marked))

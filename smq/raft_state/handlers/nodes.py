@@ -18,7 +18,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.coordinators import reassign
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.handlers.replicas import mark_replaced
+from smq.raft_state.handlers.elections import mark_replaced
 from smq.raft_state.limits import (
     ADDRESS_BYTES_MAX,
     CLUSTER_ID_BYTES_MAX,

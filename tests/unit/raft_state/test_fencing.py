@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from smq.raft_state.command_table import cache_of
 from smq.raft_state.commands import Coordinated
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.machine import Machine
-from smq.raft_state.remembered import cache_of
 from smq.raft_state.replies import Done, Rejected
 from tests.unit.raft_state.support import (
     Driver,

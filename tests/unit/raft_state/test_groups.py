@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from smq.raft_state.command_table import cache_of
 from smq.raft_state.commands import AddPartitions, AllocateProducerId, DeleteTopic, OffsetCommit, Request
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers import producer_ids
@@ -11,9 +12,8 @@ from smq.raft_state.ids import Offset, PartitionId, ProducerEpoch, ProducerId, R
 from smq.raft_state.invariants import InvariantBroken
 from smq.raft_state.limits import COMMIT_ITEMS_MAX, METADATA_BYTES_MAX, PRODUCER_EPOCH_RETIRED, default_init
 from smq.raft_state.machine import Machine
-from smq.raft_state.remembered import Kind, kind_of
 from smq.raft_state.replies import Applied, Done, ProducerIdAllocated, Rejected
-from smq.raft_state.state import ClusterState, ReplyCache
+from smq.raft_state.state import Cache, ClusterState, ReplyCache
 from tests.unit.raft_state.support import (
     Driver,
     aged,
@@ -185,11 +185,11 @@ def test_reply_cache_is_bounded_and_forgets_the_oldest() -> None:
     driver.ok(replace(default_init("c"), replies_max=2))
     for n in (1, 2, 1, 3):
         driver.ok(AllocateProducerId(request_id=rid(n)))
-    assert list(cache(driver, Kind.GROUPS_AND_PRODUCERS).replies) == [rid(2), rid(3)]
+    assert list(cache(driver, Cache.GROUPS_AND_PRODUCERS).replies) == [rid(2), rid(3)]
     assert driver.ok(AllocateProducerId(request_id=rid(1))) == allocated(3, 0)
 
 
-def cache(driver: Driver, kind: Kind) -> ReplyCache:
+def cache(driver: Driver, kind: Cache) -> ReplyCache:
     return driver.machine.state.replies[kind]
 
 
@@ -204,18 +204,18 @@ def test_a_request_that_is_proposed_again_after_its_reply_was_forgotten_is_refus
     """A node that was cut off proposes a DeleteTopic again, but by now another topic has that name."""
     driver = small_cache()
     driver.ok(aged(0, topic(1, "t", replicas=1)))
-    delete, accepted = DeleteTopic(name="t", request_id=rid(1)), cache(driver, Kind.ADMINISTRATION).counted
+    delete, accepted = DeleteTopic(name="t", request_id=rid(1)), cache(driver, Cache.ADMINISTRATION).counted
     driver.ok(aged(accepted, delete))
     driver.ok(aged(1, replace(topic(2, "t", replicas=1), request_id=rid(2))))
     driver.ok(aged(accepted, delete))  # known: answered as the first time, and nothing is deleted
     driver.ok(aged(2, AddPartitions(name="t", partition_count=2, request_id=rid(3))))
     driver.refused(aged(accepted, delete), ErrorCode.REQUEST_EXPIRED)
     assert "t" in driver.machine.state.topics
-    assert cache(driver, Kind.ADMINISTRATION).counted == 3
+    assert cache(driver, Cache.ADMINISTRATION).counted == 3
 
 
-@pytest.mark.parametrize("kind", [Kind.BY_NODE, Kind.GROUPS_AND_PRODUCERS])
-def test_a_clients_deletion_is_recognised_whatever_nodes_and_commits_do_meanwhile(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [Cache.BY_NODE, Cache.GROUPS_AND_PRODUCERS])
+def test_a_clients_deletion_is_recognised_whatever_nodes_and_commits_do_meanwhile(kind: Cache) -> None:
     """The client has lost the answer and asks another node, which takes the request for a new one."""
     driver = small_cache()
     driver.ok(topic(1, "t", replicas=1))
@@ -223,27 +223,28 @@ def test_a_clients_deletion_is_recognised_whatever_nodes_and_commits_do_meanwhil
     first = driver.ok(delete)
     driver.ok(replace(topic(2, "t", replicas=1), request_id=rid(2)))
     for n in range(3, 13):
-        driver.ok(replace(commit("g", (pid(2), n), request=rid(n)), is_from_node=kind is Kind.BY_NODE))
-    retry = aged(cache(driver, Kind.ADMINISTRATION).counted, delete)
+        driver.ok(replace(commit("g", (pid(2), n), request=rid(n)), is_from_node=kind is Cache.BY_NODE))
+    retry = aged(cache(driver, Cache.ADMINISTRATION).counted, delete)
     assert driver.ok(retry) == first
     assert "t" in driver.machine.state.topics
-    assert [len(cache(driver, each).replies) for each in (kind, Kind.ADMINISTRATION)] == [2, 2]
+    assert [len(cache(driver, each).replies) for each in (kind, Cache.ADMINISTRATION)] == [2, 2]
     assert Driver(Machine.restore(driver.machine.snapshot())).ok(retry) == first
 
 
 @pytest.mark.parametrize(
     ("request_", "kind"),
     [
-        (DeleteTopic(name="t"), Kind.ADMINISTRATION),
-        (settings(num_partitions=2), Kind.ADMINISTRATION),
-        (AllocateProducerId(), Kind.GROUPS_AND_PRODUCERS),
-        (commit("g"), Kind.GROUPS_AND_PRODUCERS),
-        (delete_group("g"), Kind.GROUPS_AND_PRODUCERS),
+        (DeleteTopic(name="t"), Cache.ADMINISTRATION),
+        (settings(num_partitions=2), Cache.ADMINISTRATION),
+        (AllocateProducerId(), Cache.GROUPS_AND_PRODUCERS),
+        (commit("g"), Cache.GROUPS_AND_PRODUCERS),
+        (delete_group("g"), Cache.GROUPS_AND_PRODUCERS),
     ],
 )
-def test_a_request_is_remembered_by_who_numbered_it_and_what_it_is_about(request_: Request, kind: Kind) -> None:
-    assert kind_of(request_) is kind
-    assert kind_of(replace(request_, is_from_node=True)) is Kind.BY_NODE
+def test_a_request_is_remembered_by_who_numbered_it_and_what_it_is_about(request_: Request, kind: Cache) -> None:
+    state = ClusterState()
+    assert cache_of(state, request_) is state.replies[kind]
+    assert cache_of(state, replace(request_, is_from_node=True)) is state.replies[Cache.BY_NODE]
 
 
 def test_a_commit_that_is_proposed_again_too_late_moves_no_group_back() -> None:
@@ -266,7 +267,7 @@ def test_a_request_of_unknown_age_is_accepted_and_counted() -> None:
     driver = small_cache()
     for n in (1, 2, 3, 1):
         driver.ok(AllocateProducerId(request_id=rid(n)))
-    assert cache(driver, Kind.GROUPS_AND_PRODUCERS).counted == 4
+    assert cache(driver, Cache.GROUPS_AND_PRODUCERS).counted == 4
 
 
 def test_rejection_before_init_is_not_remembered() -> None:

@@ -7,7 +7,7 @@ import pytest
 from smq.raft_state import limits
 from smq.raft_state.commands import JoinTransactions
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.handlers import staged_offsets, transactions
+from smq.raft_state.handlers import transactions
 from smq.raft_state.ids import ProducerEpoch, ProducerId
 from smq.raft_state.invariants import InvariantBroken, check_steps
 from smq.raft_state.machine import Machine
@@ -101,7 +101,7 @@ def test_partitions_are_bounded_for_those_that_join_too(driver: Driver, monkeypa
 
 
 def test_a_group_that_joins_counts_against_the_limit_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_offsets, "TRANSACTION_ITEMS_CLUSTER_MAX", 2)
+    monkeypatch.setattr(transactions, "TRANSACTION_ITEMS_CLUSTER_MAX", 2)
     driver.ok(stage("t", 0, 0, "g", (pid(1), 7), joining=True))
     driver.ok(stage("t", 0, 0, "g", (pid(1), 8), joining=True))
     driver.refused(stage("t", 0, 0, "other", (pid(1), 7), joining=True), ErrorCode.LIMIT_EXCEEDED)

@@ -15,9 +15,8 @@ from smq.raft_state.handlers import external_offsets as external
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
-from smq.raft_state.remembered import Kind
 from smq.raft_state.snapshot import decode_state, encode_state
-from smq.raft_state.state import ClusterState
+from smq.raft_state.state import Cache, ClusterState
 from tests.unit.raft_state import life
 from tests.unit.raft_state.support import assign, cluster, commit, external_topic, pid, register, rid, topic
 
@@ -80,7 +79,7 @@ def test_equal_states_have_equal_bytes_whatever_the_order_in_which_they_came_abo
 
 def test_order_of_replies_is_part_of_the_state() -> None:
     """It decides which reply is dropped first, so it must not be lost or sorted."""
-    for kind in Kind:
+    for kind in Cache:
         machine = life.end_of_life()
         before, cache = machine.digest(), machine.state.replies[kind]
         assert len(cache.replies) > 1
@@ -88,8 +87,8 @@ def test_order_of_replies_is_part_of_the_state() -> None:
         assert machine.digest() != before
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_the_number_of_replies_is_part_of_the_state(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", Cache)
+def test_the_number_of_replies_is_part_of_the_state(kind: Cache) -> None:
     machine = life.end_of_life()
     machine.state.replies[kind].counted += 1
     assert machine.digest() != life.end_of_life().digest()

@@ -7,7 +7,7 @@ import pytest
 from smq.raft_state import limits
 from smq.raft_state.commands import AllocateProducerId, Command, DeleteTopic
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.handlers import staged_offsets, transaction_producers
+from smq.raft_state.handlers import transactions
 from smq.raft_state.ids import ProducerEpoch, ProducerId
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import ProducerIdAllocated
@@ -172,7 +172,7 @@ def test_an_id_of_a_wrong_length_is_refused(driver: Driver, name: str) -> None:
 
 
 def test_ids_are_bounded(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transaction_producers, "TRANSACTIONAL_IDS_MAX", 1)
+    monkeypatch.setattr(transactions, "TRANSACTIONAL_IDS_MAX", 1)
     started(driver)
     driver.refused(init_transactions("other"), ErrorCode.LIMIT_EXCEEDED)
     started(driver)
@@ -383,7 +383,7 @@ def test_an_abort_alone_may_fence(driver: Driver) -> None:
 def test_partitions_and_offsets_of_all_open_transactions_are_bounded(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staged_offsets, "TRANSACTION_ITEMS_CLUSTER_MAX", 3)
+    monkeypatch.setattr(transactions, "TRANSACTION_ITEMS_CLUSTER_MAX", 3)
     started(driver)
     driver.ok(add("t", 0, 0, pid(1), groups=("g",)))
     driver.ok(stage("t", 0, 0, "g", (pid(1), 1)))

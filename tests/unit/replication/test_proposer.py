@@ -12,9 +12,8 @@ from smq.raft_state.codec import FEATURE_LEVEL, decode_command, encode_reply
 from smq.raft_state.commands import Command, CommitOffsets
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, RequestId, Term
-from smq.raft_state.remembered import Kind
 from smq.raft_state.replies import Applied, Done, Rejected, Reply
-from smq.raft_state.state import ClusterState
+from smq.raft_state.state import Cache, ClusterState
 from smq.replication.net import wire
 from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone
 from smq.replication.proposer import Barriers, Proposer
@@ -91,7 +90,7 @@ class World:
 
     def _state(self) -> ClusterState:
         state = ClusterState(feature_level=self.level)
-        state.replies[Kind.BY_NODE].counted = self.replies_counted
+        state.replies[Cache.BY_NODE].counted = self.replies_counted
         return state
 
     def _raise(self, error: BaseException) -> None:

@@ -24,9 +24,9 @@ from smq.raft_state.config_keys import ConfigKey, ConfigType, known_at
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NO_REQUEST
 from smq.raft_state.levels import check_keys
-from smq.raft_state.names import is_topic_name
 from smq.raft_state.state import TopicState
 from smq.raft_state.topic_config import TOPIC_CONFIG, check_together, checked_config, config_value
+from smq.raft_state.topic_rules import is_topic_name
 
 TOPIC: Final = 2
 BROKER: Final = 4

@@ -10,8 +10,8 @@ from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import KAFKA_DESCRIBED_PRODUCERS_MAX
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.names import is_topic_name
 from smq.raft_state.state import ClusterState
+from smq.raft_state.topic_rules import is_topic_name
 from smq.replication.api import ActiveProducer
 
 _NS_PER_MS = 1_000_000

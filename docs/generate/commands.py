@@ -7,8 +7,8 @@ from typing import Final
 import click
 
 from docs.generate import cell, escaped, table
+from smq.coordinator.cli.commands.man import below, options, paragraphs, usage
 from smq.coordinator.cli.connect import with_bootstrap_option
-from smq.coordinator.cli.help_parts import below, options, paragraphs, usage
 from smq.coordinator.cli.root import cli
 
 _HEAD: Final = """\

@@ -8,7 +8,7 @@ import pytest
 
 from docs.generate import cell, page_of, settings, table
 from docs.generate.grpc import PROTO, described
-from smq.coordinator.cli.help_parts import below, options
+from smq.coordinator.cli.commands.man import below, options
 from smq.coordinator.cli.root import cli
 from smq.coordinator.config.node_toml import known_keys
 

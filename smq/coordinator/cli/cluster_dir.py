@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
-from smq.coordinator.cli.default_ports import GRPC_PORT_DEFAULT, HTTP_PORT_DEFAULT, KAFKA_PORT_DEFAULT
+from smq.coordinator.cli.connect import GRPC_PORT_DEFAULT, HTTP_PORT_DEFAULT, KAFKA_PORT_DEFAULT
 from smq.coordinator.config.addresses import Address, format_address
 from smq.coordinator.config.node_toml import (
     HttpConfig,

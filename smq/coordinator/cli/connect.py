@@ -14,7 +14,11 @@ import click
 from click.core import ParameterSource
 
 from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE
-from smq.coordinator.cli.default_ports import GRPC_PORT_DEFAULT
+
+GRPC_PORT_DEFAULT: Final = 7401
+HTTP_PORT_DEFAULT: Final = 7402
+KAFKA_PORT_DEFAULT: Final = 9092  # where Kafka clients look first
+
 
 F = TypeVar("F", bound=Callable[..., object])
 

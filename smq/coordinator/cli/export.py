@@ -24,9 +24,9 @@ from smq.coordinator.cli.common import (
     open_admin,
     run,
 )
-from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.export_files import FORMATS, RecordFile, record_file
+from smq.coordinator.cli.parameters import TOPIC
 from smq.coordinator.user_errors import UserError
 
 if TYPE_CHECKING:

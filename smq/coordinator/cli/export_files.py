@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, Protocol
 
 from smq import extra_advice
 from smq.clients import ConsumerRecord
-from smq.coordinator.cli.record_json import record_line
+from smq.coordinator.cli.record_format import record_line
 from smq.coordinator.user_errors import UserError
 
 FORMATS: Final = ("jsonl", "parquet")
@@ -31,7 +31,7 @@ class RecordFile(Protocol):
 
 
 class JsonlFile:
-    """One line per record; see record_json for its fields."""
+    """One line per record; see `record_format.record_line` for its fields."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out

@@ -1,15 +1,47 @@
 """How `smq consume` writes a record: its value, a line of JSON, or a format of the user's; and how headers are given.
 
 Owns the format's letters. It must never read or write by itself. The commands of records, and `reading`, import it.
+
+A record as one line of JSON is what `smq consume --json` and `smq topic export --format jsonl` write: bytes that are
+UTF-8 as text under their own name, anything else as base64 under `<name>_base64`. So each line says which it is, and
+`smq produce --format records` reads it back. Integers are written in full: a reader that keeps numbers as doubles
+cannot hold ts_ns exactly.
 """
 
+import base64
+import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from smq.clients import ConsumerRecord
-from smq.coordinator.cli.record_json import record_line
 from smq.coordinator.user_errors import ConfigError
+
+
+def record_line(record: ConsumerRecord, *, offset_name: str) -> bytes:
+    """The line without its line end. `offset_name` is the name of the offset's field."""
+    fields: dict[str, object] = {
+        "topic": record.topic,
+        "partition": record.partition,
+        offset_name: record.offset,
+        "ts_ns": record.ts_ns,
+        "timestamp_ms": record.timestamp_ms,
+        **_text("key", record.key),
+        **_text("value", record.value),
+    }
+    if record.headers:
+        fields["headers"] = [{"key": key, **_text("value", value)} for key, value in record.headers]
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _text(name: str, given: bytes | None) -> dict[str, str | None]:
+    if given is None:
+        return {name: None}
+    try:
+        return {name: given.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(given).decode()}
+
 
 WriteFn = Callable[[ConsumerRecord], bytes]  # the record as bytes, with its line end
 

@@ -8,9 +8,8 @@ import json
 import click
 
 from smq.coordinator.cli.common import confirm, counted, json_option, open_admin, run, yes_option
-from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.moments import MOMENT
+from smq.coordinator.cli.parameters import MOMENT, TOPIC
 from smq.coordinator.cli.tables import Table, print_table
 from smq.coordinator.operators.trim import Trim, delete, planned
 

@@ -18,9 +18,8 @@ from smq.clients import RecordFilter as Wanted
 from smq.clients.groups.subscribing import Resume
 from smq.clients.types import ISOLATIONS, Isolation, TopicPartition
 from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, answered, json_option, open_admin, run
-from smq.coordinator.cli.completions import GROUP, TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.moments import MOMENT
+from smq.coordinator.cli.parameters import GROUP, MOMENT, TOPIC
 from smq.coordinator.cli.reading import Fetching, Searching
 from smq.coordinator.cli.record_format import (
     FORMAT_HELP,

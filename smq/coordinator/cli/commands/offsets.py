@@ -8,8 +8,8 @@ import click
 from smq.clients import OffsetAssigner
 from smq.coordinator.cli.command_group import CommandGroup
 from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, done, json_option, run
-from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.parameters import TOPIC
 
 
 @click.group(cls=CommandGroup)

@@ -19,14 +19,46 @@ import click
 
 from smq.clients import BatchMetadata, Producer, RecordMetadata
 from smq.coordinator.cli.common import CONNECT_TIMEOUT_MS, answered, counted, json_option, open_admin, run
-from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.input import FORMATS, InputError, InputRecord, LineSource, Shape, format_of, read_records
-from smq.coordinator.cli.moments import SPAN
+from smq.coordinator.cli.parameters import SPAN, TOPIC
 from smq.coordinator.cli.record_format import parse_headers
-from smq.coordinator.cli.waiting import Waiting
 from smq.coordinator.user_errors import Interrupted
 from smq.records import CODECS
+
+FIRST_S: Final = 0.7  # with the time between two looks, within a second; a healthy cluster answers in milliseconds
+AGAIN_S: Final = 5.0  # often enough to show that the command lives, seldom enough to be read
+
+
+class Waiting:
+    """Call `look` several times per second. `say` gets the lines."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._done = 0
+        self._since_s: float | None = None  # when the present wait began
+        self._said_s: float | None = None  # its last line
+
+    def look(self, what: str | None, done: int, now_s: float) -> None:
+        """`what` is waited for, None for nothing; `done` grows with each progress."""
+        if what is None or self._since_s is None or done != self._done:
+            self._over(now_s)
+            self._done, self._said_s = done, None
+            self._since_s = None if what is None else now_s
+            return
+        waited_s = now_s - self._since_s
+        if self._said_s is None and waited_s >= FIRST_S:
+            self._say(f"waiting for {what}")
+        elif self._said_s is not None and now_s - self._said_s >= AGAIN_S:
+            self._say(f"waiting for {what}, for {waited_s:.0f} s so far")
+        else:
+            return
+        self._said_s = now_s
+
+    def _over(self, now_s: float) -> None:
+        if self._said_s is not None and self._since_s is not None:
+            self._say(f"going on after {now_s - self._since_s:.1f} s")
+
 
 CHUNKS_AHEAD: Final = 4  # read and not sent yet: bounds memory, and keeps the reader busy
 PROGRESS_INTERVAL_S: Final = 0.1
@@ -104,7 +136,7 @@ def produce(
     sending: list[_Sending] = []
 
     async def work() -> int:
-        answered()  # `cli.waiting` knows the reasons
+        answered()  # `Waiting` says the reasons
         producer = Producer(
             bootstrap,
             acks=acks,

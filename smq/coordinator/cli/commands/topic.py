@@ -23,8 +23,8 @@ from smq.coordinator.cli.common import (
     run,
     yes_option,
 )
-from smq.coordinator.cli.completions import TOPIC
 from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.parameters import TOPIC
 from smq.coordinator.cli.tables import Table, print_table
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import PartitionIndex, ring_range

@@ -13,7 +13,6 @@ import click
 from smq.clients import Admin
 from smq.clients.types import KAFKA_GROUP_PREFIX, GroupDescription
 from smq.coordinator.cli.common import json_option, open_admin, run
-from smq.coordinator.cli.completions import GROUP
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.groups.figures import (
     TOTAL_COLUMNS,
@@ -24,8 +23,8 @@ from smq.coordinator.cli.groups.figures import (
     total_cells,
     total_fields,
 )
-from smq.coordinator.cli.groups.limit import check, fail_above_option
-from smq.coordinator.cli.groups.thresholds import Threshold
+from smq.coordinator.cli.groups.limit import Threshold, check, fail_above_option
+from smq.coordinator.cli.parameters import GROUP
 from smq.coordinator.cli.tables import Table, print_table
 from smq.raft_state.errors import ErrorCode, SmqError
 

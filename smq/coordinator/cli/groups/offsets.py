@@ -7,18 +7,16 @@ Owns the commands. Each shows what it would do and does it only with `--execute`
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Final, TextIO
 
 import click
 
 from smq.clients import Admin, StartAt
-from smq.clients.types import GroupDescription, TopicPartition
+from smq.clients.types import CommittedOffset, GroupDescription, TopicPartition
 from smq.coordinator.cli.common import counted, json_option, open_admin, run
-from smq.coordinator.cli.completions import GROUP
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.groups.lag import named_as_kafka_does
-from smq.coordinator.cli.groups.offset_file import FILE_BYTES_MAX, file_text, parse_file
-from smq.coordinator.cli.moments import MOMENT
+from smq.coordinator.cli.parameters import GROUP, MOMENT
 from smq.coordinator.cli.tables import Table, print_table
 from smq.coordinator.operators.group_offsets import (
     Change,
@@ -31,6 +29,49 @@ from smq.coordinator.operators.group_offsets import (
     shifted,
 )
 from smq.coordinator.user_errors import UserError
+
+FILE_BYTES_MAX: Final = 64 << 20  # half a million offsets with their metadata
+EXAMPLE: Final = '{"group": "g", "offsets": [{"topic": "t", "partition": 0, "offset": 7, "metadata": ""}]}'
+
+
+def file_text(found: GroupDescription) -> str:
+    """The committed offsets as one JSON document."""
+    offsets = [
+        {"topic": p.topic, "partition": p.partition, "offset": p.offset, "metadata": p.metadata}
+        for p in found.positions
+        if p.offset is not None
+    ]
+    return json.dumps({"group": found.summary.name, "offsets": offsets}, indent=2)
+
+
+def parse_file(text: str) -> dict[TopicPartition, CommittedOffset]:
+    """UserError, with the place, for anything but what `file_text` writes."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"the file is no JSON ({e}): it looks like {EXAMPLE}") from e
+    rows = document.get("offsets") if isinstance(document, dict) else None
+    if not isinstance(rows, list):
+        raise UserError(f'the file has no list "offsets": it looks like {EXAMPLE}')
+    found: dict[TopicPartition, CommittedOffset] = {}
+    for number, row in enumerate(rows, 1):
+        place, committed = _row(number, row)
+        if place in found:
+            raise UserError(f"offset {number} of the file repeats {place[0]}/{place[1]}")
+        found[place] = committed
+    return found
+
+
+def _row(number: int, row: Any) -> tuple[TopicPartition, CommittedOffset]:
+    fields = row if isinstance(row, dict) else {}
+    topic, metadata = fields.get("topic"), fields.get("metadata", "")
+    numbers = [fields.get(name) for name in ("partition", "offset")]
+    are_numbers = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
+    if not isinstance(topic, str) or not isinstance(metadata, str) or not are_numbers:
+        raise UserError(f"offset {number} of the file is none: the file looks like {EXAMPLE}")
+    partition, offset = numbers
+    return (topic, int(partition or 0)), CommittedOffset(offset=int(offset or 0), metadata=metadata)
+
 
 execute_option = click.option("--execute", is_flag=True, help="Do it. Without it, only show what would be done.")
 topic_option = click.option(

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.cli import root
-from smq.coordinator.cli.moments import MOMENT
+from smq.coordinator.cli.parameters import MOMENT
 from smq.coordinator.cli.root import SUMMARIES, cli
 from smq.coordinator.cli.tables import Table
 from smq.records import NewRecord

@@ -9,7 +9,7 @@ from click.testing import Result
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.cli import common
-from smq.coordinator.cli.waiting import AGAIN_S, Waiting
+from smq.coordinator.cli.commands.produce import AGAIN_S, Waiting
 from smq.records import NewRecord
 from smq.testing.fake.cluster import FakeCluster
 

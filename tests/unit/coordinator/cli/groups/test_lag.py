@@ -8,8 +8,7 @@ import pytest
 from click.testing import Result
 
 from smq.clients.types import GroupPosition
-from smq.coordinator.cli.groups.limit import EXIT_ABOVE
-from smq.coordinator.cli.groups.thresholds import parse_threshold
+from smq.coordinator.cli.groups.limit import EXIT_ABOVE, parse_threshold
 from smq.coordinator.operators.formats import age_text, size_text
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.fake.cluster import FakeCluster

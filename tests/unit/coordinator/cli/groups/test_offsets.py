@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.cli.groups.offset_file import parse_file
+from smq.coordinator.cli.groups.offsets import parse_file
 from smq.coordinator.cli.root import cli
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.errors import ErrorCode, SmqError

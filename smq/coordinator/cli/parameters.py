@@ -1,7 +1,7 @@
-"""What a shell completes beside options: names of topics and groups, as the cluster has them.
+"""The types of arguments and options: names of topics and groups, which a shell completes, times and durations.
 
-Owns the types of such arguments. A cluster that does not answer soon completes nothing: a Tab must never hang or print
-an error. Commands import it.
+Owns their names in the help, and what a shell completes. A cluster that does not answer soon completes nothing: a Tab
+must never hang or print an error. `operators.formats` has the format of times. Commands import it.
 """
 
 import asyncio
@@ -16,6 +16,9 @@ from smq.coordinator.cli.connect import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE
 
 if TYPE_CHECKING:
     from smq.clients import Admin
+
+
+from smq.coordinator.operators.formats import moment_ms, span_ms
 
 _PATIENCE_MS: Final = 1_000.0
 
@@ -60,3 +63,33 @@ class _Group(_Named):
 
 TOPIC: Final = _Topic()
 GROUP: Final = _Group()
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg] # generic in the newest click alone
+    """Milliseconds since 1970."""
+
+    name = "TIME"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return moment_ms(str(value))
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
+
+
+class Span(click.ParamType):  # type: ignore[type-arg] # as above
+    """Milliseconds."""
+
+    name = "DURATION"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return span_ms(str(value))
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
+
+
+MOMENT: Final = Moment()
+SPAN: Final = Span()

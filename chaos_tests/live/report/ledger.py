@@ -239,14 +239,16 @@ def _long(runs: list[Entry]) -> list[str]:
     for kind in dict.fromkeys(entry["kind"] for entry in runs):
         of = [entry for entry in runs if entry["kind"] == kind]
         names = list(of[0]["figures"])
-        head = ["commit", *names, "found", "command"]
-        parts += [f"## {kind.capitalize()}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        head = ["commit", *names, "found"]
+        commands = ", ".join(f"`{command}`" for command in dict.fromkeys(entry["command"] for entry in of))
+        parts += [f"## {kind.capitalize()}", "", f"By {commands}.", ""]
+        parts += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         for entry in of:
             found = "<br>".join(f"`{problem}`" for problem in entry["found"]) or "nothing"
-            parts.append(_row(entry["commit"][:10], entry["figures"], names, found, f"`{entry['command']}`"))
+            parts.append(_row(entry["commit"][:10], entry["figures"], names, found))
         if len(of) > 1:
             sums = {name: round(sum(entry["figures"][name] for entry in of), 2) for name in names}
-            parts.append(_row("all", sums, names, str(sum(len(entry["found"]) for entry in of)), ""))
+            parts.append(_row("all", sums, names, str(sum(len(entry["found"]) for entry in of))))
         parts.append("")
     return parts
 
@@ -265,8 +267,8 @@ def _left(left: list[Entry]) -> list[str]:
     return ["## Found, and left", "", *(f"- {entry['by']}: {entry['what']}" for entry in left), ""]
 
 
-def _row(commit: str, figures: dict[str, float], names: list[str], found: str, command: str) -> str:
-    return f"| {commit} | {' | '.join(f'{figures[name]:,}' for name in names)} | {found} | {command} |"
+def _row(commit: str, figures: dict[str, float], names: list[str], found: str) -> str:
+    return f"| {commit} | {' | '.join(f'{figures[name]:,}' for name in names)} | {found} |"
 
 
 def write_page(root: Path) -> Path:

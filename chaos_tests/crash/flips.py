@@ -19,7 +19,7 @@ from random import Random
 from typing import Final, cast
 
 from smq.replication.config import NodeConfig
-from smq.replication.membership.identity import StartRefused, claim_identity
+from smq.replication.nodes.identity import StartRefused, claim_identity
 from smq.replication.ports import DataDamaged, Delete, Disk, Put, Table
 from smq.replication.storage.directory import DiskOpenError
 from smq.replication.storage.disk import KEY_BYTES_MAX

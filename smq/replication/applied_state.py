@@ -27,7 +27,7 @@ from smq.raft_state.replies import Applied
 from smq.replication.anomalies import CommitWatch, StateWatch
 from smq.replication.digests import Digests
 from smq.replication.joins import Joins
-from smq.replication.membership.controller import Controller
+from smq.replication.nodes.controller import Controller
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Clock
 from smq.replication.proposer import Proposer

@@ -10,11 +10,11 @@ import structlog
 
 from smq.raft_state.ids import NodeId, PartitionId
 from smq.replication.host import Host
-from smq.replication.membership.controller import Controller
-from smq.replication.membership.heartbeats import Heartbeats
-from smq.replication.membership.quorum import QuorumQueries
 from smq.replication.net import wire
 from smq.replication.net.wire import SegmentPart, SegmentQuery, StepQuery, StepReport
+from smq.replication.nodes.controller import Controller
+from smq.replication.nodes.heartbeats import Heartbeats
+from smq.replication.nodes.quorum import QuorumQueries
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Channel, DataDamaged

@@ -1,7 +1,7 @@
 """The node: one event loop over its ports.
 
 Owns the composition of the replication layer and its life: start, ticks, drain, stop. It holds no rule: those of a
-partition are in `partition`, of elections in `membership`, of requests in `requests`. It runs on one thread and never
+partition are in `partition`, of elections in `nodes`, of requests in `requests`. It runs on one thread and never
 blocks, but for look-ups of committed data. A failed commit or a broken invariant ends the process through `on_fatal`. A
 node that meets what a newer smq wrote stops as if it had crashed, but its process stays: it says what it waits for.
 """
@@ -24,19 +24,19 @@ from smq.replication.host import Host, Identity
 from smq.replication.joins import Joins
 from smq.replication.maintenance.disk import DiskMaintenance
 from smq.replication.measures import NO_TRAFFIC, NodeMeasures, Traffic
-from smq.replication.membership.controller import Controller
-from smq.replication.membership.drain import Drain
-from smq.replication.membership.expiry_clock import ExpiryClock
-from smq.replication.membership.heartbeats import Heartbeats
-from smq.replication.membership.liveness import Liveness
-from smq.replication.membership.quorum import QuorumQueries
-from smq.replication.membership.registration import Registration
 from smq.replication.net.links import Links
 from smq.replication.net.wire import DiskCondition
+from smq.replication.nodes.controller import Controller
+from smq.replication.nodes.drain import Drain
+from smq.replication.nodes.expiry_clock import ExpiryClock
+from smq.replication.nodes.heartbeats import Heartbeats
+from smq.replication.nodes.liveness import Liveness
+from smq.replication.nodes.quorum import QuorumQueries
+from smq.replication.nodes.registration import Registration
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.replica import status_of
 from smq.replication.partition.replicas import Replicas
-from smq.replication.ports import Clock, Compute, DataDamaged, Disk, Network, Rng
+from smq.replication.ports import Channel, Clock, Compute, DataDamaged, Disk, Network, Rng
 from smq.replication.preparation import Preparation
 from smq.replication.proposer import Barriers, Proposer
 from smq.replication.raft.engine import Raft
@@ -95,7 +95,12 @@ class Node:
         self._space = SpaceGuard(disk, config.disk_reserve_bytes)
         self._hang = HangGuard(disk, config.disk_hang_ms)
         self.liveness = Liveness(
-            config, clock=clock, applied=self.applied, engine=self.engine, own_disk=self._disk_condition
+            config,
+            clock=clock,
+            applied=self.applied,
+            engine=self.engine,
+            own_disk=self._disk_condition,
+            is_connected=lambda peer: self._links.is_open(peer, Channel.CONTROL),
         )
         self._proposer = Proposer(
             node_id=config.node_id,

@@ -6,20 +6,28 @@ itself: a finished request must not wait for the garbage collector, which counts
 megabytes. It must never append: the replica does. Only the node's requests import it.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import LogIndex, PartitionId, PartitionIndex, TopicId, partition_id
-from smq.raft_state.state import PartitionState
+from smq.raft_state.state import ClusterState, PartitionState
 from smq.raft_state.topic_config import batch_rules
 from smq.records import parse_header
 from smq.replication.api import Acks, DoneFn, Produced, ProduceRequest
-from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
 from smq.replication.joins import Joins
-from smq.replication.lookup import Lookup, check_has_records, clipped, partition_in, unknown_topic, unknown_topic_id
+from smq.replication.lookup import (
+    Lookup,
+    check_has_records,
+    clipped,
+    partition_in,
+    unknown_partition,
+    unknown_topic,
+    unknown_topic_id,
+)
 from smq.replication.partition.admission import JUDGED_BY_THE_LOG, NotYetKnown, PreparedBatch, leader_error
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.send_order import comes_again
@@ -30,6 +38,69 @@ from smq.replication.proposer import Barriers
 # Of this many batches, one is timed, from its arrival to its answer, which takes several microseconds. A prime number:
 # clients send 8 or 10 or 100 at a time, and the samples would always be the same ones of them.
 BATCHES_PER_SAMPLE: Final = 127
+
+
+@dataclass(slots=True, eq=False)
+class _Arrival:
+    use: Callable[[PartitionState], None]
+    fail: DoneFn[Any]
+
+
+class Arrivals:
+    """The batches for a partition which this node does not know yet: they keep their order.
+
+    A batch whose topic was created through another node waits for a read barrier. One that comes later, when this node
+    has applied the topic, must not overtake it: producers without sequences rely on the order of their connection. So
+    the first arrival that finds the partition lets in everything that waits for it, in the order of arrival, and then
+    itself. Nothing waits longer for that.
+    """
+
+    def __init__(self, state: Callable[[], ClusterState], lookup: Lookup) -> None:
+        self._state = state
+        self._lookup = lookup
+        # By topic, as its request names it, and partition. Bounded as the barriers are, and by what connections may
+        # have in flight.
+        self._waiting: dict[tuple[str | TopicId, int], list[_Arrival]] = {}
+
+    def with_partition(
+        self,
+        topic: str | TopicId,
+        index: int,
+        timeout_ms: int,
+        fail: DoneFn[Any],
+        use: Callable[[PartitionState], None],
+    ) -> None:
+        """Calls `use` with the partition, after the earlier arrivals for it; or `fail` with why there is none, or why
+        it cannot be known in time. `use` must not raise."""
+        part = self._lookup.known_partition(topic, index)
+        if part is not None:  # the hot path
+            if self._waiting:
+                self._let_in(part)
+            use(part)
+            return
+        arrival = _Arrival(use, fail)
+        self._waiting.setdefault((topic, index), []).append(arrival)
+        done = partial(self._on_found, topic, index, arrival)
+        self._lookup.find(lambda state: partition_in(state, topic, index), timeout_ms, done)
+
+    def _on_found(
+        self, topic: str | TopicId, index: int, arrival: _Arrival, found: PartitionState | SmqError | None
+    ) -> None:
+        waiting = self._waiting.get((topic, index), [])
+        if arrival not in waiting:
+            return  # a later one has let it in
+        if isinstance(found, PartitionState):
+            self._let_in(found)
+            return
+        waiting.remove(arrival)
+        if not waiting:
+            del self._waiting[topic, index]
+        arrival.fail(found if found is not None else unknown_partition(self._state(), topic, index))
+
+    def _let_in(self, part: PartitionState) -> None:
+        for topic in (self._state().topic_names[part.topic_id], part.topic_id):
+            for arrival in self._waiting.pop((topic, part.index), ()):
+                arrival.use(part)
 
 
 class Producing:

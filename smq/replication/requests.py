@@ -27,9 +27,9 @@ from smq.replication.api import (
 from smq.replication.host import Host
 from smq.replication.joins import Joins
 from smq.replication.lookup import Lookup, check_has_records, clipped
-from smq.replication.membership.balancer import request_transfer
-from smq.replication.membership.liveness import Liveness
-from smq.replication.membership.registration import REGISTER_MS_MAX
+from smq.replication.nodes.balancer import request_transfer
+from smq.replication.nodes.liveness import Liveness
+from smq.replication.nodes.registration import REGISTER_MS_MAX
 from smq.replication.partition.admission import leader_error
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.reads import Poll

@@ -10,11 +10,11 @@ from chaos_tests.sim.faults import kinds
 from chaos_tests.sim.long_runs import BIT_FLIPS, damage_files
 from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import load
-from smq.replication.membership.identity import CLUSTER_KEY, DISK_KEY
+from smq.replication.nodes.identity import CLUSTER_KEY, DISK_KEY
 from smq.replication.ports import Table
 from smq.replication.storage.disk import KEY_BYTES_MAX
 from smq.testing.virtual.disk import DiskImage
-from tests.unit.replication.membership.test_identity import CONFIG, claim
+from tests.unit.replication.nodes.test_identity import CONFIG, claim
 
 pytestmark = pytest.mark.sim
 

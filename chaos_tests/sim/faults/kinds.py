@@ -20,7 +20,7 @@ from smq.raft_state.commands import SetNodeDrained
 from smq.raft_state.ids import NodeId, RequestId
 from smq.replication.api import Acks
 from smq.replication.marks import Mark, unpack_marks
-from smq.replication.membership.identity import DISK_KEY
+from smq.replication.nodes.identity import DISK_KEY
 from smq.replication.ports import Channel, Table
 from smq.replication.raft.journal import MARKS_KEY, marks_of
 from smq.testing.virtual.clock import NS_PER_MS, Process

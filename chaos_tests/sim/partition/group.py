@@ -78,7 +78,7 @@ from smq.records import encode_batch
 from smq.replication.api import Acks, PartitionEnd, Produced, ProduceRequest
 from smq.replication.log.codec import BatchDamaged, base_of_key
 from smq.replication.log.state import partition_key
-from smq.replication.membership.controller import RESIGNED_NS
+from smq.replication.nodes.controller import RESIGNED_NS
 from smq.replication.partition.admission import NotYetKnown, PreparedBatch
 from smq.replication.partition.compaction.segments import lowest_behind
 from smq.replication.partition.send_order import comes_again

@@ -22,9 +22,9 @@ from smq.replication.host import Host
 from smq.replication.log.codec import StoredValue, build_value, parse_header_of
 from smq.replication.log.lineage import EpochRun
 from smq.replication.log.partition_log import PartitionLog
-from smq.replication.membership import identity
-from smq.replication.membership.controller import Controller
 from smq.replication.net import frames
+from smq.replication.nodes import identity
+from smq.replication.nodes.controller import Controller
 from smq.replication.partition import admission
 from smq.replication.partition.handover import HandOver
 from smq.replication.partition.replica import Replica
@@ -35,7 +35,7 @@ from smq.testing.virtual.disk import FakeDisk
 
 _HANDLERS: Final = "smq.raft_state.handlers."
 _LOG: Final = "smq.replication.log."
-_MEMBERSHIP: Final = "smq.replication.membership."
+_MEMBERSHIP: Final = "smq.replication.nodes."
 _PARTITION: Final = "smq.replication.partition."
 _REPLICA: Final = _PARTITION + "replica:Replica."
 LOST: Final = frozenset(
@@ -577,7 +577,7 @@ _DISKS: Final = (
     PlantedBug(
         name="overtaken-while-looked-up",
         rule="batches of one connection and partition are appended in order, also while the topic is looked up",
-        faults=(replace("smq.replication.arrivals:Arrivals.with_partition", by=_used_at_once),),
+        faults=(replace("smq.replication.producing:Arrivals.with_partition", by=_used_at_once),),
         scenario="new_topics",
         anomalies=frozenset({"overtaken"}),
         seeds=10,

@@ -22,8 +22,8 @@ from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied, Done, OffsetsAssigned
 from smq.raft_state.state import ClusterState, TopicState
 from smq.replication.applied_state import AppliedState
-from smq.replication.membership.controller import Controller
 from smq.replication.node import Node
+from smq.replication.nodes.controller import Controller
 
 _HANDLERS: Final = "smq.raft_state.handlers."
 
@@ -184,7 +184,7 @@ STATE_BUGS: Final = (
         rule="the feature level rises only once every registered node knows it",
         faults=(
             replace(_HANDLERS + "nodes:raise_feature_level", by=_whoever_knows_it),
-            replace("smq.replication.membership.controller:Controller._raise_level", by=_to_what_one_knows),
+            replace("smq.replication.nodes.controller:Controller._raise_level", by=_to_what_one_knows),
         ),
         scenario="upgrades",
         anomalies=frozenset({"stranded-node"}),

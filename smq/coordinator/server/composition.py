@@ -53,10 +53,10 @@ from smq.raft_state.commands import Listener
 from smq.replication.config import NodeConfig
 from smq.replication.log.codec import home_of
 from smq.replication.measures import ProcessMeasures
-from smq.replication.membership.identity import StartRefused
 from smq.replication.net.acceptor import AcceptLimits
 from smq.replication.net.tcp import TcpNetwork
 from smq.replication.node import Node
+from smq.replication.nodes.identity import StartRefused
 from smq.replication.ports import DataDamaged
 from smq.replication.raft.timing import RaftTiming
 from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng, ThreadCompute

@@ -22,8 +22,8 @@ import structlog
 from smq.coordinator import limits
 from smq.coordinator.user_errors import EXIT_FATAL, StartError
 from smq.raft_state.ids import NodeId
-from smq.replication.membership.identity import StartRefused
 from smq.replication.net.acceptor import AcceptLimits
+from smq.replication.nodes.identity import StartRefused
 from smq.replication.ports import DataDamaged
 from smq.replication.storage.hang import DiskHung
 

@@ -3,7 +3,7 @@
 Owns which partitions this node holds: it makes and drops replicas and logs as the applied state says. Owns the one
 place that does what the steps of replicas have left to be done, once per turn of the loop (`step.Outputs`), and the
 pace of work that may touch thousands of replicas: following the applied state, greeting a new session, the visits per
-beat. It holds no rule of one partition: those are in `replica`. Membership, storage and the node import it.
+beat. It holds no rule of one partition: those are in `replica`. `nodes`, `maintenance` and the node import it.
 """
 
 from collections import deque

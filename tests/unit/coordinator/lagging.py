@@ -35,10 +35,10 @@ from smq.replication.api import (
     TimeKind,
     TimeOffset,
 )
-from smq.replication.arrivals import Arrivals
 from smq.replication.host import Host
 from smq.replication.lookup import Lookup
 from smq.replication.partition.exact_ends import Ends, ExactEnds
+from smq.replication.producing import Arrivals
 from smq.replication.proposer import Barriers
 from smq.replication.ranges import RangesRequest
 

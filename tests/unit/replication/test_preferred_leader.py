@@ -13,9 +13,9 @@ from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
 from smq.replication.joins import Joins
 from smq.replication.measures import NodeMeasures
-from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
 from smq.replication.net.wire import DiskCondition
+from smq.replication.nodes.liveness import Liveness
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.replicas import Replicas
 from smq.replication.preparation import Preparation
@@ -43,7 +43,12 @@ class World:
         self.transferred: list[tuple[Epoch, NodeId]] = []
         self.links = immediate_links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message))))
         self.liveness = Liveness(
-            self.config, clock=self.clock, applied=self, engine=cast(Raft, None), own_disk=lambda: self.own_disk
+            self.config,
+            clock=self.clock,
+            applied=self,
+            engine=cast(Raft, None),
+            own_disk=lambda: self.own_disk,
+            is_connected=lambda _peer: True,
         )
         self.requests = Requests(
             cast(NodeHost, self),

@@ -13,7 +13,7 @@ import click
 from smq.coordinator.cli.command_group import CommandGroup
 from smq.coordinator.cli.common import done, json_option
 from smq.coordinator.user_errors import UserError
-from smq.replication.membership.identity import DISK_KEY, copied_to, not_copied, replace_disk_id
+from smq.replication.nodes.identity import DISK_KEY, copied_to, not_copied, replace_disk_id
 from smq.replication.ports import DataDamaged, Disk, Table
 from smq.replication.raft.journal import JournalWriter, RaftJournal
 from smq.replication.runtime.asyncio_runtime import SystemRng

@@ -17,8 +17,8 @@ from smq.raft_state.commands import RegisterNode
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import DiskId, Incarnation, NodeId
 from smq.raft_state.replies import Reply
-from smq.replication.membership.identity import StartRefused
 from smq.replication.net.tcp import TcpNetwork
+from smq.replication.nodes.identity import StartRefused
 from smq.testing.served import PATIENCE_S, node_config
 from tests.unit.replication.net.test_tcp import Recorder
 

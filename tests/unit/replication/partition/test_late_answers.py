@@ -6,7 +6,7 @@ from smq.raft_state.ids import Epoch, LogIndex, Offset
 from smq.replication.api import Fetched
 from smq.replication.net import wire
 from smq.replication.partition.exact_ends import ATTEMPT_MS, RETRY_MS
-from tests.unit.replication.membership.test_controller import World
+from tests.unit.replication.nodes.test_controller import World
 from tests.unit.replication.partition.test_reads import Reader
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B
 from tests.unit.replication.test_proposer import World as Proposals

@@ -7,8 +7,8 @@ import pytest
 
 from smq.raft_state.ids import NodeId
 from smq.replication.config import NodeConfig
-from smq.replication.membership.identity import DISK_KEY, REPLACED_KEY, VOTERS_KEY
 from smq.replication.node import Node
+from smq.replication.nodes.identity import DISK_KEY, REPLACED_KEY, VOTERS_KEY
 from smq.replication.ports import Channel, NetworkHandler, Table
 from smq.replication.raft.journal import RaftDamaged
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock

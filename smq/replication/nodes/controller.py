@@ -19,10 +19,10 @@ from smq.raft_state.replies import Reply
 from smq.raft_state.seals import commit_floor, seals_needed
 from smq.raft_state.state import NodeState, PartitionState
 from smq.replication.host import Host
-from smq.replication.membership.balancer import Balancer, is_heard
-from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
 from smq.replication.net.wire import DiskCondition
+from smq.replication.nodes.balancer import Balancer, is_heard
+from smq.replication.nodes.liveness import Liveness
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Channel
 
@@ -166,27 +166,17 @@ class Controller:
     # -------------------------------------------------------------------------------------- liveness
     def _watch(self, now_ns: int) -> None:
         for node in self._host.state.nodes.values():
-            if node.node == self._host.node_id:
-                is_silent = False
-            else:
-                is_silent = self._is_silent(node, now_ns)
-            if is_silent and not node.fenced:
+            is_dead = node.node != self._host.node_id and self._liveness.is_dead(
+                node, since_ns=self._led_since_ns or 0, now_ns=now_ns
+            )
+            if is_dead and not node.fenced:
                 if self._propose_once("fence", node.node, FenceNode(node=node.node, incarnation=node.incarnation)):
                     self._warn("node fenced", node=node.node, incarnation=node.incarnation)
-            elif node.fenced and not is_silent and not self._is_leaving(node) and self._is_heard(node, now_ns):
+            elif node.fenced and not is_dead and not self._is_leaving(node) and self._is_heard(node, now_ns):
                 self._propose_once("unfence", node.node, UnfenceNode(node=node.node, incarnation=node.incarnation))
 
     def _is_leaving(self, node: NodeState) -> bool:
         return self._liveness.is_leaving(node.node, node.incarnation)
-
-    def _is_silent(self, node: NodeState, now_ns: int) -> bool:
-        timeout_ms = self._host.config.session_timeout_ms
-        if not self._host.links.is_open(node.node, Channel.CONTROL):
-            if self._is_leaving(node):
-                return True  # it announced that
-            timeout_ms //= 3  # its connection is gone too: seldom a mere pause
-        since_ns = max(self._liveness.heard_ns(node.node, node.incarnation), self._led_since_ns or 0)
-        return now_ns - since_ns > timeout_ms * 1_000_000
 
     def _is_heard(self, node: NodeState, now_ns: int) -> bool:
         return is_heard(self._host, self._liveness, node, now_ns)

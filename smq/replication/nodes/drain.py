@@ -13,7 +13,7 @@ from typing import Final
 from smq.raft_state.commands import FenceNode
 from smq.raft_state.ids import NodeId
 from smq.replication.host import Host
-from smq.replication.membership.liveness import Liveness
+from smq.replication.nodes.liveness import Liveness
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
 

@@ -9,7 +9,7 @@ from smq.raft_state.commands import Barrier, Command, RegisterNode
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.replies import Reply
 from smq.replication.api import DoneFn
-from smq.replication.membership.registration import REGISTER_MS_MAX, Registration
+from smq.replication.nodes.registration import REGISTER_MS_MAX, Registration
 from tests.unit.replication.support import Host
 
 

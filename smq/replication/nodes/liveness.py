@@ -1,13 +1,14 @@
-"""Which nodes have been heard, when, and what they last said of themselves.
+"""Which nodes have been heard, when, what they last said of themselves, and which are taken for dead.
 
 Owns four facts per peer: its last heartbeat (one way is enough for the controller), its last answer to a ping on DATA
-(a leader needs both ways; rule 20), whether it is leaving, and the condition of its disk. It must never propose
-anything: the controller and the balancer judge.
+(a leader needs both ways; rule 20), whether it is leaving, and the condition of its disk. Judges by them whether a node
+is dead. It must never propose anything: the controller fences a dead node, and the balancer moves leaders.
 """
 
 from collections.abc import Callable
 
 from smq.raft_state.ids import Incarnation, NodeId
+from smq.raft_state.state import NodeState
 from smq.replication.config import NodeConfig
 from smq.replication.host import StateView
 from smq.replication.net.wire import DiskCondition
@@ -24,13 +25,15 @@ class Liveness:
         applied: StateView,
         engine: Raft,
         own_disk: Callable[[], DiskCondition],
+        is_connected: Callable[[NodeId], bool],
     ) -> None:
-        """`own_disk`: the condition of this node's own."""
+        """`own_disk`: the condition of this node's own. `is_connected`: whether a peer has a session for CONTROL."""
         self._config = config
         self._clock = clock
         self._applied = applied
         self._engine = engine
         self._own_disk = own_disk
+        self._is_connected = is_connected
         self.is_self_leaving = False  # from the beginning of a drain on
         self._heard: dict[NodeId, tuple[Incarnation, int]] = {}
         self._answered_ns: dict[NodeId, int] = {}
@@ -64,6 +67,17 @@ class Liveness:
         heard = self._heard.get(peer)
         within_ns = self._config.session_timeout_ms * 1_000_000
         return heard is not None and self._clock.monotonic_ns() - heard[1] < within_ns
+
+    def is_dead(self, node: NodeState, *, since_ns: int, now_ns: int) -> bool:
+        """Whether another node is to be fenced: its process was not heard for the session timeout, counted from
+        `since_ns` at the earliest. A node whose connection is gone too has a third of that, and none if it said that it
+        leaves."""
+        timeout_ms = self._config.session_timeout_ms
+        if not self._is_connected(node.node):
+            if self.is_leaving(node.node, node.incarnation):
+                return True
+            timeout_ms //= 3  # seldom a mere pause
+        return now_ns - max(self.heard_ns(node.node, node.incarnation), since_ns) > timeout_ms * 1_000_000
 
     def is_candidate(self, node: NodeId) -> bool:
         """Whether a leadership may be given to another node: it is healthy, its disk writes, and it is not leaving."""

@@ -11,9 +11,9 @@ from smq.replication.anomalies import Anomalies
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host, Identity, StateView
 from smq.replication.measures import NodeMeasures
-from smq.replication.membership import quorum as quorum_module
-from smq.replication.membership.quorum import PENDING_MAX, RETRY_MS, QuorumQueries
 from smq.replication.net import wire
+from smq.replication.nodes import quorum as quorum_module
+from smq.replication.nodes.quorum import PENDING_MAX, RETRY_MS, QuorumQueries
 from smq.replication.ports import Disk, Quorum
 from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines

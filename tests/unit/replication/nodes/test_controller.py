@@ -26,10 +26,11 @@ from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host, Identity
 from smq.replication.measures import NodeMeasures
-from smq.replication.membership import controller as controller_module
-from smq.replication.membership.controller import Controller
-from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
+from smq.replication.net.links import Links
+from smq.replication.nodes import controller as controller_module
+from smq.replication.nodes.controller import Controller
+from smq.replication.nodes.liveness import Liveness
 from smq.replication.partition.replicas import Replicas, has_majority
 from smq.replication.ports import Channel
 from smq.replication.proposer import rejection
@@ -47,6 +48,27 @@ STEP_MS = 100
 TOPIC_OF_MANY = CreateTopic(
     name="many", topic_id=TopicId(b"m" * 16), partition_count=1, replication_factor=3, created_ms=0
 )
+
+
+class ScriptedLiveness(Liveness):
+    """Hears what the test lets it hear; which disks and which nodes that leave it knows is the test's, too."""
+
+    def __init__(self, world: "World", links: Links) -> None:
+        super().__init__(
+            world.config,
+            clock=world.clock,
+            applied=world,
+            engine=cast(Raft, world.engine),
+            own_disk=lambda: world.disk(ME),
+            is_connected=lambda peer: links.is_open(peer, Channel.CONTROL),
+        )
+        self._world = world
+
+    def disk(self, node: NodeId) -> wire.DiskCondition:
+        return self._world.disk(node)
+
+    def is_leaving(self, node: NodeId, incarnation: Incarnation) -> bool:
+        return node in self._world.leaving
 
 
 class World:
@@ -72,11 +94,12 @@ class World:
         self.silent: set[NodeId] = set()
         self.delay_ms = 0  # of the peers' reports for elections
         self.network = RecordedNetwork(self._on_sent)
-        self.heard: dict[NodeId, int] = {}
         self.ends: dict[NodeId, int] = {ME: 0, PEER_A: 0, PEER_B: 0}
         self.transferred: list[NodeId] = []
         self.leaving: set[NodeId] = set()
         self.warnings: list[str] = []
+        links = immediate_links(self.network)
+        self.liveness = ScriptedLiveness(self, links)
         host = Host(
             config=self.config,
             identity=Identity(INCARNATION, DiskId(b"")),
@@ -84,14 +107,14 @@ class World:
             clock=self.clock,
             deadlines=Deadlines(),
             disk=FakeDisk(self.clock, random.Random(1), on_fatal=self._raise),
-            links=immediate_links(self.network),
+            links=links,
             engine=cast(Raft, self.engine),
             propose=self.propose,
             anomalies=Anomalies(self.clock, NodeMeasures(), lambda: self.state),
             deliver=self.clock.call_soon,
         )
         self.controller = Controller(
-            host, cast(Liveness, self), cast(Replicas, self), lambda event, **_: self.warnings.append(event)
+            host, self.liveness, cast(Replicas, self), lambda event, **_: self.warnings.append(event)
         )
         if is_initialised:
             self.apply(default_init("c"))
@@ -101,16 +124,13 @@ class World:
     def _raise(self, error: BaseException) -> None:
         raise error
 
-    # ---- what a controller uses of Liveness and Replicas
+    # ---- what a controller uses of Replicas, and what Liveness reports
     def disk(self, node: NodeId) -> wire.DiskCondition:
         return self.disks.get(node, wire.DiskCondition.FINE)
 
     @property
     def state(self) -> ClusterState:
         return self.machine.state
-
-    def heard_ns(self, peer: NodeId, incarnation: Incarnation) -> int:
-        return self.heard.get(peer, 0) if incarnation == INCARNATION else 0
 
     def _on_sent(self, peer: NodeId, message: wire.Message) -> None:
         self.sent.append((peer, message))
@@ -146,9 +166,6 @@ class World:
     def transfer(self, pid: PartitionId, epoch: Epoch, target: NodeId) -> None:
         self.transferred.append(target)
 
-    def is_leaving(self, node: NodeId, incarnation: Incarnation) -> bool:
-        return node in self.leaving
-
     # ---- the test's hands
     def apply(self, command: Command) -> Reply:
         self.index += 1
@@ -169,7 +186,7 @@ class World:
         for _ in range(ms // STEP_MS):
             for peer in (PEER_A, PEER_B):
                 if peer not in self.silent:
-                    self.heard[peer] = self.clock.monotonic_ns()
+                    self.liveness.on_heartbeat(peer, INCARNATION, is_leaving=peer in self.leaving, disk=self.disk(peer))
             self.controller.on_tick(self.clock.monotonic_ns())
             self.scheduler.run_for_ms(STEP_MS)
 

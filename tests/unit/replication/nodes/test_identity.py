@@ -7,7 +7,7 @@ import pytest
 
 from smq.raft_state.ids import NodeId
 from smq.replication.config import NodeConfig
-from smq.replication.membership.identity import (
+from smq.replication.nodes.identity import (
     DISK_KEY,
     INCARNATION_KEY,
     VOTERS_KEY,

@@ -4,9 +4,9 @@ import pytest
 
 from smq.raft_state.commands import SetNodeDrained
 from smq.raft_state.ids import NodeId
-from smq.replication.membership.balancer import RAFT_RETRY_NS
 from smq.replication.net import wire
-from tests.unit.replication.membership.test_controller import World
+from smq.replication.nodes.balancer import RAFT_RETRY_NS
+from tests.unit.replication.nodes.test_controller import World
 from tests.unit.replication.support import ME, PEER_A, PEER_B
 
 

@@ -8,9 +8,9 @@ is counted only from a disk whose memory is known (rule 18).
 from smq.raft_state.ids import NodeId
 from smq.replication.anomalies import StateWatch
 from smq.replication.host import Host
-from smq.replication.membership.liveness import Liveness
-from smq.replication.membership.registration import Registration
 from smq.replication.net import wire
+from smq.replication.nodes.liveness import Liveness
+from smq.replication.nodes.registration import Registration
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Channel
 

@@ -11,8 +11,8 @@ from typing import Final
 from smq.raft_state.ids import Incarnation, NodeId, PartitionId
 from smq.raft_state.state import NodeState, PartitionState
 from smq.replication.host import Host
-from smq.replication.membership.liveness import Liveness
 from smq.replication.net import wire
+from smq.replication.nodes.liveness import Liveness
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Channel
 

@@ -10,7 +10,7 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.limits import PRODUCER_EXPIRATION_MS_MIN
 from smq.raft_state.replies import Reply
 from smq.replication.api import DoneFn
-from smq.replication.membership.expiry_clock import INTERVAL_MS_MAX, INTERVAL_MS_MIN, ExpiryClock, interval_ms
+from smq.replication.nodes.expiry_clock import INTERVAL_MS_MAX, INTERVAL_MS_MIN, ExpiryClock, interval_ms
 from smq.replication.raft.engine import Raft
 from tests.unit.raft_state.support import init_transactions, kept_minutes, producers_kept_ms, proposed, settings
 from tests.unit.replication.support import Host

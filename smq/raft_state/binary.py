@@ -2,8 +2,8 @@
 
 Owns the encoding of integers, strings and lists: big-endian, fixed width, one encoding per value, so that equal values
 have equal bytes. It must never know what a field means, and never raise anything but CodecError for bytes that it
-reads. The rest of raft_state imports it, and the tables of messages between nodes
-(replication/net/layout.py).
+reads. The rest of raft_state imports it, and the messages between nodes
+(replication/net/layout.py, replication/net/wire.py, replication/raft/messages.py).
 """
 
 import struct

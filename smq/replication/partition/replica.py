@@ -99,7 +99,7 @@ class Replica:
 
     def known_commit_point(self) -> Offset:
         """Everything below it is committed, as far as this process knows (rules 8 and 24). Only the leader knows that
-        there is no more, and only after a read index (rule 25, `ends`)."""
+        there is no more, and only after a read index (rule 25, `exact_ends`)."""
         return max(self.part.hwm, self._commit)
 
     @property
@@ -289,7 +289,7 @@ class Replica:
         return stored
 
     def append_marker(self, batch: bytes) -> None:
-        """A control batch of `endings`, which tries again if nothing can be appended now."""
+        """A control batch of `markers`, which tries again if nothing can be appended now."""
         can_append = self._shared.intake.has_room and self._shared.space.admits(len(batch))
         if can_append and not self._hand_over.is_under_way:
             self._append_at(self._next_ts_ns(), batch, parse_header(batch))

@@ -146,7 +146,7 @@ class Console:
 
     def _is_own_host(self, host: str) -> bool:
         name = host.rsplit(":", 1)[0] if host.count(":") == 1 or (host.startswith("[") and "]:" in host) else host
-        if self._config.tls is not None or name.lower() in self._hosts:
+        if self._config.http_tls is not None or name.lower() in self._hosts:
             return True
         try:
             ipaddress.ip_address(name.strip("[]"))

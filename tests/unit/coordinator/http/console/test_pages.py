@@ -12,7 +12,7 @@ import pytest
 from smq.clients import Producer
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.config.addresses import format_address
-from smq.coordinator.config.node_toml import TlsConfig
+from smq.coordinator.config.node_toml import HttpConfig, TlsConfig
 from smq.coordinator.http.console import reading
 from smq.coordinator.http.console.markup import POLICY, text
 from smq.coordinator.http.console.site import Console
@@ -339,14 +339,23 @@ def test_a_name_that_a_stranger_controls_does_not_reach_the_console(tmp_path: Pa
     serving(tmp_path, body)
 
 
-@pytest.mark.parametrize("has_tls", [False, True])
-def test_with_tls_every_name_will_do_because_a_stranger_has_no_certificate_for_it(
-    tmp_path: Path, has_tls: bool
+@pytest.mark.parametrize(
+    ("has_tls", "of_http", "takes_any_name"),
+    [
+        (False, None, False),
+        (False, False, False),
+        (True, None, True),
+        (True, True, True),
+        (True, False, False),  # the other ports have TLS, this one has none
+    ],
+)
+def test_only_with_tls_on_this_port_every_name_will_do_because_a_stranger_has_no_certificate_for_it(
+    tmp_path: Path, has_tls: bool, of_http: bool | None, takes_any_name: bool
 ) -> None:
     tls = TlsConfig(ca=tmp_path / "ca", certificate=tmp_path / "certificate", key=tmp_path / "key")
-    config = node_config(tmp_path, tls=tls if has_tls else None)
+    config = node_config(tmp_path, tls=tls if has_tls else None, http=HttpConfig(tls=of_http))
     node: Any = None  # it is not asked
-    assert Console(node, Settings({}), config, node)._is_own_host("broker.example:7402") is has_tls
+    assert Console(node, Settings({}), config, node)._is_own_host("broker.example:7402") is takes_any_name
 
 
 def test_nothing_can_be_changed_through_it(tmp_path: Path) -> None:

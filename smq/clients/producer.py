@@ -217,6 +217,11 @@ class Producer:
         return self._publisher.waits_for()
 
     @property
+    def unsettled(self) -> int:
+        """The number of records that are neither acknowledged nor failed. For the blocking producer."""
+        return self._accumulator.unsettled()
+
+    @property
     def is_full(self) -> bool:
         """Whether `send` would raise OVERLOADED now."""
         return self._accumulator.is_full

@@ -98,6 +98,11 @@ class Accumulator:
     def is_empty(self) -> bool:
         return not self._active and not any(self._waiting.values())
 
+    def unsettled(self) -> int:
+        """The number of records that are neither acknowledged nor failed."""
+        in_batches = sum(batch.count for queue in self._active for batch in queue.batches())
+        return in_batches + sum(len(waiting) for waiting in self._waiting.values())
+
     def oldest(self) -> Batch | None:
         """Of the batches that are not acknowledged: the one that was opened first."""
         batches = (next(iter(queue.batches()), None) for queue in self._active)

@@ -5,7 +5,9 @@ Owns the I/O around `accumulator`: one PublishRecord stream per node, the timer,
 """
 
 import asyncio
+import logging
 import uuid
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +23,8 @@ from smq.clients.producing.publish_stream import PublishStream
 from smq.clients.producing.transactions import Phase, Transactions
 from smq.clients.retry import Backoff, Verdict, needs_refresh
 from smq.raft_state.errors import ErrorCode, SmqError
+
+log = logging.getLogger(__name__)
 
 # One refresh per 150 ms while a leader is missing: an election takes 0.3-1.5 s, so this adds little.
 PRODUCER_BACKOFF: Final = Backoff(first_ms=10.0, max_ms=150.0)
@@ -68,6 +72,7 @@ class Publisher:
         self._delivery_timeout_ms = settings.delivery_timeout_ms
         self._stats = ProducerStats()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._not_closed: weakref.finalize[..., Publisher] | None = None
         self._streams: dict[str, PublishStream] = {}
         self._closing_streams: set[asyncio.Task[None]] = set()  # one per broken stream
         self._pump_handle: asyncio.Handle | None = None
@@ -81,12 +86,15 @@ class Publisher:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._not_closed = weakref.finalize(self, _warn_of_loss, self.accumulator, self._loop)
 
     async def close(self) -> None:
         """Undelivered records fail; those in flight fail with an indefinite error."""
         self.accumulator.fail_all(SmqError(ErrorCode.SHUTTING_DOWN, "the producer was closed before the send"))
         self._report(self.accumulator.poll(now_ms(), lambda _topic, _partition: None))
         self.is_closing = True
+        if self._not_closed is not None:
+            self._not_closed.detach()
         self.not_full.set()
         for handle in (self._pump_handle, self._timer):
             if handle is not None:
@@ -351,3 +359,14 @@ class Publisher:
 
 def _because(error: SmqError | None) -> str:
     return "" if error is None else f" ({error.code.name}: {error.message})"
+
+
+def _warn_of_loss(accumulator: Accumulator, loop: asyncio.AbstractEventLoop) -> None:
+    """For a producer that was never closed: nothing can be sent any more once its event loop has ended."""
+    count = 0 if loop.is_running() else accumulator.unsettled()
+    if count:
+        log.warning(
+            "%d records were not acknowledged, because the event loop ended before the producer was closed: "
+            "use `async with Producer(...)`, or await close()",
+            count,
+        )

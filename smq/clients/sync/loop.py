@@ -46,9 +46,12 @@ class LoopThread:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="smq-clients", daemon=True)
         self._thread.start()
+        self.before_stop: dict[Callable[[], None], None] = {}  # in order: what clients have to do before
 
     def stop(self) -> None:
         if self.pid == os.getpid() and self.loop.is_running():
+            for leave in list(self.before_stop):
+                leave()
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(STOP_TIMEOUT_S)
 

@@ -6,6 +6,7 @@ the loop while records are already waiting. Users import it through `smq.clients
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Unpack
@@ -21,7 +22,16 @@ from smq.records import Headers
 
 HANDED_RECORDS_MAX: Final = 5_000  # handed over and not taken by the loop: about 20 ms of its work
 HANDED_BYTES_MAX: Final = 4 << 20  # beside the producer's own buffer
+EXIT_TIMEOUT_S: Final = 30.0  # an election takes a second or two; close() waits longer
+EXIT_SILENCE_S: Final = 2.0  # then it says what it waits for
+WAITING: Final = "waiting for the acknowledgement of %d records, at most %.0f s (Ctrl-C gives them up)"
+LOST: Final = (
+    "%d records were not acknowledged when the program ended, and may be lost: call close(), "
+    "or use `with SyncProducer(...)`, which wait as long as `delivery_timeout_ms`"
+)
 TAKEN_AT_ONCE: Final = 500  # then the loop turns to answers: about 2 ms
+
+log = logging.getLogger(__name__)
 
 _Record = tuple[str, bytes | None, bytes | None, Headers, int | None, int, Delivery | Intercepted]
 
@@ -37,9 +47,12 @@ class SyncProducer(BlockingClient):
         self._has_room = threading.Condition(self._lock)
         self._handed: list[_Record] = []  # bounded by HANDED_RECORDS_MAX and HANDED_BYTES_MAX
         self._handed_bytes = 0
+        self._taking_count = 0  # of records that the taker holds
         self._has_taker = False  # then it looks at what is handed over before it ends
         self._is_closed = False
         self._run(self._make(bootstrap, options))
+        # A reference to the producer, too: one that its program has dropped still has records to deliver.
+        self._runner.before_stop[self._leave] = None
 
     async def _make(self, bootstrap: str | Iterable[str], options: ProducerOptions) -> None:
         self._taker: asyncio.Task[None] | None = None
@@ -173,13 +186,35 @@ class SyncProducer(BlockingClient):
         """Delivers everything sent so far, within `delivery_timeout_ms`; what is not acknowledged by then fails. A
         transaction that is still open is aborted. Then every call raises CLIENT_CLOSED."""
 
-        async def work() -> None:
-            await self._take_all()
-            await self._producer.close()
-
         with self._lock:
             self._is_closed = True
-        self._run(work())
+        self._run(self._close())
+        self._runner.before_stop.pop(self._leave, None)
+
+    async def _close(self) -> None:
+        await self._take_all()
+        await self._producer.close()
+
+    def _leave(self) -> None:
+        """At the interpreter's exit, for a producer that was not closed."""
+        with self._lock:
+            self._is_closed = True
+        with contextlib.suppress(KeyboardInterrupt):  # of someone who does not want to wait
+            self._run(self._close_in_time())
+
+    async def _close_in_time(self) -> None:
+        stats, producer = self._producer.stats, self._producer
+        count, acked = len(self._handed) + self._taking_count + producer.unsettled, stats.records_acked
+        hint = self._runner.loop.call_later(EXIT_SILENCE_S, log.warning, WAITING, count, EXIT_TIMEOUT_S)
+        try:
+            with contextlib.suppress(TimeoutError, SmqError):
+                async with asyncio.timeout(EXIT_TIMEOUT_S):
+                    await self._close()
+        finally:
+            hint.cancel()
+            lost = count - (stats.records_acked - acked)
+            if lost > 0:
+                log.warning(LOST, lost)
 
     # -- on the loop
 
@@ -207,7 +242,7 @@ class SyncProducer(BlockingClient):
     def _next_handed(self) -> list[_Record]:
         with self._lock:
             records, self._handed, self._handed_bytes = self._handed, [], 0
-            self._has_taker = bool(records)
+            self._has_taker, self._taking_count = bool(records), len(records)
             self._has_room.notify_all()
         return records
 
@@ -221,3 +256,4 @@ class SyncProducer(BlockingClient):
             except SmqError as e:
                 producer.refused(e)
                 fail_token(token, 1, e)
+            self._taking_count -= 1

@@ -54,7 +54,7 @@ COUNTED: Final[tuple[tuple[str, Callable[..., None]], ...]] = (
     ("smq.replication.measures:Series.fold", _forgotten),
     ("smq.replication.measures:Histogram.observe", _nothing),
     ("smq.replication.storage.disk:StoreDisk._measure", _nothing),
-    ("smq.replication.proposer:Proposer._count", _nothing),
+    ("smq.replication.commands.proposer:Proposer._count", _nothing),
 )
 PAIRS_OF_WARM_UP: Final = 5
 WARM_UP: Final = 60  # batches at the beginning of a slice, not measured

@@ -21,7 +21,7 @@ from smq.raft_state.fields import ANY_ID
 from smq.raft_state.replies import Applied, Done
 from smq.raft_state.state import ClusterState
 from smq.raft_state.topic_config import TOPIC_CONFIG
-from smq.replication.proposer import Proposer
+from smq.replication.commands.proposer import Proposer
 
 LEVEL_TWO: Final = codec.FEATURE_LEVEL + 1
 _TAG: Final = 250

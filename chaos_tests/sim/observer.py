@@ -27,13 +27,13 @@ from smq.raft_state.topic_config import retention
 from smq.records import decode_batch, parse_header
 from smq.replication.api import DoneFn
 from smq.replication.applied_state import AppliedState
+from smq.replication.commands.proposer import _Pending
 from smq.replication.config import NodeConfig
 from smq.replication.log.compaction import segment_writer
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.segments import HeldSegments
 from smq.replication.node import Node
 from smq.replication.ports import Channel, Clock, Compute, DataDamaged, Disk, Network, Rng
-from smq.replication.proposer import _Pending
 from smq.testing.virtual.loop import SimLoop
 
 DIGEST_EVERY = 40  # applied indexes between two digests of a node: a digest costs about as much as 20 applies

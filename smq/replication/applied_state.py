@@ -25,12 +25,12 @@ from smq.raft_state.ids import DiskId, LogIndex, NodeId
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied
 from smq.replication.anomalies import CommitWatch, StateWatch
+from smq.replication.commands.proposer import Proposer
 from smq.replication.digests import Digests
-from smq.replication.joins import Joins
 from smq.replication.nodes.controller import Controller
 from smq.replication.partition.replicas import Replicas
+from smq.replication.partition.transaction_joins import TransactionJoins
 from smq.replication.ports import Clock
-from smq.replication.proposer import Proposer
 
 _MAY_NEED_ELECTION: Final = (RegisterNode, FenceNode, UnfenceNode, CreateTopic, AddPartitions, ElectLeader)
 _MAY_MOVE_COMMITS: Final = (CommitOffsets, EndTransaction)
@@ -53,7 +53,7 @@ class AppliedState:
         self.index = LogIndex(0)  # in the state; the engine calls an entry applied only once this node has followed it
         self.digests = Digests(clock, self.snapshot, lambda: self.index)
 
-    def connect(self, controller: Controller, replicas: Replicas, proposer: Proposer, joins: Joins) -> None:
+    def connect(self, controller: Controller, replicas: Replicas, proposer: Proposer, joins: TransactionJoins) -> None:
         """To the parts that follow the state. They read it too, so they are made after it."""
         self._controller, self._replicas, self._proposer, self._joins = controller, replicas, proposer, joins
 

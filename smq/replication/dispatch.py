@@ -9,6 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from smq.raft_state.ids import NodeId, PartitionId
+from smq.replication.commands.proposer import Proposer
 from smq.replication.host import Host
 from smq.replication.net import wire
 from smq.replication.net.wire import SegmentPart, SegmentQuery, StepQuery, StepReport
@@ -18,7 +19,6 @@ from smq.replication.nodes.quorum import QuorumQueries
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Channel, DataDamaged
-from smq.replication.proposer import Proposer
 
 _log = structlog.get_logger("smq.node")
 

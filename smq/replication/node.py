@@ -18,10 +18,10 @@ from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.anomalies import Anomalies, Anomaly, CommitWatch, StateWatch
 from smq.replication.api import ActiveProducer, DoneFn, NodeStatus, ReplicaStatus
 from smq.replication.applied_state import AppliedState
+from smq.replication.commands.proposer import Barriers, Proposer
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
-from smq.replication.joins import Joins
 from smq.replication.maintenance.disk import DiskMaintenance
 from smq.replication.measures import NO_TRAFFIC, NodeMeasures, Traffic
 from smq.replication.net.links import Links
@@ -36,9 +36,9 @@ from smq.replication.nodes.registration import Registration
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.replica import status_of
 from smq.replication.partition.replicas import Replicas
+from smq.replication.partition.transaction_joins import TransactionJoins
 from smq.replication.ports import Channel, Clock, Compute, DataDamaged, Disk, Network, Rng
 from smq.replication.preparation import Preparation
-from smq.replication.proposer import Barriers, Proposer
 from smq.replication.raft.engine import Raft
 from smq.replication.raft.journal import RaftDamaged
 from smq.replication.raft.timing import RaftTiming
@@ -164,7 +164,7 @@ class Node:
             resign=lambda pid, epoch: self._controller.resign(pid, epoch),  # noqa: PLW0108 - each needs the other
         )
         self._controller = Controller(host, self.liveness, self.replicas, _log.warning)
-        self._joins = Joins(host, self._proposer.propose, self._proposer.late)
+        self._joins = TransactionJoins(host, self._proposer)
         self.applied.connect(self._controller, self.replicas, self._proposer, self._joins)
         states = StateWatch(host.anomalies)
         self.applied.watch(CommitWatch(host.anomalies), states, host.config.digest_entries)
@@ -181,7 +181,7 @@ class Node:
             quorum=self._quorum,
             replicas=self.replicas,
         )
-        self._external = ExternalOffsets(host, self._proposer.propose, self._proposer.late)
+        self._external = ExternalOffsets(host, self._proposer)
         requests = Requests(
             host,
             self.replicas,

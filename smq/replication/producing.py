@@ -17,8 +17,8 @@ from smq.raft_state.state import ClusterState, PartitionState
 from smq.raft_state.topic_config import batch_rules
 from smq.records import parse_header
 from smq.replication.api import Acks, DoneFn, Produced, ProduceRequest
+from smq.replication.commands.proposer import Barriers
 from smq.replication.host import Host
-from smq.replication.joins import Joins
 from smq.replication.lookup import (
     Lookup,
     check_has_records,
@@ -31,9 +31,9 @@ from smq.replication.lookup import (
 from smq.replication.partition.admission import JUDGED_BY_THE_LOG, NotYetKnown, PreparedBatch, leader_error
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.send_order import comes_again
+from smq.replication.partition.transaction_joins import TransactionJoins
 from smq.replication.ports import Buffer
 from smq.replication.preparation import Preparation
-from smq.replication.proposer import Barriers
 
 # Of this many batches, one is timed, from its arrival to its answer, which takes several microseconds. A prime number:
 # clients send 8 or 10 or 100 at a time, and the samples would always be the same ones of them.
@@ -113,7 +113,7 @@ class Producing:
         barriers: Barriers,
         lookup: Lookup,
         preparation: Preparation,
-        joins: Joins,
+        joins: TransactionJoins,
     ) -> None:
         self.host = host
         self.replicas = replicas

@@ -24,8 +24,8 @@ from smq.replication.api import (
     TimeKind,
     TimeOffset,
 )
+from smq.replication.commands.proposer import Barriers
 from smq.replication.host import Host
-from smq.replication.joins import Joins
 from smq.replication.lookup import Lookup, check_has_records, clipped
 from smq.replication.nodes.balancer import request_transfer
 from smq.replication.nodes.liveness import Liveness
@@ -35,9 +35,9 @@ from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.reads import Poll
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
+from smq.replication.partition.transaction_joins import TransactionJoins
 from smq.replication.preparation import Preparation
 from smq.replication.producing import Producing
-from smq.replication.proposer import Barriers
 from smq.replication.ranges import RangesRequest
 
 
@@ -55,7 +55,7 @@ class Requests:
         external: ExternalOffsets,
         refusal: Callable[[], SmqError | None],
         preparation: Preparation,
-        joins: Joins,
+        joins: TransactionJoins,
     ) -> None:
         self._host = host
         self._replicas = replicas

@@ -19,6 +19,7 @@ from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.anomalies import Anomalies
 from smq.replication.api import Cancel, DoneFn
+from smq.replication.commands.proposer import Barriers, rejection
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
@@ -27,7 +28,6 @@ from smq.replication.net.links import Links
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Buffer, Channel, NetworkHandler
-from smq.replication.proposer import Barriers, rejection
 from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.runtime.slices import Slices

@@ -13,7 +13,7 @@ from smq.raft_state.commands import CommitOffsets, Coordinated, StageOffsets
 from smq.raft_state.ids import Generation, Offset
 from smq.raft_state.replies import Applied
 from smq.raft_state.state import ClusterState, GroupState
-from smq.replication.proposer import Proposer
+from smq.replication.commands.proposer import Proposer
 
 _HANDLERS: Final = "smq.raft_state.handlers."
 _SESSIONS: Final = "smq.coordinator.groups.sessions:"
@@ -97,7 +97,7 @@ GROUP_BUGS: Final = (
     PlantedBug(
         name="proposer-sends-again-after-the-deadline",
         rule="nothing is proposed after its caller's deadline",
-        faults=(replace("smq.replication.proposer:Proposer._attempt", by=_whenever),),
+        faults=(replace("smq.replication.commands.proposer:Proposer._attempt", by=_whenever),),
         scenario="groups",
         anomalies=frozenset({"late-proposal"}),
         seeds=8,

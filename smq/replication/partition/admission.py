@@ -4,8 +4,8 @@ Owns the checks of the batch itself, of its times, of space, of the number of pr
 last is KIP-890's: a batch is taken into a transaction only if the replicated state has that transaction open, with this
 partition. So no late batch opens one that never ends. The leader judges by the state that it has applied, which may be
 behind: that there is no transaction is certain only after a read barrier, or after it has had the partition join
-(`joins`), for which the node's requests wait. That the state is past a transaction is certain. It must never append, or
-judge who leads: the replica does. The replica and the requests use it.
+(`transaction_joins`), for which the node's requests wait. That the state is past a transaction is certain. It must
+never append, or judge who leads: the replica does. The replica and the requests use it.
 """
 
 from collections.abc import Sequence

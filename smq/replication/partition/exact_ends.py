@@ -15,12 +15,12 @@ from typing import Final
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Incarnation, LogIndex, NodeId, PartitionId
 from smq.replication.api import Cancel, DoneFn, PartitionEnd
+from smq.replication.commands.proposer import Barriers
 from smq.replication.host import Host
 from smq.replication.net import wire
 from smq.replication.partition.admission import leader_error
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import Channel
-from smq.replication.proposer import Barriers
 from smq.replication.runtime.deadlines import Deadline
 
 WAITING_MAX: Final = 100_000  # partitions that callers of this node wait for: some 20 MB

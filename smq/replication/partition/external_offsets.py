@@ -11,8 +11,9 @@ from smq.raft_state.commands import AdvanceExternalHwms, Assignment, AssignOffse
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset
 from smq.raft_state.replies import ExternalHwm, OffsetsAssigned
+from smq.replication.commands.proposer import Proposer
+from smq.replication.commands.shared_command import ItemResult, SharedCommand
 from smq.replication.host import Host
-from smq.replication.shared_command import ItemResult, Propose, SharedCommand
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -21,14 +22,12 @@ Result = TypeVar("Result")
 class ExternalOffsets:
     """Both kinds of command, each with its own callers."""
 
-    def __init__(self, host: Host, propose: Propose, late: Callable[[], SmqError]) -> None:
-        """`late`: the error of a caller whose deadline has passed."""
-
+    def __init__(self, host: Host, proposer: Proposer) -> None:
         def shared(
             command_of: Callable[[tuple[Item, ...]], Command],
             result_of: Callable[[ItemResult], Result],
         ) -> SharedCommand[Item, Result]:
-            return SharedCommand(host, propose, late=late, command_of=command_of, result_of=result_of)
+            return SharedCommand(host, proposer, command_of=command_of, result_of=result_of)
 
         self._assignments: SharedCommand[Assignment, OffsetsAssigned] = shared(
             lambda items: AssignOffsets(items=items), lambda result: cast(OffsetsAssigned, result)

@@ -15,6 +15,7 @@ from smq.raft_state.commands import AdvanceHwms, CompleteReplicas, HwmAdvance, M
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, PartitionId
 from smq.raft_state.state import EpochStart, PartitionState
+from smq.replication.commands.proposer import Barriers
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged
 from smq.replication.log.partition_log import PartitionLog
@@ -40,7 +41,6 @@ from smq.replication.partition.replica import Replica
 from smq.replication.partition.retention import Retainer
 from smq.replication.partition.send_order import SendOrder
 from smq.replication.partition.step import Noted, Outputs, Shared
-from smq.replication.proposer import Barriers
 from smq.replication.runtime.slices import Slices
 from smq.replication.storage.hang import HangGuard
 from smq.replication.storage.space import SpaceGuard

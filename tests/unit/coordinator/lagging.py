@@ -35,11 +35,11 @@ from smq.replication.api import (
     TimeKind,
     TimeOffset,
 )
+from smq.replication.commands.proposer import Barriers
 from smq.replication.host import Host
 from smq.replication.lookup import Lookup
 from smq.replication.partition.exact_ends import Ends, ExactEnds
 from smq.replication.producing import Arrivals
-from smq.replication.proposer import Barriers
 from smq.replication.ranges import RangesRequest
 
 ZERO = Offset(0)

@@ -24,6 +24,7 @@ from smq.raft_state.topic_config import BatchRules
 from smq.records import NewRecord, encode_batch
 from smq.replication.anomalies import Anomalies
 from smq.replication.api import Acks, DoneFn, Produced, ProduceRequest, TimeKind, TimeOffset
+from smq.replication.commands.proposer import Barriers, rejection
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
 from smq.replication.host import Identity
@@ -41,7 +42,6 @@ from smq.replication.partition.replica import Replica
 from smq.replication.partition.send_order import SendOrder
 from smq.replication.partition.step import Noted, Outputs, Shared
 from smq.replication.ports import Buffer, Channel, NetworkHandler
-from smq.replication.proposer import Barriers, rejection
 from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.storage.hang import HangGuard

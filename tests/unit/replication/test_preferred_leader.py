@@ -9,17 +9,17 @@ from smq.raft_state.ids import Epoch, LogIndex, NodeId, PartitionId, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
+from smq.replication.commands.proposer import Barriers
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
-from smq.replication.joins import Joins
 from smq.replication.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.wire import DiskCondition
 from smq.replication.nodes.liveness import Liveness
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.replicas import Replicas
+from smq.replication.partition.transaction_joins import TransactionJoins
 from smq.replication.preparation import Preparation
-from smq.replication.proposer import Barriers
 from smq.replication.raft.engine import Raft
 from smq.replication.requests import Requests
 from smq.testing.virtual.clock import Machine as Hardware
@@ -58,7 +58,7 @@ class World:
             cast(ExternalOffsets, None),
             refusal=lambda: None,
             preparation=Preparation(LoopCompute(self.clock)),
-            joins=cast(Joins, None),
+            joins=cast(TransactionJoins, None),
         )
         self.apply(default_init("c"))
         for node in (ME, PEER_A, PEER_B):

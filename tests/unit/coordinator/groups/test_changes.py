@@ -12,7 +12,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, RequestId
 from smq.raft_state.replies import Done, Rejected, Reply
 from smq.replication.api import DoneFn
-from smq.replication.proposer import rejection
+from smq.replication.commands.proposer import rejection
 from tests.unit.coordinator.groups.world import GROUP, Client, World, assemble, client
 from tests.unit.raft_state.support import pid, register
 

@@ -17,7 +17,7 @@ from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, GroupState
 from smq.replication.api import DoneFn, NodeApi
-from smq.replication.proposer import rejection
+from smq.replication.commands.proposer import rejection
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
 from tests.unit.raft_state.support import Driver, member, pid, register, topic

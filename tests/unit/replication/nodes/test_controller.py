@@ -23,6 +23,7 @@ from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.anomalies import Anomalies
 from smq.replication.api import DoneFn
+from smq.replication.commands.proposer import rejection
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host, Identity
 from smq.replication.measures import NodeMeasures
@@ -33,15 +34,14 @@ from smq.replication.nodes.controller import Controller
 from smq.replication.nodes.liveness import Liveness
 from smq.replication.partition.replicas import Replicas, has_majority
 from smq.replication.ports import Channel
-from smq.replication.proposer import rejection
 from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
 from smq.testing.virtual.disk import FakeDisk
 from tests.unit.raft_state.support import marked
+from tests.unit.replication.commands.test_proposer import ScriptedEngine
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, immediate_links, register
-from tests.unit.replication.test_proposer import ScriptedEngine
 from tests.unit.replication.test_turns import World as NodeWorld
 
 STEP_MS = 100

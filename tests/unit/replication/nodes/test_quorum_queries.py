@@ -20,8 +20,8 @@ from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
 from smq.testing.virtual.rng import Streams
+from tests.unit.replication.commands.test_proposer import ScriptedEngine
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, immediate_links
-from tests.unit.replication.test_proposer import ScriptedEngine
 
 LATE = SmqError(ErrorCode.NO_QUORUM, "late")
 Result = Quorum | SmqError

@@ -11,14 +11,14 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, Offset, RequestId
 from smq.raft_state.limits import ASSIGN_ITEMS_MAX
 from smq.raft_state.replies import OffsetsAssigned, Rejected, Reply, Results
-from smq.replication import proposer as proposer_module
-from smq.replication import shared_command
+from smq.replication.commands import proposer as proposer_module
+from smq.replication.commands import shared_command
 from smq.replication.host import Host
 from smq.replication.net import wire
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.ports import ProposalLost
 from tests.unit.raft_state.support import pid
-from tests.unit.replication.test_proposer import ME, OTHER, World, committed
+from tests.unit.replication.commands.test_proposer import ME, OTHER, World, committed
 
 Answers = list[OffsetsAssigned | SmqError]
 
@@ -29,8 +29,7 @@ class Callers:
     def __init__(self) -> None:
         self.world = World()
         host = SimpleNamespace(clock=self.world.clock, deadlines=self.world.deadlines, deliver=lambda fn: fn())
-        proposer = self.world.proposer
-        self.offsets = ExternalOffsets(cast(Host, host), proposer.propose, proposer.late)
+        self.offsets = ExternalOffsets(cast(Host, host), self.world.proposer)
         self.world.lead(ME)
 
     def assign(self, number: int, timeout_ms: int = 5_000, *, count: int = 1) -> Answers:

@@ -6,10 +6,10 @@ from smq.raft_state.ids import Epoch, LogIndex, Offset
 from smq.replication.api import Fetched
 from smq.replication.net import wire
 from smq.replication.partition.exact_ends import ATTEMPT_MS, RETRY_MS
+from tests.unit.replication.commands.test_proposer import World as Proposals
 from tests.unit.replication.nodes.test_controller import World
 from tests.unit.replication.partition.test_reads import Reader
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B
-from tests.unit.replication.test_proposer import World as Proposals
 
 
 def test_a_report_that_judged_its_log_by_an_older_epoch_elects_no_node() -> None:

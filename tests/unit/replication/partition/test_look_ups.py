@@ -10,6 +10,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, Offset, TsNs
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Cancel, TimeKind, TimeOffset
+from smq.replication.commands.proposer import Barriers
 from smq.replication.log.codec import BatchDamaged
 from smq.replication.log.reader import LogReader
 from smq.replication.log.store import LogStore
@@ -18,7 +19,6 @@ from smq.replication.partition import look_ups as look_ups_module
 from smq.replication.partition.exact_ends import ATTEMPT_MS, RETRY_MS, ExactEnds
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.repair import Outcome
-from smq.replication.proposer import Barriers
 from tests.unit.replication.partition.test_reads import HeldBarriers
 from tests.unit.replication.support import ME, PEER_A, Host
 

@@ -8,6 +8,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from smq.raft_state.state import Segment
 from smq.replication.api import Fetched
+from smq.replication.commands.proposer import Barriers
 from smq.replication.log.segments import HeldSegments
 from smq.replication.log.state import sealed
 from smq.replication.net.wire import StepQuery, StepReport
@@ -16,7 +17,6 @@ from smq.replication.partition.exact_ends import ExactEnds
 from smq.replication.partition.older_state import Outlived
 from smq.replication.partition.reads import Poll, Reads
 from smq.replication.ports import DataDamaged
-from smq.replication.proposer import Barriers
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, Host, batch, register
 from tests.unit.replication.test_rules import append, follower, stored
 

@@ -15,11 +15,11 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset
 from smq.raft_state.replies import Reply
 from smq.replication.api import DoneFn
+from smq.replication.commands.proposer import Barriers
 from smq.replication.net import wire
 from smq.replication.partition.exact_ends import ExactEnds
 from smq.replication.partition.high_water_mark import LogStarts, hwm_advances, untold_commits
 from smq.replication.partition.replica import Replica
-from smq.replication.proposer import Barriers
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
 from tests.unit.replication.test_rules import acks, append, stored
 

@@ -12,13 +12,13 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset, TsNs
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Cancel, Fetched, TimeKind, TimeOffset
+from smq.replication.commands.proposer import Barriers
 from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.net import wire
 from smq.replication.partition.exact_ends import ATTEMPT_MS, RETRY_MS, ExactEnds
 from smq.replication.partition.reads import END_MS_MAX, REPAIRS_PER_POLL_MAX, Poll, Reads
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replica import Replica
-from smq.replication.proposer import Barriers
 from tests.unit.replication.support import ME, PEER_A, Host, batch
 
 

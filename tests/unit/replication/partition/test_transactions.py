@@ -12,12 +12,12 @@ from smq.raft_state.limits import PRODUCER_EPOCH_RETIRED
 from smq.raft_state.state import TransactionPhase
 from smq.records import CONTROL_MASK, NewRecord, encode_batch, is_commit_marker, parse_header
 from smq.replication.api import Fetched
+from smq.replication.commands.proposer import Barriers
 from smq.replication.partition.admission import NotYetKnown
 from smq.replication.partition.exact_ends import ExactEnds, end_at_leader
 from smq.replication.partition.markers import Markers
 from smq.replication.partition.reads import Poll, Reads
 from smq.replication.partition.replica import status_of
-from smq.replication.proposer import Barriers
 from tests.unit.raft_state.support import add, init_transactions, proposed
 from tests.unit.raft_state.support import end as end_transaction
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, Host, register

@@ -3,23 +3,23 @@
 Owns the coalescing (the next command begins with the answer, or after a second without one) and each caller's deadline.
 Every item may be proposed again: a repetition changes nothing. It must never propose an item after its caller's
 deadline, answer before the command is applied here, give a definite error to a caller whose item may have been applied
-by an earlier command, nor judge an item: the state machine does. `external_offsets` and
-`joins` use it.
+by an earlier command, nor judge an item: the state machine does. `partition.external_offsets` and
+`partition.transaction_joins` use it.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from smq.raft_state.commands import Command
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.limits import ASSIGN_ITEMS_MAX
 from smq.raft_state.replies import Done, ExternalHwm, OffsetsAssigned, Rejected, Reply, Results
 from smq.replication.api import DoneFn
+from smq.replication.commands.proposer import Proposer, rejection
 from smq.replication.host import Host
-from smq.replication.proposer import rejection
 from smq.replication.runtime.deadlines import Deadline
 
 WAITING_MAX: Final = 20_000  # callers per node: as many as may wait for other proposals
@@ -29,11 +29,6 @@ _UNKNOWN_OUTCOME: Final = (ErrorCode.TIMED_OUT, ErrorCode.NO_QUORUM)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 ItemResult: TypeAlias = Done | OffsetsAssigned | ExternalHwm
-
-
-class Propose(Protocol):
-    def __call__(self, command: Command, timeout_ms: int, done: DoneFn[Reply], /, *, send_until_ns: int) -> None:
-        """`done` gets the reply within `timeout_ms`. After `send_until_ns` (monotonic) the command is not sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,15 +61,13 @@ class SharedCommand(Generic[Item, Result]):
     def __init__(
         self,
         host: Host,
-        propose: Propose,
+        proposer: Proposer,
         *,
-        late: Callable[[], SmqError],
         command_of: Callable[[tuple[Item, ...]], Command],
         result_of: Callable[[ItemResult], Result],
     ) -> None:
         self._host = host
-        self._propose = propose
-        self._late = late
+        self._proposer = proposer
         self._command_of = command_of
         self._result_of = result_of
         self._waiting: deque[_Caller[Item, Result]] = deque()
@@ -98,7 +91,7 @@ class SharedCommand(Generic[Item, Result]):
             self._host.clock.call_soon(self._launch)
 
     def _expire(self, caller: _Caller[Item, Result]) -> None:
-        caller.answer(self._late())
+        caller.answer(self._proposer.late())
 
     def _launch(self) -> None:
         self._is_scheduled = False
@@ -121,7 +114,8 @@ class SharedCommand(Generic[Item, Result]):
             ends_ns = [caller.until_ns for caller in batch]
             first_ns = min(ends_ns)  # once one has gone on, the others share a new command
             left_ms = (max(ends_ns) - now_ns) // 1_000_000 + 1
-            self._propose(command, left_ms, lambda reply: self._on_reply(batch, reply), send_until_ns=first_ns)
+            on_reply = partial(self._on_reply, batch)
+            self._proposer.propose(command, left_ms, on_reply, send_until_ns=first_ns)
 
     def _end_pause(self) -> None:
         if self._next is not None:

@@ -1,9 +1,10 @@
 """Batches whose partition has yet to join their transaction, and the batches that came behind them.
 
-Owns the way from a partition's leader to JoinTransactions and back (Kafka's second protocol of transactions). The
-batches that a producer sends to the partition meanwhile wait for the first, in their order. While markers of the
-producer's last transaction are missing, its next one waits for them, for a second: the decision has been answered, so
-its producer has gone on. It must never append, nor judge a batch. The node's requests own it.
+A partition joins a transaction when the state counts it as one of its partitions: what AddPartitionsToTxn does, here at
+the request of the partition's leader (KIP-890). Owns the way from the leader to JoinTransactions and back. The batches
+that a producer sends to the partition meanwhile wait for the first, in their order. While markers of the producer's
+last transaction are missing, its next one waits for them, for a second: the decision has been answered, so its producer
+has gone on. It must never append, nor judge a batch. The node's requests own it.
 """
 
 from collections.abc import Callable
@@ -15,9 +16,10 @@ from smq.raft_state.commands import Joining, JoinTransactions
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import PartitionId, ProducerEpoch, ProducerId
 from smq.records import BatchCorrupt, BatchHeader, parse_header
+from smq.replication.commands.proposer import Proposer
+from smq.replication.commands.shared_command import SharedCommand
 from smq.replication.host import Host
 from smq.replication.ports import Buffer
-from smq.replication.shared_command import Propose, SharedCommand
 
 ENDING_MS_MAX: Final = 1_000  # for markers: then the client asks again, and its connection is free for other answers
 _RETRY_MS: Final = 100  # if no completion is applied here that says so, such as after a snapshot
@@ -32,16 +34,11 @@ class _Join:
     done: Callable[[SmqError | None], None]
 
 
-class Joins:
-    def __init__(self, host: Host, propose: Propose, late: Callable[[], SmqError]) -> None:
-        """`late`: the error of a caller whose deadline has passed."""
+class TransactionJoins:
+    def __init__(self, host: Host, proposer: Proposer) -> None:
         self._host = host
         self._shared: SharedCommand[Joining, None] = SharedCommand(
-            host,
-            propose,
-            late=late,
-            command_of=lambda items: JoinTransactions(items=items),
-            result_of=lambda _done: None,
+            host, proposer, command_of=lambda items: JoinTransactions(items=items), result_of=lambda _done: None
         )
         # The batches behind each join under way. Empty unless there is one: the hot path looks at nothing else. Bounded
         # by the requests that connections may have in flight, as `_held` is.

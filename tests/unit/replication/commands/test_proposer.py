@@ -14,9 +14,9 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, RequestId, Term
 from smq.raft_state.replies import Applied, Done, Rejected, Reply
 from smq.raft_state.state import Cache, ClusterState
+from smq.replication.commands.proposer import Barriers, Proposer
 from smq.replication.net import wire
 from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone
-from smq.replication.proposer import Barriers, Proposer
 from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware

@@ -12,8 +12,9 @@ from smq.raft_state.ids import PartitionId
 from smq.raft_state.replies import Reply
 from smq.records import NewRecord, encode_batch, parse_header
 from smq.replication.api import DoneFn
+from smq.replication.commands.proposer import Proposer
 from smq.replication.host import Host
-from smq.replication.joins import ENDING_MS_MAX, Joins
+from smq.replication.partition.transaction_joins import ENDING_MS_MAX, TransactionJoins
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
@@ -45,7 +46,8 @@ class World:
         self.proposed: list[tuple[JoinTransactions, DoneFn[Reply]]] = []
         self.deadlines, self.clock = Deadlines(), clock
         host = SimpleNamespace(clock=clock, deadlines=self.deadlines, deliver=lambda fn: fn(), state=self.state)
-        self.joins = Joins(cast(Host, host), self._propose, lambda: LATE)
+        proposer = SimpleNamespace(propose=self._propose, late=lambda: LATE)
+        self.joins = TransactionJoins(cast(Host, host), cast(Proposer, proposer))
         self.results: list[str] = []
 
     @property

@@ -10,8 +10,7 @@ import struct
 from typing import Any
 
 from smq.coordinator.kafka.api_keys import ApiKey, is_header_flexible, request_message, response_message
-from smq.coordinator.kafka.codec import Struct, compile_decoder, compile_encoder, default_source
-from smq.coordinator.kafka.schema import Field
+from smq.coordinator.kafka.codec import Field, Struct, compile_decoder, compile_encoder, default_source
 from smq.records import NewRecord, encode_batch
 
 TIMEOUT_S = 15.0

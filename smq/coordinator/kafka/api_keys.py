@@ -1,4 +1,4 @@
-"""Which keys and versions of the Kafka protocol a node serves: the table that ApiVersions, dispatch and docs share.
+"""Which keys and versions of the Kafka protocol a node serves: the table that ApiVersions, connections and docs share.
 
 Owns the floors and ceilings. A key is in the table only if all of it, in all of these versions, does what its
 definition says. What is missing is not advertised. Floors are Kafka 4's own, which every client we tested accepts (of
@@ -13,8 +13,15 @@ from functools import cache
 from types import MappingProxyType
 from typing import Final
 
-from smq.coordinator.kafka.codec import Decoder, Encoder, compile_decoder, compile_encoder
-from smq.coordinator.kafka.schema import Message, Versions, load_message
+from smq.coordinator.kafka.codec import (
+    Decoder,
+    Encoder,
+    Message,
+    Versions,
+    compile_decoder,
+    compile_encoder,
+    load_message,
+)
 
 
 class ApiKey(enum.IntEnum):

@@ -200,7 +200,7 @@ class LeaderHints:
     _CODES: Final = (KafkaError.NOT_LEADER_OR_FOLLOWER, KafkaError.FENCED_LEADER_EPOCH)
 
     def __init__(self, gateway: Gateway) -> None:
-        self._state = gateway.state
+        self._state = gateway.calls.node.state
         self._me = gateway.calls.node.node_id
         self._listener = gateway.listener
         self._named: dict[int, Struct] = {}

@@ -1,27 +1,32 @@
 """One client's connection: frames in, responses out in the order of the requests, under bounds.
 
-Owns the buffer of what has arrived, the queue of answers under way, and when reading stops. The node stops reading a
-client that has too many bytes or requests in flight, or that does not read its answers. It decides nothing about data.
-Requests that change or read the state of a group or a topic run one after another, as in Kafka. Produce and Fetch need
-not wait for each other, and no request waits until other members have joined a group.
+Owns the buffer of what has arrived, the headers of requests and responses, the queue of answers under way, and when
+reading stops. The node stops reading a client that has too many bytes or requests in flight, or that does not read its
+answers. It decides nothing about data. Requests that change or read the state of a group or a topic run one after
+another, as in Kafka. Produce and Fetch need not wait for each other, and no request waits until other members have
+joined a group.
 """
 
 import asyncio
+import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, cast
 
 import structlog
 
-from smq.coordinator.kafka.api_keys import ApiKey
+from smq.coordinator.kafka import metadata, wire
+from smq.coordinator.kafka.api_keys import SERVED, ApiKey, is_header_flexible, request_decoder, response_encoder
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.dispatch import Request, answer, begin, encode_response, parse_request
+from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.group_membership import LONG_POLLS
+from smq.coordinator.kafka.group_membership import LONG_POLLS, Client
+from smq.coordinator.kafka.handlers import HANDLERS
 from smq.coordinator.kafka.produce import ProduceCall
-from smq.coordinator.kafka.wire import Buffer, CodecError
+from smq.coordinator.kafka.wire import Budget, Buffer, CodecError
 from smq.coordinator.limits import (
     KAFKA_FETCHES_PER_CONNECTION_MAX,
     KAFKA_FRAME_S_MAX,
@@ -37,6 +42,69 @@ from smq.replication.net.listening import plain_host
 log = structlog.get_logger(__name__)
 
 _SIZE_BYTES: Final = 4
+_HEADER: Final = struct.Struct(">hhi")  # key, version, correlation id; a nullable string follows
+_RESPONSE_HEADER: Final = struct.Struct(">ii")  # size, correlation id
+
+
+@dataclass(slots=True)  # not frozen, for speed, as BatchHeader
+class Request:
+    """`body` is None if the version of ApiVersions is unknown: the answer then names the known ones."""
+
+    key: int
+    version: int
+    correlation_id: int
+    client_id: str
+    body: Struct | None
+
+
+def parse_request(frame: memoryview) -> Request:
+    """CodecError for a request that is not served: its sender might not be able to read any answer."""
+    if len(frame) < _HEADER.size:
+        raise CodecError(f"a request has at least {_HEADER.size} bytes, this has {len(frame)}")
+    key, version, correlation_id = _HEADER.unpack_from(frame)
+    row = SERVED.get(key)
+    if row is None:
+        raise CodecError(f"key {key} is not served")
+    if version not in row.versions:
+        if key == ApiKey.API_VERSIONS:
+            return Request(key, version, correlation_id, "", None)
+        raise CodecError(f"{row.name} is served in versions {row.versions.lo} to {row.versions.hi}, not {version}")
+    client_id, position = _read_client(frame, _HEADER.size, is_flexible=is_header_flexible(key, version))
+    return Request(key, version, correlation_id, client_id, request_decoder(key, version)(frame, position))
+
+
+def _read_client(frame: memoryview, position: int, *, is_flexible: bool) -> tuple[str, int]:
+    """The client's name, and the position after it and after the tags, of which none is known."""
+    try:
+        name, position = wire.read_nullable_string(frame, position)
+        if is_flexible:
+            _, position = wire.read_tags(frame, position, Budget())
+    except (struct.error, IndexError, UnicodeDecodeError) as e:
+        raise CodecError(f"the header is cut or garbled: {e}") from e
+    return name or "", position
+
+
+def encode_response(request: Request, body: Struct) -> list[Buffer]:
+    """The response as parts to be sent in this order."""
+    version = request.version if request.body is not None else 0
+    parts = response_encoder(request.key, version)(body)
+    # The header of an ApiVersions response is never flexible: its reader does not know the node's versions yet.
+    tags = b"\0" if request.key != ApiKey.API_VERSIONS and is_header_flexible(request.key, version) else b""
+    size = 4 + len(tags) + sum(map(len, parts))
+    return [_RESPONSE_HEADER.pack(size, request.correlation_id) + tags, *parts]
+
+
+async def answer(gateway: Gateway, request: Request) -> Struct:
+    """For every key but Produce, JoinGroup and SyncGroup."""
+    if request.body is None:
+        return metadata.api_versions(KafkaError.UNSUPPORTED_VERSION)
+    return await HANDLERS[request.key](gateway, request.version, request.body)
+
+
+def begin(gateway: Gateway, request: Request, host: str) -> Awaitable[Struct]:
+    """For JoinGroup and SyncGroup. The request has begun when this returns; the awaitable is the answer."""
+    assert request.body is not None, "only an ApiVersions of an unknown version has none"
+    return LONG_POLLS[request.key](gateway, request.version, request.body, Client(request.client_id, f"/{host}"))
 
 
 class _Slot:
@@ -64,7 +132,7 @@ class Connection(asyncio.Protocol):
         on_close: Callable[["Connection"], None],
     ) -> None:
         self._gateway = gateway
-        self._times = gateway.times_of(ApiKey.PRODUCE)
+        self._times = gateway.request_times.series(SERVED[ApiKey.PRODUCE].name)
         self._times_later = self._times.later
         self._timed_turns = gateway.timed_turns
         self._node_inflight = gateway.inflight
@@ -250,7 +318,7 @@ class Connection(asyncio.Protocol):
             else:
                 async with self._in_turn:
                     body = await answer(self._gateway, request)
-            self._gateway.times_of(request.key).observe(time.monotonic_ns() - began_ns)
+            self._gateway.request_times.observe(time.monotonic_ns() - began_ns, SERVED[request.key].name)
             self._finish(slot, request, body)
         except Exception as e:
             log.error("kafka_request_failed", key=request.key, version=request.version, exc_info=e)

@@ -109,7 +109,7 @@ def _bytes_needed(gateway: Gateway, wanted: list[PartitionFetch], bytes_max: int
     """What the answer can hold: of each partition the bytes that the client asks for, or one batch that is larger."""
     needed = 0
     for want in wanted:
-        topic = gateway.state.topics.get(want.topic)
+        topic = gateway.calls.node.state.topics.get(want.topic)
         batch_max = int(config_value(topic.config, MAX_MESSAGE_BYTES)) if topic is not None else 0
         needed += max(want.max_bytes, batch_max)
         if needed >= bytes_max:
@@ -129,7 +129,7 @@ def _wanted(name: str, topic_id: TopicId | None, requested: Struct, *, is_commit
 
 
 def _names_known_here(gateway: Gateway, version: int, request: Struct) -> list[str | None]:
-    return topic_names(gateway.state, request["topics"], "topic", by_id=version >= BY_ID_VERSION)
+    return topic_names(gateway.calls.node.state, request["topics"], "topic", by_id=version >= BY_ID_VERSION)
 
 
 async def _confirm_unknown(gateway: Gateway, request: Struct) -> KafkaError:
@@ -142,7 +142,7 @@ async def _confirm_unknown(gateway: Gateway, request: Struct) -> KafkaError:
 
 
 def _known(gateway: Gateway, want: PartitionFetch) -> PartitionState | None:
-    return partition_in(gateway.state, want.asked, want.partition)
+    return partition_in(gateway.calls.node.state, want.asked, want.partition)
 
 
 def _refusal(gateway: Gateway, want: PartitionFetch, requested: Struct) -> KafkaError:
@@ -158,7 +158,7 @@ def _nearer(gateway: Gateway, want: PartitionFetch, rack: str) -> NodeId | None:
     node = gateway.calls.node
     ends, hwm = node.follower_ends(known.pid), node.known_hwm(known)
     offset, listener = want.offset, gateway.listener
-    return preferred_replica(gateway.state, known, ends, hwm=hwm, rack=rack, offset=offset, listener=listener)
+    return preferred_replica(node.state, known, ends, hwm=hwm, rack=rack, offset=offset, listener=listener)
 
 
 def _send_back(gateway: Gateway, want: PartitionFetch, answer: Struct, found: Fetched) -> None:

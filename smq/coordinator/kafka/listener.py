@@ -14,7 +14,8 @@ from typing import Final
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.connection import Connection
-from smq.coordinator.kafka.gateway import Gateway, InflightBytes
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.replication.api import NodeApi

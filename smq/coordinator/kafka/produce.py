@@ -35,12 +35,13 @@ class ProduceCall:
         self, gateway: Gateway, version: int, respond: Callable[[Struct | None], None], fail: Callable[[], None]
     ) -> None:
         self._gateway = gateway
+        self._node = gateway.calls.node
         self._version = version
         self._by_id = version >= BY_ID_VERSION
         self._is_transactional = False
         self._respond = respond
         self._fail = fail
-        self._hints = LeaderHints(gateway)
+        self._hints: LeaderHints | None = None  # once a batch is refused
         self._answers: list[Struct] = []
         self._left = 1  # for this call itself, until the node has all partitions
         self._acks: Acks | None = None
@@ -70,7 +71,7 @@ class ProduceCall:
             return
         done = partial(self._on_done, topic, answer)
         try:
-            self._gateway.calls.node.produce(
+            self._node.produce(
                 ProduceRequest(
                     topic,
                     data["index"],
@@ -111,7 +112,7 @@ class ProduceCall:
         answer["base_offset"] = result.base_offset
         if result.is_append_time:
             answer["log_append_time_ms"] = result.ts_ns // 1_000_000
-        part = partition_in(self._gateway.state, topic, answer["index"])
+        part = partition_in(self._node.state, topic, answer["index"])
         answer["log_start_offset"] = part.log_start if part is not None else -1
         self._count_down()
 
@@ -124,6 +125,8 @@ class ProduceCall:
         self._has_failed = True
         answer["error_code"] = code
         answer["error_message"] = message
+        if self._hints is None:
+            self._hints = LeaderHints(self._gateway)
         self._hints.add(answer, code, topic, answer["index"])
         self._count_down()
 
@@ -137,4 +140,5 @@ class ProduceCall:
             else:
                 self._respond(None)
             return
-        self._respond({"responses": self._answers, "throttle_time_ms": 0, "node_endpoints": self._hints.endpoints})
+        endpoints = self._hints.endpoints if self._hints is not None else []
+        self._respond({"responses": self._answers, "throttle_time_ms": 0, "node_endpoints": endpoints})

@@ -3,8 +3,9 @@
 from typing import Any, cast
 
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.gateway import Gateway, InflightBytes
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import MIB
+from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 

@@ -17,10 +17,10 @@ from kio.serial import entity_reader
 
 from smq.coordinator.kafka import wire
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey, request_decoder, request_message, response_message
-from smq.coordinator.kafka.codec import Struct, compile_decoder, compile_encoder, default_source
-from smq.coordinator.kafka.dispatch import HANDLERS, parse_request
+from smq.coordinator.kafka.codec import Field, Message, Struct, compile_decoder, compile_encoder, default_source
+from smq.coordinator.kafka.connection import parse_request
 from smq.coordinator.kafka.group_membership import LONG_POLLS
-from smq.coordinator.kafka.schema import Field, Message
+from smq.coordinator.kafka.handlers import HANDLERS
 from smq.coordinator.kafka.wire import ELEMENTS_MAX, CodecError
 
 MESSAGES_A_VERSION = 12
@@ -42,7 +42,7 @@ def test_every_served_key_has_a_handler() -> None:
 
 def test_no_message_is_compiled_before_it_is_used() -> None:
     program = (
-        "from smq.coordinator.kafka import dispatch, api_keys;"
+        "from smq.coordinator.kafka import handlers, api_keys;"
         "print(api_keys.request_decoder.cache_info().currsize, api_keys.response_encoder.cache_info().currsize)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -8,12 +8,10 @@ from typing import Any, cast
 import pytest
 
 from smq.coordinator.kafka import connection as connection_module
-from smq.coordinator.kafka import gateway as gateway_module
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.connection import Connection
-from smq.coordinator.kafka.dispatch import Request
-from smq.coordinator.kafka.gateway import Gateway, InflightBytes
+from smq.coordinator.kafka.connection import Connection, Request
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.metadata import api_versions
 from smq.coordinator.limits import (
     KAFKA_FETCHES_PER_CONNECTION_MAX,
@@ -24,6 +22,8 @@ from smq.coordinator.limits import (
     KAFKA_STUCK_S_MAX,
     MIB,
 )
+from smq.coordinator.service import byte_budget as byte_budget_module
+from smq.coordinator.service.byte_budget import InflightBytes
 from smq.raft_state.errors import ErrorCode, SmqError
 from tests.unit.coordinator.kafka.gateways import gateway_to
 
@@ -305,7 +305,7 @@ def test_answers_that_a_slow_disk_holds_up_do_not_stop_the_other_requests(monkey
 
 
 def test_no_answer_is_read_while_others_that_were_read_fill_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_module, "KAFKA_BUDGET_WAIT_S_MAX", 0)
+    monkeypatch.setattr(byte_budget_module, "KAFKA_BUDGET_WAIT_S_MAX", 0)
 
     async def scenario() -> None:
         shared = InflightBytes()

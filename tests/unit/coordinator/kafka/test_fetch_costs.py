@@ -8,7 +8,7 @@ from typing import Any, cast
 from smq.coordinator.kafka.api_keys import ApiKey, request_message
 from smq.coordinator.kafka.codec import compile_encoder
 from smq.coordinator.kafka.connection import Connection
-from smq.coordinator.kafka.gateway import InflightBytes
+from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.records import NewRecord, encode_batch
 from smq.replication.log.codec import batch_key

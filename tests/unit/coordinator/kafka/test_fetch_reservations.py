@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from smq.coordinator.kafka.fetch import fetch
-from smq.coordinator.kafka.gateway import InflightBytes
 from smq.coordinator.limits import MIB
+from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.ids import Offset
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG

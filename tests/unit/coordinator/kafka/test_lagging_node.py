@@ -11,11 +11,12 @@ from smq.coordinator.groups.requests import Outcome
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.cluster import NO_TOPIC_ID
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.dispatch import HANDLERS
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.gateway import Gateway, InflightBytes
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.handlers import HANDLERS
 from smq.coordinator.kafka.produce import ProduceCall
 from smq.coordinator.limits import MIB
+from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.raft_state.ids import LogIndex, TopicId

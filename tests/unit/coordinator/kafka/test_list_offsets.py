@@ -8,8 +8,9 @@ from typing import Any, cast
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka import log_offsets
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.gateway import Gateway, InflightBytes
+from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import MIB
+from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.raft_state.errors import SmqError

@@ -13,12 +13,12 @@ import pytest
 
 from smq.coordinator.config.addresses import format_address
 from smq.coordinator.kafka import connection as connection_module
-from smq.coordinator.kafka import gateway as gateway_module
 from smq.coordinator.kafka import listener as listener_module
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.gateway import InflightBytes
 from smq.coordinator.limits import KAFKA_INFLIGHT_BYTES_PER_NODE_MAX, MIB
+from smq.coordinator.service import byte_budget as byte_budget_module
+from smq.coordinator.service.byte_budget import InflightBytes
 from smq.testing.kafka_client import RawKafka, batch
 from smq.testing.served import Served, serving
 
@@ -149,7 +149,7 @@ def test_answers_that_no_client_reads_are_bounded_and_then_given_up(
     # A client whose answers do not fill the node may take a minute. So each must fill it by itself, however slow the
     # machine is: all its fetches arrive together, and none of them gives up and ends empty behind an unread answer.
     monkeypatch.setattr(connection_module, "KAFKA_STUCK_FULL_S_MAX", SOON_S)
-    monkeypatch.setattr(gateway_module, "KAFKA_BUDGET_WAIT_S_MAX", 60)
+    monkeypatch.setattr(byte_budget_module, "KAFKA_BUDGET_WAIT_S_MAX", 60)
 
     def scenario(port: Port) -> None:
         other = port.connect()

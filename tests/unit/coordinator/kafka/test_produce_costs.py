@@ -16,7 +16,7 @@ from smq.coordinator.kafka.api_keys import ApiKey, request_message, response_mes
 from smq.coordinator.kafka.codec import compile_decoder, compile_encoder
 from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.gateway import InflightBytes
+from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.ids import NodeId
 from smq.records import NewRecord, encode_batch

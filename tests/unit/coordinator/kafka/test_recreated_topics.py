@@ -9,8 +9,8 @@ import pytest
 from smq.coordinator.kafka.cluster import NO_TOPIC_ID
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.fetch import fetch
-from smq.coordinator.kafka.gateway import InflightBytes
 from smq.coordinator.kafka.topic_admin import delete_topics
+from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.ids import LogIndex, TopicId
 from smq.replication.api import DoneFn

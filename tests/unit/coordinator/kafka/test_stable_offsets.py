@@ -5,7 +5,7 @@ from typing import Any
 
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.dispatch import HANDLERS
+from smq.coordinator.kafka.handlers import HANDLERS
 from smq.raft_state.ids import LogIndex, Offset, PartitionId, ProducerEpoch, ProducerId
 from smq.raft_state.state import CommittedOffset, TransactionPhase, TransactionState
 from smq.replication.api import DoneFn

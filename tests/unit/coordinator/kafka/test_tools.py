@@ -10,11 +10,12 @@ import pytest
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.api_keys import ApiKey, response_encoder
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.dispatch import HANDLERS
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.gateway import Gateway, InflightBytes
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.handlers import HANDLERS
 from smq.coordinator.kafka.tools import active_producers, leader_election, topic_partitions
 from smq.coordinator.limits import MIB
+from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.raft_state.commands import Command, CreateTopic, FenceNode

@@ -1,0 +1,78 @@
+"""Which function answers a request, by its key.
+
+Owns the table of handlers, which has exactly the keys that `api_keys` serves. `connection` looks them up.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeAlias
+
+from smq.coordinator.kafka import (
+    authorization,
+    committed_offsets,
+    group_admin,
+    group_membership,
+    log_offsets,
+    metadata,
+    topic_admin,
+)
+from smq.coordinator.kafka.api_keys import ApiKey
+from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.configs import admin as configs_admin
+from smq.coordinator.kafka.fetch import fetch
+from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.metadata import find_coordinator
+from smq.coordinator.kafka.tools import listings
+from smq.coordinator.kafka.tools.active_producers import describe_producers
+from smq.coordinator.kafka.tools.leader_election import elect_leaders
+from smq.coordinator.kafka.tools.log_dirs import describe_log_dirs
+from smq.coordinator.kafka.tools.raft_quorum import describe_quorum
+from smq.coordinator.kafka.tools.topic_partitions import describe_topic_partitions
+from smq.coordinator.kafka.transactions import changes
+from smq.coordinator.kafka.transactions.changes import init_producer_id
+from smq.coordinator.kafka.transactions.listings import describe_transactions, list_transactions
+from smq.coordinator.kafka.transactions.offsets import txn_offset_commit
+
+Handler: TypeAlias = Callable[[Gateway, int, Struct], Awaitable[Struct]]
+
+# Produce is missing: it needs no task (see `produce`). So are JoinGroup and SyncGroup, which begin in their turn and
+# then wait outside it: `group_membership.LONG_POLLS`.
+HANDLERS: Final[Mapping[int, Handler]] = {
+    ApiKey.FETCH: fetch,
+    ApiKey.LIST_OFFSETS: log_offsets.list_offsets,
+    ApiKey.METADATA: metadata.metadata,
+    ApiKey.OFFSET_COMMIT: committed_offsets.offset_commit,
+    ApiKey.OFFSET_FETCH: committed_offsets.offset_fetch,
+    ApiKey.FIND_COORDINATOR: find_coordinator,
+    ApiKey.HEARTBEAT: group_membership.heartbeat,
+    ApiKey.LEAVE_GROUP: group_membership.leave_group,
+    ApiKey.DESCRIBE_GROUPS: group_admin.describe_groups,
+    ApiKey.LIST_GROUPS: group_admin.list_groups,
+    ApiKey.API_VERSIONS: metadata.answer_api_versions,
+    ApiKey.CREATE_TOPICS: topic_admin.create_topics,
+    ApiKey.DELETE_TOPICS: topic_admin.delete_topics,
+    ApiKey.DELETE_RECORDS: log_offsets.delete_records,
+    ApiKey.INIT_PRODUCER_ID: init_producer_id,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: log_offsets.offset_for_leader_epoch,
+    ApiKey.ADD_PARTITIONS_TO_TXN: changes.add_partitions_to_txn,
+    ApiKey.ADD_OFFSETS_TO_TXN: changes.add_offsets_to_txn,
+    ApiKey.END_TXN: changes.end_txn,
+    ApiKey.TXN_OFFSET_COMMIT: txn_offset_commit,
+    ApiKey.DESCRIBE_ACLS: authorization.describe_acls,
+    ApiKey.DESCRIBE_CONFIGS: configs_admin.describe_configs,
+    ApiKey.ALTER_CONFIGS: configs_admin.alter_configs,
+    ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs,
+    ApiKey.CREATE_PARTITIONS: topic_admin.create_partitions,
+    ApiKey.DELETE_GROUPS: group_admin.delete_groups,
+    ApiKey.ELECT_LEADERS: elect_leaders,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: configs_admin.incremental_alter_configs,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: listings.list_partition_reassignments,
+    ApiKey.OFFSET_DELETE: committed_offsets.offset_delete,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: listings.describe_client_quotas,
+    ApiKey.DESCRIBE_QUORUM: describe_quorum,
+    ApiKey.DESCRIBE_CLUSTER: metadata.describe_cluster,
+    ApiKey.DESCRIBE_PRODUCERS: describe_producers,
+    ApiKey.DESCRIBE_TRANSACTIONS: describe_transactions,
+    ApiKey.LIST_TRANSACTIONS: list_transactions,
+    ApiKey.LIST_CONFIG_RESOURCES: listings.list_config_resources,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions,
+}

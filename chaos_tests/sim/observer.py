@@ -26,7 +26,7 @@ from smq.raft_state.state import PartitionState
 from smq.raft_state.topic_config import retention
 from smq.records import decode_batch, parse_header
 from smq.replication.api import DoneFn
-from smq.replication.applied_state import AppliedState
+from smq.replication.commands.applied_state import AppliedState
 from smq.replication.commands.proposer import _Pending
 from smq.replication.config import NodeConfig
 from smq.replication.log.compaction import segment_writer

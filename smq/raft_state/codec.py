@@ -1,6 +1,6 @@
 """Commands and replies as bytes, for the Raft log, the messages between nodes, and the reply cache.
 
-Owns the header: the feature level that introduced the row, then the tag. The fields of the registry's row follow. From
+Owns the header: the feature level that introduced the row, then the tag. The fields of the row follow. From
 the first release on, a layout never changes: a new layout is a row of a new level, and the old row stays readable. A
 value is written by the newest row that the cluster's level allows, so every value has one encoding at a level. No
 pickle. Anything that is not exactly what this smq writes is a CodecError, and UpgradeNeeded if a newer smq wrote it.

@@ -1,12 +1,14 @@
 """Every command and every reply of the replicated state machine, one row each.
 
 Owns all that is known about a class: its tag, the order of its fields, the handler that applies it, the feature level
-that introduced it, which cache remembers the reply to it, and the settings that it names. The codec, the machine, the
-proposer and the tests' random values are derived from these rows: a new command is a class in `commands`, a handler and
-a row. From the first release on, a tag is never reused, and a row never changes: new fields are a new row with the next
-version. It must never do more than list and look up. `codec`, `machine` and the proposer import it.
+that introduced it, which cache remembers the reply to it, the settings that it names, and which part of a node looks at
+the state after it. The codec, the machine, the proposer, what follows an apply and the tests' random values are derived
+from these rows: a new command is a class in `commands`, a handler and a row. From the first release on, a tag is never
+reused, and a row never changes: new fields are a new row with the next version. It must never do more than list and
+look up. `codec`, `machine`, the proposer and the applied state import it.
 """
 
+import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
@@ -52,6 +54,14 @@ from smq.raft_state.topic_config import TOPIC_CONFIG
 C = TypeVar("C", bound=Command)
 
 
+class Concern(enum.Enum):
+    """What a node has to look at after a command is applied."""
+
+    ELECTIONS = enum.auto()  # a partition may need a leader, or a node may lead
+    BALANCE = enum.auto()  # a partition may belong to another leader
+    ENDED_TRANSACTIONS = enum.auto()  # all markers of some are written
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """`since` is the feature level that introduced the row: the first byte of its encoding. The tag is the second."""
@@ -64,11 +74,12 @@ class Row:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRow(Row):
     """`cache` remembers the reply to a request, unless a node chose its id. `settings`: the keys of a configuration
-    that a command names, each of which needs its own feature level."""
+    that a command names, each of which needs its own feature level. `concern`: what a node looks at after it."""
 
     handler: Callable[[ClusterState, Any], Applied]
     cache: Cache = Cache.ADMINISTRATION
     settings: Callable[[Any], "Settings"] | None = None
+    concern: Concern | None = None
     is_before_init: bool = False  # it may be applied before InitCluster
 
 
@@ -81,6 +92,7 @@ def _command(
     handler: Callable[[ClusterState, C], Applied],
     *fields: tuple[str, Kind],
     settings: Callable[[C], Settings] | None = None,
+    concern: Concern | None = None,
     is_frequent: bool = False,
     is_before_init: bool = False,
 ) -> CommandRow:
@@ -89,7 +101,13 @@ def _command(
     cache = Cache.GROUPS_AND_PRODUCERS if is_frequent or issubclass(cls, Coordinated) else Cache.ADMINISTRATION
     record = Record(cls, fields)
     return CommandRow(
-        tag=tag, record=record, handler=handler, cache=cache, settings=settings, is_before_init=is_before_init
+        tag=tag,
+        record=record,
+        handler=handler,
+        cache=cache,
+        settings=settings,
+        concern=concern,
+        is_before_init=is_before_init,
     )
 
 
@@ -130,11 +148,20 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("rack", TEXT),
         ("feature_level", INT32),
         ("listeners", LISTENERS),
+        concern=Concern.ELECTIONS,
     ),
     _command(40, commands.RaiseFeatureLevel, nodes.raise_feature_level, ("level", INT32)),
-    _command(4, commands.FenceNode, nodes.fence_node, *_INCARNATION),
-    _command(5, commands.UnfenceNode, nodes.unfence_node, *_INCARNATION),
-    _command(6, commands.SetNodeDrained, nodes.set_node_drained, *_REQUEST, ("node", INT32), ("drained", FLAG)),
+    _command(4, commands.FenceNode, nodes.fence_node, *_INCARNATION, concern=Concern.ELECTIONS),
+    _command(5, commands.UnfenceNode, nodes.unfence_node, *_INCARNATION, concern=Concern.ELECTIONS),
+    _command(
+        6,
+        commands.SetNodeDrained,
+        nodes.set_node_drained,
+        *_REQUEST,
+        ("node", INT32),
+        ("drained", FLAG),
+        concern=Concern.BALANCE,
+    ),
     _command(
         22,
         commands.AlterClusterConfig,
@@ -159,6 +186,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("start_offset", INT64),
         ("created_ms", INT64),
         settings=lambda command: (TOPIC_CONFIG, dict(command.config)),
+        concern=Concern.ELECTIONS,
     ),
     _command(8, commands.DeleteTopic, topics.delete_topic, *_REQUEST, ("name", TEXT)),
     _command(
@@ -169,6 +197,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("name", TEXT),
         ("partition_count", INT64),
         ("assignments", ASSIGNMENTS),
+        concern=Concern.ELECTIONS,
     ),
     _command(
         10,
@@ -192,6 +221,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("end", INT64),
         ("seals", Many(Record(commands.Seal, (*_INCARNATION, ("end", INT64))))),
         ("by_leader", FLAG),
+        concern=Concern.ELECTIONS,
     ),
     _command(
         30,
@@ -325,6 +355,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
                 )
             ),
         ),
+        concern=Concern.ENDED_TRANSACTIONS,
     ),
     _command(
         55,

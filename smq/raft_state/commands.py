@@ -1,6 +1,6 @@
 """The commands of the replicated state machine.
 
-Owns their shapes only; `registry` lists their bytes and their handlers. Time and ids are inside the command; the
+Owns their shapes only; `command_table` lists their bytes and their handlers. Time and ids are inside the command; the
 proposing node reads them. It must never do I/O or read a clock. Any module on the node may import it.
 """
 

@@ -1,6 +1,6 @@
 """The replies of the replicated state machine.
 
-Owns their shapes only; `registry` lists their bytes. Replies are cached and replicated, so they hold nothing that
+Owns their shapes only; `command_table` lists their bytes. Replies are cached and replicated, so they hold nothing that
 differs between nodes. It must never do I/O. Any module on the node may import it.
 """
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import structlog
 
-from smq.raft_state.commands import CommitOffsets, EndTransaction
+from smq.raft_state.commands import Command, CommitOffsets, EndTransaction
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset, PartitionId
 from smq.raft_state.state import ClusterState, PartitionState
@@ -125,12 +125,14 @@ class CommitWatch:
         self._anomalies = anomalies
         self._last: OrderedDict[tuple[str, PartitionId], Offset] = OrderedDict()
 
-    def before(self, state: ClusterState, command: CommitOffsets | EndTransaction) -> Watched:
-        """For `after`, when the command has been applied."""
+    def before(self, state: ClusterState, command: Command) -> Watched | None:
+        """For `after`, when the command has been applied. None if it is none that commits offsets."""
         if isinstance(command, EndTransaction):
             transaction = state.transactions.get(command.transactional_id)
             staged = transaction.offsets if transaction is not None else {}
             return command, 0, tuple((group, pid) for group, offsets in staged.items() for pid in offsets)
+        if not isinstance(command, CommitOffsets):
+            return None
         pairs = tuple((command.group, item.partition) for item in command.items)
         for pair in pairs:
             last, now = self._last.get(pair), _committed(state, pair)

@@ -11,13 +11,14 @@ from typing import Final
 
 import structlog
 
+from smq.raft_state.command_table import Concern
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
 from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.anomalies import Anomalies, Anomaly, CommitWatch, StateWatch
 from smq.replication.api import ActiveProducer, DoneFn, NodeStatus, ReplicaStatus
-from smq.replication.applied_state import AppliedState
+from smq.replication.commands.applied_state import AppliedState
 from smq.replication.commands.proposer import Barriers, Proposer
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
@@ -165,7 +166,15 @@ class Node:
         )
         self._controller = Controller(host, self.liveness, self.replicas, _log.warning)
         self._joins = TransactionJoins(host, self._proposer)
-        self.applied.connect(self._controller, self.replicas, self._proposer, self._joins)
+        self.applied.connect(
+            self.replicas,
+            self._proposer,
+            wake={
+                Concern.ELECTIONS: self._controller.wake,
+                Concern.BALANCE: self._controller.rebalance_soon,
+                Concern.ENDED_TRANSACTIONS: self._joins.on_completions,
+            },
+        )
         states = StateWatch(host.anomalies)
         self.applied.watch(CommitWatch(host.anomalies), states, host.config.digest_entries)
         self._registration = Registration(host, self.rng, self._on_registered, self._wait_for_upgrade)

@@ -21,7 +21,7 @@ from smq.raft_state.ids import LogIndex, NodeId, Offset
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied, Done, OffsetsAssigned
 from smq.raft_state.state import ClusterState, TopicState
-from smq.replication.applied_state import AppliedState
+from smq.replication.commands.applied_state import AppliedState
 from smq.replication.node import Node
 from smq.replication.nodes.controller import Controller
 
@@ -109,7 +109,7 @@ STATE_BUGS: Final = (
     PlantedBug(
         name="snapshot-forgets-commits",
         rule="snapshot and restore are exact (P6)",
-        faults=(replace("smq.replication.applied_state:AppliedState.restore", by=_forgets_commits),),
+        faults=(replace("smq.replication.commands.applied_state:AppliedState.restore", by=_forgets_commits),),
         scenario="snapshots",
         anomalies=frozenset({"digest-mismatch", "stale-commit"}),
         watched="watched-state-differs",

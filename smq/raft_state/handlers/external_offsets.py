@@ -2,7 +2,7 @@
 
 Owns which offsets each request received, and which requests are still known. A repeated request gets its first answer
 again. A request that may be a forgotten repetition is refused; it never receives other offsets. It must never move
-next_offset except forward, by exactly the offsets that it assigns (rule 19). Only `registry` imports it.
+next_offset except forward, by exactly the offsets that it assigns (rule 19). Only `command_table` imports it.
 """
 
 from smq.raft_state.commands import AdvanceExternalHwms, Assignment, AssignOffsets, ExternalAdvance

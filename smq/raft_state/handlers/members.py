@@ -3,7 +3,7 @@
 Owns the members of a generation, the protocol that they share, and their assignments. Every change names the
 generation that its proposer saw, besides what `fencing` checks. So if two nodes both believe that they coordinate a
 group, only one can change anything, and nothing twice. Sessions are not replicated: the coordinator decides which
-members have timed out. Only `registry` imports it.
+members have timed out. Only `command_table` imports it.
 """
 
 from smq.raft_state.commands import (

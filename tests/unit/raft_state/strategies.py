@@ -1,4 +1,4 @@
-"""Random commands and replies: any value that fits its field, valid or not. Derived from the registry's rows."""
+"""Random commands and replies: any value that fits its field, valid or not. Derived from `command_table`."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from chaos_tests.sim.planted.partitions import EPOCH_STARTS_AT_THE_MARK, MARK_AS
 from chaos_tests.sim.planted.state import LOG_START_AS_REQUESTED
 from chaos_tests.sim.planted.transactions import OPEN_IS_STABLE
 from chaos_tests.sim.replacement import Fault, planted, replace
-from smq.raft_state.commands import AdvanceLogStart, CommitOffsets, Coordinated, EndTransaction
+from smq.raft_state.commands import AdvanceLogStart, CommitOffsets, Coordinated
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset
 from smq.raft_state.replies import Applied
@@ -125,9 +125,7 @@ class Committing:
     def apply(self, *commands: Coordinated) -> None:
         for command in commands:
             state, proposal = self.driver.machine.state, self.driver.proposed(command)
-            watched = None
-            if isinstance(proposal, CommitOffsets | EndTransaction):
-                watched = self.commits.before(state, proposal)
+            watched = self.commits.before(state, proposal)
             self.driver.apply(proposal)
             if watched is not None:
                 self.commits.after(state, watched)

@@ -13,7 +13,7 @@ from smq.raft_state.commands import Command, CreateTopic, OffsetCommit, Register
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, PartitionId, RequestId, TopicId
 from smq.raft_state.limits import default_init
-from smq.replication import digests
+from smq.replication.commands import applied_state
 from smq.replication.config import NodeConfig
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.store import LogStore
@@ -182,7 +182,7 @@ def test_a_digest_is_that_of_the_state_and_takes_a_few_pieces_at_a_time(monkeypa
 
     monkeypatch.setattr(world.node.applied.digests, "_make_pieces", counted)
     requested = Asked(world)
-    assert world.most_per_callback(lambda: read, 10) == digests.PIECES_PER_STEP < read
+    assert world.most_per_callback(lambda: read, 10) == applied_state.PIECES_PER_STEP < read
     assert requested.answers == [of_now(world)]
     assert world.node.applied.settle()
 

@@ -44,7 +44,8 @@ class LineSource:
 
     def __init__(self, fd: int, name: str) -> None:
         self.name = name
-        self.number = 0  # of the line returned last, from 1
+        self.number = 0  # of the line read last, from 1
+        self.first = 1  # lines before this number are read and left out
         self.bytes_read = 0
         self.is_at_edge = False
         self._fd = fd
@@ -56,7 +57,8 @@ class LineSource:
             line = self._lines.pop()
             self.number += 1
             self.is_at_edge = not self._lines
-            yield line.removesuffix(b"\r")
+            if self.number >= self.first:
+                yield line.removesuffix(b"\r")
 
     def _read(self) -> bool:
         while not self._lines:
@@ -84,6 +86,7 @@ class Shape:
     key: bytes | None = None
     key_separator: bytes | None = None
     headers: Sequence[tuple[str, bytes | None]] = ()
+    from_line: int = 1  # records of lines before are left out
 
     def check(self) -> None:
         """InputError for options that contradict each other."""
@@ -109,30 +112,35 @@ class Shape:
         return record
 
 
-def read_records(source: LineSource, shape: Shape) -> Iterator[list[InputRecord]]:
-    """Chunks of the records that are there, at most CHUNK_RECORDS_MAX each. InputError names the line."""
+def read_records(source: LineSource, shape: Shape) -> Iterator[tuple[list[InputRecord], int]]:
+    """Chunks of the records that are there, at most CHUNK_RECORDS_MAX each, with the number of their last line.
+    InputError names the line."""
     shape.check()
     chunk: list[InputRecord] = []
+    line = 0
     try:
-        for record in _PARSERS[shape.format_name](source, shape.key_column):
+        for record in _PARSERS[shape.format_name](source, shape):
             chunk.append(shape.applied(source, record))
+            line = source.number
             if source.is_at_edge or len(chunk) >= CHUNK_RECORDS_MAX:
-                yield chunk
+                yield chunk, line
                 chunk = []
     except InputError:
         if chunk:
-            yield chunk  # the records before the mistake are sent, and the message counts them
+            yield chunk, line  # the records before the mistake are sent, and the message counts them
         raise
     if chunk:
-        yield chunk
+        yield chunk, line
 
 
-def _lines(source: LineSource, _key_column: str | None) -> Iterator[InputRecord]:
+def _lines(source: LineSource, shape: Shape) -> Iterator[InputRecord]:
+    source.first = shape.from_line
     for line in source:
         yield InputRecord(line)
 
 
-def _jsonl(source: LineSource, key_column: str | None) -> Iterator[InputRecord]:
+def _jsonl(source: LineSource, shape: Shape) -> Iterator[InputRecord]:
+    source.first, key_column = shape.from_line, shape.key_column
     for line in source:
         if not line.strip():
             continue
@@ -145,7 +153,8 @@ def _jsonl(source: LineSource, key_column: str | None) -> Iterator[InputRecord]:
             raise source.error(f"there is no field {key_column!r} for the key")
 
 
-def _csv(source: LineSource, key_column: str | None) -> Iterator[InputRecord]:
+def _csv(source: LineSource, shape: Shape) -> Iterator[InputRecord]:
+    key_column = shape.key_column
     rows = csv.reader(_texts(source), strict=True)
     try:
         names = next(rows, None)
@@ -153,6 +162,7 @@ def _csv(source: LineSource, key_column: str | None) -> Iterator[InputRecord]:
             return
         if key_column is not None and key_column not in names:
             raise source.error(f"there is no column {key_column!r} for the key; there are {', '.join(names)}")
+        source.first = shape.from_line  # not before: the first line has the names
         for row in rows:
             if not row:
                 continue
@@ -173,7 +183,8 @@ def _texts(source: LineSource) -> Iterator[str]:
             raise source.error(f"not UTF-8: {e.reason} at byte {e.start}") from e
 
 
-def _records(source: LineSource, _key_column: str | None) -> Iterator[InputRecord]:
+def _records(source: LineSource, shape: Shape) -> Iterator[InputRecord]:
+    source.first = shape.from_line
     for line in source:
         if not line.strip():
             continue
@@ -222,7 +233,7 @@ def _key_text(given: object) -> bytes | None:
     return (given if isinstance(given, str) else json.dumps(given, separators=(",", ":"))).encode()
 
 
-_PARSERS: Final[dict[str, Callable[[LineSource, str | None], Iterator[InputRecord]]]] = {
+_PARSERS: Final[dict[str, Callable[[LineSource, Shape], Iterator[InputRecord]]]] = {
     "lines": _lines,
     "jsonl": _jsonl,
     "csv": _csv,

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 import click
@@ -24,6 +25,7 @@ from smq.coordinator.cli.input import FORMATS, InputError, InputRecord, LineSour
 from smq.coordinator.cli.parameters import SPAN, TOPIC
 from smq.coordinator.cli.record_format import parse_headers
 from smq.coordinator.user_errors import Interrupted
+from smq.raft_state.errors import SmqError
 from smq.records import CODECS
 
 FIRST_S: Final = 0.7  # with the time between two looks, within a second; a healthy cluster answers in milliseconds
@@ -85,6 +87,12 @@ Delivery = asyncio.Future[list[BatchMetadata]] | asyncio.Future[RecordMetadata]
 @click.option(
     "--header", "-H", "headers", metavar="NAME=VALUE", multiple=True, help="On every record; may be repeated."
 )
+@click.option(
+    "--from-line",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Leave out the lines before this one. A run that failed says where to go on.",
+)
 @click.option("--partition", "-p", type=int, help="Send all records there. Default: by key, or spread evenly.")
 @click.option("--compression", type=click.Choice(sorted(CODECS)), default="lz4", show_default=True)
 @click.option("--acks", type=click.Choice(["all", "leader", "none"]), default="all", show_default=True)
@@ -106,6 +114,7 @@ def produce(
     key: str | None,
     key_separator: str | None,
     headers: tuple[str, ...],
+    from_line: int,
     partition: int | None,
     compression: str,
     acks: Literal["all", "leader", "none"],
@@ -115,7 +124,8 @@ def produce(
 ) -> None:
     """Sends the records of FILE (default: standard input) to TOPIC.
 
-    Every record is stored once, and in order per partition, whatever fails on the way. Ctrl-C says how far it got.
+    Every record is stored once, and in order per partition, whatever fails on the way. An error or Ctrl-C
+    says how far it got.
 
     \b
     Examples:
@@ -129,6 +139,7 @@ def produce(
         key=None if key is None else key.encode(errors="surrogateescape"),
         key_separator=None if key_separator is None else key_separator.encode(errors="surrogateescape"),
         headers=parse_headers(headers),
+        from_line=from_line,
     )
     fd = sys.stdin.fileno() if file == "-" else os.open(file, os.O_RDONLY)
     source = LineSource(fd, "standard input" if file == "-" else file)
@@ -156,7 +167,11 @@ def produce(
     try:
         count = run(work(), bootstrap)
     except KeyboardInterrupt:
-        raise Interrupted(sending[0].progress() if sending else "interrupted before anything was sent") from None
+        raise Interrupted(f"interrupted: {sending[0].progress()}" if sending else "interrupted: sent nothing") from None
+    except InputError as e:
+        raise InputError(f"{e}; {sending[0].progress()} once it is correct" if sending else str(e)) from e
+    except SmqError as e:
+        raise SmqError(e.code, f"{e.message}; {sending[0].progress()}", e.details) if sending else e from e
     finally:
         if file != "-":
             os.close(fd)
@@ -179,75 +194,90 @@ class _Sending:
         self._topic = topic
         self._chunks = chunks
         self._partition = partition
-        self._deliveries: deque[tuple[Delivery, int]] = deque()  # with the last line of each; bounded by DELIVERIES_MAX
-        self._stored_line = 0  # every record up to this line is stored
+        self._unsettled: deque[_Sent] = deque()  # bounded by DELIVERIES_MAX
+        self._stored_line = chunks.from_line - 1  # every record up to this line is stored
+        self._stored_count = 0  # of those
 
     async def run(self) -> None:
         try:
             async for chunk, line in self._chunks.read():
-                self._deliveries += [(delivery, line) for delivery in await self._send(chunk)]
-                while len(self._deliveries) > DELIVERIES_MAX:
+                sent = _Sent(line, len(chunk))
+                self._unsettled.append(sent)
+                await self._send(chunk, sent.deliveries)
+                sent.is_complete = True
+                while len(self._unsettled) > DELIVERIES_MAX:
                     await self._settle_one()
+        except InputError:
             await self._settle_all()
-        except InputError as e:
-            await self._settle_all()
-            stored = counted(self._producer.stats.records_acked, "record")
-            raise InputError(f"{e}; stored {stored} before it: correct it and send the rest") from e
-        except asyncio.CancelledError:
-            self._note_stored()
             raise
-        finally:
-            for delivery, _ in self._deliveries:
-                delivery.cancel()  # one has failed and is being reported; the others have the same error
+        await self._settle_all()
 
-    async def _send(self, chunk: list[InputRecord]) -> list[Delivery]:
+    async def _send(self, chunk: list[InputRecord], deliveries: list[Delivery]) -> None:
         producer, topic, partition = self._producer, self._topic, self._partition
         if any(r.headers or r.timestamp_ms is not None for r in chunk):
-            sent: list[Delivery] = []
             for r in chunk:
                 await producer.wait_room()
-                sent.append(producer.send(topic, r.value, r.key, r.headers, partition, r.timestamp_ms))
-            return sent
-        keys = [r.key for r in chunk] if any(r.key is not None for r in chunk) else None
-        return [await producer.send_many(topic, [r.value for r in chunk], keys=keys, partition=partition)]
+                deliveries.append(producer.send(topic, r.value, r.key, r.headers, partition, r.timestamp_ms))
+        else:
+            keys = [r.key for r in chunk] if any(r.key is not None for r in chunk) else None
+            deliveries.append(await producer.send_many(topic, [r.value for r in chunk], keys=keys, partition=partition))
 
     async def _settle_all(self) -> None:
         await self._producer.flush()
-        while self._deliveries:
+        while self._unsettled:
             await self._settle_one()
 
     async def _settle_one(self) -> None:
-        await self._deliveries[0][0]
-        self._stored_line = self._line_before(1)
-        self._deliveries.popleft()
+        for delivery in self._unsettled[0].deliveries:
+            await delivery
+        self._note_stored()
 
     def _note_stored(self) -> None:
-        """Counts what was acknowledged while nothing waited for it."""
-        done = 0
-        for delivery, _ in self._deliveries:
-            if not delivery.done() or delivery.cancelled() or delivery.exception() is not None:
-                break
-            done += 1
-        self._stored_line = self._line_before(done)
-
-    def _line_before(self, done: int) -> int:
-        """The last line of which everything is stored once the first `done` deliveries are: a chunk's line counts with
-        its last delivery."""
-        lines = [line for _, line in self._deliveries]
-        complete = [line for i, line in enumerate(lines[:done]) if i + 1 == len(lines) or lines[i + 1] != line]
-        return complete[-1] if complete else self._stored_line
+        sent = self._unsettled.popleft()
+        self._stored_line, self._stored_count = sent.line, self._stored_count + sent.count
 
     def progress(self) -> str:
-        """For a person who has interrupted it."""
-        stored = counted(self._producer.stats.records_acked, "record")
-        where = f", up to line {self._stored_line:,}" if self._stored_line else ""
-        return f"interrupted: stored {stored} in {self._topic}{where}; records of later lines may be stored, too"
+        """For a person whose command has ended early: what is stored, and how to go on."""
+        while self._unsettled and self._unsettled[0].is_stored():
+            self._note_stored()
+        others = [sent.is_uncertain() for sent in self._unsettled]  # of all: asyncio reports an error nobody looked at
+        acked = self._producer.stats.records_acked
+        later = acked - self._stored_count
+        text = f"stored {counted(acked, 'record')} in {self._topic}"
+        if not acked and not any(others):
+            return text
+        if self._stored_count:
+            text += f", all up to line {self._stored_line:,}" + (f" and {later:,} of later lines" if later else "")
+        text += "; others may be stored, too" if any(others) else ""
+        again = ", and some again" if later or any(others) else ""
+        return f"{text}. `--from-line {self._stored_line + 1}` sends the rest{again}"
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A chunk."""
+
+    line: int  # its last
+    count: int  # of records
+    deliveries: list[Delivery] = field(default_factory=list)
+    is_complete: bool = False  # none of its records is still to be sent
+
+    def is_stored(self) -> bool:
+        ends = (d.done() and not d.cancelled() and d.exception() is None for d in self.deliveries)
+        return self.is_complete and all(ends)
+
+    def is_uncertain(self) -> bool:
+        """Whether a record may be stored although nobody has said so."""
+        ended = [d.exception() for d in self.deliveries if d.done() and not d.cancelled()]
+        is_open = any(not d.done() or d.cancelled() for d in self.deliveries)
+        return is_open or any(isinstance(e, SmqError) and not e.code.is_definite for e in ended)
 
 
 class _ChunkReader:
     """Reads and parses in its own thread, so that neither a slow pipe nor a large file blocks the event loop."""
 
     def __init__(self, source: LineSource, shape: Shape) -> None:
+        self.from_line = shape.from_line
         self._source = source
         self._shape = shape
 
@@ -264,8 +294,8 @@ class _ChunkReader:
         def work() -> None:
             try:
                 try:
-                    for chunk in read_records(self._source, self._shape):
-                        put((chunk, self._source.number))
+                    for item in read_records(self._source, self._shape):
+                        put(item)
                     put(None)
                 except (InputError, OSError) as e:
                     put(e)

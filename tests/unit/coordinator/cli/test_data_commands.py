@@ -134,9 +134,7 @@ def test_line_that_is_wrong_is_named_and_what_was_before_it_is_counted(
     assert result.exit_code == 1
     assert expected in result.stderr
     stored = len(lines(smq("consume", "t")))
-    assert (
-        f"stored {stored} record{'' if stored == 1 else 's'} before it: correct it and send the rest" in result.stderr
-    )
+    assert f"; stored {stored} record{'' if stored == 1 else 's'} in t" in result.stderr
 
 
 def test_empty_input_stores_nothing_and_needs_its_topic(smq: Smq, tmp_path: Path) -> None:

@@ -48,7 +48,10 @@ def test_a_separator_divides_key_and_value(smq: Smq, produce: Smq) -> None:
     assert stored(smq, "%k=%v") == ["=4", "a=1", "b=2: 3"]
     broken = produce("a:1\nb\n", "--key-separator", ":")
     assert broken.exit_code == 1
-    assert "line 2: there is no ':' between key and value; stored 1 record before it" in broken.stderr
+    assert (
+        "line 2: there is no ':' between key and value; stored 1 record in t, all up to line 1. `--from-line 2`"
+        in broken.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,9 +96,57 @@ def test_ctrl_c_says_how_far_it_got(cluster: FakeCluster, environment: dict[str,
         _, said = child.communicate(timeout=60)
     assert child.returncode == 130
     lines = [line for line in said.splitlines() if not line.startswith(("waiting", "going on"))]
-    assert lines == [
-        "smq: interrupted: stored 300 records in t, up to line 300; records of later lines may be stored, too"
-    ]
+    assert lines == ["smq: interrupted: stored 300 records in t, all up to line 300. `--from-line 301` sends the rest"]
+
+
+def test_an_error_says_how_far_it_got_and_where_to_go_on(
+    cluster: FakeCluster, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The second chunk is refused: the first is stored, and every line is stored once in the end."""
+    source = tmp_path / "input.txt"
+    source.write_text("".join(f"{n:0100}\n" for n in range(12_000)))
+
+    def full_after_a_chunk(name: str, request: object) -> None:
+        if name == "PublishRecord" and cluster.topics["t"][0].hwm >= 5_000:
+            raise SmqError(ErrorCode.STORAGE_FULL, "node 1 has less free space than its reserve")
+
+    def send(*options: str) -> "subprocess.CompletedProcess[str]":
+        command = [*CLI, "produce", "t", "--partition", "0", str(source), *options]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    cluster.nodes[1].hook = full_after_a_chunk
+    refused = send("--delivery-timeout", "2s")
+    assert refused.returncode == 1
+    found = re.search(
+        r"STORAGE_FULL.* stored ([\d,]+) records? in t, all up to line ([\d,]+)(?: and ([\d,]+) of later lines)?\. "
+        r"`--from-line (\d+)` sends the rest",
+        refused.stderr,
+    )
+    assert found is not None, refused.stderr
+    stored, line, later, go_on = (int((text or "0").replace(",", "")) for text in found.groups())
+    assert stored == cluster.topics["t"][0].hwm == line + later
+    assert go_on == line + 1 > 5_000
+    assert "Traceback" not in refused.stderr
+    assert "never retrieved" not in refused.stderr
+    cluster.nodes[1].hook = lambda _name, _request: None
+    assert send("--from-line", str(stored + 1)).returncode == 0
+    assert cluster.topics["t"][0].hwm == 12_000
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "values"),
+    [
+        ((), "a\nb\nc\n", ["c"]),
+        (("--format", "jsonl"), "1\n2\n3\n", ["3"]),
+        (("--format", "records"), '{"value": "a"}\n{"value": "b"}\n{"value": "c"}\n', ["c"]),
+        (("--format", "csv"), 'n\n"a\n"\nb\n', ['{"n":"b"}']),
+    ],
+)
+def test_a_run_goes_on_at_a_line(
+    smq: Smq, produce: Smq, options: tuple[str, ...], text: str, values: list[str]
+) -> None:
+    assert produce(text, *options, "--from-line", "4" if "csv" in options else "3").exit_code == 0
+    assert stored(smq, "%v") == values
 
 
 def test_a_node_without_space_is_named_while_produce_waits(cluster: FakeCluster, environment: dict[str, str]) -> None:

@@ -27,7 +27,7 @@ from smq.coordinator.cli.common import (
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.export_files import FORMATS, RecordFile, record_file
 from smq.coordinator.cli.parameters import TOPIC
-from smq.coordinator.user_errors import UserError
+from smq.coordinator.user_errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -90,7 +90,10 @@ def topic_export(
             await _copy(bootstrap, topic, ranges, file)
         return ranges
 
-    ranges = run(work(), bootstrap)
+    try:
+        ranges = run(work(), bootstrap)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted: {path} was not written, as it would not be complete") from None
     records = sum(r.hi - r.lo for r in ranges)
     if as_json:
         rows = [{"partition": r.partition, "lo": r.lo, "hi": r.hi} for r in ranges]

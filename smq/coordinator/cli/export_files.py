@@ -6,7 +6,7 @@ Owns their columns and the renaming into place. Memory is bounded by one row gro
 
 import contextlib
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,8 @@ class RecordFile(Protocol):
 
     def write(self, records: Sequence[ConsumerRecord]) -> None: ...
     def close(self) -> None: ...
+    def discard(self) -> None:
+        """Instead of `close`: writes nothing that is still to be written."""
 
 
 class JsonlFile:
@@ -41,6 +43,8 @@ class JsonlFile:
 
     def close(self) -> None:
         """Nothing is left to write."""
+
+    discard = close
 
 
 class ParquetFile:
@@ -84,6 +88,11 @@ class ParquetFile:
             self._write_group()
         self._writer.close()
 
+    def discard(self) -> None:
+        """A row group takes seconds on a busy machine."""
+        self._waiting = []
+        self._writer.close()  # which would otherwise write its footer later, to a closed file
+
     def _write_group(self) -> None:
         rows = self._waiting
         columns: list[list[Any]] = [
@@ -112,8 +121,10 @@ def record_file(path: Path, format_name: str) -> Iterator[RecordFile]:
             file = _FILES[format_name](out)
             try:
                 yield file
-            finally:
-                file.close()  # even if the file is discarded: its writer would otherwise write a footer later
+            except BaseException:
+                file.discard()
+                raise
+            file.close()
     except OSError as e:
         if isinstance(e, ConnectionError):
             raise
@@ -127,9 +138,8 @@ class AtomicFile:
         self._path = path
 
     def __enter__(self) -> BinaryIO:
-        fd, name = tempfile.mkstemp(prefix=f".{self._path.name}.", suffix=".part", dir=self._path.parent)
-        self._temporary = Path(name)
-        self._out = os.fdopen(fd, "wb", buffering=1 << 20)
+        self._temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.part")
+        self._out = self._temporary.open("xb", buffering=1 << 20)  # with the mode of every new file of the user
         return self._out
 
     def __exit__(

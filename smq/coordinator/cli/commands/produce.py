@@ -240,7 +240,9 @@ class _Sending:
         """For a person whose command has ended early: what is stored, and how to go on."""
         while self._unsettled and self._unsettled[0].is_stored():
             self._note_stored()
-        others = [sent.is_uncertain() for sent in self._unsettled]  # of all: asyncio reports an error nobody looked at
+        others = [
+            sent.is_uncertain() for sent in self._unsettled
+        ]  # of all: asyncio reports an error that is not looked at
         acked = self._producer.stats.records_acked
         later = acked - self._stored_count
         text = f"stored {counted(acked, 'record')} in {self._topic}"
@@ -267,7 +269,7 @@ class _Sent:
         return self.is_complete and all(ends)
 
     def is_uncertain(self) -> bool:
-        """Whether a record may be stored although nobody has said so."""
+        """Whether a record may be stored although no acknowledgement of it came."""
         ended = [d.exception() for d in self.deliveries if d.done() and not d.cancelled()]
         is_open = any(not d.done() or d.cancelled() for d in self.deliveries)
         return is_open or any(isinstance(e, SmqError) and not e.code.is_definite for e in ended)

@@ -1,5 +1,6 @@
 """`smq topic export`: the file holds exactly the records, or does not exist."""
 
+import contextlib
 import errno
 import gc
 import json
@@ -14,7 +15,7 @@ from click.testing import Result
 
 from smq.clients import ConsumerRecord
 from smq.coordinator.cli import export_files
-from smq.coordinator.cli.export_files import record_file
+from smq.coordinator.cli.export_files import ParquetFile, record_file
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.fake.cluster import FakeCluster
@@ -147,6 +148,24 @@ def test_full_disk_is_reported_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=expected), record_file(tmp_path / "out.jsonl", "jsonl"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_export_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row group may take many seconds, and the file is thrown away."""
+    written: list[object] = []
+    monkeypatch.setattr(ParquetFile, "_write_group", written.append)
+    with contextlib.suppress(KeyboardInterrupt), record_file(tmp_path / "out.parquet", "parquet") as file:
+        file.write([ConsumerRecord("t", 0, 0, 0, 0, None, b"v", ())])
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+    assert written == []
+
+
+def test_a_new_file_may_be_read_by_others(tmp_path: Path) -> None:
+    with record_file(tmp_path / "out.jsonl", "jsonl"):
+        pass
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "out.jsonl").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
 def test_parquet_without_pyarrow_says_what_to_install(

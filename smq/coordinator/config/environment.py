@@ -15,29 +15,28 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from smq.coordinator.user_errors import ConfigError
+from smq.raft_state.ids import NodeId
 
 Key = tuple[str, ...]
 
+NODE_ID_OF_HOST: Final = "hostname"
 _PREFIX: Final = "SMQ_"
 # Of `smq` as a client (smq.clients.tls, cli.connect), and of `smq serve` itself.
 _OTHERS: Final = frozenset(
     {"SMQ_BOOTSTRAP", "SMQ_CLUSTER_DIR", "SMQ_CONFIG", "SMQ_TLS_CA", "SMQ_TLS_CERTIFICATE", "SMQ_TLS_KEY"}
 )
-_NUMBERS: Final = re.compile(r"request_bytes_max|tuning\..*")
-_TRUTHS: Final = re.compile(r"insecure|http\.tls|tls\.client_certificates|listeners\.[^.]*\.(tls|client_certificates)")
 # Kubernetes sets these in a pod for every Service, and for one that is named smq, or smq-..., they look like ours.
 _SERVICE_LINK: Final = re.compile(r"SMQ_(.*_)?(SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP|SCTP).*)?)")
 
 
-def overlay(raw: Mapping[str, Any], environment: Mapping[str, str], known: Iterable[Key]) -> dict[str, Any]:
+def overlay(raw: Mapping[str, Any], environment: Mapping[str, str], known: Mapping[Key, Any]) -> dict[str, Any]:
     """A copy of the file's content with the variables' values in it. `known` has every key as its path of tables, in
-    which "*" stands for what an operator names: a node id, a listener."""
-    keys = list(known)
+    which "*" stands for what an operator names, a node id or a listener; and the type of its value."""
     merged = copy.deepcopy(dict(raw))
-    for variable in sorted(environment):
+    for variable, text in sorted(environment.items()):
         if variable.startswith(_PREFIX) and variable not in _OTHERS:
-            path = _path(variable, keys)
-            _put(merged, path, _value(variable, ".".join(path), environment[variable]))
+            path, kind = _found(variable, known)
+            _put(merged, path, _value(variable, kind, text))
     return merged
 
 
@@ -50,21 +49,21 @@ def _word(part: str) -> str:
     return part.upper().replace(".", "_")
 
 
-def _path(variable: str, keys: list[Key]) -> Key:
+def _found(variable: str, known: Mapping[Key, Any]) -> tuple[Key, Any]:
     words = variable.removeprefix(_PREFIX).split("__")
-    for key in keys:
+    for key, kind in known.items():
         if len(key) == len(words) and all((k == "*" and w) or _word(k) == w for k, w in zip(key, words, strict=True)):
-            return tuple(w.lower() if k == "*" else k for k, w in zip(key, words, strict=True))
-    raise ConfigError(_unknown(variable, keys))
+            return tuple(w.lower() if k == "*" else k for k, w in zip(key, words, strict=True)), kind
+    raise ConfigError(_unknown(variable, known))
 
 
-def _value(variable: str, key: str, text: str) -> object:
+def _value(variable: str, kind: Any, text: str) -> object:
     """The text as the type that TOML would give it. Everything else is a text."""
-    if _TRUTHS.fullmatch(key):
+    if kind is bool:
         if text not in ("true", "false"):
             raise ConfigError(f"{variable} is {text!r}: it must be true or false")
         return text == "true"
-    if _NUMBERS.fullmatch(key) or (key == "node_id" and text != "hostname"):
+    if kind is int or (kind is NodeId and text != NODE_ID_OF_HOST):
         if not text.isascii() or not text.isdigit():
             raise ConfigError(f"{variable} is {text!r}: it must be a whole number, 0 or more")
         return int(text)
@@ -81,7 +80,7 @@ def _put(merged: dict[str, Any], path: Key, value: object) -> None:
     found[last] = value
 
 
-def _unknown(variable: str, keys: list[Key]) -> str:
+def _unknown(variable: str, keys: Iterable[Key]) -> str:
     if _SERVICE_LINK.fullmatch(variable):
         return (
             f"{variable} is no setting. It looks like one that Kubernetes sets for a Service: set enableServiceLinks: "

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from smq.coordinator.cli.command_group import CommandGroup
-from smq.coordinator.config.node_toml import tls_table
+from smq.coordinator.config.node_toml import dump_table
 from smq.coordinator.tls.certificates import CA_DAYS, DAYS, make_authority, make_client, make_node, read_end
 from smq.coordinator.tls.layout import OPERATOR, Identity, authority
 from smq.raft_state.ids import NodeId
@@ -55,7 +55,7 @@ def cert_node(directory: Path, cluster_id: str, node_id: int, hosts: tuple[str, 
     """
     made = make_node(directory.absolute(), cluster_id=cluster_id, node_id=NodeId(node_id), hosts=hosts, days=days)
     _report(made, f"names {node_uri(cluster_id, NodeId(node_id))} and ")
-    click.echo("\n".join(tls_table(made.ca, made.certificate, made.key)))
+    click.echo("\n".join(dump_table("tls", {"ca": made.ca, "certificate": made.certificate, "key": made.key})))
 
 
 @cert.command("client")

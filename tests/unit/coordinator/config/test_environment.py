@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from smq.coordinator.config.environment import variable_of
+from smq.coordinator.config.environment import Key, variable_of
 from smq.coordinator.config.node_toml import ServerConfig, known_keys, load_config, parse_config
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.ids import NodeId
@@ -125,6 +125,13 @@ def test_a_mistyped_variable_is_refused_and_named(variable: str, says: str) -> N
 def test_a_value_that_does_not_fit_is_refused_and_named(variable: str, value: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse(**{variable: value})
+
+
+@pytest.mark.parametrize("key", [key for key, kind in known_keys().items() if kind in (bool, int)], ids=variable_of)
+def test_every_number_and_truth_is_read_as_one(key: Key) -> None:
+    variable = variable_of(key).replace("*", "A")
+    with pytest.raises(ConfigError, match=f"{variable} is 'x': it must be "):
+        parse(**{variable: "x"})
 
 
 def test_variables_of_smq_as_a_client_are_left_alone() -> None:

@@ -99,6 +99,10 @@ OPEN = OUTSIDE.replace("127.0.0.1:9094", "0.0.0.0:9094")
             "grpc_advertised is 0.0.0.0:1, to which no client can",
         ),
         (GOOD + 'kafka_advertised = "a:1"\n' + PEERS, "kafka_advertised is set, but kafka_address is not"),
+        (
+            GOOD + PEERS + '[listeners.outside]\nkafka_address = "127.0.0.1:1"\ngrpc_advertised = "a:1"\n',
+            "listeners.outside.grpc_advertised is set, but listeners.outside.grpc_address is not",
+        ),
         (GOOD + PEERS.replace("127.0.0.1:9001", "0.0.0.0:9001"), "peers.1 is 0.0.0.0:9001"),
         ("insecure = true\n" + GOOD + PEERS.replace("127.0.0.1:9002", "[::]:9002"), "peers.2 .*no node can connect"),
         (GOOD + PEERS.replace(":9002", ":9001"), "peers.1 and peers.2 are both 127.0.0.1:9001"),

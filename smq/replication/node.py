@@ -35,6 +35,7 @@ from smq.replication.nodes.liveness import Liveness
 from smq.replication.nodes.quorum import QuorumQueries
 from smq.replication.nodes.registration import Registration
 from smq.replication.partition.external_offsets import ExternalOffsets
+from smq.replication.partition.intake import SpaceGuard
 from smq.replication.partition.replica import status_of
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.transaction_joins import TransactionJoins
@@ -48,7 +49,6 @@ from smq.replication.runtime.answers import Answers
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.runtime.slices import Slices
 from smq.replication.storage.hang import HangGuard
-from smq.replication.storage.space import SpaceGuard
 
 _log = structlog.get_logger("smq.node")
 

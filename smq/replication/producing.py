@@ -28,9 +28,8 @@ from smq.replication.lookup import (
     unknown_topic,
     unknown_topic_id,
 )
-from smq.replication.partition.admission import JUDGED_BY_THE_LOG, NotYetKnown, PreparedBatch, leader_error
+from smq.replication.partition.admission import JUDGED_BY_THE_LOG, NotYetKnown, PreparedBatch, comes_again, leader_error
 from smq.replication.partition.replicas import Replicas
-from smq.replication.partition.send_order import comes_again
 from smq.replication.partition.transaction_joins import TransactionJoins
 from smq.replication.ports import Buffer
 from smq.replication.preparation import Preparation

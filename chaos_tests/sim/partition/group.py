@@ -79,9 +79,8 @@ from smq.replication.api import Acks, PartitionEnd, Produced, ProduceRequest
 from smq.replication.log.codec import BatchDamaged, base_of_key
 from smq.replication.log.state import partition_key
 from smq.replication.nodes.controller import RESIGNED_NS
-from smq.replication.partition.admission import NotYetKnown, PreparedBatch
+from smq.replication.partition.admission import NotYetKnown, PreparedBatch, comes_again
 from smq.replication.partition.compaction.segments import lowest_behind
-from smq.replication.partition.send_order import comes_again
 from smq.replication.ports import Channel, Table
 from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.disk import DiskImage

@@ -25,6 +25,7 @@ from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
 from smq.replication.measures import NodeMeasures
 from smq.replication.net.links import Links
+from smq.replication.partition.intake import SpaceGuard
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Buffer, Channel, NetworkHandler
@@ -32,7 +33,6 @@ from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.runtime.slices import Slices
 from smq.replication.storage.hang import HangGuard
-from smq.replication.storage.space import SpaceGuard
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
 from smq.testing.virtual.disk import DiskImage, FakeDisk

@@ -27,10 +27,10 @@ from smq.replication.nodes import identity
 from smq.replication.nodes.controller import Controller
 from smq.replication.partition import admission
 from smq.replication.partition.handover import HandOver
+from smq.replication.partition.intake import SpaceGuard
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.waiters import Waiter, Waiters
 from smq.replication.ports import Buffer, Table
-from smq.replication.storage.space import SpaceGuard
 from smq.testing.virtual.disk import FakeDisk
 
 _HANDLERS: Final = "smq.raft_state.handlers."
@@ -204,7 +204,7 @@ _LOGS: Final = (
     PlantedBug(
         name="no-duplicate-check",
         rule="16: a duplicate is answered from the log (P7)",
-        faults=(replace(_PARTITION + "send_order:SendOrder.check", by=nothing),),
+        faults=(replace(_PARTITION + "admission:SendOrder.check", by=nothing),),
         scenario="partitions",
         anomalies=frozenset({"duplicate-sequence"}),
         seeds=8,
@@ -550,7 +550,7 @@ _DISKS: Final = (
     PlantedBug(
         name="records-use-the-reserve",
         rule="the reserve of the disk is Raft's; records are refused before a commit meets a full disk",
-        faults=(replace("smq.replication.storage.space:SpaceGuard.refresh", by=_never_full),),
+        faults=(replace("smq.replication.partition.intake:SpaceGuard.refresh", by=_never_full),),
         scenario="full_disk",
         anomalies=frozenset({"process-died"}),
         seeds=30,

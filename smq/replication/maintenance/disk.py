@@ -1,8 +1,8 @@
 """What a node does for its own disk: repair what the scrubber finds, watch the free space, notice that it hangs.
 
 Owns the scrubber of one node, the repair of each row that it finds damaged, the checks of the disk's space and of its
-writing, and their status and warnings. It must hold no rule: those are in `partition.repair`, `scrub`, `storage.space`
-and `storage.hang`. Only the node imports it, and drives it by its ticks and heartbeats.
+writing, and their status and warnings. It must hold no rule: those are in `partition.repair`, `partition.intake`,
+`scrub` and `storage.hang`. Only the node imports it, and drives it by its ticks and heartbeats.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from smq.replication.api import StorageStatus
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.maintenance.scrub import Damage, Scrubber
+from smq.replication.partition.intake import SpaceGuard
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import DataDamaged, Table
 from smq.replication.storage.hang import HangGuard
-from smq.replication.storage.space import SpaceGuard
 
 _log = structlog.get_logger("smq.storage")
 

@@ -24,8 +24,7 @@ from smq.raft_state.state import PartitionState
 from smq.replication.api import Acks, ProduceRequest
 from smq.replication.host import Host
 from smq.replication.log.partition_log import PartitionLog
-from smq.replication.partition.admission import JUDGED_BY_THE_LOG, NotYetKnown, PreparedBatch
-from smq.replication.partition.send_order import SendOrder
+from smq.replication.partition.admission import JUDGED_BY_THE_LOG, NotYetKnown, PreparedBatch, SendOrder
 from smq.replication.partition.streams import FollowerStream
 from smq.replication.storage.hang import HangGuard
 

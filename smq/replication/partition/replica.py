@@ -3,37 +3,100 @@
 Owns rules 2-8, 10, 12, 15, 21 and 23 of replication for one partition. It judges its log by comparing the epochs
 stamped on the batches with the replicated history, and never serves, counts or reports anything else. It must never
 answer a producer except by rule 10, nor call another part of the node about what a step made due: it notes that in
-`step.Outputs`. `replicas` owns it.
+`Outputs`. `replicas` owns it.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from smq.raft_state.commands import CompleteReplica
 from smq.raft_state.errors import ErrorCode, ErrorDetails, OutOfOrderSequence, SmqError
-from smq.raft_state.ids import NO_EPOCH, Epoch, NodeId, Offset, PartitionId, TsNs
+from smq.raft_state.ids import NO_EPOCH, Epoch, Incarnation, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import PartitionState
 from smq.records import BatchHeader, parse_header
 from smq.replication.anomalies import MarkWatch
 from smq.replication.api import Acks, Produced, ProduceRequest, ReplicaStatus
 from smq.replication.host import Host
-from smq.replication.log.codec import StoredValue, parse_value
+from smq.replication.log.codec import BatchDamaged, StoredValue, parse_value
 from smq.replication.log.lineage import fits, verified_end
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.producers import ArrivingTable
 from smq.replication.log.segments import Replaced
 from smq.replication.net import wire
-from smq.replication.partition.admission import PreparedBatch, admitted, check_transaction, leader_error, validated
+from smq.replication.partition.admission import (
+    PreparedBatch,
+    SendOrder,
+    as_appended,
+    check_producer,
+    check_space,
+    check_transaction,
+    leader_error,
+    validated,
+)
 from smq.replication.partition.handover import HandOver, handed_over, step_aside
-from smq.replication.partition.step import Shared
+from smq.replication.partition.intake import Intake, SpaceGuard
 from smq.replication.partition.streams import FollowerStream
 from smq.replication.partition.waiters import WAITERS_MAX, Waiter, Waiters
 from smq.replication.ports import Buffer, Channel
+from smq.replication.storage.hang import HangGuard
 
 _NODE_STOPS: Final = (ErrorCode.SHUTTING_DOWN, ErrorCode.UPGRADE_NEEDED)
 PRODUCERS_PER_WORK: Final = 30  # forgotten in 10 us
 WORK_PER_TRIM: Final = 15  # of a log start that moves, in units of 10 us: its rows are read, and their deletion begins
+
+
+Noted: TypeAlias = dict[PartitionId, None]  # bounded by the node's partitions
+
+
+class Outputs:
+    """What the steps of a node's replicas leave to be done. A step is a message, a batch, a commit of the disk, or a
+    change of the applied state. What is then due outside of the replica, it notes here; `Replicas` does all of that in
+    one place, once per turn of the loop. A note names a partition and a kind, not an event: what is done goes by what
+    the replica is at that time, so notes of one turn fall together."""
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], None], drain: Callable[[], None]) -> None:
+        """`drain` empties all of them, and then calls `end_drain`."""
+        self._call_soon = call_soon
+        self._drain = drain
+        self._is_scheduled = False
+        self.durable: Noted = {}  # more of the log is on disk: to be counted, or acknowledged (rule 7)
+        self.unsent: Noted = {}  # a led log has grown: its followers get what they lack
+        self.readable: Noted = {}  # more of the log may be readable
+        self.committed: Noted = {}  # a leader's commit point is beyond Raft's high water mark, or followers miss it
+        self.caught_up: Noted = {}  # incomplete replicas of a led partition may be complete again (rule 22)
+        self.damaged: Noted = {}  # damage hides where the log ended, and the others do not know it yet (rule 23)
+
+    def note(self, kind: Noted, pid: PartitionId) -> None:
+        kind[pid] = None
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._call_soon(self._drain)
+
+    def end_drain(self) -> None:
+        """What was noted meanwhile is for the next turn."""
+        self._is_scheduled = False
+        if self.durable or self.unsent or self.readable or self.committed or self.caught_up or self.damaged:
+            self._is_scheduled = True
+            self._call_soon(self._drain)
+
+
+@dataclass(slots=True, kw_only=True)
+class Shared:
+    """What all replicas of a node share."""
+
+    outputs: Outputs
+    space: SpaceGuard  # for records, on this node's disk
+    hang: HangGuard  # whether that disk writes at all
+    intake: Intake
+    send_order: SendOrder
+    producers_held: Callable[[], int]  # that this node remembers, over all its partitions
+    is_candidate: Callable[[NodeId], bool]  # whether another node is healthy, and its disk writes
+    registered: Callable[[NodeId], Incarnation | None]  # a node's process in the state that the replicas have followed
+    resign: Callable[[PartitionId, Epoch], None]  # reports to the Raft leader that this node stops leading the epoch
+    # Has a damaged batch fetched again. The callback is called later, with whether the batch is intact.
+    repair: Callable[[BatchDamaged, Callable[[bool], None]], None]
 
 
 class Replica:
@@ -271,9 +334,9 @@ class Replica:
     def _append(self, request: ProduceRequest, prepared: PreparedBatch, header: BatchHeader) -> Waiter:
         full = [s.peer for s in self.streams.values() if s.is_full]
         ts_ns = self._next_ts_ns()
-        batch, header = admitted(
-            self._host, self._shared, self.part, self.log, full, prepared, request.transactional_id, header, ts_ns
-        )
+        check_space(self._shared.space, self._host.node_id, self.part, full, len(prepared.data))
+        check_producer(self._host, self._shared.producers_held(), self.log, header, request.transactional_id)
+        batch, header = as_appended(prepared, header, ts_ns)
         stored = self._append_at(ts_ns, batch, header)
         end, rules = stored.end, prepared.rules
         return Waiter(stored.epoch, stored.base, end, ts_ns, request.acks, False, header, request.done, rules)

@@ -1,7 +1,7 @@
 """The node's replicas and logs, and the work that is due on them.
 
 Owns which partitions this node holds: it makes and drops replicas and logs as the applied state says. Owns the one
-place that does what the steps of replicas have left to be done, once per turn of the loop (`step.Outputs`), and the
+place that does what the steps of replicas have left to be done, once per turn of the loop (`Outputs`), and the
 pace of work that may touch thousands of replicas: following the applied state, greeting a new session, the visits per
 beat. It holds no rule of one partition: those are in `replica`. `nodes`, `maintenance` and the node import it.
 """
@@ -21,6 +21,7 @@ from smq.replication.log.codec import BatchDamaged
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.store import LogStore
 from smq.replication.net import wire
+from smq.replication.partition.admission import SendOrder
 from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.compaction.passes import Compactor
 from smq.replication.partition.compaction.segments import Segments
@@ -31,19 +32,16 @@ from smq.replication.partition.high_water_mark import (
     hwm_advances,
     propose_advances,
 )
-from smq.replication.partition.intake import Intake
+from smq.replication.partition.intake import Intake, SpaceGuard
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.markers import Markers
 from smq.replication.partition.older_state import Outlived
 from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
-from smq.replication.partition.replica import Replica
+from smq.replication.partition.replica import Noted, Outputs, Replica, Shared
 from smq.replication.partition.retention import Retainer
-from smq.replication.partition.send_order import SendOrder
-from smq.replication.partition.step import Noted, Outputs, Shared
 from smq.replication.runtime.slices import Slices
 from smq.replication.storage.hang import HangGuard
-from smq.replication.storage.space import SpaceGuard
 
 HWM_PACE_MS: Final = (
     100  # between two proposals of marks that answer no producer: readers elsewhere do not wait for them

@@ -17,7 +17,7 @@ from smq.records import BatchHeader
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
 from smq.replication.measures import DUPLICATE, STORED, StageSink
-from smq.replication.partition.send_order import SendOrder
+from smq.replication.partition.admission import SendOrder
 from smq.replication.ports import Clock
 from smq.replication.runtime.deadlines import Deadline
 

@@ -33,19 +33,16 @@ from smq.replication.log.store import LogStore
 from smq.replication.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.links import Links
-from smq.replication.partition.admission import PreparedBatch
+from smq.replication.partition.admission import PreparedBatch, SendOrder
 from smq.replication.partition.exact_ends import ExactEnds
-from smq.replication.partition.intake import Intake
+from smq.replication.partition.intake import Intake, SpaceGuard
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.repair import Outcome, Repairs
-from smq.replication.partition.replica import Replica
-from smq.replication.partition.send_order import SendOrder
-from smq.replication.partition.step import Noted, Outputs, Shared
+from smq.replication.partition.replica import Noted, Outputs, Replica, Shared
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.storage.hang import HangGuard
-from smq.replication.storage.space import SpaceGuard
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
 from smq.testing.virtual.disk import DiskImage, FakeDisk

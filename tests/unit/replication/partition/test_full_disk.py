@@ -5,8 +5,8 @@ import pytest
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from smq.replication.net import wire
+from smq.replication.partition.intake import REFRESHES_PER_RESERVE, SpaceGuard
 from smq.replication.ports import Space
-from smq.replication.storage.space import REFRESHES_PER_RESERVE, SpaceGuard
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
 from tests.unit.replication.test_rules import acks, append, follower, stored
 

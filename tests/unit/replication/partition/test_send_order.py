@@ -7,9 +7,9 @@ from smq.raft_state.ids import Offset, PartitionId
 from smq.records import INT32_MAX, BatchHeader, parse_header
 from smq.replication.api import Acks, Produced
 from smq.replication.log.producers import ProducerTable
-from smq.replication.partition import send_order
+from smq.replication.partition import admission
+from smq.replication.partition.admission import AWAITED_NS_MAX, SendOrder
 from smq.replication.partition.intake import Intake
-from smq.replication.partition.send_order import AWAITED_NS_MAX, SendOrder
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from tests.unit.replication.log.support import fold
 from tests.unit.replication.support import PEER_A, PEER_B, Host, batch
@@ -115,7 +115,7 @@ def test_a_producer_that_never_comes_again_is_forgotten(world: World) -> None:
 
 
 def test_when_too_many_are_refused_unknown_producers_begin_at_0(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_order, "AWAITED_MAX", 2)
+    monkeypatch.setattr(admission, "AWAITED_MAX", 2)
     for producer in (1, 2, 3):
         world.order.expect(PID, sent(0, producer=producer))
     assert len(world.order._awaited) == 2
@@ -135,7 +135,7 @@ def test_batches_for_a_name_that_is_unknown_yet_are_awaited_under_its_id(world: 
 
 
 def test_names_that_never_come_into_being_are_not_collected(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_order, "AWAITED_MAX", 2)
+    monkeypatch.setattr(admission, "AWAITED_MAX", 2)
     for i in range(3):
         world.order.expect_by_name(f"t{i}", 0, sent(0))
     assert sum(map(len, world.order._unplaced.values())) == 1

@@ -6,7 +6,6 @@ import inspect
 import pickle
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -38,9 +37,8 @@ from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.limits import ITEMS_MAX, TEXT_BYTES_MAX
 from smq.raft_state.replies import Done, HwmsAdvanced, Rejected, Reply
 from tests.unit.raft_state import strategies
+from tests.unit.raft_state.life import bytes_of, transcript
 from tests.unit.raft_state.support import advance, advances, aged, commit, pid, rid
-
-TRANSCRIPTS = Path(__file__).parents[2] / "transcripts"
 
 
 @given(strategies.commands)
@@ -209,13 +207,12 @@ def test_every_handler_takes_the_command_of_its_row() -> None:
         assert row.record.cls in (get_args(command.annotation) or (command.annotation,))
 
 
-@pytest.mark.parametrize(
-    ("fixture", "rows"), [("commands_v1", COMMANDS), ("replies_v1", REPLIES)], ids=["commands", "replies"]
-)
-def test_the_fixture_has_every_class_in_the_order_of_the_tags(fixture: str, rows: tuple[Row, ...]) -> None:
-    """`test_transcripts` compares the bytes. From the first release on the files only grow."""
-    lines = (TRANSCRIPTS / f"{fixture}.txt").read_text().splitlines()
-    encoded = [bytes.fromhex(line) for line in lines if line.startswith(" ")]
+@pytest.mark.parametrize(("rows", "base"), [(COMMANDS, Command), (REPLIES, Reply)], ids=["commands", "replies"])
+def test_the_transcript_has_the_bytes_of_every_class_in_the_order_of_the_tags(
+    rows: tuple[Row, ...], base: type
+) -> None:
+    """`test_transcripts` compares the bytes."""
+    encoded = [data for value, data in bytes_of(transcript("level_1")) if isinstance(value, base)]
     assert list(dict.fromkeys((data[0], data[1]) for data in encoded)) == sorted((row.since, row.tag) for row in rows)
 
 

@@ -1,39 +1,31 @@
 """Golden transcripts: commands and their outcomes, as text that a person can read and a diff can show.
 
 Each file in tests/transcripts/*.txt holds lines that begin with ">" (a command, written in Python with the helpers of
-`support`, or a word: state, groups, digest, restart, bytes COMMAND) and, indented below, their outputs.
+`support`, or a word: state, groups, digest, snapshot, restart, bytes COMMAND) and, indented below, their outputs.
 Lines that begin with "#" are comments. `pytest --rewrite` writes the present outputs; read the diff first.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from smq.raft_state import commands, ids, limits, replies
+from smq.raft_state import commands, ids
 from smq.raft_state.cluster_config import CLUSTER_CONFIG
 from smq.raft_state.codec import FEATURE_LEVEL, encode_command, encode_reply
 from smq.raft_state.command_table import COMMANDS
 from smq.raft_state.config_keys import known_at
-from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied, Rejected
 from smq.raft_state.state import ClusterState, GroupState, PartitionState
 from smq.raft_state.topic_config import TOPIC_CONFIG
-from tests.unit.raft_state import support
+from tests.unit.raft_state.life import DIRECTORY, commands_of, transcript, value_of
 from tests.unit.raft_state.support import Driver
 
-TRANSCRIPTS = sorted((Path(__file__).parents[2] / "transcripts").glob("*.txt"))
+TRANSCRIPTS = sorted(DIRECTORY.glob("*.txt"))
 INDENT = "    "
-
-_NAMES: dict[str, Any] = {
-    "replace": replace,
-    "ErrorCode": ErrorCode,
-    **{name: value for module in (ids, limits, commands, replies, support) for name, value in vars(module).items()},
-}
+ROW_BYTES = 58  # of a snapshot, on one line
 
 
 def _show_pid(state: ClusterState, pid: PartitionId) -> str:
@@ -109,19 +101,18 @@ class Player:
             yield from _show_state(machine.state)
         elif text == "digest":
             yield machine.digest()
+        elif text == "snapshot":
+            snapshot = machine.snapshot()
+            yield from (snapshot[at : at + ROW_BYTES].hex() for at in range(0, len(snapshot), ROW_BYTES))
         elif text == "restart":
             self.driver = Driver(Machine.restore(machine.snapshot()))
             yield "same" if self.driver.machine.digest() == machine.digest() else "DIFFERENT"
         elif text.startswith("bytes "):
-            value = self._value(text.removeprefix("bytes "))
+            value = value_of(text.removeprefix("bytes "))
             yield (encode_command if isinstance(value, commands.Command) else encode_reply)(value).hex()
         else:
-            applied = self.driver.apply(self._value(text))
+            applied = self.driver.apply(value_of(text))
             yield from _show_applied(self.driver.machine.state, applied)
-
-    @staticmethod
-    def _value(text: str) -> Any:
-        return eval(text, dict(_NAMES))  # noqa: S307 - these are the repository's own files
 
 
 def play(text: str) -> str:
@@ -153,9 +144,10 @@ def test_there_are_transcripts() -> None:
 @pytest.mark.parametrize("level", range(1, FEATURE_LEVEL + 1))
 def test_the_outcomes_of_a_feature_level_are_frozen(level: int) -> None:
     """Every command and every setting of the level is in its transcript, which ends with the digest."""
-    text = (TRANSCRIPTS[0].parent / f"level_{level}.txt").read_text()
-    played = {type(Player._value(line[2:])) for line in text.splitlines() if line.startswith("> ") and "(" in line}
-    assert played >= {row.record.cls for row in COMMANDS if row.since <= level}
+    text = transcript(f"level_{level}")
+    assert {type(command) for command in commands_of(text)} >= {
+        row.record.cls for row in COMMANDS if row.since <= level
+    }
     settings = {key for table in (CLUSTER_CONFIG, TOPIC_CONFIG) for key in known_at(table, level)}
     assert {key for key in settings if f"'{key}'" not in text} == set()
     assert "> digest" in text.split("\n\n")[-1]

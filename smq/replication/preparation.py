@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from smq.raft_state.config_keys import INT64_MAX
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.topic_config import BatchRules
 from smq.records import BatchHeader
-from smq.replication.log.decoding import DECODED_BATCH_BYTES_MAX, converted, decode_bounded, plain_records, spans
+from smq.replication.log.decoding import bounded_spans, converted, decode_bounded
 from smq.replication.partition.admission import PreparedBatch, validated
 from smq.replication.ports import Buffer, Compute
 
@@ -132,26 +133,27 @@ def prepared(arrived: PreparedBatch) -> PreparedBatch:
 
 def _check_keys(batch: Buffer, header: BatchHeader) -> None:
     """INVALID_BATCH unless every record has a key: a compacted topic keeps the last record of each."""
-    records = plain_records(header, memoryview(batch))
-    first = next((span.offset_delta for span in spans(records, header.count) if span.key is None), None)
+    first = next((span.offset_delta for span in bounded_spans(batch, header) if span.key is None), None)
     if first is not None:
         message = f"record {first} of the batch has no key: a compacted topic keeps the last record of each key"
         raise SmqError(ErrorCode.INVALID_BATCH, message)
 
 
 def _for_producers(error: SmqError) -> SmqError:
-    """The bound on decompression speaks to readers."""
+    """The bounds on decoding speak to readers."""
     if error.code is not ErrorCode.LIMIT_EXCEEDED:
         return error
-    message = f"the batch takes more than {DECODED_BATCH_BYTES_MAX} bytes uncompressed: send smaller ones"
-    return SmqError(ErrorCode.BATCH_TOO_LARGE, message)
+    return SmqError(ErrorCode.BATCH_TOO_LARGE, f"{error.message.partition(';')[0]}: send smaller ones")
 
 
 def _times(batch: Buffer, header: BatchHeader) -> tuple[int, int] | None:
     """The oldest and the newest timestamp; None if no record has one. What the header says counts, too: retention goes
     by it."""
-    found = [record.timestamp_ms for record in decode_bounded(memoryview(batch))]
-    if len(found) != header.count:
-        raise ValueError(f"there are {len(found)}, and the header says {header.count}")
-    stamped = [timestamp for timestamp in (*found, header.max_timestamp) if timestamp >= 0]
-    return (min(stamped), max(stamped)) if stamped else None
+    count, oldest, newest = 0, INT64_MAX, header.max_timestamp
+    for record in decode_bounded(memoryview(batch)):
+        count += 1
+        if record.timestamp_ms >= 0:
+            oldest, newest = min(oldest, record.timestamp_ms), max(newest, record.timestamp_ms)
+    if count != header.count:
+        raise ValueError(f"there are {count}, and the header says {header.count}")
+    return (min(oldest, newest), newest) if newest >= 0 else None

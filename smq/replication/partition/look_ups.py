@@ -8,6 +8,7 @@ Nothing here may read on the loop.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple, TypeVar
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
@@ -384,13 +385,15 @@ def _newest_ms(log: LogReader, end: Offset) -> int:
     if first is None or first.base >= log.log_start or first.max_timestamp_ms != newest_ms:
         return newest_ms
     found = log.read(log.log_start, first.end, 1)
+    records = chain.from_iterable(decode_bounded(stored.batch) for stored in found)
     try:
-        records = [record for stored in found for record in decode_bounded(stored.batch)]
+        left_ms = max((record.timestamp_ms for record in records if record.offset >= log.log_start), default=None)
     except (BatchCorrupt, SmqError):
         return newest_ms  # as `_within`: exact to the batch only
-    left = [record.timestamp_ms for record in records if record.offset >= log.log_start]
     later_ms = log.create_ms_max(end, after=first)
-    return max(left, default=later_ms) if later_ms > INT64_MAX else max([later_ms, *left])
+    if left_ms is None:
+        return later_ms
+    return left_ms if later_ms > INT64_MAX else max(later_ms, left_ms)
 
 
 def _within(log: LogReader, info: BatchInfo, kind: TimeKind, value: int) -> TimeOffset | None:

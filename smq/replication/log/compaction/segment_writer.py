@@ -41,22 +41,26 @@ from smq.replication.log.codec import (
     parse_value,
 )
 from smq.replication.log.decoding import compress as compressed
-from smq.replication.log.decoding import plain_batch, spans, varint
+from smq.replication.log.decoding import plain_batch, record_groups, spans, varint
 from smq.replication.log.segments import digest_of
 
 NO_TIMESTAMP: Final = -1
+RECORDS_MAX: Final = 1 << 20  # of one batch: 150 MB while compaction looks at it. Records of 1 MiB are above 100 bytes
 _NO_PRODUCER: Final = -1
 Selects: TypeAlias = Callable[[list[KeyedRecord]], list[bool]]  # for each record of a batch: whether it stays
 
 
 def readable_records(stored: StoredValue) -> tuple[BatchHeader, memoryview, list[KeyedRecord]] | None:
-    """Header, decompressed body and records of a batch that compaction may look into. None for control batches, and for
-    bytes that do not decode, or whose records are not at ascending offsets of the batch: it stays as it is."""
+    """Header, decompressed body and records of a batch that compaction may look into. None for control batches, for one
+    of more than RECORDS_MAX, and for bytes that do not decode, or whose records are not at ascending offsets of the
+    batch: it stays as it is."""
     _, header = parse_header_of(stored.value, verify=None)
     if header.is_control:
         return None
     if not header.count:
         return header, memoryview(b""), []
+    if header.count > RECORDS_MAX:
+        return None
     try:
         batch = plain_batch(header, stored.batch)
         body = memoryview(batch)[HEADER_BYTES:]
@@ -72,9 +76,9 @@ def readable_records(stored: StoredValue) -> tuple[BatchHeader, memoryview, list
 
 def _keyed(header: BatchHeader, batch: Buffer, body: memoryview) -> list[KeyedRecord]:
     try:
-        return keyed_records(batch)
+        return [record for group in record_groups(batch, header) for record in keyed_records(group)]
     except BatchCorrupt:  # it decodes headers, too, and these may be no text
-        found = spans(bytes(body), header.count)
+        found = spans(body, header.count)
         return [(header.base_offset + span.offset_delta, span.key, span.is_tombstone) for span in found]
 
 

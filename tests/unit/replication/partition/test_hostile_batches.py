@@ -1,11 +1,14 @@
 """A batch with a valid checksum and malformed records harms only its own readers."""
 
 import struct
+import tracemalloc
 import zlib
 
 import pytest
 from crc32c import crc32c
 
+from smq.raft_state.commands import AdvanceLogStart
+from smq.raft_state.ids import Offset
 from smq.records import (
     CRC_START,
     HEADER_BYTES,
@@ -53,6 +56,21 @@ def test_a_look_up_by_create_time_does_not_unpack_a_bomb() -> None:
     found = reader.host.find_time(TimeKind.TIMESTAMP_MS, 1_000)
     assert isinstance(found, TimeOffset)
     assert (found.offset, found.timestamp_ms) == (0, 1_000)
+
+
+def test_a_look_up_does_not_keep_the_records_of_a_batch() -> None:
+    """Records that hold nothing take 7 bytes in the batch, and some 200 in memory."""
+    reader = Reader()
+    records = [NewRecord(None, None, 1_000), *[NewRecord(None, None, 900)] * 99_999]
+    reader.commit(encode_batch(records, codec="zstd"))
+    reader.host.apply(AdvanceLogStart(partition=reader.host.part.pid, offset=Offset(1)))
+    reader.host.offset_at(TimeKind.MAX_TIMESTAMP, 0)  # what the first one imports is not of the batch
+    tracemalloc.start()
+    try:
+        assert reader.host.offset_at(TimeKind.MAX_TIMESTAMP, 0) == 1
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(records)
+    finally:
+        tracemalloc.stop()
 
 
 def claiming(data: bytes, count: int) -> bytes:

@@ -21,6 +21,7 @@ from smq.records import (
 )
 from smq.replication.log.aborted import AbortedTransactions
 from smq.replication.log.codec import StoredValue, build_value, parse_header_of, parse_value
+from smq.replication.log.compaction import segment_writer
 from smq.replication.log.compaction.cleaner import KeyScan, Stretch
 from smq.replication.log.compaction.segment_writer import Rewritten, SegmentWriter
 from smq.replication.log.reader import LogReader
@@ -306,6 +307,14 @@ def test_a_batch_that_does_not_decode_is_left_alone() -> None:
     assert written([odd], {0, 1, 2}).values == [odd]
     later = stored(3, [b"a"])
     assert written([odd, later], {3}).values[0] == odd, "nor does an empty batch join it"
+
+
+def test_a_batch_of_very_many_records_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_writer, "RECORDS_MAX", 2)
+    few, many = contiguous((2, 0, "none", -1), (3, 0, "none", -1))
+    rewritten = written([few, many], {0, 2})
+    assert rewritten.values[1] == many
+    assert [record.offset for record in records_of(rewritten.values)] == [1, 2, 3, 4]
 
 
 def test_a_batch_with_a_header_whose_name_is_no_text_is_compacted() -> None:

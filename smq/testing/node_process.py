@@ -134,7 +134,8 @@ class Nodes:
         return command
 
     def environment(self, node: int) -> dict[str, str]:
-        """Variables added to this process's environment for the node."""
+        """Variables for the node, beside those of this process that are not settings of a node: they would be the same
+        for all nodes, which have their files."""
         return {}
 
     def run(self, node: int, *, before: Sequence[str] = ()) -> None:
@@ -143,10 +144,15 @@ class Nodes:
         if member.is_alive():
             raise ClusterError(f"node {node} is already running")
         command = self.command(node, [*before, *self.serve, str(member.config)])
-        environment = dict(os.environ) | self.environment(node)
+        others = {name: value for name, value in os.environ.items() if not name.startswith("SMQ_")}
         with member.log.open("ab") as log:
             member.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=others | self.environment(node),
             )
         member.pid = member.process.pid  # of the node itself even if a wrapper started it: wrappers exec
         member.starts += 1

@@ -47,7 +47,7 @@ from smq.raft_state.ids import NodeId
 from smq.replication.ports import Put, Table
 from smq.replication.storage.engine import Engine
 from smq.replication.storage.opening import open_disk
-from smq.testing.node_process import ClusterError
+from smq.testing.node_process import ClusterError, Node, Nodes
 from tests.pages import claimed
 from tests.unit.coordinator.http.test_metrics import FakeNode, scrape
 
@@ -605,3 +605,16 @@ def test_a_bug_is_not_planted_into_a_store_that_it_is_not_in(
 def test_a_bug_of_live_nodes_still_fits_the_code(plant: Plant) -> None:
     with planted(plant.faults):
         pass
+
+
+def test_a_node_of_a_test_has_the_settings_of_its_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable of the shell would be the same for all nodes."""
+    monkeypatch.setenv("SMQ_NODE_ID", "9")
+    monkeypatch.setenv("OTHER", "1")
+    node = Node(id=1, config=tmp_path, data_dir=tmp_path, log=tmp_path / "log", grpc="", http="", kafka="")
+    nodes = Nodes(tmp_path, size=1, serve=("sh", "-c", "env"), nodes={1: node})
+    nodes.run(1)
+    nodes.wait_dead(1)
+    given = node.log.read_text()
+    assert "OTHER=1" in given
+    assert "SMQ_" not in given

@@ -12,7 +12,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -445,9 +445,13 @@ def run_server(
     on_started: Callable[[Server], Coroutine[None, None, None]] | None = None,
     is_child: bool = False,
     log_level: int = logging.INFO,
+    strangers: Mapping[str, str] | None = None,
 ) -> int:
-    """Runs one node until SIGTERM, SIGINT or, for a child, the end of its parent; the process's exit code."""
+    """Runs one node until SIGTERM, SIGINT or, for a child, the end of its parent; the process's exit code. `strangers`
+    are variables of the environment that have no effect, with advice for the log."""
     configure_logs(config.node_id, log_level)
+    for variable, advice in (strangers or {}).items():
+        log.warning("unknown_variable", variable=variable, advice=advice)
     # A signal that ends the process (LMDB's map over a failing disk) leaves a stack in the log. The descriptor is given
     # by number, because a replaced sys.stderr may have none.
     faulthandler.enable(2)

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -34,7 +35,8 @@ from smq.coordinator.cli.starting import (
     write_ready_file,
 )
 from smq.coordinator.cli.supervisor import describe_node
-from smq.coordinator.config.node_toml import check_config, load_config
+from smq.coordinator.config.environment import strangers
+from smq.coordinator.config.node_toml import check_config, known_keys, load_config
 from smq.coordinator.server.composition import Server, run_server
 from smq.replication.storage.engine import Engine
 
@@ -125,7 +127,8 @@ def serve(config_path: Path | None, insecure: bool, settings: tuple[str, ...], c
     Example: smq serve --config /etc/smq/node.toml --set num.partitions=6
     """
     # A child's file was written for it, and variables are for one node: those of the parent are not the child's.
-    config = load_config(config_path, insecure=insecure, environment={} if child else os.environ)
+    environment: Mapping[str, str] = {} if child else os.environ
+    config = load_config(config_path, insecure=insecure, environment=environment)
     config = replace(config, settings=config.settings | parse_settings(settings))
     check_config(config)
-    raise SystemExit(run_server(config, is_child=child))
+    raise SystemExit(run_server(config, is_child=child, strangers=strangers(environment, known_keys())))

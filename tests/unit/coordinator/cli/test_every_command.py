@@ -201,6 +201,16 @@ def test_a_configuration_that_is_no_text_is_an_error_in_one_line(tmp_path: Path)
     assert len(ended.stderr.splitlines()) == 1
 
 
+def test_a_variable_of_another_program_does_not_keep_a_node_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()  # no directory: the start ends there
+    path = tmp_path / "node.toml"
+    path.write_text('node_id = 1\ncluster_id = "c"\ndata_dir = "data"\n[peers]\n1 = "127.0.0.1:1"\n')
+    ended = run("serve", "--config", str(path), env={**os.environ, "SMQ_ROOT": "/opt/smq"})
+    warning = json.loads(ended.stderr.splitlines()[0])
+    assert (warning["event"], warning["variable"], warning["level"]) == ("unknown_variable", "SMQ_ROOT", "warning")
+    assert "SMQ_ROOT" not in ended.stderr.splitlines()[-1]
+
+
 def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(tmp_path: Path) -> None:
     """The module that the command line imports first waits for the signal."""
     (tmp_path / "click.py").write_text(

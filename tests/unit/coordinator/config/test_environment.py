@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from smq.coordinator.config.environment import Key, variable_of
+from smq.coordinator.config.environment import Key, strangers, variable_of
 from smq.coordinator.config.node_toml import ServerConfig, known_keys, load_config, parse_config
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.ids import NodeId
@@ -94,20 +94,35 @@ def test_the_ordinal_of_a_stateful_set_numbers_the_node(
         ("SMQ_KAFKA_ADRESS", "did you mean SMQ_KAFKA_ADDRESS"),
         ("SMQ_TUNING_SESSION_TIMEOUT_MS", "did you mean SMQ_TUNING__SESSION_TIMEOUT_MS"),
         ("SMQ_SETTINGS__NUM_PARTITION", "did you mean SMQ_SETTINGS__NUM_PARTITIONS"),
-        ("SMQ_TUNING__SPEED", "is no setting of smq"),
-        ("SMQ_PEERS", "is no setting of smq"),
-        ("SMQ_PEERS__", "is no setting of smq"),
-        ("SMQ_TLS", "is no setting of smq"),
-        ("SMQ_node_id", "is no setting of smq"),
-        ("SMQ_XYZZY", "docs/addresses.md has the rule"),
+        ("SMQ_PEERS__", r"did you mean SMQ_PEERS__\*"),
+        ("SMQ_PEER__12", r"did you mean SMQ_PEERS__\*"),
+        ("SMQ_LISTENERS__OUTSIDE__KAFKA_ADDR3SS", r"did you mean SMQ_LISTENERS__\*__KAFKA_ADDRESS"),
+        ("SMQ_node_id", "did you mean SMQ_NODE_ID"),
+        ("SMQ_TLS_CAA", "did you mean SMQ_TLS__CA"),
+    ],
+)
+def test_a_mistyped_variable_is_refused_and_named(variable: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"{variable} is no setting of smq: {says}"):
+        parse(**{variable: "1"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "advice"),
+    [
+        ("SMQ_ROOT", "docs/addresses.md has the rule"),
+        ("SMQ_X", "docs/addresses.md has the rule"),
+        ("SMQ_TUNING__SESSION_TIMEOUT", "the nearest is SMQ_TUNING__SESSION_TIMEOUT_MS"),
+        ("SMQ_PEERS", "the nearest is SMQ_PEERS__*"),
+        ("SMQ_BOOTSTRAPPER", "the nearest is SMQ_BOOTSTRAP"),
         ("SMQ_SERVICE_HOST", "enableServiceLinks: false"),
         ("SMQ_PORT_9092_TCP_ADDR", "enableServiceLinks: false"),
         ("SMQ_BOOTSTRAP_SERVICE_PORT_KAFKA", "enableServiceLinks: false"),
     ],
 )
-def test_a_mistyped_variable_is_refused_and_named(variable: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=f"{variable} .*{says}"):
-        parse(**{variable: "1"})
+def test_a_variable_that_resembles_no_key_is_left_alone_and_named(variable: str, advice: str) -> None:
+    assert parse(**{variable: "1"}) == parse()
+    (said,) = strangers({variable: "1", "SMQ_RACK": "a", "SMQ_TLS_CA": "/ca", "PATH": "/"}, known_keys()).values()
+    assert advice in said
 
 
 @pytest.mark.parametrize(

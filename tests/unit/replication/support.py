@@ -2,7 +2,8 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import cast
 
@@ -367,6 +368,30 @@ class Host:
     def messages(self, kind: type[wire.Message]) -> list[wire.Message]:
         return [m for _, m in self.sent if isinstance(m, kind)]
 
+    def appends_to(self, peer: NodeId) -> list[wire.Append]:
+        return [m for p, m in self.sent if p == peer and isinstance(m, wire.Append)]
+
+    def last_probe(self, peer: NodeId) -> wire.Probe:
+        return next(m for p, m in reversed(self.sent) if p == peer and isinstance(m, wire.Probe))
+
+    def answer_probe(
+        self, peer: NodeId, end: int, *, stream: int = 0, is_full: bool = False, is_held: bool = False
+    ) -> None:
+        """A follower says where its log ends, to the last probe or in this stream, and perhaps that it has no room."""
+        at, stream = Offset(end), stream or self.last_probe(peer).stream
+        ack = wire.Ack(
+            self.part.pid, self.part.epoch, INCARNATION, at, at, stream, True, is_full=is_full, is_held=is_held
+        )
+        self.live.on_ack(peer, ack)
+
+    @contextmanager
+    def cut_off(self) -> Iterator[Replica]:
+        """The replica learns of what is applied meanwhile all at once, as from a snapshot."""
+        replica, self.replica = self.live, None
+        yield replica
+        self.replica = replica
+        replica.on_applied()
+
 
 class Answer:
     """The `done` of one call."""
@@ -404,3 +429,16 @@ def register(node: NodeId, incarnation: int = INCARNATION, level: int = 1) -> Re
         kafka_address=f"n{node}:2",
         feature_level=level,
     )
+
+
+def leader_of_one_record() -> Host:
+    """It leads epoch 1 of three replicas; the record is committed."""
+    host = Host()
+    host.create_partition()
+    host.elect(ME)
+    host.produce()
+    host.settle()
+    for peer in (PEER_A, PEER_B):
+        host.ack(peer, 1)
+    host.advance(1)
+    return host

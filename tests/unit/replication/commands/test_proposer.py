@@ -504,3 +504,13 @@ def test_a_command_of_a_level_that_the_cluster_has_not_reached_is_refused_and_no
         (sent,) = world.sent
         assert isinstance(sent[1], wire.Propose)
         assert sent[1].command[0] == LEVEL_TWO
+
+
+def test_callers_of_a_barrier_are_answered_when_the_node_stops(world: World) -> None:
+    world.lead(ME)
+    barriers = world.barriers()
+    answers: list[LogIndex | SmqError] = []
+    barriers.wait(60_000, answers.append)
+    world.proposer.close(SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping"))
+    barriers.wait(60_000, answers.append)
+    assert [a.code.name for a in answers if isinstance(a, SmqError)] == ["SHUTTING_DOWN", "SHUTTING_DOWN"]

@@ -39,7 +39,7 @@ from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Machine as Hardware
 from smq.testing.virtual.clock import Process, Scheduler, SimClock
 from smq.testing.virtual.disk import FakeDisk
-from tests.unit.raft_state.support import marked
+from tests.unit.raft_state.support import elect, marked
 from tests.unit.replication.commands.test_proposer import ScriptedEngine
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, immediate_links, register
 from tests.unit.replication.test_turns import World as NodeWorld
@@ -563,3 +563,22 @@ def test_rule_21_a_question_of_an_older_term_seals_nothing() -> None:
     assert node.replicas.led() == led
     ask_in(node.engine.term)
     assert node.replicas.led() == []
+
+
+def test_a_report_that_judged_its_log_by_an_older_epoch_elects_no_node(world: World) -> None:
+    part = world.part()
+    others = [n for n in part.replicas if n != part.leader]
+    part.hwm = part.next_offset = Offset(5)
+    ask(world, part)
+    world.run(200)
+    assert world.made(ElectLeader) == []
+    # The partition moves on by another way, and is in need again: what was said of epoch 0 is said of nothing now.
+    late = max(m.query for _, m in world.sent if isinstance(m, wire.ElectionQuery))
+    world.apply(elect(part.pid, part.epoch, part.leader, end=5, incarnation=INCARNATION, by_leader=True))
+    assert part.epoch == 1
+    ask(world, part)
+    world.run(100)
+    report = wire.ElectionReport(late, INCARNATION, (wire.SealedLog(part.pid, Offset(5), Offset(5)),))
+    world.controller.on_report(others[0], report, world.clock.monotonic_ns())
+    world.run(200)
+    assert part.epoch == 1

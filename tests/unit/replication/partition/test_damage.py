@@ -50,6 +50,14 @@ def follower_with(count: int) -> tuple[Host, list[bytes]]:
     return host, values
 
 
+def follower_with_rot() -> tuple[Host, list[bytes]]:
+    """Of three committed batches the second one has rotted; its index row has not."""
+    host, values = follower_with(3)
+    host.advance(3)
+    restart_with_rot(host, 1, with_row=False)
+    return host, values
+
+
 # --------------------------------------------------------------------------------------------------- damage
 def mark(host: Host) -> None:
     """What this replica has to tell the others about its damage, applied."""
@@ -114,20 +122,6 @@ def test_rule_23_a_log_whose_end_is_hidden_leads_nothing() -> None:
     assert (host.live.leading, host.resigned) == (None, [(host.part.pid, Epoch(2))])
 
 
-def test_a_leader_gives_up_damaged_bytes_that_were_never_committed() -> None:
-    host, _ = follower_with(3)
-    host.advance(1)
-    restart_with_rot(host, 1)
-    mark(host)
-    host.elect(ME, end=1)
-    answer = host.produce()
-    host.settle()
-    host.ack(PEER_A, 2)
-    host.advance(2)
-    host.settle(10)
-    assert answer.offsets == (1, 1)
-
-
 def test_rule_21_a_damaged_batch_is_evidence_and_no_offer() -> None:
     """Its row says that it was here, so the log did hold it; the batch itself cannot be served."""
     host, _ = follower_with(3)
@@ -166,9 +160,7 @@ def want(host: Host, offset: int) -> list[bool]:
 
 
 def test_damaged_bytes_below_the_mark_are_fetched_from_the_leader_and_count_meanwhile() -> None:
-    host, values = follower_with(3)
-    host.advance(3)
-    restart_with_rot(host, 1, with_row=False)
+    host, values = follower_with_rot()
     assert host.live.durable_verified_end == 3
     reported = want(host, 1)
     assert answer_fetches(host, {1: values[1]}) == [PEER_A]
@@ -196,9 +188,7 @@ def test_a_damaged_first_batch_beyond_the_mark_leaves_nothing_that_counts() -> N
 
 
 def test_bytes_that_fail_or_are_of_another_epoch_are_not_taken_and_the_next_replica_is_asked() -> None:
-    host, values = follower_with(3)
-    host.advance(3)
-    restart_with_rot(host, 1, with_row=False)
+    host, values = follower_with_rot()
     reported = want(host, 1)
     assert answer_fetches(host, {1: stored(batch(b"other"), 1, 7, ts_ns=11)}) == [PEER_A, PEER_B]
     assert reported == [False]
@@ -209,11 +199,8 @@ def test_bytes_that_fail_or_are_of_another_epoch_are_not_taken_and_the_next_repl
 
 
 def test_a_replica_that_does_not_answer_is_passed_over_and_leaves_the_outcome_open() -> None:
-    host, _ = follower_with(3)
-    host.advance(3)
-    restart_with_rot(host, 1, with_row=False)
-    outcomes: list[Outcome] = []
-    host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    host, _ = follower_with_rot()
+    outcomes = begin_repair(host)
     host.settle(2_000)  # the leader does not answer
     assert answer_fetches(host, {}, peers=(PEER_B,)) == [PEER_B]
     assert outcomes == [], "the leader may answer yet"
@@ -221,10 +208,16 @@ def test_a_replica_that_does_not_answer_is_passed_over_and_leaves_the_outcome_op
     assert outcomes == [Outcome.UNKNOWN]
 
 
-def begin_repair_without_answers(host: Host) -> tuple[list[Outcome], dict[NodeId, wire.FetchBatch]]:
-    """Of batch 1. The leader and then the other replica have been asked, and neither has answered in its time."""
+def begin_repair(host: Host) -> list[Outcome]:
+    """Of batch 1: its outcome will be in the list."""
     outcomes: list[Outcome] = []
     host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    return outcomes
+
+
+def begin_repair_without_answers(host: Host) -> tuple[list[Outcome], dict[NodeId, wire.FetchBatch]]:
+    """Of batch 1. The leader and then the other replica have been asked, and neither has answered in its time."""
+    outcomes = begin_repair(host)
     for _ in range(3):
         host.settle()
     asked = {peer: m for peer, m in host.sent if isinstance(m, wire.FetchBatch)}
@@ -240,9 +233,7 @@ def answer_late(host: Host, peer: NodeId, asked: wire.FetchBatch, value: bytes =
 
 @pytest.mark.parametrize("late", [PEER_A, PEER_B])
 def test_a_late_answer_repairs_the_batch(late: NodeId) -> None:
-    host, values = follower_with(3)
-    host.advance(3)
-    restart_with_rot(host, 1, with_row=False)
+    host, values = follower_with_rot()
     outcomes, asked = begin_repair_without_answers(host)
     other = PEER_B if late == PEER_A else PEER_A
     answer_late(host, other, asked[late], values[1])
@@ -254,26 +245,8 @@ def test_a_late_answer_repairs_the_batch(late: NodeId) -> None:
     assert [v.value for v in host.live.log.read(Offset(0), Offset(3), 1 << 20)] == values
 
 
-def test_the_answer_of_the_first_replica_counts_while_the_next_one_is_asked() -> None:
-    host, values = follower_with(3)
-    host.advance(3)
-    restart_with_rot(host, 1, with_row=False)
-    outcomes: list[Outcome] = []
-    host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
-    host.settle(1_100)
-    (first, second) = host.messages(wire.FetchBatch)
-    assert isinstance(first, wire.FetchBatch)
-    assert isinstance(second, wire.FetchBatch)
-    answer_late(host, PEER_A, first, values[1])
-    assert outcomes == [Outcome.REPAIRED]
-    host.settle(5_000)
-    assert host.messages(wire.FetchBatch) == [first, second]
-
-
 def test_late_answers_that_no_replica_has_the_batch_are_final() -> None:
-    host, _ = follower_with(3)
-    host.advance(3)
-    restart_with_rot(host, 1, with_row=False)
+    host, _ = follower_with_rot()
     outcomes, asked = begin_repair_without_answers(host)
     answer_late(host, PEER_A, asked[PEER_A])
     assert outcomes == []
@@ -283,9 +256,7 @@ def test_late_answers_that_no_replica_has_the_batch_are_final() -> None:
 
 def test_a_reader_joins_a_repair_that_waits_for_late_answers_and_both_wait_no_longer_than_for_a_disk() -> None:
     assert OPEN_NS_MAX == READ_MS_MAX * 1_000_000
-    host, values = follower_with(3)
-    host.advance(3)
-    restart_with_rot(host, 1, with_row=False)
+    host, values = follower_with_rot()
     outcomes, asked = begin_repair_without_answers(host)
     host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
     assert len(host.messages(wire.FetchBatch)) == 2
@@ -296,11 +267,8 @@ def test_a_reader_joins_a_repair_that_waits_for_late_answers_and_both_wait_no_lo
 
 
 def test_a_repair_does_not_wait_for_replicas_whose_links_have_closed() -> None:
-    host, _ = follower_with(3)
-    host.advance(3)
-    restart_with_rot(host, 1, with_row=False)
-    outcomes: list[Outcome] = []
-    host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    host, _ = follower_with_rot()
+    outcomes = begin_repair(host)
     host.network.disconnected |= {PEER_A, PEER_B}
     host.settle(1_100)
     assert outcomes == [Outcome.UNKNOWN]
@@ -373,9 +341,7 @@ def test_answers_wait_for_a_full_link_with_more_room_than_streams_have(*, is_in_
 
 
 def test_a_replica_whose_copy_is_damaged_cannot_help() -> None:
-    host, _ = follower_with(3)
-    host.advance(3)
-    restart_with_rot(host, 1, with_row=False)
+    host, _ = follower_with_rot()
     assert asked(host, 1) == (b"", False)
 
 
@@ -393,11 +359,8 @@ def last_found(host: Host) -> tuple[bytes, bool]:
 
 @pytest.mark.parametrize("later", [PEER_A, PEER_B])
 def test_damage_is_final_only_if_every_replica_says_so(later: NodeId) -> None:
-    host, _ = follower_with(3)
-    host.advance(3)
-    restart_with_rot(host, 1, with_row=False)
-    outcomes: list[Outcome] = []
-    host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    host, _ = follower_with_rot()
+    outcomes = begin_repair(host)
     assert answer_fetches(host, {}, may_have=(later,)) == [PEER_A, PEER_B]
     host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
     answer_fetches(host, {})
@@ -405,10 +368,13 @@ def test_damage_is_final_only_if_every_replica_says_so(later: NodeId) -> None:
     assert repair_error(BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes[0]).code is ErrorCode.NODE_NOT_READY
 
 
-def test_an_elected_leader_gives_up_damaged_bytes_beyond_its_start() -> None:
+@pytest.mark.parametrize("hides_the_end", [True, False])
+def test_an_elected_leader_gives_up_damaged_bytes_beyond_its_start(*, hides_the_end: bool) -> None:
     host, _ = follower_with(3)
     host.advance(1)
-    restart_with_rot(host, 2, with_row=False)
+    restart_with_rot(host, 1 if hides_the_end else 2, with_row=hides_the_end)
+    if hides_the_end:
+        mark(host)
     host.elect(ME, end=1)
     assert (host.live.log.appended_end, host.live.log.damaged_batches) == (1, set())
     answer = host.produce()
@@ -431,10 +397,7 @@ def leader_with_rot() -> Host:
     host.ack(PEER_A, count)
     host.advance(count)
     rot(host.disk._image, 0)  # what is on the platter, while the disk is in use
-    probe = next(m for p, m in reversed(host.sent) if p == PEER_B and isinstance(m, wire.Probe))
-    host.live.on_ack(
-        PEER_B, wire.Ack(host.part.pid, Epoch(1), INCARNATION, Offset(0), Offset(0), probe.stream, resync=True)
-    )
+    host.answer_probe(PEER_B, 0)
     host.settle(100)  # it is read from the disk
     return host
 
@@ -512,11 +475,8 @@ def test_a_damaged_index_row_does_not_keep_a_log_from_being_truncated() -> None:
 
 
 def test_a_batch_deleted_during_its_repair_is_no_damage() -> None:
-    host, values = follower_with(3)
-    host.advance(3)
-    restart_with_rot(host, 1, with_row=False)
-    outcomes: list[Outcome] = []
-    host.repairs.request(host.live, BatchDamaged(host.part.pid, Offset(1), "rotten"), outcomes.append)
+    host, values = follower_with_rot()
+    outcomes = begin_repair(host)
     failed = host.repairs.counts.failed
     host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(2)))
     assert answer_fetches(host, {1: values[1]}) == [PEER_A, PEER_B], "the batch has no place here any more"

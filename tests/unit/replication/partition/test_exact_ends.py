@@ -1,5 +1,6 @@
 """Rule 25: a partition's end is what its leader knows, after a read index that began after the question."""
 
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -59,6 +60,10 @@ class World:
     def reports(self) -> list[tuple[NodeId, wire.EndsReport]]:
         return [(peer, m) for peer, m in self.host.sent if isinstance(m, wire.EndsReport)]
 
+    def pass_read_index(self) -> None:
+        self.barriers.release(PASSED)
+        self.run()
+
     def report(self, question: tuple[NodeId, wire.EndsQuery], *ends: wire.End) -> None:
         peer, asked = question
         self.ends.on_report(peer, wire.EndsReport(asked.request, asked.incarnation, ends))
@@ -98,8 +103,7 @@ def test_rule_25_the_leader_answers_only_after_a_read_index_that_began_after_the
     world.run()
     assert world.answers == []
     world.host.advance(5)  # what other nodes know by now
-    world.barriers.release(PASSED)
-    world.run()
+    world.pass_read_index()
     assert world.answer()[world.pid] == PartitionEnd(Epoch(0), ME, Offset(0), Offset(5), Offset(5), Offset(5))
 
 
@@ -109,8 +113,7 @@ def test_the_log_end_counts_what_is_not_committed(world: World) -> None:
     world.host.apply(AdvanceLogStart(partition=world.pid, offset=Offset(2)))
     world.ask(world.pid)
     world.run()
-    world.barriers.release(PASSED)
-    world.run()
+    world.pass_read_index()
     assert world.answer()[world.pid] == PartitionEnd(Epoch(0), ME, Offset(2), Offset(3), Offset(3), Offset(7))
 
 
@@ -134,29 +137,28 @@ def test_rule_25_a_new_leader_that_does_not_know_the_end_of_the_last_epoch_says_
     assert world.answers == []
     monkeypatch.undo()
     world.run(RETRY_MS + 20)
-    world.barriers.release(PASSED)
-    world.run()
+    world.pass_read_index()
     end = world.answer()[world.pid]
     assert isinstance(end, PartitionEnd)
     assert (end.epoch, end.hwm) == (2, 3)
 
 
-def test_rule_25_one_that_has_lost_the_epoch_during_the_read_index_does_not_answer(world: World) -> None:
+@pytest.mark.parametrize(
+    ("lose", "code"),
+    [
+        (lambda host: host.elect(PEER_A), ErrorCode.NOT_LEADER),
+        (lambda host: host.live.resign(), ErrorCode.LEADER_UNAVAILABLE),  # it is still appointed
+    ],
+    ids=["another is elected", "it resigns"],
+)
+def test_rule_25_one_that_stops_leading_during_the_read_index_does_not_answer(
+    world: World, lose: Callable[[Host], None], code: ErrorCode
+) -> None:
     world.ask(world.pid, at_leader=True)
     world.run()
-    world.host.elect(PEER_A)
-    world.barriers.release(PASSED)
-    world.run()
-    assert world.error(world.pid) is ErrorCode.NOT_LEADER
-
-
-def test_one_that_has_stopped_leading_does_not_answer_although_it_is_still_appointed(world: World) -> None:
-    world.host.live.resign()
-    world.ask(world.pid, at_leader=True)
-    world.run()
-    world.barriers.release(PASSED)
-    world.run()
-    assert world.error(world.pid) is ErrorCode.LEADER_UNAVAILABLE
+    lose(world.host)
+    world.pass_read_index()
+    assert world.error(world.pid) is code
 
 
 def test_another_node_s_question_costs_one_read_index_for_all_its_partitions(world: World) -> None:
@@ -180,8 +182,7 @@ def test_the_leader_waits_for_one_read_index_as_long_as_its_callers(world: World
     world.run(5 * ATTEMPT_MS)
     assert len(world.barriers.waiting) == 1
     assert world.barriers.timeouts == [pytest.approx(9_000, abs=100)]
-    world.barriers.release(PASSED)
-    world.run()
+    world.pass_read_index()
     assert [type(ends[world.pid]) for ends in world.answers] == [PartitionEnd, PartitionEnd]
 
 
@@ -369,8 +370,7 @@ def test_with_at_leader_no_other_node_is_asked(world: World) -> None:
     pid = world.many[0].pid
     world.ask(pid, at_leader=True)
     world.run()
-    world.barriers.release(PASSED)
-    world.run()
+    world.pass_read_index()
     assert world.error(pid) is ErrorCode.NOT_LEADER
     assert world.questions == []
 
@@ -393,8 +393,7 @@ def test_rule_19_external_offsets_need_no_leader(world: World) -> None:
     world.ask(part.pid)
     world.run()
     assert world.questions == []
-    world.barriers.release(PASSED)
-    world.run()
+    world.pass_read_index()
     end = world.answer()[part.pid]
     assert isinstance(end, PartitionEnd)
     assert (end.hwm, end.log_end) == (6, 9)
@@ -406,8 +405,7 @@ def test_a_partition_is_unknown_only_after_a_read_index_of_this_node(world: Worl
     world.ask(pid)
     world.run()
     assert (world.answers, world.questions) == ([], [])
-    world.barriers.release(PASSED)
-    world.run()
+    world.pass_read_index()
     assert world.error(pid) is ErrorCode.UNKNOWN_TOPIC
 
 
@@ -436,8 +434,7 @@ def test_what_waits_is_bounded_and_its_room_is_freed(world: World, monkeypatch: 
     world.run(200)
     world.ask(world.pid)
     world.run()
-    world.barriers.release(PASSED)
-    world.run()
+    world.pass_read_index()
     assert isinstance(world.answers[-1][world.pid], PartitionEnd)
 
 
@@ -465,8 +462,7 @@ def test_all_callers_are_answered_when_the_node_stops(world: World) -> None:
     world.run()
     codes = [e.code for ends in world.answers for e in ends.values() if isinstance(e, SmqError)]
     assert codes == [ErrorCode.SHUTTING_DOWN] * 3
-    world.barriers.release(PASSED)
-    world.run()
+    world.pass_read_index()
     assert len(world.answers) == 2
 
 

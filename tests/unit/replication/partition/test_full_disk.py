@@ -4,10 +4,9 @@ import pytest
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
-from smq.replication.net import wire
 from smq.replication.partition.intake import REFRESHES_PER_RESERVE, SpaceGuard
 from smq.replication.ports import Space
-from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
+from tests.unit.replication.support import PEER_A, PEER_B, Host, batch, leader_of_one_record
 from tests.unit.replication.test_rules import acks, append, follower, stored
 
 RESERVE = 1_000_000
@@ -95,19 +94,8 @@ def free(host: Host) -> None:
     host.space.refresh()
 
 
-def leader() -> Host:
-    host = Host()
-    host.create_partition()
-    host.elect(ME)
-    host.produce()
-    host.settle()
-    host.ack(PEER_A, 1)
-    host.advance(1)
-    return host
-
-
 def test_a_leader_with_a_full_disk_refuses_records_and_answers_what_it_has() -> None:
-    host = leader()
+    host = leader_of_one_record()
     repeated = batch(b"r", producer_id=7, producer_epoch=0, base_sequence=0)
     host.produce(repeated)
     host.settle()
@@ -125,59 +113,49 @@ def test_a_leader_with_a_full_disk_refuses_records_and_answers_what_it_has() -> 
 
 
 def test_a_leader_with_a_full_disk_hands_over_to_a_follower_with_room() -> None:
-    host = leader()
+    host = leader_of_one_record()
     fill(host)
-    host.live.on_ack(PEER_A, full_ack(host, 1, is_full=True))
-    host.live.on_ack(PEER_B, full_ack(host, 1, is_full=False))
+    host.answer_probe(PEER_A, 1, is_full=True)
+    host.answer_probe(PEER_B, 1, is_full=False)
     host.live.on_tick(host.clock.monotonic_ns())
     assert [getattr(command, "candidate", None) for command in host.proposed] == [PEER_B]
 
 
 def test_a_leader_whose_followers_are_all_full_leads_on() -> None:
-    host = leader()
+    host = leader_of_one_record()
     fill(host)
     for peer in (PEER_A, PEER_B):
-        host.live.on_ack(peer, full_ack(host, 1, is_full=True))
+        host.answer_probe(peer, 1, is_full=True)
     host.live.on_tick(host.clock.monotonic_ns())
     assert host.proposed == []
 
 
-def full_ack(host: Host, end: int, *, is_full: bool) -> wire.Ack:
-    return wire.Ack(
-        host.part.pid, host.part.epoch, INCARNATION, Offset(end), Offset(end), 0, resync=False, is_full=is_full
-    )
-
-
 def test_a_leader_with_space_accepts_with_a_majority_and_refuses_without_one() -> None:
-    host = leader()
-    host.live.on_ack(PEER_A, full_ack(host, 1, is_full=True))
+    host = leader_of_one_record()
+    host.answer_probe(PEER_A, 1, is_full=True)
     answer = host.produce()
     host.settle()
     host.ack(PEER_B, 2)
     host.advance(2)
     host.settle(10)
     assert answer.offsets == (1, 1)
-    host.live.on_ack(PEER_B, full_ack(host, 2, is_full=True))
+    host.answer_probe(PEER_B, 2, is_full=True)
     with pytest.raises(SmqError, match="STORAGE_FULL"):
         host.produce()
-    host.live.on_ack(PEER_A, full_ack(host, 1, is_full=False))
+    host.answer_probe(PEER_A, 1, is_full=False)
     assert host.produce().result is None
 
 
 def test_a_full_follower_is_sent_nothing_until_it_has_room() -> None:
-    host = leader()
-    probe = next(m for p, m in reversed(host.sent) if p == PEER_A and isinstance(m, wire.Probe))
-    ack = wire.Ack(host.part.pid, host.part.epoch, INCARNATION, Offset(0), Offset(0), probe.stream, True, is_full=True)
-    host.live.on_ack(PEER_A, ack)
-    assert not [m for p, m in host.sent if p == PEER_A and isinstance(m, wire.Append)]
+    host = leader_of_one_record()
+    probe = host.last_probe(PEER_A)
+    host.answer_probe(PEER_A, 0, is_full=True)
+    assert host.appends_to(PEER_A) == []
     host.settle(1_500)
     host.live.on_tick(host.clock.monotonic_ns())
-    again = next(m for p, m in reversed(host.sent) if p == PEER_A and isinstance(m, wire.Probe))
-    assert again.stream > probe.stream, "it is asked again"
-    host.live.on_ack(
-        PEER_A, wire.Ack(host.part.pid, host.part.epoch, INCARNATION, Offset(0), Offset(0), again.stream, True)
-    )
-    assert [m for p, m in host.sent if p == PEER_A and isinstance(m, wire.Append)]
+    assert host.last_probe(PEER_A).stream > probe.stream, "it is asked again"
+    host.answer_probe(PEER_A, 0)
+    assert host.appends_to(PEER_A)
 
 
 def test_a_follower_with_a_full_disk_takes_nothing_reports_it_and_resumes() -> None:
@@ -194,12 +172,11 @@ def test_a_follower_with_a_full_disk_takes_nothing_reports_it_and_resumes() -> N
     assert (host.live.log.appended_end, acks(host)[-1].is_full) == (2, False)
 
 
-def test_a_follower_whose_link_was_busy_with_others_is_served_without_another_record() -> None:
-    host = leader()
-    probe = next(m for p, m in reversed(host.sent) if p == PEER_B and isinstance(m, wire.Probe))
+def test_a_follower_whose_link_was_busy_with_others_is_served_without_another_record(host: Host) -> None:
+    host.produce()
+    host.settle()
     host.network.backlog = 1 << 30
-    ack = wire.Ack(host.part.pid, host.part.epoch, INCARNATION, Offset(0), Offset(0), probe.stream, resync=True)
-    host.live.on_ack(PEER_B, ack)
+    host.answer_probe(PEER_B, 0)
     host.network.backlog = 0
     host.live.on_tick(host.clock.monotonic_ns())
-    assert [m for p, m in host.sent if p == PEER_B and isinstance(m, wire.Append)]
+    assert host.appends_to(PEER_B)

@@ -8,21 +8,14 @@ from smq.replication.api import SizedRun, TimeKind, TimeOffset
 from smq.replication.net import wire
 from smq.replication.partition.intake import Intake
 from smq.replication.storage.hang import HangGuard
-from tests.unit.replication.support import ME, PEER_A, PEER_B, Host, batch
+from tests.unit.replication.support import PEER_A, PEER_B, Host, batch, leader_of_one_record
 
 HANG_MS = Host().config.disk_hang_ms
 TICK_MS = 100
 
 
 def leader() -> Host:
-    host = Host()
-    host.create_partition()
-    host.elect(ME)
-    host.produce()
-    host.settle()
-    for peer in (PEER_A, PEER_B):
-        host.ack(peer, 1)
-    host.advance(1)
+    host = leader_of_one_record()
     host.disk.stall(600_000)
     return host
 

@@ -9,7 +9,7 @@ from smq.replication.log.codec import BatchDamaged
 from smq.replication.net import wire
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.repair import Outcome
-from tests.unit.replication.support import INCARNATION, ME, PEER_A, Host, batch
+from tests.unit.replication.support import ME, PEER_A, Host, batch
 from tests.unit.replication.test_rules import acks, append, follower, stored
 
 PIDS = [PartitionId(bytes([n]) * 20) for n in range(4)]
@@ -115,51 +115,31 @@ def test_a_follower_at_its_bound_drops_reports_it_once_and_resumes_at_its_turn()
     assert (host.live.durable_verified_end, acks(host)[-1].end) == (6, 6)
 
 
-def test_a_turn_that_comes_to_a_leader_sends_nothing() -> None:
-    host = Host()
-    host.create_partition()
+def test_a_turn_that_comes_to_a_leader_sends_nothing(host: Host) -> None:
     host.elect(ME)
     sent = len(host.sent)
     host.live.on_turn()
     assert len(host.sent) == sent
 
 
-def held(host: Host, stream: int, *, is_held: bool) -> wire.Ack:
-    zero = Offset(0)
-    return wire.Ack(host.part.pid, host.part.epoch, INCARNATION, zero, zero, stream, resync=True, is_held=is_held)
-
-
-def probe_of(host: Host) -> wire.Probe:
-    return next(m for p, m in reversed(host.sent) if p == PEER_A and isinstance(m, wire.Probe))
-
-
-def appends(host: Host) -> list[wire.Append]:
-    return [m for p, m in host.sent if p == PEER_A and isinstance(m, wire.Append)]
-
-
-def test_a_held_follower_is_sent_nothing_until_its_turn_and_then_everything_again() -> None:
-    host = Host()
-    host.create_partition()
-    stream = probe_of(host).stream
-    host.live.on_ack(PEER_A, held(host, stream, is_held=False))
+def test_a_held_follower_is_sent_nothing_until_its_turn_and_then_everything_again(host: Host) -> None:
+    host.answer_probe(PEER_A, 0)
     host.produce()
-    (sent,) = appends(host)
-    host.live.on_ack(PEER_A, held(host, sent.stream, is_held=True))
+    (sent,) = host.appends_to(PEER_A)
+    host.answer_probe(PEER_A, 0, stream=sent.stream, is_held=True)
     host.produce()
     host.settle()
-    assert len(appends(host)) == 1
-    host.live.on_ack(PEER_A, held(host, sent.stream, is_held=False))
-    assert len(appends(host)[-1].values) == 2, "from the log, where they have been all the time"
+    assert len(host.appends_to(PEER_A)) == 1
+    host.answer_probe(PEER_A, 0, stream=sent.stream)
+    assert len(host.appends_to(PEER_A)[-1].values) == 2, "from the log, where they have been all the time"
 
 
-def test_a_held_follower_is_asked_again_after_a_while() -> None:
-    host = Host()
-    host.create_partition()
-    before = probe_of(host).stream
-    host.live.on_ack(PEER_A, held(host, before, is_held=True))
+def test_a_held_follower_is_asked_again_after_a_while(host: Host) -> None:
+    before = host.last_probe(PEER_A).stream
+    host.answer_probe(PEER_A, 0, is_held=True)
     host.settle(1_500)
     host.live.on_tick(host.clock.monotonic_ns())
-    assert probe_of(host).stream > before
+    assert host.last_probe(PEER_A).stream > before
 
 
 def test_what_a_node_follows_does_not_stop_its_producers() -> None:
@@ -177,9 +157,7 @@ def test_what_a_node_follows_does_not_stop_its_producers() -> None:
     assert refused.value.code is ErrorCode.OVERLOADED
 
 
-def test_a_repair_waits_for_room() -> None:
-    host = Host()
-    host.create_partition()
+def test_a_repair_waits_for_room(host: Host) -> None:
     host.intake = Intake(host.disk, 0)
     host.repairs._intake = host.intake
     outcomes: list[Outcome] = []

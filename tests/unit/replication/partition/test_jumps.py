@@ -16,22 +16,26 @@ from tests.unit.replication.test_rules import acks, append, follower, stored
 def jump(host: Host, *, hwm: int, log_start: int) -> None:
     """A snapshot reaches a replica that was cut off: PEER_A led epoch 1, ME leads epoch 2; it learns of both
     together."""
-    replica, host.replica = host.live, None
-    host.elect(PEER_A)
-    host.advance(hwm)
-    host.elect(ME, end=hwm)
-    advance_log_start(host, log_start)
-    host.replica = replica
-    replica.on_applied()
+    with host.cut_off():
+        host.elect(PEER_A)
+        host.advance(hwm)
+        host.elect(ME, end=hwm)
+        advance_log_start(host, log_start)
 
 
-def leader_with_an_uncommitted_sequence() -> Host:
-    """It led epoch 0: sequence 0 is committed, sequence 1 never left this node."""
+def leader_with_a_sequence() -> Host:
+    """Sequence 0 is committed, in epoch 0."""
     host = Host()
     host.create_partition()
     host.produce(idempotent(0))
     host.settle()
     host.advance(1)
+    return host
+
+
+def leader_with_an_uncommitted_sequence() -> Host:
+    """It led epoch 0: sequence 0 is committed, sequence 1 never left this node."""
+    host = leader_with_a_sequence()
     host.produce(idempotent(1))
     host.settle()
     return host
@@ -46,14 +50,12 @@ def test_a_jump_over_an_epoch_and_the_log_start_leaves_no_sequence_that_was_neve
 
 def test_a_jump_within_what_is_here_keeps_the_sequences_that_were_committed() -> None:
     host = leader_with_an_uncommitted_sequence()
-    replica, host.replica = host.live, None
-    host.elect(ME)
-    advance_log_start(host, 1)
-    host.replica = replica
-    replica.on_applied()
+    with host.cut_off():
+        host.elect(ME)
+        advance_log_start(host, 1)
     assert host.produce(idempotent(1)).result is None, "it was dropped with its epoch: this is a new batch"
     host.settle()
-    assert (replica.log.log_start, replica.log.appended_end) == (1, 2)
+    assert (host.live.log.log_start, host.live.log.appended_end) == (1, 2)
 
 
 def jumped() -> Host:
@@ -159,14 +161,9 @@ def test_producers_that_do_not_decode_are_refused() -> None:
 
 
 def test_a_leader_sends_its_producers_to_a_log_that_jumped() -> None:
-    host = Host()
-    host.create_partition()
-    host.produce(idempotent(0))
-    host.settle()
-    host.advance(1)
+    host = leader_with_a_sequence()
     advance_log_start(host, 1)
-    probe = host.messages(wire.Probe)[-1]
-    assert isinstance(probe, wire.Probe)
+    probe = host.last_probe(PEER_B)
     ack = wire.Ack(host.part.pid, Epoch(0), INCARNATION, Offset(0), Offset(1), probe.stream, True, True)
     host.live.on_ack(PEER_B, ack)
     reported = host.messages(wire.Producers)[-1]
@@ -175,11 +172,7 @@ def test_a_leader_sends_its_producers_to_a_log_that_jumped() -> None:
 
 
 def test_the_log_start_reached_in_the_own_epoch_keeps_the_sequences() -> None:
-    host = Host()
-    host.create_partition()
-    host.produce(idempotent(0))
-    host.settle()
-    host.advance(1)
+    host = leader_with_a_sequence()
     advance_log_start(host, 1)
     answer = host.produce(idempotent(0))
     host.settle(10)
@@ -187,11 +180,7 @@ def test_the_log_start_reached_in_the_own_epoch_keeps_the_sequences() -> None:
 
 
 def test_a_repetition_of_a_committed_batch_is_answered_when_its_epoch_has_been_pruned() -> None:
-    host = Host()
-    host.create_partition()
-    host.produce(idempotent(0))
-    host.settle()
-    host.advance(1)
+    host = leader_with_a_sequence()
     host.elect(ME)
     host.produce(batch())
     host.settle()
@@ -214,18 +203,12 @@ def test_a_stream_number_of_an_earlier_epoch_does_not_silence_a_follower() -> No
 
 
 def test_a_jump_to_the_epoch_after_the_one_it_was_judged_by_keeps_the_sequences_that_were_committed() -> None:
-    host = Host()
-    host.create_partition()
-    host.produce(idempotent(0))
-    host.settle()
-    host.advance(1)
+    host = leader_with_a_sequence()
     for _ in range(2):
         host.elect(ME)  # epochs in which nothing is appended
-    replica, host.replica = host.live, None
-    host.elect(ME)
-    advance_log_start(host, 1)
-    host.replica = replica
-    replica.on_applied()
+    with host.cut_off():
+        host.elect(ME)
+        advance_log_start(host, 1)
     answer = host.produce(idempotent(0))
     host.settle(10)
     assert answer.offsets == (0, 0)

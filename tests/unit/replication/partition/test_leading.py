@@ -3,21 +3,12 @@
 import pytest
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Epoch, NodeId, Offset
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Acks
 from smq.replication.log.codec import ENVELOPE_BYTES, parse_value
 from smq.replication.net import wire
 from smq.replication.partition import handover, streams
-from tests.unit.replication.support import INCARNATION, PEER_A, PEER_B, Host, batch
-
-
-@pytest.fixture
-def host() -> Host:
-    """A host whose replica leads epoch 0 of an empty partition."""
-    host = Host()
-    host.create_partition()
-    return host
+from tests.unit.replication.support import PEER_A, PEER_B, Host, batch
 
 
 # ------------------------------------------------------------------------------------------------ streams
@@ -25,11 +16,9 @@ def test_a_follower_is_probed_then_sent_the_records_after_its_log_end(host: Host
     for value in (b"a", b"b", b"c"):
         host.produce(batch(value))
     host.settle()
-    probe = next(m for peer, m in host.sent if peer == PEER_A and isinstance(m, wire.Probe))
     assert host.messages(wire.Append) == []
-    answer = wire.Ack(host.part.pid, Epoch(0), INCARNATION, Offset(1), Offset(1), probe.stream, True)
-    host.live.on_ack(PEER_A, answer)
-    (sent,) = [m for peer, m in host.sent if peer == PEER_A and isinstance(m, wire.Append)]
+    host.answer_probe(PEER_A, 1)
+    (sent,) = host.appends_to(PEER_A)
     assert [parse_value(host.part.pid, bytes(v)).base for v in sent.values] == [1, 2]
 
 
@@ -39,36 +28,28 @@ def test_many_small_batches_go_in_several_appends(host: Host, monkeypatch: pytes
     for value in (b"a", b"b", b"c", b"d", b"e"):
         host.produce(batch(value))
     host.settle()
-    probe = next(m for peer, m in host.sent if peer == PEER_A and isinstance(m, wire.Probe))
-    answer = wire.Ack(host.part.pid, Epoch(0), INCARNATION, Offset(0), Offset(0), probe.stream, True)
-    host.live.on_ack(PEER_A, answer)
-    appends = [m for peer, m in host.sent if peer == PEER_A and isinstance(m, wire.Append)]
-    assert [[parse_value(host.part.pid, bytes(v)).base for v in m.values] for m in appends] == [[0, 1], [2, 3], [4]]
+    host.answer_probe(PEER_A, 0)
+    sent = [m.values for m in host.appends_to(PEER_A)]
+    assert [[parse_value(host.part.pid, bytes(v)).base for v in values] for values in sent] == [[0, 1], [2, 3], [4]]
 
 
-def appends_to(host: Host, peer: NodeId) -> list[wire.Append]:
-    return [m for p, m in host.sent if p == peer and isinstance(m, wire.Append)]
-
-
-def test_what_follows_a_small_append_goes_with_its_answer_in_one_frame_and_carries_the_commit_point() -> None:
-    host = Host()
-    host.create_partition()
+def test_what_follows_a_small_append_goes_with_its_answer_in_one_frame_and_carries_the_commit_point(host: Host) -> None:
     for peer in (PEER_A, PEER_B):
         host.ack(peer, 0)
     for value in (b"a", b"b", b"c"):
         host.produce(batch(value))
     host.settle()
-    assert [len(m.values) for m in appends_to(host, PEER_A)] == [1]
+    assert [len(m.values) for m in host.appends_to(PEER_A)] == [1]
     host.ack(PEER_A, 1)
-    assert [(len(m.values), m.commit) for m in appends_to(host, PEER_A)] == [(1, 0), (2, 1)]
-    assert [len(m.values) for m in appends_to(host, PEER_B)] == [1], "its disk is slower"
+    assert [(len(m.values), m.commit) for m in host.appends_to(PEER_A)] == [(1, 0), (2, 1)]
+    assert [len(m.values) for m in host.appends_to(PEER_B)] == [1], "its disk is slower"
 
 
 def test_large_appends_wait_for_no_answer(host: Host) -> None:
     host.ack(PEER_A, 0)
     for _ in range(3):
         host.produce(batch(bytes(streams.SMALL_BYTES)))
-    assert [len(m.values) for m in appends_to(host, PEER_A)] == [1, 1, 1]
+    assert [len(m.values) for m in host.appends_to(PEER_A)] == [1, 1, 1]
 
 
 def test_a_follower_that_never_answers_a_small_append_is_asked_again(host: Host) -> None:
@@ -78,7 +59,7 @@ def test_a_follower_that_never_answers_a_small_append_is_asked_again(host: Host)
     host.settle(ms=2_000)
     host.live.on_tick(host.clock.monotonic_ns())
     host.ack(PEER_A, 0)  # it never got the append
-    assert [len(m.values) for m in appends_to(host, PEER_A)] == [1, 1, 2]
+    assert [len(m.values) for m in host.appends_to(PEER_A)] == [1, 1, 2]
 
 
 def test_a_lost_stream_is_probed_again(host: Host) -> None:
@@ -144,6 +125,14 @@ def test_a_fenced_leader_is_not_named(host: Host) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ handing over
+def hand_over_to_one_behind(host: Host, data: bytes | None = None) -> None:
+    """To PEER_A, which lacks the only batch."""
+    host.produce(data)
+    host.settle()
+    host.ack(PEER_A, 0)
+    assert host.live.transfer(PEER_A)
+
+
 def test_rule_26_a_hand_over_waits_until_the_target_has_everything(host: Host) -> None:
     before = host.produce()
     host.settle()
@@ -188,10 +177,7 @@ def test_rule_11_a_handover_to_a_follower_that_lags_far_does_not_begin(
 
 
 def test_rule_11_a_handover_that_takes_too_long_is_abandoned_and_parked_batches_are_taken(host: Host) -> None:
-    host.produce()
-    host.settle()
-    host.ack(PEER_A, 0)
-    assert host.live.transfer(PEER_A)
+    hand_over_to_one_behind(host)
     waiting = [host.produce(), host.produce()]
     host.settle(ms=3_000)
     after = host.produce()
@@ -204,11 +190,8 @@ def test_rule_11_a_handover_that_takes_too_long_is_abandoned_and_parked_batches_
 
 def test_a_parked_batch_is_not_refused_for_what_only_a_barrier_makes_certain(host: Host) -> None:
     """A leader that has been deposed meanwhile lacks the batches before it, or has not applied its transaction."""
-    host.produce(encode_batch([NewRecord(b"k", b"v", 1)], producer_id=7, producer_epoch=0, base_sequence=0))
-    host.settle()
-    host.ack(PEER_A, 0)
-    assert host.live.transfer(PEER_A)
-    later = encode_batch([NewRecord(b"k", b"v", 1)], producer_id=7, producer_epoch=0, base_sequence=5)
+    hand_over_to_one_behind(host, batch(producer_id=7, producer_epoch=0, base_sequence=0))
+    later = batch(producer_id=7, producer_epoch=0, base_sequence=5)
     in_transaction = encode_batch(
         [NewRecord(b"k", b"v", 1)], producer_id=8, producer_epoch=0, base_sequence=0, is_transactional=True
     )
@@ -236,10 +219,7 @@ def test_rule_11_producers_that_wait_for_a_hand_over_are_bounded(
 
 
 def test_rule_11_a_stopping_node_answers_that_nothing_of_a_parked_batch_was_stored(host: Host) -> None:
-    host.produce()
-    host.settle()
-    host.ack(PEER_A, 0)
-    assert host.live.transfer(PEER_A)
+    hand_over_to_one_behind(host)
     waiting = host.produce()
     host.live.close(SmqError(ErrorCode.SHUTTING_DOWN, "stopping"))
     host.settle()

@@ -127,19 +127,14 @@ def test_a_replica_that_does_not_reach_the_exact_end_does_not_say_what_is_the_la
     assert follower.code is ErrorCode.NOT_LEADER
 
 
-def test_what_comes_while_the_leader_is_asked_is_searched_too(follower: World) -> None:
+@pytest.mark.parametrize(("created_ms", "hwm"), [((30, 40), 4), ((30,), 9)], ids=["all", "not up to the end"])
+def test_what_comes_while_the_leader_is_asked_is_searched_too(
+    follower: World, created_ms: tuple[int, ...], hwm: int
+) -> None:
     follower.ask(25)
     follower.host.elect(ME)
-    follower.commit(30, 40)
-    follower.report(4)
-    assert follower.offset == 2
-
-
-def test_a_record_that_has_come_is_found_although_the_end_is_not_reached(follower: World) -> None:
-    follower.ask(25)
-    follower.host.elect(ME)
-    follower.commit(30)
-    follower.report(9)
+    follower.commit(*created_ms)
+    follower.report(hwm)
     assert follower.offset == 2
 
 

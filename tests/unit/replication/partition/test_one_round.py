@@ -18,7 +18,7 @@ from smq.replication.api import DoneFn
 from smq.replication.commands.proposer import Barriers
 from smq.replication.net import wire
 from smq.replication.partition.exact_ends import ExactEnds
-from smq.replication.partition.high_water_mark import LogStarts, hwm_advances, untold_commits
+from smq.replication.partition.high_water_mark import LogStarts, untold_commits
 from smq.replication.partition.replica import Replica
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
 from tests.unit.replication.test_rules import acks, append, stored
@@ -38,14 +38,6 @@ def elect(host: Host, node: NodeId, end: int) -> None:
             seals=seals,
         )
     )
-
-
-@pytest.fixture
-def host() -> Host:
-    """A host whose replica leads epoch 0 of an empty partition."""
-    host = Host()
-    host.create_partition()
-    return host
 
 
 def follower() -> Host:
@@ -79,25 +71,6 @@ def test_rule_08_the_leaders_own_disk_counts_like_any_other(host: Host) -> None:
     assert answer.offsets == (0, 0)
 
 
-def test_rule_08_a_process_that_is_not_registered_commits_nothing(host: Host) -> None:
-    """Its node may have promised the opposite in its former process, which the leader has yet to learn."""
-    host.produce()
-    host.settle()
-    host.ack(PEER_A, 1, incarnation=INCARNATION + 1)
-    assert host.live.known_commit_point() == 0
-
-
-def test_rule_09_the_mark_follows_the_commit_point(host: Host) -> None:
-    host.produce(batch(count=3))
-    host.produce()
-    host.settle()
-    host.ack(PEER_A, 3)
-    (advance,) = hwm_advances(host.live)
-    assert (advance.hwm, advance.next_offset) == (3, 4)
-    host.advance(3, next_offset=4)
-    assert hwm_advances(host.live) == []
-
-
 def test_rule_10_a_waiter_below_the_next_epochs_start_stays_open(host: Host) -> None:
     kept, lost = host.produce(), host.produce()
     host.settle()
@@ -122,16 +95,7 @@ def test_rule_10_a_waiter_fails_once_its_epoch_is_cut_short(host: Host) -> None:
 def test_rule_11_a_new_leader_keeps_the_tail_that_its_epoch_starts_after(host: Host) -> None:
     kept = host.produce()
     host.settle()
-    host.apply(
-        ElectLeader(
-            partition=host.part.pid,
-            expected_epoch=host.part.epoch,
-            candidate=ME,
-            incarnation=INCARNATION,
-            end=Offset(1),
-            by_leader=True,
-        )
-    )
+    host.elect(ME, end=1)
     assert (host.live.leading, host.live.log.appended_end, host.live.known_commit_point()) == (1, 1, 0)
     host.ack(PEER_B, 1)
     host.settle(1)

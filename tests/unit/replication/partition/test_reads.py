@@ -7,19 +7,21 @@ from typing import cast
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart
+from smq.raft_state.commands import AdvanceLogStart, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset, TsNs
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Cancel, Fetched, TimeKind, TimeOffset
 from smq.replication.commands.proposer import Barriers
-from smq.replication.log.codec import BatchDamaged, StoredValue
+from smq.replication.log.codec import ENVELOPE_BYTES, BatchDamaged, StoredValue
 from smq.replication.net import wire
 from smq.replication.partition.exact_ends import ATTEMPT_MS, RETRY_MS, ExactEnds
 from smq.replication.partition.reads import END_MS_MAX, REPAIRS_PER_POLL_MAX, Poll, Reads
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replica import Replica
-from tests.unit.replication.support import ME, PEER_A, Host, batch
+from tests.unit.replication.support import ME, PEER_A, PEER_B, Host, batch
+
+STORED_BYTES = ENVELOPE_BYTES + len(batch())
 
 
 class HeldBarriers:
@@ -96,24 +98,23 @@ def reader() -> Reader:
     return Reader()
 
 
-def test_a_fetch_begins_with_the_batch_that_holds_the_offset(reader: Reader) -> None:
-    reader.commit(batch(count=5), batch(count=3))
-    reader.fetch(3)
-    assert reader.bases == [0, 5]
-
-
-def test_max_bytes_is_honoured_but_the_first_batch_always_comes(reader: Reader) -> None:
-    reader.commit(batch(b"x" * 1000), batch(b"y" * 1000))
-    reader.fetch(0, max_bytes=1)
-    assert reader.bases == [0]
-
-
-def test_what_is_not_committed_is_not_served(reader: Reader) -> None:
-    reader.commit(batch())
+@pytest.mark.parametrize(
+    ("counts", "offset", "max_bytes", "bases"),
+    [
+        ((5, 3), 3, 1 << 20, [0, 5]),  # the batch that holds the offset comes whole
+        ((1, 1), 0, 1, [0]),  # the first batch always comes
+        ((1, 1), 0, 2 * STORED_BYTES - 1, [0]),
+        ((1, 1), 0, 2 * STORED_BYTES, [0, 1]),
+    ],
+)
+def test_a_fetch_serves_committed_batches_from_the_offset_on_up_to_its_bytes(
+    reader: Reader, counts: tuple[int, ...], offset: int, max_bytes: int, bases: list[int]
+) -> None:
+    reader.commit(*(batch(count=count) for count in counts))
     reader.host.produce(batch())
     reader.host.settle()
-    reader.fetch(0)
-    assert reader.bases == [0]
+    reader.fetch(offset, max_bytes=max_bytes)
+    assert reader.bases == bases
 
 
 def test_at_the_mark_a_fetch_waits_and_is_woken_by_the_next_commit(reader: Reader) -> None:
@@ -208,8 +209,9 @@ def test_a_log_start_that_passes_a_parked_fetch_is_reported(reader: Reader) -> N
     assert reader.error.details.lo == 8
 
 
-def test_deleting_the_topic_ends_its_polls(reader: Reader) -> None:
-    reader.fetch(0, max_wait_ms=60_000)
+@pytest.mark.parametrize("offset", [0, 7], ids=["waits for records", "waits for a read index"])
+def test_deleting_the_topic_ends_its_polls(reader: Reader, offset: int) -> None:
+    reader.fetch(offset, max_wait_ms=60_000)
     reader.reads.fail_all(reader.host.part.pid, SmqError(ErrorCode.UNKNOWN_TOPIC, "gone"))
     reader.host.settle(1)
     assert reader.error.code is ErrorCode.UNKNOWN_TOPIC
@@ -282,34 +284,34 @@ def test_an_unforeseen_error_reaches_the_reader_and_not_the_node(
     assert reader.error.code is ErrorCode.INTERNAL
 
 
-class IneffectiveRepairs:
-    """Each repairs the batch, as far as it knows."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def request(self, _replica: Replica, _damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
-        self.count += 1
-        assert self.count < 100
-        done(Outcome.REPAIRED)
-
-
-def test_a_batch_deleted_during_its_repair_is_out_of_range(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(3):
-        reader.commit(batch())
-
-    class Trimmed(IneffectiveRepairs):
-        def request(self, _replica: Replica, _damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
-            reader.host.apply(AdvanceLogStart(partition=reader.host.part.pid, offset=Offset(2)))
-            done(Outcome.DELETED)
-
-    reader.reads = Reads(reader.host.node_host(), reader.ends, Trimmed())  # type: ignore[arg-type]  # what Reads uses
+def cannot_be_read(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read of the log finds its first batch damaged."""
 
     def read(*_: object, **__: object) -> list[StoredValue]:
         raise BatchDamaged(reader.host.part.pid, Offset(0), "it is missing")
 
     monkeypatch.setattr(reader.host.live.log, "read_memory", read)
+
+
+class HeldRepairs:
+    """What was asked for. The test says what becomes of it."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.waiting: list[Callable[[Outcome], None]] = []
+        reader.reads = Reads(reader.host.node_host(), reader.ends, self)  # type: ignore[arg-type]  # what Reads uses
+
+    def request(self, _replica: Replica, _damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
+        self.waiting.append(done)
+
+
+def test_a_batch_deleted_during_its_repair_is_out_of_range(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader.commit(batch(), batch(), batch())
+    repairs = HeldRepairs(reader)
+    cannot_be_read(reader, monkeypatch)
     reader.fetch(0)
+    reader.host.apply(AdvanceLogStart(partition=reader.host.part.pid, offset=Offset(2)))
+    repairs.waiting.pop()(Outcome.DELETED)
+    reader.host.settle(1)
     reader.barriers.release(LogIndex(9))
     reader.host.settle(1)
     assert reader.error.code is ErrorCode.OFFSET_OUT_OF_RANGE
@@ -319,40 +321,68 @@ def test_a_batch_that_is_missing_after_repairs_is_reported_as_damaged_and_not_so
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader.commit(batch())
-    repairs = IneffectiveRepairs()
-    reader.reads = Reads(reader.host.node_host(), reader.ends, repairs)  # type: ignore[arg-type]  # the parts that Reads uses
-
-    def read(*_: object, **__: object) -> list[StoredValue]:
-        raise BatchDamaged(reader.host.part.pid, Offset(0), "it is missing")
-
-    monkeypatch.setattr(reader.host.live.log, "read_memory", read)
+    repairs, asked = HeldRepairs(reader), 0
+    cannot_be_read(reader, monkeypatch)
     reader.fetch(0)
+    while repairs.waiting:
+        asked += 1
+        repairs.waiting.pop()(Outcome.REPAIRED)  # as far as it knows
+        reader.host.settle(1)
     assert reader.error.code is ErrorCode.DATA_DAMAGED
     assert "empty it" in str(reader.error)
-    assert repairs.count == REPAIRS_PER_POLL_MAX + 1
+    assert asked == REPAIRS_PER_POLL_MAX + 1
 
 
 def test_a_waiting_fetch_that_is_woken_repeatedly_waits_for_one_repair(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each wake-up counted as a repair, and a fetch that counts too many says that repairs have no effect."""
-    waiting: list[Callable[[Outcome], None]] = []
-
-    class HeldRepairs:
-        def request(self, _replica: Replica, _damage: BatchDamaged, done: Callable[[Outcome], None]) -> None:
-            waiting.append(done)
-
-    reader.reads = Reads(reader.host.node_host(), reader.ends, HeldRepairs())  # type: ignore[arg-type]  # what Reads uses
+    repairs = HeldRepairs(reader)
     reader.fetch(0, max_wait_ms=60_000)
-
-    def read(*_: object, **__: object) -> list[StoredValue]:
-        raise BatchDamaged(reader.host.part.pid, Offset(0), "it cannot be read")
-
     with monkeypatch.context() as rotten:
-        rotten.setattr(reader.host.live.log, "read_memory", read)
+        cannot_be_read(reader, rotten)
         for _ in range(REPAIRS_PER_POLL_MAX + 2):
             reader.commit(batch())
-        assert len(waiting) == 1
-    waiting[0](Outcome.REPAIRED)
+        assert len(repairs.waiting) == 1
+    repairs.waiting[0](Outcome.REPAIRED)
     reader.host.settle(1)
     assert reader.bases == list(range(REPAIRS_PER_POLL_MAX + 2))
+
+
+# ------------------------------------------------------- answers that were right when they were given, and come late
+def test_a_reader_that_was_in_range_once_gets_out_of_range_only_after_an_answer_of_its_own(reader: Reader) -> None:
+    reader.host.elect(PEER_A)
+    reader.host.advance(2, next_offset=10)
+    reader.fetch(7, max_wait_ms=1_000)
+    assert reader.questions == []
+    reader.host.elect(PEER_B, end=2)  # the log end falls to the mark; this node may not know the newest yet
+    reader.host.settle(1_500)
+    assert reader.results == []
+    reader.report(0, hwm=8, log_end=8)
+    assert reader.bases == []
+
+
+def test_what_the_leader_has_said_to_one_fetch_says_nothing_to_the_next(reader: Reader) -> None:
+    reader.host.elect(PEER_A)
+    reader.fetch(7, max_wait_ms=1_000)
+    reader.report(0, hwm=2, log_end=10)  # in range after all: the poll waits
+    reader.host.elect(PEER_B, end=2)
+    reader.host.settle(1_500)
+    assert reader.bases == []
+    reader.results.clear()
+    reader.fetch(7, max_wait_ms=1_000)
+    assert reader.results == []
+    reader.report(0, hwm=2, log_end=2)
+    assert reader.error.code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_a_topic_deleted_while_a_reader_waits_for_confirmation_is_unknown_and_not_out_of_range(reader: Reader) -> None:
+    reader.host.elect(PEER_A)
+    reader.fetch(7, max_wait_ms=1_000)
+    reader.host.replica = None  # as the node forgets it
+    reader.host.apply(DeleteTopic(name="t"))
+    reader.host.settle(ATTEMPT_MS + RETRY_MS + 20)  # the former leader does not answer: this node asks itself
+    reader.host.settle(RETRY_MS + 20)
+    reader.barriers.release(LogIndex(1))
+    reader.host.settle(1)
+    assert reader.error.code is ErrorCode.UNKNOWN_TOPIC

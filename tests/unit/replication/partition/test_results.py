@@ -1,21 +1,11 @@
 """What became of producers' batches is counted, each once, wherever its answer comes from."""
 
-import pytest
-
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Acks
 from tests.unit.replication.support import ME, PEER_A, Host
 
 SEQUENCED = encode_batch([NewRecord(b"k", b"v", 1)], producer_id=7, producer_epoch=0, base_sequence=0)
-
-
-@pytest.fixture
-def host() -> Host:
-    """A host whose replica leads an empty partition."""
-    host = Host()
-    host.create_partition()
-    return host
 
 
 def results(host: Host) -> dict[str, int]:

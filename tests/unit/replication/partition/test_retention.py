@@ -15,6 +15,7 @@ from smq.raft_state.state import PartitionState
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import DoneFn
 from smq.replication.log import reader as log_reader
+from smq.replication.log.codec import ENVELOPE_BYTES
 from smq.replication.log.reader import Retained
 from smq.replication.log.segments import own_digest
 from smq.replication.partition.look_ups import LookUps
@@ -27,6 +28,7 @@ from tests.unit.replication.support import ME, PEER_A, Host
 
 DAY_MS = 86_400_000
 NOW_MS = 1_800_000_000_000
+BATCH_BYTES = ENVELOPE_BYTES + len(encode_batch([NewRecord(None, b"x" * 100, NOW_MS)] * 10))
 
 
 class Keeper:
@@ -77,17 +79,26 @@ def keeper() -> Keeper:
     return Keeper()
 
 
-def test_a_topic_without_limits_keeps_everything(keeper: Keeper) -> None:
-    keeper.commit(365 * DAY_MS, 0)
+@pytest.mark.parametrize(
+    ("ages_ms", "limits", "starts"),
+    [
+        ([365 * DAY_MS, 0], {}, []),
+        ([3 * DAY_MS, 2 * DAY_MS + 1, 2 * DAY_MS, 0], {"ms": 2 * DAY_MS}, [20]),
+        ([3 * DAY_MS, 0, 3 * DAY_MS], {"ms": DAY_MS}, [10]),  # the log stays contiguous
+        ([0, 0, 0, 0], {"records": 15}, [20]),
+        ([0, 0, 0, 0], {"bytes": 2 * BATCH_BYTES + 1}, [10]),  # three batches are the fewest with that many bytes
+        ([0, 0, 0], {"bytes": 1}, [20]),  # the newest stays
+    ],
+)
+def test_batches_of_ten_records_go_that_the_limits_do_not_keep(
+    keeper: Keeper, ages_ms: list[int], limits: dict[str, int], starts: list[int]
+) -> None:
+    keeper.commit(*ages_ms, count=10)
+    assert keeper.host.live.log.size_bytes == len(ages_ms) * BATCH_BYTES
+    if limits:
+        keeper.limit(**limits)
     keeper.visit()
-    assert keeper.starts == []
-
-
-def test_batches_go_once_their_newest_record_is_too_old(keeper: Keeper) -> None:
-    keeper.commit(3 * DAY_MS, 2 * DAY_MS + 1, 2 * DAY_MS, 0)
-    keeper.limit(ms=2 * DAY_MS)
-    keeper.visit()
-    assert keeper.starts == [2]
+    assert keeper.starts == starts
 
 
 def test_a_new_limit_does_not_wait_for_the_pause_of_the_old(keeper: Keeper) -> None:
@@ -101,13 +112,6 @@ def test_a_new_limit_does_not_wait_for_the_pause_of_the_old(keeper: Keeper) -> N
     assert keeper.starts == [2]
 
 
-def test_a_young_batch_protects_what_follows_it(keeper: Keeper) -> None:
-    keeper.commit(3 * DAY_MS, 0, 3 * DAY_MS)
-    keeper.limit(ms=DAY_MS)
-    keeper.visit()
-    assert keeper.starts == [1], "the log stays contiguous"
-
-
 def test_everything_may_go_by_age(keeper: Keeper) -> None:
     keeper.commit(3 * DAY_MS, 3 * DAY_MS)
     keeper.limit(ms=DAY_MS)
@@ -119,28 +123,6 @@ def test_everything_may_go_by_age(keeper: Keeper) -> None:
     keeper.commit(0)
     keeper.visit_again()
     assert keeper.starts == [1, 2]
-
-
-def test_as_many_bytes_stay_as_are_to_be_kept(keeper: Keeper) -> None:
-    keeper.commit(0, 0, 0, 0)
-    size = keeper.host.live.log.size_bytes // 4
-    keeper.limit(bytes=2 * size + 1)
-    keeper.visit()
-    assert keeper.starts == [1], "three batches are the fewest with that many bytes"
-
-
-def test_a_limit_below_one_batch_keeps_the_newest(keeper: Keeper) -> None:
-    keeper.commit(0, 0, 0)
-    keeper.limit(bytes=1)
-    keeper.visit()
-    assert keeper.starts == [2]
-
-
-def test_as_many_records_stay_as_are_to_be_kept(keeper: Keeper) -> None:
-    keeper.commit(0, 0, 0, 0, count=10)
-    keeper.limit(records=15)
-    keeper.visit()
-    assert keeper.starts == [20]
 
 
 def test_what_is_not_committed_neither_goes_nor_counts(keeper: Keeper) -> None:

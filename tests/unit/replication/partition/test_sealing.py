@@ -12,14 +12,6 @@ from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host
 from tests.unit.replication.test_rules import acks, append, follower, stored
 
 
-@pytest.fixture
-def host() -> Host:
-    """A host whose replica leads epoch 0 of an empty partition."""
-    host = Host()
-    host.create_partition()
-    return host
-
-
 def elections(host: Host) -> list[ElectLeader]:
     return [command for command in host.proposed if isinstance(command, ElectLeader)]
 
@@ -45,9 +37,7 @@ def test_rule_07_a_follower_that_has_sealed_acknowledges_nothing_that_becomes_du
     assert acks(host) == []
 
 
-def test_rule_21_a_leader_that_has_sealed_leads_no_more() -> None:
-    host = Host()
-    host.create_partition()
+def test_rule_21_a_leader_that_has_sealed_leads_no_more(host: Host) -> None:
     waiting = host.produce()
     host.live.seal(Epoch(0))
     assert host.live.leading is None
@@ -81,10 +71,9 @@ def test_rule_21_the_next_process_of_a_follower_has_sealed_nothing() -> None:
 
 def test_rule_21_what_is_applied_and_not_judged_yet_is_not_reported() -> None:
     host = follower()
-    replica, host.replica = host.live, None
-    host.elect(PEER_B)
-    assert replica.seal(Epoch(2)) is None
-    replica.on_applied()
+    with host.cut_off() as replica:
+        host.elect(PEER_B)
+        assert replica.seal(Epoch(2)) is None
     assert replica.seal(Epoch(2)) == (host.part.pid, 0, 0)
 
 

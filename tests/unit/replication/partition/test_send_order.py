@@ -143,14 +143,6 @@ def test_names_that_never_come_into_being_are_not_collected(world: World, monkey
 
 
 # ---------------------------------------------------------------------------------------------- one replica
-@pytest.fixture
-def host() -> Host:
-    """A host whose replica leads epoch 0 of an empty partition."""
-    host = Host()
-    host.create_partition()
-    return host
-
-
 def test_a_lost_append_is_awaited(host: Host) -> None:
     lost = host.produce(sent(0))
     host.settle()

@@ -53,6 +53,16 @@ INCARNATION = Incarnation(100)
 TOPIC = TopicId(b"t" * 16)
 
 
+def raise_it(error: BaseException) -> None:
+    """What a process in a test does with an error that ends it."""
+    raise error
+
+
+def process_clock(scheduler: Scheduler) -> SimClock:
+    """Of a process whose failure is the test's."""
+    return SimClock(Process(scheduler, "n", raise_it), Hardware())
+
+
 def batch(
     value: bytes = b"v",
     count: int = 1,
@@ -118,10 +128,10 @@ class Host:
 
     def __init__(self, node: NodeId = ME, incarnation: Incarnation = INCARNATION) -> None:
         self.scheduler = Scheduler()
-        self.process = Process(self.scheduler, "node", self._fatal)
+        self.process = Process(self.scheduler, "node", raise_it)
         self.hardware = Hardware()
         self.clock = SimClock(self.process, self.hardware)
-        self.disk = FakeDisk(self.clock, random.Random(1), on_fatal=self._fatal)
+        self.disk = FakeDisk(self.clock, random.Random(1), on_fatal=raise_it)
         self.identity = Identity(incarnation, DiskId(b""))
         self.config = NodeConfig(node_id=node, cluster_id="c", peers={})
         self.deadlines = Deadlines()
@@ -156,9 +166,6 @@ class Host:
         self.apply(default_init("c"))
         for node_id in (ME, PEER_A, PEER_B):
             self.apply(register(node_id))
-
-    def _fatal(self, error: BaseException) -> None:
-        raise error
 
     def node_host(self) -> NodeHost:
         """Of the present process: `reopen` makes another."""
@@ -284,7 +291,7 @@ class Host:
         """The process died and came back, with its disk or another; the applied state is this host's own."""
         crashed = self.disk.crash()
         image = image if image is not None else crashed
-        self.disk = FakeDisk(self.clock, random.Random(2), image=image, on_fatal=self._fatal)
+        self.disk = FakeDisk(self.clock, random.Random(2), image=image, on_fatal=raise_it)
         self.identity = Identity(Incarnation(incarnation), DiskId(b""))
         self.store = LogStore(self.disk)
         self.intake = Intake(self.disk, self.config.append_inflight_bytes_max)

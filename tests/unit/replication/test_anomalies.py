@@ -20,8 +20,7 @@ from smq.replication import anomalies
 from smq.replication.anomalies import Anomalies, CommitWatch, Kind, StateWatch
 from smq.replication.measures import NodeMeasures
 from smq.replication.net import wire
-from smq.testing.virtual.clock import Machine as Hardware
-from smq.testing.virtual.clock import Process, Scheduler, SimClock
+from smq.testing.virtual.clock import Scheduler
 from tests.unit.raft_state.support import (
     Driver,
     add,
@@ -36,7 +35,7 @@ from tests.unit.raft_state.support import (
 )
 from tests.unit.replication.partition.test_one_round import elect
 from tests.unit.replication.partition.test_transactions import World
-from tests.unit.replication.support import INCARNATION, PEER_A, PEER_B, Host, batch
+from tests.unit.replication.support import INCARNATION, PEER_A, PEER_B, Host, batch, process_clock
 from tests.unit.replication.test_rules import acks, append, follower, stored
 
 PID = pid(1)
@@ -118,7 +117,7 @@ class Committing:
 
     def __init__(self) -> None:
         self.driver: Driver = coordinated()
-        clock = SimClock(Process(Scheduler(), "node", lambda _error: None), Hardware())
+        clock = process_clock(Scheduler())
         self.watch = Anomalies(clock, NodeMeasures(), lambda: self.driver.machine.state)
         self.commits = CommitWatch(self.watch)
 
@@ -247,7 +246,7 @@ def test_a_follower_reports_the_crc_of_its_last_batch_where_a_stream_begins() ->
 # ------------------------------------------------------------------------------------------------ what is shown
 def test_every_kind_is_counted_from_the_start_and_a_storm_is_bounded() -> None:
     scheduler, measures = Scheduler(), NodeMeasures()
-    clock = SimClock(Process(scheduler, "node", lambda _error: None), Hardware())
+    clock = process_clock(scheduler)
     watch = Anomalies(clock, measures, lambda: coordinated().machine.state)
     assert measures.anomalies.values == {(kind.value,): 0 for kind in Kind}
     for number in range(1_000):

@@ -22,17 +22,25 @@ from smq.replication.partition.transaction_joins import TransactionJoins
 from smq.replication.preparation import Preparation
 from smq.replication.raft.engine import Raft
 from smq.replication.requests import Requests
-from smq.testing.virtual.clock import Machine as Hardware
-from smq.testing.virtual.clock import Process, Scheduler, SimClock
+from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.compute import LoopCompute
-from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, immediate_links, register
+from tests.unit.replication.support import (
+    INCARNATION,
+    ME,
+    PEER_A,
+    PEER_B,
+    RecordedNetwork,
+    immediate_links,
+    process_clock,
+    register,
+)
 
 
 class World:
     """Node 1. Both peers are heard, and all disks have room. One partition, led by its second replica."""
 
     def __init__(self) -> None:
-        self.clock = SimClock(Process(Scheduler(), "n", self._raise), Hardware())
+        self.clock = process_clock(Scheduler())
         self.config = NodeConfig(node_id=ME, cluster_id="c", peers={})
         self.node_id, self.incarnation = ME, INCARNATION
         self.machine = Machine()
@@ -67,9 +75,6 @@ class World:
         self.hear(PEER_B)
         topic_id = TopicId(b"t" * 16)
         self.apply(CreateTopic(name="t", topic_id=topic_id, partition_count=3, replication_factor=3, created_ms=0))
-
-    def _raise(self, error: BaseException) -> None:
-        raise error
 
     @property
     def state(self) -> ClusterState:

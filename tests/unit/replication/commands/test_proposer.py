@@ -19,10 +19,9 @@ from smq.replication.net import wire
 from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone
 from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
-from smq.testing.virtual.clock import Machine as Hardware
-from smq.testing.virtual.clock import Process, Scheduler, SimClock
+from smq.testing.virtual.clock import Scheduler
 from tests.unit.raft_state.support import commit
-from tests.unit.replication.support import RecordedNetwork, immediate_links
+from tests.unit.replication.support import RecordedNetwork, immediate_links, process_clock
 
 ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
 COMMIT = commit("g")
@@ -67,7 +66,7 @@ class ScriptedEngine:
 class World:
     def __init__(self, known_level: int = FEATURE_LEVEL) -> None:
         self.scheduler = Scheduler()
-        self.clock = SimClock(Process(self.scheduler, "n", self._raise), Hardware())
+        self.clock = process_clock(self.scheduler)
         self.engine = ScriptedEngine()
         self.deadlines = Deadlines()
         self.sent: list[tuple[NodeId, wire.Message]] = []
@@ -92,9 +91,6 @@ class World:
         state = ClusterState(feature_level=self.level)
         state.replies[Cache.BY_NODE].counted = self.replies_counted
         return state
-
-    def _raise(self, error: BaseException) -> None:
-        raise error
 
     def propose(self, command: Command = COMMIT, timeout_ms: int = 1_000) -> None:
         self.proposer.propose(command, timeout_ms, self.answers.append)

@@ -16,17 +16,14 @@ from smq.replication.maintenance import scrub
 from smq.replication.maintenance.scrub import Damage, Scrubber
 from smq.replication.ports import Put, Table
 from smq.replication.raft.journal import JournalWriter, RaftJournal, is_whole_row
-from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 from tests.unit.replication.storage.support import make_batch
+from tests.unit.replication.support import process_clock, raise_it
 
 PID = PartitionId(bytes(range(20)))
 PERIOD_S = 1000
 BATCHES = 12
-
-
-def fail(error: BaseException) -> None:
-    raise error
 
 
 class Node:
@@ -34,8 +31,8 @@ class Node:
 
     def __init__(self, image: DiskImage | None = None, *, period_s: int = PERIOD_S) -> None:
         self.scheduler = Scheduler()
-        self.clock = SimClock(Process(self.scheduler, "n", fail), Machine())
-        self.disk = FakeDisk(self.clock, random.Random(1), image=image, on_fatal=fail)
+        self.clock = process_clock(self.scheduler)
+        self.disk = FakeDisk(self.clock, random.Random(1), image=image, on_fatal=raise_it)
         self.batches: list[tuple[Offset, bytes | None]] = []
         self.verified: list[tuple[PartitionId, Offset]] = []
         self.checkpoints: list[bytes] = []

@@ -36,12 +36,21 @@ from smq.replication.partition.replicas import Replicas, has_majority
 from smq.replication.ports import Channel
 from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
-from smq.testing.virtual.clock import Machine as Hardware
-from smq.testing.virtual.clock import Process, Scheduler, SimClock
+from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.disk import FakeDisk
 from tests.unit.raft_state.support import elect, marked
 from tests.unit.replication.commands.test_proposer import ScriptedEngine
-from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, immediate_links, register
+from tests.unit.replication.support import (
+    INCARNATION,
+    ME,
+    PEER_A,
+    PEER_B,
+    RecordedNetwork,
+    immediate_links,
+    process_clock,
+    raise_it,
+    register,
+)
 from tests.unit.replication.test_turns import World as NodeWorld
 
 STEP_MS = 100
@@ -77,7 +86,7 @@ class World:
 
     def __init__(self, *, is_initialised: bool = True, known: int = 1, level_max: int = 0) -> None:
         self.scheduler = Scheduler()
-        self.clock = SimClock(Process(self.scheduler, "n", self._raise), Hardware())
+        self.clock = process_clock(self.scheduler)
         peers = dict.fromkeys((ME, PEER_A, PEER_B), ("h", 1))
         self.config = NodeConfig(
             node_id=ME, cluster_id="c", peers=peers, feature_level_known=known, feature_level_max=level_max
@@ -106,7 +115,7 @@ class World:
             applied=self,
             clock=self.clock,
             deadlines=Deadlines(),
-            disk=FakeDisk(self.clock, random.Random(1), on_fatal=self._raise),
+            disk=FakeDisk(self.clock, random.Random(1), on_fatal=raise_it),
             links=links,
             engine=cast(Raft, self.engine),
             propose=self.propose,
@@ -120,9 +129,6 @@ class World:
             self.apply(default_init("c"))
             for node in (ME, PEER_A, PEER_B):
                 self.apply(register(node))
-
-    def _raise(self, error: BaseException) -> None:
-        raise error
 
     # ---- what a controller uses of Replicas, and what Liveness reports
     def disk(self, node: NodeId) -> wire.DiskCondition:

@@ -16,21 +16,18 @@ from smq.replication.nodes.identity import (
     claim_identity,
 )
 from smq.replication.ports import DataDamaged, Op, Table
-from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.disk import DiskImage, FakeDisk
+from tests.unit.replication.support import process_clock, raise_it
 
 CONFIG = NodeConfig(node_id=NodeId(1), cluster_id="c", peers={})
 RNG = random.Random(1)
 
 
-def fail(error: BaseException) -> None:
-    raise error
-
-
 def claim(image: DiskImage, config: NodeConfig = CONFIG, at_least: int = 5) -> Claim:
     """As a process that starts on this disk, until it may send messages."""
     scheduler = Scheduler()
-    disk = FakeDisk(SimClock(Process(scheduler, "node", fail), Machine()), RNG, image=image, on_fatal=fail)
+    disk = FakeDisk(process_clock(scheduler), RNG, image=image, on_fatal=raise_it)
     claimed: list[Claim] = []
     identity = claim_identity(disk, config, RNG, at_least, lambda: claimed.append(identity))
     assert scheduler.run_for_ms(1_000, stop=lambda: bool(claimed))

@@ -17,11 +17,18 @@ from smq.replication.nodes.quorum import PENDING_MAX, RETRY_MS, QuorumQueries
 from smq.replication.ports import Disk, Quorum
 from smq.replication.raft.engine import Raft
 from smq.replication.runtime.deadlines import Deadlines
-from smq.testing.virtual.clock import Machine as Hardware
-from smq.testing.virtual.clock import Process, Scheduler, SimClock
+from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.rng import Streams
 from tests.unit.replication.commands.test_proposer import ScriptedEngine
-from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, RecordedNetwork, immediate_links
+from tests.unit.replication.support import (
+    INCARNATION,
+    ME,
+    PEER_A,
+    PEER_B,
+    RecordedNetwork,
+    immediate_links,
+    process_clock,
+)
 
 LATE = SmqError(ErrorCode.NO_QUORUM, "late")
 Result = Quorum | SmqError
@@ -39,7 +46,7 @@ class Engine(ScriptedEngine):
 class World:
     def __init__(self) -> None:
         self.scheduler = Scheduler()
-        self.clock = SimClock(Process(self.scheduler, "n", self._raise), Hardware())
+        self.clock = process_clock(self.scheduler)
         self.engine = Engine()
         self.deadlines = Deadlines()
         self.sent: list[tuple[NodeId, wire.Message]] = []
@@ -58,9 +65,6 @@ class World:
             deliver=self.clock.call_soon,
         )
         self.queries = QuorumQueries(host, Streams(1).stream("n"), lambda: LATE)
-
-    def _raise(self, error: BaseException) -> None:
-        raise error
 
     def describe(self, timeout_ms: int = 1_000) -> None:
         self.queries.describe(timeout_ms, self.answers.append)

@@ -10,9 +10,9 @@ from smq.replication.log.producers import ProducerTable
 from smq.replication.partition import admission
 from smq.replication.partition.admission import AWAITED_NS_MAX, SendOrder
 from smq.replication.partition.intake import Intake
-from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
+from smq.testing.virtual.clock import Scheduler
 from tests.unit.replication.log.support import fold
-from tests.unit.replication.support import PEER_A, PEER_B, Host, batch
+from tests.unit.replication.support import PEER_A, PEER_B, Host, batch, process_clock
 
 PID, OTHER = PartitionId(b"p" * 20), PartitionId(b"q" * 20)
 
@@ -30,8 +30,7 @@ class World:
 
     def __init__(self) -> None:
         self.scheduler = Scheduler()
-        clock = SimClock(Process(self.scheduler, "node", lambda _error: None), Machine())
-        self.order = SendOrder(clock)
+        self.order = SendOrder(process_clock(self.scheduler))
         self.table = ProducerTable()
 
     def is_refused(self, sequence: int, pid: PartitionId = PID, *, producer: int = 7, epoch: int = 0) -> bool:

@@ -16,9 +16,9 @@ from smq.replication.commands.proposer import Proposer
 from smq.replication.host import Host
 from smq.replication.partition.transaction_joins import ENDING_MS_MAX, TransactionJoins
 from smq.replication.runtime.deadlines import Deadlines
-from smq.testing.virtual.clock import Machine as Hardware
-from smq.testing.virtual.clock import Process, Scheduler, SimClock
+from smq.testing.virtual.clock import Scheduler
 from tests.unit.raft_state.support import coordinated, end, init_transactions, pid, topic, written
+from tests.unit.replication.support import process_clock
 
 LATE = SmqError(ErrorCode.TIMED_OUT, "late")
 
@@ -38,7 +38,7 @@ class World:
 
     def __init__(self) -> None:
         self.scheduler = Scheduler()
-        clock = SimClock(Process(self.scheduler, "n", self._raise), Hardware())
+        clock = process_clock(self.scheduler)
         self.driver = coordinated()
         self.driver.ok(topic(2, partitions=1, replicas=1))
         self.driver.ok(init_transactions("t"))
@@ -53,9 +53,6 @@ class World:
     @property
     def state(self) -> object:
         return self.driver.machine.state
-
-    def _raise(self, error: BaseException) -> None:
-        raise error
 
     def _propose(self, command: Command, _timeout_ms: int, done: DoneFn[Reply], /, *, send_until_ns: int) -> None:
         assert isinstance(command, JoinTransactions)

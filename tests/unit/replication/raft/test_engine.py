@@ -96,14 +96,6 @@ def test_a_proposal_at_a_follower_is_refused_for_good_and_not_from_within_the_ca
     assert commands(follower) == []
 
 
-def test_a_proposal_before_any_leader_is_refused_for_good() -> None:
-    world = calm()
-    world.run_ms(5)
-    answers = propose(world.hosts[NodeId(1)], "a")
-    world.run_ms(5)
-    assert answers == [ProposalLost.NOT_LEADER]
-
-
 def test_proposals_are_answered_in_order_and_hold_their_index() -> None:
     world = calm()
     leader = elected(world)
@@ -348,12 +340,9 @@ def paused_follower_returns(world: World) -> tuple[int, int]:
     return term, elected(world).engine.term
 
 
-def test_a_follower_that_was_away_does_not_depose_the_leader() -> None:
+def test_a_follower_that_was_away_does_not_depose_the_leader_as_it_would_without_pre_votes() -> None:
     before, after = paused_follower_returns(calm())
     assert after == before
-
-
-def test_without_pre_vote_it_would() -> None:
     with planted.BUGS["no-pre-vote"].planted():
         before, after = paused_follower_returns(calm())
     assert after > before

@@ -173,7 +173,7 @@ def test_what_other_disks_reported_is_stored_without_waiting_for_another_write()
     assert desk.rows == {}, "the engine has ended"
 
 
-def test_an_acknowledgement_counts_only_in_its_session() -> None:
+def test_rule_18_an_acknowledgement_counts_only_in_its_session() -> None:
     """After the next one there may be another disk."""
     raft = Raft()
     first = raft.elected()

@@ -197,16 +197,6 @@ def test_rule_18_one_of_two_nodes_may_lose_its_disk_for_the_other_has_all_there_
 
 
 # ----------------------------------------------------------------------------------------------------- by the role
-def test_rule_18_what_was_acknowledged_in_an_earlier_session_is_not_counted() -> None:
-    view, lead = leading(1, 1, term=1)
-    lead.on_reply(A, success(view, 1, 3))
-    assert lead.committable_index() == 3
-    lead.forget_session(A)
-    assert lead.committable_index() == 0
-    lead.on_reply(A, success(view, 2, 3))
-    assert lead.committable_index() == 3
-
-
 def test_rule_18_a_leader_counts_the_registered_disk_only() -> None:
     view, lead = leading(1, 1, term=1)
     view.disks = {A: ANOTHER, B: DISK}

@@ -309,35 +309,29 @@ def test_a_follower_that_does_not_answer_is_asked_once_a_heartbeat_whatever_is_r
     assert set(questions(view)) == {A, B}, "its answer may have been dropped"
 
 
-def test_a_replaced_disk_confirms_no_read() -> None:
-    view, lead = leading(1, term=2)
+def of_a_replaced_disk(view: View, lead: Leader) -> None:
     view.disks[A] = ANOTHER
-    indexes: list[int | None] = []
-    lead.begin_read(indexes.append)
-    lead.send()
     lead.on_confirmed(A, confirmed(view, 9))
-    lead.confirm_reads()
-    assert indexes == []
 
 
-def test_what_a_session_answered_confirms_no_read_after_it() -> None:
-    view, lead = leading(1, term=2)
-    indexes: list[int | None] = []
-    lead.begin_read(indexes.append)
-    lead.send()
+def of_an_earlier_session(view: View, lead: Leader) -> None:
+    """A new one may lead to another disk."""
     lead.on_confirmed(A, confirmed(view, 9))
     lead.forget_session(A)
-    lead.confirm_reads()
-    assert indexes == [], "a new session may lead to another disk"
 
 
-def test_nothing_but_the_answer_to_a_question_confirms_a_read() -> None:
+def to_no_question(view: View, lead: Leader) -> None:
+    lead.on_reply(A, success(view, 9, 2))
+    lead.on_confirmed(A, confirmed(view, 0))
+
+
+@pytest.mark.parametrize("answer", [of_a_replaced_disk, of_an_earlier_session, to_no_question])
+def test_an_answer_confirms_no_read(answer: Callable[[View, Leader], None]) -> None:
     view, lead = leading(1, term=2)
     indexes: list[int | None] = []
     lead.begin_read(indexes.append)
     lead.send()
-    lead.on_reply(A, success(view, 9, 2))
-    lead.on_confirmed(A, confirmed(view, 0))
+    answer(view, lead)
     lead.confirm_reads()
     assert indexes == []
 

@@ -1,5 +1,6 @@
 """Raft as data: events in, one result out. No disk, no network, no loop and no state machine."""
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -324,16 +325,6 @@ def test_leadership_is_reported_once_per_change() -> None:
     assert raft.turn((B, append(7))).leadership == Leadership(Term(7), B)
 
 
-def test_a_leader_does_not_count_itself_before_its_own_disk_has_the_entry() -> None:
-    raft = Raft()
-    first = raft.elected()
-    raft.turn((A, success(1, 2, 1)))
-    assert raft.core.commit_index == 1, "one follower and an own disk that is not there yet"
-    raft.persist(first)
-    raft.turn()
-    assert raft.core.commit_index == raft.journal.commit_index == 2
-
-
 def test_a_cluster_of_one_commits_what_is_on_its_own_disk_and_nothing_before() -> None:
     raft = Raft(())
     first = raft.turn()
@@ -375,34 +366,24 @@ def test_an_answer_of_a_newer_term_ends_the_leadership() -> None:
     assert vote_put(ready) == (9, None)
 
 
-def test_a_leader_that_hears_no_majority_steps_down_and_its_reads_fail() -> None:
-    raft = Raft()
-    raft.elected()
-    raft.core.begin_read(raft.answers.append)
-    ready = raft.time_out()
-    assert ready.leadership == Leadership(Term(1), None)
-    assert [answer.outcome for answer in ready.answers] == [ProposalLost.NOT_LEADER]
-    assert ready.changes is None, "its vote stays cast"
-
-
-def test_a_leader_that_renounces_reports_it_with_its_next_turn() -> None:
-    raft = Raft()
-    raft.elected()
-    raft.core.begin_read(raft.answers.append)
+def renounced(raft: Raft) -> Ready:
     raft.core.renounce()
-    ready = raft.turn()
-    assert ready.leadership == Leadership(Term(1), None)
-    assert [answer.outcome for answer in ready.answers] == [ProposalLost.NOT_LEADER]
+    return raft.turn()
 
 
-def test_what_a_replaced_disk_acknowledges_does_not_count() -> None:
+@pytest.mark.parametrize(
+    ("step_down", "term"),
+    [(Raft.time_out, 1), (renounced, 1), (lambda raft: raft.turn((B, TermNotice(term=9))), 9)],
+    ids=["it hears no majority", "it renounces", "a newer term"],
+)
+def test_a_leader_that_steps_down_reports_it_and_its_reads_fail(step_down: Callable[[Raft], Ready], term: int) -> None:
     raft = Raft()
-    raft.persist(raft.elected())
-    acknowledged = AppendReply(term=1, number=1, next_index=3, success=True, reset=False, disk=OTHER_DISK)
-    raft.turn((A, acknowledged))
-    assert raft.core.commit_index == 1
-    raft.turn((A, success(1, 2, 1)))
-    assert raft.core.commit_index == 2
+    raft.elected()
+    raft.core.begin_read(raft.answers.append)
+    ready = step_down(raft)
+    assert ready.leadership == Leadership(Term(term), None)
+    assert [answer.outcome for answer in ready.answers] == [ProposalLost.NOT_LEADER]
+    assert term > 1 or ready.changes is None, "its vote stays cast"
 
 
 def test_a_proposal_is_answered_in_the_turn_that_applies_it() -> None:
@@ -471,14 +452,6 @@ def test_a_read_is_answered_once_a_majority_has_confirmed_the_leader_and_persist
     ready = raft.turn((A, Confirmed(term=1, number=question.message.number, disk=DISK)))
     assert [answer.outcome for answer in ready.answers] == [2]
     assert ready.changes is None
-
-
-def test_a_read_of_a_leader_that_steps_down_is_answered_not_leader() -> None:
-    raft = Raft()
-    raft.elected()
-    raft.core.begin_read(raft.answers.append)
-    ready = raft.turn((B, TermNotice(term=9)))
-    assert [answer.outcome for answer in ready.answers] == [ProposalLost.NOT_LEADER]
 
 
 # ---------------------------------------------------------------------------------------------------- snapshots

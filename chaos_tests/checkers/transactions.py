@@ -5,8 +5,10 @@ committed.
 Owns the judgement of `txn`, `tpoll`, `tstable`, `toffset` and `batch` operations. The final committed read of each
 partition is what is visible. A transaction is visible whole, in all of its partitions and in its group's offset, or not
 at all; what its producer learned of it holds; and no committed reader ever got anything else. Each `batch` is one
-attempt at a batch of an app; all attempts at it stage the same values, and each is visible once, or none of them. Of
-compacted logs, what `ledgers` puts back counts as visible.
+attempt at a batch of an app. The attempts at it that stage the same values share their outcome: each value is visible
+once, or none is. If the checkpoint has lost what the batch was, others stage other values, and of all these plans at
+most one is visible; an attempt that was answered as done stands for its own. Of compacted logs, what `ledgers` puts
+back counts as visible.
 """
 
 from bisect import bisect_left
@@ -150,7 +152,12 @@ def check_batches(facts: Facts) -> list[Violation]:
     for ops in attempts.values():
         _check_answers(ops, findings)
         if shown is not None:
-            _check_visible(ops, shown, findings)
+            plans: dict[tuple[int, ...], list[Op]] = defaultdict(list)
+            for op in ops:
+                plans[tuple(op.request["v"])].append(op)
+            seen = [_is_plan_visible(same, shown, findings) for same in plans.values()]
+            if sum(seen) > 1:
+                findings.add("repeated-batch", f"{sum(seen)} plans of it are visible", ops[0])
     return findings.found
 
 
@@ -176,7 +183,8 @@ def _check_answers(ops: list[Op], findings: Findings) -> None:
         findings.add("repeated-batch", f"{len(first)} attempts have each committed it first", first[1])
 
 
-def _check_visible(ops: list[Op], shown: Counter[int], findings: Findings) -> None:
+def _is_plan_visible(ops: list[Op], shown: Counter[int], findings: Findings) -> bool:
+    """Of the attempts that have staged the same values."""
     values = ops[0].request["v"]
     name = f"batch {ops[0].request['id']} of {ops[0].request['app']}"
     counts = {value: shown[value] for value in values}
@@ -188,3 +196,4 @@ def _check_visible(ops: list[Op], shown: Counter[int], findings: Findings) -> No
         findings.add("lost-batch", f"{name} was committed and is not visible", ops[0])
     if all(op.kind == "fail" for op in ops) and any(counts.values()):
         findings.add("aborted-read", f"{name} was never committed and is visible", ops[0])
+    return any(counts.values())

@@ -22,6 +22,7 @@ from smq.raft_state.fields import (
     ANY_ID,
     ASSIGNMENTS,
     CONFIG,
+    FINGERPRINT,
     GROUP_MEMBER,
     LISTENERS,
     NAMED_BLOBS,
@@ -371,6 +372,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("app", TEXT),
         ("batch_id", INT64),
         ("transactions", Many(Record(commands.StagedTransaction, (("transactional_id", TEXT), *_PRODUCER)))),
+        ("fingerprint", FINGERPRINT),
         is_frequent=True,
     ),
     # groups: what they have committed

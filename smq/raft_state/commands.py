@@ -521,15 +521,31 @@ class StagedTransaction:
     producer_epoch: ProducerEpoch
 
 
+class Fingerprint(NamedTuple):
+    """What a batch has written: the same for the same rows, in whatever order and by whichever tasks."""
+
+    rows: int = -1  # -1: the batch has no fingerprint, and is compared with none
+    digest: bytes = b""
+
+    @property
+    def is_known(self) -> bool:
+        return self.rows >= 0
+
+
+NO_FINGERPRINT: Final = Fingerprint()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitBatch(Request):
     """Commits all of these transactions by this one entry, unless the app has committed this batch or a later one: then
     it aborts them. `app` "" is no app: its batches are not counted. A repetition changes nothing: the app's last batch
-    says so, or without an app the request id."""
+    says so, or without an app the request id. With a `fingerprint`, only a batch of the same rows is a repetition, and
+    another one is refused."""
 
     app: str
     batch_id: int
     transactions: tuple[StagedTransaction, ...]
+    fingerprint: Fingerprint = NO_FINGERPRINT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,6 +120,12 @@ class ErrorCode(enum.Enum):
     INCONSISTENT_PROTOCOL = _Traits(
         65, True, False, "choose an assignor that every member of the group knows (`smq group describe` shows theirs)"
     )
+    BATCH_DIFFERS = _Traits(
+        67,
+        True,
+        False,
+        "compare it with what was committed under this number, which is kept; write other rows under a newer number",
+    )
     INVALID_REPLICA_ASSIGNMENT = _Traits(
         70,
         True,
@@ -349,6 +355,9 @@ class OffsetStaged(SmqError): ...
 class InconsistentProtocol(SmqError): ...
 
 
+class BatchDiffers(SmqError): ...
+
+
 class InvalidReplicaAssignment(SmqError): ...
 
 
@@ -419,6 +428,7 @@ _BY_CODE: Final[dict[ErrorCode, type[SmqError]]] = {
     ErrorCode.INVALID_TIMESTAMP: InvalidTimestamp,
     ErrorCode.OFFSET_STAGED: OffsetStaged,
     ErrorCode.INCONSISTENT_PROTOCOL: InconsistentProtocol,
+    ErrorCode.BATCH_DIFFERS: BatchDiffers,
     ErrorCode.INVALID_REPLICA_ASSIGNMENT: InvalidReplicaAssignment,
     ErrorCode.FEATURE_NOT_ENABLED: FeatureNotEnabled,
     ErrorCode.UPGRADE_NEEDED: UpgradeNeeded,

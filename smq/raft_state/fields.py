@@ -25,9 +25,9 @@ from smq.raft_state.binary import (
     read_count,
     write_count,
 )
-from smq.raft_state.commands import Assignment, GroupMember, HwmAdvance, Listener, OffsetCommit
+from smq.raft_state.commands import Assignment, Fingerprint, GroupMember, HwmAdvance, Listener, OffsetCommit
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.limits import COMMAND_BYTES_MAX, PARTITION_ID_BYTES, REQUEST_ID_BYTES
+from smq.raft_state.limits import COMMAND_BYTES_MAX, DIGEST_BYTES_MAX, PARTITION_ID_BYTES, REQUEST_ID_BYTES
 from smq.raft_state.replies import OffsetsAssigned
 
 # Request, topic and disk ids carry a length (not those of `OffsetRequests`). So the machine refuses one of a wrong
@@ -40,6 +40,7 @@ NAMED_BLOBS: Final = Many(Group((TEXT, Blob(U32, COMMAND_BYTES_MAX))))
 OFFSET_COMMITS: Final = Many(
     Record(OffsetCommit, (("partition", PARTITION), ("offset", INT64), ("metadata", TEXT), ("leader_epoch", INT32)))
 )
+FINGERPRINT: Final = Record(Fingerprint, (("rows", INT64), ("digest", Blob(U8, DIGEST_BYTES_MAX))))
 LISTENERS: Final = Many(Record(Listener, (("name", TEXT), ("grpc_address", TEXT), ("kafka_address", TEXT))))
 GROUP_MEMBER: Final = Record(
     GroupMember,

@@ -259,6 +259,7 @@ def _check_apps(state: ClusterState) -> None:
     for name, app in state.apps.items():
         _require(bool(name) and app.batch_id >= 0, f"app {name!r} with batch {app.batch_id}")
         _require(app.used_ms <= state.expiry_clock_ms, f"app {name!r} was used in the future")
+        _require(app.fingerprint.rows >= -1, f"app {name!r} has written {app.fingerprint.rows} rows")
 
 
 def _check_epochs(transaction: TransactionState) -> None:

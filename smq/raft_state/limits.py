@@ -76,6 +76,7 @@ TRANSACTIONAL_IDS_MAX: Final = 20_000  # one per task of a stream job; an id tha
 TRANSACTIONAL_ID_BYTES_MAX: Final = 512  # as a group's name
 TRANSACTION_PARTITIONS_MAX: Final = 10_000  # of one transaction: one Raft entry touches as many replicas
 TRANSACTION_ITEMS_CLUSTER_MAX: Final = 500_000  # partitions and staged offsets of all open ones: some 100 MB
+DIGEST_BYTES_MAX: Final = 32  # of the rows of a batch: the longest that is usual (SHA-256)
 BATCH_TRANSACTIONS_MAX: Final = 5_000  # of one CommitBatch, one per task of a job: half a megabyte
 APPS_MAX: Final = 10_000  # that commit batches: as many as groups
 APP_BYTES_MAX: Final = 512  # as a transactional id

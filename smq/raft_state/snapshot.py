@@ -256,8 +256,8 @@ def _read_transaction(reader: Reader, state: ClusterState) -> Steps[None]:
 
 def _read_apps(reader: Reader, state: ClusterState) -> Steps[None]:
     for number in range(read_count(reader)):
-        name, batch_id, used_ms = APP.read(reader)
-        state.apps[name] = AppState(batch_id=batch_id, used_ms=used_ms)
+        name, batch_id, used_ms, fingerprint = APP.read(reader)
+        state.apps[name] = AppState(batch_id=batch_id, used_ms=used_ms, fingerprint=fingerprint)
         if number % PIECE_ITEMS == 0:
             yield
 

@@ -26,7 +26,7 @@ from smq.raft_state.binary import (
     read_count,
     write_count,
 )
-from smq.raft_state.fields import CONFIG, GROUP_MEMBER, LISTENERS
+from smq.raft_state.fields import CONFIG, FINGERPRINT, GROUP_MEMBER, LISTENERS
 from smq.raft_state.ids import PartitionId, PartitionIndex, RequestId, TopicId
 from smq.raft_state.limits import (
     DISK_ID_BYTES,
@@ -285,12 +285,12 @@ def read_transaction(reader: Reader) -> tuple[TransactionState, int]:
 
 
 # -------------------------------------------------------------------------------------------------- apps
-APP: Final = Group((TEXT, INT64, INT64))
+APP: Final = Group((TEXT, INT64, INT64, FINGERPRINT))
 
 
 def write_app(out: bytearray, item: tuple[str, AppState]) -> None:
     name, app = item
-    APP.write(out, (name, app.batch_id, app.used_ms))
+    APP.write(out, (name, app.batch_id, app.used_ms, app.fingerprint))
 
 
 # ------------------------------------------------------------------------- producers, replies, assignments

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from smq.raft_state.commands import NO_LEADER_EPOCH, GroupMember, Listener
+from smq.raft_state.commands import NO_FINGERPRINT, NO_LEADER_EPOCH, Fingerprint, GroupMember, Listener
 from smq.raft_state.ids import (
     NO_PRODUCER,
     DiskId,
@@ -290,6 +290,7 @@ class AppState:
 
     batch_id: int
     used_ms: int
+    fingerprint: Fingerprint = NO_FINGERPRINT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

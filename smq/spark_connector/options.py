@@ -90,7 +90,8 @@ READ_ONLY: Final = (
     *_STARTS,
     "startingOffsetsByTimestampStrategy",
     *_BATCH_ONLY,
-    *(name for name in _FLAGS if name != "includeHeaders"),  # the Kafka sink takes it, too: headers are a column
+    # A write has its own failOnDataLoss, and takes includeHeaders as the Kafka sink does: headers are a column.
+    *(name for name in _FLAGS if name not in ("includeHeaders", "failOnDataLoss")),
     *(name for name in _NUMBERS if name != "retryTimeoutMs"),
     "maxTriggerDelay",
 )

@@ -15,9 +15,12 @@ from pyspark.sql.types import StructType
 
 from smq.clients import SyncAdmin
 from smq.raft_state.ids import key_partition
+from smq.spark_connector.cluster import Cluster as Connections
 from smq.spark_connector.errors import SinkError
 from smq.spark_connector.sink.options import sink_options
+from smq.spark_connector.sink.staging import abort_of_dead_quietly
 from smq.spark_connector.sink.writer import SmqWriter, Staged
+from smq.spark_connector.tasks import connected
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import wait_for
 from tests.spark.support import numbered, open_transactions
@@ -94,8 +97,11 @@ def test_a_write_with_an_app_is_visible_once_however_often_it_is_run(
         options = {"servers": servers, "topic": topic, "txnAppId": f"app of {topic}", "txnVersion": str(version)}
         rows(50, first).write.format("smq").options(**options).mode("append").save()
 
-    for version, first in ((7, 0), (7, 0), (6, 1000), (8, 50), (8, 50)):
+    for version, first in ((7, 0), (7, 0), (8, 50), (8, 50)):
         write(version, first)
+    for version, first, why in ((8, 1000, "50 other rows"), (7, 0, "older than the last one, 8")):
+        with pytest.raises(PySparkException, match=rf"(?s){why}.*kept.*needs a greater txnVersion"):
+            write(version, first)
     assert numbers(read(topic)) == list(range(100))
 
 
@@ -258,6 +264,34 @@ def test_of_two_attempts_at_the_same_time_the_one_that_spark_takes_is_visible(
     assert numbers(read(topic)) == [0, 1]
 
 
+def test_an_abort_that_arrives_late_does_not_end_what_the_next_batch_has_staged(
+    servers: str, new_topic: TopicFn, read: ReadFn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a dead attempt has staged is aborted after the commit; the next batch has the same transactional ids."""
+    topic = new_topic(1)
+    _, of_dead = staged(servers, topic, 0, "0")
+    assert of_dead.producer is not None
+    following: list[tuple[SmqWriter, Staged]] = []
+    admin = Connections.admin
+
+    def delayed(connections: Connections, address: str) -> Any:
+        stub: Any = admin(connections, address)
+        abort = stub.AbortTransaction
+
+        def late(request: Any, timeout: float) -> Any:
+            following.extend([staged(servers, topic, 1, "1")] if not following else [])
+            return abort(request, timeout=timeout)
+
+        stub.AbortTransaction = late
+        return stub
+
+    monkeypatch.setattr(Connections, "admin", delayed)
+    abort_of_dead_quietly(connected(tuple(servers.split(",")), 60_000, None), of_dead.producer.transactional_id)
+    ((writer, of_next),) = following
+    writer.commit([of_next])
+    assert numbers(read(topic)) == [1]
+
+
 def test_rows_are_staged_through_the_death_of_a_leader(
     servers: str, new_topic: TopicFn, read: ReadFn, cluster: Cluster
 ) -> None:
@@ -283,6 +317,8 @@ def test_rows_are_staged_through_the_death_of_a_leader(
 def run(spark: SparkSession, servers: str, source: str, checkpoint: Path, **options: Any) -> int:
     """Copies a topic to the end with `writeStream`; returns the rows that were read."""
     stream = spark.readStream.format("smq").options(servers=servers, subscribe=source, startingOffsets="earliest")
+    if "tasks" in options:
+        stream = stream.option("minPartitions", options.pop("tasks"))
     frame = stream.option("maxOffsetsPerTrigger", "100").load().select("key", "value")
     writer = frame.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
     if "foreach" in options:
@@ -294,9 +330,9 @@ def run(spark: SparkSession, servers: str, source: str, checkpoint: Path, **opti
     return sum(progress.numInputRows for progress in query.recentProgress)
 
 
-def forget_last_commit(checkpoint: Path) -> None:
-    """As if the driver had died between the sink's commit and its note in the checkpoint."""
-    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+def forget_last(written: Path) -> None:
+    """Of `commits`: as if the driver had died between the sink's commit and its entry in the checkpoint."""
+    last = max(written.glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()
     last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
 
@@ -308,13 +344,34 @@ def test_a_replayed_micro_batch_is_visible_once(
     for partition in (0, 1):
         publish(source, partition, numbered(150, first=150 * partition))
     assert run(spark, servers, source, tmp_path, topic=target) == 300
-    for _ in range(2):
-        forget_last_commit(tmp_path)
-        assert run(spark, servers, source, tmp_path, topic=target) == 100, "Spark runs the last micro-batch again"
+    for tasks in (1, 5):
+        forget_last(tmp_path / "commits")
+        count = run(spark, servers, source, tmp_path, topic=target, tasks=tasks)
+        assert count == 100, "Spark runs the last micro-batch again, divided in another way"
     publish(source, 0, numbered(20, first=300))
     assert run(spark, servers, source, tmp_path, topic=target) == 20
     found = sorted(row.value for row in read(target).select("value").collect())
     assert found == sorted(b"v%d" % n for n in range(320))
+
+
+def test_a_micro_batch_that_its_checkpoint_has_lost_is_refused_until_its_loss_is_accepted(
+    spark: SparkSession, servers: str, new_topic: TopicFn, publish: PublishFn, read: ReadFn, tmp_path: Path
+) -> None:
+    """A disk or a hand has lost the last batch: Spark plans it again, with what has come since."""
+    source, target = new_topic(1), new_topic(1)
+    publish(source, 0, numbered(10))
+    assert run(spark, servers, source, tmp_path, topic=target) == 10
+    for lost in ("commits", "offsets"):
+        forget_last(tmp_path / lost)
+    publish(source, 0, numbered(5, first=10))
+    why = r"(?s)batch 0 of .* was committed with 10 rows, and this one has 15.*is kept.*a new checkpointLocation"
+    with pytest.raises(PySparkException, match=why):
+        run(spark, servers, source, tmp_path, topic=target)
+    assert run(spark, servers, source, tmp_path, topic=target, failOnDataLoss="false") == 15
+    publish(source, 0, numbered(3, first=15))
+    assert run(spark, servers, source, tmp_path, topic=target) == 3
+    kept = [*range(10), *range(15, 18)]
+    assert sorted(row.value for row in read(target).collect()) == sorted(b"v%d" % n for n in kept)
 
 
 def test_a_replayed_foreach_batch_is_visible_once(
@@ -328,7 +385,7 @@ def test_a_replayed_foreach_batch_is_visible_once(
         frame.write.format("smq").options(**options).mode("append").save()
 
     assert run(spark, servers, source, tmp_path, foreach=write) == 150
-    forget_last_commit(tmp_path)
+    forget_last(tmp_path / "commits")
     assert run(spark, servers, source, tmp_path, foreach=write) == 50
     assert sorted(row.value for row in read(target).collect()) == sorted(b"v%d" % n for n in range(150))
 

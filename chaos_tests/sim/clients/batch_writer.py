@@ -1,18 +1,20 @@
 """Clients of CommitBatch: drivers that write the micro-batches of an app, as Spark's sink does.
 
 Owns the life of a driver. Its checkpoint outlives it: what a batch contains is fixed before anything is staged, and
-that a batch is done is noted after its commit. So a driver that finds the checkpoint stages the same batch again.
-Several drivers share a checkpoint, as two queries by mistake would. Each task of a batch has its own transaction.
+that a batch is done is noted after its commit. So a driver that finds the checkpoint stages the same batch again. A
+checkpoint may lose what a batch was: then a driver plans other values under its number. Several drivers share a
+checkpoint, as two queries by mistake would. Each task of a batch has its own transaction.
 """
 
+import hashlib
 from typing import Any, Final
 
 from chaos_tests.sim.clients.base import Known, World, proposal
 from chaos_tests.sim.clients.ledger import CALL_MS, PLACES, make_ledger
 from chaos_tests.sim.clients.transactional import PATIENCE_MS, TIMEOUT_MS, TransactionalClient
 from chaos_tests.sim.rpc import Lost, Script, Sleep
-from smq.raft_state.commands import AddToTransaction, CommitBatch, EndTransaction, StagedTransaction
-from smq.raft_state.errors import SmqError
+from smq.raft_state.commands import AddToTransaction, CommitBatch, EndTransaction, Fingerprint, StagedTransaction
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.replies import BatchCommitted
 
 DRIVERS: Final = 2  # of one checkpoint
@@ -35,6 +37,8 @@ class BatchWriter(TransactionalClient):
         checkpoint = self.world.checkpoints.setdefault(self.app, [])
         if not checkpoint or checkpoint[-1].is_done:
             checkpoint.append(PlannedBatch(self._plan()))
+        elif self.rng.random() < 0.2:
+            checkpoint[-1] = PlannedBatch(self._plan())
         number, planned = len(checkpoint) - 1, checkpoint[-1]
         values = [value for task in planned.tasks for of_place in task.values() for value in of_place]
         self.world.recorder.invoke(self.process, "batch", app=self.app, id=number, v=values, tasks=list(planned.tasks))
@@ -45,7 +49,13 @@ class BatchWriter(TransactionalClient):
             return
         if self.rng.random() < 0.1:
             yield Sleep(self.rng.uniform(0.2, 2.0) * TIMEOUT_MS)  # others may have been faster when it wakes
-        command = CommitBatch(request_id=self.new_id(), app=self.app, batch_id=number, transactions=staged)
+        command = CommitBatch(
+            request_id=self.new_id(),
+            app=self.app,
+            batch_id=number,
+            transactions=staged,
+            fingerprint=Fingerprint(len(values), hashlib.sha256(repr(sorted(values)).encode()).digest()),
+        )
         request = proposal(command, CALL_MS)
         result, unknown = yield from self.request(request, deadline_ms=PATIENCE_MS, attempt_ms=CALL_MS)
         if isinstance(result, BatchCommitted):
@@ -56,6 +66,8 @@ class BatchWriter(TransactionalClient):
         else:
             assert isinstance(result, SmqError | Lost)
             self.fail("batch", result)
+            if isinstance(result, SmqError) and result.code is ErrorCode.BATCH_DIFFERS:
+                planned.is_done = True  # the operator goes on with the next one
 
     def _plan(self) -> tuple[dict[str, list[int]], ...]:
         """What each task writes: values by place."""

@@ -97,6 +97,14 @@ TRANSACTION_BUGS: Final = (
         seeds=4,
     ),
     PlantedBug(
+        name="replay-not-compared",
+        rule="31: a batch of other rows than those that its number stands for is refused",
+        faults=(replace(_HANDLERS + "batches:_check_replay", by=nothing),),
+        scenario="batches",
+        anomalies=frozenset({"lost-batch"}),
+        seeds=4,
+    ),
+    PlantedBug(
         name="batch-without-its-lost-transactions",
         rule="31: a batch commits all of its transactions, or none",
         faults=(replace(_HANDLERS + "batches:commit_batch", by=_what_is_left),),

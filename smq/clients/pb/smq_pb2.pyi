@@ -2426,6 +2426,7 @@ class CommitBatchRequest(_message.Message):
     TRANSACTIONS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
     app: _builtins.str
     """who writes the batches; empty: batch_id is 0, and is not counted"""
     batch_id: _builtins.int
@@ -2438,6 +2439,10 @@ class CommitBatchRequest(_message.Message):
     def transactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagedTransaction]:
         """at most 5,000"""
 
+    @_builtins.property
+    def fingerprint(self) -> Global___Fingerprint:
+        """absent: a repetition is not compared with what was committed"""
+
     def __init__(
         self,
         *,
@@ -2446,16 +2451,43 @@ class CommitBatchRequest(_message.Message):
         transactions: _abc.Iterable[Global___StagedTransaction] | None = ...,
         request_id: _builtins.bytes = ...,
         timeout_ms: _builtins.int = ...,
+        fingerprint: Global___Fingerprint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_id", b"_batch_id", "batch_id", b"batch_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_id", b"_batch_id", "batch_id", b"batch_id", "fingerprint", b"fingerprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_id", b"_batch_id", "app", b"app", "batch_id", b"batch_id", "request_id", b"request_id", "timeout_ms", b"timeout_ms", "transactions", b"transactions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_id", b"_batch_id", "app", b"app", "batch_id", b"batch_id", "fingerprint", b"fingerprint", "request_id", b"request_id", "timeout_ms", b"timeout_ms", "transactions", b"transactions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_id: _TypeAlias = _typing.Literal["batch_id"]  # noqa: Y015
     _WhichOneofArgType__batch_id: _TypeAlias = _typing.Literal["_batch_id", b"_batch_id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_id) -> _WhichOneofReturnType__batch_id | None: ...
 
 Global___CommitBatchRequest: _TypeAlias = CommitBatchRequest  # noqa: Y015
+
+@_typing.final
+class Fingerprint(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    """of the batch"""
+    digest: _builtins.bytes
+    """of its rows, in whatever order: the client's choice, at most 32 bytes"""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int | None = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "rows", b"rows"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "digest", b"digest", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
+    _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rows) -> _WhichOneofReturnType__rows | None: ...
+
+Global___Fingerprint: _TypeAlias = Fingerprint  # noqa: Y015
 
 @_typing.final
 class CommitBatchResponse(_message.Message):
@@ -3034,19 +3066,33 @@ class AbortTransactionRequest(_message.Message):
 
     TRANSACTIONAL_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
     timeout_ms: _builtins.int
+    producer_id: _builtins.int
+    """Both or neither: only the transaction of this producer. PRODUCER_FENCED if it is another one's."""
+    producer_epoch: _builtins.int
     def __init__(
         self,
         *,
         transactional_id: _builtins.str = ...,
         timeout_ms: _builtins.int = ...,
+        producer_id: _builtins.int | None = ...,
+        producer_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout_ms", b"timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "timeout_ms", b"timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__producer_epoch: _TypeAlias = _typing.Literal["producer_epoch"]  # noqa: Y015
+    _WhichOneofArgType__producer_epoch: _TypeAlias = _typing.Literal["_producer_epoch", b"_producer_epoch"]  # noqa: Y015
+    _WhichOneofReturnType__producer_id: _TypeAlias = _typing.Literal["producer_id"]  # noqa: Y015
+    _WhichOneofArgType__producer_id: _TypeAlias = _typing.Literal["_producer_id", b"_producer_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__producer_epoch) -> _WhichOneofReturnType__producer_epoch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__producer_id) -> _WhichOneofReturnType__producer_id | None: ...
 
 Global___AbortTransactionRequest: _TypeAlias = AbortTransactionRequest  # noqa: Y015
 

@@ -980,8 +980,9 @@ class TransactionsServicer:
 
     def CommitBatch(self, request, context):
         """Commits several transactions by one decision, once for each batch of an app: if the app has committed this batch or a
-        later one, they are aborted, and the answer is OK. Each is the first transaction of its producer's epoch, and has no
-        group offsets. If one of them cannot be committed, none is. Any node serves it.
+        later one, they are aborted, and the answer is OK. With a fingerprint it is BATCH_DIFFERS, and they stay open, unless
+        it is the last batch with the same rows. Each is the first transaction of its producer's epoch, and has no group
+        offsets. If one of them cannot be committed, none is. Any node serves it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -370,8 +370,9 @@ class TransactionsStub:
     """Decides over all partitions and offsets. Every reader sees the decision, sooner or later, and nothing else."""
     CommitBatch: _grpc.UnaryUnaryMultiCallable[_smq_pb2.CommitBatchRequest, _smq_pb2.CommitBatchResponse]
     """Commits several transactions by one decision, once for each batch of an app: if the app has committed this batch or a
-    later one, they are aborted, and the answer is OK. Each is the first transaction of its producer's epoch, and has no
-    group offsets. If one of them cannot be committed, none is. Any node serves it.
+    later one, they are aborted, and the answer is OK. With a fingerprint it is BATCH_DIFFERS, and they stay open, unless
+    it is the last batch with the same rows. Each is the first transaction of its producer's epoch, and has no group
+    offsets. If one of them cannot be committed, none is. Any node serves it.
     """
 
 @_typing.type_check_only
@@ -400,8 +401,9 @@ class TransactionsAsyncStub(TransactionsStub):
     """Decides over all partitions and offsets. Every reader sees the decision, sooner or later, and nothing else."""
     CommitBatch: _aio.UnaryUnaryMultiCallable[_smq_pb2.CommitBatchRequest, _smq_pb2.CommitBatchResponse]  # type: ignore[assignment]
     """Commits several transactions by one decision, once for each batch of an app: if the app has committed this batch or a
-    later one, they are aborted, and the answer is OK. Each is the first transaction of its producer's epoch, and has no
-    group offsets. If one of them cannot be committed, none is. Any node serves it.
+    later one, they are aborted, and the answer is OK. With a fingerprint it is BATCH_DIFFERS, and they stay open, unless
+    it is the last batch with the same rows. Each is the first transaction of its producer's epoch, and has no group
+    offsets. If one of them cannot be committed, none is. Any node serves it.
     """
 
 class TransactionsServicer(metaclass=_abc_1.ABCMeta):
@@ -457,8 +459,9 @@ class TransactionsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.CommitBatchResponse, _abc.Awaitable[_smq_pb2.CommitBatchResponse]]:
         """Commits several transactions by one decision, once for each batch of an app: if the app has committed this batch or a
-        later one, they are aborted, and the answer is OK. Each is the first transaction of its producer's epoch, and has no
-        group offsets. If one of them cannot be committed, none is. Any node serves it.
+        later one, they are aborted, and the answer is OK. With a fingerprint it is BATCH_DIFFERS, and they stay open, unless
+        it is the last batch with the same rows. Each is the first transaction of its producer's epoch, and has no group
+        offsets. If one of them cannot be committed, none is. Any node serves it.
         """
 
 def add_TransactionsServicer_to_server(servicer: TransactionsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

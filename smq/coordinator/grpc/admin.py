@@ -15,6 +15,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.groups.protocols import subscriptions
+from smq.coordinator.grpc.required import check_fields
 from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, STATUS_EVENTS_MAX
 from smq.coordinator.service.audience import Audience, told_of
@@ -366,7 +367,11 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
     async def AbortTransaction(
         self, request: pb.AbortTransactionRequest, context: Context
     ) -> pb.AbortTransactionResponse:
-        """A repetition finds the transaction aborted, and is answered as the first."""
+        """A repetition finds the transaction aborted, and is answered as the first. A caller that names the producer
+        ends no later transaction of the id."""
+        is_named = request.HasField("producer_id") or request.HasField("producer_epoch")
+        if is_named:
+            check_fields(request, ("producer_id", "producer_epoch"))
         timeout_ms = deadline_ms(request.timeout_ms, context)
         transaction = await self._find_transaction(request.transactional_id, timeout_ms)
         if transaction.phase is not TransactionPhase.ONGOING:
@@ -374,7 +379,17 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
                 return pb.AbortTransactionResponse()
             name = transaction.transactional_id
             raise SmqError(ErrorCode.INVALID_TRANSACTION_STATE, f"transactional id {name!r} has no open transaction")
-        await Transactions(self._calls, self._groups).abort(producer_of(transaction), timeout_ms)
+        producer = producer_of(transaction)
+        if is_named and (request.producer_id, request.producer_epoch) != (
+            producer.producer_id,
+            producer.producer_epoch,
+        ):
+            raise SmqError(
+                ErrorCode.PRODUCER_FENCED,
+                f"the open transaction of {transaction.transactional_id!r} is that of producer {producer.producer_id}"
+                f" in epoch {producer.producer_epoch}, not of {request.producer_id} in {request.producer_epoch}",
+            )
+        await Transactions(self._calls, self._groups).abort(producer, timeout_ms)
         return pb.AbortTransactionResponse()
 
     @guarded

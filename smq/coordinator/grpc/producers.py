@@ -9,7 +9,7 @@ from typing import TypeAlias
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import NO_MEMBER, GroupCoordinator
-from smq.coordinator.grpc.required import check_fields, member_of
+from smq.coordinator.grpc.required import check_fields, check_required, member_of
 from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, offset_commits, request_id_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX
 from smq.coordinator.service.audience import Audience
@@ -17,10 +17,15 @@ from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lookup import confirm_unknown, find_partition
 from smq.coordinator.service.requests import check_count, check_group
 from smq.coordinator.service.transactions import Producer, Transactions, includes
-from smq.raft_state.commands import NO_GENERATION, CommitBatch, StagedTransaction
+from smq.raft_state.commands import NO_FINGERPRINT, NO_GENERATION, CommitBatch, Fingerprint, StagedTransaction
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ProducerEpoch, ProducerId
-from smq.raft_state.limits import BATCH_TRANSACTIONS_MAX, PRODUCER_EPOCH_RETIRED, TRANSACTION_PARTITIONS_MAX
+from smq.raft_state.limits import (
+    BATCH_TRANSACTIONS_MAX,
+    DIGEST_BYTES_MAX,
+    PRODUCER_EPOCH_RETIRED,
+    TRANSACTION_PARTITIONS_MAX,
+)
 from smq.replication.api import NodeApi
 
 _Named: TypeAlias = (  # each names its producer by three fields
@@ -94,9 +99,25 @@ class ProducerService(Service, smq_pb2_grpc.TransactionsServicer):
                 )
                 for p in staged
             ),
+            fingerprint=_fingerprint_of(request),
         )
         committed = await self._transactions.commit_batch(command, deadline_ms(request.timeout_ms, context))
         return pb.CommitBatchResponse(replay=committed.is_replay)
+
+
+def _fingerprint_of(request: pb.CommitBatchRequest) -> Fingerprint:
+    """INVALID_REQUEST for one that no batch has."""
+    if not request.HasField("fingerprint"):
+        return NO_FINGERPRINT
+    given = request.fingerprint
+    check_required(given)
+    if given.rows < 0 or len(given.digest) > DIGEST_BYTES_MAX:
+        raise SmqError(
+            ErrorCode.INVALID_REQUEST,
+            f"a fingerprint has at least 0 rows and at most {DIGEST_BYTES_MAX} bytes, not {given.rows} and"
+            f" {len(given.digest)}",
+        )
+    return Fingerprint(given.rows, given.digest)
 
 
 def _producer_of(request: _Named) -> Producer:

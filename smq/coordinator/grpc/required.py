@@ -23,6 +23,7 @@ REQUIRED: Final[dict[str, tuple[str, ...]]] = {
     "CommitBatchRequest": ("batch_id",),
     "DeleteRecordsRequest": ("partition", "before_offset"),
     "EndTransactionRequest": (*_PRODUCER, "commit"),
+    "Fingerprint": ("rows",),
     "FetchPartition": ("partition", "offset"),
     "GetPartitionRangeInfoRequest": ("partition",),
     "GroupMember": ("generation",),

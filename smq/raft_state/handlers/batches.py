@@ -1,6 +1,7 @@
 """Handler of CommitBatch, and the apps: several transactions become visible by one entry, once for each batch.
 
-Owns the table of apps, each with the last batch that it has committed, and its bound and expiry. A batch is all of its
+Owns the table of apps, each with the last batch that it has committed and that batch's fingerprint, and its bound and
+expiry. A batch is all of its
 transactions or none: everything is checked before the first change. `transactions` owns what a decision is. Only
 `command_table` and `expiry` import it.
 """
@@ -19,10 +20,12 @@ from smq.raft_state.state import AppState, ClusterState, TransactionOutcome, Tra
 
 
 def commit_batch(state: ClusterState, command: CommitBatch) -> Applied:
-    """A batch that is not newer than the app's last has been committed: what is staged for it again is dropped."""
+    """A batch that is not newer than the app's last has been committed: what is staged for it again is dropped, unless
+    its fingerprint says that it has other rows. Then it is refused: dropped, they would be lost unnoticed."""
     _check_shape(command)
     app = state.apps.get(command.app)
     if app is not None and command.batch_id <= app.batch_id:
+        _check_replay(app, command)
         app.used_ms = state.expiry_clock_ms
         dropped = [found for item in command.transactions if (found := _still_staged(state, item)) is not None]
         touched = _decide_all(state, dropped, TransactionOutcome.ABORTED)
@@ -39,10 +42,29 @@ def _check_shape(command: CommitBatch) -> None:
         raise Refused(ErrorCode.INVALID_REQUEST, f"the name of an app has at most {APP_BYTES_MAX} bytes")
     if command.batch_id < 0:
         raise Refused(ErrorCode.INVALID_REQUEST, f"batch id {command.batch_id} is negative")
+    if command.fingerprint.rows < -1:
+        raise Refused(ErrorCode.INVALID_REQUEST, f"a batch of {command.fingerprint.rows} rows")
     if len(command.transactions) > BATCH_TRANSACTIONS_MAX:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"a batch has at most {BATCH_TRANSACTIONS_MAX} transactions")
     if len({item.transactional_id for item in command.transactions}) < len(command.transactions):
         raise Refused(ErrorCode.INVALID_REQUEST, "the batch names a transactional id twice")
+
+
+def _check_replay(app: AppState, command: CommitBatch) -> None:
+    """BATCH_DIFFERS unless the rows are known to be the same. Of a batch before the last nothing is known any more."""
+    if not command.fingerprint.is_known:
+        return
+    name = f"batch {command.batch_id} of {quoted(command.app)}"
+    if command.batch_id < app.batch_id:
+        raise Refused(
+            ErrorCode.BATCH_DIFFERS, f"{name} is older than the last one, {app.batch_id}: its rows cannot be compared"
+        )
+    before, now = app.fingerprint, command.fingerprint
+    if before.is_known and before != now:
+        other = "other rows" if before.rows == now.rows else "rows"
+        raise Refused(
+            ErrorCode.BATCH_DIFFERS, f"{name} was committed with {before.rows} {other}, and this one has {now.rows}"
+        )
 
 
 def _find_staged(state: ClusterState, item: StagedTransaction) -> TransactionState:
@@ -92,7 +114,9 @@ def _note(state: ClusterState, command: CommitBatch) -> None:
         raise Refused(
             ErrorCode.LIMIT_EXCEEDED, f"there are {APPS_MAX} apps that commit batches, which is the limit: {way_out}"
         )
-    state.apps[command.app] = AppState(batch_id=command.batch_id, used_ms=state.expiry_clock_ms)
+    state.apps[command.app] = AppState(
+        batch_id=command.batch_id, used_ms=state.expiry_clock_ms, fingerprint=command.fingerprint
+    )
 
 
 def start_app_clock(state: ClusterState) -> None:

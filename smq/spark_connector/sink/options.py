@@ -20,12 +20,14 @@ TRANSACTION_TIMEOUT_MS_DEFAULT: Final = 900_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """A validated write. `app` and `version` name one that may be repeated; a stream has them from its checkpoint."""
+    """A validated write. `app` and `version` name one that may be repeated; a stream has them from its checkpoint.
+    Without `fail_on_data_loss`, a repetition is not compared with what was written."""
 
     servers: tuple[str, ...]
     topic: str | None
     app: str | None
     version: int | None
+    fail_on_data_loss: bool
     codec: str
     transaction_timeout_ms: int
     retry_timeout_ms: int
@@ -52,6 +54,7 @@ def sink_options(options: Mapping[str, str], *, overwrite: bool, is_stream: bool
         topic=topic,
         app=app,
         version=version,
+        fail_on_data_loss=values.flag(options, "failOnDataLoss", default=True),
         codec=values.one_of(options, "kafka.compression.type", tuple(CODECS)),
         transaction_timeout_ms=values.whole_number(options, "transactionTimeoutMs") or TRANSACTION_TIMEOUT_MS_DEFAULT,
         retry_timeout_ms=values.whole_number(options, "retryTimeoutMs") or RETRY_TIMEOUT_MS_DEFAULT,

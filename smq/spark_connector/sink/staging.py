@@ -235,10 +235,10 @@ def abort_quietly(cluster: Cluster, producer: Producer) -> None:
         transactions.abort(cluster, producer, ABORT_TIMEOUT_S)
 
 
-def abort_by_id_quietly(cluster: Cluster, transactional_id: str) -> None:
+def abort_of_dead_quietly(cluster: Cluster, transactional_id: str) -> None:
     """What a producer has staged that died without a word."""
     with contextlib.suppress(SmqError, SinkError):
-        transactions.abort_by_id(cluster, transactional_id, ABORT_TIMEOUT_S)
+        transactions.abort_of_dead(cluster, transactional_id, ABORT_TIMEOUT_S)
 
 
 def _window(lane: _Lane) -> int:

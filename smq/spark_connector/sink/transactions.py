@@ -60,13 +60,25 @@ def abort(cluster: Cluster, producer: Producer, timeout_s: float) -> None:
     cluster.ask(lambda at: cluster.transactions(at).EndTransaction(request, timeout=CALL_TIMEOUT_S), timeout_s)
 
 
-def abort_by_id(cluster: Cluster, transactional_id: str, timeout_s: float) -> None:
-    request = pb.AbortTransactionRequest(transactional_id=transactional_id, timeout_ms=_node_ms())
+def abort_of_dead(cluster: Cluster, transactional_id: str, timeout_s: float) -> None:
+    """What the present producer of this id has staged; it is fenced, too. A call that arrives late does not end the
+    transaction of the next one, of the next batch, because it names the producer."""
+    wanted = pb.DescribeTransactionRequest(transactional_id=transactional_id, timeout_ms=_node_ms())
+    answer = cluster.ask(lambda at: cluster.admin(at).DescribeTransaction(wanted, timeout=CALL_TIMEOUT_S), timeout_s)
+    request = pb.AbortTransactionRequest(
+        transactional_id=transactional_id,
+        producer_id=answer.transaction.producer_id,
+        producer_epoch=answer.transaction.producer_epoch,
+        timeout_ms=_node_ms(),
+    )
     cluster.ask(lambda at: cluster.admin(at).AbortTransaction(request, timeout=CALL_TIMEOUT_S), timeout_s)
 
 
-def commit_batch(cluster: Cluster, app: str, batch_id: int, producers: Collection[Producer]) -> bool:
-    """Whether it was committed now. False: it had been committed before, and what was staged again is dropped."""
+def commit_batch(
+    cluster: Cluster, app: str, batch_id: int, producers: Collection[Producer], fingerprint: pb.Fingerprint | None
+) -> bool:
+    """Whether it was committed now. False: it had been committed before, and what was staged again is dropped.
+    BATCH_DIFFERS if the batch that was committed under this number had other rows."""
     request = pb.CommitBatchRequest(
         app=app,
         batch_id=batch_id,
@@ -76,6 +88,7 @@ def commit_batch(cluster: Cluster, app: str, batch_id: int, producers: Collectio
             )
             for p in producers
         ],
+        fingerprint=fingerprint,
         request_id=uuid.uuid4().bytes,
         timeout_ms=_node_ms(),
     )

@@ -16,12 +16,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.spark_connector.errors import SinkError
 from smq.spark_connector.garbage_collection import freeze_loaded_modules
-from smq.spark_connector.sink.columns import Columns, check_columns, rows_of
+from smq.spark_connector.sink.columns import Columns, check_columns, values_of
 from smq.spark_connector.sink.options import SinkOptions
-from smq.spark_connector.sink.staging import Staging, abort_by_id_quietly, abort_quietly
+from smq.spark_connector.sink.staging import Staging, abort_of_dead_quietly, abort_quietly
 from smq.spark_connector.sink.transactions import Producer, commit_batch
 from smq.spark_connector.tasks import connected
 
@@ -42,6 +43,7 @@ class Staged(WriterCommitMessage):
     app: str
     producer: Producer | None
     rows: int
+    digest: int  # of the rows (see `columns`); 0 if they are not compared
     earlier: tuple[str, ...]  # transactional ids of the attempts before this one, which have failed
 
 
@@ -114,9 +116,13 @@ def _stage(
         transaction_timeout_ms=options.transaction_timeout_ms,
         is_temporary=is_temporary,
     )
+    digest = 0
     try:
         for batch in batches:
-            staging.add(rows_of(batch, columns), options.topic)
+            values = values_of(batch, columns)
+            if options.fail_on_data_loss:
+                digest += values.digest(options.topic)
+            staging.add(values.rows(), options.topic)
         staging.finish()
     except SmqError as e:
         staging.abort()
@@ -124,7 +130,7 @@ def _stage(
     except BaseException:  # also if Spark ends the task
         staging.abort()
         raise
-    return Staged(app, staging.producer, staging.rows, tuple(ids))
+    return Staged(app, staging.producer, staging.rows, digest, tuple(ids))
 
 
 def _commit(options: SinkOptions, app: str, batch_id: int, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -134,13 +140,22 @@ def _commit(options: SinkOptions, app: str, batch_id: int, messages: Sequence[Wr
     freeze_loaded_modules()  # of the worker that runs the commits
     cluster = connected(options.servers, options.retry_timeout_ms, options.tls)
     try:
-        if not commit_batch(cluster, app, batch_id, producers):
+        fingerprint = _fingerprint(messages) if app and options.fail_on_data_loss else None
+        if not commit_batch(cluster, app, batch_id, producers, fingerprint):
             log.warning("batch %d of %s is not newer than its last one: its rows are dropped", batch_id, app)
     except SmqError as e:
         raise _explained(e) from e
     for message in messages:
         for transactional_id in message.earlier if isinstance(message, Staged) else ():
-            abort_by_id_quietly(cluster, transactional_id)
+            abort_of_dead_quietly(cluster, transactional_id)
+
+
+def _fingerprint(messages: Sequence[WriterCommitMessage | None]) -> pb.Fingerprint:
+    """Of the whole batch. Spark may divide a replay among its tasks in another way, and rows without a key go to other
+    partitions then: what stays is the rows."""
+    staged = [message for message in messages if isinstance(message, Staged)]
+    digest = sum(message.digest for message in staged) % (1 << 64)
+    return pb.Fingerprint(rows=sum(message.rows for message in staged), digest=digest.to_bytes(8, "big"))
 
 
 def _abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -152,6 +167,15 @@ def _abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
 
 
 def _explained(error: SmqError) -> SinkError:
+    if error.code is ErrorCode.BATCH_DIFFERS:
+        return SinkError(
+            f"{error.message}. What was committed is kept, and nothing of this run is visible. (1) If the checkpoint"
+            " has lost what the batch was (an older copy, a deleted file, a crash of its disk), start it with a new"
+            " checkpointLocation, and with startingOffsets after what the topic has. (2) If the query makes other rows"
+            " at each run (uuid(), rand(), a clock of its own), none is missing: run it once with option"
+            " failOnDataLoss=false, which drops this run's rows. (3) A batch write with other rows needs a greater"
+            " txnVersion"
+        )
     if error.code in _FENCED:
         return SinkError(
             f"another writer has taken the place of this one ({error}). Two queries with one checkpoint, or two jobs"

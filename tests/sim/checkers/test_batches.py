@@ -40,6 +40,18 @@ def committed_and_gone(s: Story) -> None:
     final(s)
 
 
+def other_values_dropped_and_answered_as_done(s: Story) -> None:
+    attempt(s, [1, 2])
+    attempt(s, [3, 4], replay=True)
+    final(s, 1, 2)
+
+
+def two_plans_visible(s: Story) -> None:
+    attempt(s, [1, 2], "info")
+    attempt(s, [3, 4])
+    final(s, 1, 2, 3, 4)
+
+
 def never_committed_and_visible(s: Story) -> None:
     attempt(s, [1, 2], "fail")
     final(s, 1, 2)
@@ -53,6 +65,8 @@ def never_committed_and_visible(s: Story) -> None:
         (twice_new, "repeated-batch"),
         (committed_and_gone, "lost-batch"),
         (never_committed_and_visible, "aborted-read"),
+        (other_values_dropped_and_answered_as_done, "lost-batch"),
+        (two_plans_visible, "repeated-batch"),
     ],
 )
 def test_anomaly_of_batches_is_found(tell: Callable[[Story], None], anomaly: str) -> None:
@@ -66,7 +80,9 @@ def everything_in_order(s: Story) -> None:
     attempt(s, [3], "info", number=1)  # it was committed
     attempt(s, [4], "info", number=2)  # it was not
     attempt(s, [5, 6], "fail", number=2)
-    final(s, 1, 3, 2)
+    attempt(s, [7], number=3)
+    attempt(s, [8, 9], "fail", number=3)  # it is refused: the checkpoint had lost what the batch was
+    final(s, 1, 3, 2, 7)
 
 
 def test_what_may_happen_is_accepted() -> None:

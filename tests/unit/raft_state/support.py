@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from smq.raft_state.codec import decode_command, encode_command
 from smq.raft_state.commands import (
+    NO_FINGERPRINT,
     UNSEEN,
     AddToTransaction,
     AdvanceClock,
@@ -28,6 +29,7 @@ from smq.raft_state.commands import (
     ElectLeader,
     EndTransaction,
     ExternalAdvance,
+    Fingerprint,
     FormGeneration,
     GroupMember,
     HwmAdvance,
@@ -428,8 +430,10 @@ def stage(
     )
 
 
-def batch(app: str, batch_id: int, *staged: tuple[str, int, int]) -> CommitBatch:
-    """Of (transactional id, producer id, epoch)."""
+def batch(
+    app: str, batch_id: int, *staged: tuple[str, int, int], wrote: tuple[int, bytes] | None = None
+) -> CommitBatch:
+    """Of (transactional id, producer id, epoch); `wrote` is the fingerprint: rows and digest."""
     return CommitBatch(
         app=app,
         batch_id=batch_id,
@@ -437,6 +441,7 @@ def batch(app: str, batch_id: int, *staged: tuple[str, int, int]) -> CommitBatch
             StagedTransaction(transactional_id=name, producer_id=ProducerId(pid_), producer_epoch=ProducerEpoch(epoch))
             for name, pid_, epoch in staged
         ),
+        fingerprint=Fingerprint(*wrote) if wrote else NO_FINGERPRINT,
     )
 
 

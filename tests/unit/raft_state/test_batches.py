@@ -80,6 +80,40 @@ def test_rule_31_a_batch_that_is_not_newer_drops_what_is_staged_and_is_answered_
     assert committed(driver, batch("app", 6, ("b", 1, 0)))
 
 
+@pytest.mark.parametrize(
+    ("batch_id", "before", "now", "why"),
+    [
+        (5, (10, b"1"), (15, b"2"), "batch 5 of 'app' was committed with 10 rows, and this one has 15"),
+        (5, (10, b"1"), (10, b"2"), "with 10 other rows, and this one has 10"),
+        (5, (10, b"1"), (0, b""), "with 10 rows, and this one has 0"),
+        (5, (0, b""), (10, b"1"), "with 0 rows, and this one has 10"),
+        (4, (10, b"1"), (10, b"1"), "batch 4 of 'app' is older than the last one, 5: its rows cannot be compared"),
+        (5, (10, b"1"), (10, b"1"), None),
+        (5, (10, b"1"), None, None),
+        (4, (10, b"1"), None, None),
+        (5, None, (10, b"1"), None),
+    ],
+)
+def test_rule_31_a_replay_with_other_rows_is_refused_and_changes_nothing(
+    driver: Driver,
+    batch_id: int,
+    before: tuple[int, bytes] | None,
+    now: tuple[int, bytes] | None,
+    why: str | None,
+) -> None:
+    """Dropped, its rows would be lost unnoticed. Without a fingerprint no node can compare them."""
+    assert committed(driver, batch("app", 5, ("a", 0, 0), wrote=before))
+    replay = batch("app", batch_id, ("b", 1, 0), wrote=now)
+    if why is None:
+        assert not committed(driver, replay)
+        assert phases(driver)["b"] == "ABORTING"
+    else:
+        assert why in driver.refused(replay, ErrorCode.BATCH_DIFFERS).message
+        assert phases(driver)["b"] == "ONGOING", "its writer aborts it, or commits it as another batch"
+        assert committed(driver, replace(replay, batch_id=6))
+    assert driver.machine.state.apps["app"].batch_id == (5 if why is None else 6)
+
+
 def test_a_repetition_changes_nothing(driver: Driver) -> None:
     first = batch("app", 5, ("a", 0, 0), ("b", 1, 0))
     assert committed(driver, first)
@@ -154,6 +188,7 @@ def test_without_an_app_the_request_id_makes_a_repetition_harmless(driver: Drive
 
 def test_bad_shapes_are_refused(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.refused(batch("app", -1, ("a", 0, 0)), ErrorCode.INVALID_REQUEST)
+    driver.refused(batch("app", 1, ("a", 0, 0), wrote=(-2, b"")), ErrorCode.INVALID_REQUEST)
     driver.refused(batch("x" * 513, 1), ErrorCode.INVALID_REQUEST)
     monkeypatch.setattr(batches, "BATCH_TRANSACTIONS_MAX", 1)
     driver.refused(batch("app", 1, ("a", 0, 0), ("b", 1, 0)), ErrorCode.LIMIT_EXCEEDED)
@@ -260,7 +295,11 @@ def test_only_a_batch_commits_the_transaction_of_a_temporary_id(driver: Driver) 
 def test_a_restart_keeps_everything(driver: Driver) -> None:
     driver.ok(replace(init_transactions("x"), is_temporary=True))
     driver.ok(add("x", 2, 0, pid(2)))
-    for command in (batch("app", 2**62, ("a", 0, 0)), batch("äpp", 0, ("x", 2, 0)), batch("app", 1, ("b", 1, 0))):
+    for command in (
+        batch("app", 2**62, ("a", 0, 0)),
+        batch("äpp", 0, ("x", 2, 0), wrote=(1, b"d")),
+        batch("app", 1, ("b", 1, 0)),
+    ):
         driver.ok(command)
         restored = Machine.restore(driver.machine.snapshot())
         assert restored.state == driver.machine.state

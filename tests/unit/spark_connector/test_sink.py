@@ -12,7 +12,7 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, St
 
 from smq.raft_state.limits import TRANSACTIONAL_ID_BYTES_MAX
 from smq.spark_connector.errors import OptionError, SinkError
-from smq.spark_connector.sink.columns import check_columns, rows_of
+from smq.spark_connector.sink.columns import check_columns, values_of
 from smq.spark_connector.sink.options import APP_BYTES_MAX, SinkOptions, sink_options
 from smq.spark_connector.source import SmqDataSource
 
@@ -28,6 +28,7 @@ def parsed(given: dict[str, str] | None = None, *, is_stream: bool = False, over
 def test_defaults() -> None:
     found = parsed()
     assert (found.topic, found.app, found.version, found.codec) == ("t", None, None, "none")
+    assert found.fail_on_data_loss
     assert (found.transaction_timeout_ms, found.retry_timeout_ms) == (900_000, 60_000)
 
 
@@ -142,7 +143,7 @@ def test_rows_come_out_of_arrow_in_any_order_of_columns() -> None:
         ],
         names=["extra", "Timestamp", "value", "headers"],
     )
-    found = list(rows_of(batch, check_columns(schema, has_topic=True)))
+    found = list(values_of(batch, check_columns(schema, has_topic=True)).rows())
     assert found == [
         (None, None, None, "ä".encode(), [("h", None)], 1000),
         (None, None, None, None, None, None),
@@ -156,7 +157,73 @@ def test_a_header_without_a_key_is_refused(header: Any) -> None:
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     batch = pa.record_batch([pa.array([b"v"]), pa.array([[header]], kind)], names=["value", "headers"])
     with pytest.raises(SinkError, match="header without a key"):
-        list(rows_of(batch, check_columns(schema, has_topic=True)))
+        values_of(batch, check_columns(schema, has_topic=True))
+
+
+# ------------------------------------------------------------------------------------------- the digest of rows
+ROWS: list[dict[str, Any]] = [
+    {"topic": "t", "partition": None, "key": b"k", "value": b"v", "headers": None, "timestamp": None},
+    {"topic": "u", "partition": 1, "key": None, "value": b"", "headers": [("h", b"x")], "timestamp": 1_999},
+    {"topic": "t", "partition": 0, "key": b"", "value": None, "headers": [], "timestamp": -1},
+    {"topic": "t", "partition": None, "key": b"vk", "value": b"v", "headers": [("h", None)], "timestamp": 0},
+]
+SINK = "topic string, partition integer, key binary, value binary, headers headers, timestamp timestamp"
+ARROW = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ("timestamp", pa.timestamp("us", "UTC")),
+    ]
+)
+
+
+def digest(rows: list[dict[str, Any]], without: str = "", topic: str | None = None) -> int:
+    """Of one task that writes these rows, without a column."""
+    named = [
+        row | {"headers": row["headers"] and [{"key": key, "value": value} for key, value in row["headers"]]}
+        for row in rows
+    ]
+    batch = pa.RecordBatch.from_pylist(named, pa.schema([field for field in ARROW if field.name != without]))
+    schema = _schema(", ".join(column for column in SINK.split(", ") if column.split()[0] != without))
+    return values_of(batch, check_columns(schema, has_topic=topic is not None)).digest(topic)
+
+
+def test_the_digest_of_a_batch_is_that_of_its_rows_in_any_order_and_from_any_tasks() -> None:
+    """Spark may divide a replay among its tasks in another way. The number is kept in the cluster, so it is one for all
+    versions of Python and numpy."""
+    whole = digest(ROWS)
+    assert whole == digest(ROWS[::-1])
+    assert whole == sum(digest(ROWS[n::3]) for n in range(3)) % 2**64
+    assert whole == 1723044750071143409
+    assert digest([]) == 0
+    assert digest(ROWS, topic="t") == digest([row | {"topic": "t"} for row in ROWS])
+    for column in ("partition", "key", "headers", "timestamp"):
+        assert digest(ROWS, column) == digest([row | {column: None} for row in ROWS]), "absent, or null in each row"
+
+
+def test_rows_that_differ_anywhere_have_another_digest() -> None:
+    changes: list[dict[str, Any]] = [
+        {"topic": "v"},
+        {"partition": 7},
+        {"key": b"other"},
+        {"value": b"other"},
+        {"value": None},
+        {"headers": [("h", b"y")]},
+        {"timestamp": 5_000},
+    ]
+    found = [
+        digest([row | change if row is changed else row for row in ROWS]) for changed in ROWS for change in changes
+    ]
+    found += [digest(ROWS), digest(ROWS[1:]), digest([*ROWS, ROWS[0]])]
+    keys = [row["key"] for row in ROWS]
+    for place in range(1, len(ROWS)):  # the same keys and the same values, in other pairs
+        moved = [row | {"key": key} for row, key in zip(ROWS, keys[place:] + keys[:place], strict=True)]
+        found.append(digest(moved))
+    assert len(set(found)) == len(found) - found.count(digest(ROWS)) + 1
+    assert found.count(digest(ROWS)) == 2, "ROWS itself, and the row whose value was null before"
 
 
 def _schema(text: str) -> StructType:

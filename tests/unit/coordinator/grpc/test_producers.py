@@ -10,6 +10,7 @@ import pytest
 
 from smq.clients.errors import ERROR_METADATA_KEY
 from smq.clients.pb import smq_pb2 as pb
+from smq.raft_state.state import TransactionPhase
 from smq.records import NewRecord, decode_batch, encode_batch
 from smq.replication.partition.markers import Markers
 from smq.replication.partition.replica import Replica
@@ -242,6 +243,50 @@ def test_a_batch_is_visible_once_and_whole(tmp_path: Path) -> None:
         assert not await commit(1, *second)
         for partition in (0, 1):
             assert await committed(served, partition, 2) == [b"first", b"second"]
+
+    serving(tmp_path, body)
+
+
+def test_a_replay_with_other_rows_is_refused_and_can_be_committed_as_another_batch(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create()
+
+        async def commit(number: int, value: bytes, fingerprint: pb.Fingerprint) -> bool:
+            staged = [await stage(served, "task", value)]
+            request = pb.CommitBatchRequest(app="a", batch_id=number, transactions=staged, fingerprint=fingerprint)
+            return bool((await served.transactions.CommitBatch(request)).replay)
+
+        first, other = pb.Fingerprint(rows=1, digest=b"1"), pb.Fingerprint(rows=2, digest=b"2")
+        assert not await commit(0, b"first", first)
+        assert await commit(0, b"again", first)
+        detail = await fails(commit(0, b"other", other))
+        assert (detail.name, detail.definite, detail.retriable) == ("BATCH_DIFFERS", True, False)
+        assert not await commit(1, b"other", other)
+        assert await committed(served) == [b"first", b"other"]
+        for bad in (pb.Fingerprint(), pb.Fingerprint(rows=-1), pb.Fingerprint(rows=0, digest=bytes(33))):
+            assert (await fails(commit(2, b"v", bad))).name == "INVALID_REQUEST"
+
+    serving(tmp_path, body)
+
+
+def test_an_abort_that_names_the_producer_does_not_end_the_next_one_s_transaction(tmp_path: Path) -> None:
+    """What a driver aborts of a dead task may arrive when the next batch has begun under the same id."""
+
+    async def body(served: Served) -> None:
+        await served.create()
+
+        async def abort(of: pb.StagedTransaction) -> None:
+            who = {"producer_id": of.producer_id, "producer_epoch": of.producer_epoch}
+            await served.admin.AbortTransaction(pb.AbortTransactionRequest(transactional_id="task", **who))
+
+        dead = await stage(served, "task", b"dead")
+        following = await stage(served, "task", b"next")
+        assert (await fails(abort(dead))).name == "PRODUCER_FENCED"
+        assert served.server.node.state.transactions["task"].phase is TransactionPhase.ONGOING
+        await abort(following)
+        await abort(following)
+        half = pb.AbortTransactionRequest(transactional_id="task", producer_id=1)
+        assert (await fails(served.admin.AbortTransaction(half))).name == "INVALID_REQUEST"
 
     serving(tmp_path, body)
 

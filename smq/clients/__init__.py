@@ -9,210 +9,169 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from smq.raft_state.errors import (
-    AppendLost as AppendLost,
-)
-from smq.raft_state.errors import (
-    BatchTooLarge as BatchTooLarge,
-)
-from smq.raft_state.errors import (
-    ClientClosed as ClientClosed,
-)
-from smq.raft_state.errors import (
-    CorruptBatch as CorruptBatch,
-)
-from smq.raft_state.errors import (
-    DataDamaged as DataDamaged,
-)
-from smq.raft_state.errors import (
-    ErrorCode as ErrorCode,
-)
-from smq.raft_state.errors import (
-    FeatureNotEnabled as FeatureNotEnabled,
-)
-from smq.raft_state.errors import (
-    FencedInstance as FencedInstance,
-)
-from smq.raft_state.errors import (
-    Forked as Forked,
-)
-from smq.raft_state.errors import (
-    GroupNotEmpty as GroupNotEmpty,
-)
-from smq.raft_state.errors import (
-    GroupSubscribed as GroupSubscribed,
-)
-from smq.raft_state.errors import (
-    IllegalGeneration as IllegalGeneration,
-)
-from smq.raft_state.errors import (
-    InconsistentProtocol as InconsistentProtocol,
-)
-from smq.raft_state.errors import (
-    InternalError as InternalError,
-)
-from smq.raft_state.errors import (
-    InvalidBatch as InvalidBatch,
-)
-from smq.raft_state.errors import (
-    InvalidConfig as InvalidConfig,
-)
-from smq.raft_state.errors import (
-    InvalidOffset as InvalidOffset,
-)
-from smq.raft_state.errors import (
-    InvalidPartitionCount as InvalidPartitionCount,
-)
-from smq.raft_state.errors import (
-    InvalidReplicaAssignment as InvalidReplicaAssignment,
-)
-from smq.raft_state.errors import (
-    InvalidReplicationFactor as InvalidReplicationFactor,
-)
-from smq.raft_state.errors import (
-    InvalidRequest as InvalidRequest,
-)
-from smq.raft_state.errors import (
-    InvalidTimestamp as InvalidTimestamp,
-)
-from smq.raft_state.errors import (
-    InvalidTopicName as InvalidTopicName,
-)
-from smq.raft_state.errors import (
-    InvalidTransactionState as InvalidTransactionState,
-)
-from smq.raft_state.errors import (
-    InvalidTransactionTimeout as InvalidTransactionTimeout,
-)
-from smq.raft_state.errors import (
-    LeaderUnavailable as LeaderUnavailable,
-)
-from smq.raft_state.errors import (
-    LimitExceeded as LimitExceeded,
-)
-from smq.raft_state.errors import (
-    NoCommittedOffset as NoCommittedOffset,
-)
-from smq.raft_state.errors import (
-    NodeNotReady as NodeNotReady,
-)
-from smq.raft_state.errors import (
-    NoQuorum as NoQuorum,
-)
-from smq.raft_state.errors import (
-    NotCoordinator as NotCoordinator,
-)
-from smq.raft_state.errors import (
-    NotLeader as NotLeader,
-)
-from smq.raft_state.errors import (
-    NotReplica as NotReplica,
-)
-from smq.raft_state.errors import (
-    OffsetNotAvailable as OffsetNotAvailable,
-)
-from smq.raft_state.errors import (
-    OffsetOutOfRange as OffsetOutOfRange,
-)
-from smq.raft_state.errors import (
-    OffsetStaged as OffsetStaged,
-)
-from smq.raft_state.errors import (
-    OutOfOrderSequence as OutOfOrderSequence,
-)
-from smq.raft_state.errors import (
-    Overloaded as Overloaded,
-)
-from smq.raft_state.errors import (
-    ProducerFenced as ProducerFenced,
-)
-from smq.raft_state.errors import (
-    RebalanceInProgress as RebalanceInProgress,
-)
-from smq.raft_state.errors import (
-    RequestExpired as RequestExpired,
-)
-from smq.raft_state.errors import (
-    SessionExists as SessionExists,
-)
-from smq.raft_state.errors import (
-    ShuttingDown as ShuttingDown,
-)
-from smq.raft_state.errors import (
-    SmqError as SmqError,
-)
-from smq.raft_state.errors import (
-    StorageFull as StorageFull,
-)
-from smq.raft_state.errors import (
-    Timeout as Timeout,
-)
-from smq.raft_state.errors import (
-    TooManyProducers as TooManyProducers,
-)
-from smq.raft_state.errors import (
-    TopicExists as TopicExists,
-)
-from smq.raft_state.errors import (
-    TransactionEnding as TransactionEnding,
-)
-from smq.raft_state.errors import (
-    UnknownGroup as UnknownGroup,
-)
-from smq.raft_state.errors import (
-    UnknownMember as UnknownMember,
-)
-from smq.raft_state.errors import (
-    UnknownNode as UnknownNode,
-)
-from smq.raft_state.errors import (
-    UnknownPartition as UnknownPartition,
-)
-from smq.raft_state.errors import (
-    UnknownSession as UnknownSession,
-)
-from smq.raft_state.errors import (
-    UnknownTopic as UnknownTopic,
-)
-from smq.raft_state.errors import (
-    UnknownTransactionalId as UnknownTransactionalId,
-)
-from smq.raft_state.errors import (
-    Unreachable as Unreachable,
-)
-from smq.raft_state.errors import (
-    UpgradeNeeded as UpgradeNeeded,
-)
-from smq.raft_state.errors import (
-    WrongStorage as WrongStorage,
+    AppendLost,
+    BatchTooLarge,
+    ClientClosed,
+    CorruptBatch,
+    DataDamaged,
+    ErrorCode,
+    FeatureNotEnabled,
+    FencedInstance,
+    Forked,
+    GroupNotEmpty,
+    GroupSubscribed,
+    IllegalGeneration,
+    InconsistentProtocol,
+    InternalError,
+    InvalidBatch,
+    InvalidConfig,
+    InvalidOffset,
+    InvalidPartitionCount,
+    InvalidReplicaAssignment,
+    InvalidReplicationFactor,
+    InvalidRequest,
+    InvalidTimestamp,
+    InvalidTopicName,
+    InvalidTransactionState,
+    InvalidTransactionTimeout,
+    LeaderUnavailable,
+    LimitExceeded,
+    NoCommittedOffset,
+    NodeNotReady,
+    NoQuorum,
+    NotCoordinator,
+    NotLeader,
+    NotReplica,
+    OffsetNotAvailable,
+    OffsetOutOfRange,
+    OffsetStaged,
+    OutOfOrderSequence,
+    Overloaded,
+    ProducerFenced,
+    RebalanceInProgress,
+    RequestExpired,
+    SessionExists,
+    ShuttingDown,
+    SmqError,
+    StorageFull,
+    Timeout,
+    TooManyProducers,
+    TopicExists,
+    TransactionEnding,
+    UnknownGroup,
+    UnknownMember,
+    UnknownNode,
+    UnknownPartition,
+    UnknownSession,
+    UnknownTopic,
+    UnknownTransactionalId,
+    Unreachable,
+    UpgradeNeeded,
+    WrongStorage,
 )
 
 if TYPE_CHECKING:
-    from smq.clients.admin import Admin as Admin
-    from smq.clients.consumer import Consumer as Consumer
-    from smq.clients.interceptors import ConsumerInterceptor as ConsumerInterceptor
-    from smq.clients.interceptors import ProducerInterceptor as ProducerInterceptor
-    from smq.clients.offset_assigner import OffsetAssigner as OffsetAssigner
-    from smq.clients.positions import OFFSET_TYPES as OFFSET_TYPES
-    from smq.clients.positions import StartAt as StartAt
-    from smq.clients.producer import Producer as Producer
-    from smq.clients.producer import ProducerStats as ProducerStats
-    from smq.clients.producer import RecordMetadata as RecordMetadata
-    from smq.clients.producing.delivery import BatchMetadata as BatchMetadata
-    from smq.clients.producing.delivery import Delivery as Delivery
-    from smq.clients.producing.outgoing import ProducerRecord as ProducerRecord
-    from smq.clients.search import RecordFilter as RecordFilter
-    from smq.clients.search import SearchPage as SearchPage
-    from smq.clients.serde import JSON as JSON
-    from smq.clients.serde import STRING as STRING
-    from smq.clients.serde import Serde as Serde
-    from smq.clients.sync import SyncAdmin as SyncAdmin
-    from smq.clients.sync import SyncConsumer as SyncConsumer
-    from smq.clients.sync import SyncOffsetAssigner as SyncOffsetAssigner
-    from smq.clients.sync import SyncProducer as SyncProducer
-    from smq.clients.tls import Tls as Tls
-    from smq.clients.types import ConsumerRecord as ConsumerRecord
-    from smq.clients.types import GroupMembership as GroupMembership
-    from smq.clients.types import RawBatch as RawBatch
+    from smq.clients.admin import Admin
+    from smq.clients.consumer import Consumer
+    from smq.clients.interceptors import ConsumerInterceptor, ProducerInterceptor
+    from smq.clients.offset_assigner import OffsetAssigner
+    from smq.clients.positions import OFFSET_TYPES, StartAt
+    from smq.clients.producer import Producer, ProducerStats, RecordMetadata
+    from smq.clients.producing.delivery import BatchMetadata, Delivery
+    from smq.clients.producing.outgoing import ProducerRecord
+    from smq.clients.search import RecordFilter, SearchPage
+    from smq.clients.serde import JSON, STRING, Serde
+    from smq.clients.sync import SyncAdmin, SyncConsumer, SyncOffsetAssigner, SyncProducer
+    from smq.clients.tls import Tls
+    from smq.clients.types import ConsumerRecord, GroupMembership, RawBatch
+
+__all__ = [
+    "JSON",
+    "OFFSET_TYPES",
+    "STRING",
+    "Admin",
+    "AppendLost",
+    "BatchMetadata",
+    "BatchTooLarge",
+    "ClientClosed",
+    "Consumer",
+    "ConsumerInterceptor",
+    "ConsumerRecord",
+    "CorruptBatch",
+    "DataDamaged",
+    "Delivery",
+    "ErrorCode",
+    "FeatureNotEnabled",
+    "FencedInstance",
+    "Forked",
+    "GroupMembership",
+    "GroupNotEmpty",
+    "GroupSubscribed",
+    "IllegalGeneration",
+    "InconsistentProtocol",
+    "InternalError",
+    "InvalidBatch",
+    "InvalidConfig",
+    "InvalidOffset",
+    "InvalidPartitionCount",
+    "InvalidReplicaAssignment",
+    "InvalidReplicationFactor",
+    "InvalidRequest",
+    "InvalidTimestamp",
+    "InvalidTopicName",
+    "InvalidTransactionState",
+    "InvalidTransactionTimeout",
+    "LeaderUnavailable",
+    "LimitExceeded",
+    "NoCommittedOffset",
+    "NoQuorum",
+    "NodeNotReady",
+    "NotCoordinator",
+    "NotLeader",
+    "NotReplica",
+    "OffsetAssigner",
+    "OffsetNotAvailable",
+    "OffsetOutOfRange",
+    "OffsetStaged",
+    "OutOfOrderSequence",
+    "Overloaded",
+    "Producer",
+    "ProducerFenced",
+    "ProducerInterceptor",
+    "ProducerRecord",
+    "ProducerStats",
+    "RawBatch",
+    "RebalanceInProgress",
+    "RecordFilter",
+    "RecordMetadata",
+    "RequestExpired",
+    "SearchPage",
+    "Serde",
+    "SessionExists",
+    "ShuttingDown",
+    "SmqError",
+    "StartAt",
+    "StorageFull",
+    "SyncAdmin",
+    "SyncConsumer",
+    "SyncOffsetAssigner",
+    "SyncProducer",
+    "Timeout",
+    "Tls",
+    "TooManyProducers",
+    "TopicExists",
+    "TransactionEnding",
+    "UnknownGroup",
+    "UnknownMember",
+    "UnknownNode",
+    "UnknownPartition",
+    "UnknownSession",
+    "UnknownTopic",
+    "UnknownTransactionalId",
+    "Unreachable",
+    "UpgradeNeeded",
+    "WrongStorage",
+]
 
 # gRPC reads this when it is imported. Its handlers of forks end or hang children that never use it (see `forked`).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -32,10 +32,11 @@ class Tls:
             raise SmqError(ErrorCode.INVALID_REQUEST, "TLS: give a client's certificate and its key together")
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """INVALID_REQUEST if a file cannot be read."""
-        certificate = _read(self.certificate) if self.certificate is not None else None
-        key = _read(self.key) if self.key is not None else None
-        made: grpc.ChannelCredentials = grpc.ssl_channel_credentials(_read(self.ca), key, certificate)
+        """INVALID_REQUEST if a file cannot be read, or is not what it should be."""
+        ca = _pem(self.ca, "a CA's certificate", b"CERTIFICATE-----")
+        certificate = None if self.certificate is None else _pem(self.certificate, "a certificate", b"CERTIFICATE-----")
+        key = None if self.key is None else _pem(self.key, "a private key", b"PRIVATE KEY-----")
+        made: grpc.ChannelCredentials = grpc.ssl_channel_credentials(ca, key, certificate)
         return made
 
 
@@ -49,8 +50,12 @@ def tls_from_environment() -> Tls | None:
     return Tls(ca=ca, certificate=certificate or None, key=key or None)
 
 
-def _read(path: str | Path) -> bytes:
+def _pem(path: str | Path, what: str, label: bytes) -> bytes:
+    """gRPC itself would say nothing of a file of another kind, and no connection would be made."""
     try:
-        return Path(path).read_bytes()
+        read = Path(path).read_bytes()
     except OSError as e:
         raise SmqError(ErrorCode.INVALID_REQUEST, f"TLS: cannot read {path}: {e.strerror or e}") from e
+    if b"-----BEGIN " not in read or label not in read:
+        raise SmqError(ErrorCode.INVALID_REQUEST, f"TLS: {path} does not hold {what} in PEM")
+    return read

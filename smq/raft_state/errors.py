@@ -15,7 +15,7 @@ class _Traits(NamedTuple):
     number: int  # on the wire; never reused
     definite: bool
     retriable: bool  # the same request may succeed later, perhaps at another node
-    advice: str  # what the user should do next
+    advice: str  # what the user should do next; empty if that depends on the message, which then says it
 
 
 class ErrorCode(enum.Enum):
@@ -31,9 +31,9 @@ class ErrorCode(enum.Enum):
     INVALID_TOPIC_NAME = _Traits(4, True, False, "use 1-249 of the characters a-z A-Z 0-9 . _ - (and not '.' or '..')")
     INVALID_PARTITION_COUNT = _Traits(5, True, False, "request a count within the limit, and not below the present one")
     INVALID_REPLICATION_FACTOR = _Traits(6, True, False, "request at least 1 replica and at most one per node")
-    INVALID_CONFIG = _Traits(7, True, False, "use only the configuration keys and values that the message lists")
+    INVALID_CONFIG = _Traits(7, True, False, "use a key and a value that the message names")
     LIMIT_EXCEEDED = _Traits(8, True, False, "send less, or free some of what the message names: the limit is fixed")
-    INVALID_REQUEST = _Traits(9, True, False, "correct what the message names")
+    INVALID_REQUEST = _Traits(9, True, False, "")  # the message says what to correct
     NOT_LEADER = _Traits(10, True, True, "retry at the leader named in the details")
     NOT_REPLICA = _Traits(11, True, True, "read from one of the replicas named in the details")
     LEADER_UNAVAILABLE = _Traits(
@@ -42,13 +42,13 @@ class ErrorCode(enum.Enum):
     OFFSET_OUT_OF_RANGE = _Traits(13, True, False, "use an offset within the range that the message names")
     BATCH_TOO_LARGE = _Traits(14, True, False, "send smaller batches, or raise the topic's max.message.bytes")
     CORRUPT_BATCH = _Traits(15, True, False, "send it again: its checksum does not match its bytes")
-    INVALID_BATCH = _Traits(16, True, False, "correct what the message names")
+    INVALID_BATCH = _Traits(16, True, False, "")  # the message says what to correct
     OUT_OF_ORDER_SEQUENCE = _Traits(17, True, False, "a batch before this one is missing; start a new producer session")
     PRODUCER_FENCED = _Traits(18, True, False, "a newer producer took over this producer id; start a new session")
     NO_QUORUM = _Traits(
-        19, False, True, "retry with the same request id: a majority of nodes could not be reached in time"
+        19, False, True, "retry: a majority of nodes could not be reached in time; a request id makes a change safe"
     )
-    TIMED_OUT = _Traits(20, False, True, "retry with the same request id or sequence: the outcome is unknown")
+    TIMED_OUT = _Traits(20, False, True, "retry: the outcome is unknown; a request id or sequence makes a change safe")
     APPEND_LOST = _Traits(21, True, True, "send it again: leadership moved before it was committed, and it was dropped")
     OVERLOADED = _Traits(22, True, True, "slow down and retry after the time in the details")
     SHUTTING_DOWN = _Traits(23, True, True, "retry at another node")
@@ -95,7 +95,7 @@ class ErrorCode(enum.Enum):
         59, True, False, "publish to and read from topics of storage=log; assign offsets in those of storage=external"
     )
     UNKNOWN_TRANSACTIONAL_ID = _Traits(
-        60, True, False, "start the producer again: its transactional id is not known under this producer id"
+        60, True, False, "check the id (`smq txn list`), or start its producer again, which makes it known"
     )
     INVALID_TRANSACTION_STATE = _Traits(
         61, True, False, "begin a transaction first, and add to it what the producer writes to; abort it after an error"
@@ -196,7 +196,8 @@ class SmqError(Exception):
         self.details = details or ErrorDetails()
 
     def __str__(self) -> str:
-        return f"{self.code.name}: {self.message}; {self.code.advice}"
+        advice = self.code.advice
+        return f"{self.code.name}: {self.message}; {advice}" if advice else f"{self.code.name}: {self.message}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return (SmqError, (self.code, self.message, self.details))

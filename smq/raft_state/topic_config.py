@@ -6,6 +6,7 @@ defaults are stored. A fixed key changes nothing. It takes every valid value tha
 them, and says why. Any module may import it.
 """
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -23,7 +24,7 @@ from smq.raft_state.config_keys import (
     signed_between,
 )
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT
+from smq.raft_state.limits import MESSAGE_BYTES_CAP, MESSAGE_BYTES_DEFAULT, QUOTED_CHARS_MAX
 from smq.raft_state.refusal import Refused, quoted
 
 AS_PRODUCED: Final = "producer"
@@ -243,8 +244,9 @@ def check_key(key: str, level: int) -> None:
     """INVALID_CONFIG for a key that does not exist at a feature level."""
     known = known_at(TOPIC_CONFIG, level)
     if key not in known:
-        keys = ", ".join(known)
-        raise Refused(ErrorCode.INVALID_CONFIG, f"unknown topic configuration {quoted(key)}: the keys are {keys}")
+        near = difflib.get_close_matches(key[:QUOTED_CHARS_MAX], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
+        raise Refused(ErrorCode.INVALID_CONFIG, f"unknown topic configuration {quoted(key)}: {hint}")
 
 
 def check_value(key: str, value: str, level: int) -> None:

@@ -1,8 +1,9 @@
 """A group of commands: summaries in its help are whole sentences, and a command's module may be loaded when it is used.
 
-Owns that. Modules of commands import it.
+Owns that, and the command that is suggested for a mistyped one. Modules of commands import it.
 """
 
+import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,7 +13,22 @@ import click
 SUMMARY_CHARS_MAX: Final = 200  # longer than any: summaries are not cut
 
 
-class CommandGroup(click.Group):
+class SuggestingGroup(click.Group):
+    """Names the command that is nearly what was typed."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as e:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if not near:
+                raise
+            ctx.fail(f"{e.message.rstrip('.')}: did you mean {near[0]!r}?")
+
+
+class CommandGroup(SuggestingGroup):
     """`lazy`: further commands by name, as "module:attribute"."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, str] | None = None, **options: Any) -> None:

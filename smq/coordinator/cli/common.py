@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Coroutine
@@ -146,7 +147,39 @@ def _no_answer(bootstrap: str, error: SmqError) -> str:
     if any(map(_speaks_tls, parse_bootstrap(bootstrap))):
         options = "--cluster-dir D (or SMQ_CLUSTER_DIR=D) of `smq cluster --tls`, or --tls-ca FILE"
         return f"{silent} without TLS: pass {options}"
+    for address in parse_bootstrap(bootstrap):
+        if (found := _what_is_at(address)) is not None:
+            return f"{silent}: {found}"
     return f"{silent}: start one with `smq dev`, or name the gRPC port of a running one with --bootstrap"
+
+
+_GRPC_PORT: Final = "name a node's gRPC port with --bootstrap (7401, unless node.toml says otherwise)"
+_API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # of Kafka: every version of a broker answers it
+
+
+def _what_is_at(address: str) -> str | None:
+    """What is there instead of a node's gRPC port, and what to do; None if nothing is, or nothing that we know."""
+    try:
+        if _reply(address, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/"):
+            return f"{address} is an HTTP port, such as that of the console: {_GRPC_PORT}"
+        if _reply(address, _API_VERSIONS)[4:8] == struct.pack(">i", 1):
+            return f"{address} is a Kafka port: {_GRPC_PORT}"
+    except socket.gaierror as e:
+        return f"the name {address.rpartition(':')[0]!r} cannot be resolved ({e.strerror}): correct it"
+    except OSError:
+        return None
+    return None
+
+
+def _reply(address: str, request: bytes) -> bytes:
+    """The first bytes of the answer; none if the connection is closed or silent."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0) as sock:
+        sock.sendall(request)
+        try:
+            return sock.recv(8)
+        except OSError:
+            return b""
 
 
 def _speaks_tls(address: str) -> bool:

@@ -20,7 +20,7 @@ try:
 except ImportError as e:  # smq without extras installs the script, but not what it needs
     raise SystemExit(f"smq: the command line needs the extra server (or spark): {extra_advice('server')}") from e
 
-from smq.coordinator.cli.command_group import SUMMARY_CHARS_MAX
+from smq.coordinator.cli.command_group import SUMMARY_CHARS_MAX, SuggestingGroup
 from smq.coordinator.cli.failures import report_failure
 from smq.coordinator.user_errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from smq.raft_state.errors import SmqError
@@ -75,7 +75,7 @@ _PLUGIN_GROUP: Final = "smq.cli"
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-class SmqGroup(click.Group):
+class SmqGroup(SuggestingGroup):
     """Loads commands when they are used, and reports every user error in one sentence, or as JSON with --json."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -106,7 +106,8 @@ def test_a_key_without_effect_is_not_stored_and_says_why(driver: Driver, key: st
         ("preallocate", "perhaps", "true or false"),
         ("leader.replication.throttled.replicas", "1", 'pairs "partition:node"'),
         ("leader.replication.throttled.replicas", "\u0661:2", 'pairs "partition:node"'),
-        ("message.format.version", "3.0", "unknown topic configuration"),
+        ("message.format.version", "3.0", "unknown topic configuration 'message.format.version': the keys are"),
+        ("retenton.ms", "1", "unknown topic configuration 'retenton.ms': did you mean retention.ms?"),
     ],
 )
 def test_a_value_that_breaks_a_promise_or_means_nothing_is_refused_with_the_reason(

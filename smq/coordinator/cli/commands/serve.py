@@ -109,6 +109,9 @@ def _dev(path: Path, data_dir: Path, ready_file: Path | None, log_level: int) ->
         while not server.node.status().is_ready:  # noqa: ASYNC110 - readiness is a state of the node, not an event
             await asyncio.sleep(_READY_POLL_S)
         report(f"smq is ready: {addresses_of(config)}, data in {data_dir}; Ctrl-C stops it")
+        report(
+            "records are kept until a topic's retention.ms or retention.bytes says otherwise, which none does at first"
+        )
         report_tls(config, data_dir)
         write_ready_file(ready_file, [describe_node(config, os.getpid())])
 

@@ -188,7 +188,11 @@ def test_a_ready_file_is_complete_or_absent(tmp_path: Path) -> None:
         (["cluster", "--nodes", "0", "--data-dir", "d"], 2, "--nodes"),
         (["cluster", "--nodes", "3", "--data-dir", "d", "--grpc-port", "-2"], 2, "--grpc-port is -2"),
         (["dev", "--http-port", "70000"], 2, "--http-port is 70000"),
-        (["fly"], 2, "No such command"),
+        (["fly"], 2, "No such command 'fly'."),
+        (["staus"], 2, "No such command 'staus': did you mean 'status'?"),
+        (["topics"], 2, "did you mean 'topic'?"),
+        (["topic", "lst"], 2, "did you mean 'list'?"),
+        (["topic", "list", "--bootstrap", "a.invalid:7401"], 1, "the name 'a.invalid' cannot be resolved"),
     ],
 )
 def test_a_users_error_is_a_sentence_and_an_exit_code(

@@ -1,9 +1,12 @@
 """`smq topic`, `produce`, `consume` and `status`, as a user types them, against a fake cluster."""
 
 import json
+import os
 import re
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -306,12 +309,12 @@ def test_number_that_no_request_can_hold_is_refused_with_the_range(
     assert result.stderr.startswith("smq: INVALID_REQUEST: ")
     assert field in result.stderr
     limit = int(OVER_INT32 if OVER_INT32 in arguments else OVER_INT64)
-    assert re.search(rf"is out of range: -?[0-9]+ to {limit - 1}; ", result.stderr)
+    assert re.search(rf"is out of range: -?[0-9]+ to {limit - 1}\n$", result.stderr)
 
 
 def test_name_that_is_no_text_is_refused(smq: Smq) -> None:
     for arguments in (("topic", "create", "\udcff"), ("consume", "\udcff"), ("group", "describe", "\udcff")):
-        assert r" '\udcff' is no text in UTF-8; " in smq(*arguments).stderr
+        assert " '\\udcff' is no text in UTF-8\n" in smq(*arguments).stderr
 
 
 @pytest.mark.parametrize(
@@ -342,12 +345,37 @@ def test_no_node_at_the_address_is_reported_with_advice() -> None:
     assert "no node answers at 127.0.0.1:1: start one with `smq dev`, or name the gRPC port" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        (lambda asked: b"HTTP/1.1 404 Not Found\r\n\r\n" if asked.startswith(b"GET") else b"", "is an HTTP port"),
+        (lambda asked: b"\0\0\0\6\0\0\0\1\0\0" if asked.startswith(b"\0") else b"", "is a Kafka port"),
+        (lambda asked: b"220 mail\r\n", "start one with `smq dev`"),
+    ],
+)
+def test_a_port_of_another_kind_is_recognised(answers: Callable[[bytes], bytes], says: str) -> None:
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(answers(self.request.recv(1024)))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_address[1]}"
+        result = CliRunner().invoke(cli, ["topic", "list", "--bootstrap", address])
+        server.shutdown()
+    assert result.exit_code == 1
+    assert f"no node answers at {address}: " in result.stderr
+    assert says in result.stderr
+
+
 def test_no_node_over_tls_names_the_files_that_are_missing(tmp_path: Path) -> None:
     make_authority(tmp_path, "ours")
     own, clean = make_client(tmp_path, "admin"), dict.fromkeys((CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE))
     options = ("topic", "list", "--bootstrap", "127.0.0.1:1", "--tls-ca", str(own.ca))
     printed = CliRunner(env=clean).invoke(cli, options).stderr
     assert "--tls-ca belongs to" in printed
+    wrong = CliRunner(env=clean).invoke(cli, [*options[:-1], os.devnull]).stderr
+    assert f"{os.devnull} does not hold a CA's certificate in PEM" in wrong
     assert "--tls-certificate FILE and --tls-key FILE" in printed
     with_own = (*options, "--tls-certificate", str(own.certificate), "--tls-key", str(own.key))
     assert "FILE" not in CliRunner(env=clean).invoke(cli, with_own).stderr

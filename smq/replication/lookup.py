@@ -58,17 +58,15 @@ def partition_in(state: ClusterState, topic: str | TopicId, partition: int) -> P
 
 
 class Lookup:
-    def __init__(self, host: Host, barriers: Barriers, refusal: Callable[[], SmqError | None]) -> None:
-        """`refusal`: what every request gets once the node has stopped."""
+    def __init__(self, host: Host, barriers: Barriers) -> None:
         self._host = host
         self._barriers = barriers
-        self._refusal = refusal
+        self.refusal: SmqError | None = None  # what every request gets once the node waits for an upgrade
 
     def find(self, look_up: Callable[[ClusterState], T | None], timeout_ms: int, done: DoneFn[T | None]) -> None:
         """Calls `done` with what `look_up` finds: within this call if it finds anything, otherwise after a barrier.
         None, which only follows a barrier, means that it is unknown. `look_up` must not raise."""
-        refusal = self._refusal()
-        found = look_up(self._host.state) if refusal is None else refusal
+        found = look_up(self._host.state) if self.refusal is None else self.refusal
         if found is not None:
             done(found)
             return
@@ -80,7 +78,7 @@ class Lookup:
 
     def known_partition(self, topic: str | TopicId, partition: int) -> PartitionState | None:
         """As this node has applied it. None proves nothing; it is also the answer of a node that has stopped."""
-        return partition_in(self._host.state, topic, partition) if self._refusal() is None else None
+        return partition_in(self._host.state, topic, partition) if self.refusal is None else None
 
     def timer(self, timeout_ms: int) -> Callable[[], int]:
         """For requests of several steps: what is left of a caller's timeout, in milliseconds."""

@@ -1,50 +1,72 @@
-"""The node: one event loop over its ports.
+"""The node: one event loop over its ports, and the requests of the services above it.
 
-Owns the composition of the replication layer and its life: start, ticks, drain, stop. It holds no rule: those of a
-partition are in `partition`, of elections in `nodes`, of requests in `requests`. It runs on one thread and never
-blocks, but for look-ups of committed data. A failed commit or a broken invariant ends the process through `on_fatal`. A
-node that meets what a newer smq wrote stops as if it had crashed, but its process stays: it says what it waits for.
+Owns the composition of the replication layer, its life (start, ticks, drain, stop), and what a request needs before and
+after the part that does the work: the look-up of its partition, the bounds of its time-out, the errors for a node that
+holds no replica. An answer is never given from inside the call that asked for it. It holds no rule: those of a
+partition are in `partition`, of elections in `nodes`. It runs on one thread and never blocks, but for look-ups of
+committed data. A failed commit or a broken invariant ends the process through `on_fatal`. A node that meets what a
+newer smq wrote stops as if it had crashed, but its process stays: it says what it waits for.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
 import structlog
 
 from smq.raft_state.command_table import Concern
-from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
+from smq.raft_state.commands import AdvanceLogStart, Assignment, Command, ExternalAdvance
+from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, PartitionId, RequestId, TopicId
 from smq.raft_state.levels import UpgradeNeeded
-from smq.raft_state.state import ClusterState, PartitionState
+from smq.raft_state.limits import REQUEST_ID_BYTES
+from smq.raft_state.replies import OffsetsAssigned, Reply
+from smq.raft_state.state import ClusterState, CommittedOffset, PartitionState
 from smq.replication.anomalies import Anomalies, Anomaly, CommitWatch, StateWatch
-from smq.replication.api import ActiveProducer, DoneFn, NodeStatus, ReplicaStatus
+from smq.replication.api import (
+    ActiveProducer,
+    Backlog,
+    Cancel,
+    DoneFn,
+    Fetched,
+    NodeStatus,
+    PartitionRange,
+    ReplicaStatus,
+    SizedRun,
+    TimeKind,
+    TimeOffset,
+)
 from smq.replication.commands.applied_state import AppliedState
 from smq.replication.commands.proposer import Barriers, Proposer
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
+from smq.replication.lookup import Lookup, check_has_records, clipped
 from smq.replication.maintenance.disk import DiskMaintenance
 from smq.replication.measures import NO_TRAFFIC, NodeMeasures, Traffic
 from smq.replication.net.links import Links
 from smq.replication.net.wire import DiskCondition
+from smq.replication.nodes.balancer import request_preferred_leader
 from smq.replication.nodes.controller import Controller
 from smq.replication.nodes.drain import Drain
 from smq.replication.nodes.expiry_clock import ExpiryClock
 from smq.replication.nodes.heartbeats import Heartbeats
 from smq.replication.nodes.liveness import Liveness
 from smq.replication.nodes.quorum import QuorumQueries
-from smq.replication.nodes.registration import Registration
+from smq.replication.nodes.registration import REGISTER_MS_MAX, Registration
+from smq.replication.partition.admission import leader_error
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.intake import SpaceGuard
-from smq.replication.partition.replica import status_of
+from smq.replication.partition.producing import Producing
+from smq.replication.partition.reads import Poll
+from smq.replication.partition.replica import Replica, status_of
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.transaction_joins import TransactionJoins
 from smq.replication.ports import Channel, Clock, Compute, DataDamaged, Disk, Network, Rng
-from smq.replication.preparation import Preparation
 from smq.replication.raft.engine import Raft
 from smq.replication.raft.journal import RaftDamaged
 from smq.replication.raft.timing import RaftTiming
-from smq.replication.requests import Requests
+from smq.replication.ranges import RangesRequest
 from smq.replication.runtime.answers import Answers
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.runtime.slices import Slices
@@ -52,7 +74,12 @@ from smq.replication.storage.hang import HangGuard
 
 _log = structlog.get_logger("smq.node")
 
+T = TypeVar("T")
 STOPPING: Final = SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping")
+
+
+def _nothing() -> None:
+    """Withdraws a request that has ended."""
 
 
 class Node:
@@ -86,7 +113,7 @@ class Node:
         self._anomalies = Anomalies(clock, self.measures, lambda: self.state)
         self._snapshot_seen = (LogIndex(0), 0)  # the newest one of Raft, and when this process first had it
         self._slices = Slices(clock)
-        self._preparation = Preparation(compute)
+        self._compute = compute
         self._answers = Answers(clock)
         self._deadlines = Deadlines()
         self._links = Links(network, clock.call_soon)
@@ -191,24 +218,11 @@ class Node:
             replicas=self.replicas,
         )
         self._external = ExternalOffsets(host, self._proposer)
-        requests = Requests(
-            host,
-            self.replicas,
-            self.liveness,
-            barriers,
-            self._external,
-            refusal=self._refusal,
-            preparation=self._preparation,
-            joins=self._joins,
-        )
-        self.propose, self.barrier, self.find = requests.propose, requests.barrier, requests.find
-        self.produce, self.expect_again, self.fetch = requests.produce, requests.expect_again, requests.fetch
-        self.partition_ranges, self.offset_for_time = requests.partition_ranges, requests.offset_for_time
-        self.request_preferred_leader, self.describe_quorum = requests.request_preferred_leader, self._quorum.describe
-        self.follower_ends, self.sized_run = requests.follower_ends, requests.sized_run
-        self.backlog = requests.backlog
-        self.fetch_offsets = requests.fetch_offsets
-        self.assign_offsets, self.advance_external_hwm = requests.assign_offsets, requests.advance_external_hwm
+        self._lookup = Lookup(host, barriers)
+        self._barriers = barriers
+        self._producing = Producing(host, self.replicas, barriers, self._lookup, self._compute, self._joins)
+        self.produce, self.expect_again = self._producing.produce, self._producing.expect_again
+        self.describe_quorum = self._quorum.describe
 
     def _disk_condition(self) -> DiskCondition:
         if self._hang.hangs:
@@ -253,16 +267,14 @@ class Node:
         else:
             self._on_fatal(error)
 
-    def _refusal(self) -> SmqError | None:
-        return SmqError(ErrorCode.UPGRADE_NEEDED, self.waiting) if self.waiting else None
-
     def _wait_for_upgrade(self, why: str) -> None:
         """Ends all work, as a crash would: nothing is sent, stored or answered any more. A restart of this smq would
         end here again, so the process stays and says why. The disk is as the newer smq needs it."""
         if not self.waiting:
             self.waiting = why
             _log.error("waiting for an upgrade", node=self.node_id, why=why)
-            self.stop(SmqError(ErrorCode.UPGRADE_NEEDED, why))
+            self._lookup.refusal = SmqError(ErrorCode.UPGRADE_NEEDED, why)
+            self.stop(self._lookup.refusal)
             self._on_waiting()
 
     def _on_registered(self) -> None:
@@ -325,7 +337,7 @@ class Node:
         self.is_running = False
         self.dispatcher.stop()
         self._registration.stop()
-        self._preparation.close(error)
+        self._producing.preparation.close(error)
         self.replicas.close(error)
         self._external.close(error)
         self._joins.close(error)
@@ -336,6 +348,178 @@ class Node:
         self.engine.stop()
         self._links.flush()  # what this turn has said already
         self._network.close()
+
+    # ---------------------------------------------------------------------------------------- requests
+    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+        if isinstance(command, AdvanceLogStart):
+            self.replicas.log_starts.propose(command, clipped(timeout_ms), done)
+        else:
+            self._host.propose(command, clipped(timeout_ms), done)
+
+    def find(self, look_up: Callable[[ClusterState], T | None], timeout_ms: int, done: DoneFn[T | None]) -> None:
+        self._lookup.find(look_up, timeout_ms, done)
+
+    def barrier(self, timeout_ms: int, done: DoneFn[LogIndex]) -> None:
+        self._barriers.wait(clipped(timeout_ms), done)
+
+    def fetch(
+        self,
+        topic: str | TopicId,
+        partition: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        max_wait_ms: int,
+        done: DoneFn[Fetched],
+        is_committed: bool = False,
+    ) -> Cancel:
+        began_ns = self.clock.monotonic_ns()
+        deadline_ns = began_ns + clipped(max_wait_ms) * 1_000_000
+        poll: Poll | None = None
+        is_cancelled = False
+
+        def use(part: PartitionState) -> None:
+            nonlocal poll
+            if is_cancelled:
+                return
+            replica = self._replica(part)
+            size = min(max_bytes, self.config.fetch_bytes_max)
+            poll = Poll(replica, Offset(offset), size, deadline_ns, done, is_committed, began_ns)
+            self.replicas.reads.fetch(poll)
+
+        def cancel() -> None:
+            nonlocal is_cancelled
+            is_cancelled = True
+            if poll is not None:
+                self.replicas.reads.cancel(poll)
+
+        self._lookup.with_partition(topic, partition, max(max_wait_ms, REGISTER_MS_MAX), done, use)
+        return cancel
+
+    def _not_replica(self, part: PartitionState) -> SmqError:
+        if self.node_id in part.replicas:
+            return leader_error(self.node_id, self.state, part)
+        names = ", ".join(str(n) for n in part.replicas)
+        hint = self.state.nodes.get(part.leader)
+        details = ErrorDetails(leader=part.leader, leader_address=hint.grpc_address if hint is not None else None)
+        return SmqError(ErrorCode.NOT_REPLICA, f"the partition's replicas are on nodes {names}", details)
+
+    def partition_ranges(
+        self,
+        partitions: Sequence[tuple[str, int]],
+        timeout_ms: int,
+        done: DoneFn[list[PartitionRange | SmqError]],
+        *,
+        at_leader: bool = False,
+    ) -> None:
+        RangesRequest(self._host, self._lookup, self.replicas.ends, partitions, timeout_ms, done, at_leader).start()
+
+    def offset_for_time(
+        self, topic: str, partition: int, kind: TimeKind, value: int, timeout_ms: int, done: DoneFn[TimeOffset]
+    ) -> Cancel:
+        time_left_ms = self._lookup.timer(timeout_ms)
+        withdrawn: list[Cancel] = [_nothing]
+        is_cancelled = False
+
+        def replica_now() -> Replica:
+            return self._replica(self._lookup.applied_partition(topic, partition))
+
+        def begin(found: Replica | SmqError) -> None:
+            if isinstance(found, SmqError):
+                done(found)
+            elif not is_cancelled:
+                withdrawn[0] = self.replicas.look_ups.time(found, kind, value, time_left_ms(), done)
+
+        def cancel() -> None:
+            nonlocal is_cancelled
+            is_cancelled = True
+            withdrawn[0]()
+
+        self._lookup.after_barrier(timeout_ms, begin, replica_now)
+        return cancel
+
+    def _replica(self, part: PartitionState) -> Replica:
+        replica = self.replicas.get(part.pid)
+        if replica is None:
+            check_has_records(part, self.state.topic_names[part.topic_id])
+            raise self._not_replica(part)
+        return replica
+
+    def follower_ends(self, partition: PartitionId) -> Mapping[NodeId, Offset]:
+        replica = self.replicas.get(partition)
+        if replica is None or replica.leading is None:
+            return {}
+        return {n: end for n, end in replica.follower_ends().items() if self.liveness.is_candidate(n)}
+
+    def request_preferred_leader(self, partition: PartitionId) -> bool:
+        return request_preferred_leader(self._host, self.replicas, self.liveness, partition)
+
+    def sized_run(
+        self, topic: str, partition: int, offset: int, bytes_max: int, timeout_ms: int, done: DoneFn[SizedRun]
+    ) -> Cancel:
+        try:
+            replica = self._replica(self._lookup.applied_partition(topic, partition))
+            return self.replicas.look_ups.sized_run(replica, Offset(offset), bytes_max, clipped(timeout_ms), done)
+        except SmqError as e:
+            self._host.deliver(partial(done, e.with_traceback(None)))
+            return _nothing
+
+    def backlog(
+        self, topic: str, partition: int, offset: int, end: int, timeout_ms: int, done: DoneFn[Backlog]
+    ) -> Cancel:
+        try:
+            replica = self._replica(self._lookup.applied_partition(topic, partition))
+            place = Offset(offset), Offset(end)
+            return self.replicas.look_ups.backlog(replica, *place, clipped(timeout_ms), done)
+        except SmqError as e:
+            self._host.deliver(partial(done, e.with_traceback(None)))
+            return _nothing
+
+    def assign_offsets(
+        self,
+        topic: str,
+        partition: int,
+        count: int,
+        *,
+        request_id: bytes,
+        not_before: int | None,
+        timeout_ms: int,
+        done: DoneFn[OffsetsAssigned],
+    ) -> None:
+        if len(request_id) != REQUEST_ID_BYTES:  # what does not fit a command must not spoil one that others share
+            raise SmqError(ErrorCode.INVALID_REQUEST, f"request_id has {len(request_id)} bytes, not {REQUEST_ID_BYTES}")
+
+        def use(part: PartitionState) -> None:
+            bound = part.next_offset if not_before is None else Offset(not_before)
+            item = Assignment(RequestId(request_id), part.pid, count, bound)
+            self._external.assign(item, clipped(timeout_ms), done)
+
+        self._lookup.with_partition(topic, partition, timeout_ms, done, use)
+
+    def advance_external_hwm(
+        self, topic: str, partition: int, offset: int, timeout_ms: int, done: DoneFn[Offset]
+    ) -> None:
+        def use(part: PartitionState) -> None:
+            item = ExternalAdvance(partition=part.pid, offset=Offset(offset))
+            self._external.advance(item, clipped(timeout_ms), done)
+
+        self._lookup.with_partition(topic, partition, timeout_ms, done, use)
+
+    def fetch_offsets(
+        self,
+        group: str,
+        pids: Sequence[PartitionId] | None,
+        timeout_ms: int,
+        done: DoneFn[dict[PartitionId, CommittedOffset]],
+    ) -> None:
+        def look_up() -> dict[PartitionId, CommittedOffset]:
+            state = self.state.groups.get(group)
+            if state is None:
+                return {}
+            wanted = state.offsets if pids is None else [pid for pid in pids if pid in state.offsets]
+            return {pid: state.offsets[pid] for pid in wanted}
+
+        self._lookup.after_barrier(timeout_ms, done, look_up)
 
     # ---------------------------------------------------------------------------------------- status
     @property

@@ -577,7 +577,7 @@ _DISKS: Final = (
     PlantedBug(
         name="overtaken-while-looked-up",
         rule="batches of one connection and partition are appended in order, also while the topic is looked up",
-        faults=(replace("smq.replication.producing:Arrivals.with_partition", by=_used_at_once),),
+        faults=(replace("smq.replication.partition.producing:Arrivals.with_partition", by=_used_at_once),),
         scenario="new_topics",
         anomalies=frozenset({"overtaken"}),
         seeds=10,

@@ -45,6 +45,16 @@ def request_transfer(host: Host, replicas: Replicas, part: PartitionState, targe
     return True
 
 
+def request_preferred_leader(host: Host, replicas: Replicas, liveness: Liveness, partition: PartitionId) -> bool:
+    """As NodeApi says."""
+    part = host.state.partition(partition)
+    if part is None or not liveness.is_fit_to_lead(part.replicas[0]):
+        return False
+    if part.leader != part.replicas[0]:
+        request_transfer(host, replicas, part, part.replicas[0])
+    return True
+
+
 class _Health:
     """Since when a node has been healthy, and how long it must stay so before it gets its leaderships back."""
 

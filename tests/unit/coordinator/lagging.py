@@ -39,7 +39,7 @@ from smq.replication.commands.proposer import Barriers
 from smq.replication.host import Host
 from smq.replication.lookup import Lookup
 from smq.replication.partition.exact_ends import Ends, ExactEnds
-from smq.replication.producing import Arrivals
+from smq.replication.partition.producing import Arrivals
 from smq.replication.ranges import RangesRequest
 
 ZERO = Offset(0)
@@ -93,7 +93,7 @@ class LaggingNode:
         self.appended: list[bytes] = []  # the batches of all partitions
         self._failure = failure
         waits = cast(Barriers, SimpleNamespace(wait=self.barrier))
-        self._lookup = Lookup(cast(Host, self), waits, lambda: None)
+        self._lookup = Lookup(cast(Host, self), waits)
         self._arrivals = Arrivals(lambda: self.state, self._lookup)
         self.find = self._lookup.find
 

@@ -41,7 +41,7 @@ class World:
     def ask(self, names: list[tuple[str, int]]) -> None:
         host, barriers = self.host.node_host(), cast(Barriers, self.barriers)
         ends = cast(ExactEnds, SimpleNamespace(ask=self._ask))
-        lookup = Lookup(host, barriers, lambda: None)
+        lookup = Lookup(host, barriers)
         RangesRequest(host, lookup, ends, names, 5_000, self.answers.append, False).start()
         self.host.settle(1)
 

@@ -402,7 +402,7 @@ def test_a_view_says_which_ends_are_not_known_and_asks_only_if_it_must(tmp_path:
 
             real(partitions, timeout_ms, replaced, at_leader=at_leader)
 
-        node.partition_ranges = ranges
+        node.partition_ranges = ranges  # type: ignore[method-assign]  # this node's alone
         (topic,) = (await describe(served, "t")).topics
         assert [(p.hwm, p.end_unknown) for p in topic.partitions] == [(5, True), (0, False)]
         group = await served.admin.DescribeGroup(pb.DescribeGroupRequest(group="g"))
@@ -413,7 +413,7 @@ def test_a_view_says_which_ends_are_not_known_and_asks_only_if_it_must(tmp_path:
         (topic,) = (await served.admin.DescribeCluster(pb.DescribeClusterRequest(topics=["t"]))).topics
         assert [p.end_unknown for p in topic.partitions] == [False, False]
         assert len(asked) == 2, "a view of what the node knows asks no leader"
-        node.partition_ranges = real
+        node.partition_ranges = real  # type: ignore[method-assign]  # as above
         (position,) = (await served.admin.DescribeGroup(pb.DescribeGroupRequest(group="g"))).offsets
         assert (position.lag, position.end_unknown) == (3, False)
 

@@ -110,7 +110,7 @@ def test_a_backlog_that_is_not_known_is_an_error_and_never_zero(tmp_path: Path) 
     async def body(served: Served) -> None:
         await served.create()
         await served.fill([3])
-        served.server.node.backlog = unknown  # what a log that has changed answers
+        served.server.node.backlog = unknown  # type: ignore[method-assign]  # as a log that has changed answers
         places = [pb.PartitionOffset(topic="t", partition=0, offset=offset) for offset in (0, 3)]
         answer = await served.broker.MeasureBacklogs(pb.MeasureBacklogsRequest(offsets=places))
         assert [b.error.name for b in answer.backlogs] == ["OFFSET_NOT_AVAILABLE", ""]

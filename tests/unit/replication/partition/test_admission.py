@@ -8,7 +8,7 @@ from smq.raft_state.topic_config import BatchRules, batch_rules
 from smq.records import NewRecord, decode_batch, encode_batch, parse_header, with_append_time
 from smq.replication.api import Acks, Produced, TimeKind
 from smq.replication.partition.admission import PreparedBatch
-from smq.replication.preparation import prepared
+from smq.replication.partition.producing import prepared
 from tests.unit.replication.support import Answer, Host
 
 APPENDED = batch_rules({"message.timestamp.type": "LogAppendTime", "message.timestamp.before.max.ms": "0"})

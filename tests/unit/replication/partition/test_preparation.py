@@ -11,10 +11,10 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.topic_config import BatchRules, batch_rules
 from smq.records import CODECS, HEADER_BYTES, NewRecord, check_crc, decode_batch, encode_batch, parse_header, with_body
-from smq.replication import preparation as preparation_module
 from smq.replication.log import decoding
+from smq.replication.partition import producing as producing_module
 from smq.replication.partition.admission import PreparedBatch, validated
-from smq.replication.preparation import BATCHES_MAX, RUNNING_MAX, Preparation, prepared
+from smq.replication.partition.producing import BATCHES_MAX, RUNNING_MAX, Preparation, prepared
 
 A, B = PartitionId(b"a" * 20), PartitionId(b"b" * 20)
 ZSTD = BatchRules(codec=CODECS["zstd"])
@@ -170,7 +170,7 @@ def test_results_that_wait_for_their_turn_hold_back_further_jobs(
 ) -> None:
     plain = encode_batch([NewRecord(None, bytes(50_000), 0)], codec="gzip")
     uncompressed = BatchRules(codec=CODECS["none"])
-    monkeypatch.setattr(preparation_module, "BYTES_MAX", 100_000)
+    monkeypatch.setattr(producing_module, "BYTES_MAX", 100_000)
     preparation = Preparation(compute)
     ended: list[PreparedBatch | SmqError] = []
     for _ in range(12):

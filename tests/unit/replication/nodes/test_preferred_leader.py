@@ -9,21 +9,16 @@ from smq.raft_state.ids import Epoch, LogIndex, NodeId, PartitionId, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
-from smq.replication.commands.proposer import Barriers
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
 from smq.replication.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.wire import DiskCondition
+from smq.replication.nodes.balancer import request_preferred_leader
 from smq.replication.nodes.liveness import Liveness
-from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.replicas import Replicas
-from smq.replication.partition.transaction_joins import TransactionJoins
-from smq.replication.preparation import Preparation
 from smq.replication.raft.engine import Raft
-from smq.replication.requests import Requests
 from smq.testing.virtual.clock import Scheduler
-from smq.testing.virtual.compute import LoopCompute
 from tests.unit.replication.support import (
     INCARNATION,
     ME,
@@ -58,16 +53,6 @@ class World:
             own_disk=lambda: self.own_disk,
             is_connected=lambda _peer: True,
         )
-        self.requests = Requests(
-            cast(NodeHost, self),
-            cast(Replicas, self),
-            self.liveness,
-            cast(Barriers, None),
-            cast(ExternalOffsets, None),
-            refusal=lambda: None,
-            preparation=Preparation(LoopCompute(self.clock)),
-            joins=cast(TransactionJoins, None),
-        )
         self.apply(default_init("c"))
         for node in (ME, PEER_A, PEER_B):
             self.apply(register(node))
@@ -96,8 +81,9 @@ class World:
         part.leader = leader
         return part
 
-    def request(self, part: PartitionState) -> bool:
-        return self.requests.request_preferred_leader(part.pid)
+    def request(self, part: PartitionState | PartitionId) -> bool:
+        pid = part.pid if isinstance(part, PartitionState) else part
+        return request_preferred_leader(cast(NodeHost, self), cast(Replicas, self), self.liveness, pid)
 
 
 @pytest.fixture
@@ -156,4 +142,4 @@ def test_a_replica_that_is_not_fit_is_not_requested(world: World, preferred: Nod
 
 
 def test_a_partition_that_is_gone_is_not_requested(world: World) -> None:
-    assert not world.requests.request_preferred_leader(PartitionId(b"x" * 20))
+    assert not world.request(PartitionId(b"x" * 20))

@@ -30,6 +30,7 @@ from smq.clients.channels import NodeStubs
 from smq.clients.cluster import CallFn, ClusterClient, T
 from smq.clients.errors import build
 from smq.clients.lifecycle import Lifecycle
+from smq.clients.metadata import Servers
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, parse_starts, resolve_starts
 from smq.clients.tls import Tls
@@ -67,6 +68,7 @@ REPLICATION_DEFAULT = 0  # the server chooses: its default.replication.factor (i
 class AdminOptions(TypedDict, total=False):
     """The options of Admin and of OffsetAssigner, for their blocking versions."""
 
+    servers: Servers | None
     timeout_ms: Duration
     connect_timeout_ms: Duration
     tls: Tls | None
@@ -81,13 +83,14 @@ class Admin(Lifecycle):
 
     def __init__(
         self,
-        bootstrap: str | Iterable[str],
+        bootstrap: Servers | None = None,
         *,
+        servers: Servers | None = None,
         timeout_ms: Duration = 30_000.0,
         connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
     ) -> None:
-        self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms, tls=tls)
+        self._cluster = ClusterClient(bootstrap, servers=servers, connect_timeout_ms=connect_timeout_ms, tls=tls)
         self._timeout_ms = milliseconds("timeout_ms", timeout_ms)
 
     async def start(self) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, TypeVar
 
 import grpc
@@ -17,7 +17,7 @@ from smq.clients.arguments import Duration, check_kind, milliseconds
 from smq.clients.channels import Channels, NodeStubs
 from smq.clients.errors import build, error_from_rpc
 from smq.clients.forked import check_owner
-from smq.clients.metadata import Metadata, parse_bootstrap, view_from_message
+from smq.clients.metadata import Metadata, Servers, parse_bootstrap, view_from_message
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.retry import Backoff, RandomFn, Step, decide_call, of_partition
 from smq.clients.tls import Tls, tls_from_environment
@@ -44,8 +44,9 @@ class ClusterClient:
 
     def __init__(
         self,
-        bootstrap: str | Iterable[str],
+        bootstrap: Servers | None,
         *,
+        servers: Servers | None = None,
         connect_timeout_ms: Duration = CONNECT_TIMEOUT_MS,
         backoff: Backoff | None = None,
         random_source: RandomFn = random.random,
@@ -54,7 +55,7 @@ class ClusterClient:
         self._connect_timeout_ms = milliseconds("connect_timeout_ms", connect_timeout_ms)
         if tls is not None:
             check_kind("tls", tls, Tls)
-        self.metadata = Metadata(parse_bootstrap(bootstrap))
+        self.metadata = Metadata(parse_bootstrap(bootstrap, servers))
         self.channels = Channels(tls or tls_from_environment())
         self._pid = os.getpid()
         self.backoff = backoff or Backoff()

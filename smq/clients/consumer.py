@@ -34,6 +34,7 @@ from smq.clients.groups.options import MemberOptions, member_settings
 from smq.clients.groups.subscribing import Callbacks, Resume, Subscribing
 from smq.clients.interceptors import ConsumerChain, ConsumerInterceptor
 from smq.clients.lifecycle import Lifecycle
+from smq.clients.metadata import Servers
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import (
     LookUp,
@@ -61,6 +62,7 @@ End: TypeAlias = int | Literal["latest"] | Mapping[TopicPartition, int]
 class ConsumerOptions(MemberOptions, total=False):
     """The options of Consumer, for its blocking version."""
 
+    servers: Servers | None
     group: str | None
     fetch_max_bytes: int
     partition_max_bytes: int
@@ -99,8 +101,9 @@ class Consumer(Subscribing, Searching, Lifecycle):
 
     def __init__(
         self,
-        bootstrap: str | Iterable[str],
+        bootstrap: Servers | None = None,
         *,
+        servers: Servers | None = None,
         group: str | None = None,
         fetch_max_bytes: int = 8 << 20,
         partition_max_bytes: int = 1 << 20,
@@ -128,7 +131,11 @@ class Consumer(Subscribing, Searching, Lifecycle):
         self._interceptors = ConsumerChain.of(interceptors)
         self._timeout_ms = milliseconds("request_timeout_ms", request_timeout_ms)
         self._cluster = ClusterClient(
-            bootstrap, connect_timeout_ms=connect_timeout_ms, random_source=random_source, tls=tls
+            bootstrap,
+            servers=servers,
+            connect_timeout_ms=connect_timeout_ms,
+            random_source=random_source,
+            tls=tls,
         )
         settings = FetchSettings(
             partition_bytes_max=partition_max_bytes,

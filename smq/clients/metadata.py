@@ -7,13 +7,15 @@ must never connect or read a clock. Everything in `smq.clients` may import it.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from smq.clients.arguments import check_kind, invalid, shown
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.ids import Epoch, NodeId
 
 FAILED_NODE_LAST_MS: Final = 10_000.0  # a node that did not answer is asked last for this long, or until it answers
+
+Servers: TypeAlias = str | Iterable[str]  # gRPC addresses: "host:port[,host:port...]", or several of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +63,11 @@ def _topic_view(topic: pb.TopicInfo) -> TopicView:
     return TopicView(topic_id=topic.topic_id, partitions=partitions)
 
 
-def parse_bootstrap(bootstrap: str | Iterable[str]) -> tuple[str, ...]:
-    """`host:port[,host:port...]`, or several of them. INVALID_REQUEST for anything else."""
+def parse_bootstrap(bootstrap: Servers | None, servers: Servers | None = None) -> tuple[str, ...]:
+    """`host:port[,host:port...]`, or several of them, under either name. INVALID_REQUEST for anything else."""
+    if bootstrap is not None and servers is not None:
+        raise invalid("bootstrap and servers mean the same: give one of them")
+    bootstrap = bootstrap if servers is None else servers
     given: object = [bootstrap] if isinstance(bootstrap, str) else bootstrap
     if not isinstance(given, Iterable) or isinstance(given, bytes):
         raise invalid(f"bootstrap must be host:port or a list of such, not {shown(bootstrap)}")

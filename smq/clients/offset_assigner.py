@@ -6,7 +6,6 @@ stream of each kind per node, too. Users, `sync` and the command line import it.
 
 import asyncio
 import secrets
-from collections.abc import Iterable
 from typing import TypeAlias
 
 from smq.clients.arguments import Duration, check_int, check_place, milliseconds
@@ -14,6 +13,7 @@ from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient
 from smq.clients.errors import build
 from smq.clients.lifecycle import Lifecycle
+from smq.clients.metadata import Servers
 from smq.clients.offset_stream import Advances, Assignments, OffsetStream
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import Tls
@@ -36,13 +36,14 @@ class OffsetAssigner(Lifecycle):
 
     def __init__(
         self,
-        bootstrap: str | Iterable[str],
+        bootstrap: Servers | None = None,
         *,
+        servers: Servers | None = None,
         timeout_ms: Duration = 30_000.0,
         connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
     ) -> None:
-        self._cluster = ClusterClient(bootstrap, connect_timeout_ms=connect_timeout_ms, tls=tls)
+        self._cluster = ClusterClient(bootstrap, servers=servers, connect_timeout_ms=connect_timeout_ms, tls=tls)
         self._timeout_ms = milliseconds("timeout_ms", timeout_ms)
         self._bounds: dict[tuple[str, int], int] = {}  # a past next_offset of each partition used
         self._assign_streams: dict[str, AssignStream] = {}  # by address: bounded by the cluster's nodes

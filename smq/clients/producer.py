@@ -26,6 +26,7 @@ from smq.clients.arguments import (
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.forked import check_owner
 from smq.clients.interceptors import ProducerChain, ProducerInterceptor
+from smq.clients.metadata import Servers
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producing.accumulator import IN_FLIGHT_MAX, BatchingSettings
 from smq.clients.producing.delivery import BatchMetadata as BatchMetadata
@@ -52,6 +53,7 @@ YIELD_EVERY_RECORDS: Final = 4096  # send_many lets the event loop run this ofte
 class ProducerOptions(TypedDict, total=False):
     """The options of Producer, for its blocking version."""
 
+    servers: Servers | None
     acks: AcksName
     linger_ms: Duration
     batch_bytes: int
@@ -92,8 +94,9 @@ class Producer:
 
     def __init__(
         self,
-        bootstrap: str | Iterable[str],
+        bootstrap: Servers | None = None,
         *,
+        servers: Servers | None = None,
         acks: AcksName = "all",
         linger_ms: Duration = 5.0,
         batch_bytes: int = 128 << 10,
@@ -123,7 +126,11 @@ class Producer:
         self._request_timeout_ms = milliseconds("request_timeout_ms", request_timeout_ms)
         self._interceptors = ProducerChain.of(interceptors)
         self._cluster = ClusterClient(
-            bootstrap, connect_timeout_ms=connect_timeout_ms, random_source=random_source, tls=tls
+            bootstrap,
+            servers=servers,
+            connect_timeout_ms=connect_timeout_ms,
+            random_source=random_source,
+            tls=tls,
         )
         self._transactions: Transactions | None = None
         if transactional_id is not None:

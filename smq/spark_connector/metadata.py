@@ -28,14 +28,12 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.spark_connector.errors import OptionError
 from smq.spark_connector.option_values import topics as topics_of
 from smq.spark_connector.option_values import whole_number
-from smq.spark_connector.options import RETRY_TIMEOUT_MS_DEFAULT, TLS_KEYS, servers_of, tls_of
+from smq.spark_connector.options import RETRY_TIMEOUT_MS_DEFAULT, SERVER_KEYS, TLS_KEYS, servers_of, tls_of
 
 Row: TypeAlias = tuple[Any, ...]
 NODE_TIMEOUT_MS: Final = 2_000.0  # a hanging node leaves nulls, and does not delay the rest
 KNOWN: Final = ("metadata", "servers", "subscribe", "group", "retryTimeoutMs", *TLS_KEYS)
-_BY_LOWER_NAME: Final = {
-    name.lower(): name for name in (*KNOWN, "bootstrap.servers", "kafka.bootstrap.servers", "path", "__datasource__")
-}
+_BY_LOWER_NAME: Final = {name.lower(): name for name in (*KNOWN, *SERVER_KEYS, "path", "__datasource__")}
 
 PARTITION_COLUMNS: Final[dict[str, DataType]] = {
     "topic": StringType(),

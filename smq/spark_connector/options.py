@@ -21,7 +21,7 @@ __all__ = ["EARLIEST", "LATEST", "OffsetSpec", "TopicOffsets", "flag"]
 
 log = logging.getLogger(__name__)
 
-_SERVER_KEYS: Final = ("servers", "bootstrap.servers", "kafka.bootstrap.servers")
+SERVER_KEYS: Final = ("servers", "bootstrap", "bootstrap.servers", "kafka.bootstrap.servers")
 _SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 TLS_KEYS: Final = ("tls.ca", "tls.certificate", "tls.key")
 _FLAGS: Final = ("includeHeaders", "includeIndex", "failOnDataLoss", "pushdown")
@@ -68,7 +68,7 @@ _NO_EFFECT: Final = {
     "kafka.linger.ms": "a task sends its rows in large batches",
 }
 KNOWN: Final = (
-    *_SERVER_KEYS,
+    *SERVER_KEYS,
     *_SELECTIONS,
     *_STARTS,
     "startingOffsetsByTimestampStrategy",
@@ -171,7 +171,7 @@ def check_given(options: Mapping[str, str]) -> None:
     _latest_if_no_match(options)
     _position(options, "starting", EARLIEST)
     _position(options, "ending", LATEST, refused=EARLIEST)
-    if any(options.get(key) is not None for key in _SERVER_KEYS):
+    if any(options.get(key) is not None for key in SERVER_KEYS):
         servers_of(options)
     tls_of(options)
 
@@ -237,7 +237,7 @@ def _source_options(options: Mapping[str, str], starting: PositionSpec) -> Sourc
 
 def _check_key(key: str) -> None:
     lower = key.lower()
-    if lower in _SERVER_KEYS or lower in _IGNORED_BY_SPARK or lower in _WRITE_OPTIONS:
+    if lower in SERVER_KEYS or lower in _IGNORED_BY_SPARK or lower in _WRITE_OPTIONS:
         return
     if lower in _NO_EFFECT_BY_LOWER_NAME:
         log.warning("option %r has no effect: %s", key, _NO_EFFECT_BY_LOWER_NAME[lower])
@@ -251,13 +251,13 @@ def _check_key(key: str) -> None:
 
 def servers_of(options: Mapping[str, str]) -> tuple[str, ...]:
     """The cluster's addresses. OptionError if they are missing or malformed."""
-    given = [options[key] for key in _SERVER_KEYS if options.get(key) is not None]
+    given = [options[key] for key in SERVER_KEYS if options.get(key) is not None]
     if not given:
         raise OptionError(
             f"format('smq') does not know where the cluster is: {values.SERVERS_ADVICE} {_LOST_OPTIONS_ADVICE}"
         )
     if len(set(given)) > 1:
-        raise OptionError(f"{', '.join(_SERVER_KEYS)} mean the same, but differ here: give one of them")
+        raise OptionError(f"{', '.join(SERVER_KEYS)} mean the same, but differ here: give one of them")
     return values.servers(given[0])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Unpack
 
 from smq.clients.admin import Admin, AdminOptions
+from smq.clients.metadata import Servers
 from smq.clients.positions import Start
 from smq.clients.sync.loop import BlockingClient, documented_as
 from smq.clients.types import (
@@ -31,11 +32,11 @@ from smq.clients.types import (
 class SyncAdmin(BlockingClient):
     """`with SyncAdmin("host:port") as a: a.create_topic("t", 6)`. Options as Admin's."""
 
-    def __init__(self, bootstrap: str | Iterable[str], **options: Unpack[AdminOptions]) -> None:
+    def __init__(self, bootstrap: Servers | None = None, **options: Unpack[AdminOptions]) -> None:
         super().__init__()
         self._run(self._make(bootstrap, options))
 
-    async def _make(self, bootstrap: str | Iterable[str], options: AdminOptions) -> None:
+    async def _make(self, bootstrap: Servers | None, options: AdminOptions) -> None:
         self._admin = Admin(bootstrap, **options)
         await self._admin.__aenter__()
 

@@ -3,10 +3,10 @@
 Owns no rule: every method is that of `OffsetAssigner`. Users import it through `smq.clients`.
 """
 
-from collections.abc import Iterable
 from typing import Unpack
 
 from smq.clients.admin import AdminOptions
+from smq.clients.metadata import Servers
 from smq.clients.offset_assigner import OffsetAssigner
 from smq.clients.sync.loop import BlockingClient, documented_as
 
@@ -15,11 +15,11 @@ from smq.clients.sync.loop import BlockingClient, documented_as
 class SyncOffsetAssigner(BlockingClient):
     """`with SyncOffsetAssigner("host:port") as a: base, last = a.assign("t", 0, 5)`. Options as OffsetAssigner's."""
 
-    def __init__(self, bootstrap: str | Iterable[str], **options: Unpack[AdminOptions]) -> None:
+    def __init__(self, bootstrap: Servers | None = None, **options: Unpack[AdminOptions]) -> None:
         super().__init__()
         self._run(self._make(bootstrap, options))
 
-    async def _make(self, bootstrap: str | Iterable[str], options: AdminOptions) -> None:
+    async def _make(self, bootstrap: Servers | None, options: AdminOptions) -> None:
         self._assigner = OffsetAssigner(bootstrap, **options)
         await self._assigner.__aenter__()
 

@@ -17,6 +17,7 @@ from smq.clients.arguments import Duration, Instant
 from smq.clients.consumer import Assignment, Consumer, ConsumerOptions, End
 from smq.clients.forked import check_owner
 from smq.clients.groups.subscribing import OnPartitions, Resume
+from smq.clients.metadata import Servers
 from smq.clients.positions import Start
 from smq.clients.search import RecordFilter, SearchPage
 from smq.clients.sync.loop import BlockingClient, Call, Running, documented_as
@@ -41,14 +42,14 @@ ITERATION_WAIT_MS: Final = 1_000.0  # how long iteration waits before it checks 
 class SyncConsumer(BlockingClient):
     """`with SyncConsumer("host:port") as c: c.assign([("t", 0)]); for r in c: ...`. Options as Consumer's."""
 
-    def __init__(self, bootstrap: str | Iterable[str], **options: Unpack[ConsumerOptions]) -> None:
+    def __init__(self, bootstrap: Servers | None = None, **options: Unpack[ConsumerOptions]) -> None:
         super().__init__()
         self._ahead: deque[ConsumerRecord] = deque()  # one batch, for iteration: one call per record would be too slow
         self._raw_ahead: RawBatch | None = None  # for getbatch()
         self._is_closed = False
         self._run(self._make(bootstrap, options))
 
-    async def _make(self, bootstrap: str | Iterable[str], options: ConsumerOptions) -> None:
+    async def _make(self, bootstrap: Servers | None, options: ConsumerOptions) -> None:
         self._consumer = Consumer(bootstrap, **options)
         await self._consumer.__aenter__()
 

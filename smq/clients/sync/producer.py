@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Unpack
 
 from smq.clients.arguments import Instant
+from smq.clients.metadata import Servers
 from smq.clients.producer import Producer, ProducerOptions, ProducerStats
 from smq.clients.producing.delivery import BatchMetadata, Delivery, Intercepted, Settled, fail_token
 from smq.clients.producing.outgoing import ProducerRecord, checked_record
@@ -40,7 +41,7 @@ _Record = tuple[str, bytes | None, bytes | None, Headers, int | None, int, Deliv
 class SyncProducer(BlockingClient):
     """`with SyncProducer("host:port") as p: p.send("t", b"v").result()`. Options as Producer's."""
 
-    def __init__(self, bootstrap: str | Iterable[str], **options: Unpack[ProducerOptions]) -> None:
+    def __init__(self, bootstrap: Servers | None = None, **options: Unpack[ProducerOptions]) -> None:
         super().__init__()
         self._settled = Settled()
         self._lock = threading.Lock()
@@ -54,7 +55,7 @@ class SyncProducer(BlockingClient):
         # A reference to the producer, too: one that its program has dropped still has records to deliver.
         self._runner.before_stop[self._leave] = None
 
-    async def _make(self, bootstrap: str | Iterable[str], options: ProducerOptions) -> None:
+    async def _make(self, bootstrap: Servers | None, options: ProducerOptions) -> None:
         self._taker: asyncio.Task[None] | None = None
         self._producer = Producer(bootstrap, **options)
         await self._producer.__aenter__()

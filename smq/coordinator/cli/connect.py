@@ -67,6 +67,8 @@ def bootstrap_option(command: F) -> F:
     options = (
         click.option(
             "--bootstrap",
+            "--servers",
+            "bootstrap",
             metavar="HOST:PORT[,...]",
             default=BOOTSTRAP_DEFAULT,
             envvar=BOOTSTRAP_VARIABLE,

@@ -132,7 +132,14 @@ def test_replicas_begin_with_the_leader_and_end_with_failed_nodes() -> None:
     ],
 )
 def test_bootstrap_is_parsed(given: str | list[str], parsed: tuple[str, ...]) -> None:
-    assert parse_bootstrap(given) == parsed
+    assert parse_bootstrap(given) == parse_bootstrap(None, given) == parsed
+
+
+def test_one_of_the_two_names_of_the_addresses_is_given() -> None:
+    for both in ((None, None), ("a:1", "a:1")):
+        with pytest.raises(SmqError, match=r"bootstrap must be host:port|mean the same") as caught:
+            parse_bootstrap(*both)
+        assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
 @pytest.mark.parametrize("given", ["", "host", ":1", "host:", "host:port", "host:0", "host:65536", [], ["", ","]])

@@ -16,6 +16,7 @@ import pytest
 
 from smq.clients import Delivery, SmqError, SyncAdmin, SyncConsumer, SyncOffsetAssigner, SyncProducer
 from smq.clients.pb import smq_pb2 as pb
+from smq.clients.sync.loop import BlockingClient
 from smq.raft_state.errors import ErrorCode
 from smq.testing.fake.runner import cluster_in_thread
 
@@ -49,6 +50,12 @@ def test_send_read_commit_and_resume(address: str) -> None:
         assert [r.offset for r in found["u", 0]] == [5, 6, 7, 8, 9]
     with SyncConsumer(address, group="g") as consumer:
         assert consumer.assign([("u", 0)]) == {("u", 0): 5}
+
+
+@pytest.mark.parametrize("client", [SyncAdmin, SyncConsumer, SyncOffsetAssigner, SyncProducer])
+def test_the_addresses_may_be_called_bootstrap_or_servers(address: str, client: Callable[..., BlockingClient]) -> None:
+    for name in ("bootstrap", "servers"):
+        client(**{name: address}).close()
 
 
 def test_seek_forgets_what_was_read_ahead(address: str) -> None:

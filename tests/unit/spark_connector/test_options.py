@@ -57,7 +57,7 @@ def test_servers_and_topics_are_lists() -> None:
     assert options.topics == ("x", "y")
 
 
-@pytest.mark.parametrize("key", ["bootstrap.servers", "kafka.bootstrap.servers"])
+@pytest.mark.parametrize("key", ["bootstrap", "bootstrap.servers", "kafka.bootstrap.servers"])
 def test_kafka_names_of_servers_are_aliases(key: str) -> None:
     assert read_options({key: "a:1", "subscribe": "t"}).source.servers == ("a:1",)
 

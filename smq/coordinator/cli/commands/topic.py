@@ -49,7 +49,9 @@ def topic() -> None:
     type=click.IntRange(min=1),
     help="Copies of each partition. Default: default.replication.factor (if not set: 3, or all nodes if fewer).",
 )
-@click.option("--config", "settings", metavar="KEY=VALUE", multiple=True, help="A topic setting; may be repeated.")
+@click.option(
+    "--config", "--set", "settings", metavar="KEY=VALUE", multiple=True, help="A topic setting; may be repeated."
+)
 @click.option(
     "--storage",
     type=click.Choice(["log", "external"]),
@@ -183,7 +185,9 @@ def topic_delete(name: str, is_sure: bool, as_json: bool, bootstrap: str) -> Non
 
 @topic.command("alter")
 @click.argument("name", type=TOPIC)
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="A setting to change; may be repeated.")
+@click.option(
+    "--set", "--config", "settings", metavar="KEY=VALUE", multiple=True, help="A setting to change; may be repeated."
+)
 @click.option("--unset", metavar="KEY", multiple=True, help="A setting to reset to its default; may be repeated.")
 @click.option("--partitions", type=int, help="The new number of partitions; it can only grow.")
 @json_option

@@ -42,6 +42,15 @@ def test_life_of_a_topic(smq: Smq) -> None:
     assert smq("topic", "describe", "u").exit_code == 1
 
 
+def test_addresses_and_settings_of_a_topic_have_either_name(cluster: FakeCluster) -> None:
+    address = cluster.nodes[1].address
+    for at, option in (("--servers", "--set"), ("--bootstrap", "--config")):
+        for command in ("create", "alter"):
+            arguments = ["topic", command, option[2:], option, "retention.ms=7", at, address, "--json"]
+            (answer,) = lines(CliRunner().invoke(cli, arguments))
+        assert json.loads(answer)["set"] == {"retention.ms": "7"}
+
+
 def test_groups_are_listed_described_with_lag_and_deleted_without_members(cluster: FakeCluster, smq: Smq) -> None:
     assert lines(smq("group", "list"))[0].startswith("there are no groups")
     summary = pb.GroupSummary(group="g", state="Stable", protocol_type="consumer", members=1, generation=3)

@@ -318,9 +318,11 @@ class LogAgainstList(RuleBasedStateMachine):
     @rule(distance=st.integers(-3, 20))
     def find_ts_ns(self, distance: int) -> None:
         ts_ns = self.model.base_ts + distance
-        expected = next((row.stored.base for row in self.model.live if last_ts_ns(row.stored) >= ts_ns), None)
+        expected = next((row.stored for row in self.model.live if last_ts_ns(row.stored) >= ts_ns), None)
         found = self.log.find_ts_ns(ts_ns)
-        assert (found.base if found else None) == expected
+        assert (found and (found.base, found.epoch, found.ts_ns)) == (
+            expected and (expected.base, expected.epoch, expected.ts_ns)
+        )
 
     @rule(created_ms=st.integers(-5, 45))
     def find_timestamp(self, created_ms: int) -> None:

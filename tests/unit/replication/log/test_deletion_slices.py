@@ -96,20 +96,6 @@ def test_a_partition_created_again_during_the_deletion_of_the_old_one_keeps_its_
     assert recovered.read(Offset(5), ALL, 1 << 20) == stored
 
 
-def test_log_start_moves_immediately_and_the_batches_before_it_go_in_slices(harness: Harness) -> None:
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    stored = [append(log, 2, producer=(1, 0, 2 * i)) for i in range(20)]
-    harness.settle()
-    log.advance_log_start(Offset(31))
-    assert log.read(Offset(0), ALL, 1 << 20) == []
-    assert log.read(Offset(31), ALL, 1 << 20) == stored[15:]
-    harness.settle()
-    assert len(harness.disk.scan_keys(Table.BATCHES, b"", ALL_KEYS)) == 5
-    recovered = reopened(harness)
-    assert (recovered.log_start, recovered.producers) == (31, log.producers)
-    assert recovered.read(Offset(31), ALL, 1 << 20) == stored[15:]
-
-
 def test_an_interrupted_move_of_log_start_continues_after_a_restart() -> None:
     harness = FakeHarness()
     log = LogStore(harness.disk).create(PID, Offset(0))

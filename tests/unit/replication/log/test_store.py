@@ -1,6 +1,5 @@
 """Logs by scenario: recovery, damage, truncation while the disk lags behind, deletion from the front."""
 
-import random
 from collections.abc import Callable
 from typing import cast
 
@@ -13,7 +12,6 @@ from smq.replication.log import partition_log
 from smq.replication.log.codec import BatchDamaged, StoredValue, batch_key, build_value, parse_value
 from smq.replication.log.lineage import EpochRun
 from smq.replication.log.partition_log import PartitionLog
-from smq.replication.log.producers import ProducerTable
 from smq.replication.log.store import LogStore
 from smq.replication.ports import DataDamaged, Delete, Table
 from tests.unit.replication.log.support import (
@@ -23,7 +21,6 @@ from tests.unit.replication.log.support import (
     append,
     flip_batch,
     flipped,
-    fold,
     log_of,
     lose_row,
     nothing,
@@ -80,16 +77,6 @@ def test_partitions_recover_independently(harness: Harness) -> None:
 
 def test_an_empty_disk_has_no_partitions(harness: Harness) -> None:
     assert LogStore(harness.disk).open_all() == {}
-
-
-def test_an_emptied_log_continues_at_the_given_offset(harness: Harness) -> None:
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    append(log, 5)
-    log.advance_log_start(Offset(1 << 42))
-    assert (log.log_start, log.appended_end, log.durable_end, log.size_bytes) == (1 << 42, 1 << 42, 1 << 42, 0)
-    log = reopened(harness)
-    assert (log.log_start, log.appended_end, log.runs) == (1 << 42, 1 << 42, [])
-    assert append(log, 2).end == (1 << 42) + 2
 
 
 # ------------------------------------------------------------------------------------------------ bytes
@@ -288,19 +275,6 @@ def test_truncation_withdraws_pending_appends_and_never_reports_them() -> None:
     assert log.runs == [EpochRun(Epoch(1), Offset(0), Offset(2)), EpochRun(Epoch(2), Offset(2), Offset(4))]
 
 
-def test_a_rewritten_range_never_shows_its_former_records() -> None:
-    harness = FakeHarness()
-    log = log_of(harness, 3, payload=b"old")
-    log.truncate(Offset(1))
-    new = append(log, payload=b"new", epoch=2)
-    while harness.clock.step():
-        found = log.read(Offset(1), ALL, 1 << 20)
-        assert found == [new], "from memory until it is on disk"
-        by_time = log.find_ts_ns(15)
-        assert by_time is None or by_time.epoch == 2
-    assert log.durable_end == 2
-
-
 def test_a_checkpoint_of_the_truncated_log_is_not_used_for_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = FakeHarness()
     log = LogStore(harness.disk).create(PID, Offset(0))
@@ -317,69 +291,6 @@ def test_a_checkpoint_of_the_truncated_log_is_not_used_for_the_new_one(monkeypat
     log.truncate(Offset(5))
     assert len(log.producers) == 0
     assert log.runs == [EpochRun(Epoch(1), Offset(0), Offset(2)), EpochRun(Epoch(2), Offset(2), Offset(5))]
-
-
-def test_producers_after_a_truncation_equal_a_fresh_fold(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 8)
-    rng = random.Random(3)
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    next_sequence = dict.fromkeys(range(5), 0)
-    stored = []
-    for _ in range(60):
-        producer = rng.randrange(5)
-        stored.append(append(log, 3, producer=(producer, 0, next_sequence[producer])))
-        next_sequence[producer] += 3
-    harness.settle()
-    for cut in (150, 149, 96, 95, 24, 23, 3):
-        log.truncate(Offset(cut))
-        fresh = ProducerTable()
-        for value in stored[: cut // 3]:
-            fold(fresh, parse_header(value.batch), value.ts_ns)
-        assert log.producers == fresh
-        harness.settle()
-
-
-def test_producer_state_outlives_its_batches_unless_some_were_never_here(harness: Harness) -> None:
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    first = append(log, 3, producer=(9, 0, 0))
-    append(log, 2)
-    log.advance_log_start(Offset(4))
-    log = reopened(harness)
-    again = log.producers.check(parse_header(make_batch(3, producer=(9, 0, 0))), Offset(0))
-    assert again is not None
-    assert (again.base_offset, again.end, again.ts_ns) == (0, 3, first.ts_ns)
-    log.advance_log_start(log.appended_end)
-    log = reopened(harness)
-    assert log.has_producers
-    assert log.producers.check(parse_header(make_batch(3, producer=(9, 0, 0))), Offset(0)) == again
-    assert log.producers.check(parse_header(make_batch(1, producer=(9, 0, 3))), Offset(0)) is None
-    log.advance_log_start(Offset(log.appended_end + 1))  # a batch that was never here: so is what it says of producers
-    assert not reopened(harness).has_producers
-
-
-def test_time_look_ups_after_a_truncation_find_only_remaining_records(harness: Harness) -> None:
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    for created in (10, 50, 30, 90):
-        append(log, created_ms=created)
-    log.truncate(Offset(2))
-    harness.settle()
-    assert log.find_timestamp(51) is None
-    assert log.find_ts_ns(21) is None
-    append(log, created_ms=60, epoch=2)
-    harness.settle()
-    found = log.find_timestamp(51)
-    assert found is not None
-    assert (found.base, found.max_timestamp_ms) == (2, 60)
-
-
-def test_time_look_ups_are_right_when_the_latest_record_was_deleted(harness: Harness) -> None:
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    for created in (100, 50, 60, 40, 120):
-        append(log, created_ms=created)
-    log.advance_log_start(Offset(1))
-    harness.settle()
-    found = [log.find_timestamp(created) for created in (45, 55, 61, 120, 121)]
-    assert [info.base if info else None for info in found] == [1, 2, 4, 4, None]
 
 
 def test_largest_create_time_is_that_of_the_remaining_records_below_the_end(harness: Harness) -> None:

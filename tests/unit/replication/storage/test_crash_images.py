@@ -4,15 +4,19 @@ holds every acknowledged batch and entry. It does not with the bugs planted here
 import re
 import struct
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
 
-from chaos_tests.crash.recorder import Reader, RecordingError, record
+from chaos_tests.crash.compacting import course, verdict
+from chaos_tests.crash.recorder import Reader, RecordingError, record, record_compaction
 from chaos_tests.crash.stores import FILES
 from chaos_tests.crash.trace import Acked, Sync, Trace, Truncate, Write, dump, images, load, parse
+from chaos_tests.crash.verify import log_and_journal
 from chaos_tests.sim.long_runs import SUBMISSIONS, image_failures
+from smq.records import parse_header
+from smq.replication.ports import Disk
 from smq.replication.storage import write_ahead
 from smq.replication.storage.database_sqlite import JOURNAL_FILE
 from smq.replication.storage.engine import Engine
@@ -22,29 +26,51 @@ from tests.skips import needs
 
 RECORDED = Path(__file__).parent / "crash_trace.txt"  # python -m chaos_tests.crash.recorder FILE lmdb 60
 OF_SQLITE = Path(__file__).parent / "crash_trace_of_sqlite.txt"  # python -m chaos_tests.crash.recorder FILE sqlite 60
+OF_COMPACTION = Path(__file__).parent / "crash_trace_of_compaction.txt"  # ... FILE lmdb compacting
+OF_COMPACTION_IN_SQLITE = Path(__file__).parent / "crash_trace_of_compaction_sqlite.txt"  # ... FILE sqlite compacting
+Judge = Callable[[Disk, Acked], str]
 QUICK_IMAGES = 100
-FULL_IMAGES = 10_000
+FULL_IMAGES, IMAGES_OF_COMPACTION = 10_000, 2_000
 
 
-def failures(trace: Trace, folder: Path, count: int, *, enough: int = 1 << 30) -> list[str]:
-    return list(islice(image_failures(trace, folder, count), enough))
-
-
-@pytest.mark.parametrize("recorded", [RECORDED, OF_SQLITE])
-def test_every_image_of_a_recorded_trace_holds_every_acknowledged_record(tmp_path: Path, recorded: Path) -> None:
-    assert failures(load(recorded), tmp_path, QUICK_IMAGES) == []
+def failures(
+    recorded: Path | Trace, folder: Path, count: int, *, enough: int = 1 << 30, judge: Judge = log_and_journal
+) -> list[str]:
+    trace = load(recorded) if isinstance(recorded, Path) else recorded
+    return list(islice(image_failures(trace, folder, count, judge=judge), enough))
 
 
 @pytest.mark.parametrize(
-    ("recorded", "file"),
+    ("recorded", "judge"),
     [
-        (RECORDED, DATA_FILE),
-        (RECORDED, WRITE_AHEAD_FILE),
-        *((OF_SQLITE, file) for file in FILES[Engine.SQLITE]),
+        (RECORDED, log_and_journal),
+        (OF_SQLITE, log_and_journal),
+        (OF_COMPACTION, verdict),
+        (OF_COMPACTION_IN_SQLITE, verdict),
     ],
 )
-def test_a_store_that_does_not_wait_for_its_disk_is_detected(tmp_path: Path, recorded: Path, file: str) -> None:
-    assert failures(load(recorded).without_syncs(file), tmp_path, QUICK_IMAGES, enough=1) != []
+def test_every_image_of_a_recorded_trace_holds_every_acknowledged_record(
+    tmp_path: Path, recorded: Path, judge: Judge
+) -> None:
+    """And the old segments or the new ones, as their rows say."""
+    assert failures(recorded, tmp_path, QUICK_IMAGES, judge=judge) == []
+
+
+@pytest.mark.parametrize(
+    ("recorded", "file", "judge"),
+    [
+        (RECORDED, DATA_FILE, log_and_journal),
+        (RECORDED, WRITE_AHEAD_FILE, log_and_journal),
+        *((OF_SQLITE, file, log_and_journal) for file in FILES[Engine.SQLITE]),
+        (OF_COMPACTION, DATA_FILE, verdict),
+        (OF_COMPACTION, WRITE_AHEAD_FILE, verdict),
+        (OF_COMPACTION_IN_SQLITE, JOURNAL_FILE, verdict),
+    ],
+)
+def test_a_store_that_does_not_wait_for_its_disk_is_detected(
+    tmp_path: Path, recorded: Path, file: str, judge: Judge
+) -> None:
+    assert failures(load(recorded).without_syncs(file), tmp_path, QUICK_IMAGES, enough=1, judge=judge) != []
 
 
 def test_a_write_ahead_file_used_again_before_lmdb_is_durable_is_detected(tmp_path: Path) -> None:
@@ -101,6 +127,21 @@ def test_the_recorded_trace_of_sqlite_is_rich_enough() -> None:
     journal = [e for e in events if isinstance(e, Write) and e.file == JOURNAL_FILE]
     assert len([e for e in journal if e.offset == 0]) >= 3, "the journal began again"
     assert max(e.log_start for e in events if isinstance(e, Acked)) > 0, "pages were freed and used again"
+
+
+def test_the_recorded_trace_of_compaction_is_rich_enough() -> None:
+    """It was recorded with the course as it is now, LMDB took the rows over between installations, and these removed
+    records, joined batches, replaced segments and let the log grow."""
+    events, steps = load(OF_COMPACTION).events, list(course())
+    acked = [event for event in events if isinstance(event, Acked)]
+    assert [(e.log_end, e.journal_index) for e in acked] == [(s.log[-1].end, n) for n, s in enumerate(steps, 1)]
+    assert sum(isinstance(event, Sync) and event.file == DATA_FILE for event in events) >= 4
+    installed = [(before, step) for before, step in pairwise(steps) if step.end]
+    assert len(installed) >= 6
+    assert any(step.end > before.log[-1].end for before, step in installed)
+    assert any(len(before.segments) > len(step.segments) for before, step in installed)
+    assert all(parse_header(step.log[0].batch).count == 0 for _, step in installed)
+    assert any(len(step.log) < len(before.log) for before, step in installed)
 
 
 def test_a_small_round_is_one_write_of_one_page_that_waits_for_the_disk() -> None:
@@ -200,3 +241,13 @@ def test_ten_thousand_images_of_a_fresh_trace_hold_every_acknowledged_record(tmp
 @needs("strace")
 def test_a_store_without_its_syncs_loses_acknowledged_records(tmp_path: Path, engine: Engine, option: str) -> None:
     assert failures(record(60, (option,), engine), tmp_path, 1_500, enough=1) != []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("engine", list(Engine))
+@needs("strace")
+def test_thousands_of_images_of_a_fresh_trace_hold_the_old_segments_or_the_new_ones(
+    tmp_path: Path, engine: Engine
+) -> None:
+    assert failures(record_compaction(engine), tmp_path, IMAGES_OF_COMPACTION, judge=verdict) == []

@@ -60,24 +60,12 @@ def test_many_submissions_share_a_commit(harness: Harness) -> None:
     assert len(harness.disk.scan_keys(T, FIRST, BEYOND)) == 500
 
 
-def test_ops_of_a_submission_apply_in_order(harness: Harness) -> None:
-    harness.disk.submit([Put(T, b"a", b"1"), Delete(T, b"a", b"b"), Put(T, b"a", b"2"), Put(T, b"b", b"3")])
-    harness.write(Delete(T, b"b", b"c"), Put(T, b"a", b"4"))
-    assert harness.disk.scan(T, FIRST, BEYOND) == [(b"a", b"4")]
-
-
 def test_delete_includes_start_and_excludes_stop(harness: Harness) -> None:
     harness.disk.submit(put(b"a", b"b", b"bb", b"c", b"d"))
     harness.write(Delete(T, b"b", b"c"))
     assert harness.disk.scan_keys(T, FIRST, BEYOND) == [b"a", b"c", b"d"]
     harness.write(Delete(T, b"", BEYOND))
     assert harness.disk.scan_keys(T, FIRST, BEYOND) == []
-
-
-def test_delete_of_nothing_changes_nothing(harness: Harness) -> None:
-    harness.disk.submit(put(b"m"))
-    harness.write(Delete(T, b"a", b"b"), Delete(T, b"x", b"z"), Delete(T, b"n", b"a"), Delete(T, b"m", b"m"))
-    assert harness.disk.scan_keys(T, FIRST, BEYOND) == [b"m"]
 
 
 def test_tables_do_not_see_each_other(harness: Harness) -> None:

@@ -49,12 +49,6 @@ def ring_range(index: PartitionIndex) -> tuple[int, int]:
     return start, start + RING_SLOTS_PER_PARTITION
 
 
-def key_slot(key: bytes, partition_count: int) -> int:
-    """The ring slot of a key: consistent with Kafka's default partitioner by construction."""
-    h = murmur2(key) & 0x7FFFFFFF
-    return RING_SLOTS_PER_PARTITION * (h % partition_count) + (h // partition_count) % RING_SLOTS_PER_PARTITION
-
-
 def key_partition(key: bytes, partition_count: int) -> PartitionIndex:
     """The partition of a key, as Kafka's default partitioner chooses it."""
     return PartitionIndex((murmur2(key) & 0x7FFFFFFF) % partition_count)

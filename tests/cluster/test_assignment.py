@@ -8,7 +8,7 @@ import pytest
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.ids import RING_SLOTS_PER_PARTITION, key_partition, key_slot
+from smq.raft_state.ids import RING_SLOTS_PER_PARTITION, key_partition, ring_range
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import RawNode
 from tests.cluster.raw import raises
@@ -118,7 +118,7 @@ def test_partition_owns_its_ring_range_on_every_node(cluster: Cluster, new_topic
             assert (info.range_start, info.range_stop) == (width * partition, width * partition + width)
     for key in (b"", b"AA", b"UA", b"a longer key"):
         info = cluster.nodes[1].raw.range_info(topic, key_partition(key, 3))
-        assert info.range_start <= key_slot(key, 3) < info.range_stop
+        assert (info.range_start, info.range_stop) == ring_range(key_partition(key, 3))
 
 
 def test_topic_that_starts_past_2_to_the_40_numbers_on_from_there(new_topic: NewTopic, leader_of: LeaderOf) -> None:

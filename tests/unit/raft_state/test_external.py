@@ -12,7 +12,6 @@ from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers import external_offsets as external
 from smq.raft_state.ids import NO_NODE, Incarnation, NodeId, Offset, PartitionId, RequestId
 from smq.raft_state.limits import ASSIGN_COUNT_MAX, ASSIGN_ITEMS_MAX, START_OFFSET_MAX
-from smq.raft_state.machine import Machine
 from smq.raft_state.replies import ExternalHwm, HwmsAdvanced, OffsetsAssigned, Rejected, Results
 from tests.unit.raft_state.support import (
     Driver,
@@ -106,13 +105,6 @@ def test_request_id_of_another_request_is_refused(driver: Driver, partition: Par
 def test_request_id_of_a_wrong_length_is_refused(size: int) -> None:
     with pytest.raises(CodecError, match="ids have 16"):
         encode_command(assign((RequestId(bytes(size)), pid(1), 1)))
-
-
-def test_answers_survive_a_snapshot(driver: Driver) -> None:
-    first = ranges(driver, (rid(1), pid(1), 5))
-    restored = Driver(Machine.restore(driver.machine.snapshot()))
-    assert ranges(restored, (rid(1), pid(1), 5)) == first
-    assert ranges(restored, (rid(2), pid(1), 1)) == [(5, 5)]
 
 
 def test_request_that_may_be_a_forgotten_repetition_is_refused(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

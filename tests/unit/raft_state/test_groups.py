@@ -87,16 +87,6 @@ def test_commit_without_items_is_done_and_creates_no_group(driver: Driver) -> No
     assert driver.machine.state.groups == {}
 
 
-def test_limit_of_groups_does_not_stop_commits_of_existing_groups() -> None:
-    driver = Driver()
-    driver.ok(replace(default_init("c"), groups_max=1))
-    driver.ok(register(1))
-    driver.ok(topic(1, replicas=1))
-    driver.ok(commit("a", (pid(1), 1)))
-    driver.refused(commit("b", (pid(1), 1)), ErrorCode.LIMIT_EXCEEDED)
-    driver.ok(commit("a", (pid(1), 2)))
-
-
 # ------------------------------------------------------------------------------------------------ producer ids
 def bump(producer_id: int, epoch: int) -> AllocateProducerId:
     return AllocateProducerId(producer_id=ProducerId(producer_id), producer_epoch=ProducerEpoch(epoch))

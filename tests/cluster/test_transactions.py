@@ -1,8 +1,12 @@
 """Transactions of the Python producer on three nodes: consume-transform-produce once, through the deaths of nodes."""
 
+import contextlib
+
 import pytest
+from click.testing import CliRunner
 
 from smq.clients import InvalidTransactionState, SmqError, SyncAdmin, SyncConsumer, SyncProducer
+from smq.coordinator.cli.root import cli
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import wait_for
 from tests.pages import claimed
@@ -59,6 +63,24 @@ def test_each_input_is_transformed_once_through_kills(fault_cluster: Cluster, vi
     with SyncConsumer(fault_cluster.servers, group=f"group of {source}") as consumer:
         consumer.assign(source, "RESUME_OR_EARLIEST", end_offset="latest")
         assert list(consumer) == [], "the group is at the end"
+
+
+def test_a_reader_of_the_command_line_commits_past_the_ends_of_transactions(cluster: Cluster) -> None:
+    """It committed 1 more than the last record that it wrote, and was behind for ever: here 1, of 4."""
+    topic, partitions = cluster.make_topic(4), range(4)
+    with SyncProducer(cluster.servers, transactional_id=f"aborts in {topic}") as producer:
+        with producer.transaction():
+            producer.send(topic, b"kept", partition=0)
+        with contextlib.suppress(ZeroDivisionError), producer.transaction():
+            producer.send(topic, b"dropped", partition=0).result()
+            raise ZeroDivisionError
+    arguments = ["consume", topic, "--group", topic, "--commit"]
+    for options, expected in ((["-n", "1"], {0: 1, 1: 0, 2: 0, 3: 0}), ([], {0: 4, 1: 0, 2: 0, 3: 0})):
+        done = CliRunner(env={"SMQ_BOOTSTRAP": cluster.servers}).invoke(cli, [*arguments, *options])
+        assert done.exit_code == 0, done.output
+        with SyncAdmin(cluster.servers) as admin:
+            found = admin.fetch_offsets(topic, [(topic, p) for p in partitions])
+        assert {p: found[topic, p].offset for p in partitions} == expected
 
 
 def test_the_block_of_the_clients_page_copies_each_record_once(cluster: Cluster) -> None:

@@ -42,8 +42,9 @@ class Reading(ABC):
         self._left = max_records
         self._line = write
         self._commits = commits
-        self._next: dict[TopicPartition, int] = {}  # to commit: after the last record written or passed over
-        self._committed: dict[TopicPartition, int] = {}
+        self._next: dict[TopicPartition, int] = {}  # to commit: after what was written or passed over
+        self._committed: dict[TopicPartition, int] = {}  # or begun at
+        self._unread: set[TopicPartition] = set()  # nothing was committed for them by this run
         self._committed_at = time.monotonic()
         self._out: BinaryIO = sys.stdout.buffer
 
@@ -58,18 +59,22 @@ class Reading(ABC):
     async def _read(self) -> None:
         """Until everything has been written."""
 
-    def _start_at(self, positions: Mapping[TopicPartition, int]) -> None:
-        self._next.update(positions)
-        self._committed.update(positions)
-
     def _write(self, record: ConsumerRecord) -> None:
         self._out.write(self._line(record))
         if self._left is not None:
             self._left -= 1
 
+    def _start_at(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._next.update(positions)
+        self._committed.update(positions)
+        self._unread.update(positions)
+
     async def _finish(self) -> None:
+        """Also of what it has not read is committed where it begins: the group's lag is that of all it reads."""
         self._out.flush()
         if self._commits:
+            for tp in self._unread & self._committed.keys():
+                del self._committed[tp]
             await self._commit()
 
     async def _commit_when_due(self) -> None:
@@ -77,7 +82,7 @@ class Reading(ABC):
             await self._commit()
 
     async def _commit(self) -> None:
-        moved = {tp: offset for tp, offset in self._next.items() if offset != self._committed[tp]}
+        moved = {tp: offset for tp, offset in self._next.items() if offset != self._committed.get(tp)}
         if moved:
             try:
                 await self._consumer.commit(moved)
@@ -85,6 +90,7 @@ class Reading(ABC):
                 click.echo(f"not committed, so other members will write these records again: {e}", err=True)
             else:
                 self._committed.update(moved)
+                self._unread -= moved.keys()
         self._committed_at = time.monotonic()
 
 
@@ -119,6 +125,8 @@ class Fetching(Reading):
             found = await self._consumer.getmany(1, POLL_MS)
             for tp, records in found.items():
                 self._write_chosen(tp, records)
+            if self._left != 0:
+                self._pass_over()
             self._out.flush()
             await self._commit_when_due()
 
@@ -127,6 +135,13 @@ class Fetching(Reading):
             return True
         ends = self._ends
         return ends is not None and all(self._consumer.position(*tp) >= end for tp, end in ends.items())
+
+    def _pass_over(self) -> None:
+        """The offsets between the last record and the position are read, too: the ends of transactions, and the
+        records of aborted ones."""
+        for tp in self._next:
+            position = self._consumer.position(*tp)
+            self._next[tp] = position if self._ends is None else min(position, self._ends[tp])
 
     def _write_chosen(self, tp: TopicPartition, records: list[ConsumerRecord]) -> None:
         end = None if self._ends is None else self._ends[tp]

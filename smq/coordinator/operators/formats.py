@@ -45,6 +45,13 @@ def age_text(ms: int | None) -> str:
     return f"{seconds} s" if seconds or not ms else f"{ms} ms"
 
 
+def offsets_text(lag: int | None, committed: int | None, end: int | None) -> str:
+    """The lag of one partition. A commit beyond the end, which no record has reached yet, is no lag of zero."""
+    if committed is not None and end is not None and committed > end:
+        return f"{committed - end:,} beyond the end"
+    return number_text(lag)
+
+
 def lag_texts(total: LagTotal) -> tuple[str, str, str, str]:
     """Offsets, records, bytes and time. "12 or more" if a part is not known."""
     return (

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import Final
 
 from smq.clients.lag import LagTotal
-from smq.clients.types import GroupDescription, GroupMember, GroupPosition
+from smq.clients.types import GroupDescription, GroupMember
 from smq.coordinator.cli.common import end_text
 from smq.coordinator.cli.tables import Table
-from smq.coordinator.operators.formats import age_text, lag_texts, number_text, size_text
+from smq.coordinator.operators.formats import age_text, lag_texts, number_text, offsets_text, size_text
 
 TOTAL_COLUMNS: Final = ("lag", "bytes", "time")
 _ALL_COLUMNS: Final = ("lag", "records", "bytes", "time")
@@ -50,7 +50,12 @@ def lag_table(found: GroupDescription) -> Table:
     for p in found.positions:
         owner = next((m.member_id for m in found.members if (p.topic, p.partition) in m.partitions), "-")
         end = end_text(p.hwm, is_known=p.is_end_known)
-        lag = (_lag(p), number_text(p.lag_records), size_text(p.lag_bytes), age_text(p.lag_ms))
+        lag = (
+            offsets_text(p.lag, p.offset, p.hwm if p.is_end_known else None),
+            number_text(p.lag_records),
+            size_text(p.lag_bytes),
+            age_text(p.lag_ms),
+        )
         table.add_row(p.topic, str(p.partition), number_text(p.offset), end, *lag, owner)
     return table
 
@@ -77,9 +82,3 @@ def _partitions(member: GroupMember) -> str:
     for topic, partition in member.partitions:
         by_topic.setdefault(topic, []).append(partition)
     return "; ".join(f"{topic} {', '.join(map(str, parts))}" for topic, parts in by_topic.items()) or "-"
-
-
-def _lag(p: GroupPosition) -> str:
-    if p.offset is not None and p.is_end_known and p.offset > p.hwm:
-        return f"{p.offset - p.hwm:,} beyond the end"
-    return number_text(p.lag)

@@ -10,7 +10,7 @@ from smq.clients.lag import lags_by_member, total_of
 from smq.coordinator.http.console.history import SAMPLE_S, History
 from smq.coordinator.http.console.markup import Content, Markup, facts, link, long_table, tag
 from smq.coordinator.http.console.overview import ROWS_MAX, moment
-from smq.coordinator.operators.formats import age_text, lag_texts, size_text
+from smq.coordinator.operators.formats import age_text, lag_texts, offsets_text, size_text
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.group_lag import PHASES, GroupPosition, Lag, assigned_partitions, lags_of, positions
 from smq.raft_state.coordinators import coordinator_of
@@ -77,7 +77,7 @@ def _offset_row(at: GroupPosition, lag: Lag, owner: Mapping[tuple[str, int], str
         link(f"{at.topic}/{at.part.index}", "topics", at.topic, "messages", partition=at.part.index),
         at.committed.position if at.committed is not None else None,
         lag.end if lag.is_end_known else f"{lag.end} or more",
-        lag.offsets,
+        offsets_text(lag.offsets, at.position, lag.end if lag.is_end_known else None),
         lag.records,
         size_text(lag.size_bytes) if lag.size_bytes is not None else None,
         age_text(lag.age_ms),

@@ -392,6 +392,9 @@ def test_the_lag_of_a_group_is_drawn_with_its_figures_in_words(tmp_path: Path) -
         (image,) = [a for tag, a in page.tags if tag == "svg"]
         assert image["role"] == "img"
         assert "from 5 to 6, at most 6" in (image["aria-label"] or "")
+        beyond = pb.PartitionOffset(topic="t", partition=0, offset=10**12)
+        await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group=EVIL, offsets=[beyond]))
+        assert "999,999,999,994 beyond the end" in (await get(served, path)).text
 
     serving(tmp_path, body)
 

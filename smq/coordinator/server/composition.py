@@ -21,7 +21,6 @@ import uvloop
 
 from smq.clients import Admin, Tls
 from smq.coordinator import limits
-from smq.coordinator.allocator import keep_freed_memory
 from smq.coordinator.config.addresses import Address, format_address, is_wildcard
 from smq.coordinator.config.node_toml import ServerConfig, told
 from smq.coordinator.groups.coordinator import GroupCoordinator
@@ -40,7 +39,7 @@ from smq.coordinator.http.metrics import make_registry
 from smq.coordinator.kafka.listener import KafkaPort, KafkaServer
 from smq.coordinator.server import signals
 from smq.coordinator.server.pauses import HeapKeeper, LoopLag
-from smq.coordinator.server.process import ConnectionCaps, configure_logs, die, take_descriptors
+from smq.coordinator.server.process import ConnectionCaps, configure_logs, die, keep_freed_memory, take_descriptors
 from smq.coordinator.server.self_check import ClockCheck, Reach, SelfCheck
 from smq.coordinator.service.audience import OWN
 from smq.coordinator.service.lag_monitor import LagMonitor

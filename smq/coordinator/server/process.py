@@ -1,13 +1,21 @@
-"""What a server process is to its machine: how it logs, how it ends on a fatal error, and the files it may open.
+"""What a server process is to its machine: its log, its end on a fatal error, the files it may open, its memory.
 
 Owns structlog's configuration: one JSON object per line, to stderr. A line that cannot be written is lost. It must
 never end what logged it: a callback that ends halfway leaves an unknown state.
 
 Owns the division of the file descriptors that this process may open: the disk and the other nodes come first, and
 clients share the rest. Otherwise clients could take every descriptor, the node could neither open its journal nor
-answer a peer, and the cluster would lose it. Only `composition` imports it; all others ask structlog for a logger.
+answer a peer, and the cluster would lose it.
+
+Owns the settings of glibc's allocator. By default, glibc maps each block above 128 KiB separately and unmaps it when
+it is freed, so the kernel clears pages for every block: for a batch of a megabyte that takes longer than copying it.
+glibc raises the limit to the size of a block that was freed, but then returns the end of the heap after nearly every
+one. Without glibc nothing changes.
+
+Only `composition` imports it; all others ask structlog for a logger.
 """
 
+import ctypes
 import logging
 import os
 import resource
@@ -15,7 +23,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Timer
-from typing import NoReturn, TextIO, cast
+from typing import Final, NoReturn, TextIO, cast
 
 import structlog
 
@@ -26,6 +34,10 @@ from smq.replication.net.acceptor import AcceptLimits
 from smq.replication.nodes.identity import StartRefused
 from smq.replication.ports import DataDamaged
 from smq.replication.storage.hang import DiskHung
+
+MAPPED_MIN_BYTES: Final = 16 << 20  # blocks of this size are returned immediately: no frame or fetch is that large
+KEPT_BYTES: Final = 32 << 20  # the free memory at the end of a heap above which it is returned
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 log = structlog.get_logger(__name__)
 
@@ -158,3 +170,15 @@ def take_descriptors() -> ConnectionCaps:
 def _descriptors_needed() -> int:
     caps = limits.GRPC_CONNECTIONS_MAX + limits.KAFKA_CONNECTIONS_MAX + limits.HTTP_CONNECTIONS_MAX
     return caps + limits.DESCRIPTORS_RESERVED
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+def keep_freed_memory() -> bool:
+    """Lets the process keep the memory that it frees, within bounds. Returns whether the allocator took the settings.
+    If the environment sets one, both stay."""
+    tunables = os.getenv("GLIBC_TUNABLES", "")
+    is_set = any(f"MALLOC_{of}_THRESHOLD_" in os.environ for of in ("MMAP", "TRIM")) or "_threshold" in tunables
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if is_set or mallopt is None:
+        return False
+    return all((mallopt(_M_MMAP_THRESHOLD, MAPPED_MIN_BYTES), mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)))

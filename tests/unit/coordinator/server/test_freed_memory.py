@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import ctypes
-from smq.coordinator.allocator import keep_freed_memory
+from smq.coordinator.server.process import keep_freed_memory
 
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd us fs uord ford keep".split()]
@@ -30,7 +30,7 @@ def run(**environment: str) -> list[str]:
     found = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={name: value for name, value in os.environ.items() if "MALLOC" not in name} | environment,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
         capture_output=True,
         text=True,
         check=True,

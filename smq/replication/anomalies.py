@@ -1,10 +1,10 @@
 """What only a bug, a disk that has lied, or a hand in the data explains: looked for while the node works.
 
-Owns the kinds, their count, the latest of them, and the comparisons behind most: of a partition's marks, of what groups
-have committed, of the replicated state with that of other nodes. (A leader compares the ends of logs where it learns of
-them, in `partition.streams`.) They are what the judges of the simulation look for, as far as one node sees it by itself
-and a comparison shows it. It must never change or decide anything: a node that finds an anomaly goes on, because the
-other nodes would find the same, and none would be left. Any part of the node may note one.
+Owns the kinds, their count, the latest of them, and the comparisons behind most: of a partition's positions, of what
+groups have committed, of the replicated state with that of other nodes. (A leader compares the ends of logs where it
+learns of them, in `partition.streams`.) They are what the judges of the simulation look for, as far as one node sees it
+by itself and a comparison shows it. It must never change or decide anything: a node that finds an anomaly goes on,
+because the other nodes would find the same, and none would be left. Any part of the node may note one.
 """
 
 import enum
@@ -79,15 +79,15 @@ class Anomalies:
         return f"{self._state().topic_names[part.topic_id]}/{part.index}" if part is not None else pid.hex()
 
 
-class MarkWatch:
-    """The marks of one partition on this node: none may go back."""
+class PositionWatch:
+    """The high water mark, the log start and the last stable offset of one partition on this node: none may go back."""
 
-    __slots__ = ("_anomalies", "_hwm", "_log_start", "_lso", "_pid")
+    __slots__ = ("_anomalies", "_hwm", "_log_start", "_pid", "lso")
 
     def __init__(self, anomalies: Anomalies, pid: PartitionId) -> None:
         self._anomalies = anomalies
         self._pid = pid
-        self._hwm = self._log_start = self._lso = Offset(0)
+        self._hwm = self._log_start = self.lso = Offset(0)
 
     def applied(self, part: PartitionState) -> None:
         """The replicated state of the partition may have moved."""
@@ -106,9 +106,9 @@ class MarkWatch:
 
     def stable(self, end: Offset) -> None:
         """The leader says that this is the last stable offset (rule 30)."""
-        if end < self._lso:
-            self._note(Kind.LSO_BACK, f"its last stable offset was {self._lso}, and is {end}")
-        self._lso = end
+        if end < self.lso:
+            self._note(Kind.LSO_BACK, f"its last stable offset was {self.lso}, and is {end}")
+        self.lso = end
 
     def _note(self, kind: Kind, text: str) -> None:
         self._anomalies.note(kind, f"{self._anomalies.name(self._pid)}: {text}")

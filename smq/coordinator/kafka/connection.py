@@ -18,15 +18,14 @@ from typing import Final, cast
 
 import structlog
 
-from smq.coordinator.kafka import metadata, wire
+from smq.coordinator.kafka import metadata
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey, is_header_flexible, request_decoder, response_encoder
-from smq.coordinator.kafka.codec import Struct
+from smq.coordinator.kafka.codec import Budget, Buffer, CodecError, Struct, read_nullable_string, read_tags
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_membership import LONG_POLLS, Client
 from smq.coordinator.kafka.handlers import HANDLERS
 from smq.coordinator.kafka.produce import ProduceCall
-from smq.coordinator.kafka.wire import Budget, Buffer, CodecError
 from smq.coordinator.limits import (
     KAFKA_FETCHES_PER_CONNECTION_MAX,
     KAFKA_FRAME_S_MAX,
@@ -76,9 +75,9 @@ def parse_request(frame: memoryview) -> Request:
 def _read_client(frame: memoryview, position: int, *, is_flexible: bool) -> tuple[str, int]:
     """The client's name, and the position after it and after the tags, of which none is known."""
     try:
-        name, position = wire.read_nullable_string(frame, position)
+        name, position = read_nullable_string(frame, position)
         if is_flexible:
-            _, position = wire.read_tags(frame, position, Budget())
+            _, position = read_tags(frame, position, Budget())
     except (struct.error, IndexError, UnicodeDecodeError) as e:
         raise CodecError(f"the header is cut or garbled: {e}") from e
     return name or "", position

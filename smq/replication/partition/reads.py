@@ -15,7 +15,7 @@ from smq.raft_state.ids import Offset
 from smq.replication.api import Aborted, Cancel, DoneFn, Fetched, PartitionEnd, StoredBatch
 from smq.replication.host import Host
 from smq.replication.log.aborted import with_batches
-from smq.replication.log.codec import BatchDamaged, StoredValue
+from smq.replication.log.codec import ENVELOPE_BYTES, BatchDamaged, StoredValue
 from smq.replication.partition.exact_ends import ExactEnds
 from smq.replication.partition.older_state import check_state
 from smq.replication.partition.repair import READ_AGAIN, Outcome, Repairs, repair_error
@@ -103,7 +103,8 @@ class Reads:
         part = replica.part
         if poll.withdraw_question is not None or poll.awaits_repair:
             return  # a wake-up, or its deadline: the answer, or the repair's end, looks at everything again
-        check_state(self._host, replica)
+        if replica.log.segments.is_newer_than(part.compactions):
+            check_state(self._host, replica)
         if poll.offset < part.log_start or poll.offset > max(replica.log_end, poll.end_known):
             self._ask_end(poll)
             return
@@ -120,7 +121,12 @@ class Reads:
             self._take(poll, end, found)
 
     def _take(self, poll: Poll, end: Offset, found: list[StoredValue]) -> None:
-        batches = [StoredBatch(v.base, Offset(v.end - 1), v.ts_ns, v.batch) for v in found if v.end <= end]
+        # Without `v.batch`: a call per batch.
+        batches = [
+            StoredBatch(v.base, Offset(v.end - 1), v.ts_ns, memoryview(v.value)[ENVELOPE_BYTES:])
+            for v in found
+            if v.end <= end
+        ]
         self._conclude(poll, batches, is_enough=bool(batches))
 
     def _conclude(self, poll: Poll, batches: list[StoredBatch], *, is_enough: bool) -> None:
@@ -277,7 +283,7 @@ class Reads:
             measures.fetched_batches.amount += len(result.batches)
             measures.fetched_records.amount += result.batches[-1].last_offset + 1 - result.batches[0].base_offset
             measures.fetched_bytes.amount += size
-            measures.traffic_of(poll.replica.pid).fetched_bytes += size
+            poll.replica.traffic.fetched_bytes += size
 
     def cancel(self, poll: Poll) -> None:
         """Its caller waits no longer."""

@@ -16,7 +16,7 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, OutOfOrderSequence, S
 from smq.raft_state.ids import NO_EPOCH, Epoch, Incarnation, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import PartitionState
 from smq.records import BatchHeader, parse_header
-from smq.replication.anomalies import MarkWatch
+from smq.replication.anomalies import PositionWatch
 from smq.replication.api import Acks, Produced, ProduceRequest, ReplicaStatus
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue, parse_value
@@ -122,9 +122,9 @@ class Replica:
         self._judged_end: Offset = log.log_start  # end of the longest valid prefix of the appended log
         self.streams: dict[NodeId, FollowerStream] = {}
         self._waiters = Waiters(host, self, shared.send_order)
-        self._traffic = host.measures.traffic_of(part.pid)
+        self.traffic = host.measures.traffic_of(part.pid)
         self._hand_over = HandOver(host, self, shared.send_order)
-        self._watch = MarkWatch(host.anomalies, part.pid)
+        self._watch = PositionWatch(host.anomalies, part.pid)
         self._resync_requested = -1  # the stream number that was asked to start again
         self._stream_seen = 0  # of the leader's last append or probe
         self._pending_probe: wire.Probe | None = None  # of an epoch that is not applied here yet
@@ -179,7 +179,8 @@ class Replica:
         end = self.log.producers.stable_end(self.known_commit_point())
         if self.leading is None:
             return max(self.part.log_start, Offset(min(end, self.readable_end)))
-        self._watch.stable(end)
+        if end != self._watch.lso:
+            self._watch.stable(end)
         return max(self.part.log_start, end)
 
     @property
@@ -346,7 +347,7 @@ class Replica:
 
     def _append_at(self, ts_ns: TsNs, batch: Buffer, header: BatchHeader) -> StoredValue:
         stored = self.log.append(batch, header, epoch=self.part.epoch, ts_ns=ts_ns, done=self._note_durable)
-        self._shared.intake.took_produced(self._traffic, stored)
+        self._shared.intake.took_produced(self.traffic, stored)
         self._judged_end = stored.end
         self._note(self._outputs.unsent, self.pid)
         return stored

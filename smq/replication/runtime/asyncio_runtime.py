@@ -29,9 +29,7 @@ class AsyncioClock:
         self._on_error = on_error
 
     monotonic_ns = staticmethod(time.monotonic_ns)
-
-    def wall_ns(self) -> int:
-        return time.time_ns()
+    wall_ns = staticmethod(time.time_ns)
 
     def call_later(self, delay_ms: float, fn: Callable[[], None]) -> Timer:
         return self._loop.call_later(delay_ms / 1000, self._run, fn)

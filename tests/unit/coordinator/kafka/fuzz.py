@@ -15,8 +15,8 @@ from crc32c import crc32c
 with atheris.instrument_imports(include=["smq"]):
     from smq.coordinator.kafka import codec
     from smq.coordinator.kafka.api_keys import SERVED
+    from smq.coordinator.kafka.codec import CodecError
     from smq.coordinator.kafka.connection import parse_request
-    from smq.coordinator.kafka.wire import CodecError
     from smq.raft_state.errors import ErrorCode, SmqError
     from smq.records import CRC_START, HEADER_BYTES, LENGTH_OVERHEAD, BatchCorrupt, BatchError, validate_produced
     from smq.replication.log.decoding import decode_bounded

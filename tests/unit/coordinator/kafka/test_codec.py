@@ -15,13 +15,22 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 
-from smq.coordinator.kafka import wire
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey, request_decoder, request_message, response_message
-from smq.coordinator.kafka.codec import Field, Message, Struct, compile_decoder, compile_encoder, default_source
+from smq.coordinator.kafka.codec import (
+    ELEMENTS_MAX,
+    CodecError,
+    Field,
+    Message,
+    Struct,
+    compact_string,
+    compile_decoder,
+    compile_encoder,
+    default_source,
+    uvarint,
+)
 from smq.coordinator.kafka.connection import parse_request
 from smq.coordinator.kafka.group_membership import LONG_POLLS
 from smq.coordinator.kafka.handlers import HANDLERS
-from smq.coordinator.kafka.wire import ELEMENTS_MAX, CodecError
 
 MESSAGES_A_VERSION = 12
 UNKNOWN_TO_KIO = {(ApiKey.OFFSET_COMMIT, 1)}  # `test_offset_commit_of_version_1` has its bytes
@@ -235,7 +244,7 @@ def test_every_cut_of_a_request_is_refused(key: int) -> None:
 
 def test_more_elements_than_a_message_may_have_are_refused_before_they_are_made() -> None:
     count = ELEMENTS_MAX + 1
-    body = wire.compact_string(None) + b"\0\1\0\0\0\1" + wire.uvarint(count + 1)
+    body = compact_string(None) + b"\0\1\0\0\0\1" + uvarint(count + 1)
     with pytest.raises(CodecError, match="elements"):
         request_decoder(ApiKey.PRODUCE, 9)(memoryview(body + bytes(2 * count)), 0)
 

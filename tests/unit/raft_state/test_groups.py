@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from smq.raft_state.command_table import cache_of
-from smq.raft_state.commands import AddPartitions, AllocateProducerId, DeleteTopic, OffsetCommit, Request
+from smq.raft_state.commands import AddPartitions, AllocateProducerId, CommitOffsets, DeleteTopic, OffsetCommit, Request
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers import producer_ids
 from smq.raft_state.ids import Offset, PartitionId, ProducerEpoch, ProducerId, RequestId
@@ -53,33 +53,26 @@ def test_commit_keeps_metadata_leader_epoch_and_time(driver: Driver) -> None:
     assert (entry.metadata, entry.committed_ms, entry.leader_epoch) == ("é", 123, 4)
 
 
-def test_commit_with_one_unknown_partition_commits_nothing(driver: Driver) -> None:
-    driver.refused(commit("g", (pid(1), 5), (pid(1, 2), 5)), ErrorCode.UNKNOWN_PARTITION)
-    assert "g" not in driver.machine.state.groups
-
-
 def test_commit_of_a_negative_offset_is_kept_and_is_no_position(driver: Driver) -> None:
     driver.ok(commit("g", (pid(1), 5), (pid(1, 1), -1)))
     assert committed(driver, "g") == {pid(1): 5, pid(1, 1): -1}
     assert [c.position for c in driver.machine.state.groups["g"].offsets.values()] == [5, None]
 
 
-@pytest.mark.parametrize("group", ["", "g" * 513, "a\x00b", "a\n", "\x7f"])
-def test_bad_group_name_is_an_invalid_request(driver: Driver, group: str) -> None:
-    driver.refused(commit(group, (pid(1), 5)), ErrorCode.INVALID_REQUEST)
+TOO_LONG = OffsetCommit(partition=pid(1), offset=Offset(1), metadata="x" * (METADATA_BYTES_MAX + 1))
+BAD_COMMITS = [
+    *((commit(group, (pid(1), 5)), ErrorCode.INVALID_REQUEST) for group in ("", "g" * 513, "a\x00b", "a\n", "\x7f")),
+    (replace(commit("g"), items=(TOO_LONG,)), ErrorCode.INVALID_REQUEST),
+    (commit("g", (pid(1), 5), (pid(1), 6)), ErrorCode.INVALID_REQUEST),
+    (commit("g", (pid(1), 5), (pid(1, 2), 5)), ErrorCode.UNKNOWN_PARTITION),
+    (commit("g", *[(pid(1), 5)] * (COMMIT_ITEMS_MAX + 1)), ErrorCode.LIMIT_EXCEEDED),
+]
 
 
-def test_metadata_that_is_too_long_is_an_invalid_request(driver: Driver) -> None:
-    item = OffsetCommit(partition=pid(1), offset=Offset(1), metadata="x" * (METADATA_BYTES_MAX + 1))
-    driver.refused(replace(commit("g"), items=(item,)), ErrorCode.INVALID_REQUEST)
-
-
-def test_partition_named_twice_in_a_commit_is_an_invalid_request(driver: Driver) -> None:
-    driver.refused(commit("g", (pid(1), 5), (pid(1), 6)), ErrorCode.INVALID_REQUEST)
-
-
-def test_commit_of_too_many_offsets_is_limit_exceeded(driver: Driver) -> None:
-    driver.refused(commit("g", *[(pid(1), 5)] * (COMMIT_ITEMS_MAX + 1)), ErrorCode.LIMIT_EXCEEDED)
+@pytest.mark.parametrize(("command", "code"), BAD_COMMITS)
+def test_a_bad_commit_is_refused_as_a_whole(driver: Driver, command: CommitOffsets, code: ErrorCode) -> None:
+    driver.refused(command, code)
+    assert driver.machine.state.groups == {}
 
 
 def test_commit_without_items_is_done_and_creates_no_group(driver: Driver) -> None:

@@ -13,6 +13,7 @@ from smq.raft_state.commands import (
     DeleteTopic,
     FenceNode,
     Listener,
+    RegisterNode,
     UnfenceNode,
 )
 from smq.raft_state.errors import ErrorCode
@@ -43,6 +44,11 @@ def fence(node: int, incarnation: int = 1) -> FenceNode:
 
 def unfence(node: int, incarnation: int = 1) -> UnfenceNode:
     return UnfenceNode(node=NodeId(node), incarnation=Incarnation(incarnation))
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return cluster()
 
 
 @pytest.mark.parametrize(
@@ -78,8 +84,7 @@ def test_request_from_before_init_is_not_counted_and_takes_effect_when_it_is_rep
     assert driver.ok(aged(0, request)) == TopicCreated(topic_id=tid(1))
 
 
-def test_second_init_is_already_initialized() -> None:
-    driver = cluster()
+def test_second_init_is_already_initialized(driver: Driver) -> None:
     driver.refused(default_init("other"), ErrorCode.ALREADY_INITIALIZED)
     assert driver.machine.state.cluster_id == "test"
 
@@ -101,54 +106,34 @@ def test_init_with_an_impossible_limit_is_an_invalid_request(field: str, value: 
     assert field in reply.message
 
 
-def test_higher_incarnation_replaces_the_node_and_unfences_it() -> None:
-    driver = cluster()
+def test_higher_incarnation_replaces_the_node_and_unfences_it(driver: Driver) -> None:
     driver.ok(fence(2))
     driver.ok(register(2, incarnation=9, address="new:1"))
     node = driver.machine.state.nodes[NodeId(2)]
     assert (node.incarnation, node.grpc_address, node.fenced) == (9, "new:1", False)
 
 
-def test_same_registration_again_is_a_retry_and_unfences() -> None:
-    driver = cluster()
+def test_same_registration_again_is_a_retry_and_unfences(driver: Driver) -> None:
     driver.ok(fence(2))
     assert driver.ok(register(2)) == Done()
     assert not driver.machine.state.nodes[NodeId(2)].fenced
 
 
-def test_rule_18_a_higher_incarnation_on_another_disk_replaces_the_disk() -> None:
-    driver = cluster()
+def test_rule_18_a_higher_incarnation_on_another_disk_replaces_the_disk(driver: Driver) -> None:
     driver.ok(register(2, incarnation=9, disk=77))
     assert driver.machine.state.nodes[NodeId(2)].disk == did(77)
     assert driver.machine.state.nodes[NodeId(1)].disk == did(1)
 
 
-def test_rule_18_the_same_incarnation_on_another_disk_is_a_stale_incarnation() -> None:
-    driver = cluster()
+def test_rule_18_the_same_incarnation_on_another_disk_is_a_stale_incarnation(driver: Driver) -> None:
     driver.refused(register(2, disk=77), ErrorCode.STALE_INCARNATION)
     assert driver.machine.state.nodes[NodeId(2)].disk == did(2)
 
 
-@pytest.mark.parametrize("size", [0, 15, 17])
-def test_disk_id_of_another_length_is_an_invalid_request(size: int) -> None:
-    command = replace(register(4), disk=DiskId(bytes(size)))
-    assert "disk must have 16 bytes" in cluster().refused(command, ErrorCode.INVALID_REQUEST).message
-
-
 @pytest.mark.parametrize(("incarnation", "address"), [(4, "host:1"), (5, "elsewhere:1")])
-def test_registration_that_is_not_newer_is_a_stale_incarnation(incarnation: int, address: str) -> None:
-    driver = cluster()
+def test_registration_that_is_not_newer_is_a_stale_incarnation(driver: Driver, incarnation: int, address: str) -> None:
     driver.ok(register(2, incarnation=5))
     driver.refused(register(2, incarnation=incarnation, address=address), ErrorCode.STALE_INCARNATION)
-
-
-def test_node_number_below_one_is_an_invalid_request() -> None:
-    cluster().refused(register(0), ErrorCode.INVALID_REQUEST)
-
-
-def test_address_that_is_too_long_is_an_invalid_request() -> None:
-    reply = cluster().refused(register(4, address="h" * 301), ErrorCode.INVALID_REQUEST)
-    assert "grpc_address" in reply.message
 
 
 def test_more_nodes_than_the_bound_is_limit_exceeded() -> None:
@@ -169,8 +154,7 @@ def test_fencing_of_another_incarnation_is_rejected(command: Command) -> None:
     cluster().refused(command, ErrorCode.STALE_INCARNATION)
 
 
-def test_fencing_twice_has_the_effect_of_fencing_once() -> None:
-    driver = cluster()
+def test_fencing_twice_has_the_effect_of_fencing_once(driver: Driver) -> None:
     steps: list[tuple[Command, bool]] = [(fence(1), True)] * 2 + [(unfence(1), False)] * 2
     for command, expected in steps:
         assert driver.ok(command) == Done()
@@ -187,38 +171,40 @@ def test_rack_is_kept_and_moves_with_the_next_process_only() -> None:
     assert driver.machine.state.nodes[NodeId(1)].rack == "b"
 
 
-def test_rack_of_more_bytes_than_the_bound_is_an_invalid_request() -> None:
-    driver = cluster(0)
-    driver.ok(register(1, rack="x" * RACK_BYTES_MAX))
-    reply = driver.refused(register(2, rack="ü" * (RACK_BYTES_MAX // 2 + 1)), ErrorCode.INVALID_REQUEST)
-    assert "rack" in reply.message
+def test_rack_may_have_as_many_bytes_as_the_bound() -> None:
+    cluster(0).ok(register(1, rack="x" * RACK_BYTES_MAX))
 
 
-def test_registration_keeps_the_named_listeners() -> None:
-    driver = cluster()
+def test_registration_keeps_the_named_listeners(driver: Driver) -> None:
     driver.ok(register(2, incarnation=9, listeners=(listener("inside"), listener("outside"))))
     assert driver.machine.state.nodes[NodeId(2)].listeners == (listener("inside"), listener("outside"))
     driver.ok(register(2, incarnation=10))
     assert driver.machine.state.nodes[NodeId(2)].listeners == ()
 
 
-@pytest.mark.parametrize(
-    ("listeners", "reason"),
-    [
-        ((listener("b"), listener("a")), "different names, in order"),
-        ((listener("a"), listener("a")), "different names, in order"),
-        ((listener(""),), "1 to 32 bytes"),
-        ((listener("ü" * 17),), "1 to 32 bytes"),
-        ((replace(listener("a"), kafka_address="h" * 301),), "at most 300 bytes"),
-        ((replace(listener("a"), grpc_address="h" * 301),), "at most 300 bytes"),
-        (tuple(listener(f"l{n}") for n in range(9)), "8 named listeners"),
-    ],
-)
-def test_registration_with_impossible_listeners_is_refused(listeners: tuple[Listener, ...], reason: str) -> None:
-    reply = cluster().refused(register(2, incarnation=9, listeners=listeners), ErrorCode.INVALID_REQUEST)
-    assert reason in reply.message
+def with_listeners(*listeners: Listener) -> RegisterNode:
+    return register(2, incarnation=9, listeners=listeners)
 
 
-def test_same_incarnation_with_other_listeners_is_no_retry() -> None:
-    driver = cluster()
+BAD_REGISTRATIONS = [
+    (register(0), "node"),
+    *((replace(register(4), disk=DiskId(bytes(size))), "disk must have 16 bytes") for size in (0, 15, 17)),
+    (register(4, address="h" * 301), "grpc_address"),
+    (register(4, rack="ü" * (RACK_BYTES_MAX // 2 + 1)), "rack"),
+    (with_listeners(listener("b"), listener("a")), "different names, in order"),
+    (with_listeners(listener("a"), listener("a")), "different names, in order"),
+    (with_listeners(listener("")), "1 to 32 bytes"),
+    (with_listeners(listener("ü" * 17)), "1 to 32 bytes"),
+    (with_listeners(replace(listener("a"), kafka_address="h" * 301)), "at most 300 bytes"),
+    (with_listeners(replace(listener("a"), grpc_address="h" * 301)), "at most 300 bytes"),
+    (with_listeners(*(listener(f"l{n}") for n in range(9))), "8 named listeners"),
+]
+
+
+@pytest.mark.parametrize(("command", "reason"), BAD_REGISTRATIONS)
+def test_an_impossible_registration_is_refused(driver: Driver, command: RegisterNode, reason: str) -> None:
+    assert reason in driver.refused(command, ErrorCode.INVALID_REQUEST).message
+
+
+def test_same_incarnation_with_other_listeners_is_no_retry(driver: Driver) -> None:
     driver.refused(register(2, listeners=(listener("a"),)), ErrorCode.STALE_INCARNATION)

@@ -49,10 +49,11 @@ def log_of(
     producer: int | None = None,
     payload: bytes = b"records",
     tail_bytes_kept: int | None = None,
+    store: LogStore | None = None,
 ) -> PartitionLog:
     """A durable log of as many batches, with `count` records each, which follow one another if one `producer` sent
     them."""
-    log = LogStore(harness.disk, tail_bytes_kept=tail_bytes_kept).create(PID, Offset(0))
+    log = (store or LogStore(harness.disk, tail_bytes_kept=tail_bytes_kept)).create(PID, Offset(0))
     for number in range(batches):
         sent = (-1, -1, -1) if producer is None else (producer, 0, count * number)
         append(log, count, producer=sent, payload=payload)

@@ -53,10 +53,7 @@ def test_a_partition_dropped_before_its_first_batches_are_durable_leaves_nothing
 
 def test_an_interrupted_drop_continues_after_a_restart_and_the_partition_stays_gone(harness: Harness) -> None:
     store = LogStore(harness.disk)
-    log = store.create(PID, Offset(0))
-    for _ in range(10):
-        append(log, 2)
-    harness.settle()
+    log = log_of(harness, 10, 2, store=store)
     store.drop(log)
     store._dropped._left.clear()  # the process dies here
     harness.settle()
@@ -70,10 +67,7 @@ def test_an_interrupted_drop_continues_after_a_restart_and_the_partition_stays_g
 
 def test_a_dropped_partition_with_damaged_index_rows_is_deleted_all_the_same(harness: Harness) -> None:
     store = LogStore(harness.disk)
-    log = store.create(PID, Offset(0))
-    for _ in range(7):
-        append(log, 2)
-    harness.settle()
+    log = log_of(harness, 7, 2, store=store)
     for key, row in harness.disk.scan(Table.TIMES, PID, PID + b"\x01")[2:4]:
         replace(harness, Table.TIMES, key, flipped(row, 77))
     store.drop(log)
@@ -83,10 +77,7 @@ def test_a_dropped_partition_with_damaged_index_rows_is_deleted_all_the_same(har
 
 def test_a_partition_created_again_during_the_deletion_of_the_old_one_keeps_its_records(harness: Harness) -> None:
     store = LogStore(harness.disk)
-    log = store.create(PID, Offset(0))
-    for _ in range(10):
-        append(log, 2)
-    harness.settle()
+    log = log_of(harness, 10, 2, store=store)
     store.drop(log)
     log = store.create(PID, Offset(5))
     stored = [append(log, 2) for _ in range(4)]

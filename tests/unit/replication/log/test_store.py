@@ -36,9 +36,7 @@ def test_after_150_records_and_a_restart_the_next_offset_is_150(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partition_log, "CHECKPOINT_BATCHES", 100)
-    log = LogStore(harness.disk).create(PID, Offset(0))
-    for _ in range(150):
-        append(log)
+    log = log_of(harness, 150)
     log = reopened(harness)
     assert (log.appended_end, log.durable_end) == (150, 150)
     assert append(log).base == 150

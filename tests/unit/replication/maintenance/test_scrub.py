@@ -91,9 +91,14 @@ def flip(node: Node, table: Table, number: int) -> bytes:
     return key
 
 
-def test_a_pass_over_intact_data_reads_everything_and_finds_nothing() -> None:
-    node = Node()
-    node.fill()
+@pytest.fixture
+def node() -> Node:
+    made = Node()
+    made.fill()
+    return made
+
+
+def test_a_pass_over_intact_data_reads_everything_and_finds_nothing(node: Node) -> None:
     size = sum(len(v) for t in scrub.TABLES for v in node.disk.image.tables[t].values())
     node.a_pass()
     assert (node.batches, node.verified, node.checkpoints, node.raft) == ([], [], [], [])
@@ -101,9 +106,7 @@ def test_a_pass_over_intact_data_reads_everything_and_finds_nothing() -> None:
     assert node.scrubber.progress.ended_ms >= node.scrubber.progress.started_ms
 
 
-def test_a_damaged_row_of_every_table_is_found_and_handed_over_for_repair() -> None:
-    node = Node()
-    node.fill()
+def test_a_damaged_row_of_every_table_is_found_and_handed_over_for_repair(node: Node) -> None:
     batch, row = flip(node, Table.BATCHES, 3), flip(node, Table.TIMES, 7)
     checkpoint, entry = flip(node, Table.CHECKPOINTS, 1), flip(node, Table.RAFT_LOG, 2)
     vote = flip(node, Table.RAFT_META, 1)
@@ -115,9 +118,7 @@ def test_a_damaged_row_of_every_table_is_found_and_handed_over_for_repair() -> N
     assert node.scrubber.progress.found == 5
 
 
-def test_a_missing_index_row_is_detected_by_its_neighbours() -> None:
-    node = Node()
-    node.fill()
+def test_a_missing_index_row_is_detected_by_its_neighbours(node: Node) -> None:
     rows = node.disk.image.tables[Table.TIMES]
     key = [key for key in rows if rows[key]][4]
     del rows[key]
@@ -142,9 +143,7 @@ def test_a_batch_that_the_walk_misses_is_verified_by_its_offset(
     assert node.batches == []
 
 
-def test_a_row_rewritten_in_the_meantime_is_not_reported() -> None:
-    node = Node()
-    node.fill()
+def test_a_row_rewritten_in_the_meantime_is_not_reported(node: Node) -> None:
     rows = node.disk.image.tables[Table.BATCHES]
     key = next(iter(rows))
     good = rows[key]
@@ -174,9 +173,7 @@ def test_after_a_restart_the_pass_continues_where_it_was(monkeypatch: pytest.Mon
     assert (len(again.batches), again.raft) == (1, [])
 
 
-def test_an_unreadable_position_restarts_the_pass() -> None:
-    node = Node()
-    node.fill()
+def test_an_unreadable_position_restarts_the_pass(node: Node) -> None:
     node.disk.submit([Put(Table.META, b"scrub", b"nonsense of no length at all, and of no checksum either")])
     node.scheduler.run_for_ms(10)
     again = Node(node.disk.crash())
@@ -184,9 +181,7 @@ def test_an_unreadable_position_restarts_the_pass() -> None:
     assert again.scrubber.progress.passes == 1
 
 
-def test_a_pass_begins_once_per_period_and_never_without_one() -> None:
-    node = Node()
-    node.fill()
+def test_a_pass_begins_once_per_period_and_never_without_one(node: Node) -> None:
     node.a_pass()
     node.run(PERIOD_S / 2)
     assert node.scrubber.progress.passes == 1
@@ -197,9 +192,7 @@ def test_a_pass_begins_once_per_period_and_never_without_one() -> None:
     assert never.scrubber.progress.passes == 2, "as the disk reported it"
 
 
-def test_the_journal_rewrites_its_rows_from_memory() -> None:
-    node = Node()
-    node.fill()
+def test_the_journal_rewrites_its_rows_from_memory(node: Node) -> None:
     journal = RaftJournal()
     writer = JournalWriter(node.disk, journal, lambda: None)
     assert list(journal.load(node.disk))
@@ -221,10 +214,8 @@ def _remembered(journal: RaftJournal) -> tuple[object, ...]:
     return journal.term, journal.voted_for, journal.commit_index, journal.snapshot, entries
 
 
-def test_a_row_of_no_entry_is_removed() -> None:
+def test_a_row_of_no_entry_is_removed(node: Node) -> None:
     """It rotted, and memory has nothing to put there: an entry that was truncated, or a key that flipped."""
-    node = Node()
-    node.fill()
     journal = RaftJournal()
     writer = JournalWriter(node.disk, journal, lambda: None)
     assert list(journal.load(node.disk))
@@ -246,9 +237,7 @@ def test_a_log_rewrites_its_checkpoints_from_memory() -> None:
     assert LogStore(node.disk).open_all()[PID].tail_damage is None
 
 
-def test_a_damaged_row_of_an_aborted_transaction_is_written_again() -> None:
-    node = Node()
-    node.fill()
+def test_a_damaged_row_of_an_aborted_transaction_is_written_again(node: Node) -> None:
     key, value = aborted_row(PID, Aborted(Offset(3), Offset(1), ProducerId(1)))
     node.disk.submit([Put(Table.TIMES, key, value[:-1] + b"\x77")])
     node.scheduler.run_for_ms(100)
@@ -256,9 +245,7 @@ def test_a_damaged_row_of_an_aborted_transaction_is_written_again() -> None:
     assert (node.aborted, node.batches) == ([key], [])
 
 
-def test_rows_that_fail_are_read_again_beside_the_loop_however_slow_the_disk_is() -> None:
-    node = Node()
-    node.fill()
+def test_rows_that_fail_are_read_again_beside_the_loop_however_slow_the_disk_is(node: Node) -> None:
     blocked: list[float] = []
     node.disk.on_blocking_read = blocked.append
     for table in (Table.RAFT_LOG, Table.TIMES, Table.CHECKPOINTS):

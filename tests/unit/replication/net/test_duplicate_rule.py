@@ -2,6 +2,8 @@
 
 import itertools
 
+import pytest
+
 from smq.raft_state.ids import NodeId
 from smq.replication.net import duplicates
 from smq.replication.net.duplicates import RETURNS_MAX, DuplicateRule
@@ -12,8 +14,14 @@ ROUNDS = 2 * RETURNS_MAX - 1  # each of the two returns in every second one
 EARLIER, LATER, THIRD = b"1" * 16, b"2" * 16, b"3" * 16
 
 
-def test_a_process_that_comes_in_the_place_of_one_at_the_address_is_contested_while_that_is_connected() -> None:
-    rule = DuplicateRule()
+@pytest.fixture
+def rule() -> DuplicateRule:
+    return DuplicateRule()
+
+
+def test_a_process_that_comes_in_the_place_of_one_at_the_address_is_contested_while_that_is_connected(
+    rule: DuplicateRule,
+) -> None:
     assert not rule.is_contested(ONE, LATER, [EARLIER]), "there was no answer at that address yet"
     rule.found(ONE, EARLIER)
     assert rule.is_contested(ONE, LATER, [EARLIER])
@@ -22,16 +30,14 @@ def test_a_process_that_comes_in_the_place_of_one_at_the_address_is_contested_wh
     assert not rule.is_contested(ONE, LATER, [THIRD])
 
 
-def test_processes_that_follow_each_other_are_restarts() -> None:
-    rule = DuplicateRule()
+def test_processes_that_follow_each_other_are_restarts(rule: DuplicateRule) -> None:
     processes = [bytes([i]) * 16 for i in range(50)]
     for older, newer in itertools.pairwise(processes):
         assert rule.loser(ONE, older, newer) is None
     assert len(rule._returns[ONE]) == duplicates._REPLACED_KEPT
 
 
-def test_late_connections_around_many_restarts_never_add_up() -> None:
-    rule = DuplicateRule()
+def test_late_connections_around_many_restarts_never_add_up(rule: DuplicateRule) -> None:
     processes = [bytes([i]) * 16 for i in range(50)]
     for older, newer in itertools.pairwise(processes):
         assert rule.loser(ONE, older, newer) is None
@@ -40,8 +46,7 @@ def test_late_connections_around_many_restarts_never_add_up() -> None:
             assert rule.loser(ONE, older, newer) is None, "it is back"
 
 
-def test_a_late_connection_of_a_process_that_has_ended_proves_nothing() -> None:
-    rule = DuplicateRule()
+def test_a_late_connection_of_a_process_that_has_ended_proves_nothing(rule: DuplicateRule) -> None:
     assert rule.loser(ONE, EARLIER, LATER) is None
     assert rule.loser(ONE, LATER, EARLIER) is None
     assert rule.loser(ONE, EARLIER, LATER) is None
@@ -61,12 +66,10 @@ def test_of_two_that_take_turns_the_one_that_began_later_ends_whoever_judges() -
     assert rounds_until_one_loses(DuplicateRule()) == (ROUNDS, LATER)
 
 
-def test_after_a_verdict_the_returns_are_counted_anew() -> None:
-    rule = DuplicateRule()
+def test_after_a_verdict_the_returns_are_counted_anew(rule: DuplicateRule) -> None:
     assert [rounds_until_one_loses(rule) for _ in range(3)] == [(ROUNDS, LATER)] * 3
 
 
-def test_of_two_that_take_turns_the_one_that_was_at_the_address_stays() -> None:
-    rule = DuplicateRule()
+def test_of_two_that_take_turns_the_one_that_was_at_the_address_stays(rule: DuplicateRule) -> None:
     rule.found(ONE, LATER)
     assert rounds_until_one_loses(rule) == (ROUNDS, EARLIER)

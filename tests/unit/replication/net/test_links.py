@@ -65,8 +65,12 @@ def probe(stream: int) -> wire.Probe:
     return wire.Probe(PID, Epoch(1), stream)
 
 
-def test_the_messages_of_a_turn_share_a_frame_to_each_peer_in_their_order() -> None:
-    turn = Turn()
+@pytest.fixture
+def turn() -> Turn:
+    return Turn()
+
+
+def test_the_messages_of_a_turn_share_a_frame_to_each_peer_in_their_order(turn: Turn) -> None:
     for stream in range(3):
         assert turn.links.send(A, Channel.DATA, probe(stream))
     assert turn.links.send(B, Channel.DATA, append(b"x"))
@@ -83,8 +87,7 @@ def test_the_messages_of_a_turn_share_a_frame_to_each_peer_in_their_order() -> N
     assert turn.network.sent[2:] == [(A, Channel.DATA, [probe(3)])]
 
 
-def test_what_raft_says_keeps_its_place_among_the_other_messages_of_its_channel() -> None:
-    turn = Turn()
+def test_what_raft_says_keeps_its_place_among_the_other_messages_of_its_channel(turn: Turn) -> None:
     turn.links.send_raft(A, [b"an ", b"entry"])
     assert turn.links.send(A, Channel.CONTROL, wire.ReadIndex(7))
     assert turn.links.send(A, Channel.DATA, probe(1))
@@ -97,8 +100,7 @@ def test_what_raft_says_keeps_its_place_among_the_other_messages_of_its_channel(
     ]
 
 
-def test_what_raft_says_without_a_session_is_not_sent_later() -> None:
-    turn = Turn()
+def test_what_raft_says_without_a_session_is_not_sent_later(turn: Turn) -> None:
     turn.network.is_up = False
     turn.links.send_raft(A, [b"a vote"])
     turn.network.is_up = True
@@ -108,8 +110,7 @@ def test_what_raft_says_without_a_session_is_not_sent_later() -> None:
     assert turn.network.sent == []
 
 
-def test_a_long_frame_leaves_within_the_turn_and_what_follows_keeps_its_place() -> None:
-    turn = Turn()
+def test_a_long_frame_leaves_within_the_turn_and_what_follows_keeps_its_place(turn: Turn) -> None:
     large = append(b"v" * (FRAME_BYTES // 2))
     for message in (large, large, probe(1)):
         assert turn.links.send(A, Channel.DATA, message)
@@ -125,8 +126,7 @@ def test_a_frame_of_many_messages_leaves_within_the_turn(monkeypatch: pytest.Mon
     assert len(turn.network.sent) == 1
 
 
-def test_what_waits_counts_as_backlog() -> None:
-    turn = Turn()
+def test_what_waits_counts_as_backlog(turn: Turn) -> None:
     assert turn.links.backlog_bytes(A, Channel.DATA) == 1_000
     assert turn.links.send(A, Channel.DATA, append(b"v" * 500))
     waiting = turn.links.backlog_bytes(A, Channel.DATA)
@@ -136,8 +136,7 @@ def test_what_waits_counts_as_backlog() -> None:
     assert turn.links.backlog_bytes(A, Channel.DATA) == 1_000
 
 
-def test_a_message_without_a_session_is_not_sent_later() -> None:
-    turn = Turn()
+def test_a_message_without_a_session_is_not_sent_later(turn: Turn) -> None:
     turn.network.is_up = False
     assert not turn.links.send(A, Channel.DATA, probe(1))
     turn.network.is_up = True
@@ -145,8 +144,7 @@ def test_a_message_without_a_session_is_not_sent_later() -> None:
     assert turn.network.sent == []
 
 
-def test_a_message_of_an_ended_session_is_not_sent_in_the_next() -> None:
-    turn = Turn()
+def test_a_message_of_an_ended_session_is_not_sent_in_the_next(turn: Turn) -> None:
     assert turn.links.send(A, Channel.DATA, probe(1))
     turn.links.on_session_close(A, Channel.CONTROL)  # another session
     turn.links.on_session_close(A, Channel.DATA)
@@ -155,8 +153,7 @@ def test_a_message_of_an_ended_session_is_not_sent_in_the_next() -> None:
     assert turn.network.sent == [(A, Channel.DATA, [probe(2)])]
 
 
-def test_who_flushes_needs_no_callback() -> None:
-    turn = Turn()
+def test_who_flushes_needs_no_callback(turn: Turn) -> None:
     turn.links.collect()
     assert turn.links.send(A, Channel.DATA, probe(1))
     turn.links.flush()

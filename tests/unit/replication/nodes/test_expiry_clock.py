@@ -51,8 +51,12 @@ class Node:
         return self.host.state.expiry_clock_ms
 
 
-def test_the_first_step_comes_immediately_and_then_one_every_ten_minutes() -> None:
-    node = Node()
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_the_first_step_comes_immediately_and_then_one_every_ten_minutes(node: Node) -> None:
     node.run(2 * INTERVAL_MS_MAX + 10_000)
     assert [step.seen_ms == 0 for step in node.proposed] == [True, False, False]
     first, second, third = node.proposed
@@ -61,15 +65,13 @@ def test_the_first_step_comes_immediately_and_then_one_every_ten_minutes() -> No
     assert node.now_ms == third.now_ms
 
 
-def test_only_the_raft_leader_proposes() -> None:
-    node = Node()
+def test_only_the_raft_leader_proposes(node: Node) -> None:
     node.raft.is_leader = False
     node.run(2 * INTERVAL_MS_MAX)
     assert node.proposed == []
 
 
-def test_the_clock_moves_although_offsets_are_kept_for_ever() -> None:
-    node = Node()
+def test_the_clock_moves_although_offsets_are_kept_for_ever(node: Node) -> None:
     node.host.apply(kept_minutes(0))
     node.host.apply(producers_kept_ms(PRODUCER_EXPIRATION_MS_MIN))
     assert interval_ms(node.host.state) == PRODUCER_EXPIRATION_MS_MIN // 4
@@ -77,8 +79,7 @@ def test_the_clock_moves_although_offsets_are_kept_for_ever() -> None:
     assert len(node.proposed) == 4
 
 
-def test_a_topic_that_keeps_its_records_for_less_gives_the_interval() -> None:
-    node = Node()
+def test_a_topic_that_keeps_its_records_for_less_gives_the_interval(node: Node) -> None:
     node.host.create_partition()
     node.host.apply(AlterTopicConfig(name="t", set_=(("retention.ms", "20000"),)))
     assert interval_ms(node.host.state) == 5_000
@@ -88,8 +89,7 @@ def test_a_topic_that_keeps_its_records_for_less_gives_the_interval() -> None:
     assert interval_ms(node.host.state) == INTERVAL_MS_MAX
 
 
-def test_transactional_ids_that_are_soon_forgotten_give_the_interval_while_there_are_any() -> None:
-    node = Node()
+def test_transactional_ids_that_are_soon_forgotten_give_the_interval_while_there_are_any(node: Node) -> None:
     node.host.apply(settings(transactional_id_expiration_ms=20_000))
     assert interval_ms(node.host.state) == INTERVAL_MS_MAX
     node.host.apply(proposed(node.host.state, init_transactions("t")))
@@ -97,15 +97,13 @@ def test_transactional_ids_that_are_soon_forgotten_give_the_interval_while_there
 
 
 @pytest.mark.parametrize(("minutes", "interval"), [(1, 15_000), (2, 30_000), (10_000_000, INTERVAL_MS_MAX)])
-def test_the_shortest_retention_gives_the_interval(minutes: int, interval: int) -> None:
-    node = Node()
+def test_the_shortest_retention_gives_the_interval(node: Node, minutes: int, interval: int) -> None:
     node.host.apply(kept_minutes(minutes))
     assert interval_ms(node.host.state) == interval
 
 
-def test_a_step_is_measured_from_the_last_change_that_was_seen_here() -> None:
+def test_a_step_is_measured_from_the_last_change_that_was_seen_here(node: Node) -> None:
     """A new leader has measured, too: a change of leaders costs no time and gains none."""
-    node = Node()
     node.run(BEAT_MS)
     node.raft.is_leader = False
     node.run(INTERVAL_MS_MAX // 2)
@@ -118,8 +116,7 @@ def test_a_step_is_measured_from_the_last_change_that_was_seen_here() -> None:
     assert abs(node.proposed[1].elapsed_ms - INTERVAL_MS_MAX) <= 2 * BEAT_MS
 
 
-def test_a_step_without_an_answer_is_not_proposed_twice_at_a_time() -> None:
-    node = Node()
+def test_a_step_without_an_answer_is_not_proposed_twice_at_a_time(node: Node) -> None:
     node.is_lost = True
     node.run(20_000)
     assert len(node.proposed) == 1

@@ -34,8 +34,12 @@ def claim(image: DiskImage, config: NodeConfig = CONFIG, at_least: int = 5) -> C
     return identity
 
 
-def test_rule_18_a_directory_keeps_its_disk_id_at_every_start() -> None:
-    image = DiskImage()
+@pytest.fixture
+def image() -> DiskImage:
+    return DiskImage()
+
+
+def test_rule_18_a_directory_keeps_its_disk_id_at_every_start(image: DiskImage) -> None:
     first, second = claim(image), claim(image)
     assert len(first.disk) == 16
     assert second.disk == first.disk == image.tables[Table.META][DISK_KEY]
@@ -57,14 +61,12 @@ def test_rule_18_the_disk_id_is_written_together_with_the_first_incarnation() ->
     assert [DISK_KEY in keys and INCARNATION_KEY in keys for keys in submissions] == [True]
 
 
-def test_the_incarnation_grows_even_if_the_clock_went_back() -> None:
-    image = DiskImage()
+def test_the_incarnation_grows_even_if_the_clock_went_back(image: DiskImage) -> None:
     assert [claim(image, at_least=n).incarnation for n in (5, 3, 9)] == [5, 6, 9]
 
 
 @pytest.mark.parametrize("stored", [None, b"short"])
-def test_a_disk_id_that_is_gone_or_cut_is_damage_and_says_what_to_do(stored: bytes | None) -> None:
-    image = DiskImage()
+def test_a_disk_id_that_is_gone_or_cut_is_damage_and_says_what_to_do(image: DiskImage, stored: bytes | None) -> None:
     claim(image)
     if stored is None:
         del image.tables[Table.META][DISK_KEY]
@@ -75,8 +77,7 @@ def test_a_disk_id_that_is_gone_or_cut_is_damage_and_says_what_to_do(stored: byt
 
 
 @pytest.mark.parametrize("other", [{"node_id": NodeId(2)}, {"cluster_id": "d"}])
-def test_a_directory_of_another_node_or_cluster_is_refused(other: dict[str, object]) -> None:
-    image = DiskImage()
+def test_a_directory_of_another_node_or_cluster_is_refused(image: DiskImage, other: dict[str, object]) -> None:
     claim(image)
     with pytest.raises(StartRefused, match="use the directory of this node, or an empty one"):
         claim(image, replace(CONFIG, **other))  # type: ignore[arg-type]  # one of its fields
@@ -85,9 +86,8 @@ def test_a_directory_of_another_node_or_cluster_is_refused(other: dict[str, obje
 PEERS = {NodeId(n): (f"node-{n}", 7400) for n in (1, 2, 3)}
 
 
-def test_a_directory_of_a_cluster_of_other_nodes_is_refused() -> None:
+def test_a_directory_of_a_cluster_of_other_nodes_is_refused(image: DiskImage) -> None:
     """Their majorities need not meet its own ones."""
-    image = DiskImage()
     claim(image, replace(CONFIG, peers=PEERS))
     for peers in ({**PEERS, NodeId(4): ("node-4", 7400)}, {NodeId(1): PEERS[NodeId(1)]}):
         with pytest.raises(StartRefused, match=r"has the nodes 1, 2, 3, and \[peers\] names .*: correct \[peers\]"):
@@ -96,8 +96,7 @@ def test_a_directory_of_a_cluster_of_other_nodes_is_refused() -> None:
     claim(image, replace(CONFIG, peers=moved))
 
 
-def test_a_directory_of_an_earlier_version_takes_the_nodes_of_its_next_start() -> None:
-    image = DiskImage()
+def test_a_directory_of_an_earlier_version_takes_the_nodes_of_its_next_start(image: DiskImage) -> None:
     claim(image, replace(CONFIG, peers=PEERS))
     del image.tables[Table.META][VOTERS_KEY]
     claim(image, replace(CONFIG, peers=PEERS))

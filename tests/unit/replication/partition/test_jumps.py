@@ -215,9 +215,7 @@ def test_a_jump_to_the_epoch_after_the_one_it_was_judged_by_keeps_the_sequences_
 
 
 # ------------------------------------------------------------------------------------------------- stopping
-def test_a_node_that_stops_does_not_say_that_what_it_appended_is_lost() -> None:
-    host = Host()
-    host.create_partition()
+def test_a_node_that_stops_does_not_say_that_what_it_appended_is_lost(host: Host) -> None:
     answer = host.produce()
     host.settle(100)
     host.live.close(SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping"))

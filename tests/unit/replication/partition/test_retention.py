@@ -178,9 +178,7 @@ def test_age_is_judged_by_the_replicated_clock_only(keeper: Keeper) -> None:
     assert keeper.starts == []
 
 
-def test_without_a_clock_nothing_goes_by_age() -> None:
-    host = Host()
-    host.create_partition()
+def test_without_a_clock_nothing_goes_by_age(host: Host) -> None:
     host.elect(ME)
     retainer = Retainer(host.node_host(), host.look_ups())
     host.produce(encode_batch([NewRecord(None, b"x", 1)]))

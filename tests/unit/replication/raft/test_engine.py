@@ -75,6 +75,17 @@ def wait(world: World, condition: Callable[[], bool], ms: float = 3_000) -> None
     assert world.run_ms(ms, stop=condition)
 
 
+@pytest.fixture
+def world() -> World:
+    """Three nodes without faults."""
+    return calm()
+
+
+@pytest.fixture
+def leader(world: World) -> Host:
+    return elected(world)
+
+
 # ---------------------------------------------------------------------------------------------------- proposals
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5])
 def test_a_proposal_is_committed_and_applied_everywhere(nodes: int) -> None:
@@ -85,8 +96,7 @@ def test_a_proposal_is_committed_and_applied_everywhere(nodes: int) -> None:
     wait(world, lambda: all(commands(host) == ["a"] for host in world.hosts.values()))
 
 
-def test_a_proposal_at_a_follower_is_refused_for_good_and_not_from_within_the_call() -> None:
-    world = calm()
+def test_a_proposal_at_a_follower_is_refused_for_good_and_not_from_within_the_call(world: World) -> None:
     follower = followers(world, elected(world))[0]
     answers = propose(follower, "a")
     assert answers == []
@@ -96,9 +106,7 @@ def test_a_proposal_at_a_follower_is_refused_for_good_and_not_from_within_the_ca
     assert commands(follower) == []
 
 
-def test_proposals_are_answered_in_order_and_hold_their_index() -> None:
-    world = calm()
-    leader = elected(world)
+def test_proposals_are_answered_in_order_and_hold_their_index(world: World, leader: Host) -> None:
     answers: list[Committed | ProposalLost] = []
     for n in range(100):
         leader.engine.propose(f"{n}".encode(), answers.append)
@@ -108,9 +116,7 @@ def test_proposals_are_answered_in_order_and_hold_their_index() -> None:
     assert commands(leader) == [f"{n}" for n in range(100)]
 
 
-def test_a_proposal_made_from_an_answer_is_committed_too() -> None:
-    world = calm()
-    leader = elected(world)
+def test_a_proposal_made_from_an_answer_is_committed_too(world: World, leader: Host) -> None:
     second: list[Committed | ProposalLost] = []
     leader.engine.propose(b"1", lambda _: leader.engine.propose(b"2", second.append))
     wait(world, lambda: bool(second))
@@ -137,17 +143,13 @@ def test_a_read_index_covers_what_was_committed_and_writes_nothing(nodes: int) -
     assert leader.engine.journal.last_index == last
 
 
-def test_a_read_index_does_not_wait_for_the_next_heartbeat() -> None:
-    world = calm()
-    leader = elected(world)
+def test_a_read_index_does_not_wait_for_the_next_heartbeat(world: World, leader: Host) -> None:
     world.run_ms(leader.engine.timing.heartbeat_ms + 1)
     answers = read(leader)
     assert world.run_ms(leader.engine.timing.heartbeat_ms / 5, stop=lambda: bool(answers))
 
 
-def test_a_read_index_does_not_wait_for_the_disk_of_a_follower() -> None:
-    world = calm()
-    leader = elected(world)
+def test_a_read_index_does_not_wait_for_the_disk_of_a_follower(world: World, leader: Host) -> None:
     for host in followers(world, leader):
         host.disk.stall(10_000)
     propose(leader, "a")
@@ -157,16 +159,14 @@ def test_a_read_index_does_not_wait_for_the_disk_of_a_follower() -> None:
     assert leader.engine.commit_index < leader.engine.journal.last_index
 
 
-def test_a_read_index_at_a_follower_is_refused() -> None:
-    world = calm()
+def test_a_read_index_at_a_follower_is_refused(world: World) -> None:
     answers = read(followers(world, elected(world))[0])
     world.run_ms(1)
     assert answers == [ProposalLost.NOT_LEADER]
 
 
-def test_an_isolated_leader_gives_no_read_index() -> None:
+def test_an_isolated_leader_gives_no_read_index(world: World) -> None:
     """It leads on for half a second, and the others have elected and committed meanwhile."""
-    world = calm()
     old = elected(world)
     isolate(world, old)
     answers = read(old)
@@ -181,9 +181,7 @@ def test_a_command_above_the_limit_is_refused_with_the_limit() -> None:
         leader.engine.propose(bytes(COMMAND_BYTES_MAX + 1), lambda _: None)
 
 
-def test_the_largest_command_is_committed_everywhere() -> None:
-    world = calm()
-    leader = elected(world)
+def test_the_largest_command_is_committed_everywhere(world: World, leader: Host) -> None:
     big = "x" * COMMAND_BYTES_MAX
     commit(world, leader, big)
     wait(world, lambda: all(commands(host) == [big] for host in world.hosts.values()))
@@ -200,8 +198,7 @@ def test_more_proposals_than_the_queue_holds_are_refused_for_good() -> None:
     assert len(leader.history.entries) == COMMANDS_QUEUED_MAX
 
 
-def test_an_isolated_leaders_proposal_is_answered_unknown_once_another_leads() -> None:
-    world = calm()
+def test_an_isolated_leaders_proposal_is_answered_unknown_once_another_leads(world: World) -> None:
     old = elected(world)
     isolate(world, old)
     answers = propose(old, "lost")
@@ -215,9 +212,8 @@ def test_an_isolated_leaders_proposal_is_answered_unknown_once_another_leads() -
     assert answers == [ProposalLost.UNKNOWN]
 
 
-def test_an_entry_of_a_deposed_leader_that_was_committed_after_all_is_applied_once() -> None:
+def test_an_entry_of_a_deposed_leader_that_was_committed_after_all_is_applied_once(world: World) -> None:
     """It has reached the disk of one follower, which votes for no node without it."""
-    world = calm()
     old = elected(world)
     last = old.engine.journal.last_index
     answers = propose(old, "travels")
@@ -232,9 +228,9 @@ def test_an_entry_of_a_deposed_leader_that_was_committed_after_all_is_applied_on
 
 
 # ------------------------------------------------------------------------------------------------------- fatal
-def test_a_raising_state_machine_ends_the_engine_once_and_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = calm()
-    leader = elected(world)
+def test_a_raising_state_machine_ends_the_engine_once_and_answers_nothing(
+    world: World, leader: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = RuntimeError("a broken invariant")
 
     def apply(_index: LogIndex, _command: bytes) -> Applied:
@@ -250,9 +246,7 @@ def test_a_raising_state_machine_ends_the_engine_once_and_answers_nothing(monkey
     wait(world, lambda: any(host.engine.is_leader for host in elected_again))
 
 
-def test_a_raising_answer_ends_the_engine() -> None:
-    world = calm()
-    leader = elected(world)
+def test_a_raising_answer_ends_the_engine(world: World, leader: Host) -> None:
     error = RuntimeError("a bug above")
 
     def done(_outcome: object) -> None:
@@ -263,9 +257,7 @@ def test_a_raising_answer_ends_the_engine() -> None:
 
 
 @pytest.mark.parametrize("table", [Table.RAFT_LOG, Table.RAFT_META])
-def test_a_node_with_damaged_raft_data_refuses_to_start(table: Table) -> None:
-    world = calm()
-    leader = elected(world)
+def test_a_node_with_damaged_raft_data_refuses_to_start(world: World, leader: Host, table: Table) -> None:
     commit(world, leader, "a")
     leader.crash(silently=False)
     leader.disk.flip_bit(table, world.rng)
@@ -275,9 +267,7 @@ def test_a_node_with_damaged_raft_data_refuses_to_start(table: Table) -> None:
 
 
 @pytest.mark.parametrize("payload", [pickle.dumps({"type": "append_entries", "term": 99}), b"", b"\x07", b"\xff" * 99])
-def test_bytes_that_are_no_message_are_dropped_and_change_nothing(payload: bytes) -> None:
-    world = calm()
-    leader = elected(world)
+def test_bytes_that_are_no_message_are_dropped_and_change_nothing(world: World, leader: Host, payload: bytes) -> None:
     follower = followers(world, leader)[0]
     term = follower.engine.term
     for _ in range(3):
@@ -287,25 +277,21 @@ def test_bytes_that_are_no_message_are_dropped_and_change_nothing(payload: bytes
 
 
 # --------------------------------------------------------------------------------------------------- leadership
-def test_a_killed_leader_is_replaced_before_the_election_timeout() -> None:
-    world = calm()
-    leader = elected(world)
+def test_a_killed_leader_is_replaced_before_the_election_timeout(world: World, leader: Host) -> None:
     leader.crash(silently=False)
     before_ns = world.scheduler.now_ns
     wait(world, lambda: world.leader() is not None)
     assert world.scheduler.now_ns - before_ns < 300 * 1_000_000
 
 
-def test_a_leader_without_power_is_replaced_although_its_sessions_stay_open() -> None:
-    world = calm()
-    leader = elected(world)
+def test_a_leader_without_power_is_replaced_although_its_sessions_stay_open(world: World, leader: Host) -> None:
     leader.crash(silently=True)
     wait(world, lambda: world.leader() is not None, ms=1_000)
 
 
-def test_an_isolated_leader_steps_down_within_its_fallback_and_has_voted_in_its_term_nevertheless() -> None:
-    world = calm()
-    leader = elected(world)
+def test_an_isolated_leader_steps_down_within_its_fallback_and_has_voted_in_its_term_nevertheless(
+    world: World, leader: Host
+) -> None:
     term = leader.engine.term
     isolate(world, leader)
     wait(world, lambda: not leader.engine.is_leader, ms=600)
@@ -313,9 +299,7 @@ def test_an_isolated_leader_steps_down_within_its_fallback_and_has_voted_in_its_
     assert (leader.engine.journal.term, leader.engine.journal.voted_for) == (term, leader.node)
 
 
-def test_a_leader_stays_while_the_disks_of_all_followers_hang() -> None:
-    world = calm()
-    leader = elected(world)
+def test_a_leader_stays_while_the_disks_of_all_followers_hang(world: World, leader: Host) -> None:
     term = leader.engine.term
     for host in followers(world, leader):
         host.disk.stall(1_500)
@@ -348,27 +332,21 @@ def test_a_follower_that_was_away_does_not_depose_the_leader_as_it_would_without
     assert after > before
 
 
-def test_leadership_is_handed_over_without_waiting_for_a_timeout() -> None:
-    world = calm()
-    leader = elected(world)
+def test_leadership_is_handed_over_without_waiting_for_a_timeout(world: World, leader: Host) -> None:
     to, term = followers(world, leader)[1], leader.engine.term
     leader.engine.transfer_leadership(to.node)
     wait(world, lambda: to.engine.is_leader, ms=50)
     assert to.engine.term == term + 1
 
 
-def test_leadership_is_handed_over_under_load() -> None:
-    world = calm()
-    leader = elected(world)
+def test_leadership_is_handed_over_under_load(world: World, leader: Host) -> None:
     world.start_client()
     world.run_ms(200)
     leader.engine.transfer_leadership(None)
     wait(world, lambda: not leader.engine.is_leader and world.leader() is not None, ms=300)
 
 
-def test_leadership_is_not_handed_to_a_node_that_cannot_be_reached_and_work_goes_on() -> None:
-    world = calm()
-    leader = elected(world)
+def test_leadership_is_not_handed_to_a_node_that_cannot_be_reached_and_work_goes_on(world: World, leader: Host) -> None:
     away = followers(world, leader)[0]
     isolate(world, away)
     propose(leader, "a")
@@ -378,8 +356,7 @@ def test_leadership_is_not_handed_to_a_node_that_cannot_be_reached_and_work_goes
     commit(world, leader, "b")
 
 
-def test_every_new_leader_is_reported_to_the_node() -> None:
-    world = calm()
+def test_every_new_leader_is_reported_to_the_node(world: World) -> None:
     reported: list[tuple[NodeId | None, bool]] = []
     host = world.hosts[NodeId(1)]
     host.engine._executor._on_leader_change = lambda: reported.append((host.engine.leader, host.engine.is_leader))
@@ -430,9 +407,8 @@ def test_a_damaged_snapshot_is_refused_and_asked_for_again(monkeypatch: pytest.M
     wait(world, lambda: commands(away) == commands(leader))
 
 
-def test_a_former_leader_with_entries_of_its_own_catches_up_in_a_few_messages() -> None:
+def test_a_former_leader_with_entries_of_its_own_catches_up_in_a_few_messages(world: World) -> None:
     """Finding 9: stock pysyncobj steps back one entry per round and sends the whole backlog each time."""
-    world = calm()
     old = elected(world)
     isolate(world, old)
     for n in range(50):
@@ -470,9 +446,9 @@ def test_everything_acknowledged_survives_a_power_failure_of_all_nodes() -> None
     wait(world, lambda: commands(leader) == [f"{n}" for n in range(30)])
 
 
-def test_a_restarted_node_applies_what_it_knows_to_be_committed_before_it_hears_of_a_leader() -> None:
-    world = calm()
-    leader = elected(world)
+def test_a_restarted_node_applies_what_it_knows_to_be_committed_before_it_hears_of_a_leader(
+    world: World, leader: Host
+) -> None:
     for n in range(30):
         commit(world, leader, f"{n}")
     for host in world.hosts.values():
@@ -495,9 +471,7 @@ def test_no_commit_waits_for_a_tick(nodes: int) -> None:
         assert world.scheduler.now_ns - before_ns < 5 * 1_000_000  # two commits, two messages; a tick is 100 ms
 
 
-def test_a_burst_of_proposals_is_one_write_and_one_message_per_follower() -> None:
-    world = calm()
-    leader = elected(world)
+def test_a_burst_of_proposals_is_one_write_and_one_message_per_follower(world: World, leader: Host) -> None:
     world.run_ms(1)
     before = leader.disk.submitted_seq
     sent: list[NodeId] = []
@@ -516,8 +490,7 @@ def test_a_burst_of_proposals_is_one_write_and_one_message_per_follower() -> Non
     assert sorted(sent) == [host.node for host in followers(world, leader)]
 
 
-def test_an_idle_group_writes_nothing_and_sends_heartbeats_only() -> None:
-    world = calm()
+def test_an_idle_group_writes_nothing_and_sends_heartbeats_only(world: World) -> None:
     elected(world)
     world.run_ms(500)
     commits = [host.disk.commits for host in world.hosts.values()]
@@ -548,9 +521,8 @@ def test_a_follower_behind_an_unread_session_costs_the_leader_a_window_only() ->
 
 
 # ----------------------------------------------------------------------------------------------- votes on the disk
-def test_term_and_vote_are_on_disk_before_the_vote_is_sent() -> None:
+def test_term_and_vote_are_on_disk_before_the_vote_is_sent(world: World) -> None:
     """The simulation inspects every message against the sender's disk; here that it does so at all."""
-    world = calm()
     elected(world)
     for host in world.hosts.values():
         term, voted_for = struct.unpack_from(">QQ", host.image.tables[Table.RAFT_META][b"vote"], 5)

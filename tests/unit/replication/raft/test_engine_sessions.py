@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
+import pytest
+
 from smq.raft_state.ids import DiskId, NodeId
 from smq.replication.marks import START_BYTES, Mark, pack_marks
 from smq.replication.ports import Buffer, Op, Put, Table
@@ -94,8 +96,12 @@ class Desk:
         self.engine.on_session_open(peer)
 
 
-def test_what_was_not_read_of_a_session_goes_with_it() -> None:
-    desk = Desk()
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_what_was_not_read_of_a_session_goes_with_it(desk: Desk) -> None:
     desk.receive(A, REQUEST)
     desk.receive(B, TermNotice(term=2))
     desk.reconnect(A)
@@ -103,8 +109,7 @@ def test_what_was_not_read_of_a_session_goes_with_it() -> None:
     assert desk.engine.term == 2
 
 
-def test_what_a_session_waits_for_goes_with_it() -> None:
-    desk = Desk()
+def test_what_a_session_waits_for_goes_with_it(desk: Desk) -> None:
     desk.receive(A, REQUEST)
     desk.turn()
     desk.reconnect(A)
@@ -116,16 +121,14 @@ def test_what_a_session_waits_for_goes_with_it() -> None:
     assert desk.sent == ["AppendReply to 2"]
 
 
-def test_what_a_disk_reported_in_a_session_is_doubted_no_longer_than_that() -> None:
-    desk = Desk()
+def test_what_a_disk_reported_in_a_session_is_doubted_no_longer_than_that(desk: Desk) -> None:
     desk.engine.marks.receive(A, Mark(A, OTHER_DISK, b"s" * START_BYTES, 0, 0), ())
     assert desk.engine.voters.counts(A, DISK) is False
     desk.reconnect(A)
     assert desk.engine.voters.counts(A, DISK) is True
 
 
-def test_after_its_end_nothing_leaves() -> None:
-    desk = Desk()
+def test_after_its_end_nothing_leaves(desk: Desk) -> None:
     desk.receive(A, REQUEST)
     desk.turn()
     desk.engine.stop()
@@ -135,14 +138,12 @@ def test_after_its_end_nothing_leaves() -> None:
     assert desk.sent == []
 
 
-def test_a_row_is_rewritten_immediately() -> None:
-    desk = Desk()
+def test_a_row_is_rewritten_immediately(desk: Desk) -> None:
     desk.engine.rewrite_row(Table.RAFT_LOG, (1).to_bytes(8))
     assert desk.submitted_seq == desk.durable_seq + 1
 
 
-def test_the_row_of_the_vote_is_rewritten_with_the_term_and_the_vote() -> None:
-    desk = Desk()
+def test_the_row_of_the_vote_is_rewritten_with_the_term_and_the_vote(desk: Desk) -> None:
     desk.receive(A, REQUEST)
     desk.turn()
     desk.sync()
@@ -153,8 +154,7 @@ def test_the_row_of_the_vote_is_rewritten_with_the_term_and_the_vote() -> None:
     assert desk.rows[b"vote"] == voted
 
 
-def test_what_other_disks_reported_is_stored_without_waiting_for_another_write() -> None:
-    desk = Desk()
+def test_what_other_disks_reported_is_stored_without_waiting_for_another_write(desk: Desk) -> None:
     desk.receive(A, REQUEST)
     desk.turn()
     desk.sync()

@@ -90,8 +90,12 @@ class Desk:
         return list(self.log)
 
 
-def test_a_result_is_carried_out_in_the_order_of_its_fields() -> None:
-    desk = Desk()
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_a_result_is_carried_out_in_the_order_of_its_fields(desk: Desk) -> None:
     happened = desk.execute(
         (TermNotice(term=5), Needs.VOTE),
         changes=desk.changes(),
@@ -102,35 +106,30 @@ def test_a_result_is_carried_out_in_the_order_of_its_fields() -> None:
     assert happened == ["wake", "submit 1", "TermNotice to 2", "answer 3", "answer 4", "leader"]
 
 
-def test_a_vote_leaves_when_it_is_on_disk() -> None:
-    desk = Desk()
+def test_a_vote_leaves_when_it_is_on_disk(desk: Desk) -> None:
     assert desk.execute((VOTE, Needs.EVERYTHING), changes=desk.changes(vote=True)) == ["submit 1"]
     assert desk.sync_one() == ["Vote to 2", "durable"]
 
 
-def test_a_leaders_entries_leave_while_they_are_written_but_not_before_its_vote_is() -> None:
-    desk = Desk()
+def test_a_leaders_entries_leave_while_they_are_written_but_not_before_its_vote_is(desk: Desk) -> None:
     assert desk.execute((ENTRIES, Needs.VOTE), changes=desk.changes(vote=True)) == ["submit 1"]
     assert desk.sync_one() == ["Append to 2", "durable"]
     assert desk.execute((ENTRIES, Needs.VOTE), changes=desk.changes()) == ["submit 2", "Append to 2"]
 
 
-def test_a_message_waits_for_changes_of_earlier_turns_too() -> None:
-    desk = Desk()
+def test_a_message_waits_for_changes_of_earlier_turns_too(desk: Desk) -> None:
     desk.execute(changes=desk.changes())
     assert desk.execute((VOTE, Needs.EVERYTHING)) == []
     assert desk.sync_one() == ["Vote to 2", "durable"]
 
 
-def test_a_message_that_need_not_wait_does_not_overtake_one_that_must() -> None:
-    desk = Desk()
+def test_a_message_that_need_not_wait_does_not_overtake_one_that_must(desk: Desk) -> None:
     desk.execute((VOTE, Needs.EVERYTHING), changes=desk.changes())
     assert desk.execute((ENTRIES, Needs.VOTE)) == []
     assert desk.sync_one() == ["Vote to 2", "Append to 2", "durable"]
 
 
-def test_a_sign_of_life_overtakes_entries_and_is_dropped_if_the_vote_is_not_on_disk() -> None:
-    desk = Desk()
+def test_a_sign_of_life_overtakes_entries_and_is_dropped_if_the_vote_is_not_on_disk(desk: Desk) -> None:
     desk.execute((VOTE, Needs.EVERYTHING), changes=desk.changes())
     assert desk.execute((CONFIRMED, Needs.ALIVE)) == ["Confirmed to 2"]
     assert desk.execute((CONFIRMED, Needs.ALIVE), changes=desk.changes(vote=True)) == ["submit 2"]
@@ -138,16 +137,14 @@ def test_a_sign_of_life_overtakes_entries_and_is_dropped_if_the_vote_is_not_on_d
     assert desk.sync_one() == ["durable"], "it was not kept"
 
 
-def test_what_waited_for_a_session_does_not_leave_with_the_first_message_of_the_next() -> None:
-    desk = Desk()
+def test_what_waited_for_a_session_does_not_leave_with_the_first_message_of_the_next(desk: Desk) -> None:
     desk.execute((VOTE, Needs.EVERYTHING), changes=desk.changes())
     desk.executor.drop_session(A)
     assert desk.execute((TermNotice(term=6), Needs.EVERYTHING)) == []
     assert desk.sync_one() == ["TermNotice to 2", "durable"]
 
 
-def test_a_message_waits_for_changes_that_were_flushed_outside_a_turn() -> None:
-    desk = Desk()
+def test_a_message_waits_for_changes_that_were_flushed_outside_a_turn(desk: Desk) -> None:
     desk.journal.add(b"\x00", 1, 0)
     desk.executor.flush()
     assert desk.execute((VOTE, Needs.EVERYTHING)) == []
@@ -156,8 +153,7 @@ def test_a_message_waits_for_changes_that_were_flushed_outside_a_turn() -> None:
     assert desk.execute((VOTE, Needs.EVERYTHING)) == ["Vote to 2"], "nothing had changed"
 
 
-def test_the_journal_learns_what_is_durable_before_the_engine_does() -> None:
-    desk = Desk()
+def test_the_journal_learns_what_is_durable_before_the_engine_does(desk: Desk) -> None:
     desk.execute(changes=desk.changes())
     assert desk.journal.durable_index == 0
     desk.execute(changes=desk.changes())
@@ -167,8 +163,7 @@ def test_the_journal_learns_what_is_durable_before_the_engine_does() -> None:
     assert desk.journal.durable_index == 2
 
 
-def test_a_stopped_engine_neither_answers_nor_sends_what_waited() -> None:
-    desk = Desk()
+def test_a_stopped_engine_neither_answers_nor_sends_what_waited(desk: Desk) -> None:
     desk.execute((VOTE, Needs.EVERYTHING), changes=desk.changes())
     desk.executor.stop()
     answers = (Answer(desk.answer, LogIndex(3)),)
@@ -176,8 +171,7 @@ def test_a_stopped_engine_neither_answers_nor_sends_what_waited() -> None:
     assert desk.sync_one() == []
 
 
-def test_a_turn_in_which_the_engine_was_stopped_has_no_result() -> None:
-    desk = Desk()
+def test_a_turn_in_which_the_engine_was_stopped_has_no_result(desk: Desk) -> None:
     changes = desk.changes()
     desk.executor.stop()
     happened = desk.execute((ENTRIES, Needs.VOTE), (CONFIRMED, Needs.ALIVE), changes=changes, has_more=True)
@@ -193,9 +187,9 @@ def test_an_answer_that_stops_the_engine_is_the_last_report() -> None:
 
 
 def test_a_disk_that_takes_nothing_more_stops_the_result_before_anything_is_sent_or_answered(
+    desk: Desk,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    desk = Desk()
     changes = desk.changes()
 
     def refuse(_ops: Sequence[Op], _done: object = None) -> int:

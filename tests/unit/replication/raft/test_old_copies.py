@@ -44,8 +44,13 @@ def second(base: int, writes: int, number: int = 9) -> DiskMarks:
     return DiskMarks(B, (A, C), lambda: DISK, lambda _node: None, start(number), journal_of(base, writes))
 
 
-def test_an_old_copy_is_doubted_by_a_node_that_the_disk_had_reported_more_to() -> None:
-    marks = third()
+@pytest.fixture
+def marks() -> DiskMarks:
+    """What C knows."""
+    return third()
+
+
+def test_an_old_copy_is_doubted_by_a_node_that_the_disk_had_reported_more_to(marks: DiskMarks) -> None:
     marks.receive(B, mark_of_b(1, 10, 50), [])
     assert not marks.doubts(B, DISK)
     marks.session_over(B)
@@ -56,8 +61,7 @@ def test_an_old_copy_is_doubted_by_a_node_that_the_disk_had_reported_more_to() -
     assert marks.doubts(B, DISK), "however much it writes"
 
 
-def test_a_restart_that_remembers_everything_is_not_doubted() -> None:
-    marks = third()
+def test_a_restart_that_remembers_everything_is_not_doubted(marks: DiskMarks) -> None:
     marks.receive(B, mark_of_b(1, 10, 50), [])
     for number, base in ((2, 50), (3, 53)):
         marks.receive(B, mark_of_b(number, base, base), [])
@@ -67,15 +71,13 @@ def test_a_restart_that_remembers_everything_is_not_doubted() -> None:
     assert marks.known == (mark_of_b(3, 53, 56),)
 
 
-def test_a_third_node_passes_on_the_reports_that_it_got() -> None:
-    marks = third()
+def test_a_third_node_passes_on_the_reports_that_it_got(marks: DiskMarks) -> None:
     marks.receive(A, Mark(A, ANOTHER, start(1), 0, 0), [mark_of_b(1, 10, 50)])
     marks.receive(B, mark_of_b(2, 20, 21), [])
     assert marks.doubts(B, DISK)
 
 
-def test_old_news_of_a_process_that_is_gone_is_no_evidence() -> None:
-    marks = third()
+def test_old_news_of_a_process_that_is_gone_is_no_evidence(marks: DiskMarks) -> None:
     marks.receive(B, mark_of_b(2, 60, 61), [])
     marks.receive(A, Mark(A, ANOTHER, start(1), 0, 0), [mark_of_b(1, 10, 50)])
     assert not marks.doubts(B, DISK)
@@ -93,8 +95,7 @@ def test_a_process_that_went_back_in_time_with_its_machine_learns_it_too() -> No
     assert second(10, 50).receive(C, OF_C, [mark_of_b(9, 10, 50)]) is None
 
 
-def test_a_disk_that_has_been_given_up_does_not_count_though_its_last_words_come_late() -> None:
-    marks = third()
+def test_a_disk_that_has_been_given_up_does_not_count_though_its_last_words_come_late(marks: DiskMarks) -> None:
     marks.receive(B, mark_of_b(2, 10, 10, ANOTHER), [])
     assert marks.doubts(B, DISK)
     assert not marks.doubts(B, ANOTHER)
@@ -113,8 +114,7 @@ def test_reports_are_kept_and_read_again_by_the_next_process() -> None:
     assert later.doubts(B, DISK)
 
 
-def test_only_some_disks_per_node_are_kept_and_none_of_unknown_nodes() -> None:
-    marks = third()
+def test_only_some_disks_per_node_are_kept_and_none_of_unknown_nodes(marks: DiskMarks) -> None:
     for n in range(DISKS_KEPT_MAX + 2):
         marks.receive(B, mark_of_b(n, 0, 1, DiskId(bytes([n]) * 16)), [Mark(NodeId(77), DISK, start(1), 0, 1)])
     assert [mark.disk[0] for mark in marks.known] == list(range(2, DISKS_KEPT_MAX + 2))

@@ -128,6 +128,11 @@ def success(term: int, index: int, number: int) -> AppendReply:
     return AppendReply(term=term, number=number, next_index=index + 1, success=True, reset=False, disk=DISK)
 
 
+@pytest.fixture
+def raft() -> Raft:
+    return Raft()
+
+
 # -------------------------------------------------------------------------------------------------------- votes
 def test_a_vote_is_persisted_in_the_turn_that_sends_it_and_the_message_waits_for_everything() -> None:
     ready = Raft().turn((A, request(5)))
@@ -136,8 +141,7 @@ def test_a_vote_is_persisted_in_the_turn_that_sends_it_and_the_message_waits_for
     assert ready.messages == (Outgoing(A, Vote(term=5, disk=DISK), Needs.EVERYTHING),)
 
 
-def test_a_second_candidate_of_the_term_gets_no_vote_and_nothing_changes() -> None:
-    raft = Raft()
+def test_a_second_candidate_of_the_term_gets_no_vote_and_nothing_changes(raft: Raft) -> None:
     raft.turn((A, request(5)))
     ready = raft.turn((B, request(5)))
     assert (ready.changes, ready.messages) == (None, ())
@@ -166,8 +170,7 @@ def test_a_time_out_asks_before_it_raises_the_term() -> None:
     assert {outgoing.peer for outgoing in sent(ready, PreVote)} == {A, B}
 
 
-def test_a_candidate_persists_its_own_vote_before_it_asks_for_others() -> None:
-    raft = Raft()
+def test_a_candidate_persists_its_own_vote_before_it_asks_for_others(raft: Raft) -> None:
     raft.time_out()
     ready = raft.turn((A, PreVoteGranted(term=1, disk=DISK)))
     assert vote_put(ready) == (1, ME)
@@ -185,8 +188,7 @@ def test_a_vote_that_comes_twice_is_counted_once() -> None:
     assert raft.core.is_leader
 
 
-def test_a_vote_of_an_older_term_does_not_stand_for_the_present_one() -> None:
-    raft = Raft()
+def test_a_vote_of_an_older_term_does_not_stand_for_the_present_one(raft: Raft) -> None:
     for term in (1, 2):
         raft.time_out()
         raft.turn((A, PreVoteGranted(term=term, disk=DISK)))
@@ -196,8 +198,7 @@ def test_a_vote_of_an_older_term_does_not_stand_for_the_present_one() -> None:
     assert raft.core.is_leader
 
 
-def test_a_replaced_disk_gets_no_vote_and_its_vote_does_not_count() -> None:
-    raft = Raft()
+def test_a_replaced_disk_gets_no_vote_and_its_vote_does_not_count(raft: Raft) -> None:
     pre_vote = PreVote(term=5, last_index=9, last_term=4, disk=OTHER_DISK, is_admitted=False)
     vote = RequestVote(term=5, last_index=9, last_term=4, disk=OTHER_DISK, is_admitted=False)
     ready = raft.turn((A, pre_vote), (A, vote))
@@ -220,8 +221,7 @@ def test_a_node_on_a_replaced_disk_does_not_stand_even_if_its_leader_asks() -> N
     assert (raft.core.term, sent(ready, RequestVote)) == (3, [])
 
 
-def test_a_node_stands_at_its_leaders_request_once_it_has_applied_everything() -> None:
-    raft = Raft()
+def test_a_node_stands_at_its_leaders_request_once_it_has_applied_everything(raft: Raft) -> None:
     raft.work((A, append(3, b"x", commit=2)))
     ready = raft.core.conclude(MachineReport(up_to=LogIndex(1)))
     raft.turn((A, TimeoutNow(term=3)))
@@ -235,8 +235,7 @@ def test_a_node_stands_at_its_leaders_request_once_it_has_applied_everything() -
     assert raft.core.term == 4
 
 
-def test_a_message_of_an_older_term_is_answered_with_the_term_and_changes_nothing() -> None:
-    raft = Raft()
+def test_a_message_of_an_older_term_is_answered_with_the_term_and_changes_nothing(raft: Raft) -> None:
     raft.turn((A, request(5)))
     pre_vote = PreVote(term=5, last_index=9, last_term=4, disk=DISK, is_admitted=True)
     for stale in (request(4), append(4, b"x"), Confirm(term=4, number=1), pre_vote):
@@ -253,16 +252,14 @@ def test_a_follower_persists_entries_in_the_turn_that_acknowledges_them_and_the_
     assert ready.messages == (Outgoing(A, success(3, 3, 7), Needs.EVERYTHING),)
 
 
-def test_an_answer_to_entries_that_are_there_already_waits_for_everything_too() -> None:
-    raft = Raft()
+def test_an_answer_to_entries_that_are_there_already_waits_for_everything_too(raft: Raft) -> None:
     raft.turn((A, append(3, b"x")))
     ready = raft.turn((A, append(3, b"x", number=8)))
     assert ready.changes is None
     assert sent(ready, AppendReply)[-1] == Outgoing(A, success(3, 2, 8), Needs.EVERYTHING)
 
 
-def test_while_entries_are_being_written_only_a_sign_of_life_may_overtake() -> None:
-    raft = Raft()
+def test_while_entries_are_being_written_only_a_sign_of_life_may_overtake(raft: Raft) -> None:
     raft.turn((A, append(3, b"x")))
     raft.time += 1
     ready = raft.turn((A, append(3, prev=(2, 3), number=8)))
@@ -273,8 +270,7 @@ def test_while_entries_are_being_written_only_a_sign_of_life_may_overtake() -> N
     )
 
 
-def test_a_conflict_is_truncated_in_the_turn_that_replaces_it_and_before_it() -> None:
-    raft = Raft()
+def test_a_conflict_is_truncated_in_the_turn_that_replaces_it_and_before_it(raft: Raft) -> None:
     raft.turn((A, append(3, b"x", b"y")))
     ready = raft.turn((B, append(4, b"z")))
     assert ready.changes is not None
@@ -284,23 +280,20 @@ def test_a_conflict_is_truncated_in_the_turn_that_replaces_it_and_before_it() ->
     assert ready.changes.last_index == 2
 
 
-def test_what_is_committed_is_handed_to_the_state_machine_once() -> None:
-    raft = Raft()
+def test_what_is_committed_is_handed_to_the_state_machine_once(raft: Raft) -> None:
     assert raft.work((A, append(3, b"x", b"y", commit=2))) == Apply(LogIndex(2))
     ready = raft.core.conclude(MachineReport(up_to=LogIndex(2)))
     assert not ready.has_more
     assert raft.work() is None
 
 
-def test_a_state_machine_that_has_not_come_to_the_end_wants_another_turn() -> None:
-    raft = Raft()
+def test_a_state_machine_that_has_not_come_to_the_end_wants_another_turn(raft: Raft) -> None:
     raft.work((A, append(3, b"x", b"y", commit=3)))
     assert raft.core.conclude(MachineReport(up_to=LogIndex(2))).has_more
     assert raft.work() == Apply(LogIndex(3))
 
 
-def test_a_snapshot_being_taken_wants_another_turn() -> None:
-    raft = Raft()
+def test_a_snapshot_being_taken_wants_another_turn(raft: Raft) -> None:
     raft.work((A, append(3, b"x", commit=2)))
     assert raft.core.conclude(MachineReport(up_to=LogIndex(2), is_taking_snapshot=True)).has_more
     assert raft.work() == Apply(LogIndex(2))
@@ -317,8 +310,7 @@ def test_a_leader_persists_its_first_entry_and_sends_it_meanwhile() -> None:
     assert ready.leadership == Leadership(Term(1), ME)
 
 
-def test_leadership_is_reported_once_per_change() -> None:
-    raft = Raft()
+def test_leadership_is_reported_once_per_change(raft: Raft) -> None:
     raft.elected()
     assert raft.turn().leadership is None
     assert raft.turn((B, TermNotice(term=7))).leadership == Leadership(Term(7), None)
@@ -339,9 +331,8 @@ def test_a_cluster_of_one_commits_what_is_on_its_own_disk_and_nothing_before() -
     assert [answer.outcome for answer in raft.turn().answers] == [Committed(LogIndex(3), OUTCOME)]
 
 
-def test_answers_of_an_earlier_leadership_do_not_count() -> None:
+def test_answers_of_an_earlier_leadership_do_not_count(raft: Raft) -> None:
     """Neither an acknowledgement nor a confirmation: the entry that it names may have been replaced since."""
-    raft = Raft()
     raft.elected()
     raft.turn((B, TermNotice(term=4)))
     raft.time_out()
@@ -357,8 +348,7 @@ def test_answers_of_an_earlier_leadership_do_not_count() -> None:
     assert (raft.core.commit_index, [answer.outcome for answer in ready.answers]) == (3, [3])
 
 
-def test_an_answer_of_a_newer_term_ends_the_leadership() -> None:
-    raft = Raft()
+def test_an_answer_of_a_newer_term_ends_the_leadership(raft: Raft) -> None:
     raft.elected()
     refusal = AppendReply(term=9, number=1, next_index=2, success=False, reset=True, disk=DISK)
     ready = raft.turn((A, refusal))
@@ -376,8 +366,9 @@ def renounced(raft: Raft) -> Ready:
     [(Raft.time_out, 1), (renounced, 1), (lambda raft: raft.turn((B, TermNotice(term=9))), 9)],
     ids=["it hears no majority", "it renounces", "a newer term"],
 )
-def test_a_leader_that_steps_down_reports_it_and_its_reads_fail(step_down: Callable[[Raft], Ready], term: int) -> None:
-    raft = Raft()
+def test_a_leader_that_steps_down_reports_it_and_its_reads_fail(
+    raft: Raft, step_down: Callable[[Raft], Ready], term: int
+) -> None:
     raft.elected()
     raft.core.begin_read(raft.answers.append)
     ready = step_down(raft)
@@ -386,8 +377,7 @@ def test_a_leader_that_steps_down_reports_it_and_its_reads_fail(step_down: Calla
     assert term > 1 or ready.changes is None, "its vote stays cast"
 
 
-def test_a_proposal_is_answered_in_the_turn_that_applies_it() -> None:
-    raft = Raft()
+def test_a_proposal_is_answered_in_the_turn_that_applies_it(raft: Raft) -> None:
     first = raft.elected()
     raft.persist(first)
     raft.core.propose(b"x", raft.answers.append)
@@ -402,8 +392,7 @@ def test_a_proposal_is_answered_in_the_turn_that_applies_it() -> None:
     assert raft.turn().answers == (), "once"
 
 
-def test_a_proposal_of_a_leader_that_another_one_follows_is_answered_unknown() -> None:
-    raft = Raft()
+def test_a_proposal_of_a_leader_that_another_one_follows_is_answered_unknown(raft: Raft) -> None:
     raft.elected()
     raft.core.propose(b"x", raft.answers.append)
     raft.turn()
@@ -411,8 +400,7 @@ def test_a_proposal_of_a_leader_that_another_one_follows_is_answered_unknown() -
     assert [answer.outcome for answer in ready.answers] == [ProposalLost.UNKNOWN]
 
 
-def test_a_proposal_is_not_answered_by_the_entry_of_another_term_at_its_index() -> None:
-    raft = Raft()
+def test_a_proposal_is_not_answered_by_the_entry_of_another_term_at_its_index(raft: Raft) -> None:
     raft.elected()
     raft.core.propose(b"x", raft.answers.append)
     assert entries_put(raft.turn())[-1] == 3
@@ -422,8 +410,7 @@ def test_a_proposal_is_not_answered_by_the_entry_of_another_term_at_its_index() 
     assert [answer.outcome for answer in ready.answers] == [ProposalLost.UNKNOWN]
 
 
-def test_a_proposal_that_has_not_entered_the_journal_is_answered_not_leader() -> None:
-    raft = Raft()
+def test_a_proposal_that_has_not_entered_the_journal_is_answered_not_leader(raft: Raft) -> None:
     raft.elected()
     raft.core.propose(b"x", raft.answers.append)
     ready = raft.turn((B, TermNotice(term=9)))
@@ -431,8 +418,7 @@ def test_a_proposal_that_has_not_entered_the_journal_is_answered_not_leader() ->
     assert raft.journal.last_index == 2
 
 
-def test_a_leader_that_hands_over_takes_no_proposal() -> None:
-    raft = Raft()
+def test_a_leader_that_hands_over_takes_no_proposal(raft: Raft) -> None:
     raft.elected()
     raft.turn((A, success(1, 1, 1)))  # A lags
     raft.core.lead.hand_over(A)
@@ -441,8 +427,7 @@ def test_a_leader_that_hands_over_takes_no_proposal() -> None:
     assert raft.journal.last_index == 2
 
 
-def test_a_read_is_answered_once_a_majority_has_confirmed_the_leader_and_persists_nothing() -> None:
-    raft = Raft()
+def test_a_read_is_answered_once_a_majority_has_confirmed_the_leader_and_persists_nothing(raft: Raft) -> None:
     raft.elected()
     raft.core.begin_read(raft.answers.append)
     ready = raft.turn()
@@ -471,8 +456,7 @@ def chunk(number: int = 5, snapshot: Snapshot = SNAPSHOT) -> SnapshotChunk:
     )
 
 
-def test_a_snapshot_is_persisted_and_acknowledged_after_the_state_machine_has_it() -> None:
-    raft = Raft()
+def test_a_snapshot_is_persisted_and_acknowledged_after_the_state_machine_has_it(raft: Raft) -> None:
     work = raft.work((A, chunk()))
     assert work == Install(SNAPSHOT)
     under_way = raft.core.conclude(MachineReport(up_to=LogIndex(1)))
@@ -487,8 +471,7 @@ def test_a_snapshot_is_persisted_and_acknowledged_after_the_state_machine_has_it
     assert (raft.core.commit_index, raft.journal.first_index, raft.journal.durable_index) == (9, 9, 0)
 
 
-def test_entries_that_come_after_a_snapshot_wait_until_it_is_installed() -> None:
-    raft = Raft()
+def test_entries_that_come_after_a_snapshot_wait_until_it_is_installed(raft: Raft) -> None:
     raft.work((A, chunk()))
     raft.core.conclude(MachineReport(up_to=LogIndex(1)))
     raft.work((A, append(3, b"x", prev=(9, 2), number=6)))
@@ -501,8 +484,7 @@ def test_entries_that_come_after_a_snapshot_wait_until_it_is_installed() -> None
     assert ready.messages == (Outgoing(A, success(3, 10, 6), Needs.EVERYTHING),)
 
 
-def test_a_write_in_flight_does_not_count_for_the_journal_that_a_snapshot_began() -> None:
-    raft = Raft()
+def test_a_write_in_flight_does_not_count_for_the_journal_that_a_snapshot_began(raft: Raft) -> None:
     in_flight = raft.turn((A, append(3, *(b"%d" % n for n in range(20)))))
     raft.work((A, chunk()))
     installed = raft.core.conclude(MachineReport(up_to=LogIndex(9), installed=SNAPSHOT))
@@ -512,16 +494,14 @@ def test_a_write_in_flight_does_not_count_for_the_journal_that_a_snapshot_began(
     assert raft.journal.durable_index == 9
 
 
-def test_a_node_does_not_stand_while_a_snapshot_is_installed() -> None:
-    raft = Raft()
+def test_a_node_does_not_stand_while_a_snapshot_is_installed(raft: Raft) -> None:
     raft.work((A, chunk()))
     raft.core.conclude(MachineReport(up_to=LogIndex(1)))
     raft.work((A, TimeoutNow(term=3)))
     assert raft.core.term == 3
 
 
-def test_a_snapshot_that_waited_for_another_begins_in_a_turn_of_its_own() -> None:
-    raft = Raft()
+def test_a_snapshot_that_waited_for_another_begins_in_a_turn_of_its_own(raft: Raft) -> None:
     newer = Snapshot(index=20, term=3, state=b"state at 20")
     raft.work((A, chunk()))
     raft.core.conclude(MachineReport(up_to=LogIndex(1)))
@@ -532,8 +512,7 @@ def test_a_snapshot_that_waited_for_another_begins_in_a_turn_of_its_own() -> Non
     assert raft.work() == Install(newer)
 
 
-def test_a_snapshot_of_ones_own_and_the_cut_journal_are_one_change() -> None:
-    raft = Raft()
+def test_a_snapshot_of_ones_own_and_the_cut_journal_are_one_change(raft: Raft) -> None:
     raft.turn((A, append(3, *(b"%d" % n for n in range(20)), commit=21)))
     taken = Snapshot(index=11, term=3, state=b"state at 11")
     raft.core.timing = RaftTiming(snapshot_entries=8)
@@ -546,14 +525,12 @@ def test_a_snapshot_of_ones_own_and_the_cut_journal_are_one_change() -> None:
 
 
 @pytest.mark.parametrize("peer", [A, B])
-def test_without_a_session_nothing_is_sent(peer: NodeId) -> None:
-    raft = Raft()
+def test_without_a_session_nothing_is_sent(raft: Raft, peer: NodeId) -> None:
     raft.core.session_closed(peer)
     assert {outgoing.peer for outgoing in raft.time_out().messages} == {A, B} - {peer}
 
 
-def test_a_message_of_one_session_never_appears_in_the_next() -> None:
-    raft = Raft()
+def test_a_message_of_one_session_never_appears_in_the_next(raft: Raft) -> None:
     raft.work((A, request(5)), (B, append(5, b"x")))
     raft.core.session_closed(A)
     raft.core.session_opened(A)
@@ -561,7 +538,6 @@ def test_a_message_of_one_session_never_appears_in_the_next() -> None:
     assert [outgoing.peer for outgoing in ready.messages] == [B]
 
 
-def test_a_turn_without_events_is_an_empty_result() -> None:
-    raft = Raft()
+def test_a_turn_without_events_is_an_empty_result(raft: Raft) -> None:
     raft.turn((A, append(3, bytes([NO_OP]))))
     assert raft.turn() == Ready(has_more=False, changes=None, messages=(), answers=(), leadership=None)

@@ -240,9 +240,13 @@ class Keeper:
         ]
 
 
-def test_a_tombstone_stays_while_a_batch_below_it_cannot_be_looked_into() -> None:
+@pytest.fixture
+def keeper() -> Keeper:
+    return Keeper()
+
+
+def test_a_tombstone_stays_while_a_batch_below_it_cannot_be_looked_into(keeper: Keeper) -> None:
     """What it deletes may be in there."""
-    keeper = Keeper()
     keeper.put_unreadable()
     keeper.put(b"k", None)
     keeper.put(b"other", b"v")
@@ -287,37 +291,30 @@ def test_a_segment_of_more_keys_than_the_table_is_not_tried_again_at_once() -> N
     assert 0 < keeper.compactor.passes - passes <= due + 1
 
 
-def test_a_tombstone_goes_after_its_time() -> None:
-    keeper = Keeper()
-    keeper.put(b"k", b"old")
-    keeper.put(b"k", None)
+@pytest.mark.parametrize(
+    ("writes", "left"),
+    [
+        ([(b"k", b"old", False), (b"k", None, False)], []),
+        ([(b"k", b"old", True), (b"k", None, True)], []),
+        (
+            [(b"a", b"1", True), (b"b", b"1", True), (b"a", b"2", False), (b"b", b"2", True)],
+            [(b"a", b"2"), (b"b", b"2")],
+        ),
+    ],
+    ids=["a tombstone", "a tombstone in a transaction", "values in transactions"],
+)
+def test_the_last_value_of_each_key_is_left_whether_in_a_transaction_or_not(
+    keeper: Keeper, writes: list[tuple[bytes, bytes | None, bool]], left: list[tuple[bytes, bytes]]
+) -> None:
+    for key, value, is_transactional in writes:
+        (keeper.put_in_transaction if is_transactional else keeper.put)(key, value)
     keeper.put(b"other", b"v")
     keeper.wait(30_000)
-    assert keeper.records == [(b"other", b"v")]
-
-
-def test_records_of_committed_transactions_are_compacted_as_others() -> None:
-    keeper = Keeper()
-    keeper.put_in_transaction(b"a", b"1")
-    keeper.put_in_transaction(b"b", b"1")
-    keeper.put(b"a", b"2")
-    keeper.put_in_transaction(b"b", b"2")
-    keeper.wait(5_000)
-    assert keeper.records == [(b"a", b"2"), (b"b", b"2")]
-
-
-def test_a_tombstone_deletes_what_a_transaction_wrote_and_goes() -> None:
-    keeper = Keeper()
-    keeper.put_in_transaction(b"k", b"old")
-    keeper.put_in_transaction(b"k", None)
-    keeper.put(b"other", b"v")
-    keeper.wait(30_000)
-    assert keeper.records == [(b"other", b"v")]
+    assert keeper.records == [*left, (b"other", b"v")]
 
 
 @pytest.mark.parametrize("value", [b"aborted", None], ids=["value", "tombstone"])
-def test_an_aborted_record_goes_and_supersedes_nothing(value: bytes | None) -> None:
-    keeper = Keeper()
+def test_an_aborted_record_goes_and_supersedes_nothing(keeper: Keeper, value: bytes | None) -> None:
     keeper.put(b"k", b"kept")
     keeper.put_in_transaction(b"k", value, commit=False)
     keeper.put_in_transaction(b"j", b"aborted, the only one of its key", commit=False)
@@ -329,8 +326,7 @@ def test_an_aborted_record_goes_and_supersedes_nothing(value: bytes | None) -> N
     assert log.producers.stable_end(log.appended_end) == log.appended_end
 
 
-def test_nothing_is_compacted_from_an_open_transaction_on() -> None:
-    keeper = Keeper()
+def test_nothing_is_compacted_from_an_open_transaction_on(keeper: Keeper) -> None:
     keeper.put(b"k", b"1")
     keeper.put_in_transaction(b"k", b"2", commit=None)
     keeper.put(b"k", b"3")
@@ -341,8 +337,7 @@ def test_nothing_is_compacted_from_an_open_transaction_on() -> None:
     assert keeper.records == [(b"k", b"3")]
 
 
-def test_nothing_is_compacted_while_it_is_not_known_what_was_aborted() -> None:
-    keeper = Keeper()
+def test_nothing_is_compacted_while_it_is_not_known_what_was_aborted(keeper: Keeper) -> None:
     keeper.put(b"k", b"kept")
     keeper.put_in_transaction(b"k", b"aborted", commit=False)
     keeper.host.live.log.aborted_damage = BatchDamaged(keeper.host.part.pid, Offset(0), "as a test has it")
@@ -389,9 +384,8 @@ def test_a_look_for_what_is_dirty_goes_in_steps_and_on_where_the_last_one_ended(
     assert keeper.records == [(b"k", b"the last")]
 
 
-def test_what_is_too_young_is_no_part_of_the_ratio() -> None:
+def test_what_is_too_young_is_no_part_of_the_ratio(keeper: Keeper) -> None:
     """As in Kafka: the clean part and the part that may be cleaned are all of it."""
-    keeper = Keeper()
     keeper.configure(min_cleanable_dirty_ratio="0.9", min_compaction_lag_ms="60000")
     keeper.wait(1_000)
     keeper.put(b"k", b"1")
@@ -403,8 +397,7 @@ def test_what_is_too_young_is_no_part_of_the_ratio() -> None:
     assert keeper.records[0] == (b"k", b"2")
 
 
-def test_the_measures_say_what_compaction_did_and_how_long_it_has_not() -> None:
-    keeper = Keeper()
+def test_the_measures_say_what_compaction_did_and_how_long_it_has_not(keeper: Keeper) -> None:
     measures = keeper.measures
     assert keeper.compactor.age_ms == 0, "nothing is compacted yet"
     for value in range(3):
@@ -429,8 +422,7 @@ def test_the_measures_say_what_compaction_did_and_how_long_it_has_not() -> None:
     assert (keeper.compactor.age_ms, keeper.compactor.dirty_bytes) == (0, 0)
 
 
-def test_a_node_that_leads_again_counts_the_time_without_a_whole_pass_from_then_on() -> None:
-    keeper = Keeper()
+def test_a_node_that_leads_again_counts_the_time_without_a_whole_pass_from_then_on(keeper: Keeper) -> None:
     keeper.put(b"k", b"1")
     keeper.wait(20_000)
     keeper.host.live.resign()

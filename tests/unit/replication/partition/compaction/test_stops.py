@@ -33,6 +33,14 @@ def is_agreed(keeper: Keeper) -> bool:
     return any(isinstance(command, CompactSegment) for command in keeper.host.proposed)
 
 
+def agreement(keeper: Keeper) -> CompactSegment:
+    while not is_agreed(keeper):
+        keeper.host.settle(10)
+    (command,) = keeper.host.proposed
+    assert isinstance(command, CompactSegment)
+    return command
+
+
 def test_another_policy_ends_it_until_the_topic_is_compacted_again(keeper: Keeper) -> None:
     set_policy(keeper, "delete")
     keeper.wait(LONG_MS)
@@ -44,8 +52,7 @@ def test_another_policy_ends_it_until_the_topic_is_compacted_again(keeper: Keepe
 
 
 def test_what_is_agreed_is_installed_also_after_another_policy(keeper: Keeper) -> None:
-    while not is_agreed(keeper):
-        keeper.host.settle(10)
+    agreement(keeper)
     set_policy(keeper, "delete")
     keeper.apply_proposed()
     keeper.settle(1_000)
@@ -82,8 +89,7 @@ def test_a_full_disk_ends_it_until_there_is_space(keeper: Keeper) -> None:
 
 def test_a_disk_that_fills_between_agreement_and_installation_loses_nothing(keeper: Keeper) -> None:
     """What was agreed is then nowhere, and is given up; the next pass begins again."""
-    while not is_agreed(keeper):
-        keeper.host.settle(10)
+    agreement(keeper)
     fill(keeper.host)
     keeper.host.disk.capacity = keeper.host.disk.size_bytes() + RESERVE // 2  # rows that say what is held have room
     keeper.host.space.refresh()
@@ -95,14 +101,6 @@ def test_a_disk_that_fills_between_agreement_and_installation_loses_nothing(keep
     keeper.wait(2 * LONG_MS)
     assert keeper.records == LAST
     assert keeper.host.live.log.segments.digest_at(Offset(0)) == keeper.host.part.segments[0].digest
-
-
-def agreement(keeper: Keeper) -> CompactSegment:
-    while not is_agreed(keeper):
-        keeper.host.settle(10)
-    (command,) = keeper.host.proposed
-    assert isinstance(command, CompactSegment)
-    return command
 
 
 REFUSED = SmqError(ErrorCode.STALE_EPOCH, "it has been compacted")
@@ -131,8 +129,7 @@ def test_a_refused_agreement_ends_it(keeper: Keeper, digest: bytes | None) -> No
 
 
 def test_it_does_not_wait_for_a_segment_that_has_been_deleted_meanwhile(keeper: Keeper) -> None:
-    while not is_agreed(keeper):
-        keeper.host.settle(10)
+    agreement(keeper)
     keeper.apply_proposed()
     keeper.host.apply(AdvanceLogStart(partition=keeper.host.part.pid, offset=keeper.host.part.hwm))
     keeper.wait(100)

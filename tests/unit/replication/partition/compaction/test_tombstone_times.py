@@ -1,5 +1,7 @@
 """When tombstones go: their time begins once no replica has what they delete."""
 
+import pytest
+
 from smq.raft_state.ids import NodeId
 from smq.replication.net.wire import StepQuery, StepReport
 from tests.unit.replication.partition.compaction.test_passes import Keeper
@@ -38,9 +40,13 @@ class Replicated(Keeper):
         self._seen = len(asked)
 
 
-def test_a_tombstone_stays_for_its_time_after_the_last_replica_has_lost_what_it_deletes() -> None:
+@pytest.fixture
+def keeper() -> Replicated:
+    return Replicated()
+
+
+def test_a_tombstone_stays_for_its_time_after_the_last_replica_has_lost_what_it_deletes(keeper: Replicated) -> None:
     """Until then that replica serves it, and a consumer that reads it there needs time to reach the tombstone."""
-    keeper = Replicated()
     keeper.wait(2 * KEPT_MS)
     keeper.lagging.clear()
     keeper.wait(KEPT_MS - STEP_MS)
@@ -49,8 +55,7 @@ def test_a_tombstone_stays_for_its_time_after_the_last_replica_has_lost_what_it_
     assert keeper.records == GONE
 
 
-def test_a_tombstone_stays_while_a_replica_lags_when_its_time_has_passed() -> None:
-    keeper = Replicated()
+def test_a_tombstone_stays_while_a_replica_lags_when_its_time_has_passed(keeper: Replicated) -> None:
     keeper.lagging.clear()
     keeper.wait(2 * STEP_MS)
     keeper.lagging.add(PEER_A)
@@ -61,8 +66,7 @@ def test_a_tombstone_stays_while_a_replica_lags_when_its_time_has_passed() -> No
     assert keeper.records == GONE
 
 
-def test_a_younger_tombstone_is_not_taken_for_one_of_which_all_replicas_were_in_step() -> None:
-    keeper = Replicated()
+def test_a_younger_tombstone_is_not_taken_for_one_of_which_all_replicas_were_in_step(keeper: Replicated) -> None:
     keeper.lagging.clear()
     keeper.wait(2 * STEP_MS)
     keeper.lagging.add(PEER_B)
@@ -76,9 +80,8 @@ def test_a_younger_tombstone_is_not_taken_for_one_of_which_all_replicas_were_in_
     assert keeper.records == [(b"last", b"v")]
 
 
-def test_the_time_goes_on_with_other_leaders() -> None:
+def test_the_time_goes_on_with_other_leaders(keeper: Replicated) -> None:
     """Otherwise no tombstone would ever go where leaders change every night."""
-    keeper = Replicated()
     keeper.lagging.clear()
     for _ in range(5):
         keeper.wait(KEPT_MS // 5)
@@ -87,8 +90,7 @@ def test_the_time_goes_on_with_other_leaders() -> None:
     assert keeper.records == GONE
 
 
-def test_the_replicas_are_seldom_asked_and_not_if_nothing_depends_on_it() -> None:
-    keeper = Replicated()
+def test_the_replicas_are_seldom_asked_and_not_if_nothing_depends_on_it(keeper: Replicated) -> None:
     before = len(keeper.questions)
     keeper.wait(KEPT_MS)
     assert 0 < len(keeper.questions) - before <= 2 * 10  # of each of the two

@@ -25,7 +25,7 @@ from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected, Offsets
 from smq.raft_state.state import PartitionState
 from smq.raft_state.topic_config import retention
 from smq.records import decode_batch, parse_header
-from smq.replication.api import DoneFn
+from smq.replication.api import Cancel, DoneFn
 from smq.replication.commands.applied_state import AppliedState
 from smq.replication.commands.proposer import _Pending
 from smq.replication.config import NodeConfig
@@ -393,9 +393,9 @@ class WatchedNode(Node):
         """Notes the deadlines of callers that share a command: the command itself does not show them."""
         assign = self._external.assign
 
-        def noted(item: Assignment, timeout_ms: int, done: DoneFn[OffsetsAssigned]) -> None:
+        def noted(item: Assignment, timeout_ms: int, done: DoneFn[OffsetsAssigned]) -> Cancel:
             self._callers_until_ns[item.request_id] = self.clock.monotonic_ns() + timeout_ms * 1_000_000
-            assign(item, timeout_ms, done)
+            return assign(item, timeout_ms, done)
 
         self._external.assign = noted
 

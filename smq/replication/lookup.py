@@ -13,7 +13,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, PartitionIndex, TopicId, partition_id
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import DoneFn
-from smq.replication.commands.proposer import Barriers
+from smq.replication.commands.coalescing import Barriers
 from smq.replication.host import Host
 from smq.replication.partition.reads import read_failure
 

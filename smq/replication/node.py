@@ -37,7 +37,8 @@ from smq.replication.api import (
     TimeOffset,
 )
 from smq.replication.commands.applied_state import AppliedState
-from smq.replication.commands.proposer import Barriers, Proposer
+from smq.replication.commands.coalescing import Barriers
+from smq.replication.commands.proposer import Proposer
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
@@ -180,7 +181,7 @@ class Node:
         )
 
     def _compose(self, host: Host) -> None:
-        barriers = Barriers(proposer=self._proposer, engine=host.engine, clock=host.clock, deadlines=host.deadlines)
+        barriers = Barriers(host, self._proposer)
         self.replicas = Replicas(
             host,
             space=self._space,

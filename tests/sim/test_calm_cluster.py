@@ -11,7 +11,7 @@ from smq.raft_state.ids import LogIndex
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.records import NewRecord, encode_batch, parse_header
 from smq.replication.api import Acks, Fetched, Produced, ProduceRequest
-from smq.replication.commands.proposer import Barriers
+from smq.replication.commands.coalescing import Barriers
 
 pytestmark = pytest.mark.sim
 

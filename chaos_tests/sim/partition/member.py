@@ -19,7 +19,8 @@ from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.anomalies import Anomalies
 from smq.replication.api import Cancel, DoneFn
-from smq.replication.commands.proposer import Barriers, rejection
+from smq.replication.commands.coalescing import Barriers
+from smq.replication.commands.proposer import rejection
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity

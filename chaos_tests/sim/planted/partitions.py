@@ -442,7 +442,7 @@ _READS: Final = (
     PlantedBug(
         name="latest-without-barrier",
         rule="25: what a node says of the end, or of the state, comes after a read index that began after the question",
-        faults=(replace("smq.replication.commands.proposer:Barriers.wait", by=_without_waiting),),
+        faults=(replace("smq.replication.commands.coalescing:Barriers.wait", by=_without_waiting),),
         scenario="partitions",
         anomalies=frozenset({"stale-hwm", "false-out-of-range", "wrong-time-offset", "stale-commit"}),
         seeds=8,

@@ -21,7 +21,7 @@ from smq.raft_state.ids import NO_REQUEST, LogIndex, NodeId, Offset, RequestId
 from smq.raft_state.levels import FeatureNotEnabled
 from smq.raft_state.replies import Done, Rejected, Reply
 from smq.raft_state.state import ClusterState
-from smq.replication.api import Cancel, DoneFn
+from smq.replication.api import DoneFn
 from smq.replication.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.links import Links
@@ -31,8 +31,6 @@ from smq.replication.runtime.deadlines import Deadline, Deadlines
 
 PENDING_MAX: Final = 20_000  # pending proposals per node: each is a waiting caller, a few hundred bytes
 COMMAND_BYTES_MAX: Final = 1 << 20  # one Raft entry; the largest, an advance of 10,000 partitions, is half of it
-_FINAL: Final = (ErrorCode.OVERLOADED, ErrorCode.SHUTTING_DOWN, ErrorCode.UPGRADE_NEEDED)  # of a barrier
-_BARRIER_MS: Final = 1_000  # after this time without an answer, another read index begins
 _READ: Final = Done()  # the reply once a read index has been applied
 _RETRY_MS: Final = 20  # after a definite "not leader": the election that it waits for takes hundreds
 
@@ -338,74 +336,3 @@ class Proposer:
         else:
             self._tie += 1
             heapq.heappush(self._unapplied, (index, self._tie, pending, reply))
-
-
-@dataclass(slots=True, eq=False)
-class _BarrierWaiter:
-    number: int  # in the order in which they came
-    until_ns: int
-    done: DoneFn[LogIndex]
-    deadline: Deadline | None = None
-    answered: bool = False
-
-    def answer(self, result: LogIndex | SmqError) -> None:
-        if not self.answered:
-            self.withdraw()
-            self.done(result)
-
-    def withdraw(self) -> None:
-        self.answered = True
-        if self.deadline is not None:
-            self.deadline.cancel()
-
-
-class Barriers:
-    """Linearizable read points, coalesced: callers that arrive while a read index is in flight share the next.
-
-    The next begins with the answer, or after a second without one. A read index answers all callers that came before it
-    began, however late it is; an older one is not given up for a newer. Each waiter keeps its own deadline. Bounded by
-    the callers' requests, and the read indexes by their longest timeout: one per second.
-    """
-
-    def __init__(self, *, proposer: Proposer, engine: Raft, clock: Clock, deadlines: Deadlines) -> None:
-        self._proposer = proposer
-        self._engine = engine
-        self._clock = clock
-        self._deadlines = deadlines
-        self._waiting: list[_BarrierWaiter] = []  # in the order of their numbers
-        self._last_number = 0
-        self._last_covered = 0  # the youngest caller that the newest read index answers
-        self._next: Deadline | None = None  # when another read index begins; None if none is in flight
-
-    def wait(self, timeout_ms: int, done: DoneFn[LogIndex]) -> Cancel:
-        self._last_number += 1
-        at_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
-        waiter = _BarrierWaiter(self._last_number, at_ns, done)
-        waiter.deadline = self._deadlines.add(at_ns, lambda: waiter.answer(self._proposer.late()))
-        self._waiting.append(waiter)
-        if self._next is None:
-            self._launch()
-        return waiter.withdraw
-
-    def _launch(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
-        self._waiting = [waiter for waiter in self._waiting if not waiter.answered]
-        if self._waiting:
-            now_ns = self._clock.monotonic_ns()
-            self._next = self._deadlines.add(now_ns + _BARRIER_MS * 1_000_000, self._launch)
-            self._last_covered = last = self._waiting[-1].number
-            left_ms = (max(waiter.until_ns for waiter in self._waiting) - now_ns) // 1_000_000 + 1
-            self._proposer.read_index(max(_BARRIER_MS, left_ms), lambda result: self._on_result(last, result))
-
-    def _on_result(self, last: int, result: Reply | SmqError) -> None:
-        """Of a read index that began after the caller with the number `last` had come."""
-        if not isinstance(result, SmqError) or result.code in _FINAL:
-            outcome = result if isinstance(result, SmqError) else self._engine.applied_index
-            covered = [waiter for waiter in self._waiting if waiter.number <= last]
-            self._waiting = [waiter for waiter in self._waiting if waiter.number > last]
-            for waiter in covered:
-                waiter.answer(outcome)
-        if last == self._last_covered:
-            self._launch()  # those with time left share it

@@ -15,7 +15,7 @@ from typing import Final
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Incarnation, LogIndex, NodeId, PartitionId
 from smq.replication.api import Cancel, DoneFn, PartitionEnd
-from smq.replication.commands.proposer import Barriers
+from smq.replication.commands.coalescing import Barriers
 from smq.replication.host import Host
 from smq.replication.net import wire
 from smq.replication.partition.admission import leader_error

@@ -11,8 +11,8 @@ from smq.raft_state.commands import AdvanceExternalHwms, Assignment, AssignOffse
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset
 from smq.raft_state.replies import ExternalHwm, OffsetsAssigned
+from smq.replication.commands.coalescing import ItemResult, SharedCommand
 from smq.replication.commands.proposer import Proposer
-from smq.replication.commands.shared_command import ItemResult, SharedCommand
 from smq.replication.host import Host
 
 Item = TypeVar("Item")

@@ -15,6 +15,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, NodeId, Offset, PartitionId
 from smq.raft_state.replies import HwmsAdvanced, Reply
 from smq.replication.api import DoneFn, PartitionEnd
+from smq.replication.commands.coalescing import Coalescer
 from smq.replication.host import Host
 from smq.replication.net import wire
 from smq.replication.net.links import Links
@@ -67,31 +68,21 @@ POINTS_MAX: Final = 5_000  # per message: 160 KB, a millisecond at either end
 
 
 class Commits:
+    """Sends followers the commit points that have moved: the first immediately, the further ones at a pace."""
+
     def __init__(self, links: Links, clock: Clock) -> None:
         self._links = links
         self._clock = clock
-        self._moved: dict[Replica, None] = {}  # bounded by the node's partitions
-        self._is_paced = False
+        self._rounds = Coalescer[Replica](clock, self._tell)  # bounded by the node's partitions
+        self.mark = self._rounds.add  # the commit point of a led partition has moved, or a follower may not know it
 
-    def mark(self, replica: Replica) -> None:
-        """The commit point of a led partition has moved, or a follower may not know it."""
-        if not self._moved and not self._is_paced:
-            self._clock.call_soon(self._flush)
-        self._moved[replica] = None
-
-    def _on_pace(self) -> None:
-        self._is_paced = False
-        if self._moved:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._is_paced = True
-        self._clock.call_later(PACE_MS, self._on_pace)
-        moved, self._moved = self._moved, {}
+    def _tell(self, moved: dict[Replica, None]) -> None:
+        self._clock.call_later(PACE_MS, self._rounds.end)
         by_peer: dict[NodeId, list[tuple[PartitionId, Epoch, Offset]]] = {}
         for replica in moved:
             for peer, epoch, commit in untold_commits(replica):
                 by_peer.setdefault(peer, []).append((replica.pid, epoch, commit))
+        moved.clear()
         for peer, points in by_peer.items():
             for start in range(0, len(points), POINTS_MAX):
                 self._links.send(peer, Channel.DATA, wire.Commits(tuple(points[start : start + POINTS_MAX])))

@@ -18,7 +18,7 @@ from smq.raft_state.state import TransactionPhase, TransactionState
 from smq.records import marker_batch
 from smq.replication.api import DoneFn
 from smq.replication.host import Host
-from smq.replication.partition.coalescing import ITEMS_MAX, Coalescer
+from smq.replication.partition.proposals import ITEMS_MAX, Proposals
 from smq.replication.partition.replica import Replica
 
 _NS_PER_MS: Final = 1_000_000
@@ -27,7 +27,7 @@ _NS_PER_MS: Final = 1_000_000
 class Markers:
     def __init__(self, host: Host, propose: Callable[[Command, int, DoneFn[Reply]], None]) -> None:
         self._host = host
-        self._reports = Coalescer(host.clock, propose, self._written, lambda items: CompleteTransactions(items=items))
+        self._reports = Proposals(host.clock, propose, self._written, lambda items: CompleteTransactions(items=items))
 
     def drive(self, replica: Replica) -> None:
         """Does what is due for a partition: after a decision, at the beginning of an epoch, when the commit point has

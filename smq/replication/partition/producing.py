@@ -23,7 +23,7 @@ from smq.raft_state.state import ClusterState, PartitionState
 from smq.raft_state.topic_config import BatchRules, batch_rules
 from smq.records import BatchHeader, parse_header
 from smq.replication.api import Acks, DoneFn, Produced, ProduceRequest
-from smq.replication.commands.proposer import Barriers
+from smq.replication.commands.coalescing import Barriers
 from smq.replication.host import Host
 from smq.replication.log.decoding import bounded_spans, converted, decode_bounded
 from smq.replication.lookup import (

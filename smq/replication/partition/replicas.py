@@ -15,14 +15,13 @@ from smq.raft_state.commands import AdvanceHwms, CompleteReplicas, HwmAdvance, M
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, PartitionId
 from smq.raft_state.state import EpochStart, PartitionState
-from smq.replication.commands.proposer import Barriers
+from smq.replication.commands.coalescing import Barriers
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.store import LogStore
 from smq.replication.net import wire
 from smq.replication.partition.admission import SendOrder
-from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.compaction.passes import Compactor
 from smq.replication.partition.compaction.segments import Segments
 from smq.replication.partition.exact_ends import ExactEnds
@@ -36,6 +35,7 @@ from smq.replication.partition.intake import Intake, SpaceGuard
 from smq.replication.partition.look_ups import LookUps
 from smq.replication.partition.markers import Markers
 from smq.replication.partition.older_state import Outlived
+from smq.replication.partition.proposals import Proposals
 from smq.replication.partition.reads import Reads
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Noted, Outputs, Replica, Shared
@@ -102,11 +102,11 @@ class Replicas:
         self.compactor = Compactor(host, self.look_ups, self.segments)
         clock, propose = host.clock, host.propose
         advance = partial(propose_advances, host)
-        advance_now = Coalescer(clock, advance, hwm_advances, _as_advances).mark_due
+        advance_now = Proposals(clock, advance, hwm_advances, _as_advances).mark_due
         self.log_starts = LogStarts(host, self.ends, self._by_pid.get, advance_now)
-        self._advance_paced = Coalescer(clock, advance, hwm_advances, _as_advances, pace_ms=HWM_PACE_MS).mark_due
-        self._complete = Coalescer(clock, propose, Replica.caught_up, lambda i: CompleteReplicas(items=i)).mark_due
-        self._report_damage = Coalescer(clock, propose, Replica.hidden_damage, self._as_mark).mark_due
+        self._advance_paced = Proposals(clock, advance, hwm_advances, _as_advances, pace_ms=HWM_PACE_MS).mark_due
+        self._complete = Proposals(clock, propose, Replica.caught_up, lambda i: CompleteReplicas(items=i)).mark_due
+        self._report_damage = Proposals(clock, propose, Replica.hidden_damage, self._as_mark).mark_due
         self._commits = Commits(host.links, clock)
         self._markers = Markers(host, propose)
 

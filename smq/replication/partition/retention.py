@@ -18,8 +18,8 @@ from smq.raft_state.ids import Epoch, PartitionId
 from smq.raft_state.topic_config import Retention, retention
 from smq.replication.host import Host
 from smq.replication.log.reader import Retained
-from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.look_ups import LookUps
+from smq.replication.partition.proposals import Proposals
 from smq.replication.partition.replica import Replica
 
 _log = structlog.get_logger("smq.retention")
@@ -47,7 +47,7 @@ class Retainer:
         self._due: dict[Replica, None] = {}  # bounded by the node's partitions
         self._is_examining = False
         self._watches: dict[PartitionId, _Watch] = {}  # of those that this node has led
-        self._mark_found = Coalescer(
+        self._mark_found = Proposals(
             host.clock,
             host.propose,
             self._still_due,

@@ -16,8 +16,8 @@ from smq.raft_state.commands import Joining, JoinTransactions
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import PartitionId, ProducerEpoch, ProducerId
 from smq.records import BatchCorrupt, BatchHeader, parse_header
+from smq.replication.commands.coalescing import SharedCommand
 from smq.replication.commands.proposer import Proposer
-from smq.replication.commands.shared_command import SharedCommand
 from smq.replication.host import Host
 from smq.replication.ports import Buffer
 

@@ -35,7 +35,7 @@ from smq.replication.api import (
     TimeKind,
     TimeOffset,
 )
-from smq.replication.commands.proposer import Barriers
+from smq.replication.commands.coalescing import Barriers
 from smq.replication.host import Host
 from smq.replication.lookup import Lookup
 from smq.replication.partition.exact_ends import Ends, ExactEnds

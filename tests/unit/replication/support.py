@@ -25,7 +25,8 @@ from smq.raft_state.topic_config import BatchRules
 from smq.records import NewRecord, encode_batch
 from smq.replication.anomalies import Anomalies
 from smq.replication.api import Acks, DoneFn, Produced, ProduceRequest, TimeKind, TimeOffset
-from smq.replication.commands.proposer import Barriers, rejection
+from smq.replication.commands.coalescing import Barriers
+from smq.replication.commands.proposer import rejection
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
 from smq.replication.host import Identity

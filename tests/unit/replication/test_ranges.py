@@ -10,7 +10,7 @@ from smq.raft_state.commands import CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, Offset, PartitionId, TopicId
 from smq.replication.api import PartitionEnd, PartitionRange
-from smq.replication.commands.proposer import Barriers
+from smq.replication.commands.coalescing import Barriers
 from smq.replication.lookup import Lookup
 from smq.replication.partition.exact_ends import Ends, ExactEnds
 from smq.replication.ranges import RangesRequest

@@ -15,8 +15,8 @@ from smq.replication.api import DoneFn
 from smq.replication.log import partition_log
 from smq.replication.log.codec import StoredValue, partition_stop
 from smq.replication.net import wire
-from smq.replication.partition.coalescing import Coalescer
 from smq.replication.partition.high_water_mark import hwm_advances
+from smq.replication.partition.proposals import Proposals
 from smq.replication.ports import Table
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
 
@@ -310,7 +310,7 @@ def test_rule_09_a_proposal_carries_epoch_mark_next_offset_and_time(host: Host) 
 
 def test_rule_09_one_proposal_at_a_time_and_one_without_an_answer_is_made_again(host: Host) -> None:
     proposed: list[tuple[Command, int, DoneFn[Reply]]] = []
-    advancer = Coalescer(
+    advancer = Proposals(
         host.clock,
         lambda *proposal: proposed.append(proposal),
         hwm_advances,

@@ -3,6 +3,7 @@
 import random
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -14,7 +15,9 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, RequestId, Term
 from smq.raft_state.replies import Applied, Done, Rejected, Reply
 from smq.raft_state.state import Cache, ClusterState
-from smq.replication.commands.proposer import Barriers, Proposer
+from smq.replication.commands.coalescing import Barriers
+from smq.replication.commands.proposer import Proposer
+from smq.replication.host import Host
 from smq.replication.net import wire
 from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone
 from smq.replication.raft.engine import Raft
@@ -104,9 +107,8 @@ class World:
         self.proposer.on_leader_change()
 
     def barriers(self) -> Barriers:
-        return Barriers(
-            proposer=self.proposer, engine=cast(Raft, self.engine), clock=self.clock, deadlines=self.deadlines
-        )
+        host = SimpleNamespace(engine=self.engine, clock=self.clock, deadlines=self.deadlines, deliver=lambda fn: fn())
+        return Barriers(cast(Host, host), self.proposer)
 
     @property
     def forwarded(self) -> list[tuple[NodeId, wire.Propose]]:

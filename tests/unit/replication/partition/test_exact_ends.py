@@ -10,7 +10,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
 from smq.raft_state.state import PartitionState
 from smq.replication.api import PartitionEnd
-from smq.replication.commands.proposer import Barriers
+from smq.replication.commands.coalescing import Barriers
 from smq.replication.net import wire
 from smq.replication.partition import exact_ends
 from smq.replication.partition.exact_ends import ATTEMPT_MS, RETRY_MS, Ends, ExactEnds, end_at_leader

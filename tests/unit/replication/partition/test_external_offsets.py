@@ -1,5 +1,7 @@
 """Callers of offsets without records share commands: each keeps its own answer, its own error and its own deadline."""
 
+import weakref
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -9,10 +11,9 @@ from smq.raft_state.codec import encode_reply
 from smq.raft_state.commands import Assignment, AssignOffsets, Command
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, Offset, RequestId
-from smq.raft_state.limits import ASSIGN_ITEMS_MAX
 from smq.raft_state.replies import OffsetsAssigned, Rejected, Reply, Results
 from smq.replication.commands import proposer as proposer_module
-from smq.replication.commands import shared_command
+from smq.replication.commands.coalescing import SharedCommand
 from smq.replication.host import Host
 from smq.replication.net import wire
 from smq.replication.partition.external_offsets import ExternalOffsets
@@ -109,8 +110,8 @@ def test_a_refused_caller_costs_the_others_nothing(callers: Callers) -> None:
 
 
 def test_one_command_carries_a_bounded_number_of_callers(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ASSIGN_ITEMS_MAX < shared_command.WAITING_MAX
-    monkeypatch.setattr(shared_command, "ASSIGN_ITEMS_MAX", 2)
+    assert SharedCommand.items_max < SharedCommand.waiting_max
+    monkeypatch.setattr(SharedCommand, "items_max", 2)
     for n in range(5):
         callers.assign(n)
     callers.turn()
@@ -196,7 +197,7 @@ def test_a_command_that_takes_seconds_goes_to_the_next_leader(callers: Callers) 
 
 
 def test_callers_in_flight_count_for_the_bound(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_command, "WAITING_MAX", 2)
+    monkeypatch.setattr(SharedCommand, "waiting_max", 2)
     for n in range(2):
         callers.assign(n, 30_000)
         callers.pass_seconds(2)
@@ -243,6 +244,22 @@ def test_at_the_end_of_the_node_an_unknown_outcome_stays_unknown(callers: Caller
     assert [answer.code for answer in answers if isinstance(answer, SmqError)] == [ErrorCode.TIMED_OUT]
 
 
+def test_a_caller_that_has_been_answered_is_not_held_while_its_command_is_in_flight(callers: Callers) -> None:
+    """What it holds may be a request of megabytes."""
+    answers: Answers = []
+    done = partial(answers.append)
+    callers.offsets.assign(item_of(1), 100, done)
+    callers.assign(2, 30_000)
+    callers.turn()
+    held = weakref.ref(done)
+    del done
+    assert held() is not None
+    callers.world.pass_ms(200)
+    assert len(answers) == 1
+    assert held() is None
+    assert callers.proposed() == [[1, 2]]
+
+
 def test_a_shared_command_is_not_sent_again_after_the_deadline_of_one_of_its_callers(callers: Callers) -> None:
     short, long = callers.assign(1, 300), callers.assign(2, 5_000)
     callers.turn()
@@ -286,7 +303,7 @@ def test_the_answer_of_a_command_that_was_late_for_some_still_reaches_the_others
 
 
 def test_callers_beyond_the_bound_are_refused(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_command, "WAITING_MAX", 2)
+    monkeypatch.setattr(SharedCommand, "waiting_max", 2)
     for n in range(2):
         callers.assign(n)
     (error,) = callers.assign(2)

@@ -10,7 +10,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, NodeId, Offset, TsNs
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Cancel, TimeKind, TimeOffset
-from smq.replication.commands.proposer import Barriers
+from smq.replication.commands.coalescing import Barriers
 from smq.replication.log.codec import BatchDamaged
 from smq.replication.log.reader import LogReader
 from smq.replication.log.store import LogStore

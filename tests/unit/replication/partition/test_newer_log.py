@@ -8,7 +8,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from smq.raft_state.state import Segment
 from smq.replication.api import Fetched
-from smq.replication.commands.proposer import Barriers
+from smq.replication.commands.coalescing import Barriers
 from smq.replication.log.segments import HeldSegments
 from smq.replication.log.state import sealed
 from smq.replication.net.wire import StepQuery, StepReport

@@ -15,7 +15,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset
 from smq.raft_state.replies import Reply
 from smq.replication.api import DoneFn
-from smq.replication.commands.proposer import Barriers
+from smq.replication.commands.coalescing import Barriers
 from smq.replication.net import wire
 from smq.replication.partition.exact_ends import ExactEnds
 from smq.replication.partition.high_water_mark import LogStarts, untold_commits

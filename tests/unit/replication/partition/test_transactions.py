@@ -12,7 +12,7 @@ from smq.raft_state.limits import PRODUCER_EPOCH_RETIRED
 from smq.raft_state.state import TransactionPhase
 from smq.records import CONTROL_MASK, NewRecord, encode_batch, is_commit_marker, parse_header
 from smq.replication.api import Fetched
-from smq.replication.commands.proposer import Barriers
+from smq.replication.commands.coalescing import Barriers
 from smq.replication.partition.admission import NotYetKnown
 from smq.replication.partition.exact_ends import ExactEnds, end_at_leader
 from smq.replication.partition.markers import Markers

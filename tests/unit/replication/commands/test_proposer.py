@@ -321,7 +321,7 @@ def test_an_unreadable_reply_leaves_its_caller_with_an_unknown_outcome_and_harms
     assert isinstance(error, SmqError)
     assert not error.code.is_definite
     assert error.code.is_retriable
-    assert re.search(f"cannot read the Raft leader's reply: .*{says}.*; retry with the same request id", str(error))
+    assert re.search(f"cannot read the Raft leader's reply: .*{says}.*; retry: the outcome is unknown", str(error))
     world.proposer.on_proposed(wire.Proposed(second, wire.COMMITTED, LogIndex(8), encode_reply(Done())))
     world.proposer.on_applied(LogIndex(8))
     assert world.answers[1:] == [Done()]

@@ -164,9 +164,9 @@ def frame(title: str, here: str, *, note: str, refresh_s: int = 0) -> tuple[byte
 
 STYLE: Final = """\
 :root { color-scheme: light dark; --fg: #1b1f24; --bg: #ffffff; --line: #d0d7de; --soft: #f6f8fa; --link: #0550ae;
-  --bad: #a40e26; --good: #116329; }
+  --bad: #a40e26; --warn: #7a4d00; --good: #116329; }
 @media (prefers-color-scheme: dark) { :root { --fg: #e6edf3; --bg: #0d1117; --line: #3d444d; --soft: #161b22;
-  --link: #79b8ff; --bad: #ff9492; --good: #7ee787; } }
+  --link: #79b8ff; --bad: #ff9492; --warn: #e3b341; --good: #7ee787; } }
 * { box-sizing: border-box; }
 body { margin: 0; font: 15px/1.5 system-ui, sans-serif; color: var(--fg); background: var(--bg); }
 header, main, footer { padding: 0 1.5rem; max-width: 90rem; margin: 0 auto; }
@@ -188,6 +188,10 @@ figure { margin: 1rem 0 2rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; } dt { color: inherit; opacity: .75; }
 dd { margin: 0; }
 pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.45 ui-monospace, monospace; }
+@media (max-width: 60rem) { td pre { width: max-content; max-width: 16rem; } }
+@media (max-width: 40rem) { body { font-size: 13px; } header, main, footer { padding: 0 .8rem; }
+  nav ul { gap: .4rem 1rem; } th, td { padding-right: .5rem; }
+  table:not(:has(pre)) td:not(:last-child) { overflow-wrap: anywhere; } }
 form { display: flex; flex-wrap: wrap; gap: .8rem; align-items: end; background: var(--soft); padding: 1rem;
   border: 1px solid var(--line); border-radius: 6px; }
 label { display: grid; gap: .2rem; font-size: 13px; }
@@ -195,7 +199,8 @@ input, select, button { font: inherit; padding: .3rem .5rem; color: inherit; bac
   border: 1px solid var(--line); border-radius: 4px; }
 button.danger { border-color: var(--bad); color: var(--bad); font-weight: 700; }
 h2 { font-size: 1.1rem; margin: 1.5rem 0 .5rem; } form { margin: 0 0 1rem; } .hint { margin: 0; font-size: 13px; }
-.bad { color: var(--bad); font-weight: 700; } .good { color: var(--good); }
+.bad { color: var(--bad); font-weight: 700; } .warn { color: var(--warn); font-weight: 700; }
+.good { color: var(--good); }
 svg { width: 100%; max-width: 50rem; height: 10rem; background: var(--soft); border: 1px solid var(--line); }
 polyline { fill: none; stroke: var(--link); stroke-width: 2; vector-effect: non-scaling-stroke; }
 footer { font-size: 13px; opacity: .8; padding-bottom: 2rem; }

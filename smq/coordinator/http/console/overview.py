@@ -72,9 +72,10 @@ async def cluster_page(node: NodeApi, events: EventLog) -> list[Markup]:
 
 
 def _node_row(number: int, known: NodeState, led: int, node: NodeApi) -> tuple[Content, ...]:
-    state = "drained" if known.drained else "runs"
     name = f"{number} (this)" if number == node.node_id else str(number)
-    shown = _good(not known.fenced, state, "fenced: it is silent")
+    shown = _good(not known.fenced, "runs", "fenced: it is silent")
+    if known.drained and not known.fenced:
+        shown = tag("span", "drained", class_="warn")  # an operator has done that, and may have forgotten it
     return name, shown, led, known.kafka_address, known.grpc_address, known.http_address, known.rack or "-"
 
 

@@ -272,7 +272,9 @@ def test_a_node_is_drained_and_undrained(tmp_path: Path) -> None:
         await browser.made("nodes/1/drain")
         assert node.state.nodes[node.node_id].drained
         assert "is drained already" in (await browser.plan("nodes/1/drain")).text
-        assert "/console/nodes/1/undrain" in (await get(browser.served, "")).links()
+        overview = await get(browser.served, "")
+        assert "/console/nodes/1/undrain" in overview.links()
+        assert "warn" in [attributes.get("class") for _, attributes in overview.tags], "drained looks like any node"
         await browser.made("nodes/1/undrain")
         assert not node.state.nodes[node.node_id].drained
         assert len(browser.events()) == 2

@@ -29,7 +29,8 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | txn    | id, v ({k: values}), off (None: none) | out (commit or abort)                                   |
 | tpoll  | k, o, n, final                       | r ([[o, v], ...]: what is committed), next, lso          |
 | tstable | k                                   | lso                                                      |
-| toffset | id                                  | off (None: none)                                         |
+| stage  | g, k, o (the `off` of a txn), tag    |                                                          |
+| toffset | id, g                               | off (None: none)                                         |
 | create, drop, alloc | name                    |                                                          |
 
 A poll's `s` has the stored size of its batches: [[base, end, size], ...]. The figures of `lag` are offsets, records,

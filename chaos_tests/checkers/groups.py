@@ -9,11 +9,14 @@ The test takes a commit without an answer as under way for ever, as a register m
 on, and what it does next must count. So a change ends when its client has its answer, or gives up, and what begins
 after that is later. Once a later change has been acknowledged, no fetch returns what the earlier one has written; and a
 deletion that has ended removes no later commit.
+
+What a transaction stages is such a change, too: it has its place in the order when it is staged, and takes effect when
+the transaction is committed, unless a later change has taken effect by then.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from chaos_tests.checkers.base import Facts, Findings, Violation
@@ -54,7 +57,7 @@ def check(facts: Facts) -> list[Violation]:
     registers: dict[tuple[str, str], tuple[list[Op], list[Op]]] = {}
     outlives = outliving(facts)
     deleted = {op.request["g"] for op in facts.history.of("gdelete")}  # no register: `group_changes` judges these
-    for op in facts.history.of("commit"):
+    for op in (*facts.history.of("commit"), *_staged(facts)):
         registers.setdefault((op.request["g"], op.request["k"]), ([], []))[0].append(op)
     for op in reads_of(facts):
         if outlives(op):
@@ -65,6 +68,21 @@ def check(facts: Facts) -> list[Violation]:
         clusters = _clusters(f"{group} on {key}", writes, reads, findings)
         _check_zones(f"{group} on {key}", clusters, findings)
     return findings.found
+
+
+def _staged(facts: Facts) -> list[Op]:
+    """What transactions have staged, as commits that begin and have their place with the staging, and take effect with
+    the transaction's end."""
+    ends = {op.request["off"]: op for op in facts.history.of("txn")}
+    found = []
+    for op in facts.history.of("stage"):
+        end = ends[op.request["o"]]
+        if op.is_ok and end.is_ok and end.reply["out"] == "commit":
+            found.append(replace(op, end_ns=end.end_ns))
+        else:
+            is_open = op.is_ok and end.kind == "info"
+            found.append(replace(op, kind="info" if is_open else "fail", end_ns=NEVER_NS))
+    return found
 
 
 def reads_of(facts: Facts) -> list[Op]:
@@ -156,7 +174,7 @@ def check_changes(facts: Facts) -> list[Violation]:
         if op.kind != "fail":
             deletions.setdefault(op.request["g"], []).append(op)
     commits: dict[tuple[str, str], list[Op]] = {}
-    for op in facts.history.of("commit"):
+    for op in (*facts.history.of("commit"), *_staged(facts)):
         if op.kind != "fail":
             commits.setdefault((op.request["g"], op.request["k"]), []).append(op)
     reads: dict[tuple[str, str], list[Op]] = {}
@@ -164,32 +182,33 @@ def check_changes(facts: Facts) -> list[Violation]:
         if outlives(op):
             reads.setdefault((op.request["g"], op.request["k"]), []).append(op)
     for place, found in reads.items():
-        _check_at(place, commits.get(place, []), deletions.get(place[0], []), found, findings)
+        name = f"{place[0]} on {place[1]}"
+        check_reads(name, commits.get(place, []), deletions.get(place[0], []), found, findings, "commit-regression")
     return findings.found
 
 
-def _check_at(
-    place: tuple[str, str], commits: list[Op], deletions: list[Op], reads: list[Op], findings: Findings
+def check_reads(
+    name: str, commits: list[Op], deletions: list[Op], reads: list[Op], findings: Findings, anomaly: str
 ) -> None:
-    name = f"{place[0]} on {place[1]}"
+    """What reads of one place have found is not older than a change that was acknowledged before."""
     by_tag = {op.request["tag"]: op for op in commits}
     later = _Later([op for op in (*commits, *deletions) if op.is_ok])
     kept = _Later([op for op in commits if op.is_ok])
     for read in reads:
         if not read.reply["tag"]:
-            _check_absence(name, deletions, kept, read, findings)
+            _check_absence(name, deletions, kept, read, findings, anomaly)
             continue
         written = by_tag.get(read.reply["tag"])  # `groups` reports a tag that was never written
         overwriting = later.after(ended_ns(written)) if written is not None else None
         if written is not None and overwriting is not None and overwriting.end_ns < read.start_ns:
             detail = f"{name}: {read.reply['tag']!r} was read after a later change had been acknowledged"
-            findings.add("commit-regression", detail, written, overwriting, read)
+            findings.add(anomaly, detail, written, overwriting, read)
 
 
-def _check_absence(name: str, deletions: list[Op], kept: _Later, read: Op, findings: Findings) -> None:
+def _check_absence(name: str, deletions: list[Op], kept: _Later, read: Op, findings: Findings, anomaly: str) -> None:
     """No commit was found: some deletion must have come after every commit that was acknowledged before."""
     last_ns = max((ended_ns(op) for op in deletions if op.start_ns < read.end_ns), default=-1)
     commit = kept.after(last_ns)
     if commit is not None and commit.end_ns < read.start_ns:
         detail = f"{name}: a commit was gone, and every deletion had ended before it began"
-        findings.add("commit-regression", detail, commit, read)
+        findings.add(anomaly, detail, commit, read)

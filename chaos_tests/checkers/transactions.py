@@ -13,10 +13,12 @@ back counts as visible.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 from chaos_tests.checkers.base import Facts, Findings, Violation
+from chaos_tests.checkers.groups import check_reads
 from chaos_tests.checkers.ledgers import Ledgers
-from chaos_tests.history import Op
+from chaos_tests.history import NEVER_NS, Op
 
 
 def check(facts: Facts) -> list[Violation]:
@@ -85,18 +87,32 @@ def _check_outcomes(seen: list[tuple[Op, bool]], findings: Findings) -> None:
 
 
 def _check_offsets(facts: Facts, seen: list[tuple[Op, bool]], doubtful: list[Op], findings: Findings) -> None:
-    """The group's offset is that of the last visible transaction with one. The visible transactions of an id follow one
-    another, because each new producer fences the one before, and later ones have larger offsets. A doubtful one may
-    have been committed, and compaction may have removed all its records before any client saw them."""
+    """In the end the group's offset is that of the last change: a visible transaction that has staged one, or a commit
+    of its own. A doubtful transaction may have been committed, and compaction may have removed all its records before
+    any client saw them."""
+    staged = {op.request["o"]: op for op in facts.history.of("stage")}
+    plain, deleted = facts.history.of("commit"), facts.history.of("gdelete")
     for read in facts.history.of("toffset"):
         if not read.is_ok:
             continue
-        own = [op.request["off"] for op, is_visible in seen if is_visible and op.request["id"] == read.request["id"]]
-        last = max((offset for offset in own if offset is not None), default=None)
-        later = [op.request["off"] for op in doubtful if op.request["id"] == read.request["id"]]
-        may_be = {last, *(offset for offset in later if offset is not None and offset > (last or 0))}
-        if read.reply["off"] not in may_be:
-            findings.add("torn-offsets", f"{read.request['id']}: the offset is {read.reply['off']}, not {last}", read)
+        name, group = read.request["id"], read.request.get("g")
+        changes = [op for op in plain if op.request["g"] == group and op.kind != "fail"]
+        visible = [op for op, is_visible in seen if is_visible and op.request["id"] == name]
+        for kind, transactions in ("ok", visible), ("info", [op for op in doubtful if op.request["id"] == name]):
+            for op in transactions:
+                if (offset := op.request["off"]) is not None:
+                    change = staged.get(offset, op)
+                    request, end_ns = {"o": offset}, read.start_ns - 1 if kind == "ok" else NEVER_NS
+                    changes.append(replace(change, request=request, kind=kind, end_ns=end_ns))
+        tagged = [replace(op, request={"tag": str(op.request["o"])}) for op in changes]
+        found = read.reply["off"]
+        if found is not None and str(found) not in {op.request["tag"] for op in tagged}:
+            findings.add(
+                "torn-offsets", f"{name}: the offset is {found}, of no visible transaction and no commit", read
+            )
+        deletions = [op for op in deleted if op.request["g"] == group and op.kind != "fail"]
+        answer = replace(read, reply={"tag": "" if found is None else str(found)})
+        check_reads(f"the offset of {name}", tagged, deletions, [answer], findings, "torn-offsets")
 
 
 def _check_polls(

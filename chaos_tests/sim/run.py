@@ -34,7 +34,7 @@ from chaos_tests.sim.clients.producer import Crowd, Producer
 from chaos_tests.sim.clients.remaker import Remaker, Repeater
 from chaos_tests.sim.clients.services import GroupMember, GroupWatcher, RangeReader, TopicOwner, Trimmer
 from chaos_tests.sim.clients.streamer import Streamer
-from chaos_tests.sim.clients.transactor import SHARERS, Holder, Transactor
+from chaos_tests.sim.clients.transactor import SHARERS, Holder, Rival, Transactor
 from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
 from chaos_tests.sim.faults.catalogue import Arena
 from chaos_tests.sim.faults.schedule import Storm, Strike, heal
@@ -353,6 +353,8 @@ class Simulation:
         ]
         made += [Holder(world, i, think_ms=think).run() for i in range(mix.holders)]
         made += [Transactor(world, i, think_ms=think).run() for i in range(mix.transactors)]
+        ids = mix.transactors // SHARERS
+        made += [Rival(world, i, ids, think_ms=think).run() for i in range(mix.rivals)]
         made += [BatchWriter(world, i, think_ms=think).run() for i in range(mix.batch_writers)]
         made += [LedgerReader(world, f"ledger-{i}", think_ms=think).run() for i in range(mix.ledger_readers)]
         made += [TopicOwner(world, f"extra-{i}", think_ms=1500).run() for i in range(mix.topic_owners)]

@@ -69,6 +69,7 @@ class ClientMix:
     brief_members: int = 0  # of another group, in which no member stays
     assigners: int = 0  # of offsets without records, in a topic of their own
     transactors: int = 0  # producers of transactions, two with each transactional id
+    rivals: int = 0  # of the transactors, for the offsets of groups
     batch_writers: int = 0  # drivers of apps, two with each checkpoint
     ledger_readers: int = 0  # of what they have committed
     holders: int = 0  # of open transactions, each in a topic of its own that keeps few records

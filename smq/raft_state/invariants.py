@@ -182,13 +182,15 @@ def _check_groups(state: ClusterState) -> Iterator[None]:
         _require(group.changes >= 0, f"group {name!r} has changed {group.changes} times")
         _require(group.is_unused or not group.was_unused, f"group {name!r} counts as unused and is used")
         _check_members(group)
-        for number, pid in enumerate(group.offsets):
+        for number, (pid, committed) in enumerate(group.offsets.items()):
             if number % STEP_ITEMS == 0:
                 yield
             # Formatted only when it is needed: there may be a million commits.
             if state.partition(pid) is None:
                 topic_id, _ = split_partition_id(pid)
                 raise InvariantBroken(f"group {name!r} committed for a topic {topic_id.hex()} gone")
+            if committed.order > state.offset_commits:
+                raise InvariantBroken(f"group {name!r}: commit {committed.order} of {state.offset_commits}")
 
 
 def _check_members(group: GroupState) -> None:

@@ -68,6 +68,7 @@ CLUSTER: Final = Record(
         ("next_producer_id", INT64),
         ("expiry_clock_ms", INT64),
         ("generation_floor", INT32),
+        ("offset_commits", INT64),
         ("changes_floor", INT64),
         ("transaction_changes_floor", INT64),
     ),
@@ -199,7 +200,7 @@ _GROUP: Final = (
     ("was_unused", FLAG),
 )
 _MEMBERS: Final = Many(Record(MemberState, (("member", GROUP_MEMBER), ("assignment", Blob(U32, GROUP_BYTES_MAX)))))
-_COMMIT: Final = struct.Struct(f">{PARTITION_ID_BYTES}sqqiH")  # ..., length of the metadata
+_COMMIT: Final = struct.Struct(f">{PARTITION_ID_BYTES}sqqiqH")  # ..., length of the metadata
 
 
 def write_group(group: GroupState) -> bytes:
@@ -228,19 +229,21 @@ def read_group(reader: Reader) -> GroupState:
 def write_commit(out: bytearray, commit: tuple[PartitionId, CommittedOffset]) -> None:
     pid, committed = commit
     metadata = committed.metadata.encode()
-    out += _COMMIT.pack(pid, committed.offset, committed.committed_ms, committed.leader_epoch, len(metadata))
+    out += _COMMIT.pack(
+        pid, committed.offset, committed.committed_ms, committed.leader_epoch, committed.order, len(metadata)
+    )
     out += metadata
 
 
 def read_commit(reader: Reader) -> tuple[PartitionId, CommittedOffset]:
     """Inverse of `write_commit`."""
-    pid, offset, committed_ms, leader_epoch, size = reader.unpack(_COMMIT)
+    pid, offset, committed_ms, leader_epoch, order, size = reader.unpack(_COMMIT)
     try:
         metadata = str(reader.take(size), "utf-8")
     except UnicodeDecodeError as e:
         raise CodecError(f"the metadata of a commit is not UTF-8: {e}") from e
     return PartitionId(pid), CommittedOffset(
-        offset=offset, metadata=metadata, committed_ms=committed_ms, leader_epoch=leader_epoch
+        offset=offset, metadata=metadata, committed_ms=committed_ms, leader_epoch=leader_epoch, order=order
     )
 
 

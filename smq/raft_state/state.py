@@ -150,10 +150,14 @@ class Assigned(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class CommittedOffset:
+    """Of a group, or staged in a transaction. `order` counts commits and stagings, of all groups: a transaction's end
+    replaces no offset that is newer than its own."""
+
     offset: Offset
     metadata: str
     committed_ms: int
     leader_epoch: int = NO_LEADER_EPOCH
+    order: int = 0
 
     @property
     def position(self) -> Offset | None:
@@ -349,6 +353,7 @@ class ClusterState:
     # The highest generation of any deleted group. New groups continue from it, so that a command for a former group
     # never fits a new group of the same name.
     generation_floor: Generation = _NO_GENERATION
+    offset_commits: int = 0  # how many commits and stagings of offsets there have been: see `CommittedOffset`
     changes_floor: int = 0  # above the changes of every deleted group; new groups continue from it, for the same reason
     member_bytes: int = 0  # cost of all groups' members: derived, kept to avoid adding it up
     transactions: dict[str, TransactionState] = field(default_factory=dict)  # by transactional id

@@ -124,7 +124,7 @@ class LedgerReader(Client):
             def request(api: NodeApi, done: Callable[[Any], None], name: str = name) -> None:
                 api.fetch_offsets(group_of(name), None, int(CALL_MS), done)
 
-            self.world.recorder.invoke(self.process, "toffset", id=name)
+            self.world.recorder.invoke(self.process, "toffset", id=name, g=group_of(name))
             result, unknown = yield from self.request(request, deadline_ms=5_000.0, attempt_ms=CALL_MS)
             found = [committed.offset for committed in result.values()] if isinstance(result, dict) else []
             self.conclude("toffset", result, unknown=unknown, off=found[0] if found else None)

@@ -86,7 +86,7 @@ class GroupMember(Client):
     def commit(self, partition: Known, group: str | None = None) -> Script:
         group = group or self.group
         self._count += 1
-        tag, offset = f"{self.name}-{self._count}", self.rng.randint(0, partition.hwm)
+        tag, offset = f"{self.name}-{self._count}", self.next_offset(partition)
         items = (OffsetCommit(partition=partition.pid, offset=Offset(offset), metadata=tag),)
         request_id = self.new_id()
 
@@ -98,6 +98,9 @@ class GroupMember(Client):
         if not is_known and not self.world.stopped and self.rng.random() < 0.7:
             yield from self.commit(partition, group)  # what it commits next must count
             yield from self.fetch(partition, group)
+
+    def next_offset(self, partition: Known) -> int:
+        return self.rng.randint(0, partition.hwm)
 
     def delete(self, partition: Known, group: str) -> Script:
         request_id = self.new_id()

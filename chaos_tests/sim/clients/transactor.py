@@ -1,4 +1,5 @@
-"""Clients of transactions: producers that share transactional ids, and holders that keep a transaction open.
+"""Clients of transactions: producers that share transactional ids, rivals that commit offsets of the same groups
+without one, and holders that keep a transaction open.
 
 Owns what a transaction has in it, and how it ends. Each session of a producer speaks one of the two protocols
 of transactions. After an unknown outcome of a batch, one of the first begins again in a new epoch; one of the second
@@ -11,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from chaos_tests.sim.clients.base import Known, World, proposal, range_of
 from chaos_tests.sim.clients.ledger import CALL_MS, CREATED_MS, PLACES, group_of, make_ledger
+from chaos_tests.sim.clients.services import GroupMember
 from chaos_tests.sim.clients.transactional import NODE_MS, PATIENCE_MS, TIMEOUT_MS, TransactionalClient
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.coordinator.groups.coordinator import NO_MEMBER
@@ -30,6 +32,7 @@ from smq.raft_state.topic_config import RETENTION_RECORDS
 from smq.replication.api import PartitionRange
 
 SHARERS: Final = 2  # producers of one transactional id
+STAGED_MS: Final = (50.0, 400.0)
 HELD_KEPT: Final = 2  # records of a holder's topic
 HELD_BATCHES: Final = 4  # of its transaction: more records than are kept
 HELD_MS: Final = (200.0, 900.0)
@@ -87,6 +90,8 @@ class Transactor(TransactionalClient):
             yield Sleep(self.rng.uniform(0.2, 2.0) * TIMEOUT_MS)  # it may be fenced, or timed out, when it wakes
         if is_whole and offset is not None:
             is_whole = yield from self._stage(offset)
+            if self.rng.random() < 0.3:
+                yield Sleep(self.rng.uniform(*STAGED_MS))  # a rival commits in the meantime
         is_commit = is_whole and not held and self.rng.random() < 0.75
         if self.rng.random() < 0.06:
             self.producer = None
@@ -157,7 +162,9 @@ class Transactor(TransactionalClient):
         """A Script that returns whether the offset is staged."""
         assert self.producer is not None
         producer_id, epoch = self.producer
-        group, pid, is_joining = group_of(self.id), self.world.ledgers[0].pid, self.is_second
+        group, place, is_joining = group_of(self.id), self.world.ledgers[0], self.is_second
+        pid, tag, process = place.pid, f"{self.name}-{offset}", self.world.recorder.new_process()
+        self.world.recorder.invoke(process, "stage", g=group, k=place.key, o=offset, tag=tag)
 
         def stage(api: Any, done: Callable[[Any], None]) -> None:
             found = api.state.transactions.get(self.id)
@@ -168,14 +175,38 @@ class Transactor(TransactionalClient):
                 transaction_changes_seen=found.changes if found is not None else UNSEEN,
                 producer_id=producer_id,
                 producer_epoch=epoch,
-                items=(OffsetCommit(partition=pid, offset=Offset(offset)),),
+                items=(OffsetCommit(partition=pid, offset=Offset(offset), metadata=tag),),
                 committed_ms=api.groups.wall_ms(),
                 is_joining=is_joining,
             )
             api.groups.stage(command, NO_MEMBER, NODE_MS, done)
 
         result = yield from self.at_coordinator(group, stage)
-        return not isinstance(result, SmqError | Lost)
+        is_staged = not isinstance(result, SmqError | Lost)
+        self.world.recorder.add(process, "ok" if is_staged else "info", "stage", {})
+        return is_staged
+
+
+class Rival(GroupMember):
+    """Commits, fetches and deletes the offsets of groups for which transactions stage others."""
+
+    def __init__(self, world: World, number: int, ids: int, *, think_ms: float) -> None:
+        super().__init__(world, f"rival-{number}", "", think_ms=think_ms)
+        self._ids = ids
+
+    def act(self) -> Script:
+        if self.world.ledgers:
+            number = self.rng.randrange(self._ids)
+            place, group, chance = self.world.ledgers[0], group_of(f"tx-{number}"), self.rng.random()
+            if chance < 0.05 and number == 0:
+                yield from self.delete(place, group)
+            else:
+                yield from (self.commit if chance < 0.4 else self.fetch)(place, group)
+
+    def next_offset(self, partition: Known) -> int:
+        """No other client's."""
+        (value,) = self.world.values(1)
+        return value
 
 
 class Holder(TransactionalClient):

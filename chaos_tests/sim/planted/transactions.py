@@ -44,6 +44,13 @@ def _commits_its_offsets(original: Fault, state: ClusterState, command: EndTrans
     return original(state, command)
 
 
+def _as_if_all_were_older(original: Fault, state: ClusterState, transaction: TransactionState) -> Any:
+    for name in transaction.offsets.keys() & state.groups.keys():
+        for committed in state.groups[name].offsets.values():
+            committed.order = 0
+    return original(state, transaction)
+
+
 def _without_the_last(original: Fault, state: ClusterState, command: CommitBatch) -> Any:
     state.apps.pop(command.app, None)
     return original(state, command)
@@ -87,6 +94,14 @@ TRANSACTION_BUGS: Final = (
         scenario="transactions",
         anomalies=frozenset({"torn-offsets"}),
         seeds=4,
+    ),
+    PlantedBug(
+        name="staged-offset-replaces-a-newer-one",
+        rule="the end of a transaction replaces no offset that was committed after it had staged its own (P6)",
+        faults=(replace(_HANDLERS + "transactions:commit_staged", by=_as_if_all_were_older),),
+        scenario="transactions",
+        anomalies=frozenset({"commit-regression", "torn-offsets"}),
+        seeds=8,
     ),
     PlantedBug(
         name="last-batch-not-compared",

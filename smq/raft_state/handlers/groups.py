@@ -4,6 +4,8 @@ Owns the committed offsets, and when a group exists: from its first offset or me
 without both for a while. `members` owns its members. Only `command_table` and other handlers import it.
 """
 
+from collections.abc import Set
+
 from smq.raft_state.cluster_config import offsets_retention_ms
 from smq.raft_state.commands import CommitOffsets, DeleteGroup, DeleteOffsets, OffsetCommit, StageOffsets
 from smq.raft_state.errors import ErrorCode
@@ -138,12 +140,26 @@ def _commit_items(state: ClusterState, command: CommitOffsets) -> Applied:
     if group is None:
         group = make_group(state, command.group)
     at_ms = max(command.committed_ms, state.expiry_clock_ms)  # a slow clock must not make it expire immediately
-    for item in items:
-        group.offsets[item.partition] = CommittedOffset(
-            offset=item.offset, metadata=item.metadata, leader_epoch=item.leader_epoch, committed_ms=at_ms
-        )
+    group.offsets.update(newest(state, items, at_ms))
     group.was_unused = False
     return _DONE
+
+
+def newest(
+    state: ClusterState, items: tuple[OffsetCommit, ...], committed_ms: int
+) -> dict[PartitionId, CommittedOffset]:
+    """These offsets as the latest that have been committed or staged."""
+    state.offset_commits += 1
+    return {
+        item.partition: CommittedOffset(
+            offset=item.offset,
+            metadata=item.metadata,
+            leader_epoch=item.leader_epoch,
+            committed_ms=committed_ms,
+            order=state.offset_commits,
+        )
+        for item in items
+    }
 
 
 def checked_items(state: ClusterState, items: tuple[OffsetCommit, ...]) -> None:
@@ -171,6 +187,7 @@ def delete_group(state: ClusterState, command: DeleteGroup) -> Applied:
     if group.members:
         raise Refused(ErrorCode.GROUP_NOT_EMPTY, f"group {quoted(group.name)} has {len(group.members)} members")
     _drop(state, group)
+    _forget_staged(state, group.name)
     return _DONE
 
 
@@ -184,7 +201,18 @@ def delete_offsets(state: ClusterState, command: DeleteOffsets) -> Applied:
         )
     for pid in command.partitions:
         group.offsets.pop(pid, None)
+    _forget_staged(state, group.name, frozenset(command.partitions))
     return _DONE
+
+
+def _forget_staged(state: ClusterState, group: str, partitions: Set[PartitionId] | None = None) -> None:
+    """What open transactions have staged for a group before its offsets were deleted, as in Kafka: their ends must not
+    bring it back. The group stays a part of them."""
+    for transaction in state.transactions.values():
+        staged = transaction.offsets.get(group, {})
+        for pid in [pid for pid in staged if partitions is None or pid in partitions]:
+            del staged[pid]
+            state.transaction_items -= 1
 
 
 def forget_topic(state: ClusterState, topic_id: TopicId) -> None:

@@ -22,7 +22,14 @@ from smq.raft_state.commands import (
     StageOffsets,
 )
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.handlers.groups import check_committer, check_group_name, checked_items, make_group, too_many_groups
+from smq.raft_state.handlers.groups import (
+    check_committer,
+    check_group_name,
+    checked_items,
+    make_group,
+    newest,
+    too_many_groups,
+)
 from smq.raft_state.handlers.producer_ids import fresh_producer_id
 from smq.raft_state.ids import NO_PRODUCER, PartitionId, ProducerEpoch, ProducerId, TopicId
 from smq.raft_state.limits import (
@@ -35,7 +42,7 @@ from smq.raft_state.limits import (
 )
 from smq.raft_state.refusal import Refused, fenced, find_partition, find_transaction, quoted
 from smq.raft_state.replies import Applied, Done, ProducerIdAllocated, Rejected, Results
-from smq.raft_state.state import ClusterState, CommittedOffset, TransactionOutcome, TransactionPhase, TransactionState
+from smq.raft_state.state import ClusterState, TransactionOutcome, TransactionPhase, TransactionState
 
 _NO_EPOCH = ProducerEpoch(-1)
 _EPOCH_LAST = PRODUCER_EPOCH_RETIRED - 1  # given to a producer; an abort may still go beyond it, to fence
@@ -398,14 +405,7 @@ def stage_offsets(state: ClusterState, command: StageOffsets) -> Applied:
     if command.is_joining:
         state.transaction_items += add_groups(transaction, (command.group,))
         grow(state, transaction)
-    staged = transaction.offsets[command.group]
-    for item in command.items:
-        staged[item.partition] = CommittedOffset(
-            offset=item.offset,
-            metadata=item.metadata,
-            leader_epoch=item.leader_epoch,
-            committed_ms=command.committed_ms,
-        )
+    transaction.offsets[command.group].update(newest(state, command.items, command.committed_ms))
     transaction.changes += 1
     return Applied(reply=Done())
 
@@ -461,8 +461,9 @@ def add_groups(transaction: TransactionState, groups: Iterable[str]) -> int:
 
 
 def commit_staged(state: ClusterState, transaction: TransactionState) -> None:
-    """The staged offsets become the groups' committed ones. It counts as a change of each group, so that an older
-    commit that arrives late does not undo it."""
+    """The staged offsets become the groups' committed ones, except where a newer one was committed since they were
+    staged: as in Kafka, the newest stays. It counts as a change of each group, so that an older commit that arrives
+    late does not undo it."""
     groups = sorted(name for name, staged in transaction.offsets.items() if staged)
     missing = [name for name in groups if name not in state.groups]
     unused = sum(group.is_unused for name, group in state.groups.items() if name not in transaction.offsets)
@@ -474,8 +475,10 @@ def commit_staged(state: ClusterState, transaction: TransactionState) -> None:
         if group is None:
             group = make_group(state, name)
         for pid, staged in sorted(transaction.offsets[name].items()):
-            staged.committed_ms = max(staged.committed_ms, state.expiry_clock_ms)
-            group.offsets[pid] = staged
+            committed = group.offsets.get(pid)
+            if committed is None or committed.order < staged.order:
+                staged.committed_ms = max(staged.committed_ms, state.expiry_clock_ms)
+                group.offsets[pid] = staged
         group.was_unused = False
         group.changes += 1
 

@@ -19,6 +19,8 @@ from tests.unit.raft_state.support import (
     assign_members,
     commit,
     coordinated,
+    delete_group,
+    delete_offsets,
     elect,
     end,
     expire,
@@ -204,6 +206,50 @@ def test_rule_29_one_decision_is_over_all_partitions_and_all_staged_offsets(driv
     }
     assert driver.machine.state.endings == {pid(1): {0}, pid(1, 1): {0}}
     assert (of(driver).phase, of(driver).outcome) == (TransactionPhase.COMMITTING, TransactionOutcome.COMMITTED)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (("x stages 100", "commit 200", "x ends"), 200),
+        (("commit 200", "x stages 100", "x ends"), 100),
+        (("x stages 100", "commit 200", "x stages 150", "x ends"), 150),
+        (("x stages 100", "y stages 200", "y ends", "x ends"), 200),
+        (("y stages 200", "x stages 100", "y ends", "x ends"), 100),
+        (("x stages 100", "commit 200", "y stages 300", "y ends", "x ends"), 300),
+        (("x stages 100", "delete offsets", "x ends"), None),
+        (("x stages 100", "delete group", "x ends"), None),
+        (("commit 200", "x stages 100", "delete group", "x ends"), None),
+        (("x stages 100", "delete group", "x stages 150", "x ends"), 150),
+        (("x stages 100", "delete group", "commit 200", "x ends"), 200),
+    ],
+)
+def test_the_end_of_a_transaction_replaces_no_offset_that_is_newer_than_its_own(
+    driver: Driver, steps: tuple[str, ...], expected: int | None
+) -> None:
+    """As Kafka compares the places of the records in its log of offsets; a deletion takes what is staged with it."""
+    driver.ok(commit("g", (pid(2), 1)))
+    producers = {}
+    for name in ("x", "y"):
+        reply = driver.ok(init_transactions(name))
+        assert isinstance(reply, ProducerIdAllocated)
+        producers[name] = reply.producer_id
+        driver.ok(add(name, reply.producer_id, 0, groups=("g",)))
+    for step in steps:
+        who, what, offset = (*step.split(), "0")[:3]
+        if what == "stages":
+            driver.ok(stage(who, producers[who], 0, "g", (pid(1), int(offset))))
+        elif what == "ends":
+            driver.ok(end(who, producers[who], 0, commit=True))
+        elif who == "commit":
+            driver.ok(commit("g", (pid(1), int(what))))
+        else:
+            driver.ok(delete_group("g") if what == "group" else delete_offsets("g", 0, pid(1)))
+        driver.machine = Machine.restore(driver.machine.snapshot())
+    group = driver.machine.state.groups.get("g")
+    found = group.offsets.get(pid(1)) if group is not None else None
+    assert (found.offset if found is not None else None) == expected
+    assert driver.machine.state.transaction_items == sum(t.items for t in driver.machine.state.transactions.values())
 
 
 def test_an_abort_commits_no_offset(driver: Driver) -> None:

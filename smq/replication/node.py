@@ -42,7 +42,6 @@ from smq.replication.commands.proposer import Proposer
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
-from smq.replication.lookup import Lookup, check_has_records, clipped
 from smq.replication.maintenance.disk import DiskMaintenance
 from smq.replication.measures import NO_TRAFFIC, NodeMeasures, Traffic
 from smq.replication.net.links import Links
@@ -56,6 +55,7 @@ from smq.replication.nodes.liveness import Liveness
 from smq.replication.nodes.quorum import QuorumQueries
 from smq.replication.nodes.registration import REGISTER_MS_MAX, Registration
 from smq.replication.partition.admission import leader_error
+from smq.replication.partition.by_name import Lookup, RangesRequest, check_has_records, clipped
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.partition.intake import SpaceGuard
 from smq.replication.partition.producing import Producing
@@ -67,7 +67,6 @@ from smq.replication.ports import Channel, Clock, Compute, DataDamaged, Disk, Ne
 from smq.replication.raft.engine import Raft
 from smq.replication.raft.journal import RaftDamaged
 from smq.replication.raft.timing import RaftTiming
-from smq.replication.ranges import RangesRequest
 from smq.replication.runtime.answers import Answers
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.runtime.slices import Slices

@@ -41,7 +41,7 @@ from smq.raft_state.ids import TOPIC_ID_BYTES, PartitionId, TopicId, ring_range,
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import CommittedOffset
 from smq.replication.api import Cancel, DoneFn, Fetched, NodeApi, StoredBatch
-from smq.replication.lookup import partition_in
+from smq.replication.partition.by_name import partition_in
 
 
 class BrokerService(Service, smq_pb2_grpc.BrokerServicer):

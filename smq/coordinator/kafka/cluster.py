@@ -29,7 +29,7 @@ from smq.raft_state.state import ClusterState, NodeState, PartitionState
 from smq.raft_state.topic_config import TOPIC_CONFIG, check_value
 from smq.raft_state.topic_rules import is_topic_name
 from smq.replication.commands.proposer import rejection
-from smq.replication.lookup import partition_in
+from smq.replication.partition.by_name import partition_in
 
 NO_TOPIC_ID: Final = bytes(16)
 # Kafka's own topics, which clients take for internal ones. smq has neither: it keeps offsets in the replicated state.

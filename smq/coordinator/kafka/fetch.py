@@ -23,7 +23,7 @@ from smq.raft_state.ids import NodeId, Offset, TopicId
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, config_value
 from smq.replication.api import Fetched
-from smq.replication.lookup import partition_in
+from smq.replication.partition.by_name import partition_in
 
 BY_ID_VERSION: Final = 13
 _NO_OFFSET: Final = -1

@@ -19,7 +19,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import PartitionRange, TimeKind
-from smq.replication.lookup import unknown_partition
+from smq.replication.partition.by_name import unknown_partition
 
 LATEST: Final = -1
 EARLIEST: Final = -2

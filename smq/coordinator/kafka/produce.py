@@ -18,7 +18,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import TopicId
 from smq.records import is_transactional
 from smq.replication.api import Acks, Produced, ProduceRequest
-from smq.replication.lookup import partition_in
+from smq.replication.partition.by_name import partition_in
 
 log = structlog.get_logger(__name__)
 

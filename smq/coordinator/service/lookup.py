@@ -16,7 +16,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.state import ClusterState, CommittedOffset, GroupState, PartitionState, TopicState
 from smq.replication.api import PartitionRange, TimeKind
-from smq.replication.lookup import unknown_partition, unknown_topic
+from smq.replication.partition.by_name import unknown_partition, unknown_topic
 
 
 async def find_topic(calls: NodeCalls, topic: str, timeout_ms: int) -> TopicState:

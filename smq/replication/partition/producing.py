@@ -26,15 +26,6 @@ from smq.replication.api import Acks, DoneFn, Produced, ProduceRequest
 from smq.replication.commands.coalescing import Barriers
 from smq.replication.host import Host
 from smq.replication.log.decoding import bounded_spans, converted, decode_bounded
-from smq.replication.lookup import (
-    Lookup,
-    check_has_records,
-    clipped,
-    partition_in,
-    unknown_partition,
-    unknown_topic,
-    unknown_topic_id,
-)
 from smq.replication.partition.admission import (
     JUDGED_BY_THE_LOG,
     NotYetKnown,
@@ -42,6 +33,15 @@ from smq.replication.partition.admission import (
     comes_again,
     leader_error,
     validated,
+)
+from smq.replication.partition.by_name import (
+    Lookup,
+    check_has_records,
+    clipped,
+    partition_in,
+    unknown_partition,
+    unknown_topic,
+    unknown_topic_id,
 )
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.transaction_joins import TransactionJoins

@@ -37,10 +37,9 @@ from smq.replication.api import (
 )
 from smq.replication.commands.coalescing import Barriers
 from smq.replication.host import Host
-from smq.replication.lookup import Lookup
+from smq.replication.partition.by_name import Lookup, RangesRequest
 from smq.replication.partition.exact_ends import Ends, ExactEnds
 from smq.replication.partition.producing import Arrivals
-from smq.replication.ranges import RangesRequest
 
 ZERO = Offset(0)
 TOPIC, TOPIC_ID = "t", TopicId(bytes(15) + b"t")

@@ -11,9 +11,8 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, Offset, PartitionId, TopicId
 from smq.replication.api import PartitionEnd, PartitionRange
 from smq.replication.commands.coalescing import Barriers
-from smq.replication.lookup import Lookup
+from smq.replication.partition.by_name import Lookup, RangesRequest
 from smq.replication.partition.exact_ends import Ends, ExactEnds
-from smq.replication.ranges import RangesRequest
 from tests.unit.replication.partition.test_reads import HeldBarriers
 from tests.unit.replication.support import PEER_A, Host
 

@@ -1,20 +1,22 @@
-"""Finding topics and partitions, and linearizable reads of the replicated state.
+"""Partitions by the name or id of their topic: finding them, linearizable reads of the state, and their exact ranges.
 
 Owns the rule that something is unknown only after a read barrier: until then it may have been created through another
 node, and not be applied here. `Lookup.find` is the one place that decides it, for the node's own requests and, through
-NodeApi, for the services. The node's requests import this module, and services import its errors.
+NodeApi, for the services. Owns the way from names to the answers of `exact_ends`, and back. The node and `producing`
+import it, and services its errors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import LogIndex, PartitionIndex, TopicId, partition_id
+from smq.raft_state.ids import LogIndex, PartitionId, PartitionIndex, TopicId, partition_id
 from smq.raft_state.state import ClusterState, PartitionState
-from smq.replication.api import DoneFn
+from smq.replication.api import DoneFn, PartitionEnd, PartitionRange
 from smq.replication.commands.coalescing import Barriers
 from smq.replication.host import Host
+from smq.replication.partition.exact_ends import Ends, ExactEnds
 from smq.replication.partition.reads import read_failure
 
 T = TypeVar("T")
@@ -136,3 +138,85 @@ class Lookup:
             done(answer)
 
         self._barriers.wait(clipped(timeout_ms), read)
+
+
+class RangesRequest:
+    """A request for the exact ranges of partitions by name, at any node.
+
+    A topic may have been deleted and created again under its name, so an unknown partition is looked up once more, in
+    the state that does not have it."""
+
+    def __init__(
+        self,
+        host: Host,
+        lookup: Lookup,
+        ends: ExactEnds,
+        partitions: Sequence[tuple[str, int]],
+        timeout_ms: int,
+        done: DoneFn[list[PartitionRange | SmqError]],
+        at_leader: bool,
+    ) -> None:
+        self._host = host
+        self._lookup = lookup
+        self._ends = ends
+        self._names = partitions
+        self._time_left_ms = lookup.timer(timeout_ms)
+        self._done = done
+        self._at_leader = at_leader
+        self._pids: dict[tuple[str, int], PartitionId] = {}  # as asked
+        self._found: dict[tuple[str, int], PartitionRange | SmqError] = {}
+
+    def start(self) -> None:
+        self._lookup.find(lambda state: _are_known(state, self._names) or None, self._time_left_ms(), self._on_known)
+
+    def _on_known(self, result: bool | SmqError | None) -> None:
+        if isinstance(result, SmqError):
+            self._host.deliver(lambda: self._done(result))
+        else:  # what the state does not have is unknown: it is as of a barrier then
+            self._ask(dict.fromkeys(self._names))
+
+    def _ask(self, names: dict[tuple[str, int], None]) -> None:
+        state = self._host.state
+        self._pids.clear()
+        for topic, index in names:
+            part = state.partition_of(topic, index)
+            if part is None:
+                self._found[topic, index] = unknown_partition(state, topic, index)
+            else:
+                self._pids[topic, index] = part.pid
+        self._ends.ask(self._pids.values(), self._time_left_ms(), self._on_ends, at_leader=self._at_leader)
+
+    def _on_ends(self, ends: Ends) -> None:
+        again: dict[tuple[str, int], None] = {}
+        for name, pid in self._pids.items():
+            end = ends[pid]
+            found = self._range(name, pid, end) if isinstance(end, PartitionEnd) else end
+            if isinstance(found, SmqError) and found.code is ErrorCode.UNKNOWN_TOPIC:
+                again[name] = None
+            else:
+                self._found[name] = found
+        if again:
+            self._ask(again)
+        else:
+            self._done([self._found[name] for name in self._names])
+
+    def _range(self, name: tuple[str, int], pid: PartitionId, end: PartitionEnd) -> PartitionRange | SmqError:
+        part = self._host.state.partition(pid)
+        if part is None:
+            return SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted")
+        return PartitionRange(
+            topic=name[0],
+            partition=PartitionIndex(name[1]),
+            pid=pid,
+            log_start=end.log_start,
+            lso=end.lso,
+            hwm=end.hwm,
+            next_offset=end.log_end,
+            leader=part.leader if part.is_external else end.leader,
+            epoch=end.epoch,
+            replicas=part.replicas,
+        )
+
+
+def _are_known(state: ClusterState, names: Sequence[tuple[str, int]]) -> bool:
+    return all(state.partition_of(topic, index) is not None for topic, index in names)

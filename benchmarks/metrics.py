@@ -32,7 +32,7 @@ from smq.coordinator.config.addresses import format_address
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.raft_state.ids import NodeId
 from smq.records import NewRecord, encode_batch
-from smq.replication.measures import Series
+from smq.replication.monitoring.measures import Series
 from smq.testing.kafka_client import RawKafka
 from smq.testing.loops import in_thread
 from smq.testing.served import served_node
@@ -49,10 +49,10 @@ def _forgotten(series: Series) -> None:
 # The instruments, and the methods that only feed them. The readings of the clock and the additions in the middle of
 # other work stay on both sides.
 COUNTED: Final[tuple[tuple[str, Callable[..., None]], ...]] = (
-    ("smq.replication.measures:Counter.add", _nothing),
-    ("smq.replication.measures:Series.observe", _nothing),
-    ("smq.replication.measures:Series.fold", _forgotten),
-    ("smq.replication.measures:Histogram.observe", _nothing),
+    ("smq.replication.monitoring.measures:Counter.add", _nothing),
+    ("smq.replication.monitoring.measures:Series.observe", _nothing),
+    ("smq.replication.monitoring.measures:Series.fold", _forgotten),
+    ("smq.replication.monitoring.measures:Histogram.observe", _nothing),
     ("smq.replication.storage.disk:StoreDisk._measure", _nothing),
     ("smq.replication.commands.proposer:Proposer._count", _nothing),
 )

@@ -12,7 +12,7 @@ from smq.coordinator.http.connection_metrics import ConnectionCollector
 from smq.coordinator.http.instruments import family_of
 from smq.coordinator.http.metrics import CLUSTER_INFO, NODE_GAUGES, OMITTED_HELP, STORAGE_COUNTERS, STORAGE_GAUGES
 from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX
-from smq.replication.measures import (
+from smq.replication.monitoring.measures import (
     DiskMeasures,
     GroupMeasures,
     NodeMeasures,

@@ -30,8 +30,8 @@ from smq.raft_state.ids import (
 )
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import ClusterState, CommittedOffset, PartitionState
-from smq.replication.anomalies import Anomaly
-from smq.replication.measures import StageSink, Traffic
+from smq.replication.monitoring.anomalies import Anomaly
+from smq.replication.monitoring.measures import StageSink, Traffic
 from smq.replication.ports import Buffer, Quorum
 
 T = TypeVar("T")

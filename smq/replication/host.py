@@ -12,10 +12,10 @@ from smq.raft_state.commands import Command
 from smq.raft_state.ids import DiskId, Incarnation, NodeId
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState
-from smq.replication.anomalies import Anomalies
 from smq.replication.api import DoneFn
 from smq.replication.config import NodeConfig
-from smq.replication.measures import NodeMeasures
+from smq.replication.monitoring.anomalies import Anomalies
+from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net.links import Links
 from smq.replication.ports import Clock, Disk
 from smq.replication.raft.engine import Raft

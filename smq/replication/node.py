@@ -22,7 +22,6 @@ from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import ClusterState, CommittedOffset, PartitionState
-from smq.replication.anomalies import Anomalies, Anomaly, CommitWatch, StateWatch
 from smq.replication.api import (
     ActiveProducer,
     Backlog,
@@ -43,7 +42,8 @@ from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
 from smq.replication.maintenance.disk import DiskMaintenance
-from smq.replication.measures import NO_TRAFFIC, NodeMeasures, Traffic
+from smq.replication.monitoring.anomalies import Anomalies, Anomaly, CommitWatch, StateWatch
+from smq.replication.monitoring.measures import NO_TRAFFIC, NodeMeasures, Traffic
 from smq.replication.net.links import Links
 from smq.replication.net.wire import DiskCondition
 from smq.replication.nodes.balancer import request_preferred_leader

@@ -6,8 +6,8 @@ from chaos_tests.sim.cluster import Cluster, SimHost
 from chaos_tests.sim.run import Simulation
 from chaos_tests.sim.scenario import find
 from smq.raft_state.ids import NodeId
-from smq.replication.marks import Mark
 from smq.replication.net import wire
+from smq.replication.net.disk_marks import Mark
 from smq.replication.nodes.identity import DISK_KEY
 from smq.replication.ports import Table
 

@@ -17,8 +17,8 @@ from docs.generate.evidence import rules
 from smq.raft_state.ids import Epoch, Offset
 from smq.raft_state.state import EpochStart
 from smq.raft_state.topic_config import Retention
-from smq.replication.anomalies import Kind
 from smq.replication.log.lineage import verified_end
+from smq.replication.monitoring.anomalies import Kind
 from tests.pages import ROOT
 
 pytestmark = pytest.mark.sim

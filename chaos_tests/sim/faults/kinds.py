@@ -19,7 +19,7 @@ from chaos_tests.sim.rpc import Script, Sleep
 from smq.raft_state.commands import SetNodeDrained
 from smq.raft_state.ids import NodeId, RequestId
 from smq.replication.api import Acks
-from smq.replication.marks import Mark, unpack_marks
+from smq.replication.net.disk_marks import Mark, unpack_marks
 from smq.replication.nodes.identity import DISK_KEY
 from smq.replication.ports import Channel, Table
 from smq.replication.raft.journal import MARKS_KEY, marks_of

@@ -17,14 +17,14 @@ from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Par
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState
-from smq.replication.anomalies import Anomalies
 from smq.replication.api import Cancel, DoneFn
 from smq.replication.commands.coalescing import Barriers
 from smq.replication.commands.proposer import rejection
 from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
-from smq.replication.measures import NodeMeasures
+from smq.replication.monitoring.anomalies import Anomalies
+from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net.links import Links
 from smq.replication.partition.intake import SpaceGuard
 from smq.replication.partition.replica import Replica

@@ -19,7 +19,7 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.handlers.fencing import FENCED, changes_before
 from smq.raft_state.replies import Reply
 from smq.replication.api import Cancel, DoneFn, NodeApi
-from smq.replication.measures import GroupMeasures
+from smq.replication.monitoring.measures import GroupMeasures
 from smq.replication.ports import Clock
 from smq.replication.runtime.deadlines import Deadline, Deadlines
 

@@ -39,7 +39,7 @@ from smq.raft_state.limits import MEMBER_PROTOCOLS_MAX, MEMBER_TEXT_BYTES_MAX
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import CoordinatorSlot
 from smq.replication.api import Cancel, DoneFn, NodeApi
-from smq.replication.measures import GroupMeasures
+from smq.replication.monitoring.measures import GroupMeasures
 from smq.replication.ports import Clock, Rng, Timer
 
 log = structlog.get_logger(__name__)

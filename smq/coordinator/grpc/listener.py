@@ -24,7 +24,7 @@ from smq.coordinator.grpc.request_admission import RequestAdmission
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.listening import port_taken
 from smq.replication.api import NodeApi
-from smq.replication.measures import ProcessMeasures
+from smq.replication.monitoring.measures import ProcessMeasures
 from smq.replication.net.acceptor import AcceptLimits
 
 _OPTIONS: Final = (

@@ -25,7 +25,7 @@ from smq.coordinator.service.requests import timeout_of
 from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, RequestId
-from smq.replication.measures import ProcessMeasures
+from smq.replication.monitoring.measures import ProcessMeasures
 
 S = TypeVar("S", bound="Service")
 Q = TypeVar("Q")

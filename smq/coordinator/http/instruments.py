@@ -1,7 +1,7 @@
 """The counters and histograms of a process, in the form that Prometheus reads.
 
-Owns the translation from the plain numbers of `smq.replication.measures`: units, cumulative buckets, labels. Only the
-composition root makes one.
+Owns the translation from the plain numbers of `replication.monitoring.measures`: units, cumulative buckets, labels.
+Only the composition root makes one.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from smq.replication.measures import Counter, Histogram, all_instruments
+from smq.replication.monitoring.measures import Counter, Histogram, all_instruments
 
 
 class InstrumentCollector(Collector):

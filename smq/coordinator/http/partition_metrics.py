@@ -14,7 +14,7 @@ from smq.coordinator.service.lookup import has_leader
 from smq.raft_state.ids import NodeId, Offset, PartitionId
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import NodeApi, ReplicaStatus
-from smq.replication.measures import Traffic
+from smq.replication.monitoring.measures import Traffic
 
 # name, help, reader of (replicated state of the partition, high water mark as this node knows it): all that there is of
 # a partition with storage=external

@@ -35,7 +35,7 @@ from smq.coordinator.limits import (
     KAFKA_STUCK_FULL_S_MAX,
     KAFKA_STUCK_S_MAX,
 )
-from smq.replication.measures import LATER_MAX
+from smq.replication.monitoring.measures import LATER_MAX
 from smq.replication.net.listening import plain_host
 
 log = structlog.get_logger(__name__)

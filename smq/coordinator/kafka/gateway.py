@@ -16,7 +16,7 @@ from smq.coordinator.service.group_members import Memberships
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.transactions import Transactions
 from smq.raft_state.state import ClusterState
-from smq.replication.measures import Histogram, ProcessMeasures
+from smq.replication.monitoring.measures import Histogram, ProcessMeasures
 
 TURNS_PER_SAMPLE: Final = 7  # a prime number, as producing's
 

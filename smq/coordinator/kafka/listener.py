@@ -19,7 +19,7 @@ from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.replication.api import NodeApi
-from smq.replication.measures import ProcessMeasures
+from smq.replication.monitoring.measures import ProcessMeasures
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
 from smq.replication.net.listening import open_closed
 

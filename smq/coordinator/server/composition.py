@@ -51,7 +51,7 @@ from smq.coordinator.user_errors import EXIT_FAILED, StartError
 from smq.raft_state.commands import Listener
 from smq.replication.config import NodeConfig
 from smq.replication.log.codec import home_of
-from smq.replication.measures import ProcessMeasures
+from smq.replication.monitoring.measures import ProcessMeasures
 from smq.replication.net.acceptor import AcceptLimits
 from smq.replication.net.tcp import TcpNetwork
 from smq.replication.node import Node

@@ -16,7 +16,7 @@ import gc
 import time
 from typing import Final, Literal
 
-from smq.replication.measures import NS_PER_S, Histogram
+from smq.replication.monitoring.measures import NS_PER_S, Histogram
 
 PROBE_S: Final = 0.2  # five probes per second cost nothing, and find what lasts longer than that for certain
 LONG_NS: Final = 5_000_000  # of a full pass: about 20,000 objects survived it

@@ -27,7 +27,7 @@ from smq.coordinator.user_errors import StartError
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import TopicId
 from smq.replication.api import Cancel, DoneFn, Fetched, NodeApi, Produced, ProduceRequest
-from smq.replication.measures import StageSink
+from smq.replication.monitoring.measures import StageSink
 from smq.replication.ports import Buffer
 
 CLOSE_S: Final = 3.0

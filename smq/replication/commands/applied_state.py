@@ -17,8 +17,8 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, PartitionId
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied
-from smq.replication.anomalies import CommitWatch, StateWatch
 from smq.replication.commands.proposer import Proposer
+from smq.replication.monitoring.anomalies import CommitWatch, StateWatch
 from smq.replication.ports import Clock
 
 PIECES_PER_STEP: Final = 4  # of the snapshot: some two milliseconds

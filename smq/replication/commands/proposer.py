@@ -22,7 +22,7 @@ from smq.raft_state.levels import FeatureNotEnabled
 from smq.raft_state.replies import Done, Rejected, Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.api import DoneFn
-from smq.replication.measures import NodeMeasures
+from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.links import Links
 from smq.replication.ports import Channel, Clock, Committed, ProposalLost, Rng

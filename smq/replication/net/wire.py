@@ -16,8 +16,8 @@ from typing import Final, NamedTuple, TypeAlias
 from smq.raft_state.binary import FLAG, INT32, INT64, Fixed
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
 from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
-from smq.replication.anomalies import DIGEST_BYTES
-from smq.replication.marks import Mark, pack_marks, unpack_marks
+from smq.replication.monitoring.anomalies import DIGEST_BYTES
+from smq.replication.net.disk_marks import Mark, pack_marks, unpack_marks
 from smq.replication.net.layout import (
     BYTE,
     EPOCH,

@@ -6,8 +6,8 @@ is counted only from a disk whose memory is known (rule 18).
 """
 
 from smq.raft_state.ids import NodeId
-from smq.replication.anomalies import StateWatch
 from smq.replication.host import Host
+from smq.replication.monitoring.anomalies import StateWatch
 from smq.replication.net import wire
 from smq.replication.nodes.liveness import Liveness
 from smq.replication.nodes.registration import Registration

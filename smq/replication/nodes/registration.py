@@ -15,7 +15,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId
 from smq.raft_state.replies import Reply
 from smq.replication.host import Host
-from smq.replication.marks import Mark
+from smq.replication.net.disk_marks import Mark
 from smq.replication.nodes.identity import claim_identity, replace_disk_id, replacement, replacement_over
 from smq.replication.ports import Op, Rng
 from smq.replication.raft.journal import RaftDamaged, forget_set_aside, set_aside

@@ -17,7 +17,7 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import PartitionId
 from smq.replication.log.codec import ENVELOPE_BYTES, StoredValue
 from smq.replication.log.partition_log import PartitionLog
-from smq.replication.measures import Traffic
+from smq.replication.monitoring.measures import Traffic
 from smq.replication.ports import Disk, Space
 
 REFRESHES_PER_RESERVE: Final = 16  # refresh after a sixteenth of the reserve has been appended, whatever the time

@@ -16,7 +16,6 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, OutOfOrderSequence, S
 from smq.raft_state.ids import NO_EPOCH, Epoch, Incarnation, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.state import PartitionState
 from smq.records import BatchHeader, parse_header
-from smq.replication.anomalies import PositionWatch
 from smq.replication.api import Acks, Produced, ProduceRequest, ReplicaStatus
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue, parse_value
@@ -24,6 +23,7 @@ from smq.replication.log.lineage import fits, verified_end
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.producers import ArrivingTable
 from smq.replication.log.segments import Replaced
+from smq.replication.monitoring.anomalies import PositionWatch
 from smq.replication.net import wire
 from smq.replication.partition.admission import (
     PreparedBatch,

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Final
 
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
-from smq.replication.anomalies import Kind
 from smq.replication.host import Host
 from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.log.partition_log import PartitionLog
+from smq.replication.monitoring.anomalies import Kind
 from smq.replication.net import wire
 from smq.replication.ports import Channel, DataDamaged, GiveUp
 

@@ -16,7 +16,7 @@ from smq.raft_state.topic_config import BatchRules
 from smq.records import BatchHeader
 from smq.replication.api import Acks, DoneFn, Produced
 from smq.replication.host import Host
-from smq.replication.measures import DUPLICATE, STORED, StageSink
+from smq.replication.monitoring.measures import DUPLICATE, STORED, StageSink
 from smq.replication.partition.admission import SendOrder
 from smq.replication.ports import Clock
 from smq.replication.runtime.deadlines import Deadline

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
-from smq.replication.marks import START_BYTES
+from smq.replication.net.disk_marks import START_BYTES
 from smq.replication.net.layout import WireError
 from smq.replication.ports import (
     Buffer,

@@ -10,7 +10,7 @@ it.
 from collections.abc import Callable, Iterable, Sequence
 
 from smq.raft_state.ids import DiskId, NodeId
-from smq.replication.marks import DISKS_KEPT_MAX, Mark, pack_marks, unpack_marks
+from smq.replication.net.disk_marks import DISKS_KEPT_MAX, Mark, pack_marks, unpack_marks
 from smq.replication.raft.journal import RaftJournal
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import ClassVar, Final
 
-from smq.replication.measures import DiskMeasures
+from smq.replication.monitoring.measures import DiskMeasures
 from smq.replication.ports import DataDamaged, Examined, GiveUp, Op, Put, Rows, Space, T, Table
 from smq.replication.storage.directory import REPLACE_ADVICE, DiskOpenError, lock_directory, make_directory
 from smq.replication.storage.engine import StoreName, refuse_other_engine

@@ -23,7 +23,6 @@ from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.raft_state.topic_config import BatchRules
 from smq.records import NewRecord, encode_batch
-from smq.replication.anomalies import Anomalies
 from smq.replication.api import Acks, DoneFn, Produced, ProduceRequest, TimeKind, TimeOffset
 from smq.replication.commands.coalescing import Barriers
 from smq.replication.commands.proposer import rejection
@@ -32,7 +31,8 @@ from smq.replication.host import Host as NodeHost
 from smq.replication.host import Identity
 from smq.replication.log.codec import BatchDamaged
 from smq.replication.log.store import LogStore
-from smq.replication.measures import NodeMeasures
+from smq.replication.monitoring.anomalies import Anomalies
+from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.links import Links
 from smq.replication.partition.admission import PreparedBatch, SendOrder

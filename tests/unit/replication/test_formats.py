@@ -12,8 +12,8 @@ from typing import get_args
 import pytest
 
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
-from smq.replication.marks import Mark, pack_marks
 from smq.replication.net import wire
+from smq.replication.net.disk_marks import Mark, pack_marks
 from smq.replication.net.frames import FrameKind, Hello, encode_hello, frame_header
 from smq.replication.net.wire import SegmentPart, SegmentQuery, StepQuery, StepReport
 from smq.replication.ports import Channel, Quorum, QuorumReplica, Table

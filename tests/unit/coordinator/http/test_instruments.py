@@ -19,7 +19,7 @@ from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.gateway import TURNS_PER_SAMPLE
 from smq.coordinator.server.pauses import PROBE_S, HeapKeeper, LoopLag
 from smq.records import NewRecord, encode_batch
-from smq.replication.measures import Counter, Histogram, ProcessMeasures, sized
+from smq.replication.monitoring.measures import Counter, Histogram, ProcessMeasures, sized
 from smq.replication.partition.producing import BATCHES_PER_SAMPLE
 from smq.testing.kafka_client import RawKafka
 from smq.testing.served import Served, publish_request, serving

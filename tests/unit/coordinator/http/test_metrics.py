@@ -40,7 +40,7 @@ from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import Backlog, NodeApi, ReplicaStatus
-from smq.replication.measures import Traffic
+from smq.replication.monitoring.measures import Traffic
 from tests.unit.raft_state.support import commit, proposed
 
 PARTITIONS = 1_200

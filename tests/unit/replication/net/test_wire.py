@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
 from smq.raft_state.limits import DISK_ID_BYTES
-from smq.replication.marks import START_BYTES, Mark
 from smq.replication.net import wire
+from smq.replication.net.disk_marks import START_BYTES, Mark
 from smq.replication.ports import Quorum, QuorumReplica
 
 PIDS = st.binary(min_size=20, max_size=20).map(PartitionId)

@@ -21,12 +21,12 @@ from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
-from smq.replication.anomalies import Anomalies
 from smq.replication.api import DoneFn
 from smq.replication.commands.proposer import rejection
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host, Identity
-from smq.replication.measures import NodeMeasures
+from smq.replication.monitoring.anomalies import Anomalies
+from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.links import Links
 from smq.replication.nodes import controller as controller_module

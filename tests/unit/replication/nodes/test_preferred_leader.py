@@ -11,7 +11,7 @@ from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
-from smq.replication.measures import NodeMeasures
+from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.wire import DiskCondition
 from smq.replication.nodes.balancer import request_preferred_leader

@@ -7,10 +7,10 @@ import pytest
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, NodeId, Term
 from smq.raft_state.state import ClusterState
-from smq.replication.anomalies import Anomalies
 from smq.replication.config import NodeConfig
 from smq.replication.host import Host, Identity, StateView
-from smq.replication.measures import NodeMeasures
+from smq.replication.monitoring.anomalies import Anomalies
+from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.nodes import quorum as quorum_module
 from smq.replication.nodes.quorum import PENDING_MAX, RETRY_MS, QuorumQueries

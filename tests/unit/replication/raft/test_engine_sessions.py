@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from smq.raft_state.ids import DiskId, NodeId
-from smq.replication.marks import START_BYTES, Mark, pack_marks
+from smq.replication.net.disk_marks import START_BYTES, Mark, pack_marks
 from smq.replication.ports import Buffer, Op, Put, Table
 from smq.replication.raft.engine import Raft as Engine
 from smq.replication.raft.messages import Append, AppendReply, Message, RequestVote, TermNotice, decode, encode

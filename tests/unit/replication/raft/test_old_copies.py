@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from smq.raft_state.ids import DiskId, NodeId
-from smq.replication.marks import DISKS_KEPT_MAX, Mark, pack_marks, unpack_marks
+from smq.replication.net.disk_marks import DISKS_KEPT_MAX, Mark, pack_marks, unpack_marks
 from smq.replication.raft.journal import RaftJournal
 from smq.replication.raft.voters import DiskMarks, has_forgotten
 

@@ -18,7 +18,7 @@ from smq.coordinator.http.console.event_page import events_page
 from smq.coordinator.http.console.events import EventLog
 from smq.coordinator.limits import STATUS_EVENTS_MAX
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.replication.anomalies import Kind
+from smq.replication.monitoring.anomalies import Kind
 from smq.testing.served import PATIENCE_S, Served, serving
 from tests.unit.coordinator.http.console.test_pages import check_is_safe, get, scraped
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smq.raft_state.ids import Offset, PartitionId
-from smq.replication.measures import Counter, Histogram, NodeMeasures, Series, instruments, sized
+from smq.replication.monitoring.measures import Counter, Histogram, NodeMeasures, Series, instruments, sized
 from smq.replication.partition.waiters import Stages
 from tests.unit.replication.support import ME, PEER_A, Host
 

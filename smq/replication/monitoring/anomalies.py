@@ -18,7 +18,7 @@ from smq.raft_state.commands import Command, CommitOffsets, EndTransaction
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset, PartitionId
 from smq.raft_state.state import ClusterState, PartitionState
-from smq.replication.measures import NodeMeasures
+from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.ports import Clock
 
 _log = structlog.get_logger("smq.anomalies")

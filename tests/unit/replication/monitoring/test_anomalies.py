@@ -16,9 +16,9 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset
 from smq.raft_state.replies import Applied
 from smq.raft_state.state import ClusterState
-from smq.replication import anomalies
-from smq.replication.anomalies import Anomalies, CommitWatch, Kind, StateWatch
-from smq.replication.measures import NodeMeasures
+from smq.replication.monitoring import anomalies
+from smq.replication.monitoring.anomalies import Anomalies, CommitWatch, Kind, StateWatch
+from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.testing.virtual.clock import Scheduler
 from tests.unit.raft_state.support import (

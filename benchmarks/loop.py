@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from smq.clients.sync.loop import loop_thread
+from smq.clients.sync.background_loop import loop_thread
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.many_partitions.pauses import INTERVAL_S, LONG_MS, Watch
 from benchmarks.report import Report
 from smq.clients import SyncAdmin
-from smq.raft_state.codec import FEATURE_LEVEL
+from smq.raft_state.command_codec import FEATURE_LEVEL
 from smq.raft_state.commands import CommitOffsets, CreateTopic, OffsetCommit, RegisterNode
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.handlers.fencing import changes_of

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from benchmarks.report import Report
 from smq.clients.sync import SyncProducer
-from smq.spark_connector.cluster import Cluster as Connections
+from smq.spark_connector.cluster_calls import Cluster as Connections
 from smq.spark_connector.decode import Decoder, RawBatch
 from smq.spark_connector.planning import Range
 from smq.spark_connector.range_fetcher import RangeFetcher

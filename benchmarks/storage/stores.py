@@ -18,7 +18,7 @@ from typing import Final
 
 from benchmarks.report import Report, percentile
 from benchmarks.storage.rounds import fail, round_ops, written_bytes
-from smq.replication.log.codec import home_of
+from smq.replication.log.stored_batch import home_of
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
 from smq.replication.storage.engine import Engine
 from smq.replication.storage.opening import open_disk

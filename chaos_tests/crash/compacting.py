@@ -20,11 +20,11 @@ from chaos_tests.crash.stores import open_store
 from chaos_tests.crash.trace import Acked
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import NewRecord, encode_batch, marker_batch, parse_header
-from smq.replication.log.codec import StoredValue, build_value, parse_value
 from smq.replication.log.compaction.segment_writer import SegmentWriter
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.segments import digest_of, own_digest, replaced
 from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import StoredValue, build_value, parse_value
 from smq.replication.ports import Disk
 from smq.replication.storage.engine import Engine
 

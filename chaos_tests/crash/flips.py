@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Final, cast
 
-from smq.replication.config import NodeConfig
+from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.identity import StartRefused, claim_identity
 from smq.replication.ports import DataDamaged, Delete, Disk, Put, Table
 from smq.replication.storage.directory import DiskOpenError

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from smq.replication.log.codec import home_of
+from smq.replication.log.stored_batch import home_of
 from smq.replication.storage.database_sqlite import JOURNAL_FILE
 from smq.replication.storage.disk import StoreDisk
 from smq.replication.storage.disk_lmdb import LmdbDisk

@@ -16,9 +16,9 @@ from chaos_tests.history import Recorder
 from smq.raft_state.commands import Listener
 from smq.raft_state.ids import NodeId
 from smq.replication.api import NodeApi
-from smq.replication.config import NodeConfig
 from smq.replication.log.deletion import DroppedPartitions
 from smq.replication.log.partition_log import PartitionLog
+from smq.replication.node_config import NodeConfig
 from smq.replication.ports import Clock, Compute, Disk, Network, Rng
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.compute import SimCompute

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from smq.raft_state import codec, machine
+from smq.raft_state import command_codec, machine
 from smq.raft_state.binary import FLAG, INT64, TEXT, Record
 from smq.raft_state.cluster_config import CLUSTER_CONFIG
 from smq.raft_state.command_table import COMMANDS, ROW_OF, CommandRow
@@ -23,7 +23,7 @@ from smq.raft_state.state import ClusterState
 from smq.raft_state.topic_config import TOPIC_CONFIG
 from smq.replication.commands.proposer import Proposer
 
-LEVEL_TWO: Final = codec.FEATURE_LEVEL + 1
+LEVEL_TWO: Final = command_codec.FEATURE_LEVEL + 1
 _TAG: Final = 250
 
 
@@ -63,7 +63,7 @@ def _without_setting(known_level: int) -> Iterator[None]:
 @contextmanager
 def level_two() -> Iterator[None]:
     """This process has the code of level 2."""
-    before, codec._COMMANDS = codec._COMMANDS, codec._Table("command", (*COMMANDS, _ROW))  # type: ignore[misc]  # planted for the time of a run
+    before, command_codec._COMMANDS = command_codec._COMMANDS, command_codec._Table("command", (*COMMANDS, _ROW))  # type: ignore[misc]  # planted for the time of a run
     ROW_OF[Note] = _ROW
     for table in _TABLES:
         table[SETTING] = _KEY
@@ -86,5 +86,5 @@ def level_two() -> Iterator[None]:
         Proposer._encoded = encoded  # type: ignore[method-assign]  # undoes the above
         for table in _TABLES:
             del table[SETTING]
-        codec._COMMANDS = before  # type: ignore[misc]  # undoes the above
+        command_codec._COMMANDS = before  # type: ignore[misc]  # undoes the above
         del ROW_OF[Note]

@@ -18,7 +18,7 @@ from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lag_monitor import LagMonitor
 from smq.raft_state.cluster_config import PRODUCER_EXPIRATION_MS
-from smq.raft_state.codec import decode_command
+from smq.raft_state.command_codec import decode_command
 from smq.raft_state.commands import Assignment, AssignOffsets
 from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, RequestId
 from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected, OffsetsAssigned
@@ -28,11 +28,11 @@ from smq.records import decode_batch, parse_header
 from smq.replication.api import Cancel, DoneFn
 from smq.replication.commands.applied_state import AppliedState
 from smq.replication.commands.proposer import _Pending
-from smq.replication.config import NodeConfig
 from smq.replication.log.compaction import segment_writer
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.segments import HeldSegments
 from smq.replication.node import Node
+from smq.replication.node_config import NodeConfig
 from smq.replication.ports import Channel, Clock, Compute, DataDamaged, Disk, Network, Rng
 from smq.testing.virtual.loop import SimLoop
 

@@ -42,7 +42,7 @@ from chaos_tests.sim.levels import LEVEL_TWO, level_two
 from chaos_tests.sim.observer import SAMPLE_MS, Observer, awaits_a_pass, count_log_events
 from chaos_tests.sim.rpc import Actor, ClientNet, ClientProfile, Script, Sleep
 from chaos_tests.sim.scenario import Scenario
-from smq.raft_state.codec import FEATURE_LEVEL
+from smq.raft_state.command_codec import FEATURE_LEVEL
 from smq.raft_state.ids import NodeId
 from smq.raft_state.topic_config import (
     CLEANUP_POLICY,
@@ -53,8 +53,8 @@ from smq.raft_state.topic_config import (
     RETENTION_RECORDS,
 )
 from smq.replication.api import Acks
-from smq.replication.config import NodeConfig
-from smq.replication.partition.compaction.segments import lowest_behind
+from smq.replication.node_config import NodeConfig
+from smq.replication.partition.compaction.segment_catch_up import lowest_behind
 from smq.testing.virtual.clock import NS_PER_MS, Machine, Scheduler
 from smq.testing.virtual.disk import DiskImage
 from smq.testing.virtual.network import LinkProfile, SimNetwork

@@ -4,9 +4,9 @@ import enum
 from collections.abc import Iterable
 
 from docs.generate import table
-from smq.coordinator.groups.requests import Outcome
+from smq.coordinator.groups.member_requests import Outcome
 from smq.coordinator.groups.transitions import LEADS_TO, TABLE, Action, Event, Phase
-from smq.coordinator.grpc.members import OUTCOME_ERRORS
+from smq.coordinator.grpc.groups_service import OUTCOME_ERRORS
 from smq.coordinator.kafka.errors import OUTCOME_CODES
 
 _HEAD = """\

@@ -16,7 +16,7 @@ from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.environment import Key, variable_of
 from smq.coordinator.config.node_toml import HttpConfig, ListenerConfig
 from smq.raft_state.cluster_config import CLUSTER_CONFIG
-from smq.replication.config import NodeConfig
+from smq.replication.node_config import NodeConfig
 
 _HEAD: Final = """\
 # Settings

@@ -30,7 +30,7 @@ from smq.clients.cluster import DEADLINE_GRACE_MS, ClusterClient, now_ms
 from smq.clients.errors import build, error_from_detail
 from smq.clients.fetch_planner import NO_END, FetchPlanner, FetchSettings, PartitionFetch, PlannedFetch, ResetTo
 from smq.clients.groups.member import Member
-from smq.clients.groups.options import MemberOptions, member_settings
+from smq.clients.groups.member_options import MemberOptions, member_settings
 from smq.clients.groups.subscribing import Callbacks, Resume, Subscribing
 from smq.clients.interceptors import ConsumerChain, ConsumerInterceptor
 from smq.clients.lifecycle import Lifecycle

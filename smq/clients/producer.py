@@ -35,9 +35,9 @@ from smq.clients.producing.delivery import RecordMetadata as RecordMetadata
 from smq.clients.producing.outgoing import ProducerRecord, checked_record, checked_times
 from smq.clients.producing.partition_queue import PartitionQueue
 from smq.clients.producing.partitioner import TopicQueues
+from smq.clients.producing.producer_transactions import CLOSE_TIMEOUT_S, TRANSACTION_TIMEOUT_MS, Phase, Transactions
 from smq.clients.producing.publisher import PRODUCER_BACKOFF, Publisher
 from smq.clients.producing.publisher import ProducerStats as ProducerStats
-from smq.clients.producing.transactions import CLOSE_TIMEOUT_S, TRANSACTION_TIMEOUT_MS, Phase, Transactions
 from smq.clients.retry import RandomFn
 from smq.clients.tls import Tls
 from smq.clients.types import CommittedOffset, GroupMembership, TopicPartition

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from smq.clients.lag import LagFigures, LagTotal, lags_by_member, total_of
+from smq.clients.lag_totals import LagFigures, LagTotal, lags_by_member, total_of
 from smq.clients.pb import smq_pb2 as pb
 
 if TYPE_CHECKING:  # a command that reads no records need not load their codec

@@ -5,7 +5,7 @@ that introduced it, which cache remembers the reply to it, the settings that it 
 the state after it. The codec, the machine, the proposer, what follows an apply and the tests' random values are derived
 from these rows: a new command is a class in `commands`, a handler and a row. From the first release on, a tag is never
 reused, and a row never changes: new fields are a new row with the next version. It must never do more than list and
-look up. `codec`, `machine`, the proposer and the applied state import it.
+look up. `command_codec`, `machine`, the proposer and the applied state import it.
 """
 
 import enum

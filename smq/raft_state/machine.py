@@ -9,7 +9,7 @@ The node applies and reads; no other module changes the state.
 from collections.abc import Iterator
 from hashlib import sha256
 
-from smq.raft_state.codec import FEATURE_LEVEL, decode_reply, encode_reply
+from smq.raft_state.command_codec import FEATURE_LEVEL, decode_reply, encode_reply
 from smq.raft_state.command_table import ROW_OF, cache_of
 from smq.raft_state.commands import Command, Coordinated, Request
 from smq.raft_state.errors import ErrorCode

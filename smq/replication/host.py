@@ -13,12 +13,12 @@ from smq.raft_state.ids import DiskId, Incarnation, NodeId
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.api import DoneFn
-from smq.replication.config import NodeConfig
 from smq.replication.monitoring.anomalies import Anomalies
 from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net.links import Links
+from smq.replication.node_config import NodeConfig
 from smq.replication.ports import Clock, Disk
-from smq.replication.raft.engine import Raft
+from smq.replication.raft.raft import Raft
 from smq.replication.runtime.deadlines import Deadlines
 
 

@@ -38,14 +38,14 @@ from smq.replication.api import (
 from smq.replication.commands.applied_state import AppliedState
 from smq.replication.commands.coalescing import Barriers
 from smq.replication.commands.proposer import Proposer
-from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
-from smq.replication.maintenance.disk import DiskMaintenance
+from smq.replication.maintenance.disk_maintenance import DiskMaintenance
 from smq.replication.monitoring.anomalies import Anomalies, Anomaly, CommitWatch, StateWatch
 from smq.replication.monitoring.measures import NO_TRAFFIC, NodeMeasures, Traffic
 from smq.replication.net.links import Links
 from smq.replication.net.wire import DiskCondition
+from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.balancer import request_preferred_leader
 from smq.replication.nodes.controller import Controller
 from smq.replication.nodes.drain import Drain
@@ -64,8 +64,8 @@ from smq.replication.partition.replica import Replica, status_of
 from smq.replication.partition.replicas import Replicas
 from smq.replication.partition.transaction_joins import TransactionJoins
 from smq.replication.ports import Channel, Clock, Compute, DataDamaged, Disk, Network, Rng
-from smq.replication.raft.engine import Raft
 from smq.replication.raft.journal import RaftDamaged
+from smq.replication.raft.raft import Raft
 from smq.replication.raft.timing import RaftTiming
 from smq.replication.runtime.answers import Answers
 from smq.replication.runtime.deadlines import Deadlines

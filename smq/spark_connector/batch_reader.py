@@ -12,8 +12,8 @@ from pyspark.sql.types import StructType
 from smq.spark_connector.garbage_collection import freeze_loaded_modules
 from smq.spark_connector.options import ReadOptions
 from smq.spark_connector.planning import Range, SmqSlice, resolve_ranges, slices_of
-from smq.spark_connector.positions import LookUp, Views, is_named, select_partitions
 from smq.spark_connector.pushdown import Bounds, narrowed
+from smq.spark_connector.read_bounds import LookUp, Views, is_named, select_partitions
 from smq.spark_connector.schema import check_projection
 from smq.spark_connector.tasks import cluster_of, read_slice
 

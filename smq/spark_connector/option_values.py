@@ -1,7 +1,7 @@
 """Parses the text of one option: numbers, words, durations, addresses, JSON by topic and partition.
 
 Owns parsing and the message of each refusal. It knows an option only by the name in its arguments, and no cluster.
-`options` and `metadata` import it.
+`options` and `metadata_source` import it.
 """
 
 import json

@@ -48,7 +48,7 @@ _STARTS: Final = (
     "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampNs",
 )
-# Options of a write, each with the option to use in a read instead. Their values are checked by `sink.options`.
+# Options of a write, each with the option to use in a read instead. Their values are checked by `sink.write_options`.
 _WRITE_OPTIONS: Final = {
     "topic": "name topics by 'subscribe'",
     "checkpointlocation": "set it on writeStream",

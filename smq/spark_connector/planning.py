@@ -12,7 +12,7 @@ from pyspark.sql.datasource import InputPartition
 
 from smq.spark_connector.errors import OptionError
 from smq.spark_connector.options import ReadOptions, SourceOptions, TimeSpec
-from smq.spark_connector.positions import LookUp, PartitionKey, Views, ending_offsets, per_partition, starting_offsets
+from smq.spark_connector.read_bounds import LookUp, PartitionKey, Views, ending_offsets, per_partition, starting_offsets
 
 # A task costs 15-110 ms, whatever it reads, and 50,000 records of 100 bytes decode in about 30 ms: below this many
 # records a task of its own costs more than it saves.

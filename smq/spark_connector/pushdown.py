@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 from smq.spark_connector.option_values import INT64_MAX
 from smq.spark_connector.options import TimeUnit
 from smq.spark_connector.planning import Range
-from smq.spark_connector.positions import LookUp, PartitionKey
+from smq.spark_connector.read_bounds import LookUp, PartitionKey
 
 Interval: TypeAlias = tuple[int, int]  # [first, past the last)
 

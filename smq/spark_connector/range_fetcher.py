@@ -14,7 +14,7 @@ from smq.clients.errors import error_from_detail
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import BatchCorrupt, check_crc, parse_header
-from smq.spark_connector.cluster import FETCH_TIMEOUT_S, GONE, Cluster, Retries, as_smq_error
+from smq.spark_connector.cluster_calls import FETCH_TIMEOUT_S, GONE, Cluster, Retries, as_smq_error
 from smq.spark_connector.decode import RawBatch
 from smq.spark_connector.errors import OptionError, report_loss
 from smq.spark_connector.planning import Range

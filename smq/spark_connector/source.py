@@ -44,7 +44,7 @@ class SmqDataSource(DataSource):
         from smq.spark_connector.schema import default_schema
 
         if "metadata" in self.options:
-            from smq.spark_connector.metadata import metadata_schema
+            from smq.spark_connector.metadata_source import metadata_schema
 
             return metadata_schema(self.options["metadata"])
         return default_schema(
@@ -58,7 +58,7 @@ class SmqDataSource(DataSource):
         from smq.spark_connector.options import flag, read_options
 
         if "metadata" in self.options:
-            from smq.spark_connector.metadata import MetadataReader, metadata_options
+            from smq.spark_connector.metadata_source import MetadataReader, metadata_options
 
             return MetadataReader(metadata_options(self.options), schema)
         is_pushdown = flag(self.options, "pushdown", default=False)
@@ -67,20 +67,20 @@ class SmqDataSource(DataSource):
     def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":
         """A stream reader. OptionError if an option is missing or wrong, or `schema` names an unknown column."""
         from smq.spark_connector.options import stream_options
-        from smq.spark_connector.stream.reader import SmqStreamReader
+        from smq.spark_connector.stream.stream_reader import SmqStreamReader
 
         return SmqStreamReader(stream_options(self.options), schema)
 
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
         """A batch writer. OptionError if an option or a column is missing or wrong."""
-        from smq.spark_connector.sink.options import sink_options
+        from smq.spark_connector.sink.write_options import sink_options
         from smq.spark_connector.sink.writer import SmqWriter
 
         return SmqWriter(sink_options(self.options, overwrite=overwrite, is_stream=False), schema)
 
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamWriter":
         """A stream writer. OptionError if an option or a column is missing or wrong."""
-        from smq.spark_connector.sink.options import sink_options
+        from smq.spark_connector.sink.write_options import sink_options
         from smq.spark_connector.sink.writer import SmqStreamWriter
 
         return SmqStreamWriter(sink_options(self.options, overwrite=overwrite, is_stream=True), schema)

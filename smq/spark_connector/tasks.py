@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from smq.clients.tls import Tls
 from smq.records import BatchCorrupt
-from smq.spark_connector.cluster import Cluster
+from smq.spark_connector.cluster_calls import Cluster
 from smq.spark_connector.decode import Decoder
 from smq.spark_connector.errors import ReadError
 from smq.spark_connector.garbage_collection import freeze_loaded_modules

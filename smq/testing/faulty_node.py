@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from smq.raft_state.ids import NodeId
-from smq.replication.net.connection import Connection
 from smq.replication.net.frames import FrameError, Hello
+from smq.replication.net.peer_connection import Connection
 from smq.replication.net.tcp import TcpNetwork
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 

@@ -16,7 +16,7 @@ from chaos_tests.live.faults.plan import SCENARIOS, draw
 from chaos_tests.live.faults.planted import PLANTED
 from chaos_tests.live.load.kept import KEPT
 from smq.clients.tls import Tls
-from smq.coordinator.tls.layout import client_identity
+from smq.coordinator.tls.certificate_files import client_identity
 from smq.testing.cluster import Cluster, live_cluster
 from smq.testing.node_client import RawNode
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from smq.coordinator.tls.layout import Identity, client_identity, node_identity
+from smq.coordinator.tls.certificate_files import Identity, client_identity, node_identity
 from smq.raft_state.ids import NodeId
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import run_cli, wait_for

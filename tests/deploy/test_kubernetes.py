@@ -13,7 +13,7 @@ import yaml
 
 from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import told
-from smq.replication.net.tls import node_uri
+from smq.replication.net.peer_tls import node_uri
 from tests.deploy.custom_resources import MODULES, definitions, validate
 from tests.deploy.helm import RELEASES
 from tests.deploy.manifests import Manifest, configs, container_of, of_kind, pods_of, rendered, stateful_set_of

@@ -10,7 +10,7 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from smq.clients import SyncAdmin
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.configs.admin import BROKER, GROUP, TOPIC
+from smq.coordinator.kafka.config_admin import BROKER, GROUP, TOPIC
 from smq.coordinator.kafka.errors import KafkaError
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, TOPIC_DEFAULTS, TOPIC_ONLY, broker_name
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, TOPIC_CONFIG

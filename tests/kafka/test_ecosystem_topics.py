@@ -11,7 +11,7 @@ import pytest
 
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.configs.admin import TOPIC
+from smq.coordinator.kafka.config_admin import TOPIC
 from smq.coordinator.kafka.errors import KafkaError
 from smq.raft_state.topic_config import TOPIC_CONFIG
 from smq.testing.cluster import Cluster

@@ -9,7 +9,7 @@ from confluent_kafka.cimpl import NewPartitions
 from confluent_kafka.cimpl import NewTopic as ConfluentTopic
 
 from smq.coordinator.kafka.api_keys import ApiKey
-from smq.coordinator.kafka.cluster import INTERNAL_TOPICS
+from smq.coordinator.kafka.cluster_view import INTERNAL_TOPICS
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.testing.cluster import Cluster

@@ -7,11 +7,11 @@ import pytest
 from chaos_tests.sim.cluster import Cluster, SimHost
 from chaos_tests.sim.run import Simulation
 from chaos_tests.sim.scenario import find
-from smq.raft_state.codec import decode_command
+from smq.raft_state.command_codec import decode_command
 from smq.raft_state.commands import CreateTopic, DeleteTopic, RegisterNode
 from smq.raft_state.ids import Offset, RequestId, TopicId
 from smq.raft_state.replies import Done, TopicCreated
-from smq.replication.raft.engine import Raft
+from smq.replication.raft.raft import Raft
 
 BIG = CreateTopic(
     request_id=RequestId(b"a" * 16),

@@ -11,9 +11,9 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId, Offset, TopicId
 from smq.raft_state.replies import TopicCreated
 from smq.replication.api import PartitionRange
-from smq.replication.config import NodeConfig
 from smq.replication.net import wire
 from smq.replication.node import Node
+from smq.replication.node_config import NodeConfig
 from smq.replication.ports import Buffer, Channel
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.compute import LoopCompute

@@ -13,7 +13,7 @@ from chaos_tests.sim.raft.group import Plan, Violation, World
 from chaos_tests.sim.raft.planted import GroupBug
 from chaos_tests.sim.raft.seeds import run
 from smq.replication.ports import DataDamaged
-from tests.unit.replication.raft.test_engine import calm, commands, commit, elected, followers, isolate, propose, wait
+from tests.unit.replication.raft.test_raft import calm, commands, commit, elected, followers, isolate, propose, wait
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -17,8 +17,8 @@ from chaos_tests.sim.run import Simulation
 from chaos_tests.sim.scenario import find
 from smq.coordinator.groups.coordinator import NO_MEMBER
 from smq.coordinator.service.group_lag import Lag, lags_of, positions
-from smq.coordinator.service.lookup import StartAsk, find_group, start_position
-from smq.coordinator.service.positions import OffsetType
+from smq.coordinator.service.name_lookup import StartAsk, find_group, start_position
+from smq.coordinator.service.start_positions import OffsetType
 from smq.raft_state.commands import NO_GENERATION, AdvanceClock, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -26,7 +26,7 @@ from smq.raft_state.ids import NodeId, Offset, RequestId, TsNs
 from smq.raft_state.limits import CLOCK_ELAPSED_MS_MAX
 from smq.records import NewRecord, decode_batch, encode_batch
 from smq.replication.api import Acks, Backlog, Fetched, Produced, ProduceRequest, StoredBatch
-from smq.replication.log.codec import ENVELOPE_BYTES
+from smq.replication.log.stored_batch import ENVELOPE_BYTES
 from smq.testing.virtual.clock import NS_PER_MS
 
 T = TypeVar("T")

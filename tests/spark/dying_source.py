@@ -16,10 +16,10 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from smq.spark_connector.options import stream_options
-from smq.spark_connector.sink.options import sink_options
+from smq.spark_connector.sink.write_options import sink_options
 from smq.spark_connector.sink.writer import SmqStreamWriter, Staged
 from smq.spark_connector.source import SmqDataSource
-from smq.spark_connector.stream.reader import SmqStreamReader
+from smq.spark_connector.stream.stream_reader import SmqStreamReader
 from tests.spark.steps import COMMIT, PLAN, PLANNED, STAGED, TASK, is_armed, reach
 
 IN_FLIGHT_MS: Final = 10  # at most, from a request to the death of its sender: an answer takes a few

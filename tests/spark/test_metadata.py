@@ -13,7 +13,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
 from smq.records import NewRecord
 from smq.spark_connector.errors import OptionError
-from smq.spark_connector.metadata import MetadataReader, MetadataSlice, metadata_options, metadata_schema
+from smq.spark_connector.metadata_source import MetadataReader, MetadataSlice, metadata_options, metadata_schema
 from smq.testing.cluster import Cluster
 
 TopicFn = Callable[..., str]

@@ -15,10 +15,10 @@ from pyspark.sql.types import StructType
 
 from smq.clients import SyncAdmin
 from smq.raft_state.ids import key_partition
-from smq.spark_connector.cluster import Cluster as Connections
+from smq.spark_connector.cluster_calls import Cluster as Connections
 from smq.spark_connector.errors import SinkError
-from smq.spark_connector.sink.options import sink_options
 from smq.spark_connector.sink.staging import abort_of_dead_quietly
+from smq.spark_connector.sink.write_options import sink_options
 from smq.spark_connector.sink.writer import SmqWriter, Staged
 from smq.spark_connector.tasks import connected
 from smq.testing.cluster import Cluster

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from smq.clients import SyncAdmin, SyncProducer
 from smq.clients.tls import Tls
-from smq.coordinator.tls.layout import client_identity
+from smq.coordinator.tls.certificate_files import client_identity
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import run_cli
 from tests.spark.file_job import Job

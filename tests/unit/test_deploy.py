@@ -11,7 +11,7 @@ import pytest
 
 from smq import __version__
 from smq.coordinator.config.node_toml import ServerConfig, TlsConfig, known_keys, load_config, parse_config
-from smq.replication.config import NodeConfig
+from smq.replication.node_config import NodeConfig
 from tests.skips import needs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -115,7 +115,7 @@ PLANTED: Final = {
             "retention keeps half of what it is asked for",
             "kill-one",
             frozenset({"early-deletion"}),
-            (replace("smq.replication.partition.look_ups:LookUps.retained_start", by=_halved),),
+            (replace("smq.replication.partition.log_search:LookUps.retained_start", by=_halved),),
         ),
         Plant(
             "kafka-leaves-out",

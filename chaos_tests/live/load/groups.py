@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from chaos_tests.live.load.grpc import Client, GroupMember, World, join
 from chaos_tests.live.load.kafka import reach
-from smq.coordinator.kafka.cluster import PREFIX
+from smq.coordinator.kafka.cluster_view import PREFIX
 
 MEMBERS: Final = 3
 SESSION_MS: Final = 6_000  # the shortest that Kafka's brokers allow by default

@@ -11,7 +11,7 @@ from chaos_tests.sim.rpc import Call, Script, Sleep
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, Offset
 from smq.replication.api import Fetched, NodeApi
-from smq.replication.log.codec import ENVELOPE_BYTES
+from smq.replication.log.stored_batch import ENVELOPE_BYTES
 
 MAX_BYTES = 4_000  # a few batches: several short polls find more than one long one
 MAX_WAIT_MS = 150

@@ -11,7 +11,7 @@ from typing import Any, Final
 from chaos_tests.checkers.membership import SESSION_MS
 from chaos_tests.sim.clients.base import Client, Known, World
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
-from smq.coordinator.groups.requests import Identity, Join, Joined, Sync, Synced
+from smq.coordinator.groups.member_requests import Identity, Join, Joined, Sync, Synced
 from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError
 from smq.raft_state.commands import GroupMember, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of

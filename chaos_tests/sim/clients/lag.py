@@ -12,7 +12,7 @@ from chaos_tests.sim.clients.services import DELETED
 from chaos_tests.sim.observer import WatchedNode
 from chaos_tests.sim.rpc import Call, Script, Sleep
 from smq.coordinator.service.group_lag import age_ms, lags_of, positions
-from smq.coordinator.service.lookup import find_group
+from smq.coordinator.service.name_lookup import find_group
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId
 

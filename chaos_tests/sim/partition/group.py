@@ -76,11 +76,11 @@ from smq.raft_state.topic_config import (
 )
 from smq.records import encode_batch
 from smq.replication.api import Acks, PartitionEnd, Produced, ProduceRequest
-from smq.replication.log.codec import BatchDamaged, base_of_key
-from smq.replication.log.state import partition_key
+from smq.replication.log.log_state import partition_key
+from smq.replication.log.stored_batch import BatchDamaged, base_of_key
 from smq.replication.nodes.controller import RESIGNED_NS
 from smq.replication.partition.admission import NotYetKnown, PreparedBatch, comes_again
-from smq.replication.partition.compaction.segments import lowest_behind
+from smq.replication.partition.compaction.segment_catch_up import lowest_behind
 from smq.replication.ports import Channel, Table
 from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.disk import DiskImage

@@ -20,17 +20,17 @@ from smq.raft_state.state import ClusterState
 from smq.replication.api import Cancel, DoneFn
 from smq.replication.commands.coalescing import Barriers
 from smq.replication.commands.proposer import rejection
-from smq.replication.config import NodeConfig
 from smq.replication.dispatch import Dispatcher
 from smq.replication.host import Host, Identity
 from smq.replication.monitoring.anomalies import Anomalies
 from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net.links import Links
+from smq.replication.node_config import NodeConfig
 from smq.replication.partition.intake import SpaceGuard
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.replicas import Replicas
 from smq.replication.ports import Buffer, Channel, NetworkHandler
-from smq.replication.raft.engine import Raft
+from smq.replication.raft.raft import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.runtime.slices import Slices
 from smq.replication.storage.hang import HangGuard

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from smq.raft_state.ids import Offset, ProducerId
 from smq.records import BatchHeader, is_commit_marker, parse_header
-from smq.replication.log.codec import StoredValue
+from smq.replication.log.stored_batch import StoredValue
 
 
 class Violation(AssertionError):

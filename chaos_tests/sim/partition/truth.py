@@ -16,7 +16,7 @@ from chaos_tests.sim.partition.producer_truth import ProducerTruth, Transaction,
 from smq.raft_state.ids import Epoch, Offset, PartitionId
 from smq.raft_state.state import PartitionState
 from smq.records import NewRecord
-from smq.replication.log.codec import BatchDamaged, StoredValue, base_of_key, batch_key, parse_value
+from smq.replication.log.stored_batch import BatchDamaged, StoredValue, base_of_key, batch_key, parse_value
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import DataDamaged, Table
 from smq.testing.virtual.disk import DiskImage

@@ -16,7 +16,7 @@ from smq.raft_state.state import ClusterState, GroupState
 from smq.replication.commands.proposer import Proposer
 
 _HANDLERS: Final = "smq.raft_state.handlers."
-_SESSIONS: Final = "smq.coordinator.groups.sessions:"
+_SESSIONS: Final = "smq.coordinator.groups.session_timeouts:"
 
 
 def _of_any_generation(original: Fault, group: GroupState | None, command: CommitOffsets | StageOffsets) -> None:

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from chaos_tests.sim.replacement import Fault, PlantedBug, replace, returns
 from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
-from smq.replication.partition.look_ups import LookUps
+from smq.replication.partition.log_search import LookUps
 from smq.replication.partition.replica import Replica
 
 _LOG: Final = "smq.replication.log."
 _COMPACTION: Final = "smq.replication.partition.compaction."
-_RETAINED: Final = "smq.replication.partition.look_ups:LookUps.retained_start"
+_RETAINED: Final = "smq.replication.partition.log_search:LookUps.retained_start"
 _EARLY: Final = frozenset({"early-deletion"})
 
 

@@ -19,9 +19,9 @@ from smq.raft_state.replies import Applied
 from smq.raft_state.state import ClusterState, EpochStart, PartitionState
 from smq.records import parse_header
 from smq.replication.host import Host
-from smq.replication.log.codec import StoredValue, build_value, parse_header_of
 from smq.replication.log.lineage import EpochRun
 from smq.replication.log.partition_log import PartitionLog
+from smq.replication.log.stored_batch import StoredValue, build_value, parse_header_of
 from smq.replication.net import frames
 from smq.replication.nodes import identity
 from smq.replication.nodes.controller import Controller
@@ -164,7 +164,7 @@ _LOGS: Final = (
     PlantedBug(
         name="truncation-leaves-time-rows",
         rule="5: truncation deletes the rows of the time index, too",
-        faults=(replace(_LOG + "codec:after_append_time", by=_after_all_rows),),
+        faults=(replace(_LOG + "stored_batch:after_append_time", by=_after_all_rows),),
         scenario="churn",
         anomalies=BROKEN | {"wrong-time-offset"},
         seeds=8,
@@ -450,7 +450,7 @@ _READS: Final = (
     PlantedBug(
         name="rot-served",
         rule="every value carries a CRC that is checked on every read (P3)",
-        faults=(replace(_LOG + "codec:parse_value", by=_unchecked),),
+        faults=(replace(_LOG + "stored_batch:parse_value", by=_unchecked),),
         scenario="rot",
         anomalies=BROKEN,
         seeds=8,
@@ -459,9 +459,9 @@ _READS: Final = (
         name="batch-of-another-partition-served",
         rule="a batch is of the partition that it is stored in, whatever a damaged page number says (P3)",
         faults=(
-            replace(_LOG + "codec:build_value", by=_of_any_partition),
-            replace(_LOG + "codec:parse_value", by=_of_any_partition),
-            replace(_LOG + "codec:parse_header_of", by=_header_of_any_partition),
+            replace(_LOG + "stored_batch:build_value", by=_of_any_partition),
+            replace(_LOG + "stored_batch:parse_value", by=_of_any_partition),
+            replace(_LOG + "stored_batch:parse_header_of", by=_header_of_any_partition),
         ),
         scenario="rot",
         anomalies=frozenset({"inconsistent-offsets", "divergent-replica"}),
@@ -470,7 +470,7 @@ _READS: Final = (
     PlantedBug(
         name="unreadable-batch-ends-the-process",
         rule="a batch that the medium cannot give is damaged, and is fetched again",
-        faults=(replace(_LOG + "codec:parse_value", by=_fails_for_nothing),),
+        faults=(replace(_LOG + "stored_batch:parse_value", by=_fails_for_nothing),),
         scenario="slow_reads",
         anomalies=frozenset({"process-died", "no-progress"}),
         seeds=8,

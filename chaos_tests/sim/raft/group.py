@@ -20,8 +20,8 @@ from random import Random
 from smq.raft_state.ids import DiskId, LogIndex, NodeId
 from smq.raft_state.replies import Applied, Done
 from smq.replication.ports import Buffer, Channel, Committed, ProposalLost, Table
-from smq.replication.raft.engine import Raft
 from smq.replication.raft.messages import Append, AppendReply, Message, RequestVote, SnapshotChunk, Vote, decode
+from smq.replication.raft.raft import Raft
 from smq.replication.raft.timing import RaftTiming
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.disk import DiskImage, FakeDisk

@@ -17,7 +17,7 @@ from smq.clients.channels import NodeStubs
 from smq.clients.cluster import CallFn, ClusterClient, T, now_ms
 from smq.clients.errors import build, error_from_rpc
 from smq.clients.groups.assignors import Assignor, Candidate
-from smq.clients.groups.options import MemberSettings
+from smq.clients.groups.member_options import MemberSettings
 from smq.clients.groups.protocol import (
     NO_GENERATION,
     PROTOCOL_TYPE,

@@ -19,7 +19,7 @@ from smq.clients.arguments import check_callback, check_choice, check_kind, inva
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.fetch_planner import NO_END, NO_POSITION, FetchPlanner, PartitionFetch
 from smq.clients.groups.member import Member
-from smq.clients.groups.options import MemberSettings
+from smq.clients.groups.member_options import MemberSettings
 from smq.clients.interceptors import ConsumerChain
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Wanted

@@ -19,8 +19,8 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producing.accumulator import Accumulator, BatchingSettings, Polled, ProducerIdentity
 from smq.clients.producing.delivery import deliver, end_mark, fail, fail_token
 from smq.clients.producing.partition_queue import Batch, PartitionQueue
+from smq.clients.producing.producer_transactions import Phase, Transactions
 from smq.clients.producing.publish_stream import PublishStream
-from smq.clients.producing.transactions import Phase, Transactions
 from smq.clients.retry import Backoff, Verdict, needs_refresh
 from smq.raft_state.errors import ErrorCode, SmqError
 

@@ -9,7 +9,7 @@ from typing import Unpack
 from smq.clients.admin import Admin, AdminOptions
 from smq.clients.metadata import Servers
 from smq.clients.positions import Start
-from smq.clients.sync.loop import BlockingClient, documented_as
+from smq.clients.sync.background_loop import BlockingClient, documented_as
 from smq.clients.types import (
     AppSummary,
     ClusterDescription,

@@ -8,7 +8,7 @@ from typing import Unpack
 from smq.clients.admin import AdminOptions
 from smq.clients.metadata import Servers
 from smq.clients.offset_assigner import OffsetAssigner
-from smq.clients.sync.loop import BlockingClient, documented_as
+from smq.clients.sync.background_loop import BlockingClient, documented_as
 
 
 @documented_as(OffsetAssigner)

@@ -20,7 +20,7 @@ from smq.clients.groups.subscribing import OnPartitions, Resume
 from smq.clients.metadata import Servers
 from smq.clients.positions import Start
 from smq.clients.search import RecordFilter, SearchPage
-from smq.clients.sync.loop import BlockingClient, Call, Running, documented_as
+from smq.clients.sync.background_loop import BlockingClient, Call, Running, documented_as
 from smq.clients.types import (
     CommittedOffset,
     ConsumerRecord,

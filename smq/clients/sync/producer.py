@@ -16,7 +16,7 @@ from smq.clients.metadata import Servers
 from smq.clients.producer import Producer, ProducerOptions, ProducerStats
 from smq.clients.producing.delivery import BatchMetadata, Delivery, Intercepted, Settled, fail_token
 from smq.clients.producing.outgoing import ProducerRecord, checked_record
-from smq.clients.sync.loop import BlockingClient, documented_as
+from smq.clients.sync.background_loop import BlockingClient, documented_as
 from smq.clients.types import CommittedOffset, GroupMembership, TopicPartition
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import Headers

@@ -27,8 +27,8 @@ from smq.coordinator.config.node_toml import (
     load_config,
     write_config,
 )
-from smq.coordinator.service.listening import check_free
-from smq.coordinator.tls.layout import Identity, client_identity, tls_dir
+from smq.coordinator.service.bound_ports import check_free
+from smq.coordinator.tls.certificate_files import Identity, client_identity, tls_dir
 from smq.coordinator.user_errors import ConfigError, UserError
 from smq.raft_state.cluster_config import AUTO_CREATE, GROUP_INITIAL_DELAY_MS
 from smq.raft_state.ids import NodeId

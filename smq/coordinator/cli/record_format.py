@@ -1,6 +1,7 @@
 """How `smq consume` writes a record: its value, a line of JSON, or a format of the user's; and how headers are given.
 
-Owns the format's letters. It must never read or write by itself. The commands of records, and `reading`, import it.
+Owns the format's letters. It must never read or write by itself. The commands of records, and `consume_runs`, import
+it.
 
 A record as one line of JSON is what `smq consume --json` and `smq topic export --format jsonl` write: bytes that are
 UTF-8 as text under their own name, anything else as base64 under `<name>_base64`. So each line says which it is, and

@@ -12,10 +12,20 @@ from typing import Final
 
 import structlog
 
-from smq.coordinator.groups.changes import Changes
+from smq.coordinator.groups.change_queues import Changes
 from smq.coordinator.groups.live import LiveGroup, Surroundings
-from smq.coordinator.groups.requests import Identity, Join, Joined, OnJoined, OnLeft, OnSynced, Outcome, Sync, Synced
-from smq.coordinator.groups.sessions import NEVER_NS
+from smq.coordinator.groups.member_requests import (
+    Identity,
+    Join,
+    Joined,
+    OnJoined,
+    OnLeft,
+    OnSynced,
+    Outcome,
+    Sync,
+    Synced,
+)
+from smq.coordinator.groups.session_timeouts import NEVER_NS
 from smq.coordinator.limits import (
     GROUP_PAUSE_MS,
     GROUP_SESSION_MS_MAX,

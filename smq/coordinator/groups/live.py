@@ -14,10 +14,9 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 import structlog
 
-from smq.coordinator.groups.admission import Admission, Present, Verdict, admission, check_identity, resolve_leaver
-from smq.coordinator.groups.changes import Changes
-from smq.coordinator.groups.protocols import chosen, is_partition_free, metadata_of, subscription
-from smq.coordinator.groups.requests import (
+from smq.coordinator.groups.change_queues import Changes
+from smq.coordinator.groups.member_checks import Admission, Present, Verdict, admission, check_identity, resolve_leaver
+from smq.coordinator.groups.member_requests import (
     Identity,
     Join,
     Joined,
@@ -29,7 +28,8 @@ from smq.coordinator.groups.requests import (
     Synced,
     outcome_of_failure,
 )
-from smq.coordinator.groups.sessions import NEVER_NS, NO_MEMBERS, NS_PER_MS, Sessions
+from smq.coordinator.groups.protocols import chosen, is_partition_free, metadata_of, subscription
+from smq.coordinator.groups.session_timeouts import NEVER_NS, NO_MEMBERS, NS_PER_MS, Sessions
 from smq.coordinator.groups.transitions import TABLE, Action, Event, Phase, phase_of
 from smq.coordinator.groups.waiting import (
     Heartbeat,

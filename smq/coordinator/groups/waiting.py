@@ -1,7 +1,7 @@
 """Requests that a live group has not answered yet, and the round that gathers those to join.
 
 Owns how each is answered or refused, exactly once; when a round is over, and the generation that it ends in. It holds
-no timer. `live` acts on it; `admission` looks at who waits.
+no timer. `live` acts on it; `member_checks` looks at who waits.
 """
 
 import enum
@@ -9,8 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
+from smq.coordinator.groups.member_requests import (
+    Identity,
+    Join,
+    Joined,
+    OnJoined,
+    OnLeft,
+    OnSynced,
+    Outcome,
+    Sync,
+    Synced,
+)
 from smq.coordinator.groups.protocols import chosen
-from smq.coordinator.groups.requests import Identity, Join, Joined, OnJoined, OnLeft, OnSynced, Outcome, Sync, Synced
 from smq.coordinator.groups.transitions import Event
 from smq.raft_state.commands import FormGeneration, GroupMember
 from smq.raft_state.ids import Epoch, Generation

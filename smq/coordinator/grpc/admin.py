@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
-from smq.clients.lag import LagTotal, lags_by_member, total_of
+from smq.clients.lag_totals import LagTotal, lags_by_member, total_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import GroupCoordinator
@@ -21,8 +21,8 @@ from smq.coordinator.limits import COMMIT_ITEMS_MAX, STATUS_EVENTS_MAX
 from smq.coordinator.service.audience import Audience, told_of
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.group_lag import PHASES, GroupPosition, Lag, assigned_partitions, lags_of, positions
-from smq.coordinator.service.lookup import find_group, find_partition, find_topic, has_leader, known_ranges
-from smq.coordinator.service.requests import check_count
+from smq.coordinator.service.name_lookup import find_group, find_partition, find_topic, has_leader, known_ranges
+from smq.coordinator.service.request_checks import check_count
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.transactions import Transactions, open_ms, producer_of, state_name
 from smq.coordinator.service.turns import Turns

@@ -9,16 +9,16 @@ from collections.abc import AsyncIterable
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
+from smq.coordinator.grpc.open_streams import PublishSession, PublishSessions, StreamCounts, Subscriptions
 from smq.coordinator.grpc.publish import PublishStream
 from smq.coordinator.grpc.required import check_fields
 from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
-from smq.coordinator.grpc.sessions import PublishSession, PublishSessions, StreamCounts, Subscriptions
 from smq.coordinator.grpc.subscribe import SubscribeStream
 from smq.coordinator.limits import PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX, PUBLISH_STREAMS_PER_CONNECTION_MAX
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.byte_budget import ByteBudget
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.lookup import find_topic
+from smq.coordinator.service.name_lookup import find_topic
 from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ProducerEpoch, ProducerId

@@ -12,10 +12,10 @@ from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import NO_MEMBER, GroupCoordinator
 from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.offset_calls import Advances, Assignments, OffsetCalls
+from smq.coordinator.grpc.open_streams import AnswerBudget, StreamCounts
 from smq.coordinator.grpc.required import check_fields, check_offset_value, member_of
 from smq.coordinator.grpc.search import Searches
 from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, offset_commits, request_id_of
-from smq.coordinator.grpc.sessions import AnswerBudget, StreamCounts
 from smq.coordinator.limits import (
     COMMIT_ITEMS_MAX,
     DEADLINE_SLACK_MS,
@@ -31,9 +31,9 @@ from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.fetching import Outcome, PartitionFetch, fetch_many, known_range
 from smq.coordinator.service.group_lag import age_ms
-from smq.coordinator.service.lookup import Start, StartAsk, find_partition, start_positions
-from smq.coordinator.service.positions import OffsetType, parse_offset_type
-from smq.coordinator.service.requests import check_count, check_group
+from smq.coordinator.service.name_lookup import Start, StartAsk, find_partition, start_positions
+from smq.coordinator.service.request_checks import check_count, check_group
+from smq.coordinator.service.start_positions import OffsetType, parse_offset_type
 from smq.coordinator.service.visibility import is_committed_reader, is_visible
 from smq.raft_state.commands import NO_GENERATION
 from smq.raft_state.errors import ErrorCode, SmqError

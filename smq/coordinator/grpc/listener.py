@@ -18,11 +18,11 @@ from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
 from smq.coordinator.grpc.connection_limit import ConnectionLimit
-from smq.coordinator.grpc.members import GroupService
-from smq.coordinator.grpc.producers import ProducerService
+from smq.coordinator.grpc.groups_service import GroupService
 from smq.coordinator.grpc.request_admission import RequestAdmission
+from smq.coordinator.grpc.transactions_service import ProducerService
 from smq.coordinator.service.audience import Audience
-from smq.coordinator.service.listening import port_taken
+from smq.coordinator.service.bound_ports import port_taken
 from smq.replication.api import NodeApi
 from smq.replication.monitoring.measures import ProcessMeasures
 from smq.replication.net.acceptor import AcceptLimits

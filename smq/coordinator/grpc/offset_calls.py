@@ -17,7 +17,7 @@ from smq.coordinator.grpc.required import check_required
 from smq.coordinator.grpc.service import Context, remaining_ms, request_id_of
 from smq.coordinator.limits import OFFSET_REQUESTS_PER_MESSAGE_MAX, OFFSET_REQUESTS_PER_STREAM_MAX
 from smq.coordinator.service.audience import Audience
-from smq.coordinator.service.requests import check_count, timeout_of
+from smq.coordinator.service.request_checks import check_count, timeout_of
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset
 from smq.raft_state.replies import OffsetsAssigned

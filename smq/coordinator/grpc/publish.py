@@ -15,8 +15,8 @@ import grpc
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.grpc.errors import to_detail
+from smq.coordinator.grpc.open_streams import PublishSession, PublishSessions
 from smq.coordinator.grpc.required import check_fields, check_required
-from smq.coordinator.grpc.sessions import PublishSession, PublishSessions
 from smq.coordinator.limits import (
     PUBLISH_DISK_POLL_MS,
     PUBLISH_DISK_QUEUE_BYTES_MAX,
@@ -26,8 +26,8 @@ from smq.coordinator.limits import (
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.byte_budget import ByteBudget, acquire_all, overloaded, release_all, try_acquire_all
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.lookup import find_partition
-from smq.coordinator.service.requests import timeout_of
+from smq.coordinator.service.name_lookup import find_partition
+from smq.coordinator.service.request_checks import timeout_of
 from smq.coordinator.service.tracing import note_parent
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import INT32_MAX, NewRecord, encode_batch, is_transactional

@@ -10,8 +10,8 @@ from typing import Final
 from google.protobuf.message import Message
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.groups.requests import Identity
-from smq.coordinator.service.positions import OffsetType
+from smq.coordinator.groups.member_requests import Identity
+from smq.coordinator.service.start_positions import OffsetType
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Generation
 

@@ -17,9 +17,9 @@ from typing import Final
 from crc32c import crc32c
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.grpc.records import decode_stored, record_bytes, to_pb
+from smq.coordinator.grpc.open_streams import AnswerBudget
+from smq.coordinator.grpc.record_chunks import decode_stored, record_bytes, to_pb
 from smq.coordinator.grpc.service import Context, deadline_ms
-from smq.coordinator.grpc.sessions import AnswerBudget
 from smq.coordinator.limits import (
     DECODE_CHUNK_RECORDS,
     FETCH_BARRIER_MS,
@@ -37,9 +37,9 @@ from smq.coordinator.limits import (
 )
 from smq.coordinator.service.byte_budget import overloaded
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.lookup import find_partition
-from smq.coordinator.service.positions import resolve_seek
+from smq.coordinator.service.name_lookup import find_partition
 from smq.coordinator.service.record_filter import RecordFilter
+from smq.coordinator.service.start_positions import resolve_seek
 from smq.coordinator.service.visibility import is_committed_reader, is_visible
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, PartitionId

@@ -20,8 +20,8 @@ from smq.coordinator.grpc.required import check_required
 from smq.coordinator.limits import DEADLINE_SLACK_MS
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.calls import NodeCalls, internal
-from smq.coordinator.service.lookup import find_partition
-from smq.coordinator.service.requests import timeout_of
+from smq.coordinator.service.name_lookup import find_partition
+from smq.coordinator.service.request_checks import timeout_of
 from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, RequestId

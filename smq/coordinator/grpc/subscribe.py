@@ -13,7 +13,7 @@ from typing import Final
 import grpc
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.grpc.records import chunks
+from smq.coordinator.grpc.record_chunks import chunks
 from smq.coordinator.grpc.required import check_offset_value, check_required
 from smq.coordinator.limits import (
     SUBSCRIBE_BYTES_DEFAULT,
@@ -22,8 +22,8 @@ from smq.coordinator.limits import (
     TIMEOUT_MS_DEFAULT,
 )
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.lookup import StartAsk, start_position
-from smq.coordinator.service.positions import Position, parse_offset_type, resolve_seek
+from smq.coordinator.service.name_lookup import StartAsk, start_position
+from smq.coordinator.service.start_positions import Position, parse_offset_type, resolve_seek
 from smq.coordinator.service.visibility import is_committed_reader
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset

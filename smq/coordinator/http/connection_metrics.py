@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from smq.coordinator.tls.contexts import ClientTls, NodeTls
-from smq.coordinator.tls.ports import PortTls
+from smq.coordinator.tls.port_tls import PortTls
 from smq.raft_state.ids import NodeId
 from smq.replication.net.acceptor import AcceptCounts
 

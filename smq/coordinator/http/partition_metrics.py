@@ -10,7 +10,7 @@ from typing import Final
 
 from smq.coordinator.http.exposition import READ_PER_PIECE, Omitted, escaped, family
 from smq.coordinator.limits import METRICS_PARTITIONS_MAX
-from smq.coordinator.service.lookup import has_leader
+from smq.coordinator.service.name_lookup import has_leader
 from smq.raft_state.ids import NodeId, Offset, PartitionId
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import NodeApi, ReplicaStatus

@@ -9,9 +9,9 @@ a sign of life, too; the state machine decides whether the member may commit.
 from functools import partial
 from typing import Final
 
+from smq.coordinator.groups.member_requests import Identity
 from smq.coordinator.groups.protocols import subscriptions
-from smq.coordinator.groups.requests import Identity
-from smq.coordinator.kafka.cluster import (
+from smq.coordinator.kafka.cluster_view import (
     PREFIX,
     barrier_failure,
     confirmation_failure,
@@ -23,8 +23,8 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
-from smq.coordinator.service.lookup import staged_partitions
-from smq.coordinator.service.requests import check_count
+from smq.coordinator.service.name_lookup import staged_partitions
+from smq.coordinator.service.request_checks import check_count
 from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset, PartitionId, split_partition_id

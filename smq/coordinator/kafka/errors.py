@@ -7,7 +7,7 @@ producer's batch: clients take some codes as "not stored", and some as "perhaps"
 import enum
 from typing import Final
 
-from smq.coordinator.groups.requests import Outcome
+from smq.coordinator.groups.member_requests import Outcome
 from smq.raft_state.errors import ErrorCode, SmqError
 
 

@@ -10,14 +10,14 @@ is read by id: another one may have its name by then.
 from collections.abc import Mapping
 from typing import Final
 
-from smq.coordinator.kafka.cluster import LeaderHints, are_ids_known, check_epoch, topic_names
+from smq.coordinator.kafka.cluster_view import LeaderHints, are_ids_known, check_epoch, topic_names
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, fetch_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import FETCH_BARRIER_MS, FETCH_WAIT_MS_MAX, KAFKA_CONFIRM_MS
 from smq.coordinator.service.audience import told_of
 from smq.coordinator.service.fetching import KnownRange, Outcome, PartitionFetch, fetch_many, known_range
-from smq.coordinator.service.lookup import confirm_unknown
+from smq.coordinator.service.name_lookup import confirm_unknown
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId, Offset, TopicId
 from smq.raft_state.state import ClusterState, PartitionState

@@ -9,7 +9,7 @@ from typing import Final
 
 from smq.coordinator.groups.protocols import metadata_of
 from smq.coordinator.kafka.authorization import on_group
-from smq.coordinator.kafka.cluster import PREFIX, barrier_failure, coordinator_refusal, is_group
+from smq.coordinator.kafka.cluster_view import PREFIX, barrier_failure, coordinator_refusal, is_group
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway

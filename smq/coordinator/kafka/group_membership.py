@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from smq.coordinator.groups.requests import Identity, Join, Joined, Outcome, Sync, Synced
+from smq.coordinator.groups.member_requests import Identity, Join, Joined, Outcome, Sync, Synced
 from smq.coordinator.kafka.api_keys import ApiKey
-from smq.coordinator.kafka.cluster import PREFIX, is_group
+from smq.coordinator.kafka.cluster_view import PREFIX, is_group
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError
 from smq.coordinator.kafka.gateway import Gateway

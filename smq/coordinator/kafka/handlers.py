@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 from smq.coordinator.kafka import (
     authorization,
     committed_offsets,
+    config_admin,
     group_admin,
     group_membership,
     log_offsets,
@@ -17,7 +18,6 @@ from smq.coordinator.kafka import (
 )
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.configs import admin as configs_admin
 from smq.coordinator.kafka.fetch import fetch
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.metadata import find_coordinator
@@ -27,10 +27,10 @@ from smq.coordinator.kafka.tools.leader_election import elect_leaders
 from smq.coordinator.kafka.tools.log_dirs import describe_log_dirs
 from smq.coordinator.kafka.tools.raft_quorum import describe_quorum
 from smq.coordinator.kafka.tools.topic_partitions import describe_topic_partitions
-from smq.coordinator.kafka.transactions import changes
-from smq.coordinator.kafka.transactions.changes import init_producer_id
-from smq.coordinator.kafka.transactions.listings import describe_transactions, list_transactions
-from smq.coordinator.kafka.transactions.offsets import txn_offset_commit
+from smq.coordinator.kafka.transactions import lifecycle
+from smq.coordinator.kafka.transactions.describe import describe_transactions, list_transactions
+from smq.coordinator.kafka.transactions.lifecycle import init_producer_id
+from smq.coordinator.kafka.transactions.staged_offsets import txn_offset_commit
 
 Handler: TypeAlias = Callable[[Gateway, int, Struct], Awaitable[Struct]]
 
@@ -53,18 +53,18 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DELETE_RECORDS: log_offsets.delete_records,
     ApiKey.INIT_PRODUCER_ID: init_producer_id,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: log_offsets.offset_for_leader_epoch,
-    ApiKey.ADD_PARTITIONS_TO_TXN: changes.add_partitions_to_txn,
-    ApiKey.ADD_OFFSETS_TO_TXN: changes.add_offsets_to_txn,
-    ApiKey.END_TXN: changes.end_txn,
+    ApiKey.ADD_PARTITIONS_TO_TXN: lifecycle.add_partitions_to_txn,
+    ApiKey.ADD_OFFSETS_TO_TXN: lifecycle.add_offsets_to_txn,
+    ApiKey.END_TXN: lifecycle.end_txn,
     ApiKey.TXN_OFFSET_COMMIT: txn_offset_commit,
     ApiKey.DESCRIBE_ACLS: authorization.describe_acls,
-    ApiKey.DESCRIBE_CONFIGS: configs_admin.describe_configs,
-    ApiKey.ALTER_CONFIGS: configs_admin.alter_configs,
+    ApiKey.DESCRIBE_CONFIGS: config_admin.describe_configs,
+    ApiKey.ALTER_CONFIGS: config_admin.alter_configs,
     ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs,
     ApiKey.CREATE_PARTITIONS: topic_admin.create_partitions,
     ApiKey.DELETE_GROUPS: group_admin.delete_groups,
     ApiKey.ELECT_LEADERS: elect_leaders,
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: configs_admin.incremental_alter_configs,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: config_admin.incremental_alter_configs,
     ApiKey.LIST_PARTITION_REASSIGNMENTS: listings.list_partition_reassignments,
     ApiKey.OFFSET_DELETE: committed_offsets.offset_delete,
     ApiKey.DESCRIBE_CLIENT_QUOTAS: listings.describe_client_quotas,

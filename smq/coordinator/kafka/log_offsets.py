@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from smq.coordinator.kafka.cluster import check_epoch, confirmation_failure, epoch_at
+from smq.coordinator.kafka.cluster_view import check_epoch, confirmation_failure, epoch_at
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of, list_offsets_code_of
 from smq.coordinator.kafka.gateway import Gateway

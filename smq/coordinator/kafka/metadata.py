@@ -8,7 +8,7 @@ from typing import Final
 
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.authorization import on_cluster, on_topic
-from smq.coordinator.kafka.cluster import (
+from smq.coordinator.kafka.cluster_view import (
     INTERNAL_TOPICS,
     NO_TOPIC_ID,
     PREFIX,

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from smq.coordinator.kafka.cluster import LeaderHints
+from smq.coordinator.kafka.cluster_view import LeaderHints
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, code_of, produce_code_of
 from smq.coordinator.kafka.gateway import Gateway

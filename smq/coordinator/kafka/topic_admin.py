@@ -6,13 +6,13 @@ hold up the others.
 
 from collections import Counter
 
-from smq.coordinator.kafka.cluster import NO_TOPIC_ID, new_topic, refusals_as_errors
+from smq.coordinator.kafka.cluster_view import NO_TOPIC_ID, new_topic, refusals_as_errors
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.configs.view import topic_entries
+from smq.coordinator.kafka.config_view import topic_entries
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, topic_error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
-from smq.coordinator.service.lookup import find_topic
+from smq.coordinator.service.name_lookup import find_topic
 from smq.raft_state.commands import AddPartitions, CreateTopic, DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, NodeId, TopicId

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from smq.clients.lag import LagTotal, Total
+from smq.clients.lag_totals import LagTotal, Total
 
 _SPAN: Final = re.compile(r"([0-9]{1,9})(ms|[smhdw])")
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}

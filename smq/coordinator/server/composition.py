@@ -27,9 +27,9 @@ from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
+from smq.coordinator.grpc.groups_service import GroupService
 from smq.coordinator.grpc.listener import GrpcPort, GrpcServer
-from smq.coordinator.grpc.members import GroupService
-from smq.coordinator.grpc.producers import ProducerService
+from smq.coordinator.grpc.transactions_service import ProducerService
 from smq.coordinator.http.access import HttpAccess
 from smq.coordinator.http.connection_metrics import ConnectionCollector, PortConnections
 from smq.coordinator.http.console.site import Console
@@ -42,19 +42,19 @@ from smq.coordinator.server.pauses import HeapKeeper, LoopLag
 from smq.coordinator.server.process import ConnectionCaps, configure_logs, die, keep_freed_memory, take_descriptors
 from smq.coordinator.server.self_check import ClockCheck, Reach, SelfCheck
 from smq.coordinator.service.audience import OWN
+from smq.coordinator.service.bound_ports import listener
 from smq.coordinator.service.lag_monitor import LagMonitor
-from smq.coordinator.service.listening import listener
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.tracing import traced
-from smq.coordinator.tls.ports import PortTls
+from smq.coordinator.tls.port_tls import PortTls
 from smq.coordinator.user_errors import EXIT_FAILED, StartError
 from smq.raft_state.commands import Listener
-from smq.replication.config import NodeConfig
-from smq.replication.log.codec import home_of
+from smq.replication.log.stored_batch import home_of
 from smq.replication.monitoring.measures import ProcessMeasures
 from smq.replication.net.acceptor import AcceptLimits
 from smq.replication.net.tcp import TcpNetwork
 from smq.replication.node import Node
+from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.identity import StartRefused
 from smq.replication.ports import DataDamaged
 from smq.replication.raft.timing import RaftTiming

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from smq.clients.lag import LagFigures
+from smq.clients.lag_totals import LagFigures
 from smq.coordinator.groups.protocols import CONSUMER, assigned_indexes
 from smq.coordinator.limits import FETCH_CONCURRENCY, VIEW_ENDS_MS
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.lookup import known_ranges
+from smq.coordinator.service.name_lookup import known_ranges
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.state import ClusterState, CommittedOffset, GroupPhase, GroupState, PartitionState

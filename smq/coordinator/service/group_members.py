@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.groups.requests import Identity, Join, Joined, Outcome, Sync, Synced
+from smq.coordinator.groups.member_requests import Identity, Join, Joined, Outcome, Sync, Synced
 from smq.coordinator.limits import GROUP_COMMAND_MS_MAX
 from smq.coordinator.service.calls import Answer, NodeCalls
 from smq.raft_state.commands import GroupMember

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from smq.coordinator.groups.coordinator import NO_MEMBER, GroupCoordinator
-from smq.coordinator.groups.requests import Identity
+from smq.coordinator.groups.member_requests import Identity
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.commands import (
     NO_GENERATION,

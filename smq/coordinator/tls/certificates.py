@@ -1,6 +1,6 @@
 """A small certificate authority in a directory: its own certificate, those of nodes, and those of clients.
 
-Owns the content of certificates, and writes the files that `tls.layout` names. The authority's key is stored
+Owns the content of certificates, and writes the files that `tls.certificate_files` names. The authority's key is stored
 unencrypted in D/ca: it is meant for development, and for small clusters whose operator keeps that directory offline.
 `cli.cert` and `cli.cluster` import it.
 """
@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from smq.coordinator.config.node_toml import ServerConfig, TlsConfig, check_cluster_id
-from smq.coordinator.tls.layout import OPERATOR, Identity, authority, client_identity, node_identity, tls_dir
+from smq.coordinator.tls.certificate_files import OPERATOR, Identity, authority, client_identity, node_identity, tls_dir
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.ids import NodeId
-from smq.replication.net.tls import node_uri
+from smq.replication.net.peer_tls import node_uri
 
 CA_DAYS: Final = 3650
 DAYS: Final = 365

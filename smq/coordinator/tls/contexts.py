@@ -2,7 +2,7 @@
 
 Owns the contexts of every TLS listener and of the connections to other nodes. A change takes effect for the next
 connection. If new files are unusable, the old ones stay in force, and an error is logged. It must never write a file.
-`tls.ports` makes them.
+`tls.port_tls` makes them.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from smq.coordinator.config.node_toml import TlsConfig
 from smq.coordinator.tls.loading import TlsError, load_context
 from smq.coordinator.user_errors import StartError
 from smq.raft_state.ids import NodeId
-from smq.replication.net.tls import node_uri
+from smq.replication.net.peer_tls import node_uri
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -156,7 +156,7 @@ class ClientTls:
 
 
 class NodeTls(ClientTls):
-    """The node's own, which names it to the other nodes. Implements smq.replication.net.tls.PeerContexts."""
+    """The node's own, which names it to the other nodes. Implements smq.replication.net.peer_tls.PeerContexts."""
 
     def __init__(self, config: TlsConfig, *, cluster_id: str, node_id: NodeId) -> None:
         self._name = node_uri(cluster_id, node_id)

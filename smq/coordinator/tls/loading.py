@@ -16,7 +16,7 @@ class TlsError(ValueError):
 def load_context(
     config: TlsConfig, protocol: int, need: ssl.VerifyMode, *, is_host_checked: bool = False
 ) -> ssl.SSLContext:
-    """Between nodes the URI is checked instead of the host name: see smq.replication.net.tls."""
+    """Between nodes the URI is checked instead of the host name: see smq.replication.net.peer_tls."""
     context = ssl.SSLContext(protocol)
     context.check_hostname = is_host_checked
     context.verify_mode = need

@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Final, Protocol, TypeAlias
 
-from smq.raft_state.codec import decode_command
+from smq.raft_state.command_codec import decode_command
 from smq.raft_state.command_table import ROW_OF, Concern
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, PartitionId

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from smq.raft_state.codec import CodecError, decode_command, decode_reply, encode_command, encode_reply
+from smq.raft_state.command_codec import CodecError, decode_command, decode_reply, encode_command, encode_reply
 from smq.raft_state.command_table import cache_of
 from smq.raft_state.commands import Command, Request
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
@@ -26,7 +26,7 @@ from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.links import Links
 from smq.replication.ports import Channel, Clock, Committed, ProposalLost, Rng
-from smq.replication.raft.engine import Raft
+from smq.replication.raft.raft import Raft
 from smq.replication.runtime.deadlines import Deadline, Deadlines
 
 PENDING_MAX: Final = 20_000  # pending proposals per node: each is a waiting caller, a few hundred bytes

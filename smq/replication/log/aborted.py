@@ -22,8 +22,8 @@ from crc32c import crc32c
 from smq.raft_state.ids import Offset, PartitionId, ProducerId
 from smq.records import CONTROL_MASK, TRANSACTIONAL_MASK
 from smq.replication.api import Aborted, StoredBatch
-from smq.replication.log.codec import TIME_ABORTED, StoredValue, info_of_stored
-from smq.replication.log.state import LogState
+from smq.replication.log.log_state import LogState
+from smq.replication.log.stored_batch import TIME_ABORTED, StoredValue, info_of_stored
 from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
 
 _KEY: Final = struct.Struct(">20sBQQ")

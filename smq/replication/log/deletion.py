@@ -9,7 +9,14 @@ from collections import deque
 from typing import Final
 
 from smq.raft_state.ids import PartitionId
-from smq.replication.log.codec import TIME_APPEND, base_of_key, batch_key, parse_index_row, partition_stop, times_range
+from smq.replication.log.stored_batch import (
+    TIME_APPEND,
+    base_of_key,
+    batch_key,
+    parse_index_row,
+    partition_stop,
+    times_range,
+)
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
 
 SLICE_BYTES: Final = 8 << 20  # of batches in one transaction: 15 ms, whereas 2.3 GB took 4.2 s

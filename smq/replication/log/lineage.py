@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from smq.raft_state.ids import Epoch, Offset
 from smq.raft_state.state import EpochStart, PartitionState
-from smq.replication.log.codec import StoredValue
+from smq.replication.log.stored_batch import StoredValue
 
 
 class EpochRun(NamedTuple):

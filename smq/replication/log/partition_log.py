@@ -17,9 +17,24 @@ from typing import Final
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import BatchHeader, Buffer
 from smq.replication.api import Aborted
-from smq.replication.config import TAIL_BYTES_KEPT
 from smq.replication.log.aborted import AbortedTransactions, aborted_key, aborted_row, parse_aborted_row
-from smq.replication.log.codec import (
+from smq.replication.log.deletion import BLIND_BATCHES, SLICE_BATCHES, SLICE_BYTES, delete_partition
+from smq.replication.log.log_state import (
+    CHECKPOINT_BATCHES,
+    CHECKPOINT_BYTES,
+    NOT_SAVED,
+    LogState,
+    PartitionRow,
+    check_order,
+    checkpoint_key,
+    encode_partition,
+    next_checkpoint,
+    partition_key,
+)
+from smq.replication.log.producers import ProducerTable
+from smq.replication.log.reader import LogReader, fitting
+from smq.replication.log.segments import HeldSegments, Replaced, newest_create_ms, replacing_ops, segments_key
+from smq.replication.log.stored_batch import (
     TIME_ABORTED,
     TIME_APPEND,
     TIME_CREATE,
@@ -38,22 +53,7 @@ from smq.replication.log.codec import (
     partition_stop,
     times_range,
 )
-from smq.replication.log.deletion import BLIND_BATCHES, SLICE_BATCHES, SLICE_BYTES, delete_partition
-from smq.replication.log.producers import ProducerTable
-from smq.replication.log.reader import LogReader, fitting
-from smq.replication.log.segments import HeldSegments, Replaced, newest_create_ms, replacing_ops, segments_key
-from smq.replication.log.state import (
-    CHECKPOINT_BATCHES,
-    CHECKPOINT_BYTES,
-    NOT_SAVED,
-    LogState,
-    PartitionRow,
-    check_order,
-    checkpoint_key,
-    encode_partition,
-    next_checkpoint,
-    partition_key,
-)
+from smq.replication.node_config import TAIL_BYTES_KEPT
 from smq.replication.ports import DataDamaged, Delete, Disk, GiveUp, Op, Put, Rows, T, Table
 
 TAIL_BYTES_NODE_MAX: Final = 64 << 20  # over all partitions; above this, idle ones leave memory first

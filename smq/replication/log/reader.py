@@ -14,7 +14,10 @@ from typing import Final, NamedTuple
 
 from smq.raft_state.ids import Offset, PartitionId, TsNs
 from smq.raft_state.topic_config import Retention
-from smq.replication.log.codec import (
+from smq.replication.log.lineage import EpochRun
+from smq.replication.log.log_state import NOT_SAVED, LogState, checkpoint_key, load_checkpoint
+from smq.replication.log.producers import ProducerTable
+from smq.replication.log.stored_batch import (
     INT64_MAX,
     TIME_APPEND,
     TIME_CREATE,
@@ -34,9 +37,6 @@ from smq.replication.log.codec import (
     partition_name,
     times_range,
 )
-from smq.replication.log.lineage import EpochRun
-from smq.replication.log.producers import ProducerTable
-from smq.replication.log.state import NOT_SAVED, LogState, checkpoint_key, load_checkpoint
 from smq.replication.ports import DataDamaged, Rows, Table
 
 INDEX_ROWS_PER_SCAN: Final = 1024  # some 0.3 ms and 100 KB
@@ -63,7 +63,7 @@ class LogReader:
         self.durable_end = state.end
         self.rows = rows  # a disk's on the loop, or a look-up's
         self._state = state
-        self._base = base  # the state before the first batch; see `state`
+        self._base = base  # the state before the first batch; see `log_state`
         self._first = first  # base offset of the first batch; log_start if there is none
         self.producers_start = Offset(0)  # expired producers have been removed up to there
         self._compacted_end = Offset(0)  # below it, only the borders of segments are surely batch borders

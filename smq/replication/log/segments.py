@@ -16,7 +16,9 @@ from typing import Final, NamedTuple
 
 from smq.raft_state.ids import Offset, PartitionId, TsNs
 from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
-from smq.replication.log.codec import (
+from smq.replication.log.log_state import sealed, unsealed
+from smq.replication.log.reader import LogReader
+from smq.replication.log.stored_batch import (
     TIME_APPEND,
     TIME_CREATE,
     StoredValue,
@@ -32,8 +34,6 @@ from smq.replication.log.codec import (
     info_of_stored,
     times_range,
 )
-from smq.replication.log.reader import LogReader
-from smq.replication.log.state import sealed, unsealed
 from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
 
 NO_DIGEST: Final = bytes(SEGMENT_DIGEST_BYTES)  # of bytes that have never been compacted

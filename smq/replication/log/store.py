@@ -10,7 +10,21 @@ from typing import Final
 
 from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.limits import PARTITION_ID_BYTES
-from smq.replication.log.codec import (
+from smq.replication.log.deletion import DroppedPartitions, delete_partition
+from smq.replication.log.log_state import (
+    LogState,
+    PartitionRow,
+    checkpoint_key,
+    decode_partition,
+    encode_partition,
+    load_checkpoint,
+    next_checkpoint,
+    partition_key,
+)
+from smq.replication.log.partition_log import NodeBudget, PartitionLog
+from smq.replication.log.reader import INDEX_ROWS_PER_SCAN, parse_stored
+from smq.replication.log.segments import HeldSegments, segments_key
+from smq.replication.log.stored_batch import (
     TIME_APPEND,
     BatchDamaged,
     BatchInfo,
@@ -22,20 +36,6 @@ from smq.replication.log.codec import (
     partition_name,
     partition_stop,
     times_range,
-)
-from smq.replication.log.deletion import DroppedPartitions, delete_partition
-from smq.replication.log.partition_log import NodeBudget, PartitionLog
-from smq.replication.log.reader import INDEX_ROWS_PER_SCAN, parse_stored
-from smq.replication.log.segments import HeldSegments, segments_key
-from smq.replication.log.state import (
-    LogState,
-    PartitionRow,
-    checkpoint_key,
-    decode_partition,
-    encode_partition,
-    load_checkpoint,
-    next_checkpoint,
-    partition_key,
 )
 from smq.replication.ports import DataDamaged, Delete, Disk, Put, Table
 

@@ -17,10 +17,10 @@ from crc32c import crc32c
 
 from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.log.aborted import parse_aborted_row
-from smq.replication.log.codec import TIME_ABORTED, TIME_APPEND, BatchDamaged, StoredValue, base_of_key
+from smq.replication.log.log_state import decode_checkpoint, decode_partition, partition_key
 from smq.replication.log.reader import parse_row, parse_stored
 from smq.replication.log.segments import HeldSegments, segments_key
-from smq.replication.log.state import decode_checkpoint, decode_partition, partition_key
+from smq.replication.log.stored_batch import TIME_ABORTED, TIME_APPEND, BatchDamaged, StoredValue, base_of_key
 from smq.replication.ports import Clock, DataDamaged, Disk, Examined, Put, Rows, Table
 from smq.replication.raft.journal import is_whole_row
 

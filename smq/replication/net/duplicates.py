@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from smq.raft_state.ids import NodeId
-from smq.replication.net.connection import Connection
 from smq.replication.net.frames import (
     FrameError,
     FrameKind,
@@ -28,7 +27,8 @@ from smq.replication.net.frames import (
     encode_hello,
     frame_header,
 )
-from smq.replication.net.tls import uris_of
+from smq.replication.net.peer_connection import Connection
+from smq.replication.net.peer_tls import uris_of
 
 if TYPE_CHECKING:  # the network makes the one instance
     from smq.replication.net.tcp import TcpNetwork

@@ -21,7 +21,6 @@ import structlog
 
 from smq.raft_state.ids import NodeId
 from smq.replication.net.acceptor import AcceptLimits, Acceptor
-from smq.replication.net.connection import Connection, Turn
 from smq.replication.net.duplicates import AddressAnswer, Duplicates, ask_address
 from smq.replication.net.frames import (
     FrameDamaged,
@@ -34,7 +33,8 @@ from smq.replication.net.frames import (
     encode_reason,
 )
 from smq.replication.net.listening import bind_listener
-from smq.replication.net.tls import PeerContexts, node_uri
+from smq.replication.net.peer_connection import Connection, Turn
+from smq.replication.net.peer_tls import PeerContexts, node_uri
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 
 log = structlog.get_logger(__name__)

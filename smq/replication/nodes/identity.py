@@ -13,7 +13,7 @@ from typing import Final
 
 from smq.raft_state.ids import DiskId, Incarnation
 from smq.raft_state.limits import DISK_ID_BYTES
-from smq.replication.config import NodeConfig
+from smq.replication.node_config import NodeConfig
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Rng, Table
 
 CLUSTER_KEY: Final = b"cluster_id"

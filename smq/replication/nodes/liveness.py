@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from smq.raft_state.ids import Incarnation, NodeId
 from smq.raft_state.state import NodeState
-from smq.replication.config import NodeConfig
 from smq.replication.host import StateView
 from smq.replication.net.wire import DiskCondition
+from smq.replication.node_config import NodeConfig
 from smq.replication.ports import Clock
-from smq.replication.raft.engine import Raft
+from smq.replication.raft.raft import Raft
 
 
 class Liveness:

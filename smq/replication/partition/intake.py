@@ -15,8 +15,8 @@ from typing import Final
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import PartitionId
-from smq.replication.log.codec import ENVELOPE_BYTES, StoredValue
 from smq.replication.log.partition_log import PartitionLog
+from smq.replication.log.stored_batch import ENVELOPE_BYTES, StoredValue
 from smq.replication.monitoring.measures import Traffic
 from smq.replication.ports import Disk, Space
 

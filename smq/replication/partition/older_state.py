@@ -12,7 +12,7 @@ import structlog
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import PartitionId
 from smq.replication.host import Host
-from smq.replication.log.codec import partition_name
+from smq.replication.log.stored_batch import partition_name
 from smq.replication.partition.replica import Replica
 
 _log = structlog.get_logger("smq.segments")

@@ -15,7 +15,7 @@ from smq.raft_state.ids import Offset
 from smq.replication.api import Aborted, Cancel, DoneFn, Fetched, PartitionEnd, StoredBatch
 from smq.replication.host import Host
 from smq.replication.log.aborted import with_batches
-from smq.replication.log.codec import ENVELOPE_BYTES, BatchDamaged, StoredValue
+from smq.replication.log.stored_batch import ENVELOPE_BYTES, BatchDamaged, StoredValue
 from smq.replication.partition.exact_ends import ExactEnds
 from smq.replication.partition.older_state import check_state
 from smq.replication.partition.repair import READ_AGAIN, Outcome, Repairs, repair_error

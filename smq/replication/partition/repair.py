@@ -17,8 +17,8 @@ import structlog
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NodeId, Offset, PartitionId
 from smq.replication.host import Host
-from smq.replication.log.codec import BatchDamaged, StoredValue, parse_value
 from smq.replication.log.segments import NO_DIGEST
+from smq.replication.log.stored_batch import BatchDamaged, StoredValue, parse_value
 from smq.replication.net import wire
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.replica import Replica

@@ -18,11 +18,11 @@ from smq.raft_state.state import PartitionState
 from smq.records import BatchHeader, parse_header
 from smq.replication.api import Acks, Produced, ProduceRequest, ReplicaStatus
 from smq.replication.host import Host
-from smq.replication.log.codec import BatchDamaged, StoredValue, parse_value
 from smq.replication.log.lineage import fits, verified_end
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.producers import ArrivingTable
 from smq.replication.log.segments import Replaced
+from smq.replication.log.stored_batch import BatchDamaged, StoredValue, parse_value
 from smq.replication.monitoring.anomalies import PositionWatch
 from smq.replication.net import wire
 from smq.replication.partition.admission import (

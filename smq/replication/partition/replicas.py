@@ -17,13 +17,13 @@ from smq.raft_state.ids import Epoch, Incarnation, NodeId, PartitionId
 from smq.raft_state.state import EpochStart, PartitionState
 from smq.replication.commands.coalescing import Barriers
 from smq.replication.host import Host
-from smq.replication.log.codec import BatchDamaged
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import BatchDamaged
 from smq.replication.net import wire
 from smq.replication.partition.admission import SendOrder
 from smq.replication.partition.compaction.passes import Compactor
-from smq.replication.partition.compaction.segments import Segments
+from smq.replication.partition.compaction.segment_catch_up import Segments
 from smq.replication.partition.exact_ends import ExactEnds
 from smq.replication.partition.high_water_mark import (
     Commits,
@@ -32,7 +32,7 @@ from smq.replication.partition.high_water_mark import (
     propose_advances,
 )
 from smq.replication.partition.intake import Intake, SpaceGuard
-from smq.replication.partition.look_ups import LookUps
+from smq.replication.partition.log_search import LookUps
 from smq.replication.partition.markers import Markers
 from smq.replication.partition.older_state import Outlived
 from smq.replication.partition.proposals import Proposals

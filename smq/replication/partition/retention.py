@@ -18,7 +18,7 @@ from smq.raft_state.ids import Epoch, PartitionId
 from smq.raft_state.topic_config import Retention, retention
 from smq.replication.host import Host
 from smq.replication.log.reader import Retained
-from smq.replication.partition.look_ups import LookUps
+from smq.replication.partition.log_search import LookUps
 from smq.replication.partition.proposals import Proposals
 from smq.replication.partition.replica import Replica
 

@@ -12,8 +12,8 @@ from typing import Final
 
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.replication.host import Host
-from smq.replication.log.codec import BatchDamaged, StoredValue
 from smq.replication.log.partition_log import PartitionLog
+from smq.replication.log.stored_batch import BatchDamaged, StoredValue
 from smq.replication.monitoring.anomalies import Kind
 from smq.replication.net import wire
 from smq.replication.ports import Channel, DataDamaged, GiveUp

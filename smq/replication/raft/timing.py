@@ -5,7 +5,7 @@ Owns RaftTiming, which the composition root makes from a node's settings. Everyt
 
 from dataclasses import dataclass
 
-from smq.replication.config import NodeConfig
+from smq.replication.node_config import NodeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,12 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import key_partition
 from smq.records import INT32_MAX, OpenBatch, open_batch
-from smq.spark_connector.cluster import Cluster, Retries, as_smq_error
+from smq.spark_connector.cluster_calls import Cluster, Retries, as_smq_error
 from smq.spark_connector.errors import SinkError
-from smq.spark_connector.positions import PartitionKey
-from smq.spark_connector.sink import transactions
+from smq.spark_connector.read_bounds import PartitionKey
+from smq.spark_connector.sink import transaction_calls
 from smq.spark_connector.sink.columns import Row
-from smq.spark_connector.sink.transactions import Producer
+from smq.spark_connector.sink.transaction_calls import Producer
 
 BATCH_BYTES: Final = 256 << 10  # a message costs 100 us, whatever its size
 ROUND_BYTES: Final = 4 << 20  # closed batches that are sent together: a round waits for its slowest answer
@@ -147,7 +147,7 @@ class Staging:
         if lane.open is None:
             return
         if self.producer is None:
-            self.producer = transactions.start(
+            self.producer = transaction_calls.start(
                 self._cluster, self._id, self._timeout_ms, is_temporary=self._is_temporary
             )
         self._open_bytes -= lane.open.size()
@@ -163,7 +163,7 @@ class Staging:
         due = [lane for lane in self._all_lanes() if lane.sealed]
         if new := [lane for lane in due if not lane.is_added]:
             assert self.producer is not None
-            transactions.add_partitions(self._cluster, self.producer, [lane.key for lane in new])
+            transaction_calls.add_partitions(self._cluster, self.producer, [lane.key for lane in new])
             for lane in new:
                 lane.is_added = True
         retries = Retries(self._cluster.retry_timeout_s, SinkError)
@@ -232,13 +232,13 @@ ABORT_TIMEOUT_S: Final = 5.0  # without an abort, readers wait until the transac
 
 def abort_quietly(cluster: Cluster, producer: Producer) -> None:
     with contextlib.suppress(SmqError, SinkError):  # it was fenced or has ended, or the cluster does not answer
-        transactions.abort(cluster, producer, ABORT_TIMEOUT_S)
+        transaction_calls.abort(cluster, producer, ABORT_TIMEOUT_S)
 
 
 def abort_of_dead_quietly(cluster: Cluster, transactional_id: str) -> None:
     """What a producer has staged that died without a word."""
     with contextlib.suppress(SmqError, SinkError):
-        transactions.abort_of_dead(cluster, transactional_id, ABORT_TIMEOUT_S)
+        transaction_calls.abort_of_dead(cluster, transactional_id, ABORT_TIMEOUT_S)
 
 
 def _window(lane: _Lane) -> int:

@@ -21,9 +21,9 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.spark_connector.errors import SinkError
 from smq.spark_connector.garbage_collection import freeze_loaded_modules
 from smq.spark_connector.sink.columns import Columns, check_columns, values_of
-from smq.spark_connector.sink.options import SinkOptions
 from smq.spark_connector.sink.staging import Staging, abort_of_dead_quietly, abort_quietly
-from smq.spark_connector.sink.transactions import Producer, commit_batch
+from smq.spark_connector.sink.transaction_calls import Producer, commit_batch
+from smq.spark_connector.sink.write_options import SinkOptions
 from smq.spark_connector.tasks import connected
 
 if TYPE_CHECKING:

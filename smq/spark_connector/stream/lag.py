@@ -19,8 +19,8 @@ from pyspark.sql.streaming.listener import (
 )
 
 from smq.spark_connector.errors import CheckpointError
-from smq.spark_connector.positions import PartitionKey
-from smq.spark_connector.stream.offsets import StreamOffset
+from smq.spark_connector.read_bounds import PartitionKey
+from smq.spark_connector.stream.stream_offset import StreamOffset
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from smq.clients.errors import detail_from_error
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb.smq_pb2_grpc import BrokerServicer
-from smq.coordinator.grpc.records import to_pb
+from smq.coordinator.grpc.record_chunks import to_pb
 from smq.coordinator.grpc.search import filter_of
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Offset, PartitionIndex, ring_range

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from smq.spark_connector.sink.options import sink_options
+from smq.spark_connector.sink.write_options import sink_options
 from smq.spark_connector.sink.writer import SmqStreamWriter, SmqWriter, Staged
 from smq.spark_connector.source import SmqDataSource
 from tests.spark import steps

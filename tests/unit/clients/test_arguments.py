@@ -284,7 +284,7 @@ def test_options_of_the_blocking_clients_are_those_of_the_others() -> None:
 
     from smq.clients.admin import AdminOptions
     from smq.clients.consumer import ConsumerOptions
-    from smq.clients.groups.options import MemberOptions
+    from smq.clients.groups.member_options import MemberOptions
     from smq.clients.producer import ProducerOptions
 
     pairs = [(Producer, ProducerOptions), (Consumer, ConsumerOptions), (Admin, AdminOptions)]

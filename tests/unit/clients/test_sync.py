@@ -16,7 +16,7 @@ import pytest
 
 from smq.clients import Delivery, SmqError, SyncAdmin, SyncConsumer, SyncOffsetAssigner, SyncProducer
 from smq.clients.pb import smq_pb2 as pb
-from smq.clients.sync.loop import BlockingClient
+from smq.clients.sync.background_loop import BlockingClient
 from smq.raft_state.errors import ErrorCode
 from smq.testing.fake.runner import cluster_in_thread
 

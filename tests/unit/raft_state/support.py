@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from smq.raft_state.codec import decode_command, encode_command
+from smq.raft_state.command_codec import decode_command, encode_command
 from smq.raft_state.commands import (
     NO_FINGERPRINT,
     UNSEEN,

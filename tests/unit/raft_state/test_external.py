@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smq.raft_state.codec import CodecError, encode_command
+from smq.raft_state.command_codec import CodecError, encode_command
 from smq.raft_state.commands import AddPartitions, AdvanceLogStart, AlterTopicConfig, DeleteTopic, FenceNode
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers import external_offsets as external

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from chaos_tests.sim.levels import LEVEL_TWO, SETTING, Note, level_two
-from smq.raft_state.codec import (
+from smq.raft_state.command_codec import (
     FEATURE_LEVEL,
     CodecError,
     decode_command,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smq.raft_state.codec import FEATURE_LEVEL, CodecError
+from smq.raft_state.command_codec import FEATURE_LEVEL, CodecError
 from smq.raft_state.handlers import external_offsets as external
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import default_init

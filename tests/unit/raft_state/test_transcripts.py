@@ -12,7 +12,7 @@ import pytest
 
 from smq.raft_state import commands, ids
 from smq.raft_state.cluster_config import CLUSTER_CONFIG
-from smq.raft_state.codec import FEATURE_LEVEL, encode_command, encode_reply
+from smq.raft_state.command_codec import FEATURE_LEVEL, encode_command, encode_reply
 from smq.raft_state.command_table import COMMANDS
 from smq.raft_state.config_keys import known_at
 from smq.raft_state.ids import PartitionId

@@ -17,9 +17,9 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, Offset, TopicId
 from smq.raft_state.replies import Done, Reply, TopicCreated
 from smq.replication.api import Acks, Produced, ProduceRequest
-from smq.replication.config import NodeConfig
 from smq.replication.net import wire
 from smq.replication.node import Node
+from smq.replication.node_config import NodeConfig
 from smq.replication.ports import Buffer, Channel, Op
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.compute import LoopCompute

@@ -26,23 +26,23 @@ from smq.records import NewRecord, encode_batch
 from smq.replication.api import Acks, DoneFn, Produced, ProduceRequest, TimeKind, TimeOffset
 from smq.replication.commands.coalescing import Barriers
 from smq.replication.commands.proposer import rejection
-from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
 from smq.replication.host import Identity
-from smq.replication.log.codec import BatchDamaged
 from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import BatchDamaged
 from smq.replication.monitoring.anomalies import Anomalies
 from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.links import Links
+from smq.replication.node_config import NodeConfig
 from smq.replication.partition.admission import PreparedBatch, SendOrder
 from smq.replication.partition.exact_ends import ExactEnds
 from smq.replication.partition.intake import Intake, SpaceGuard
-from smq.replication.partition.look_ups import LookUps
+from smq.replication.partition.log_search import LookUps
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Noted, Outputs, Replica, Shared
 from smq.replication.ports import Buffer, Channel, NetworkHandler
-from smq.replication.raft.engine import Raft
+from smq.replication.raft.raft import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.storage.hang import HangGuard
 from smq.testing.virtual.clock import Machine as Hardware

@@ -12,7 +12,7 @@ import pytest
 
 from smq.raft_state.ids import NodeId, Offset
 from smq.records import NewRecord, encode_batch
-from smq.replication.log.codec import batch_key
+from smq.replication.log.stored_batch import batch_key
 from smq.replication.net import wire
 from smq.replication.ports import Buffer, Channel, Table
 from tests.unit.replication.allocations import Allocations

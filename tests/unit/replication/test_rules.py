@@ -13,7 +13,7 @@ from smq.raft_state.replies import HwmsAdvanced, Reply
 from smq.records import parse_header
 from smq.replication.api import DoneFn
 from smq.replication.log import partition_log
-from smq.replication.log.codec import StoredValue, partition_stop
+from smq.replication.log.stored_batch import StoredValue, partition_stop
 from smq.replication.net import wire
 from smq.replication.partition.high_water_mark import hwm_advances
 from smq.replication.partition.proposals import Proposals

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from smq.raft_state.codec import encode_command
+from smq.raft_state.command_codec import encode_command
 from smq.raft_state.commands import Command, CreateTopic, OffsetCommit, RegisterNode
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, PartitionId, RequestId, TopicId
 from smq.raft_state.limits import default_init
 from smq.replication.commands import applied_state
-from smq.replication.config import NodeConfig
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.store import LogStore
 from smq.replication.net import wire
 from smq.replication.node import Node
+from smq.replication.node_config import NodeConfig
 from smq.replication.ports import Buffer, Channel, NetworkHandler
 from smq.replication.runtime import slices
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock

@@ -6,7 +6,7 @@ from typing import Any
 
 from smq.spark_connector.options import stream_options
 from smq.spark_connector.schema import default_schema
-from smq.spark_connector.stream.reader import SmqStreamReader
+from smq.spark_connector.stream.stream_reader import SmqStreamReader
 
 SCHEMA = default_schema(include_headers=False, include_index=True)
 Json = dict[str, Any]

@@ -20,7 +20,7 @@ from smq.spark_connector.planning import (
     plan_slices,
     resolve_ranges,
 )
-from smq.spark_connector.positions import PartitionKey, PartitionView, select_partitions
+from smq.spark_connector.read_bounds import PartitionKey, PartitionView, select_partitions
 
 NODES = ("a:1", "b:1", "c:1")
 ID = "5f" * 16

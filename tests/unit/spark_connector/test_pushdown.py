@@ -20,8 +20,8 @@ from pyspark.sql.datasource import (
 
 from smq.spark_connector.options import TimeUnit
 from smq.spark_connector.planning import Range
-from smq.spark_connector.positions import PartitionKey
 from smq.spark_connector.pushdown import Bounds, narrowed
+from smq.spark_connector.read_bounds import PartitionKey
 
 # Record i of a partition: appended at 1000 + 10 i ns; created at ORDER[i] ms, in no order.
 ORDER = [5, 3, 9, 1, 7, 7, 2, 8, 4, 6]

@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, St
 from smq.raft_state.limits import TRANSACTIONAL_ID_BYTES_MAX
 from smq.spark_connector.errors import OptionError, SinkError
 from smq.spark_connector.sink.columns import check_columns, values_of
-from smq.spark_connector.sink.options import APP_BYTES_MAX, SinkOptions, sink_options
+from smq.spark_connector.sink.write_options import APP_BYTES_MAX, SinkOptions, sink_options
 from smq.spark_connector.source import SmqDataSource
 
 VALUE = StructType().add("value", "binary")

@@ -15,8 +15,8 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from smq.spark_connector.options import StreamOptions, stream_options
-from smq.spark_connector.positions import PartitionKey
-from smq.spark_connector.stream.admission import Limits, admit, default_limit, limits_of, split
+from smq.spark_connector.read_bounds import PartitionKey
+from smq.spark_connector.stream.read_limits import Limits, admit, default_limit, limits_of, split
 
 BATCH_ROWS, BATCH_BYTES = 10, 1000  # of the partitions below
 

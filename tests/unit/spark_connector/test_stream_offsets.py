@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smq.spark_connector.errors import CheckpointError
-from smq.spark_connector.stream.offsets import StreamOffset
+from smq.spark_connector.stream.stream_offset import StreamOffset
 
 KEYS = st.tuples(st.sampled_from(["a", "b", "ü.topic"]), st.integers(0, 12))
 OFFSETS = st.dictionaries(KEYS, st.integers(0, 2**63 - 1), max_size=6)

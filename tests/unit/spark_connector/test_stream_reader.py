@@ -14,8 +14,8 @@ from smq.spark_connector.batch_reader import SmqReader
 from smq.spark_connector.errors import DataLossError, OptionError, ReadError
 from smq.spark_connector.options import read_options, stream_options
 from smq.spark_connector.planning import SmqSlice
-from smq.spark_connector.stream import reader as stream
-from smq.spark_connector.stream.reader import SmqStreamReader
+from smq.spark_connector.stream import stream_reader as stream
+from smq.spark_connector.stream.stream_reader import SmqStreamReader
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.log import FakePartition
 from smq.testing.fake.runner import cluster_in_thread

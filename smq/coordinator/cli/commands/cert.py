@@ -11,10 +11,10 @@ import click
 
 from smq.coordinator.cli.command_group import CommandGroup
 from smq.coordinator.config.node_toml import dump_table
+from smq.coordinator.tls.certificate_files import OPERATOR, Identity, authority
 from smq.coordinator.tls.certificates import CA_DAYS, DAYS, make_authority, make_client, make_node, read_end
-from smq.coordinator.tls.layout import OPERATOR, Identity, authority
 from smq.raft_state.ids import NodeId
-from smq.replication.net.tls import node_uri
+from smq.replication.net.peer_tls import node_uri
 
 _directory = click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 _days = click.option("--days", type=click.IntRange(min=1), default=DAYS, show_default=True, help="Days it is valid.")

@@ -1,6 +1,6 @@
 """`smq consume`: writes records of a topic to standard output, starting at an offset, a time or any offset type.
 
-Owns the command and its options, and which of the two ways to read they mean (`reading`): with a filter the nodes
+Owns the command and its options, and which of the two ways to read they mean (`consume_runs`): with a filter the nodes
 search. If the command follows and commits for a group, it is a member of the group, and shares the topic with the
 others. `cli.root` loads it when it is used.
 """
@@ -19,8 +19,8 @@ from smq.clients.groups.subscribing import Resume
 from smq.clients.types import ISOLATIONS, Isolation, TopicPartition
 from smq.coordinator.cli.common import CALL_TIMEOUT_MS, CONNECT_TIMEOUT_MS, answered, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.consume_runs import Fetching, Searching
 from smq.coordinator.cli.parameters import GROUP, MOMENT, TOPIC
-from smq.coordinator.cli.reading import Fetching, Searching
 from smq.coordinator.cli.record_format import (
     FORMAT_HELP,
     WriteFn,

@@ -9,8 +9,8 @@ import click
 from smq.coordinator.cli.command_group import CommandGroup
 from smq.coordinator.cli.common import confirm, done, json_option, open_admin, run, yes_option
 from smq.coordinator.cli.connect import bootstrap_option
-from smq.coordinator.cli.groups.lag import group_describe, group_list, named_as_kafka_does
-from smq.coordinator.cli.groups.offsets import delete_offsets, export_offsets, import_offsets, reset_offsets
+from smq.coordinator.cli.groups.describe import group_describe, group_list, named_as_kafka_does
+from smq.coordinator.cli.groups.offset_changes import delete_offsets, export_offsets, import_offsets, reset_offsets
 from smq.coordinator.cli.groups.watch import group_watch
 from smq.coordinator.cli.parameters import GROUP
 

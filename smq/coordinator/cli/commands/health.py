@@ -19,7 +19,7 @@ from smq.coordinator.config.addresses import format_address, is_wildcard
 from smq.coordinator.config.node_toml import ServerConfig, load_config
 from smq.coordinator.tls.loading import TlsError, client_context
 from smq.coordinator.user_errors import ConfigError, NoAnswer, UserError
-from smq.replication.net.tls import node_uri, uris_of
+from smq.replication.net.peer_tls import node_uri, uris_of
 
 _ANSWER_BYTES_MAX: Final = 4096  # /readyz writes some 300
 _HERE: Final = "127.0.0.1"  # a port on 0.0.0.0 or [::] answers there

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Final
 
-from smq.clients.lag import LagTotal
+from smq.clients.lag_totals import LagTotal
 from smq.clients.types import GroupDescription, GroupMember
 from smq.coordinator.cli.common import end_text
 from smq.coordinator.cli.tables import Table

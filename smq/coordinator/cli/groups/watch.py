@@ -18,9 +18,9 @@ from smq.clients.types import GroupDescription
 from smq.coordinator.cli.common import answered, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.failures import error_json
+from smq.coordinator.cli.groups.describe import describe
 from smq.coordinator.cli.groups.figures import document, lag_table, member_table, total_text
-from smq.coordinator.cli.groups.lag import describe
-from smq.coordinator.cli.groups.limit import Threshold, check, check_above, fail_above_option
+from smq.coordinator.cli.groups.lag_limit import Threshold, check, check_above, fail_above_option
 from smq.coordinator.cli.parameters import GROUP
 from smq.raft_state.errors import SmqError
 

@@ -1,6 +1,6 @@
 """What a request for records may ask for, and the addresses of pages that ask for it.
 
-Owns the parameters of such an address: their names, their checks, and how they are written again. `messages` and
+Owns the parameters of such an address: their names, their checks, and how they are written again. `record_pages` and
 `following` import it.
 """
 

@@ -13,7 +13,7 @@ from typing import Final
 from smq.coordinator.http.console.asking import Ask, Cursor, cursor_text, step
 from smq.coordinator.http.console.markup import Markup, joined, open_table, row, tag
 from smq.coordinator.http.console.merging import Merged, Plan, page_of, planned
-from smq.coordinator.http.console.messages import HEADS, form, record_row
+from smq.coordinator.http.console.record_pages import HEADS, form, record_row
 from smq.coordinator.http.console.refusals import Busy
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.state import TopicState

@@ -1,7 +1,7 @@
 """One page of records of one partition or of all: where it begins and ends, and the records in the order of their time.
 
-Owns the way from a request to offsets, and the merging of partitions. `reading` reads each of them. `messages` and
-`following` import it.
+Owns the way from a request to offsets, and the merging of partitions. `record_reads` reads each of them. `record_pages`
+and `following` import it.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from smq.coordinator.http.console.asking import PARTITIONS_MAX, Ask, Cursor
-from smq.coordinator.http.console.reading import PAGE_RECORDS, Found, Shown, Wish, read, read_back
+from smq.coordinator.http.console.record_reads import PAGE_RECORDS, Found, Shown, Wish, read, read_back
 from smq.coordinator.http.console.refusals import BadRequest
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.errors import SmqError

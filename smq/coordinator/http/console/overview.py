@@ -13,7 +13,7 @@ from smq.coordinator.http.console.events import EventLog
 from smq.coordinator.http.console.history import History
 from smq.coordinator.http.console.markup import Content, Markup, facts, joined, link, long_table, table, tag
 from smq.coordinator.operators.formats import size_text
-from smq.coordinator.service.lookup import has_leader
+from smq.coordinator.service.name_lookup import has_leader
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.cluster_config import CLUSTER_CONFIG

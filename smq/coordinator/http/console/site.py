@@ -16,21 +16,21 @@ from aiohttp import web
 
 from smq.coordinator.config.node_toml import ServerConfig
 from smq.coordinator.http.console.asking import Ask, parse
-from smq.coordinator.http.console.changes.cluster import node_links, transaction_links
-from smq.coordinator.http.console.changes.groups import group_forms
+from smq.coordinator.http.console.changes.group_changes import group_forms
+from smq.coordinator.http.console.changes.node_changes import node_links, transaction_links
 from smq.coordinator.http.console.changes.pages import ACTIONS, SWITCHED_OFF, ChangePages
 from smq.coordinator.http.console.changes.plan import Action
-from smq.coordinator.http.console.changes.topics import topic_forms
+from smq.coordinator.http.console.changes.topic_changes import topic_forms
 from smq.coordinator.http.console.event_page import OpenAdmin, events_page
 from smq.coordinator.http.console.events import EventLog
 from smq.coordinator.http.console.following import Followers
-from smq.coordinator.http.console.groups import group_page, groups_page
+from smq.coordinator.http.console.group_pages import group_page, groups_page
 from smq.coordinator.http.console.history import History
 from smq.coordinator.http.console.markup import POLICY, STYLE, Content, frame, link, page, tag
-from smq.coordinator.http.console.messages import messages_page
 from smq.coordinator.http.console.overview import cluster_page, settings_page, topic_page, topics_page
+from smq.coordinator.http.console.record_pages import messages_page
 from smq.coordinator.http.console.refusals import BadRequest, Busy, Forbidden, NotThere, Refused
-from smq.coordinator.http.console.transactions import transaction_page, transactions_page
+from smq.coordinator.http.console.transaction_pages import transaction_page, transactions_page
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
 from smq.raft_state.errors import SmqError

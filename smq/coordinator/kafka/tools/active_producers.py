@@ -3,7 +3,7 @@
 Owns the answer of this node's replica, leader or follower: a tool chooses the node, and asks the leader by default.
 """
 
-from smq.coordinator.kafka.cluster import confirmation_failure
+from smq.coordinator.kafka.cluster_view import confirmation_failure
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import CODES, KafkaError, KafkaRefusal, error_fields
 from smq.coordinator.kafka.gateway import Gateway

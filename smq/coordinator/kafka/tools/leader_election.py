@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from smq.coordinator.kafka.cluster import live_leader
+from smq.coordinator.kafka.cluster_view import live_leader
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import CODES, KafkaError, KafkaRefusal, code_of
 from smq.coordinator.kafka.gateway import Gateway

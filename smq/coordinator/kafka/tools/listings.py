@@ -6,7 +6,7 @@ Owns which kinds of resources have a configuration. Replicas do not move, and th
 from typing import Final
 
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.configs.admin import BROKER, TOPIC
+from smq.coordinator.kafka.config_admin import BROKER, TOPIC
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.raft_state.state import ClusterState

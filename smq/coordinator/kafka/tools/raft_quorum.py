@@ -6,7 +6,7 @@ leader knows.
 
 from typing import Final
 
-from smq.coordinator.kafka.cluster import endpoint
+from smq.coordinator.kafka.cluster_view import endpoint
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, error_fields
 from smq.coordinator.kafka.gateway import Gateway

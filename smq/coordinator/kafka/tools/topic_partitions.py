@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from smq.coordinator.kafka.authorization import on_topic
-from smq.coordinator.kafka.cluster import (
+from smq.coordinator.kafka.cluster_view import (
     INTERNAL_TOPICS,
     NO_TOPIC_ID,
     code_of_unknown_topic,

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 from smq.raft_state.ids import Offset, ProducerId
 from smq.records import KeyedRecord
 from smq.replication.log.aborted import AbortedTransactions
-from smq.replication.log.codec import StoredValue, parse_header_of
 from smq.replication.log.compaction.key_table import KeyTable
 from smq.replication.log.compaction.segment_writer import Rewritten, SegmentWriter, readable_records
 from smq.replication.log.reader import LogReader
+from smq.replication.log.stored_batch import StoredValue, parse_header_of
 
 STEP_BYTES: Final = 1 << 20  # stored bytes read by one step
 DIRT_BATCHES_MAX: Final = 10_000  # looked at by one step, by their index rows: some 3 ms

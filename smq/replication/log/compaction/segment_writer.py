@@ -32,7 +32,10 @@ from smq.records import (
     keyed_records,
     parse_header,
 )
-from smq.replication.log.codec import (
+from smq.replication.log.decoding import compress as compressed
+from smq.replication.log.decoding import plain_batch, record_groups, spans, varint
+from smq.replication.log.segments import digest_of
+from smq.replication.log.stored_batch import (
     BatchKind,
     StoredValue,
     build_value,
@@ -40,9 +43,6 @@ from smq.replication.log.codec import (
     parse_header_of,
     parse_value,
 )
-from smq.replication.log.decoding import compress as compressed
-from smq.replication.log.decoding import plain_batch, record_groups, spans, varint
-from smq.replication.log.segments import digest_of
 
 NO_TIMESTAMP: Final = -1
 RECORDS_MAX: Final = 1 << 20  # of one batch: 150 MB while compaction looks at it. Records of 1 MiB are above 100 bytes

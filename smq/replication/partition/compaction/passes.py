@@ -23,16 +23,16 @@ from smq.raft_state.state import NOT_IN_STEP_MS, PartitionState, Segment
 from smq.raft_state.topic_config import Compaction, compaction
 from smq.replication.host import Host
 from smq.replication.log.aborted import AbortedTransactions
-from smq.replication.log.codec import StoredValue
 from smq.replication.log.compaction.cleaner import NO_AGE, Cleaner, Dirt, DirtScan, KeyScan, Stretch
 from smq.replication.log.compaction.key_table import KeyTable
 from smq.replication.log.compaction.segment_writer import Rewritten, SegmentWriter
 from smq.replication.log.reader import LogReader
 from smq.replication.log.segments import NO_DIGEST, digest_of, own_digest, replaced
+from smq.replication.log.stored_batch import StoredValue
 from smq.replication.net.wire import StepQuery, StepReport
-from smq.replication.partition.compaction.segments import Segments, combined, lowest_behind
+from smq.replication.partition.compaction.segment_catch_up import Segments, combined, lowest_behind
 from smq.replication.partition.compaction.tombstones import is_alike, is_expired, is_waiting, stamp_ms
-from smq.replication.partition.look_ups import LookUps
+from smq.replication.partition.log_search import LookUps
 from smq.replication.partition.replica import Replica
 from smq.replication.ports import Channel, DataDamaged
 

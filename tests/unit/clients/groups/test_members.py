@@ -15,7 +15,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import look_up_starts
 from smq.clients.types import GroupMembership, TopicPartition
 from smq.coordinator.config.addresses import format_address
-from smq.coordinator.groups.requests import Join, Joined
+from smq.coordinator.groups.member_requests import Join, Joined
 from smq.coordinator.service.group_members import Memberships
 from smq.raft_state.errors import ErrorCode
 from smq.testing.served import PATIENCE_S, Served

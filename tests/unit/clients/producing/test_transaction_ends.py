@@ -20,11 +20,11 @@ from smq.clients import (
 )
 from smq.clients import producer as producer_module
 from smq.clients.cluster import now_ms
+from smq.clients.producing.producer_transactions import Transactions
 from smq.clients.producing.publish_stream import PublishStream
-from smq.clients.producing.transactions import Transactions
 from smq.raft_state.errors import ErrorCode
 from smq.testing.served import Served, serving
-from tests.unit.clients.producing.test_transactions import await_values, producer_of, servers
+from tests.unit.clients.producing.test_producer_transactions import await_values, producer_of, servers
 
 CALL = Transactions._call
 SUBMIT = PublishStream.submit

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.cli.reading import SEARCHES_TOGETHER_MAX
+from smq.coordinator.cli.consume_runs import SEARCHES_TOGETHER_MAX
 from smq.coordinator.cli.root import cli
 from smq.records import NewRecord
 from smq.testing.fake.cluster import FakeCluster

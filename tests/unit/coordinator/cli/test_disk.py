@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from smq.coordinator.cli.root import cli
 from smq.raft_state.ids import NodeId
-from smq.replication.config import NodeConfig
+from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.identity import DISK_KEY, StartRefused, claim_identity, replacement
 from smq.replication.ports import Table
 from smq.replication.raft.journal import JournalWriter, RaftJournal

@@ -3,7 +3,7 @@
 import pytest
 
 from smq.coordinator.groups import live
-from smq.coordinator.groups.requests import Outcome
+from smq.coordinator.groups.member_requests import Outcome
 from smq.coordinator.limits import GROUP_COMMAND_MS_MAX
 from smq.raft_state.commands import AssignMembers, Command, FormGeneration, RemoveMembers
 from smq.raft_state.coordinators import coordinator_of

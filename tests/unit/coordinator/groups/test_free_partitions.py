@@ -11,7 +11,7 @@ from smq.clients.groups.protocol import (
     encode_subscription,
 )
 from smq.clients.types import TopicPartition
-from smq.coordinator.groups.requests import Outcome
+from smq.coordinator.groups.member_requests import Outcome
 from smq.raft_state.commands import AddPartitions
 from tests.unit.coordinator.groups.world import Client, World, client, converge
 

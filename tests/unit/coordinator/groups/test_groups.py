@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from smq.coordinator.groups import admission
 from smq.coordinator.groups import coordinator as coordinator_module
-from smq.coordinator.groups.requests import Identity, Outcome, Sync, Synced
+from smq.coordinator.groups import member_checks
+from smq.coordinator.groups.member_requests import Identity, Outcome, Sync, Synced
 from smq.coordinator.limits import GROUP_ID_GIVEN_MS_MAX, GROUP_SESSION_MS_MAX
 from smq.raft_state.commands import AdvanceClock
 from smq.raft_state.errors import ErrorCode
@@ -154,7 +154,7 @@ def test_session_that_is_too_short_or_too_long_is_refused(world: World, session_
 
 
 def test_full_group_takes_no_more_members(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "GROUP_MEMBERS_MAX", 2)
+    monkeypatch.setattr(member_checks, "GROUP_MEMBERS_MAX", 2)
     assemble(world, client(world, "a"))
     b = client(world, "b").ask()
     assert b.outcome is Outcome.ID_RESERVED

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from smq.clients.groups.protocol import Subscription, encode_assignment, encode_subscription
-from smq.coordinator.groups.admission import Present, Verdict, admission, check_identity, resolve_leaver
 from smq.coordinator.groups.live import LiveGroup, joined, joined_as_former, sync_refusal
+from smq.coordinator.groups.member_checks import Present, Verdict, admission, check_identity, resolve_leaver
+from smq.coordinator.groups.member_requests import Identity, Outcome, Sync, outcome_of_failure
 from smq.coordinator.groups.protocols import is_partition_free
-from smq.coordinator.groups.requests import Identity, Outcome, Sync, outcome_of_failure
-from smq.coordinator.groups.sessions import NEVER_NS, NS_PER_MS, Sessions, sessions_of, silent_members
+from smq.coordinator.groups.session_timeouts import NEVER_NS, NS_PER_MS, Sessions, sessions_of, silent_members
 from smq.coordinator.groups.transitions import LEADS_TO, TABLE, Action, Event, Phase, phase_of
 from smq.coordinator.groups.waiting import Round, RoundEnd, generation_of, new_round, round_end
 from smq.raft_state.commands import GroupMember

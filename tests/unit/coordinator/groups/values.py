@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from smq.coordinator.groups.admission import Present
-from smq.coordinator.groups.requests import Join
+from smq.coordinator.groups.member_checks import Present
+from smq.coordinator.groups.member_requests import Join
 from smq.coordinator.groups.waiting import PendingJoin
 from smq.raft_state.commands import GroupMember
 from smq.raft_state.ids import Generation

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.groups.requests import Identity, Join, Joined, Outcome, Sync, Synced
+from smq.coordinator.groups.member_requests import Identity, Join, Joined, Outcome, Sync, Synced
 from smq.raft_state.commands import Command, FenceNode, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError

@@ -12,7 +12,7 @@ from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import TsNs
 from smq.replication.api import Backlog, Cancel, DoneFn
 from smq.testing.served import Served, serving
-from tests.unit.coordinator.grpc.test_members import join, sync_request
+from tests.unit.coordinator.grpc.test_groups_service import join, sync_request
 from tests.unit.coordinator.http.test_endpoints import get
 from tests.unit.coordinator.service.test_group_lag import assignment
 

@@ -12,8 +12,8 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.limits import FETCH_WAIT_MS_MAX
 from smq.records import decode_batch
 from smq.testing.served import PATIENCE_S, Served, fails, publish_request, serving
-from tests.unit.coordinator.grpc.test_producers import add, batch, end, publish, start
 from tests.unit.coordinator.grpc.test_subscribe import Reader
+from tests.unit.coordinator.grpc.test_transactions_service import add, batch, end, publish, start
 
 ISOLATIONS = (pb.READ_COMMITTED, pb.READ_UNCOMMITTED)
 ABORTED, COMMITTED, PLAIN, OPEN, AFTER, END = 0, 2, 4, 5, 6, 7  # after the first two there is a control batch

@@ -11,7 +11,7 @@ from smq.clients import BatchTooLarge, Producer
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator import limits
 from smq.coordinator.config.addresses import format_address
-from smq.coordinator.grpc.sessions import AnswerBudget
+from smq.coordinator.grpc.open_streams import AnswerBudget
 from smq.coordinator.limits import MIB
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.limits import MESSAGE_BYTES_DEFAULT

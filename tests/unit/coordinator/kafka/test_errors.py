@@ -3,7 +3,7 @@
 import pytest
 from kio.schema.errors import ErrorCode as KioErrorCode
 
-from smq.coordinator.groups.requests import Outcome
+from smq.coordinator.groups.member_requests import Outcome
 from smq.coordinator.kafka.errors import (
     CODES,
     OUTCOME_CODES,

@@ -7,7 +7,7 @@ import pytest
 from chaos_tests.sim.levels import LEVEL_TWO, SETTING, level_two
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.configs.view import topic_entries
+from smq.coordinator.kafka.config_view import topic_entries
 from smq.coordinator.kafka.errors import KafkaError, code_of
 from smq.raft_state.commands import AlterClusterConfig, AlterTopicConfig
 from smq.raft_state.errors import ErrorCode, SmqError

@@ -11,7 +11,7 @@ from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.records import NewRecord, encode_batch
-from smq.replication.log.codec import batch_key
+from smq.replication.log.stored_batch import batch_key
 from smq.replication.ports import Buffer, Table
 from tests.unit.coordinator.kafka.gateways import fetch_of, gateway_to
 from tests.unit.replication.hot_path import LARGE_BYTES, NODES, TOPIC, HotPath

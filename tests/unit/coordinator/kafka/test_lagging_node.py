@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.groups.requests import Outcome
+from smq.coordinator.groups.member_requests import Outcome
 from smq.coordinator.kafka.api_keys import ApiKey
-from smq.coordinator.kafka.cluster import NO_TOPIC_ID
+from smq.coordinator.kafka.cluster_view import NO_TOPIC_ID
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import Gateway

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from smq.coordinator.kafka.cluster import NO_TOPIC_ID
+from smq.coordinator.kafka.cluster_view import NO_TOPIC_ID
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.fetch import fetch
 from smq.coordinator.kafka.topic_admin import delete_topics

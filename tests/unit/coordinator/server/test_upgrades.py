@@ -18,7 +18,7 @@ from smq.coordinator.config.node_toml import ServerConfig
 from smq.coordinator.server.composition import Server
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.replies import Done
-from smq.replication.config import NodeConfig
+from smq.replication.node_config import NodeConfig
 from smq.testing.loops import run
 from smq.testing.served import PATIENCE_S, Served, fails, node_config, served_node
 

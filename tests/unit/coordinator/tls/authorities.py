@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from smq.coordinator.config.node_toml import TlsConfig
+from smq.coordinator.tls.certificate_files import Identity
 from smq.coordinator.tls.certificates import make_authority, make_client, make_node
 from smq.coordinator.tls.contexts import NodeTls
-from smq.coordinator.tls.layout import Identity
 from smq.raft_state.ids import NodeId
 
 CLUSTER_ID = "c"

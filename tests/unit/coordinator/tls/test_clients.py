@@ -17,7 +17,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb.smq_pb2_grpc import AdminStub
 from smq.coordinator.config.addresses import format_address
 from smq.coordinator.server.composition import Server
-from smq.coordinator.tls.layout import Identity
+from smq.coordinator.tls.certificate_files import Identity
 from smq.coordinator.tls.loading import client_context
 from smq.testing.served import PATIENCE_S, Served, serving
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of, dialling

@@ -13,7 +13,7 @@ from smq.clients.tls import Tls
 from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import ListenerConfig, ServerConfig
 from smq.coordinator.server.composition import Server
-from smq.coordinator.tls.layout import Identity
+from smq.coordinator.tls.certificate_files import Identity
 from smq.coordinator.user_errors import StartError
 from smq.testing.served import Served, node_config, serving
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of, dialling

@@ -16,13 +16,13 @@ from structlog.testing import capture_logs
 
 from smq.coordinator.cli.root import cli
 from smq.coordinator.config.node_toml import parse_config
+from smq.coordinator.tls.certificate_files import Identity, client_identity, node_identity
 from smq.coordinator.tls.contexts import NodeTls
-from smq.coordinator.tls.layout import Identity, client_identity, node_identity
 from smq.coordinator.tls.loading import TlsError
 from smq.raft_state.ids import NodeId
 from smq.replication.net.listening import bind_listener
+from smq.replication.net.peer_tls import node_uri
 from smq.replication.net.tcp import TcpNetwork, TcpSettings
-from smq.replication.net.tls import node_uri
 from tests.unit.coordinator.tls.authorities import CLUSTER_ID, Authorities, authorities, config_of, dialling, node_tls
 from tests.unit.replication.net.test_tcp import CONTROL, DATA, ONE, PATIENCE_S, TWO, Recorder, frame, hello_frame, run
 

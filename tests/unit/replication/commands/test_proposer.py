@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from chaos_tests.sim.levels import LEVEL_TWO, Note, level_two
-from smq.raft_state.codec import FEATURE_LEVEL, decode_command, encode_reply
+from smq.raft_state.command_codec import FEATURE_LEVEL, decode_command, encode_reply
 from smq.raft_state.commands import Command, CommitOffsets
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, RequestId, Term
@@ -20,7 +20,7 @@ from smq.replication.commands.proposer import Proposer
 from smq.replication.host import Host
 from smq.replication.net import wire
 from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone
-from smq.replication.raft.engine import Raft
+from smq.replication.raft.raft import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Scheduler
 from tests.unit.raft_state.support import commit

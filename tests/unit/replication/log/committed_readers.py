@@ -11,7 +11,7 @@ from smq.raft_state.ids import Offset
 from smq.records import parse_header
 from smq.replication.api import Aborted, StoredBatch
 from smq.replication.log.aborted import AbortedTransactions, with_batches
-from smq.replication.log.codec import BatchKind, StoredValue, info_of_stored
+from smq.replication.log.stored_batch import BatchKind, StoredValue, info_of_stored
 
 
 def java(values: list[StoredValue], aborted: list[Aborted]) -> set[int]:

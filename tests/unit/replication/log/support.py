@@ -4,10 +4,10 @@ from typing import Final
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerEpoch, ProducerId, Sequence, TsNs
 from smq.records import BatchHeader, parse_header
-from smq.replication.log.codec import StoredValue, base_of_key, batch_key
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.producers import CachedBatch, ProducerTable
 from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import StoredValue, base_of_key, batch_key
 from smq.replication.ports import Delete, Put, Table
 from tests.unit.replication.storage.support import Harness, make_batch
 

@@ -6,7 +6,9 @@ from smq.raft_state.ids import Offset
 from smq.records import marker_batch
 from smq.replication.log import partition_log
 from smq.replication.log.aborted import aborted_key
-from smq.replication.log.codec import (
+from smq.replication.log.deletion import delete_partition
+from smq.replication.log.segments import digest_of, replaced
+from smq.replication.log.stored_batch import (
     TIME_ABORTED,
     BatchDamaged,
     StoredValue,
@@ -15,8 +17,6 @@ from smq.replication.log.codec import (
     info_of_stored,
     times_range,
 )
-from smq.replication.log.deletion import delete_partition
-from smq.replication.log.segments import digest_of, replaced
 from smq.replication.ports import Delete, Put, Table
 from tests.unit.replication.log.committed_readers import READERS, of_fetch
 from tests.unit.replication.log.support import PID

@@ -14,14 +14,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from smq.raft_state.ids import Epoch, Offset, TsNs
 from smq.raft_state.topic_config import Retention
 from smq.records import parse_header
+from smq.replication.log import log_state as log_state
 from smq.replication.log import partition_log
 from smq.replication.log import reader as log_reader
-from smq.replication.log import state as log_state
-from smq.replication.log.codec import StoredValue, build_value, parse_value
 from smq.replication.log.lineage import EpochRun, extend_runs, runs_from
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.producers import ProducerTable
 from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import StoredValue, build_value, parse_value
 from smq.replication.ports import DataDamaged
 from tests.examples import examples
 from tests.unit.replication.log.support import PID, fold

@@ -3,9 +3,9 @@
 import pytest
 
 from smq.raft_state.ids import Offset, PartitionId
-from smq.replication.config import TAIL_BYTES_KEPT
 from smq.replication.log import partition_log
 from smq.replication.log.store import LogStore
+from smq.replication.node_config import TAIL_BYTES_KEPT
 from tests.unit.replication.log.support import ALL, PID, append
 from tests.unit.replication.storage.support import Harness
 

@@ -8,10 +8,10 @@ import pytest
 from smq.raft_state.ids import Offset
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import TimeKind
-from smq.replication.log.codec import StoredValue
+from smq.replication.log.log_state import checkpoint_key
 from smq.replication.log.segments import digest_of, replaced
-from smq.replication.log.state import checkpoint_key
-from smq.replication.partition.look_ups import find_time
+from smq.replication.log.stored_batch import StoredValue
+from smq.replication.partition.log_search import find_time
 from smq.replication.ports import Put, Table
 from tests.unit.replication.log.support import PID
 from tests.unit.replication.log.test_segments import Node, compacted, create_rows, nothing, rewritten

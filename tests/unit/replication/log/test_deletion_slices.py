@@ -7,9 +7,9 @@ import pytest
 from smq.raft_state.ids import Offset
 from smq.raft_state.topic_config import Retention
 from smq.replication.log import deletion, partition_log
-from smq.replication.log.codec import batch_key
 from smq.replication.log.reader import LogReader, Retained
 from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import batch_key
 from smq.replication.ports import Delete, Op, Table
 from tests.unit.replication.log.support import ALL, OTHER, PID, append, flipped, log_of, reopened, replace, rows
 from tests.unit.replication.storage.support import FakeHarness, Harness

@@ -11,8 +11,8 @@ from smq.raft_state.ids import Offset
 from smq.records import marker_batch, parse_header
 from smq.replication.api import Aborted
 from smq.replication.log.aborted import AbortedTransactions
-from smq.replication.log.codec import BatchKind, StoredValue, info_of_stored
-from smq.replication.log.state import LogState
+from smq.replication.log.log_state import LogState
+from smq.replication.log.stored_batch import BatchKind, StoredValue, info_of_stored
 from tests.examples import examples
 from tests.unit.replication.log.committed_readers import check_readers, of_fetch
 from tests.unit.replication.log.compaction.test_segment_writer import in_transaction, stored, stored_batch

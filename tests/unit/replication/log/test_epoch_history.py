@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smq.coordinator.kafka.cluster import epoch_at
+from smq.coordinator.kafka.cluster_view import epoch_at
 from smq.coordinator.kafka.log_offsets import end_of_epoch
 from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.ids import Epoch, Offset, PartitionId

@@ -9,7 +9,7 @@ from sortedcontainers import SortedList
 
 from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.log import segments
-from smq.replication.log.codec import TIME_APPEND, TIME_CREATE, append_time_key, create_time_key, times_range
+from smq.replication.log.stored_batch import TIME_APPEND, TIME_CREATE, append_time_key, create_time_key, times_range
 from smq.replication.ports import Table
 from tests.unit.replication.log.support import PID
 

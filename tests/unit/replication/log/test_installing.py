@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from smq.raft_state.ids import Offset
-from smq.replication.log.codec import StoredValue
 from smq.replication.log.segments import Replaced, digest_of, replaced
+from smq.replication.log.stored_batch import StoredValue
 from smq.replication.ports import DataDamaged
 from tests.unit.replication.log.test_segments import Node, nothing, rewritten
 from tests.unit.replication.storage.support import FakeHarness

@@ -6,11 +6,11 @@ import pytest
 
 from smq.raft_state.ids import Epoch, Offset, ProducerEpoch, ProducerId, Sequence, TsNs
 from smq.records import parse_header
+from smq.replication.log import log_state as log_state
 from smq.replication.log import partition_log
-from smq.replication.log import state as log_state
+from smq.replication.log.log_state import checkpoint_key
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.producers import CachedBatch, ProducerTable
-from smq.replication.log.state import checkpoint_key
 from smq.replication.log.store import LogStore
 from smq.replication.ports import Op, Put, Table
 from tests.unit.replication.log.support import PID, append, flipped, fold, reopened, replace

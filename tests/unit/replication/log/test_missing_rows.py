@@ -3,9 +3,9 @@
 import pytest
 
 from smq.raft_state.ids import Offset
-from smq.replication.log.codec import TIME_APPEND, batch_key, times_range
 from smq.replication.log.producers import ProducerTable
 from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import TIME_APPEND, batch_key, times_range
 from smq.replication.ports import Delete, Put, Table
 from tests.unit.replication.log.support import PID, append, log_of, lose_batches, lose_row, reopened
 from tests.unit.replication.storage.support import FakeHarness, Harness

@@ -22,7 +22,12 @@ from smq.records import NewRecord, decode_batch, encode_batch, marker_batch, par
 from smq.replication.api import Aborted
 from smq.replication.log import partition_log
 from smq.replication.log.aborted import AbortedTransactions
-from smq.replication.log.codec import (
+from smq.replication.log.compaction.cleaner import is_aborted
+from smq.replication.log.compaction.segment_writer import SegmentWriter
+from smq.replication.log.log_state import CHECKPOINT_BATCHES
+from smq.replication.log.segments import digest_of, own_digest, replaced
+from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import (
     TIME_APPEND,
     TIME_CREATE,
     BatchDamaged,
@@ -31,11 +36,6 @@ from smq.replication.log.codec import (
     create_ms_of_key,
     times_range,
 )
-from smq.replication.log.compaction.cleaner import is_aborted
-from smq.replication.log.compaction.segment_writer import SegmentWriter
-from smq.replication.log.segments import digest_of, own_digest, replaced
-from smq.replication.log.state import CHECKPOINT_BATCHES
-from smq.replication.log.store import LogStore
 from smq.replication.ports import Delete, Put, Table
 from tests.examples import examples
 from tests.unit.replication.log.committed_readers import check_readers, of_fetch

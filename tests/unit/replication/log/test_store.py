@@ -7,12 +7,12 @@ import pytest
 
 from smq.raft_state.ids import Epoch, Offset, TsNs
 from smq.records import NewRecord, encode_batch, parse_header, validate_produced
-from smq.replication.config import TAIL_BYTES_KEPT
 from smq.replication.log import partition_log
-from smq.replication.log.codec import BatchDamaged, StoredValue, batch_key, build_value, parse_value
 from smq.replication.log.lineage import EpochRun
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import BatchDamaged, StoredValue, batch_key, build_value, parse_value
+from smq.replication.node_config import TAIL_BYTES_KEPT
 from smq.replication.ports import DataDamaged, Delete, Table
 from tests.unit.replication.log.support import (
     ALL,

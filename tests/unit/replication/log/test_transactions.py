@@ -11,14 +11,14 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Offset, ProducerId, TsNs
 from smq.records import NewRecord, encode_batch, marker_batch, parse_header
 from smq.replication.api import Aborted
+from smq.replication.log import log_state as log_state
 from smq.replication.log import partition_log
-from smq.replication.log import state as log_state
 from smq.replication.log.aborted import AbortedTransactions, aborted_row, parse_aborted_row
-from smq.replication.log.codec import TIME_ABORTED, TIME_APPEND, BatchDamaged, batch_key, times_range
+from smq.replication.log.log_state import LogState
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.producers import ProducerTable
-from smq.replication.log.state import LogState
 from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import TIME_ABORTED, TIME_APPEND, BatchDamaged, batch_key, times_range
 from smq.replication.ports import DataDamaged, Delete, Put, Table
 from tests.examples import examples
 from tests.unit.replication.log.support import PID, reopened

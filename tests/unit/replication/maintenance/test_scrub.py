@@ -9,9 +9,9 @@ from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerId, TsNs
 from smq.records import parse_header
 from smq.replication.api import Aborted
 from smq.replication.log.aborted import aborted_row
-from smq.replication.log.codec import BatchDamaged, base_of_key
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import BatchDamaged, base_of_key
 from smq.replication.maintenance import scrub
 from smq.replication.maintenance.scrub import Damage, Scrubber
 from smq.replication.ports import Put, Table

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from smq.raft_state.ids import NodeId
-from smq.replication.net import connection as tcp_connection
+from smq.replication.net import peer_connection as tcp_connection
 from smq.replication.ports import Channel
 from tests.unit.replication.net.test_tcp import CONTROL, ONE, TWO, Pair, Recorder, paired
 

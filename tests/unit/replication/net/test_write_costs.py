@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from smq.replication.net.connection import Connection
 from smq.replication.net.frames import FrameKind, frame_header
+from smq.replication.net.peer_connection import Connection
 from smq.replication.net.tcp import TcpSettings
 from smq.replication.ports import Buffer
 from tests.unit.replication.net.test_tcp import DATA, ONE, TWO, Pair, paired, run

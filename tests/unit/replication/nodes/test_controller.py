@@ -23,18 +23,18 @@ from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import DoneFn
 from smq.replication.commands.proposer import rejection
-from smq.replication.config import NodeConfig
 from smq.replication.host import Host, Identity
 from smq.replication.monitoring.anomalies import Anomalies
 from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.links import Links
+from smq.replication.node_config import NodeConfig
 from smq.replication.nodes import controller as controller_module
 from smq.replication.nodes.controller import Controller
 from smq.replication.nodes.liveness import Liveness
 from smq.replication.partition.replicas import Replicas, has_majority
 from smq.replication.ports import Channel
-from smq.replication.raft.engine import Raft
+from smq.replication.raft.raft import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.disk import FakeDisk

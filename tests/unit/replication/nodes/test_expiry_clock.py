@@ -11,7 +11,7 @@ from smq.raft_state.limits import PRODUCER_EXPIRATION_MS_MIN
 from smq.raft_state.replies import Reply
 from smq.replication.api import DoneFn
 from smq.replication.nodes.expiry_clock import INTERVAL_MS_MAX, INTERVAL_MS_MIN, ExpiryClock, interval_ms
-from smq.replication.raft.engine import Raft
+from smq.replication.raft.raft import Raft
 from tests.unit.raft_state.support import init_transactions, kept_minutes, producers_kept_ms, proposed, settings
 from tests.unit.replication.support import Host
 

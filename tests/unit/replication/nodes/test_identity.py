@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from smq.raft_state.ids import NodeId
-from smq.replication.config import NodeConfig
+from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.identity import (
     DISK_KEY,
     INCARNATION_KEY,

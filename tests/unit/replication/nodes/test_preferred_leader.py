@@ -9,15 +9,15 @@ from smq.raft_state.ids import Epoch, LogIndex, NodeId, PartitionId, TopicId
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
-from smq.replication.config import NodeConfig
 from smq.replication.host import Host as NodeHost
 from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.wire import DiskCondition
+from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.balancer import request_preferred_leader
 from smq.replication.nodes.liveness import Liveness
 from smq.replication.partition.replicas import Replicas
-from smq.replication.raft.engine import Raft
+from smq.replication.raft.raft import Raft
 from smq.testing.virtual.clock import Scheduler
 from tests.unit.replication.support import (
     INCARNATION,

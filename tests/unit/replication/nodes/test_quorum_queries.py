@@ -7,15 +7,15 @@ import pytest
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import DiskId, NodeId, Term
 from smq.raft_state.state import ClusterState
-from smq.replication.config import NodeConfig
 from smq.replication.host import Host, Identity, StateView
 from smq.replication.monitoring.anomalies import Anomalies
 from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net import wire
+from smq.replication.node_config import NodeConfig
 from smq.replication.nodes import quorum as quorum_module
 from smq.replication.nodes.quorum import PENDING_MAX, RETRY_MS, QuorumQueries
 from smq.replication.ports import Disk, Quorum
-from smq.replication.raft.engine import Raft
+from smq.replication.raft.raft import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.rng import Streams

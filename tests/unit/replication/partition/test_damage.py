@@ -5,9 +5,9 @@ import pytest
 from smq.raft_state.commands import AdvanceLogStart, MarkIncomplete
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, NodeId, Offset
-from smq.replication.config import TAIL_BYTES_KEPT
-from smq.replication.log.codec import BatchDamaged, base_of_key, parse_header_of
+from smq.replication.log.stored_batch import BatchDamaged, base_of_key, parse_header_of
 from smq.replication.net import wire
+from smq.replication.node_config import TAIL_BYTES_KEPT
 from smq.replication.partition.reads import READ_MS_MAX
 from smq.replication.partition.repair import OPEN_NS_MAX, REMEMBERED_NS, REPEATS_MAX, Outcome, repair_error
 from smq.replication.ports import Table

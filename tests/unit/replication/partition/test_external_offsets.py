@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from smq.raft_state.codec import encode_reply
+from smq.raft_state.command_codec import encode_reply
 from smq.raft_state.commands import Assignment, AssignOffsets, Command
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import LogIndex, Offset, RequestId

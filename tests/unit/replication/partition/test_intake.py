@@ -5,7 +5,7 @@ import pytest
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.api import Acks
-from smq.replication.log.codec import BatchDamaged
+from smq.replication.log.stored_batch import BatchDamaged
 from smq.replication.net import wire
 from smq.replication.partition.intake import Intake
 from smq.replication.partition.repair import Outcome

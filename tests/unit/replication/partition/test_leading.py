@@ -5,7 +5,7 @@ import pytest
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Acks
-from smq.replication.log.codec import ENVELOPE_BYTES, parse_value
+from smq.replication.log.stored_batch import ENVELOPE_BYTES, parse_value
 from smq.replication.net import wire
 from smq.replication.partition import handover, streams
 from tests.unit.replication.support import PEER_A, PEER_B, Host, batch

@@ -9,10 +9,10 @@ from smq.raft_state.ids import Offset
 from smq.raft_state.state import Segment
 from smq.replication.api import Fetched
 from smq.replication.commands.coalescing import Barriers
+from smq.replication.log.log_state import sealed
 from smq.replication.log.segments import HeldSegments
-from smq.replication.log.state import sealed
 from smq.replication.net.wire import StepQuery, StepReport
-from smq.replication.partition.compaction.segments import Segments, combined, lowest_behind
+from smq.replication.partition.compaction.segment_catch_up import Segments, combined, lowest_behind
 from smq.replication.partition.exact_ends import ExactEnds
 from smq.replication.partition.older_state import Outlived
 from smq.replication.partition.reads import Poll, Reads

@@ -13,7 +13,7 @@ from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset, TsNs
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Cancel, Fetched, TimeKind, TimeOffset
 from smq.replication.commands.coalescing import Barriers
-from smq.replication.log.codec import ENVELOPE_BYTES, BatchDamaged, StoredValue
+from smq.replication.log.stored_batch import ENVELOPE_BYTES, BatchDamaged, StoredValue
 from smq.replication.net import wire
 from smq.replication.partition.exact_ends import ATTEMPT_MS, RETRY_MS, ExactEnds
 from smq.replication.partition.reads import END_MS_MAX, REPAIRS_PER_POLL_MAX, Poll, Reads

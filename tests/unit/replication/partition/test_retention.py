@@ -15,10 +15,10 @@ from smq.raft_state.state import PartitionState
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import DoneFn
 from smq.replication.log import reader as log_reader
-from smq.replication.log.codec import ENVELOPE_BYTES
 from smq.replication.log.reader import Retained
 from smq.replication.log.segments import own_digest
-from smq.replication.partition.look_ups import LookUps
+from smq.replication.log.stored_batch import ENVELOPE_BYTES
+from smq.replication.partition.log_search import LookUps
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.retention import PAUSE_MS_MAX, Retainer
 from tests.unit.raft_state.support import advance, advances, pid, topic

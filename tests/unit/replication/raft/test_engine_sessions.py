@@ -10,8 +10,8 @@ import pytest
 from smq.raft_state.ids import DiskId, NodeId
 from smq.replication.net.disk_marks import START_BYTES, Mark, pack_marks
 from smq.replication.ports import Buffer, Op, Put, Table
-from smq.replication.raft.engine import Raft as Engine
 from smq.replication.raft.messages import Append, AppendReply, Message, RequestVote, TermNotice, decode, encode
+from smq.replication.raft.raft import Raft as Engine
 from smq.replication.raft.timing import RaftTiming
 from tests.unit.replication.raft.test_turn_results import Raft, chunk, sent, success
 

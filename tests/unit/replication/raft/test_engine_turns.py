@@ -8,7 +8,7 @@ from smq.replication.raft import applier
 from smq.replication.raft import core as raft_core
 from smq.replication.raft import follower as raft_follower
 from smq.replication.raft.messages import Append
-from tests.unit.replication.raft.test_engine import calm, commands, commit, elected, followers, isolate, propose, wait
+from tests.unit.replication.raft.test_raft import calm, commands, commit, elected, followers, isolate, propose, wait
 from tests.unit.replication.raft.test_roles import SNAPSHOT, A, installing
 
 

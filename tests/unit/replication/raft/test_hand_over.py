@@ -3,7 +3,7 @@
 import pytest
 
 from smq.replication.raft.messages import NO_ANSWER, Append, Message, TimeoutNow
-from tests.unit.replication.raft.test_engine import calm, elected, followers, isolate, propose, wait
+from tests.unit.replication.raft.test_raft import calm, elected, followers, isolate, propose, wait
 from tests.unit.replication.raft.test_roles import DISK, A, View, leading, success
 
 

@@ -4,7 +4,7 @@ from chaos_tests.sim.raft.group import Host, World
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import Quorum, QuorumReplica
 from smq.replication.raft.leader import Progress
-from tests.unit.replication.raft.test_engine import calm, commit, elected, followers, isolate, wait
+from tests.unit.replication.raft.test_raft import calm, commit, elected, followers, isolate, wait
 from tests.unit.replication.raft.test_replaced_disk import registered
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from smq.raft_state.ids import NodeId
-from smq.replication.config import NodeConfig
 from smq.replication.node import Node
+from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.identity import DISK_KEY, REPLACED_KEY, VOTERS_KEY
 from smq.replication.ports import Channel, NetworkHandler, Table
 from smq.replication.raft.journal import RaftDamaged

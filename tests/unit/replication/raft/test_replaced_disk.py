@@ -6,7 +6,7 @@ from chaos_tests.sim.raft import planted
 from chaos_tests.sim.raft.group import Host, Violation, World, registration
 from smq.raft_state.ids import DiskId, NodeId
 from smq.replication.raft.voters import Voters
-from tests.unit.replication.raft.test_engine import calm, commands, commit, elected, followers, isolate, propose, wait
+from tests.unit.replication.raft.test_raft import calm, commands, commit, elected, followers, isolate, propose, wait
 from tests.unit.replication.raft.test_roles import ANOTHER, DISK, ME, A, B, leading, success
 
 OLD_COPY = DiskId(b"o" * 16)

@@ -7,7 +7,7 @@ from smq.raft_state.ids import NodeId
 from smq.replication.ports import Channel
 from smq.replication.raft import core as raft_core
 from smq.replication.raft.messages import SnapshotChunk, decode
-from tests.unit.replication.raft.test_engine import calm, commands, commit, elected, followers, isolate, wait
+from tests.unit.replication.raft.test_raft import calm, commands, commit, elected, followers, isolate, wait
 
 SNAPSHOT_ENTRIES = 20
 

@@ -15,7 +15,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from crc32c import crc32c
 
-from smq.replication.log.codec import home_of
+from smq.replication.log.stored_batch import home_of
 from smq.replication.ports import Delete, Disk, Op, Put, Table
 from smq.replication.storage.disk import StoreDisk
 from smq.replication.storage.disk_lmdb import LmdbDisk

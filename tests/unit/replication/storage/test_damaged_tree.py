@@ -12,9 +12,9 @@ import pytest
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import parse_header
-from smq.replication.log.codec import BatchDamaged, StoredValue, batch_key
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import BatchDamaged, StoredValue, batch_key
 from smq.replication.maintenance.scrub import Check
 from smq.replication.ports import DataDamaged, Delete, Examined, Put, Table
 from smq.replication.storage import pages_lmdb

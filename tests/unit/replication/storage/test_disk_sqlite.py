@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from smq.raft_state.ids import NodeId
-from smq.replication.config import NodeConfig
+from smq.replication.node_config import NodeConfig
 from smq.replication.ports import DataDamaged, Delete, Put, Rows, Table
 from smq.replication.storage import database_sqlite, disk_sqlite
 from smq.replication.storage.database_sqlite import DATA_FILE, JOURNAL_FILE, PAGE_BYTES

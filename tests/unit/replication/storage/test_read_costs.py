@@ -11,9 +11,9 @@ import pytest
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import NewRecord, encode_batch, validate_produced
-from smq.replication.log.codec import StoredValue
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import StoredValue
 from smq.replication.ports import DataDamaged
 from tests.unit.replication.storage.support import LmdbHarness
 

@@ -11,10 +11,10 @@ import pytest
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import NewRecord, encode_batch, validate_produced
-from smq.replication.log.codec import StoredValue
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.reader import LogReader
 from smq.replication.log.store import LogStore
+from smq.replication.log.stored_batch import StoredValue
 from smq.replication.ports import DataDamaged, GiveUp, Table
 from smq.replication.storage import pages_lmdb
 from smq.replication.storage.disk import READERS

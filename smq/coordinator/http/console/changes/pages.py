@@ -12,11 +12,11 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
-from smq.coordinator.http.console.changes.cluster import ABORT, DRAIN, UNDRAIN
-from smq.coordinator.http.console.changes.groups import FORGET, RESET
+from smq.coordinator.http.console.changes.group_changes import FORGET, RESET
 from smq.coordinator.http.console.changes.guard import Tokens, refuse_foreign
+from smq.coordinator.http.console.changes.node_changes import ABORT, DRAIN, UNDRAIN
 from smq.coordinator.http.console.changes.plan import Action, Plan
-from smq.coordinator.http.console.changes.topics import DELETE, TRIM
+from smq.coordinator.http.console.changes.topic_changes import DELETE, TRIM
 from smq.coordinator.http.console.event_page import OpenAdmin
 from smq.coordinator.http.console.markup import Content, address, link, tag, void
 from smq.coordinator.http.console.refusals import BadRequest, Refused

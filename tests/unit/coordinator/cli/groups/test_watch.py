@@ -10,7 +10,7 @@ from click.testing import Result
 from smq.clients import Admin
 from smq.clients.types import GroupDescription
 from smq.coordinator.cli.groups import watch
-from smq.coordinator.cli.groups.limit import EXIT_ABOVE
+from smq.coordinator.cli.groups.lag_limit import EXIT_ABOVE
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.testing.fake.cluster import FakeCluster
 

@@ -9,7 +9,7 @@ import pytest
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.service import group_lag
-from smq.coordinator.service.lookup import known_ranges
+from smq.coordinator.service.name_lookup import known_ranges
 from smq.replication.api import PartitionRange
 from smq.testing.served import Served, serving
 from tests.unit.coordinator.grpc.test_group_lag import assigned

@@ -13,7 +13,7 @@ from smq.clients import Producer
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import HttpConfig, TlsConfig
-from smq.coordinator.http.console import reading
+from smq.coordinator.http.console import record_reads
 from smq.coordinator.http.console.markup import POLICY, text
 from smq.coordinator.http.console.site import Console
 from smq.coordinator.service.settings import Settings
@@ -205,7 +205,7 @@ def test_records_are_found_by_offset_time_end_and_text(tmp_path: Path, monkeypat
         assert any("at=0-60" in link for link in page.links()), "the later ones"
         assert any("before=0-10" in link for link in page.links()), "the earlier ones"
         assert await values(served, "before=0-60") == list(range(10, 60))
-        monkeypatch.setattr(reading, "SEARCHED_RECORDS_MAX", 30)
+        monkeypatch.setattr(record_reads, "SEARCHED_RECORDS_MAX", 30)
         page = await get(served, "topics/t/messages?contains=value-119")
         assert "Searched 30 records, up to offset 30" in page.text
         assert any("at=0-30" in link and "contains=value-119" in link for link in page.links())
@@ -310,14 +310,14 @@ def test_a_batch_that_does_not_decode_is_one_line_and_hides_no_other(tmp_path: P
         await served.create()
         await served.publish(produce(NewRecord(None, b"before", 1)), produce(NewRecord(None, bytes(50_000), 1)))
         await served.publish(produce(NewRecord(None, b"after", 1)))
-        whole = reading.DECODED_BYTES_MAX
+        whole = record_reads.DECODED_BYTES_MAX
         bomb = encode_batch([NewRecord(None, bytes(200_000), 1)], codec="gzip")
         await served.publish(pb.PublishRecordRequest(topic="t", partition=0, batch=bomb))
-        reading.DECODED_BYTES_MAX = 100_000  # type: ignore[misc]  # so that a small batch is too large
+        record_reads.DECODED_BYTES_MAX = 100_000  # type: ignore[misc]  # so that a small batch is too large
         try:
             page = await get(served, "topics/t/messages")
         finally:
-            reading.DECODED_BYTES_MAX = whole  # type: ignore[misc]  # as above
+            record_reads.DECODED_BYTES_MAX = whole  # type: ignore[misc]  # as above
         assert page.status == 200
         assert "before" in page.text
         assert "after" in page.text

@@ -20,12 +20,12 @@ from smq.records import (
     parse_header,
 )
 from smq.replication.log.aborted import AbortedTransactions
-from smq.replication.log.codec import StoredValue, build_value, parse_header_of, parse_value
 from smq.replication.log.compaction import segment_writer
 from smq.replication.log.compaction.cleaner import KeyScan, Stretch
 from smq.replication.log.compaction.segment_writer import Rewritten, SegmentWriter
 from smq.replication.log.reader import LogReader
 from smq.replication.log.segments import digest_of
+from smq.replication.log.stored_batch import StoredValue, build_value, parse_header_of, parse_value
 from tests.unit.replication.log.support import PID
 
 PRODUCER = 77

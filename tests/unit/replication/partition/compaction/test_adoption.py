@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from smq.raft_state.ids import Offset
-from smq.replication.log.codec import StoredValue
 from smq.replication.log.compaction.segment_writer import Rewritten
 from smq.replication.log.segments import NO_DIGEST, replaced
+from smq.replication.log.stored_batch import StoredValue
 from smq.replication.net.wire import SegmentPart, SegmentQuery
-from smq.replication.partition.compaction import segments
-from smq.replication.partition.compaction.segments import Segments
+from smq.replication.partition.compaction import segment_catch_up
+from smq.replication.partition.compaction.segment_catch_up import Segments
 from tests.unit.replication.partition.compaction.test_damaged_segments import lose
 from tests.unit.replication.partition.compaction.test_installing import rewritten_without
 from tests.unit.replication.partition.compaction.test_passes import RESET_MS, Keeper, Leader
@@ -22,7 +22,7 @@ START, END = Offset(0), Offset(3)
 @pytest.fixture(autouse=True)
 def of_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece."""
-    monkeypatch.setattr(segments, "PART_BYTES_MAX", 1)
+    monkeypatch.setattr(segment_catch_up, "PART_BYTES_MAX", 1)
 
 
 class Peer:

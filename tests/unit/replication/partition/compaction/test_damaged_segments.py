@@ -6,12 +6,12 @@ from smq.raft_state.commands import AdvanceLogStart, MarkIncomplete
 from smq.raft_state.ids import Offset
 from smq.raft_state.state import Segment
 from smq.replication.log import partition_log
-from smq.replication.log.codec import TIME_APPEND, BatchDamaged, base_of_key, batch_key, parse_value, times_range
 from smq.replication.log.compaction.segment_writer import SegmentWriter
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.segments import NO_DIGEST, digest_of, replaced
+from smq.replication.log.stored_batch import TIME_APPEND, BatchDamaged, base_of_key, batch_key, parse_value, times_range
 from smq.replication.net.wire import FetchBatch, FoundBatch, Producers, SegmentPart, SegmentQuery
-from smq.replication.partition.compaction.segments import PAUSE_NS, Segments, lowest_behind
+from smq.replication.partition.compaction.segment_catch_up import PAUSE_NS, Segments, lowest_behind
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replicas import known_damage
 from smq.replication.ports import Put, Table

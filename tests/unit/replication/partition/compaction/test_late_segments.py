@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from smq.raft_state.ids import NodeId, Offset
-from smq.replication.log.codec import StoredValue
 from smq.replication.log.compaction.segment_writer import Rewritten
 from smq.replication.log.segments import NO_DIGEST
+from smq.replication.log.stored_batch import StoredValue
 from smq.replication.net.wire import SegmentPart, SegmentQuery
-from smq.replication.partition.compaction import segments
-from smq.replication.partition.compaction.segments import ANSWER_NS_MAX, ANSWER_NS_MIN, RECENT_NS, Segments
+from smq.replication.partition.compaction import segment_catch_up
+from smq.replication.partition.compaction.segment_catch_up import ANSWER_NS_MAX, ANSWER_NS_MIN, RECENT_NS, Segments
 from smq.replication.ports import DataDamaged
 from tests.unit.replication.partition.compaction.test_adoption import Peer
 from tests.unit.replication.partition.compaction.test_installing import is_as_agreed, rewritten_without
@@ -217,7 +217,7 @@ def test_a_process_uses_no_request_number_of_the_one_before_it(fetching: Fetchin
 
 def test_a_replica_that_serves_many_says_that_it_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = Peer()
-    monkeypatch.setattr(segments, "SERVED_MAX", 1)
+    monkeypatch.setattr(segment_catch_up, "SERVED_MAX", 1)
     host, log = peer.keeper.host, peer.keeper.host.live.log
     log.note_held(START, END, peer.new.digest)
     for digest in (peer.new.digest, peer.new.digest, NO_DIGEST, b"bytes of no node"):

@@ -9,13 +9,13 @@ import pytest
 from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, Command, CompactSegment
 from smq.raft_state.ids import Offset
 from smq.records import NewRecord, build_batch, decode_batch, encode_batch, parse_header
-from smq.replication.log.codec import BatchDamaged, BatchInfo
 from smq.replication.log.compaction import cleaner
 from smq.replication.log.compaction.key_table import KeyTable
 from smq.replication.log.reader import LogReader
+from smq.replication.log.stored_batch import BatchDamaged, BatchInfo
 from smq.replication.net import wire
 from smq.replication.partition.compaction.passes import URGENT_RESET_MS, Compactor
-from smq.replication.partition.compaction.segments import Segments
+from smq.replication.partition.compaction.segment_catch_up import Segments
 from smq.replication.partition.markers import Markers
 from tests.unit.raft_state.support import add, init_transactions, proposed
 from tests.unit.raft_state.support import end as end_transaction

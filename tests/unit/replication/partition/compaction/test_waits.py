@@ -12,7 +12,7 @@ from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.host import Host as NodeHost
 from smq.replication.log.segments import HeldSegments, own_digest
 from smq.replication.partition.compaction.passes import IN_STEP_MS, Compactor
-from smq.replication.partition.compaction.segments import Segments
+from smq.replication.partition.compaction.segment_catch_up import Segments
 from smq.replication.partition.replica import Replica
 from tests.unit.replication.partition.compaction.test_passes import Keeper, Leader, agree
 from tests.unit.replication.support import PEER_A, PEER_B, Host

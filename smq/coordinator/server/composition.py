@@ -226,7 +226,7 @@ class Server:
         )
         self._served, self._end_tracing = traced(self.node, config.cluster_id)
         self._groups = self._group_coordinator(clock)
-        self._self_check = SelfCheck(self.node, self._reach(ports), lambda why: die(StartRefused(why)))
+        self._self_check = SelfCheck(self.node, config.peers, self._reach(ports), lambda why: die(StartRefused(why)))
         self._lags = LagMonitor(self.node)
         self._console = Console(self.node, self._settings, config, self._open_admin)
         self._add_services()

@@ -3,6 +3,10 @@
 Owns the warnings that come of it, and what ends the process: a clock that is days off, or an address that another node
 advertises, too. It sends no byte of a protocol. Only the composition root makes these checks.
 
+A loopback address leads a client to its own machine. So nodes of different machines may share one, and their
+hosts under [peers] tell the machines apart. For HTTP that is usual. For clients it is a warning: they find one node
+under the addresses of several.
+
 Nothing in smq needs clocks that agree: times of records and expiry follow the replicated state. But a clock that is
 days off is a machine that has lost it, and it would date its records wrongly for ever.
 
@@ -18,7 +22,7 @@ from typing import Final
 
 import structlog
 
-from smq.coordinator.config.addresses import Address, format_address
+from smq.coordinator.config.addresses import Address, format_address, is_loopback, parse_address
 from smq.coordinator.service.audience import OWN, told_of
 from smq.raft_state.ids import NodeId
 from smq.raft_state.state import NodeState
@@ -75,6 +79,7 @@ def _days(ms: int) -> str:
 _CONNECT_S: Final = 2.0
 _AGAIN_S: Final = 10.0  # a load balancer takes some time to find a new node
 _CHECK_S: Final = 0.5
+_HTTP: Final = "HTTP"  # no client is led by it
 _TRIES: Final = 20  # in a row: a node that is gone is fenced long before, and its address is free then
 
 Reach = Mapping[str, tuple[Address, ssl.SSLContext | None]]  # by key: the advertised address, and how to greet it
@@ -83,8 +88,11 @@ Reach = Mapping[str, tuple[Address, ssl.SSLContext | None]]  # by key: the adver
 class SelfCheck:
     """`on_taken` ends the process. `warnings` are for an operator to act on."""
 
-    def __init__(self, node: NodeApi, reach: Reach, on_taken: Callable[[str], None]) -> None:
+    def __init__(
+        self, node: NodeApi, peers: Mapping[NodeId, Address], reach: Reach, on_taken: Callable[[str], None]
+    ) -> None:
         self._node = node
+        self._peers = peers
         self._reach = reach
         self._on_taken = on_taken
         self._failures: dict[str, str] = {}
@@ -98,11 +106,18 @@ class SelfCheck:
             task.cancel()
 
     def warnings(self) -> list[str]:
-        return [
+        found = [
             f"this node cannot connect to {format_address(self._reach[key][0])}, which it advertises as {key} "
             f"({reason}): if clients cannot either, correct the address, the name or the firewall"
             for key, reason in sorted(self._failures.items())
         ]
+        found += [
+            f"{_both(me, other, key, address)}, which leads each client to its own machine: advertise addresses that "
+            "differ, and that clients reach"
+            for me, other, key, address in self._shared()
+            if key != _HTTP and not self._is_one_place(other, address)
+        ]
+        return found
 
     # --------------------------------------------------------------------------------------------- connecting
     async def _try_all(self) -> None:
@@ -141,21 +156,32 @@ class SelfCheck:
             self._on_taken(taken)
 
     def _duplicate(self) -> str | None:
+        for me, other, key, address in self._shared():
+            if other.incarnation <= me.incarnation and self._is_one_place(other, address):
+                return f"{_both(me, other, key, address)}: give each node addresses of its own"
+        return None
+
+    def _shared(self) -> Iterator[tuple[NodeState, NodeState, str, str]]:
+        """This node, another live one, and the key and the address that both advertise."""
         nodes = self._node.state.nodes
         me = nodes.get(self._node.node_id)
         if me is None:
-            return None
-        mine = dict(_advertised(me))
+            return
+        mine = {address for _, address in _advertised(me)}
         for other in nodes.values():
-            if other.node == me.node or other.fenced or other.incarnation > me.incarnation:
-                continue
-            for key, address in _advertised(other):
-                if address in mine.values():
-                    return (
-                        f"node {other.node} advertises {address} ({key}), and so does this node {me.node}: give each "
-                        "node addresses of its own"
-                    )
-        return None
+            if other is not me and not other.fenced:
+                yield from ((me, other, key, address) for key, address in _advertised(other) if address in mine)
+
+    def _is_one_place(self, other: NodeState, address: str) -> bool:
+        """Whether the address leads to the same machine wherever it is used."""
+        if not is_loopback(parse_address("", address)[0]):
+            return True
+        mine, others = self._peers[self._node.node_id][0], self._peers.get(other.node, ("", 0))[0]
+        return mine == others or (is_loopback(mine) and is_loopback(others))
+
+
+def _both(me: NodeState, other: NodeState, key: str, address: str) -> str:
+    return f"node {other.node} advertises {address} ({key}), and so does this node {me.node}"
 
 
 def _advertised(node: NodeState) -> Iterator[tuple[str, str]]:
@@ -165,7 +191,7 @@ def _advertised(node: NodeState) -> Iterator[tuple[str, str]]:
             if address:
                 yield f"{kind} {name}".rstrip(), address
     if node.http_address:
-        yield "HTTP", node.http_address
+        yield _HTTP, node.http_address
 
 
 async def _try(address: Address, tls: ssl.SSLContext | None) -> str:

@@ -41,12 +41,15 @@ def node(number: int, *, incarnation: int = 1, kafka: str = "", http: str = "", 
     )
 
 
-def checked(*nodes: NodeState, reach: Reach | None = None) -> tuple[SelfCheck, ClusterState, list[str]]:
-    """The check of the first of these nodes, its state, and what it has ended its process with."""
+def checked(
+    *nodes: NodeState, reach: Reach | None = None, hosts: tuple[str, ...] = ("n1", "n2")
+) -> tuple[SelfCheck, ClusterState, list[str]]:
+    """The check of the first of these nodes, its state, and what it has ended its process with. `hosts`: of [peers]."""
     state, ended = ClusterState(), list[str]()
     state.nodes = {n.node: n for n in nodes}
     api = SimpleNamespace(node_id=nodes[0].node, state=state, status=lambda: SimpleNamespace(is_ready=True))
-    return SelfCheck(cast(NodeApi, api), reach or {}, ended.append), state, ended
+    peers = {NodeId(number): (host, 7400 + number) for number, host in enumerate(hosts, 1)}
+    return SelfCheck(cast(NodeApi, api), peers, reach or {}, ended.append), state, ended
 
 
 def twin_of(*nodes: NodeState) -> str:
@@ -76,6 +79,34 @@ def test_the_later_of_two_nodes_with_one_address_ends(mine: dict[str, str], othe
     found = twin_of(node(1, incarnation=2, **mine), node(2, incarnation=1, **others))
     assert says in found
     assert bool(found) == bool(says)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
+@pytest.mark.parametrize(
+    ("hosts", "is_one_machine"),
+    [
+        (("n1.example.org", "n2.example.org"), False),
+        (("10.0.0.1", "10.0.0.2"), False),
+        (("n1.example.org", "n1.example.org"), True),
+        (("127.0.0.1", "127.0.0.1"), True),
+        (("localhost", "127.0.0.1"), True),
+    ],
+)
+def test_a_loopback_address_is_each_machines_own(host: str, hosts: tuple[str, str], is_one_machine: bool) -> None:
+    """By the walk-through of three machines, all advertise HTTP on 127.0.0.1:7402. Clients that got such an address
+    would find each node under it, so there it is a warning."""
+    for kind in ("http", "kafka"):
+        nodes = node(1, incarnation=2, **{kind: f"{host}:1"}), node(2, incarnation=1, **{kind: f"{host}:1"})
+
+        async def run(*nodes: NodeState) -> tuple[list[str], list[str]]:
+            check, _, ended = checked(*nodes, hosts=hosts)
+            check.start()
+            await asyncio.gather(*check._tasks)
+            return ended, check.warnings()
+
+        ended, warnings = asyncio.run(run(*nodes))
+        assert bool(ended) is is_one_machine
+        assert [f"{host}:1 (Kafka)" in warning for warning in warnings] == [True] * (kind == "kafka" and not ended)
 
 
 def test_the_earlier_of_two_nodes_with_one_address_stays() -> None:

@@ -101,7 +101,8 @@ def leader_error(asked_node: NodeId, state: ClusterState, part: PartitionState) 
 
 def full_elsewhere(node: NodeId) -> SmqError:
     message = (
-        f"node {node} has no space for records, and too few replicas are left for a majority: free space on its disk"
+        f"node {node} has no space for records, and too few replicas are left for a majority: delete topics or "
+        "records, or free space on its disk. `smq status` says how many bytes must still go"
     )
     return SmqError(ErrorCode.STORAGE_FULL, message)
 

@@ -116,10 +116,11 @@ class Intake:
 
 
 class SpaceGuard:
-    """Full once less than the reserve is free, until an eighth more than the reserve is free.
+    """Full once the room is less than the reserve, until it is an eighth more than the reserve.
 
-    Pages that LMDB has freed inside its file count if they make up a reserve by themselves: deleting records frees no
-    other space. But a large batch needs contiguous pages, so half of the reserve must be free outside the file.
+    Room is what is free on the file system, and what the store uses again inside its file: deleting records frees only
+    that. But a large batch needs pages that lie together, for which the file may have to grow. So half of the reserve
+    must be free outside the file: what is in flight, twice.
     """
 
     def __init__(self, disk: Disk, reserve_bytes: int) -> None:
@@ -128,15 +129,26 @@ class SpaceGuard:
         self.reserve_bytes = reserve_bytes
         self.is_full = False
         self.space = Space(free_bytes=0, reusable_bytes=0, total_bytes=0)  # as of the last refresh
+        self._queued_bytes = 0  # at the last refresh; as good as written
 
     def refresh(self) -> None:
         """Asks the disk: some 20 microseconds."""
         self._appended_bytes = 0
         self.space = self._disk.space()
-        queued = self._disk.queued_bytes  # as good as written
-        needed = self.reserve_bytes + (self.reserve_bytes // 8 if self.is_full else 0)
-        outside, inside = self.space.free_bytes - queued, self.space.reusable_bytes
-        self.is_full = outside < needed and not (outside >= needed // 2 and inside >= needed)
+        self._queued_bytes = self._disk.queued_bytes
+        self.is_full = self._missing_bytes > 0
+
+    @property
+    def _missing_bytes(self) -> int:
+        """How much must be freed before records are taken."""
+        wanted = self.reserve_bytes + (self.reserve_bytes // 8 if self.is_full else 0)
+        room = self.space.free_bytes + self.space.reusable_bytes - self._queued_bytes
+        return max(wanted - room, self._missing_outside_bytes)
+
+    @property
+    def _missing_outside_bytes(self) -> int:
+        """How much of that only the file system can give."""
+        return max(self.reserve_bytes // 2 - self.space.free_bytes + self._queued_bytes, 0)
 
     def admits(self, size: int) -> bool:
         """Whether this many bytes of records may be appended."""
@@ -146,10 +158,20 @@ class SpaceGuard:
         return not self.is_full
 
     def refusal(self, node: int) -> SmqError:
-        space = self.space
+        """Of a full disk."""
+        missing, outside = self._missing_bytes, self._missing_outside_bytes
+        advice = "delete topics or records, or free space on that disk"
+        if outside:
+            advice = f"free {_mib(outside)} of them on that disk's file system, where no deletion of records helps"
+            advice += "; for the rest delete topics or records, too" if outside < missing else ""
         message = (
-            f"node {node} has {space.free_bytes >> 20} MiB left on its disk and {space.reusable_bytes >> 20} MiB in "
-            f"its file, but its reserve is {self.reserve_bytes >> 20} MiB: delete topics or records, or free space on "
-            "that disk; writes then resume by themselves"
+            f"node {node} has {self.space.free_bytes >> 20} MiB left on its disk and "
+            f"{self.space.reusable_bytes >> 20} MiB to use again in its file, too little for its reserve of "
+            f"{_mib(self.reserve_bytes)}: {_mib(missing)} must still go: {advice}; writes then resume by themselves"
         )
         return SmqError(ErrorCode.STORAGE_FULL, message, ErrorDetails(retry_after_ms=RETRY_MS))
+
+
+def _mib(size: int) -> str:
+    """Rounded up: it is enough."""
+    return f"{-(-size >> 20)} MiB"

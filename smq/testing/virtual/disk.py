@@ -168,6 +168,7 @@ class FakeDisk:
         self.latency_ms = latency_ms
         self._on_fatal = on_fatal
         self.capacity: int | None = None  # bytes; a commit that would exceed it fails with ENOSPC
+        self._file_bytes = 0  # as of the last look
         self.has_failed = False  # a commit failed: the process must end
         self._fail_next: BaseException | None = None
         self._stalled_until_ns = 0
@@ -329,10 +330,14 @@ class FakeDisk:
         self._clock.call_soon(lambda: done(Examined(damaged=damaged, unreadable=[], size=size, next_key=next_key)))
 
     def space(self) -> Space:
+        """While the disk has a capacity, its file grows and never shrinks, as LMDB's."""
         if self.capacity is None:
+            self._file_bytes = 0
             return Space(free_bytes=ENDLESS_BYTES, reusable_bytes=0, total_bytes=ENDLESS_BYTES)
-        free_bytes = max(self.capacity - self._image.size_bytes(), 0)
-        return Space(free_bytes=free_bytes, reusable_bytes=0, total_bytes=self.capacity)
+        size = self._image.size_bytes()
+        self._file_bytes = max(self._file_bytes, size)
+        free_bytes = max(self.capacity - self._file_bytes, 0)
+        return Space(free_bytes=free_bytes, reusable_bytes=self._file_bytes - size, total_bytes=self.capacity)
 
     def size_bytes(self) -> int:
         return self._image.size_bytes()

@@ -84,7 +84,7 @@ def test_a_full_file_system_refuses_records_and_nothing_else(small_disk: Path) -
         node.create_topic("another", 4, replication_factor=3)
         node.commit("g", "t", 0, offsets[-1])
         assert node.committed("g", "t", 0) == offsets[-1]
-        assert any("left on its disk" in warning for warning in node.status().warnings)
+        assert any("MiB must still go: delete topics or records" in warning for warning in node.status().warnings)
         leader = cluster.nodes[cluster.wait_leader("t", 0)].raw  # a follower may have been full before the last batch
         assert leader.read_all("t", 0, offsets[-1])[offsets[-1]] == VALUE
 

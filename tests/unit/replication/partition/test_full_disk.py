@@ -2,6 +2,7 @@
 
 import pytest
 
+from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from smq.replication.partition.intake import REFRESHES_PER_RESERVE, SpaceGuard
@@ -37,8 +38,9 @@ def guard(free: int, reusable: int = 0, *, reserve: int = RESERVE) -> tuple[Spac
     [
         (RESERVE, 0, False),
         (RESERVE - 1, 0, True),
-        (RESERVE // 2, RESERVE, False),  # what was deleted makes room
-        (RESERVE // 2, RESERVE - 1, True),
+        (RESERVE - 1, 1, False),  # what was deleted makes room
+        (RESERVE // 2, RESERVE // 2, False),
+        (RESERVE // 2, RESERVE // 2 - 1, True),
         (RESERVE // 2 - 1, 100 * RESERVE, True),  # a large batch may need pages that lie together
     ],
 )
@@ -74,12 +76,36 @@ def test_a_reserve_of_nothing_is_never_touched() -> None:
     assert guard(0, reserve=0)[0].admits(1)
 
 
-def test_the_refusal_says_how_much_is_left_and_what_to_do() -> None:
-    made, _ = guard(3 * MIB, 7 * MIB, reserve=100 * MIB)
+@pytest.mark.parametrize(
+    ("free", "reusable", "reserve", "parts"),
+    [
+        (
+            60 * MIB,
+            7 * MIB,
+            100 * MIB,
+            ("60 MiB left", "7 MiB to use again", "reserve of 100 MiB", "46 MiB must still go"),
+        ),
+        (50 * MIB, 50 * MIB - 1, 100 * MIB, ("13 MiB must still go: delete topics or records, or free",)),  # and a byte
+        (3 * MIB, 900 * MIB, 100 * MIB, ("47 MiB must still go: free 47 MiB of them on that disk's file system",)),
+        (3 * MIB, 7 * MIB, 100 * MIB, ("103 MiB must still go: free 47 MiB of them", "for the rest delete topics")),
+    ],
+)
+def test_the_refusal_says_how_many_bytes_must_still_go(
+    free: int, reusable: int, reserve: int, parts: tuple[str, ...]
+) -> None:
+    made, disk = guard(free, reusable, reserve=reserve)
     error = made.refusal(2)
     assert error.code is ErrorCode.STORAGE_FULL
-    for part in ("node 2", "3 MiB", "7 MiB", "100 MiB", "delete topics or records"):
+    for part in ("node 2", "writes then resume by themselves", *parts):
         assert part in error.message
+    # It is true: that much less is not enough, and that much is.
+    missing, outside = made._missing_bytes, made._missing_outside_bytes
+    for short, is_full in ((1, True), (0, False)):
+        disk.free, disk.reusable = free + outside, reusable + missing - outside - short
+        if outside == missing:
+            disk.free -= short
+        made.refresh()
+        assert made.is_full is is_full
 
 
 # ---------------------------------------------------------------------------------------------- one replica
@@ -109,6 +135,33 @@ def test_a_leader_with_a_full_disk_refuses_records_and_answers_what_it_has() -> 
     assert answer.is_duplicate, "what is stored already needs no room"
     assert [v.base for v in host.live.log.read(Offset(0), Offset(2), 1 << 20)] == [0, 1]
     free(host)
+    assert host.produce().result is None
+
+
+def test_a_leader_takes_records_again_once_enough_of_its_file_can_be_used_again() -> None:
+    """The file never shrinks, so what the file system has free stays as it is."""
+    host = leader_of_one_record()
+    size = RESERVE // REFRESHES_PER_RESERVE
+    host.space = SpaceGuard(host.disk, RESERVE)
+    host.disk.capacity = host.disk.size_bytes() + RESERVE + 3 * size
+    for end in range(2, 100):
+        host.produce(batch(bytes(size)))
+        host.settle()
+        host.ack(PEER_A, end)
+        host.advance(end)
+        host.space.refresh()
+        if host.space.is_full:
+            break
+    free = host.space.space.free_bytes
+    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(2)))
+    host.settle()
+    host.space.refresh()
+    with pytest.raises(SmqError, match=r"STORAGE_FULL.* 1 MiB must still go: delete topics or records"):
+        host.produce()
+    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(end)))
+    host.settle()
+    host.space.refresh()
+    assert host.space.space.free_bytes <= free
     assert host.produce().result is None
 
 

@@ -141,16 +141,16 @@ as read-only and says why. A value is refused with INVALID_CONFIG only if it is 
 `remote.storage.enable=true`. The value shown for `min.insync.replicas` is the majority of the topic's replicas.
 `storage` and `retention.records` are keys of smq's own: Kafka clients see only topics with `storage=log`.
 
-By default everything is kept (`retention.ms=-1`, where Kafka deletes after a week), and no timestamp is refused
-(`message.timestamp.after.max.ms`, an hour in Kafka).
+By default everything is kept (`retention.ms=-1`, where Kafka deletes after a week). A batch whose newest timestamp is
+more than an hour ahead of the leader's clock is refused (`message.timestamp.after.max.ms`), as in Kafka.
 
 - `compression.type`: the leader converts a batch that comes in another codec, on a thread of its own. Batches keep
   their order meanwhile. One that does not decompress is refused with INVALID_RECORD, one that is larger than
   `max.message.bytes` before or after with MESSAGE_TOO_LARGE.
 - `message.timestamp.type=LogAppendTime`: all records of a batch have the leader's time when it was appended.
 - `message.timestamp.before.max.ms` and `.after.max.ms`: a batch with one record beyond the limit is refused whole, with
-  INVALID_TIMESTAMP. The leader's clock is the measure, and so the records are read. A batch that the log already holds
-  is answered like its first attempt, however late it comes again.
+  INVALID_TIMESTAMP. The leader's clock is the measure, and with other values than the defaults the records are read.
+  A batch that the log already holds is answered like its first attempt, however late it comes again.
 
 ### Topics
 

@@ -46,6 +46,7 @@ RETENTION_BYTES: Final = "retention.bytes"
 RETENTION_MS: Final = "retention.ms"
 RETENTION_RECORDS: Final = "retention.records"
 STORAGE: Final = "storage"
+AFTER_MAX_MS_DEFAULT: Final = 3_600_000  # Kafka's: retention by time cannot remove what is dated later than now
 TIMESTAMP_AFTER_MAX_MS: Final = "message.timestamp.after.max.ms"
 TIMESTAMP_BEFORE_MAX_MS: Final = "message.timestamp.before.max.ms"
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
@@ -109,9 +110,9 @@ def _level(codec: str, default: int, values: str, accepts: Callable[[str], bool]
     return ConfigKey(str(default), values, meaning, accepts, ConfigType.INT)
 
 
-def _span(direction: str) -> ConfigKey:
+def _span(direction: str, default: int) -> ConfigKey:
     return ConfigKey(
-        default=str(INT64_MAX),
+        default=str(default),
         values=f"a whole number of milliseconds from 0 to {INT64_MAX} (without a limit)",
         meaning=f"how far {direction} the timestamp of a record may be, with CreateTime",
         accepts=between(0, INT64_MAX),
@@ -190,8 +191,8 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
         -2, -2, "the bytes that a partition keeps beside remote storage", "bytes", _NO_TIERS
     ),
     "local.retention.ms": _number(-2, -2, "how long records are kept beside remote storage", "milliseconds", _NO_TIERS),
-    TIMESTAMP_AFTER_MAX_MS: _span("ahead of the leader's clock"),
-    TIMESTAMP_BEFORE_MAX_MS: _span("behind the leader's clock"),
+    TIMESTAMP_AFTER_MAX_MS: _span("ahead of the leader's clock", AFTER_MAX_MS_DEFAULT),
+    TIMESTAMP_BEFORE_MAX_MS: _span("behind the leader's clock", INT64_MAX),
     TIMESTAMP_TYPE: ConfigKey(
         default=CREATE_TIME,
         values='"CreateTime" (the producer\'s) or "LogAppendTime" (the leader\'s)',
@@ -320,12 +321,15 @@ class BatchRules(NamedTuple):
     level: int | None = None  # of the codec. None: its own default
     is_append_time: bool = False  # records have the leader's time, not the producer's
     before_ms: int = INT64_MAX  # how much older than the leader's clock a timestamp may be
-    after_ms: int = INT64_MAX  # how much later
+    after_ms: int = AFTER_MAX_MS_DEFAULT  # how much later
     needs_keys: bool = False  # every record has a key
 
     @property
     def has_time_limits(self) -> bool:
-        return min(self.before_ms, self.after_ms) < INT64_MAX and not self.is_append_time
+        """Whether each record's timestamp is looked at. By default only the largest in the batch's header is: retention
+        goes by it, and a batch is not opened for less."""
+        is_usual = self.before_ms == INT64_MAX and self.after_ms in (AFTER_MAX_MS_DEFAULT, INT64_MAX)
+        return not is_usual and not self.is_append_time
 
 
 _PLAIN: Final = BatchRules()

@@ -65,7 +65,11 @@ def _headers(record: ConsumerRecord) -> bytes:
 
 
 def _date(record: ConsumerRecord) -> bytes:
-    moment = datetime.fromtimestamp(record.timestamp_ms / 1_000, UTC)
+    """The number itself if it is no date: a producer may send any, such as nanoseconds."""
+    try:
+        moment = datetime.fromtimestamp(record.timestamp_ms / 1_000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return b"%d" % record.timestamp_ms
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
 
 

@@ -52,7 +52,7 @@ _SENT_AGAIN: Final = frozenset(
 class PreparedBatch(NamedTuple):
     """A producer's batch, as the replica is to append it, and what its topic asks of it. If the topic has the records
     looked at (`preparation`), `data` may be converted, `refusal` says why the batch cannot be taken, and `times` are
-    the oldest and the newest timestamp of a record (None: no record has one)."""
+    the oldest and the newest timestamp of a record (None: no record has one, or the header's is enough)."""
 
     data: Buffer
     rules: BatchRules
@@ -73,8 +73,11 @@ def as_appended(prepared: PreparedBatch, header: BatchHeader, ts_ns: int) -> tup
         return with_append_time(prepared.data, header, ts_ns // 1_000_000)
     if header.attributes & TIMESTAMP_TYPE_MASK:
         raise SmqError(ErrorCode.INVALID_TIMESTAMP, "the batch says LogAppendTime, and the topic has CreateTime")
+    now_ms = ts_ns // 1_000_000
     if prepared.times is not None:
-        _check_times(*prepared.times, ts_ns // 1_000_000, prepared.rules)
+        _check_times(*prepared.times, now_ms, prepared.rules)
+    elif header.max_timestamp - now_ms > prepared.rules.after_ms:
+        _check_times(now_ms, header.max_timestamp, now_ms, prepared.rules)
     return prepared.data, header
 
 

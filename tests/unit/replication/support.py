@@ -132,6 +132,7 @@ class Host:
         self.process = Process(self.scheduler, "node", raise_it)
         self.hardware = Hardware()
         self.clock = SimClock(self.process, self.hardware)
+        self.rules = BatchRules()  # of what is produced
         self.disk = FakeDisk(self.clock, random.Random(1), on_fatal=raise_it)
         self.identity = Identity(incarnation, DiskId(b""))
         self.config = NodeConfig(node_id=node, cluster_id="c", peers={})
@@ -338,7 +339,7 @@ class Host:
         is_timed: bool = False,
     ) -> "Answer":
         answer = Answer()
-        prepared = PreparedBatch(data if data is not None else batch(), BatchRules())
+        prepared = PreparedBatch(data if data is not None else batch(), self.rules)
         self.give(prepared, acks, answer, timeout_ms, named=named, is_timed=is_timed)
         return answer
 

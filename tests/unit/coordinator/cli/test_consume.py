@@ -95,6 +95,9 @@ def test_a_format_names_the_parts_of_a_record(cluster: FakeCluster, smq: Smq) ->
     assert first == "t 2 0|key|value|a=1,b=|1767268800123|2026-01-01T12:00:00.123Z|100%\tx"
     assert second == "t 2 1||||0|1970-01-01T00:00:00.000Z|100%\tx"
     assert written(smq("consume", "t", "-n", 1, "--output", "%s")) == ["1"]
+    no_dates = (1_767_268_800_123_000_000, 253_402_300_800_000, 2**63 - 1)
+    cluster.append("t", 0, [NewRecord(None, b"v", when) for when in no_dates])
+    assert written(smq("consume", "t", "-p", 0, "--output", "%D")) == [str(when) for when in no_dates]
     for wrong in ("%x", "100%"):
         with pytest.raises(ConfigError, match="means nothing: use %t"):
             format_line(wrong)

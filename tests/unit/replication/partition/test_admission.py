@@ -2,6 +2,7 @@
 
 import pytest
 
+from smq.raft_state.config_keys import INT64_MAX
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from smq.raft_state.topic_config import BatchRules, batch_rules
@@ -89,7 +90,15 @@ def test_a_time_beyond_the_limits_refuses_the_batch(host: Host, times: tuple[int
     error = refusal(host, stamped(*(now + ms for ms in times)), LIMITED)
     assert error.code is ErrorCode.INVALID_TIMESTAMP
     assert words in error.message
-    produce(host, stamped(*(now + ms for ms in times)), BatchRules())
+    produce(host, stamped(*(now + ms for ms in times)), BatchRules(after_ms=INT64_MAX))
+
+
+def test_by_default_a_batch_is_refused_that_is_dated_more_than_an_hour_ahead_without_being_opened(host: Host) -> None:
+    late = stamped(now_ms(host), now_ms(host) + AN_HOUR + 60_000)
+    default = batch_rules({})
+    assert prepared(PreparedBatch(late, default)).times is None
+    assert refusal(host, late, default).code is ErrorCode.INVALID_TIMESTAMP
+    produce(host, stamped(now_ms(host) + AN_HOUR - 60_000), default)
 
 
 def test_times_within_the_limits_and_records_without_a_time_are_taken(host: Host) -> None:

@@ -8,10 +8,12 @@ from typing import cast
 import pytest
 
 from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, ApplyRetention
+from smq.raft_state.config_keys import INT64_MAX
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Offset, PartitionId
 from smq.raft_state.replies import Done
 from smq.raft_state.state import PartitionState
+from smq.raft_state.topic_config import BatchRules
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import DoneFn
 from smq.replication.log import reader as log_reader
@@ -43,6 +45,7 @@ class Keeper:
         self.measures = node.measures
         self.retainer = Retainer(node, self.host.look_ups())
         self.host.apply(AdvanceClock(seen_ms=0, elapsed_ms=0, now_ms=NOW_MS))
+        self.host.rules = BatchRules(after_ms=INT64_MAX)  # the leader's own clock is three years behind that one
 
     def commit(self, *ages_ms: int, count: int = 1) -> None:
         for age_ms in ages_ms:

@@ -22,7 +22,7 @@ _HEAD = """\
 Generated from `smq/coordinator/kafka` by `make docs`; do not edit.
 
 Every node speaks the Kafka protocol on its own port, on the log's own offsets: there is no gateway process, no offset
-mapping and no translation. gRPC and Spark read byte for byte what a Kafka client writes, and vice versa.
+mapping and no translation. gRPC and Spark read what a Kafka client writes byte for byte, and vice versa.
 
 <!-- not run: both run until Ctrl-C; tests/cluster/test_cli.py starts and ends them -->
 ```sh
@@ -35,8 +35,8 @@ one. There may be more, such as one for clients outside: [docs/addresses.md](add
 the node's location (`smq cluster --racks a,b,c`); it can change when the node restarts. `request_bytes_max` bounds a
 request and the records of a response.
 
-After a start, a node refuses Kafka connections until a majority of the nodes runs and it has the cluster's topics. A
-client then takes another of its `bootstrap.servers`, so name several. A node that is ready (`/readyz`) accepts clients.
+After a start, a node refuses Kafka connections until it is ready (`/readyz`): a majority of the nodes runs, and it has
+the cluster's topics. A client then takes another of its `bootstrap.servers`, so name several.
 
 <!-- run by tests/cluster/pages/test_shell_blocks.py -->
 ```python
@@ -51,9 +51,8 @@ producer.flush()
 
 - `acks=all` is answered when a majority of replicas has the batch on disk; `acks=1` when the leader has it on disk;
   `acks=0` never, and a refused batch then closes the connection.
-- With one replica, an answered record of `acks=1` lies below the high water mark, too: ListOffsets(latest) and Fetch
-  show it. With more replicas, as in Kafka, both may not show it until a majority has it, and it may go with the leader
-  before that.
+- With one replica, ListOffsets(latest) and Fetch show an answered record of `acks=1`. With more, as in Kafka, they may
+  not until a majority has it, and it may go with the leader before that.
 - If a batch of an idempotent producer is refused so that it comes again (too much waits for the disk:
   NOT_ENOUGH_REPLICAS), the batches that the producer sent after it are refused with the same code until it has come. So
   no batch overtakes another for good. Other producers keep their order with one request in flight, as in Kafka.
@@ -62,13 +61,13 @@ producer.flush()
 - A consumer reads in its own rack (KIP-392). If `client.rack` is the `rack` of a node with a replica, and the leader is
   in another rack, the leader names that node; of several, the one that holds most. It must hold the offset, be alive,
   and not be drained. It serves what it knows to be committed, one network delay later than the leader. If it lacks the
-  offset or has lost the cluster, it answers OFFSET_NOT_AVAILABLE, and the client asks the leader again.
+  offset or has lost the cluster, it answers OFFSET_NOT_AVAILABLE: the client asks the leader.
 - ListOffsets by time is exact to the record; earliest, latest and the largest timestamp too. All are linearizable, and
   answered by the leader only, as in Kafka: another node says NOT_LEADER_OR_FOLLOWER. A leader that cannot confirm in
-  time that it still leads says OFFSET_NOT_AVAILABLE (LEADER_NOT_AVAILABLE before version 5), and clients ask again.
-- OFFSET_OUT_OF_RANGE is true: a node that does not know where the log ends asks the leader before it says so. If the
-  leader does not answer, a fetch gets OFFSET_NOT_AVAILABLE (NOT_LEADER_OR_FOLLOWER before version 11).
-- Errors name the new leader and its address (KIP-951) in Produce from version 10 and Fetch from version 16.
+  time that it leads says OFFSET_NOT_AVAILABLE (LEADER_NOT_AVAILABLE before version 5); clients ask again.
+- OFFSET_OUT_OF_RANGE is true: a node asks the leader before it says so. If that does not answer, a fetch gets
+  OFFSET_NOT_AVAILABLE (NOT_LEADER_OR_FOLLOWER before version 11).
+- Errors name the new leader and its address (KIP-951), in Produce from version 10, in Fetch from version 16.
 - Groups use Kafka's classic protocol, with the assignors of the clients, static members and incremental rebalancing.
   The replicated state chooses one coordinator per group at any time. Members, generation and assignment are replicated,
   so neither the coordinator's death nor a rolling restart of all nodes causes a rebalance.
@@ -114,10 +113,9 @@ producer.flush()
 - A client of the first protocol may use any version of Produce. In an epoch in which a transaction has ended, nothing
   becomes part of the next one by itself: it gets TRANSACTION_ABORTABLE, because it may be late.
 - Java's producer (seen with 4.3) has a race: right after a transaction's end, the EndTxn of the next commit may leave
-  before the batches that came with it. There is nothing to commit then: the answer is INVALID_TXN_STATE, after which
-  the producer must be closed. Call `flush()` before `commitTransaction()`: then no batch is left to be overtaken.
-- AddPartitionsToTxn 4 and 5 are how Kafka's brokers ask one another, and are not served: smq's nodes look into the
-  replicated state.
+  before its batches. It gets INVALID_TXN_STATE, after which the producer must be closed. Call `flush()` before
+  `commitTransaction()`.
+- AddPartitionsToTxn 4 and 5, by which Kafka's brokers ask one another, are not served.
 - Fetch with `isolation.level=read_committed` returns the last stable offset and the aborted transactions; "latest" is
   then the last stable offset.
 -  If a client asks for stable offsets (KIP-447), those that an open transaction may move are UNSTABLE_OFFSET_COMMIT.
@@ -149,8 +147,8 @@ more than an hour ahead of the leader's clock is refused (`message.timestamp.aft
   `max.message.bytes` before or after with MESSAGE_TOO_LARGE.
 - `message.timestamp.type=LogAppendTime`: all records of a batch have the leader's time when it was appended.
 - `message.timestamp.before.max.ms` and `.after.max.ms`: a batch with one record beyond the limit is refused whole, with
-  INVALID_TIMESTAMP. The leader's clock is the measure, and with other values than the defaults the records are read.
-  A batch that the log already holds is answered like its first attempt, however late it comes again.
+  INVALID_TIMESTAMP, by the leader's clock. With other values than the defaults the records are read. A batch that the
+  log already holds is answered like its first attempt.
 
 ### Topics
 

@@ -59,7 +59,7 @@ OFFSET_REQUESTS_PER_STREAM_MAX: Final = 4_000  # not answered yet; beyond, the s
 OFFSET_STREAMS_PER_CONNECTION_MAX: Final = 16  # as for publishing; a client needs one of each kind per node
 
 PUBLISH_SESSIONS_MAX: Final = 10_000  # a few hundred bytes each; one more evicts the least recently used
-SUBSCRIPTIONS_MAX: Final = 10_000  # each is a stream with at most one response in memory
+SUBSCRIPTIONS_MAX: Final = 10_000  # each is a stream with one response in memory, of 16 KiB at least
 SESSION_ID_CHARS_MAX: Final = 256  # a name, not a document
 
 FETCH_PARTITIONS_MAX: Final = 1_000  # of one request; a larger topic takes several requests
@@ -75,7 +75,19 @@ VIEW_ENDS_MS: Final = 500  # a view of many partitions does not wait longer for 
 COMMIT_ITEMS_MAX: Final = 10_000  # one Raft entry; about 100 bytes per item
 
 SUBSCRIBE_BYTES_DEFAULT: Final = MIB
-SUBSCRIBE_BYTES_MAX: Final = 8 * MIB  # held by a stream whose client does not read; a single batch may be larger
+SUBSCRIBE_BYTES_MAX: Final = 8 * MIB  # of a response; a single record may be larger
+SUBSCRIBE_BYTES_MIN: Final = 16 << 10  # of a response when memory is short: 10,000 streams then hold 160 MiB
+# Of all streams, what they have read and opened: room for one of the largest batches, in both forms.
+SUBSCRIBE_OPEN_BYTES_PER_NODE_MAX: Final = 256 * MIB
+SUBSCRIBE_SENDING_BYTES_PER_NODE_MAX: Final = 256 * MIB  # responses that clients have not taken, and their copies
+SUBSCRIBE_SHARE: Final = 32  # a response is at most this part of what is left of that
+SUBSCRIBE_COPIES: Final = 3  # of a response in memory: the records, gRPC's bytes, and those that its transport holds
+SUBSCRIBE_LARGE_MAX: Final = 2  # responses of one record above SUBSCRIBE_BYTES_MAX at a time: up to 300 MiB each
+SUBSCRIBE_OPENED_BYTES: Final = 4 * MIB  # that a batch is expected to take decompressed; a larger one waits for room
+# After this time a stream gives back what it has opened, if others wait: its client takes little. Opening the largest
+# batch again costs a fifth of that.
+SUBSCRIBE_LEASE_S: Final = 1.0
+DECODE_THREADS: Final = 2  # for subscriptions, and again for searches and the console's pages
 SUBSCRIBE_POLL_MS: Final = 30_000  # of one long poll of a subscription, which then polls again
 SEARCH_RECORDS_DEFAULT: Final = 500  # a page for a person or a script
 SEARCH_RECORDS_MAX: Final = 10_000
@@ -87,8 +99,6 @@ SEARCH_SCAN_S_MAX: Final = 1.0  # for one page: its client shows progress, and a
 SEARCH_LAG_MS: Final = 500  # for records that this replica does not have yet
 SEARCHES_MAX: Final = 8  # on one node: each takes its turns of the loop
 FILTER_HEADERS_MAX: Final = 32  # each is compared with each header of a record
-DECODE_CHUNK_RECORDS: Final = 500  # decoded before other tasks get the loop: about a millisecond
-
 TIMEOUT_MS_DEFAULT: Final = 30_000
 TIMEOUT_MS_MAX: Final = 60_000  # as in the node itself
 TIMEOUT_GRACE_MS: Final = 2_000  # the node answers by its own deadline; after this we answer for it

@@ -11,6 +11,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.grpc.open_streams import PublishSession, PublishSessions, StreamCounts, Subscriptions
 from smq.coordinator.grpc.publish import PublishStream
+from smq.coordinator.grpc.record_chunks import Reading
 from smq.coordinator.grpc.required import check_fields
 from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
 from smq.coordinator.grpc.subscribe import SubscribeStream
@@ -19,6 +20,7 @@ from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.byte_budget import ByteBudget
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.name_lookup import find_topic
+from smq.coordinator.service.reader_memory import ReaderMemory
 from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import ProducerEpoch, ProducerId
@@ -35,6 +37,7 @@ class AgentService(Service, smq_pb2_grpc.AgentServicer):
         self._calls = NodeCalls(node)
         self._sessions = PublishSessions()
         self._subscriptions = Subscriptions()
+        self._memory = ReaderMemory[Reading]()
         self._budget = ByteBudget(PUBLISH_INFLIGHT_BYTES_PER_NODE_MAX)
 
     @guarded
@@ -116,7 +119,7 @@ class AgentService(Service, smq_pb2_grpc.AgentServicer):
             raise SmqError(ErrorCode.INVALID_REQUEST, "the first message of a subscription must be init")
         self._subscriptions.open(first.init.subscription_id)
         try:
-            await SubscribeStream(self._calls, first.init, context).run(requests)
+            await SubscribeStream(self._calls, first.init, context, self._memory).run(requests)
         finally:
             self._subscriptions.close(first.init.subscription_id)
 

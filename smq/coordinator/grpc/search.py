@@ -6,12 +6,12 @@ return a record that its reader does not get (`service.visibility`), or one at o
 `grpc.broker` alone imports it.
 """
 
-import asyncio
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from crc32c import crc32c
@@ -21,7 +21,6 @@ from smq.coordinator.grpc.open_streams import AnswerBudget
 from smq.coordinator.grpc.record_chunks import decode_stored, record_bytes, to_pb
 from smq.coordinator.grpc.service import Context, deadline_ms
 from smq.coordinator.limits import (
-    DECODE_CHUNK_RECORDS,
     FETCH_BARRIER_MS,
     FETCH_WAIT_MS_MAX,
     FILTER_HEADERS_MAX,
@@ -38,6 +37,7 @@ from smq.coordinator.limits import (
 from smq.coordinator.service.byte_budget import overloaded
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.name_lookup import find_partition
+from smq.coordinator.service.reader_memory import PAGES, on_thread
 from smq.coordinator.service.record_filter import RecordFilter
 from smq.coordinator.service.start_positions import resolve_seek
 from smq.coordinator.service.visibility import is_committed_reader, is_visible
@@ -45,7 +45,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, PartitionId
 from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.records import Record, parse_header
-from smq.replication.api import StoredBatch, TimeKind
+from smq.replication.api import Fetched, StoredBatch, TimeKind
 
 # Version, partition, next offset, end, and a CRC of the filter and the isolation
 _CURSOR: Final = struct.Struct(f">B{PARTITION_ID_BYTES}sqqI")
@@ -170,20 +170,23 @@ class Searches:
             )
             if not fetched.batches:
                 return  # this replica lags: the next page asks again
-            for batch in fetched.batches:
-                if page.is_over():
-                    return
-                await _search(batch, page, wanted, has_records=is_visible(fetched, batch))
+            await on_thread(PAGES, partial(_search_all, fetched, page, wanted))
 
 
-async def _search(batch: StoredBatch, page: _Page, wanted: RecordFilter, *, has_records: bool) -> None:
+def _search_all(fetched: Fetched, page: _Page, wanted: RecordFilter) -> None:
+    """On a thread. Its caller waits, so the page is its alone."""
+    for batch in fetched.batches:
+        if page.is_over():
+            return
+        _search(batch, page, wanted, has_records=is_visible(fetched, batch))
+
+
+def _search(batch: StoredBatch, page: _Page, wanted: RecordFilter, *, has_records: bool) -> None:
     """The rest of the batch from the page's position on, until the page is full. Without records for this reader, the
     position passes it all the same."""
     page.scanned += len(batch.data)
     if has_records and wanted.may_hold(parse_header(batch.data)):
-        for number, record in enumerate(decode_stored(batch), 1):
-            if number % DECODE_CHUNK_RECORDS == 0:
-                await asyncio.sleep(0)  # decoding never waits: others need the loop
+        for record in decode_stored(batch):
             if record.offset < page.position:
                 continue  # batches are not cut
             if record.offset >= page.end:
@@ -195,7 +198,6 @@ async def _search(batch: StoredBatch, page: _Page, wanted: RecordFilter, *, has_
             if page.is_full:
                 return
     page.position = max(page.position, min(Offset(batch.last_offset + 1), page.end))
-    await asyncio.sleep(0)
 
 
 # ---------------------------------------------------------------------------------------------------- requests

@@ -1,37 +1,54 @@
 """One SubscribeRecord stream: the records of one partition from a position on, with seeks and acknowledgements.
 
-Owns the position of one reader. It holds at most one response's records beyond what gRPC has taken, so a slow reader
-costs the others nothing. It must never send a record at or beyond the end of its reader: the last stable offset, or
-the high water mark if it reads what is not committed, too. `grpc.agent` alone imports it.
+Owns the position of one reader. What it has read is in the node's memory for readers, and may be taken back while its
+client does not read: it then holds one response, and reads the rest again. It must never send a record at or beyond the
+end of its reader: the last stable offset, or the high water mark if it reads what is not committed, too. `grpc.agent`
+alone imports it.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import grpc
 
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.grpc.record_chunks import chunks
+from smq.coordinator.grpc.record_chunks import Chunk, NeedsRoom, Reading
 from smq.coordinator.grpc.required import check_offset_value, check_required
 from smq.coordinator.limits import (
     SUBSCRIBE_BYTES_DEFAULT,
     SUBSCRIBE_BYTES_MAX,
+    SUBSCRIBE_OPENED_BYTES,
     SUBSCRIBE_POLL_MS,
     TIMEOUT_MS_DEFAULT,
 )
+from smq.coordinator.service.byte_budget import overloaded
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.name_lookup import StartAsk, start_position
+from smq.coordinator.service.reader_memory import STREAMS, Lease, ReaderMemory, on_thread
 from smq.coordinator.service.start_positions import Position, parse_offset_type, resolve_seek
 from smq.coordinator.service.visibility import is_committed_reader
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset
 from smq.replication.api import Fetched, PartitionRange
+from smq.replication.log.decoding import DECODED_BATCH_BYTES_MAX
 
 Context = grpc.aio.ServicerContext[pb.SubscribeRecordRequest, pb.SubscribeRecordResponse]
 
 _NEVER: Final = Offset(2**63 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """Of memory for the next read, as far as the last one has shown."""
+
+    room: int = 0
+    opened_bytes: int = SUBSCRIBE_OPENED_BYTES  # of one batch
+    is_large: bool = False  # its next record is
 
 
 class Window:
@@ -63,10 +80,14 @@ class Window:
 class SubscribeStream:
     """`run` returns at the stop offset, and raises the SmqError that ends the stream. A client cancels it."""
 
-    def __init__(self, calls: NodeCalls, init: pb.SubscribeInit, context: Context) -> None:
+    def __init__(
+        self, calls: NodeCalls, init: pb.SubscribeInit, context: Context, memory: ReaderMemory[Reading]
+    ) -> None:
         """INVALID_REQUEST for what can be refused without a look-up."""
         _check_init(init)
         self._calls = calls
+        self._memory = memory
+        self._needs = _Needs()
         self._init = init
         self._is_committed = is_committed_reader(init.isolation)
         self._context = context
@@ -132,19 +153,76 @@ class SubscribeStream:
     # ------------------------------------------------------------------------------------------------ records
     async def _send_next(self, position: Offset) -> Offset:
         """Waits for records at `position`, sends those of one fetch, and returns the position after them."""
-        fetched = await self._fetch(position)
-        if fetched is None:
-            return position  # interrupted by a seek or an error
-        for chunk in chunks(fetched, position, self._stop, self._bytes_max):
+        needs, self._needs = self._needs, _Needs()
+        async with self._large_place(needs), self._memory.lease(needs.room) as lease:
+            fetched = await self._fetch(position)
+            if fetched is None:
+                return position  # interrupted by a seek or an error
+            reading = Reading(fetched, position, self._stop)
+            if not self._memory.resize(lease, max(lease.size, reading.held_bytes)):
+                self._needs = replace(needs, room=reading.held_bytes)
+                return position
+            hwm, end, lease.held = fetched.hwm, self._end(fetched), reading
+            del fetched, reading  # while the client does not read, the lease alone has them
+            return await self._send_all(lease, position, hwm, end, needs)
+
+    async def _send_all(
+        self, lease: Lease[Reading], position: Offset, hwm: Offset, end: Offset, needs: _Needs
+    ) -> Offset:
+        """Until there is no more, or something else is to be done: the rest is read again. `needs` is what this read
+        was given; what the next one needs more is noted, and waited for with nothing in hand."""
+        while lease.held is not None and not lease.held.is_over:
+            opened_max = 0 if lease.held.is_open else needs.opened_bytes
+            room = lease.held.held_bytes + opened_max
+            if not self._memory.resize(lease, room):
+                self._needs = replace(needs, room=room)
+                break
+            bytes_max = min(self._bytes_max, self._memory.response_bytes_max)
+            try:
+                chunk = await self._decoded(lease, partial(lease.held.next_chunk, bytes_max, opened_max))
+            except NeedsRoom:
+                room += DECODED_BATCH_BYTES_MAX - opened_max
+                self._needs = replace(needs, room=room, opened_bytes=DECODED_BATCH_BYTES_MAX)
+                break
             if chunk is None:
-                await asyncio.sleep(0)
-            else:
-                position = chunk.next_offset
-                await self._context.write(self._response(chunk.records, position, fetched.hwm, self._end(fetched)))
-                self._window.sent(position, chunk.size)
+                break
+            size = chunk.size
+            if size > SUBSCRIBE_BYTES_MAX and not needs.is_large:
+                self._needs = replace(needs, room=lease.size, is_large=True)
+                break
+            self._memory.resize(lease, lease.held.held_bytes)
+            position = chunk.next_offset
+            response = self._response(chunk.records, position, hwm, end)
+            del chunk
+            with self._memory.sending(size):
+                await self._context.write(response)
+            del response
+            self._window.sent(position, size)
             if self._seek is not None or self._control_error is not None or self._window.is_full:
-                break  # the rest of what was decoded is read again
+                break
         return position
+
+    @asynccontextmanager
+    async def _large_place(self, needs: _Needs) -> AsyncIterator[None]:
+        if not needs.is_large:
+            yield
+            return
+        try:
+            async with asyncio.timeout(TIMEOUT_MS_DEFAULT / 1000):
+                await self._memory.large.acquire(1)
+        except TimeoutError:
+            raise overloaded("other subscriptions have not taken their large records: fetch this one instead") from None
+        try:
+            yield
+        finally:
+            self._memory.large.release(1)
+
+    async def _decoded(self, lease: Lease[Reading], job: Callable[[], Chunk | None]) -> Chunk | None:
+        lease.is_busy = True
+        try:
+            return await on_thread(STREAMS, job)
+        finally:
+            lease.is_busy = False
 
     def _end(self, fetched: Fetched) -> Offset:
         """The reader's, as far as this replica knows. One that lags knows no better one than the high water mark."""

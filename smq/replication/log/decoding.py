@@ -103,8 +103,7 @@ def decode_bounded(batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) 
     more time or headers than any client's do."""
     with _Budget(bytes_max) as budget:
         header = parse_header(batch)
-        for group in record_groups(_plain(header, batch, budget), header):
-            yield from decode_batch(group)
+        yield from records_of(_plain(header, batch, budget), header)
 
 
 def plain_batch(header: BatchHeader, batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) -> Buffer:
@@ -179,7 +178,9 @@ def _plain(header: BatchHeader, batch: memoryview, budget: _Budget) -> Buffer:
 def _buffer(size: int) -> memoryview:
     """Room for the header and `size` bytes. The memory of a large one is taken only as far as it is written to."""
     size += HEADER_BYTES
-    return memoryview(bytearray(size) if size <= _FIRST_BYTES else mmap.mmap(-1, size))
+    return memoryview(
+        bytearray(size) if size <= _FIRST_BYTES else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    )
 
 
 def _check_pieces(count: int) -> None:
@@ -282,6 +283,12 @@ def _by_guessing(into: _Into, body: memoryview, budget: _Budget) -> tuple[memory
             if "whole buffer" not in str(e):
                 raise
     raise _refusal(f"takes more than {budget.bytes_max} bytes uncompressed")
+
+
+def records_of(plain: Buffer, header: BatchHeader) -> Iterator[Record]:
+    """The records of a `plain_batch`, one at a time."""
+    for group in record_groups(plain, header):
+        yield from decode_batch(group)
 
 
 def record_groups(plain: Buffer, header: BatchHeader) -> Iterator[Buffer]:

@@ -1,21 +1,22 @@
 """Records for the console: those of one partition from an offset on, or the last before one, within bounds.
 
 Owns the bounds of records, bytes and time, and the search. It reads this node's copy as a reader of committed records
-does, without aborted transactions and control batches, and decodes in slices so that the loop goes on. `merging` and
+does, without aborted transactions and control batches, and decodes on a thread so that the loop goes on. `merging` and
 the pages that show its records import it.
 """
 
-import asyncio
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
-from smq.coordinator.limits import DECODE_CHUNK_RECORDS
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.reader_memory import PAGES, on_thread
 from smq.coordinator.service.visibility import is_visible
-from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.errors import LimitExceeded
 from smq.records import BatchCorrupt, Record
-from smq.replication.api import StoredBatch
+from smq.replication.api import Fetched, StoredBatch
 from smq.replication.log.decoding import decode_bounded
 
 PAGE_RECORDS: Final = 50
@@ -141,34 +142,31 @@ async def _read(calls: NodeCalls, topic: str, partition: int, offset: int, page:
             is_committed=True,
         )
         page.end = fetched.lso if wish.end is None else min(fetched.lso, wish.end)
-        for batch in fetched.batches:
-            if is_visible(fetched, batch):
-                for number, shown in enumerate(await _decoded(partition, batch), 1):
-                    if not page.take(shown):
-                        return page.result()
-                    if number % DECODE_CHUNK_RECORDS == 0:
-                        await asyncio.sleep(0)
-            page.next_offset = max(page.next_offset, min(batch.last_offset + 1, page.end))
+        if not await on_thread(PAGES, partial(_take_all, page, partition, fetched)):
+            return page.result()
         if not fetched.batches or page.is_done:
             break
     return page.result()
 
 
-async def _decoded(partition: int, batch: StoredBatch) -> list[Shown]:
-    """A batch that does not decode is one line, and does not hide the others."""
+def _take_all(page: _Page, partition: int, fetched: Fetched) -> bool:
+    """On a thread. Its caller waits, so the page is its alone. False if the page ends before the end of the batches."""
+    for batch in fetched.batches:
+        if is_visible(fetched, batch) and not all(map(page.take, _decoded(partition, batch))):
+            return False
+        page.next_offset = max(page.next_offset, min(batch.last_offset + 1, page.end))
+    return True
+
+
+def _decoded(partition: int, batch: StoredBatch) -> Iterator[Shown]:
+    """A batch that does not decode has a line that says so, and does not hide the others."""
     try:
-        records: list[Shown] = []
-        for number, record in enumerate(decode_bounded(batch.data, DECODED_BYTES_MAX), 1):
+        for record in decode_bounded(batch.data, DECODED_BYTES_MAX):
             ts_ns = batch.ts_ns + record.offset - batch.base_offset
-            records.append(Shown(partition, record.offset, ts_ns, record))
-            if number % DECODE_CHUNK_RECORDS == 0:
-                await asyncio.sleep(0)
-        return records
-    except (BatchCorrupt, SmqError) as e:
-        if isinstance(e, SmqError) and e.code is not ErrorCode.LIMIT_EXCEEDED:
-            raise
+            yield Shown(partition, record.offset, ts_ns, record)
+    except (BatchCorrupt, LimitExceeded) as e:
         problem = f"the batch of offsets {batch.base_offset} to {batch.last_offset} cannot be shown: {e}"
-        return [Shown(partition, batch.base_offset, batch.ts_ns, None, problem)]
+        yield Shown(partition, batch.base_offset, batch.ts_ns, None, problem)
 
 
 def _contains(shown: Shown, needle: bytes) -> bool:

@@ -1,18 +1,28 @@
 """SubscribeRecord over gRPC, against a real node: positions, seeks, acknowledgements, ends, bounds."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
 import pytest
 
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.grpc import agent
 from smq.coordinator.grpc.subscribe import Window
+from smq.coordinator.http.console.record_reads import Wish, read
+from smq.coordinator.limits import SUBSCRIBE_COPIES
+from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.reader_memory import ReaderMemory
 from smq.records import CODECS, NewRecord, encode_batch
+from smq.replication.log import decoding
 from smq.testing.served import PATIENCE_S, Served, fails, publish_request, serving
 
+T = TypeVar("T")
+OPEN_BYTES_MAX: Final = 24 << 20
 EOF = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs do not know it
 
 
@@ -82,6 +92,65 @@ def with_records(
 
 def records_of(responses: list[pb.SubscribeRecordResponse]) -> list[tuple[int, bytes]]:
     return [(r.offset, r.value) for response in responses for r in response.records]
+
+
+# ------------------------------------------------------------------------------------------------------- memory
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_streams_hold_that_are_not_read_is_given_back_and_read_again_later(
+    tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six streams, room for one of their batches, and clients that do not read until all streams are stuck."""
+    value = bytes(10_000)
+    memories = list[ReaderMemory[Any]]()
+
+    class Small(ReaderMemory[T], Generic[T]):
+        def __init__(self) -> None:
+            super().__init__(open_bytes_max=OPEN_BYTES_MAX, lease_s=0.05)
+            memories.append(self)
+
+    monkeypatch.setattr(agent, "ReaderMemory", Small)
+
+    async def body(served: Served) -> None:
+        await served.create(config={"max.message.bytes": str(16 << 20)})
+        batch = encode_batch([NewRecord(None, value, 0)] * 1_000, codec=codec)
+        (answer,) = await served.publish(pb.PublishRecordRequest(topic="t", partition=0, batch=batch))
+        assert not answer.HasField("error"), answer
+        (memory,) = memories
+        async with AsyncExitStack() as stack:
+            readers = [
+                await stack.enter_async_context(Reader(served, subscription_id=f"s{n}", max_bytes=1 << 20))
+                for n in range(6)
+            ]
+            async with asyncio.timeout(PATIENCE_S):
+                while memory._sending.used_bytes < len(readers) * SUBSCRIBE_COPIES << 20:  # noqa: ASYNC110 - as below
+                    await asyncio.sleep(0.01)
+            assert memory._open.used_bytes <= OPEN_BYTES_MAX
+            for reader in readers:
+                assert await reader.read_records(1_000) == list(range(1_000))
+        async with asyncio.timeout(PATIENCE_S):
+            while memory.used_bytes:  # noqa: ASYNC110 - memory is a state, not an event
+                await asyncio.sleep(0.01)
+
+    serving(tmp_path, body, request_bytes_max=32 << 20)
+
+
+def test_no_record_is_decoded_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[str]()
+    plain = decoding._plain
+
+    def noted(*args: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return plain(*args)
+
+    monkeypatch.setattr(decoding, "_plain", noted)
+
+    async def body(served: Served) -> None:
+        await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
+        await served.broker.SearchRecords(pb.SearchRecordsRequest(topic="t", partition=0, offset=0))
+        await read(NodeCalls(served.server.node), "t", 0, 0, Wish())
+        assert [name.rpartition("_")[0] for name in threads] == ["smq-decode-streams", *["smq-decode-pages"] * 2]
+
+    with_records(tmp_path, [5], body)
 
 
 # ---------------------------------------------------------------------------------------------------- positions

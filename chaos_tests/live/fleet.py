@@ -54,9 +54,7 @@ class Fleet(Nodes):
                 peer=format_address(config.peers[config.node_id]),
             )
             self.disks.prepare(config.node_id, config.data_dir)
-        for node in self.nodes:
-            self.run(node)
-        self.wait_ready()
+        self.begin()
 
     def command(self, node: int, command: list[str]) -> list[str]:
         return self.network.command(node, command)

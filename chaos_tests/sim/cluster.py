@@ -35,6 +35,8 @@ class SimulatedNode(NodeApi, Protocol):
 
     def start(self) -> None: ...
 
+    def allow_first_start(self) -> None: ...
+
 
 class NodeFactory(Protocol):
     def __call__(
@@ -66,6 +68,7 @@ class SimHost:
     capacity: int | None = None  # bytes, of its disk; None: unlimited
     is_destroyed: bool = False
     has_known: int = 1  # the highest feature level that any of its processes knew
+    is_founding: bool = True  # its processes are asked for a first start, as by an option that is never removed
     latest_restart: int = 0  # number of the latest scheduled start; earlier ones do nothing
 
     def limit(self, capacity: int | None) -> None:
@@ -132,6 +135,8 @@ class Cluster:
                 on_fatal=on_fatal,
             )
             host.api.start()
+            if host.is_founding:
+                host.api.allow_first_start()
 
         self.scheduler.at(self.scheduler.now_ns, boot, process)
 

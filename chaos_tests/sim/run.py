@@ -231,9 +231,15 @@ class Simulation:
         return self._result()
 
     def _boot(self) -> bool:
+        if self.scenario.cluster.first_start_strikes:
+            rng = self.streams.stream("first start")
+            asked = rng.sample(self.nodes, rng.randint(1, len(self.nodes)))
+            for host in self.cluster.hosts.values():
+                host.is_founding = host.node in asked
         for node in self.nodes:
             self.cluster.start(node)
         self._sample()
+        self._strike_first_start(self.scenario.cluster.first_start_strikes)
         self.scheduler.run_for_ms(BOOT_MS_MAX, stop=self._are_all_ready)
         owner = TopicOwner(self.world, "main", think_ms=0)
         made: list[bool] = []
@@ -245,6 +251,23 @@ class Simulation:
         for known in self.world.partitions:
             self._learn_replicas(known)
         return True
+
+    def _strike_first_start(self, strikes: int) -> None:
+        """Power goes on one node or on all, a link is cut, or one node comes back with an empty disk, always the same.
+        The command that begins the cluster is the same again."""
+        rng, network = self.streams.stream("first start/strikes"), self.cluster.network
+        for _ in range(strikes):
+            self.scheduler.run_for_ms(rng.choice((rng.uniform(0, 30), rng.uniform(0, 600))))
+            struck = rng.choice((self.nodes, (self.arena.victim,), (rng.choice(self.nodes),), ()))
+            for node in struck:
+                self.cluster.crash(node, power=True, why="first start")
+                if node == self.arena.victim and rng.random() < 0.5:
+                    self.cluster.hosts[node].image = DiskImage()
+                self.cluster.start_later(node, rng.uniform(0, 50))
+            network.heal_all()
+            if rng.random() < 0.5:
+                network.cut(*rng.sample(self.nodes, 2))
+        network.heal_all()
 
     def _are_all_ready(self) -> bool:
         return all(host.api is not None and host.api.is_ready for host in self.cluster.hosts.values())

@@ -40,6 +40,7 @@ class ClusterProfile:
     snapshot_entries: int = 120
     disk_ms: tuple[float, float] = (0.1, 2.0)
     drift_max: float = 0.001
+    first_start_strikes: int = 0  # crashes and cuts while the cluster begins, each at any moment
     upgrades: bool = False  # there is a feature level 2 (chaos_tests/sim/levels.py), and no node knows it at first
     lost_forever: int = 0  # nodes whose disks do not survive; the storm then ends with a loss of power
     producer_expiration_ms: int = 0  # of the replicated state, below what a cluster accepts; 0: its default

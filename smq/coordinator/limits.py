@@ -35,6 +35,7 @@ GRPC_KEEPALIVE_TIMEOUT_MS: Final = 20_000
 GRPC_CLIENT_PING_INTERVAL_MS_MIN: Final = 5_000  # between a client's pings; gRPC's default is 5 min, ours 10 s
 GRPC_SHUTDOWN_GRACE_S: Final = 2.0  # after draining: enough to answer, too little to hang
 KAFKA_NOTICE_S: Final = 5.0  # after a start, a Kafka port that is still closed says why: longer than an election
+FIRST_START_POLL_S: Final = 0.2  # a node that belongs to no cluster looks for what `smq first-start` leaves
 LAST_WORDS_S: Final = 5.0  # for the log to say why the process ends, which it does then whatever the log does
 
 # One publishing stream: beyond either bound the stream is not read, and HTTP/2 flow control slows the client down.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
 from smq.raft_state import commands, replies
-from smq.raft_state.binary import FLAG, INT16, INT32, INT64, TEXT, Group, Kind, Many, Record
+from smq.raft_state.binary import FLAG, INT16, INT32, INT64, TEXT, Fixed, Group, Kind, Many, Record
 from smq.raft_state.cluster_config import CLUSTER_CONFIG
 from smq.raft_state.commands import Command, Coordinated, Request
 from smq.raft_state.config_keys import ConfigKey
@@ -48,6 +48,7 @@ from smq.raft_state.handlers import (
     transactions,
 )
 from smq.raft_state.handlers import external_offsets as external
+from smq.raft_state.limits import BIRTH_ID_BYTES
 from smq.raft_state.replies import Applied
 from smq.raft_state.state import Cache, ClusterState, ReplyCache
 from smq.raft_state.topic_config import TOPIC_CONFIG
@@ -58,6 +59,7 @@ C = TypeVar("C", bound=Command)
 class Concern(enum.Enum):
     """What a node has to look at after a command is applied."""
 
+    BIRTH = enum.auto()  # it must be that of the node's directory
     ELECTIONS = enum.auto()  # a partition may need a leader, or a node may lead
     BALANCE = enum.auto()  # a partition may belong to another leader
     ENDED_TRANSACTIONS = enum.auto()  # all markers of some are written
@@ -130,10 +132,12 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         commands.InitCluster,
         nodes.init_cluster,
         ("cluster_id", TEXT),
+        ("birth", Fixed(BIRTH_ID_BYTES)),
         ("topics_max", INT64),
         ("partitions_max", INT64),
         ("groups_max", INT64),
         ("replies_max", INT64),
+        concern=Concern.BIRTH,
         is_before_init=True,
     ),
     _command(2, commands.Barrier, nodes.barrier, is_before_init=True),

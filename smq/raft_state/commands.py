@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from smq.raft_state.ids import (
     NO_REQUEST,
+    BirthId,
     DiskId,
     Epoch,
     Generation,
@@ -85,6 +86,7 @@ class InitCluster(Command):
     """The first command of a cluster's life. A later one is rejected with ALREADY_INITIALIZED."""
 
     cluster_id: str
+    birth: BirthId
     topics_max: int
     partitions_max: int
     groups_max: int

@@ -10,6 +10,7 @@ from typing import Final, NewType
 NodeId = NewType("NodeId", int)  # 1..2**31-1, chosen by the operator
 Incarnation = NewType("Incarnation", int)  # int64, grows with every start of a node's process
 DiskId = NewType("DiskId", bytes)  # 16 random bytes, written once into a data directory (rule 18)
+BirthId = NewType("BirthId", bytes)  # 16 random bytes, of a cluster, made at its first start (rule 18)
 TopicId = NewType("TopicId", bytes)  # 16 bytes, a random uuid, never reused
 PartitionIndex = NewType("PartitionIndex", int)  # 0..partition_count-1 within a topic
 PartitionId = NewType("PartitionId", bytes)  # 20 bytes: topic id, then big-endian uint32 index; never reused
@@ -24,6 +25,8 @@ ProducerEpoch = NewType("ProducerEpoch", int)  # int16
 Sequence = NewType("Sequence", int)  # int32, wraps to 0 after 2**31-1
 RequestId = NewType("RequestId", bytes)  # 16 random bytes chosen by the caller; b"" means "none"
 
+NO_DISK: Final = DiskId(bytes(16))
+NO_BIRTH: Final = BirthId(bytes(16))  # of a node or a state that belongs to no cluster yet
 NO_EPOCH: Final = Epoch(-1)
 NO_PRODUCER: Final = ProducerId(-1)
 NO_REQUEST: Final = RequestId(b"")

@@ -8,7 +8,7 @@ Any module may import it.
 from typing import Final
 
 from smq.raft_state.commands import InitCluster
-from smq.raft_state.ids import Offset
+from smq.raft_state.ids import NO_BIRTH, BirthId, Offset
 
 # --- chosen by the operator, once, at InitCluster; these are the defaults
 TOPICS_MAX_DEFAULT: Final = 10_000  # as many as a console can list and a snapshot carries in ~10 ms
@@ -35,6 +35,7 @@ LISTENERS_MAX: Final = 8  # of one node, beside its own addresses: ways in from 
 LISTENER_NAME_BYTES_MAX: Final = 32
 RACK_BYTES_MAX: Final = 255  # the name of a zone or a data centre; every Metadata response carries it
 DISK_ID_BYTES: Final = 16  # random, as a request id
+BIRTH_ID_BYTES: Final = 16  # likewise
 SEGMENT_DIGEST_BYTES: Final = 16  # of SHA-256: two texts that share them have never been found
 REQUEST_ID_BYTES: Final = 16  # random; 2**128 makes collisions within the cache impossible in practice
 
@@ -98,10 +99,11 @@ COMMAND_BYTES_MAX: Final = 64 * 1024 * 1024  # ITEMS_MAX advances are 48 MB; not
 QUOTED_CHARS_MAX: Final = 80  # of a user's text inside an error message
 
 
-def default_init(cluster_id: str) -> InitCluster:
+def default_init(cluster_id: str, birth: BirthId = NO_BIRTH) -> InitCluster:
     """The command that starts a cluster with the default limits."""
     return InitCluster(
         cluster_id=cluster_id,
+        birth=birth,
         topics_max=TOPICS_MAX_DEFAULT,
         partitions_max=PARTITIONS_MAX_DEFAULT,
         groups_max=GROUPS_MAX_DEFAULT,

@@ -29,6 +29,7 @@ from smq.raft_state.binary import (
 from smq.raft_state.fields import CONFIG, FINGERPRINT, GROUP_MEMBER, LISTENERS
 from smq.raft_state.ids import PartitionId, PartitionIndex, RequestId, TopicId
 from smq.raft_state.limits import (
+    BIRTH_ID_BYTES,
     DISK_ID_BYTES,
     GROUP_BYTES_MAX,
     PARTITION_ID_BYTES,
@@ -61,6 +62,7 @@ CLUSTER: Final = Record(
     ClusterState,
     (
         ("cluster_id", TEXT),
+        ("birth", Fixed(BIRTH_ID_BYTES)),
         ("topics_max", INT64),
         ("partitions_max", INT64),
         ("groups_max", INT64),

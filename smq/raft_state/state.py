@@ -12,7 +12,9 @@ from typing import Final, NamedTuple
 
 from smq.raft_state.commands import NO_FINGERPRINT, NO_LEADER_EPOCH, Fingerprint, GroupMember, Listener
 from smq.raft_state.ids import (
+    NO_BIRTH,
     NO_PRODUCER,
+    BirthId,
     DiskId,
     Epoch,
     Generation,
@@ -337,6 +339,7 @@ def _no_replies() -> tuple[ReplyCache, ...]:
 class ClusterState:
     feature_level: int = 1  # of the cluster: what it introduced may be in the log. Never lowered
     cluster_id: str = ""  # "" before InitCluster
+    birth: BirthId = NO_BIRTH  # the same in the directory of every node of the cluster (rule 18)
     topics_max: int = 0
     partitions_max: int = 0
     groups_max: int = 0

@@ -13,6 +13,8 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from smq.raft_state.commands import Command
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import (
+    NO_BIRTH,
+    BirthId,
     Epoch,
     Incarnation,
     LogIndex,
@@ -226,6 +228,8 @@ class NodeStatus:
     compaction_dirty_bytes: int = 0  # of led partitions, as found by the last look at each
     compaction_age_ms: int = 0  # the longest time since a whole pass over one of them; 0 without a compacted one
     waiting: str = ""  # why the node has stopped to wait for an upgrade: its process only says so
+    birth: BirthId = NO_BIRTH  # of the cluster that its data directory belongs to
+    unborn: str = ""  # why it belongs to none yet
     warnings: tuple[str, ...] = ()  # for an operator to act on, in plain words
 
 

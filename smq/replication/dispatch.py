@@ -5,6 +5,7 @@ bytes that fail their CRC, do more than a log line. The node hands it to the net
 """
 
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 
@@ -13,6 +14,7 @@ from smq.replication.commands.proposer import Proposer
 from smq.replication.host import Host
 from smq.replication.net import wire
 from smq.replication.net.wire import SegmentPart, SegmentQuery, StepQuery, StepReport
+from smq.replication.nodes.births import Births
 from smq.replication.nodes.controller import Controller
 from smq.replication.nodes.heartbeats import Heartbeats
 from smq.replication.nodes.quorum import QuorumQueries
@@ -22,6 +24,8 @@ from smq.replication.ports import Channel, DataDamaged
 
 _log = structlog.get_logger("smq.node")
 
+_GREETINGS: Final = (wire.Heartbeat, wire.Birth)  # by which a node learns whether a peer is of its cluster
+
 
 class Dispatcher:
     """Implements the NetworkHandler port."""
@@ -30,6 +34,7 @@ class Dispatcher:
         self,
         host: Host,
         *,
+        births: Births,
         heartbeats: Heartbeats,
         proposer: Proposer,
         controller: Controller,
@@ -37,6 +42,7 @@ class Dispatcher:
         replicas: Replicas,
     ) -> None:
         self._host = host
+        self._births = births
         self._heartbeats = heartbeats
         self._proposer = proposer
         self._controller = controller
@@ -61,6 +67,7 @@ class Dispatcher:
     def on_session_close(self, peer: NodeId, channel: Channel) -> None:
         self._host.links.on_session_close(peer, channel)
         if channel is Channel.CONTROL:
+            self._births.session_over(peer)
             self._host.engine.on_session_close(peer)
             self._proposer.on_session_close(peer)
             self._replicas.ends.on_session_close(peer)
@@ -78,10 +85,13 @@ class Dispatcher:
             return
         for message in messages:
             if message[0] == wire.RAFT and channel is Channel.CONTROL:
-                self._host.engine.on_message(peer, message[1:])
+                if peer not in self._births.shut:
+                    self._host.engine.on_message(peer, message[1:])
                 continue
             try:
-                self._dispatch(peer, wire.decode(message))
+                decoded = wire.decode(message)
+                if peer not in self._births.shut or isinstance(decoded, _GREETINGS):
+                    self._dispatch(peer, decoded)
             except (wire.WireError, DataDamaged) as e:
                 _refused(peer, channel, e)
 
@@ -119,6 +129,8 @@ class Dispatcher:
                 self._heartbeats.on_ping(peer, message)
             case wire.Heartbeat():
                 self._heartbeats.on_heartbeat(peer, message)
+            case wire.Birth():
+                self._births.on_birth(peer, message)
             case wire.Propose():
                 self._proposer.on_propose(peer, message)
             case wire.ReadIndex():

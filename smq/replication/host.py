@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from smq.raft_state.commands import Command
-from smq.raft_state.ids import DiskId, Incarnation, NodeId
+from smq.raft_state.ids import NO_BIRTH, BirthId, DiskId, Incarnation, NodeId
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.api import DoneFn
@@ -24,10 +24,11 @@ from smq.replication.runtime.deadlines import Deadlines
 
 @dataclass(slots=True)
 class Identity:
-    """Of this process and its disk. Written by the registration only."""
+    """Of this process and its disk. Written by the registration, the birth by `nodes.births`."""
 
     incarnation: Incarnation  # 0 until one has been claimed
     disk: DiskId  # empty until then
+    birth: BirthId = NO_BIRTH  # of the cluster; zeros until the directory has one
 
 
 class StateView(Protocol):

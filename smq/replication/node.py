@@ -47,6 +47,7 @@ from smq.replication.net.links import Links
 from smq.replication.net.wire import DiskCondition
 from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.balancer import request_preferred_leader
+from smq.replication.nodes.births import Births
 from smq.replication.nodes.controller import Controller
 from smq.replication.nodes.drain import Drain
 from smq.replication.nodes.expiry_clock import ExpiryClock
@@ -174,7 +175,7 @@ class Node:
             timing=RaftTiming.of(config),
             disk_id=lambda: self.identity.disk,
             registered_disk=self.applied.registered_disk,
-            is_at_address=self._network.is_at_address,
+            born_disk=lambda node: self._births.disk_of(node),  # noqa: PLW0108 - it is made after the engine
             on_leader_change=self._on_leader_change,
             on_fatal=self._on_engine_stopped,
         )
@@ -193,10 +194,18 @@ class Node:
         )
         self._controller = Controller(host, self.liveness, self.replicas, _log.warning)
         self._joins = TransactionJoins(host, self._proposer)
+        self._births = Births(
+            host,
+            self.rng,
+            is_at_address=self._network.is_at_address,
+            on_born=self._on_born,
+            on_forgotten=lambda why: self._registration.forget_disk(why),  # noqa: PLW0108 - it is made later
+        )
         self.applied.connect(
             self.replicas,
             self._proposer,
             wake={
+                Concern.BIRTH: self._on_cluster,
                 Concern.ELECTIONS: self._controller.wake,
                 Concern.BALANCE: self._controller.rebalance_soon,
                 Concern.ENDED_TRANSACTIONS: self._joins.on_completions,
@@ -205,12 +214,13 @@ class Node:
         states = StateWatch(host.anomalies)
         self.applied.watch(CommitWatch(host.anomalies), states, host.config.digest_entries)
         self._registration = Registration(host, self.rng, self._on_registered, self._wait_for_upgrade)
-        self.heartbeats = Heartbeats(host, self.liveness, self._registration, self.replicas, states)
+        self.heartbeats = Heartbeats(host, self._births, self.liveness, self._registration, self.replicas, states)
         self._expiry_clock = ExpiryClock(host)
         self._maintenance = DiskMaintenance(host, self.replicas, self._space, self._hang)
         self._quorum = QuorumQueries(host, self.rng, self._proposer.late)
         self.dispatcher = Dispatcher(
             host,
+            births=self._births,
             heartbeats=self.heartbeats,
             proposer=self._proposer,
             controller=self._controller,
@@ -245,6 +255,7 @@ class Node:
 
     def _open_logs(self) -> Iterator[None]:
         yield from self.replicas.open_logs()
+        self._births.recover()
         self._registration.recover()
         self._maintenance.scrubber.start()
 
@@ -282,6 +293,25 @@ class Node:
         self.replicas.drop_orphans()
         self._on_registration()
 
+    def allow_first_start(self) -> None:
+        """An operator wants a new cluster. It begins once all nodes are there, on empty disks; otherwise this changes
+        nothing, however often it is said."""
+        self._births.allow_first_start()
+
+    @property
+    def is_born(self) -> bool:
+        """Whether the data directory belongs to a cluster."""
+        return not self._births.unborn()
+
+    def _on_born(self) -> None:
+        if self.is_running:
+            self.heartbeats.send_all()
+
+    def _on_cluster(self) -> None:
+        """The replicated state is that of a cluster now."""
+        self._births.check()
+        self._registration.register()
+
     def _replace_raft(self, damage: RaftDamaged) -> None:
         if any(peer != self.node_id for peer in self.config.peers):
             self._registration.replace_damaged(damage, self._start_engine)
@@ -294,7 +324,8 @@ class Node:
         self._tick()
         if not self.is_running:
             return  # its own journal holds what only a newer smq knows
-        self._registration.register()
+        self._births.begin()
+        self._registration.join()
         logs = self.replicas.log_count
         _log.info("node started", node=self.node_id, incarnation=self.incarnation, partitions=logs)
 
@@ -563,9 +594,12 @@ class Node:
             compaction_dirty_bytes=self.replicas.compactor.dirty_bytes,
             compaction_age_ms=self.replicas.compactor.age_ms,
             waiting=self.waiting,
+            birth=self.identity.birth,
+            unborn=self._births.unborn(),
             warnings=(
                 *self._waiting_warnings(),
                 *self._registration.warnings(),
+                *self._births.warnings(),
                 *self._maintenance.warnings(),
                 *self.replicas.warnings(),
             ),

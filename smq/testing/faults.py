@@ -48,9 +48,7 @@ class FaultyCluster(Cluster):
                 kafka=format_address(config.kafka_address),
                 peer=format_address(config.peers[config.node_id]),
             )
-        for node in self.nodes:
-            self.run(node)
-        self.wait_ready()
+        self.begin()
         return self
 
     @property

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.tls import Tls
 from smq.raft_state.errors import SmqError
+from smq.replication.storage.directory import FIRST_START_FILE, make_directory
 from smq.testing.node_client import RawNode, Unanswered
 
 T = TypeVar("T")
@@ -137,6 +138,19 @@ class Nodes:
         """Variables for the node, beside those of this process that are not settings of a node: they would be the same
         for all nodes, which have their files."""
         return {}
+
+    def ask_first_start(self) -> None:
+        """As `smq first-start` does: these nodes, all of them on empty disks, begin a cluster when they start."""
+        first = next(iter(self.nodes.values())).data_dir
+        make_directory(first)
+        (first / FIRST_START_FILE).touch()
+
+    def begin(self) -> None:
+        """Starts a new cluster of these nodes; returns when all are ready."""
+        self.ask_first_start()
+        for node in self.nodes:
+            self.run(node)
+        self.wait_ready()
 
     def run(self, node: int, *, before: Sequence[str] = ()) -> None:
         """Starts the process of a node that has none; does not wait. `before` is put in front of its command."""

@@ -112,7 +112,7 @@ async def served_node(directory: Path, **config: Any) -> AsyncIterator[Served]:
 
     `config` holds fields of ServerConfig.
     """
-    server = Server(node_config(directory, **config))
+    server = Server(node_config(directory, **config), first_start=True)
     await server.start()
     try:
         async with asyncio.timeout(PATIENCE_S):

@@ -351,6 +351,33 @@ def wipe(fault: Fault) -> Script:
     yield fault.duration()
 
 
+def emptied(fault: Fault) -> Script:
+    """A majority of the nodes comes back with empty disks while the others are away, and then with them. All are asked
+    for a first start, as by an option that was never removed. No cluster may begin: there is more than they know (rule
+    18). Then the operator finds the disks."""
+    cluster, world = fault.arena.cluster, fault.arena.world
+    victims = fault.rng.sample(list(world.nodes), len(world.nodes) // 2 + 1)
+    fault.note("emptied", nodes=victims)
+    for node in world.nodes:
+        cluster.crash(node, power=fault.rng.random() < 0.5, why="emptied")
+    kept = {node: cluster.hosts[node].image for node in victims}
+    for node in victims:
+        cluster.hosts[node].image = DiskImage()
+    try:
+        for back in (victims, list(world.nodes)):
+            for node in back:
+                cluster.start(node)
+            yield fault.duration()
+            ready = [host.node for host in cluster.up() if host.node in victims and host.api and host.api.is_ready]
+            why = f"nodes {ready} are ready on empty disks, without a majority that knows anything"
+            world.recorder.note("progress", ok=not ready, why=why)
+    finally:
+        for node in victims:
+            cluster.crash(node, power=False, why="emptied")
+            cluster.hosts[node].image = kept[node]
+            cluster.start_later(node, 0)
+
+
 def restored_disk(fault: Fault) -> Script:
     """A node's disk is restored from an old copy while it is down (rule 18). It is always the same node. The copy was
     made at an earlier strike, and every other disk knows that it is old: no node could recognise a younger one."""
@@ -471,6 +498,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         rot,
         flip_file,
         wipe,
+        emptied,
         restored_disk,
         steered.stale_return,
         steered.behind_log,

@@ -177,9 +177,9 @@ class Member:
             is_candidate=lambda _node: True,
             resign=lambda _pid, _epoch: world.on_resigned(self.node),
         )
-        unused = cast(Any, SimpleNamespace(on_resign=lambda *_: None, on_report=lambda *_: None))
+        unused = cast(Any, SimpleNamespace(on_resign=lambda *_: None, on_report=lambda *_: None, shut=()))
         self.dispatcher = Dispatcher(
-            host, heartbeats=unused, proposer=unused, controller=unused, quorum=unused, replicas=replicas
+            host, births=unused, heartbeats=unused, proposer=unused, controller=unused, quorum=unused, replicas=replicas
         )
         return replicas
 

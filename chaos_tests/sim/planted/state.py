@@ -17,12 +17,13 @@ from smq.raft_state.commands import (
     RegisterNode,
     Request,
 )
-from smq.raft_state.ids import LogIndex, NodeId, Offset
+from smq.raft_state.ids import NO_BIRTH, NO_DISK, LogIndex, NodeId, Offset
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied, Done, OffsetsAssigned
 from smq.raft_state.state import ClusterState, TopicState
 from smq.replication.commands.applied_state import AppliedState
 from smq.replication.node import Node
+from smq.replication.nodes.births import Births, Claim
 from smq.replication.nodes.controller import Controller
 
 _HANDLERS: Final = "smq.raft_state.handlers."
@@ -47,6 +48,12 @@ def _as_if_new(original: Fault, state: ClusterState, item: Assignment, *rest: An
 
 def _none_for_none(original: Fault, state: ClusterState, item: Assignment, *rest: Any) -> Any:
     return original(state, item, *rest) if item.count else OffsetsAssigned(base=Offset(0), last=Offset(-1))
+
+
+def _who_is_away_is_empty(original: Fault, births: Births) -> bool:
+    if 2 * len(births._claims) >= len(births._peers):
+        births._claims = {peer: births._claims.get(peer, Claim(NO_BIRTH, NO_DISK, False)) for peer in births._peers}
+    return bool(original(births))
 
 
 def _moves_back(original: Fault, state: ClusterState, command: AdvanceLogStart) -> Applied:
@@ -189,6 +196,15 @@ STATE_BUGS: Final = (
         scenario="upgrades",
         anomalies=frozenset({"stranded-node"}),
         seeds=10,
+    ),
+    PlantedBug(
+        name="born-of-most-nodes",
+        rule="18: a cluster is born while all of its nodes are there, on empty disks",
+        faults=(replace("smq.replication.nodes.births:Births._are_all_empty", by=_who_is_away_is_empty),),
+        scenario="first_start",
+        anomalies=frozenset({"no-progress", "log-mismatch"}),
+        watched="watched-other-birth",
+        seeds=8,
     ),
     PlantedBug(
         name="unknown-command-ends-the-process",

@@ -123,7 +123,6 @@ class Host:
         self.machine = Machine(rate=world.rng.choice([1.0, 1.001, 0.999]))
         self.steps_left: int | None = None
         self.starts = 0
-        self.strangers: set[NodeId] = set()  # peers whose process is not the one at the peer's address
         self.fatal: list[BaseException] = []
         self.process: Process | None = None
         self.disk: FakeDisk
@@ -170,7 +169,7 @@ class Host:
             timing=world.plan.timing,
             disk_id=lambda: self.disk_id,
             registered_disk=lambda node: self.history.disks().get(node),
-            is_at_address=lambda node: node not in self.strangers,
+            born_disk=world.born.get,
             on_leader_change=lambda: world.trace(f"{self.node} follows {self.engine.leader} in {self.engine.term}"),
             on_fatal=self._on_fatal,
         )
@@ -263,6 +262,7 @@ class World:
         profile = LinkProfile(delay_ms_mean=delay_ms, reconnect_ms_max=40.0, tail_probability=tail_probability)
         self.network = Network(self.scheduler, self.streams, self.nodes, profile, self.trace)
         self.hosts = {node: Host(self, node) for node in self.nodes}
+        self.born = {node: host.disk_id for node, host in self.hosts.items()}  # the disks of the first start
         self.leader_of_term: dict[int, NodeId] = {}
         self.votes: dict[tuple[NodeId, int], NodeId] = {}  # (voter, term) -> candidate
         self.applied: dict[int, str] = {}  # index -> command, over all nodes

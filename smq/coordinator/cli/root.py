@@ -35,6 +35,7 @@ _MODULES: Final = {
     "consume": "smq.coordinator.cli.commands.consume",
     "dev": "smq.coordinator.cli.commands.serve",
     "disk": "smq.coordinator.cli.commands.disk",
+    "first-start": "smq.coordinator.cli.commands.health",
     "group": "smq.coordinator.cli.commands.group",
     "health": "smq.coordinator.cli.commands.health",
     "man": "smq.coordinator.cli.commands.man",
@@ -56,6 +57,7 @@ SUMMARIES: Final = {
     "consume": "Writes the records of TOPIC, one per line: the value, with --json all fields, or what --output says.",
     "dev": "Runs one node in the foreground, for development.",
     "disk": "Works on the data DIRECTORY of a stopped node: after a restore, or to change its store.",
+    "first-start": "Begins a new cluster.",
     "group": "Lists, watches, changes and deletes consumer groups.",
     "health": "Asks the node of this machine or container whether it runs.",
     "man": "Writes the man pages smq.1, smq-topic.1 and so on into DIRECTORY, such as ~/.local/share/man/man1.",
@@ -83,7 +85,7 @@ class SmqGroup(SuggestingGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _MODULES:
-            command: click.Command = getattr(_load(_MODULES[cmd_name]), cmd_name)
+            command: click.Command = getattr(_load(_MODULES[cmd_name]), cmd_name.replace("-", "_"))
             return command
         if cmd_name in _added_names():
             from importlib.metadata import entry_points

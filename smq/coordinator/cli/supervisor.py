@@ -108,6 +108,7 @@ class Supervisor:
                 "serve",
                 "--config",
                 str(path),
+                "--first-start",
                 "--child",
                 stdin=asyncio.subprocess.PIPE,  # held open: when it ends, the child knows that we are gone
                 stdout=log_file,

@@ -198,9 +198,11 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
     @guarded
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
         timeout_ms = deadline_ms(request.timeout_ms, context)
-        waiting = self._calls.node.status().waiting
-        if waiting:
-            raise SmqError(ErrorCode.UPGRADE_NEEDED, waiting)  # its state is not the cluster's
+        status = self._calls.node.status()
+        if status.waiting:
+            raise SmqError(ErrorCode.UPGRADE_NEEDED, status.waiting)  # its state is not the cluster's
+        if status.unborn:
+            raise SmqError(ErrorCode.NODE_NOT_READY, f"node {status.node} belongs to no cluster yet: {status.unborn}")
         if request.linearizable:
             await self._calls.barrier(timeout_ms)
         topics = await self._named_topics(request, timeout_ms)

@@ -159,7 +159,9 @@ class HttpServer:
             "raft_leader": status.raft_leader,
             "raft_term": status.raft_term,
             "applied_index": status.applied_index,
+            "birth": status.birth.hex() if not status.unborn else "",
             "reason": "" if ready else self._reason(status),
+            "warnings": status.warnings,
         }
         return web.json_response(body, status=200 if ready else 503)
 
@@ -168,6 +170,8 @@ class HttpServer:
             return "the node is stopping"
         if status.waiting:
             return f"the node waits for an upgrade: {status.waiting}"
+        if status.unborn:
+            return f"the node belongs to no cluster yet: {status.unborn}"
         if status.raft_leader is None:
             return "there is no Raft leader: a majority of the nodes must run and reach each other"
         return "the node is joining: it is not registered yet, or is fenced"

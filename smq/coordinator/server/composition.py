@@ -59,7 +59,7 @@ from smq.replication.nodes.identity import StartRefused
 from smq.replication.ports import DataDamaged
 from smq.replication.raft.timing import RaftTiming
 from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng, ThreadCompute
-from smq.replication.storage.directory import DiskOpenError, is_used
+from smq.replication.storage.directory import FIRST_START_FILE, DiskOpenError, is_used
 from smq.replication.storage.disk import SWITCH_INTERVAL_S, StoreDisk
 from smq.replication.storage.opening import open_disk
 
@@ -81,8 +81,12 @@ class _Ports:
 class Server:
     """One node's process. `start` raises StartError; `stop` hands over, answers and closes."""
 
-    def __init__(self, config: ServerConfig, measures: ProcessMeasures | None = None) -> None:
+    def __init__(
+        self, config: ServerConfig, measures: ProcessMeasures | None = None, *, first_start: bool = False
+    ) -> None:
+        """`first_start`: a new cluster is to begin if all nodes are there, and have empty directories."""
         self._config = config
+        self._first_start = first_start
         self._measures = measures if measures is not None else ProcessMeasures()
         self._loop_lag = LoopLag(self._measures.loop_lag)
         self._settings = Settings(config.settings)
@@ -254,7 +258,17 @@ class Server:
             self.node.start()
         except (StartRefused, DataDamaged) as e:
             raise StartError(str(e)) from e
+        self._awaiting_birth = asyncio.create_task(self._await_birth())
         await self._serve()
+
+    async def _await_birth(self) -> None:
+        """Until the directory belongs to a cluster: passes on what `smq first-start` has left in it."""
+        wanted = self._config.data_dir / FIRST_START_FILE
+        while not self.node.is_born:
+            if self._first_start or wanted.exists():
+                self.node.allow_first_start()
+            await asyncio.sleep(limits.FIRST_START_POLL_S)
+        wanted.unlink(missing_ok=True)
 
     async def _serve(self) -> None:
         """The node has begun; clients may come."""
@@ -422,6 +436,7 @@ class Server:
                 await drained.wait()
         except TimeoutError:
             log.warning("drain_timed_out")
+        self._awaiting_birth.cancel()
         self._self_check.stop()
         self._groups.stop()
         self._loop_lag.stop()
@@ -443,11 +458,13 @@ def run_server(
     *,
     on_started: Callable[[Server], Coroutine[None, None, None]] | None = None,
     is_child: bool = False,
+    first_start: bool = False,
     log_level: int = logging.INFO,
     strangers: Mapping[str, str] | None = None,
 ) -> int:
-    """Runs one node until SIGTERM, SIGINT or, for a child, the end of its parent; the process's exit code. `strangers`
-    are variables of the environment that have no effect, with advice for the log."""
+    """Runs one node until SIGTERM, SIGINT or, for a child, the end of its parent; the process's exit code.
+    `first_start`: as for Server. `strangers` are variables of the environment that have no effect, with advice for the
+    log."""
     configure_logs(config.node_id, log_level)
     for variable, advice in (strangers or {}).items():
         log.warning("unknown_variable", variable=variable, advice=advice)
@@ -460,12 +477,13 @@ def run_server(
     keep_freed_memory()
     HeapKeeper(measures.gc_pause).start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(config, measures, on_started, is_child))
+        server = Server(config, measures, first_start=first_start)
+        return runner.run(_run(server, config, on_started, is_child))
 
 
 async def _run(
+    server: Server,
     config: ServerConfig,
-    measures: ProcessMeasures,
     on_started: Callable[[Server], Coroutine[None, None, None]] | None,
     is_child: bool,
 ) -> int:
@@ -479,13 +497,13 @@ async def _run(
         os._exit(EXIT_FAILED)
 
     with signals.handled((signal.SIGTERM, signal.SIGINT), end_in_order, end_now):
-        await _serve(config, measures, on_started, is_child, stop)
+        await _serve(server, config, on_started, is_child, stop)
     return 0
 
 
 async def _serve(
+    server: Server,
     config: ServerConfig,
-    measures: ProcessMeasures,
     on_started: Callable[[Server], Coroutine[None, None, None]] | None,
     is_child: bool,
     stop: asyncio.Event,
@@ -494,7 +512,6 @@ async def _serve(
     if is_child:
         # The parent holds the other end of stdin, which ends with the parent, however it dies.
         loop.add_reader(sys.stdin.fileno(), stop.set)
-    server = Server(config, measures)
     await server.start()
     has_terminal = sys.stdin is not None and sys.stdin.isatty()  # None if it was closed before the start
     if config.tls is not None and not has_terminal:  # from a terminal it means that the user is gone

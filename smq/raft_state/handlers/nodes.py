@@ -38,7 +38,7 @@ _DONE = Applied(reply=Done())
 
 
 def init_cluster(state: ClusterState, command: InitCluster) -> Applied:
-    """Gives the cluster its id and limits, once."""
+    """Gives the cluster its ids and limits, once."""
     if state.cluster_id:
         raise Refused(ErrorCode.ALREADY_INITIALIZED, f"this is cluster {state.cluster_id}")
     if not 1 <= len(command.cluster_id.encode()) <= CLUSTER_ID_BYTES_MAX:
@@ -52,7 +52,7 @@ def init_cluster(state: ClusterState, command: InitCluster) -> Applied:
     for name, value, cap in limits:
         if not 1 <= value <= cap:
             raise Refused(ErrorCode.INVALID_REQUEST, f"{name} must be from 1 to {cap}, not {value}")
-    state.cluster_id = command.cluster_id
+    state.cluster_id, state.birth = command.cluster_id, command.birth
     state.topics_max = command.topics_max
     state.partitions_max = command.partitions_max
     state.groups_max = command.groups_max

@@ -170,6 +170,7 @@ class AppliedState:
         self._commits.forget()
         self.digests.on_state_moved()
         self._replicas.touch_all(is_own_disk=is_own)
+        self._wake[Concern.BIRTH]()
         self._wake[Concern.ELECTIONS]()
         while not self._replicas.follow():
             yield

@@ -39,6 +39,7 @@ class Kind(enum.StrEnum):
     COMMIT_CHANGED = "commit-changed"
     STATE_DIFFERS = "state-differs"
     LOG_DIFFERS = "log-differs"
+    OTHER_BIRTH = "other-birth"
 
 
 class Anomaly(NamedTuple):

@@ -14,8 +14,20 @@ from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
 from smq.raft_state.binary import FLAG, INT32, INT64, Fixed
-from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
-from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
+from smq.raft_state.ids import (
+    NO_BIRTH,
+    NO_DISK,
+    BirthId,
+    DiskId,
+    Epoch,
+    Incarnation,
+    LogIndex,
+    NodeId,
+    Offset,
+    PartitionId,
+    Term,
+)
+from smq.raft_state.limits import BIRTH_ID_BYTES, DISK_ID_BYTES, NODES_MAX, SEGMENT_DIGEST_BYTES
 from smq.replication.monitoring.anomalies import DIGEST_BYTES
 from smq.replication.net.disk_marks import Mark, pack_marks, unpack_marks
 from smq.replication.net.layout import (
@@ -56,7 +68,8 @@ class Heartbeat:
     """CONTROL: this process is alive. A node that `is_leaving` gets no more work, and is fenced once it is gone. A node
     whose `disk` is not fine leads only if no other node can. `marks` are its own disk's mark, and then those that it
     knows of other nodes' disks. `digest` is that of the replicated state after the entry `digest_index`, the newest
-    that this process has computed; zeros before the first. The first message of every session."""
+    that this process has computed; zeros before the first. `birth` is the directory's, zeros before it has one; then
+    `may_found` says that an operator wants a new cluster. The first message of every session."""
 
     incarnation: Incarnation
     marks: tuple[Mark, ...]
@@ -64,6 +77,19 @@ class Heartbeat:
     disk: DiskCondition = DiskCondition.FINE
     digest_index: LogIndex = LogIndex(0)
     digest: bytes = bytes(DIGEST_BYTES)
+    birth: BirthId = NO_BIRTH
+    may_found: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """CONTROL, to a node whose directory has no birth, from one that has: the cluster's, with the disk of each node
+    when it began (rule 18). `forgotten` is the receiver's disk if that is registered already: it had a birth; zeros
+    otherwise."""
+
+    birth: BirthId
+    disks: tuple[tuple[NodeId, DiskId], ...]
+    forgotten: DiskId = NO_DISK
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +373,7 @@ class StepReport:
 
 Message: TypeAlias = (
     Heartbeat
+    | Birth
     | Propose
     | ReadIndex
     | Proposed
@@ -443,6 +470,8 @@ def _check_ends(m: EndsReport) -> None:
 
 
 _SEGMENT_DIGEST: Final = Fixed(SEGMENT_DIGEST_BYTES)
+_BIRTH: Final = ("birth", Fixed(BIRTH_ID_BYTES))
+_DISKS: Final = Items(INT32, Fixed(DISK_ID_BYTES), count_max=NODES_MAX)
 _REQUEST: Final = ("request", UINT64)
 _QUERY: Final = ("query", UINT64)
 _INCARNATION: Final = ("incarnation", INT64)
@@ -472,8 +501,11 @@ _TABLE: Final = (
         ("disk", Choice(DiskCondition)),
         ("digest_index", INT64),
         ("digest", Fixed(DIGEST_BYTES)),
+        _BIRTH,
+        ("may_found", FLAG),
         rest=("marks", _Marks()),
     ),
+    MessageLayout(11, Birth, _BIRTH, ("forgotten", Fixed(DISK_ID_BYTES)), rest=("disks", _DISKS)),
     MessageLayout(2, Propose, _REQUEST, rest=("command", Bytes())),
     MessageLayout(3, Proposed, _REQUEST, ("outcome", BYTE), ("index", INT64), rest=("reply", Bytes())),
     MessageLayout(4, ElectionQuery, _QUERY, ("term", INT64), rest=("partitions", _EPOCHS)),

@@ -142,7 +142,7 @@ class Controller:
 
     def _init_cluster(self) -> None:
         config = self._host.config
-        init = replace(default_init(config.cluster_id), replies_max=config.replies_max)
+        init = replace(default_init(config.cluster_id, self._host.identity.birth), replies_max=config.replies_max)
         self._propose_once("init", self._host.node_id, init)
 
     def _raise_level(self) -> None:

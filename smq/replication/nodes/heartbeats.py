@@ -9,6 +9,7 @@ from smq.raft_state.ids import NodeId
 from smq.replication.host import Host
 from smq.replication.monitoring.anomalies import StateWatch
 from smq.replication.net import wire
+from smq.replication.nodes.births import Births
 from smq.replication.nodes.liveness import Liveness
 from smq.replication.nodes.registration import Registration
 from smq.replication.partition.replicas import Replicas
@@ -17,9 +18,16 @@ from smq.replication.ports import Channel
 
 class Heartbeats:
     def __init__(
-        self, host: Host, liveness: Liveness, registration: Registration, replicas: Replicas, states: StateWatch
+        self,
+        host: Host,
+        births: Births,
+        liveness: Liveness,
+        registration: Registration,
+        replicas: Replicas,
+        states: StateWatch,
     ) -> None:
         self._host = host
+        self._births = births
         self._liveness = liveness
         self._registration = registration
         self._replicas = replicas
@@ -35,7 +43,15 @@ class Heartbeats:
     def send(self, peer: NodeId) -> None:
         marks, node_id = self._host.engine.marks, self._host.node_id
         is_leaving, disk = self._liveness.is_self_leaving, self._liveness.disk(node_id)
-        beat = wire.Heartbeat(self._host.incarnation, (marks.own, *marks.known), is_leaving, disk, *self._states.latest)
+        beat = wire.Heartbeat(
+            self._host.incarnation,
+            (marks.own, *marks.known),
+            is_leaving,
+            disk,
+            *self._states.latest,
+            birth=self._births.claim,
+            may_found=self._births.may_found,
+        )
         self._host.links.send(peer, Channel.CONTROL, beat)
 
     def ping(self, peer: NodeId, number: int) -> None:
@@ -51,6 +67,8 @@ class Heartbeats:
         own, *known = beat.marks
         if own.node != peer:
             raise wire.WireError(f"node {peer} speaks of itself as node {own.node}")
+        if not self._births.hear(peer, beat.birth, own.disk, may_found=beat.may_found):
+            return
         self._states.heard(peer, beat.digest_index, beat.digest)
         self._liveness.on_heartbeat(peer, beat.incarnation, is_leaving=beat.is_leaving, disk=beat.disk)
         forgotten = self._host.engine.marks.receive(peer, own, known)

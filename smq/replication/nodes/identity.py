@@ -1,9 +1,9 @@
 """Which node and cluster this data directory belongs to, and which process of its node this is.
 
-Owns the META rows of cluster id, node id, voters, disk id and incarnation. A process must not send anything before its
-incarnation is on disk (rule 2), and must refuse a directory of another node or cluster, or of a cluster of other nodes.
-The disk id names the directory itself, so that the others notice if it was replaced (rule 18), or if its Raft data was
-lost.
+Owns the META rows of cluster id, birth, node id, voters, disk id and incarnation. A process must not send anything
+before its incarnation is on disk (rule 2), and must refuse a directory of another node or cluster, or of a cluster of
+other nodes. The disk id names the directory itself, so that the others notice if it was replaced (rule 18), or if its
+Raft data was lost.
 """
 
 import struct
@@ -11,19 +11,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from smq.raft_state.ids import DiskId, Incarnation
-from smq.raft_state.limits import DISK_ID_BYTES
+from crc32c import crc32c
+
+from smq.raft_state.ids import BirthId, DiskId, Incarnation, NodeId
+from smq.raft_state.limits import BIRTH_ID_BYTES, DISK_ID_BYTES
+from smq.replication.net.wire import Birth
 from smq.replication.node_config import NodeConfig
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Rng, Table
+from smq.replication.raft.journal import has_voted
 
 CLUSTER_KEY: Final = b"cluster_id"
 NODE_KEY: Final = b"node_id"
 VOTERS_KEY: Final = b"voters"
 INCARNATION_KEY: Final = b"incarnation"
+BIRTH_KEY: Final = b"birth"
 DISK_KEY: Final = b"disk_id"
 REPLACED_KEY: Final = b"raft_replaced"
 COPIED_KEY: Final = b"copied_to"
 _INT: Final = struct.Struct(">q")
+_CRC: Final = struct.Struct(">I")  # of key and value: a bit of it that has flipped is no other cluster
+_BORN: Final = struct.Struct(f">i{DISK_ID_BYTES}s")  # a node, and its disk
+
+
+_REPLACE: Final = "Replace it with an empty one while the others are up"
 
 
 class StartRefused(Exception):
@@ -47,7 +57,8 @@ def claim_identity(disk: Disk, config: NodeConfig, rng: Rng, at_least: int, done
     _check(disk, CLUSTER_KEY, config.cluster_id.encode(), "cluster")
     _check(disk, NODE_KEY, str(config.node_id).encode(), "node")
     voters = ", ".join(map(str, sorted(config.peers)))
-    _check_voters(disk, voters)
+    if stored_birth(disk) is not None:
+        _check_voters(disk, voters)
     stored = disk.get(Table.META, INCARNATION_KEY)
     if stored is not None and len(stored) != _INT.size:
         raise DataDamaged(f"meta/incarnation has {len(stored)} bytes, not {_INT.size}")
@@ -63,6 +74,30 @@ def claim_identity(disk: Disk, config: NodeConfig, rng: Rng, at_least: int, done
     ]
     disk.submit(ops, done)
     return Claim(incarnation=incarnation, disk=disk_id)
+
+
+def stored_birth(disk: Disk) -> Birth | None:
+    """None if the directory belongs to no cluster yet. Raises DataDamaged."""
+    stored = disk.get(Table.META, BIRTH_KEY)
+    if stored is None:
+        if has_voted(disk):
+            raise DataDamaged(
+                "meta/birth is missing, and the node has taken part in a cluster: the directory is damaged, or of a "
+                f"build before the first release. {_REPLACE}"
+            )
+        return None
+    body = stored[_CRC.size :]
+    rest = len(body) - BIRTH_ID_BYTES
+    if rest < 0 or rest % _BORN.size or _CRC.unpack_from(stored)[0] != crc32c(BIRTH_KEY + body):
+        raise DataDamaged(f"meta/birth fails its checksum. {_REPLACE}")
+    disks = _BORN.iter_unpack(body[BIRTH_ID_BYTES:])
+    return Birth(BirthId(body[:BIRTH_ID_BYTES]), tuple((NodeId(node), DiskId(disk_id)) for node, disk_id in disks))
+
+
+def birth_row(birth: Birth) -> Put:
+    """As `stored_birth` reads it."""
+    body = birth.birth + b"".join(_BORN.pack(*item) for item in birth.disks)
+    return Put(Table.META, BIRTH_KEY, _CRC.pack(crc32c(BIRTH_KEY + body)) + body)
 
 
 def _disk_id(disk: Disk, rng: Rng, *, is_first: bool) -> DiskId:

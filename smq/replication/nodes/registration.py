@@ -42,6 +42,8 @@ class Registration:
         self._is_stopped = False
         self.is_registered = False
         self._replaced = ""  # why this directory had to become another disk
+        self._has_joined = False
+        self._asked: DiskId | None = None  # a registration of this disk has been proposed, and not answered
         self._may_register = False  # disk id and incarnation are on disk, and no new one is being written
 
     # ---------------------------------------------------------------------------------------- identity
@@ -80,6 +82,10 @@ class Registration:
             f"had reported write {claim.writes} (if a majority of nodes says so, all were restored from copies: stop "
             "them, restore the copies again, and run `smq disk forget` on each)"
         )
+        self.forget_disk(why)
+
+    def forget_disk(self, why: str) -> None:
+        """This disk is another one from now on."""
         self.is_registered = False
         self._replace(why, [], self._claim_again)
 
@@ -109,10 +115,19 @@ class Registration:
         return [f"{self._replaced}; it {how} as a replaced disk"]
 
     # ---------------------------------------------------------------------------------------- registration
+    def join(self) -> None:
+        """The node takes part from now on."""
+        self._has_joined = True
+        self.register()
+
     def register(self) -> None:
+        """Also to be called when the state of a cluster comes to a node that had none."""
         if self._is_stopped or self.is_registered or not self._may_register:
             return
         config, disk = self._host.config, self._identity.disk
+        if not self._has_joined or not self._host.state.cluster_id or self._asked == disk:
+            return
+        self._asked = disk
         command = RegisterNode(
             node=self._host.node_id,
             incarnation=self._identity.incarnation,
@@ -127,6 +142,7 @@ class Registration:
         self._host.propose(command, REGISTER_MS_MAX, lambda reply: self._on_registered(disk, reply))
 
     def _on_registered(self, disk: DiskId, reply: Reply | SmqError) -> None:
+        self._asked = None if self._asked == disk else self._asked
         if disk != self._identity.disk:
             return  # the code that made the new one registers it
         if not isinstance(reply, SmqError) or self._is_applied():

@@ -77,6 +77,12 @@ def set_aside(disk: Disk) -> list[Op]:
     return ops
 
 
+def has_voted(disk: Disk) -> bool:
+    """Whether this directory has taken part in an election, as far as its rows can be read."""
+    stored = disk.get(Table.RAFT_META, _VOTE_KEY)
+    return stored is not None and stored[_CRC.size :] != _VOTE.pack(_VERSION, 0, 0)
+
+
 def forget_set_aside() -> list[Op]:
     """The others have admitted the disk: they have everything that it had."""
     return [Delete(Table.META, _ASIDE, _ASIDE + b"\xff")]

@@ -54,13 +54,13 @@ class Raft:
         timing: RaftTiming,
         disk_id: Callable[[], DiskId],
         registered_disk: Callable[[NodeId], DiskId | None],
-        is_at_address: Callable[[NodeId], bool],
+        born_disk: Callable[[NodeId], DiskId | None],
         on_leader_change: Callable[[], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         """`peers` are all other voters. `send` may drop a message if no session is open. `disk_id` is asked
-        from `start` on; `registered_disk` answers from the applied state of `machine`, `is_at_address` from the
-        network."""
+        from `start` on; `registered_disk` answers from the applied state of `machine`, `born_disk` from the birth
+        of the cluster."""
         if node_id in peers or len(set(peers)) != len(peers):
             raise ValueError("peers are the other nodes, each once")
         self._node_id = node_id
@@ -73,7 +73,7 @@ class Raft:
         self.journal = RaftJournal()
         start = rng.randbytes(START_BYTES)
         self.marks = DiskMarks(node_id, self._peers, disk_id, registered_disk, start, self.journal)
-        self.voters = Voters(node_id, self._peers, disk_id, registered_disk, self.marks.doubts, is_at_address)
+        self.voters = Voters(node_id, self._peers, disk_id, registered_disk, self.marks.doubts, born_disk)
         self._applier = Applier(machine, self.journal, timing.snapshot_entries)
         self._executor = Executor(
             disk=disk,

@@ -22,11 +22,11 @@ class Voters:
         disk_id: Callable[[], DiskId],
         registered_disk: Callable[[NodeId], DiskId | None],
         is_doubted: Callable[[NodeId, DiskId], bool],
-        is_at_address: Callable[[NodeId], bool],
+        born_disk: Callable[[NodeId], DiskId | None],
     ) -> None:
         """`registered_disk` answers from the applied state of this node; None if it knows no such node. `is_doubted`
-        recognises an old copy of a peer's disk (`DiskMarks.doubts`). `is_at_address`: the peer's session is of the
-        process that answers at the peer's address."""
+        recognises an old copy of a peer's disk (`DiskMarks.doubts`). `born_disk`: the disk of a node at the birth of
+        the cluster; None on a directory that has no birth."""
         self._node_id = node_id
         # With one or two voters every majority is all of them. A voter that has kept its disk has everything, and
         # nothing is decided without it. If replaced disks did not count, a group of two would never decide again.
@@ -34,20 +34,19 @@ class Voters:
         self._disk_id = disk_id
         self._registered_disk = registered_disk
         self._is_doubted = is_doubted
-        self._is_at_address = is_at_address
+        self._born_disk = born_disk
 
     @property
     def own_disk(self) -> DiskId:
         return self._disk_id()
 
     def counts(self, node: NodeId, disk: DiskId) -> bool:
-        """Whether a vote or acknowledgement by this disk counts as the node's. Until a disk is registered, any does
-        that is at the node's address: two processes by mistake with one id would be two voters otherwise."""
-        if self._all_decide:
-            return True
-        if self._registered_disk(node) is None and node != self._node_id and not self._is_at_address(node):
-            return False
-        return self._registered_disk(node) in (None, disk) and not self._is_doubted(node, disk)
+        """Whether a vote or acknowledgement by this disk counts as the node's. Until one is registered, the disk has it
+        with which the cluster was born."""
+        voter = self._registered_disk(node) or self._born_disk(node)
+        if voter is None or self._all_decide:
+            return voter is not None
+        return voter == disk and not self._is_doubted(node, disk)
 
     def registered_disk(self, node: NodeId) -> DiskId | None:
         """The disk that has the node's vote; None until one is registered."""

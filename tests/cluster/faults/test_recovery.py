@@ -1,11 +1,16 @@
 """The state that is back after restarts (the Recovery lines of the behaviour checklist)."""
 
+import json
 import shutil
 import signal
+import urllib.error
+import urllib.request
+from typing import Any
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.testing.cluster import Cluster
 from smq.testing.node_client import RawNode
+from smq.testing.node_process import run_cli, wait_for
 
 
 def _publish(cluster: Cluster, topic: str, count: int) -> RawNode:
@@ -127,6 +132,56 @@ def test_copies_of_all_directories_made_while_stopped_are_a_backup(own_cluster: 
     expected = {i: b"%d" % i for i in range(20)}
     assert all(node.raw.read_all(topic, 0) == expected for node in own_cluster.alive())
     own_cluster.wait_digests_equal()
+
+
+def test_two_empty_directories_of_three_form_no_cluster_and_everyone_says_so(own_cluster: Cluster) -> None:
+    """They have been asked for a first start, too. What the third node has is still there once the others are back."""
+    own_cluster.start()
+    topic = own_cluster.make_topic()
+    _publish(own_cluster, topic, 20)
+    own_cluster.wait_converged(topic, 1)
+    birth = _readyz(own_cluster, 3)["birth"]
+    own_cluster.kill(*own_cluster.nodes)
+    for node in (1, 2):
+        own_cluster.nodes[node].data_dir.rename(own_cluster.nodes[node].data_dir.with_name("lost"))
+    own_cluster.ask_first_start()
+    own_cluster.restart(1, 2, wait=False)
+    wait_for("node 1 waits", lambda: "nodes 3 are not connected" in _readyz(own_cluster, 1)["reason"])
+    asked = run_cli("first-start", "--config", str(own_cluster.nodes[2].config), "--timeout", "1")
+    assert (asked.returncode, "nodes 3 are not connected" in asked.stderr) == (1, True)
+    own_cluster.restart(3, wait=False)
+
+    def all_say_so() -> bool:
+        said = [_readyz(own_cluster, node) for node in own_cluster.nodes]
+        return all(one["birth"] == birth and "2 of 3 nodes run on disks" in str(one["warnings"]) for one in said)
+
+    wait_for("all are of one birth, and say that too few disks are left", all_say_so)
+    status = run_cli("status", "--bootstrap", own_cluster.nodes[3].grpc)
+    assert (status.returncode, "no majority is left" in status.stdout) == (1, True)
+    assert not any(node.raw.status().is_ready for node in own_cluster.alive())
+
+    own_cluster.kill(*own_cluster.nodes)
+    for node in (1, 2):
+        shutil.rmtree(own_cluster.nodes[node].data_dir)
+        own_cluster.nodes[node].data_dir.with_name("lost").rename(own_cluster.nodes[node].data_dir)
+    own_cluster.restart(*own_cluster.nodes)
+    own_cluster.wait_converged(topic, 1)
+    assert own_cluster.nodes[3].raw.read_all(topic, 0) == {i: b"%d" % i for i in range(20)}
+    own_cluster.wait_digests_equal()
+
+
+def _readyz(cluster: Cluster, node: int) -> dict[str, Any]:
+    """The body, whatever the status."""
+    request = urllib.request.Request(f"http://{cluster.nodes[node].http}/readyz")
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            text = answer.read()
+    except urllib.error.HTTPError as refused:
+        text = refused.read()
+    except OSError:
+        text = b'{"reason": "", "birth": "", "warnings": []}'
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def _stop_all(cluster: Cluster) -> None:

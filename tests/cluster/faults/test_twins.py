@@ -33,7 +33,11 @@ def _twin_config(config: Path, directory: Path) -> Path:
 def _running(config: Path) -> Iterator[subprocess.Popen[bytes]]:
     with config.with_name("log").open("wb") as log:
         process = subprocess.Popen(
-            [*SERVE, str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            [*SERVE, str(config), "--first-start"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     try:
         yield process
@@ -58,6 +62,7 @@ def test_a_twin_that_starts_before_all_nodes_on_fresh_disks_ends_and_they_serve(
     own_cluster.kill(*own_cluster.nodes)
     for each in own_cluster.nodes.values():
         each.data_dir.rename(each.data_dir.with_name("before"))
+    own_cluster.ask_first_start()
     config = _twin_config(own_cluster.nodes[node].config, tmp_path / "twin")
     home = format_address(load_config(own_cluster.nodes[node].config).peers[NodeId(node)])
     with _running(config) as twin:

@@ -118,6 +118,7 @@ class HotPath:
             on_fatal=self._fail,
         )
         self.nodes[node_id] = node
+        node.allow_first_start()
         process.soon(node.start)
 
     def _fail(self, error: BaseException) -> None:

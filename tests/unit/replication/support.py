@@ -16,7 +16,7 @@ from smq.raft_state.commands import (
     RegisterNode,
 )
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId, TsNs
+from smq.raft_state.ids import BirthId, DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId, TsNs
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Rejected, Reply
@@ -35,6 +35,7 @@ from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net import wire
 from smq.replication.net.links import Links
 from smq.replication.node_config import NodeConfig
+from smq.replication.nodes.identity import birth_row
 from smq.replication.partition.admission import PreparedBatch, SendOrder
 from smq.replication.partition.exact_ends import ExactEnds
 from smq.replication.partition.intake import Intake, SpaceGuard
@@ -62,6 +63,16 @@ def raise_it(error: BaseException) -> None:
 def process_clock(scheduler: Scheduler) -> SimClock:
     """Of a process whose failure is the test's."""
     return SimClock(Process(scheduler, "n", raise_it), Hardware())
+
+
+BIRTH = wire.Birth(BirthId(b"b" * 16), tuple((node, DiskId(bytes([node]) * 16)) for node in (ME, PEER_A, PEER_B)))
+
+
+def born(image: DiskImage) -> DiskImage:
+    """The same disk, of a cluster that has begun."""
+    row = birth_row(BIRTH)
+    image.tables[row.table][row.key] = row.value
+    return image
 
 
 def batch(

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
+from smq.raft_state.ids import BirthId, DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
 from smq.replication.net import wire
 from smq.replication.net.disk_marks import Mark, pack_marks
 from smq.replication.net.frames import FrameKind, Hello, encode_hello, frame_header
@@ -28,7 +28,8 @@ DISK = DiskId(b"d" * 16)
 MARK = Mark(NodeId(2), DISK, b"s" * 8, 3, 4)
 
 WIRE: list[wire.Message] = [
-    wire.Heartbeat(Incarnation(7), (MARK, MARK), is_leaving=True, disk=wire.DiskCondition.FINE),
+    wire.Heartbeat(Incarnation(7), (MARK, MARK), is_leaving=True, disk=wire.DiskCondition.FINE, may_found=True),
+    wire.Birth(BirthId(b"b" * 16), ((NodeId(1), DISK), (NodeId(2), DISK))),
     wire.Propose(8, b"command"),
     wire.Proposed(8, wire.COMMITTED, LogIndex(9), b"reply"),
     wire.ElectionQuery(10, Term(2), ((PID, Epoch(1)),)),

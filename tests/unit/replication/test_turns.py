@@ -25,6 +25,7 @@ from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.compute import LoopCompute
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 from tests.unit.raft_state.support import commit, proposed
+from tests.unit.replication.support import BIRTH, born
 
 ONE, TWO, THREE = NodeId(1), NodeId(2), NodeId(3)
 PARTITIONS = 900  # a third of them led by each node
@@ -66,7 +67,7 @@ class World:
         self.process = Process(self.scheduler, "n", self._raise)
         clock = make_clock(self.process) if make_clock else SimClock(self.process, Machine())
         self.network = Probes()
-        self.disk = FakeDisk(clock, random.Random(1), image=image or DiskImage(), on_fatal=self._raise)
+        self.disk = FakeDisk(clock, random.Random(1), image=born(image or DiskImage()), on_fatal=self._raise)
         config = NodeConfig(node_id=ONE, cluster_id="c", peers=dict.fromkeys((ONE, TWO, THREE), ("", 0)))
         rng = random.Random(2)
         self.node = Node(
@@ -99,7 +100,7 @@ class World:
 
     def populate(self) -> None:
         """All three nodes, and a topic."""
-        self.apply(default_init("c"))
+        self.apply(default_init("c", BIRTH.birth))
         for node in (ONE, TWO, THREE):
             incarnation = self.node.incarnation if node == ONE else Incarnation(1)
             disk = DiskId(bytes([node]) * 16)

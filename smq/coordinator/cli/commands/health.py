@@ -1,13 +1,14 @@
-"""`smq health`: asks the node of this machine or container, over HTTP, whether it runs or is ready.
+"""`smq health` and `smq first-start`: what the node of this machine or container says, and a request for a cluster.
 
-Owns the question, and that the answer is that node's own. Address and certificates are those that `smq serve` reads. It
-must never load the server, because containers ask every few seconds. `cli.root` loads it when it is used.
+Owns the questions, and that the answers are that node's own. Address and certificates are those that `smq serve`
+reads. It must never load the server, because containers ask every few seconds. `cli.root` loads it when it is used.
 """
 
 import http.client
 import json
 import os
 import ssl
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +21,10 @@ from smq.coordinator.config.node_toml import ServerConfig, load_config
 from smq.coordinator.tls.loading import TlsError, client_context
 from smq.coordinator.user_errors import ConfigError, NoAnswer, UserError
 from smq.replication.net.peer_tls import node_uri, uris_of
+from smq.replication.storage.directory import FILE_MODE, FIRST_START_FILE
 
-_ANSWER_BYTES_MAX: Final = 4096  # /readyz writes some 300
+_ANSWER_BYTES_MAX: Final = 1 << 16  # /readyz writes some 300, and warnings
+_POLL_S: Final = 0.2
 _HERE: Final = "127.0.0.1"  # a port on 0.0.0.0 or [::] answers there
 
 
@@ -54,6 +57,42 @@ def health(config_path: Path | None, ready: bool, timeout_s: float, as_json: boo
     if status != http.client.OK:
         raise UserError(f"node {node} is not {word}: {answer.get('reason') or f'it answers {status}'}")
     done(f"node {node} is {word}", as_json=as_json, node=node, state=word)
+
+
+@click.command("first-start")
+@config_option
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait until the cluster has begun.",
+)
+@json_option
+def first_start(config_path: Path | None, timeout_s: float, as_json: bool) -> None:
+    """Begins a new cluster. Run it once, on the machine or in the container of one node, while all nodes run.
+
+    All of them must have empty data directories. If one has data, the others join its cluster instead.
+
+    Example: smq first-start --config /etc/smq/node.toml
+    """
+    config = load_config(config_path, insecure=True, environment=os.environ)
+    node, until_s = config.node_id, time.monotonic() + timeout_s
+    _, answer = _ask(config, "/readyz", timeout_s)
+    is_new = not answer.get("birth")
+    if is_new:
+        try:
+            (config.data_dir / FIRST_START_FILE).touch(mode=FILE_MODE)
+        except OSError as e:
+            raise UserError(f"{config.data_dir}: {_reason(e)}; run this as the user of the node, on its machine") from e
+    while not answer.get("birth"):
+        if time.monotonic() > until_s:
+            raise UserError(f"{answer.get('reason') or 'no answer'}. The request stays: node {node} begins when it can")
+        time.sleep(_POLL_S)
+        _, answer = _ask(config, "/readyz", timeout_s)
+    what = "belongs to a cluster now" if is_new else "belonged to a cluster already"
+    done(f"node {node} {what}: birth {answer['birth']}", as_json=as_json, node=node, birth=answer["birth"], new=is_new)
 
 
 def _ask(config: ServerConfig, path: str, timeout_s: float) -> tuple[int, dict[str, Any]]:

@@ -115,15 +115,20 @@ def _dev(path: Path, data_dir: Path, ready_file: Path | None, log_level: int) ->
         report_tls(config, data_dir)
         write_ready_file(ready_file, [describe_node(config, os.getpid())])
 
-    return run_server(config, on_started=announce, log_level=log_level)
+    return run_server(config, on_started=announce, first_start=True, log_level=log_level)
 
 
 @click.command()
 @config_option
 @click.option("--insecure", is_flag=True, help="Allow addresses that other machines can reach, without TLS.")
 @settings_option
+@click.option(
+    "--first-start",
+    is_flag=True,
+    help="Begin a new cluster if all nodes are there and their data directories are empty; otherwise no effect.",
+)
 @click.option("--child", is_flag=True, hidden=True, help="Stop when stdin ends: the parent holds its other end.")
-def serve(config_path: Path | None, insecure: bool, settings: tuple[str, ...], child: bool) -> None:
+def serve(config_path: Path | None, insecure: bool, settings: tuple[str, ...], first_start: bool, child: bool) -> None:
     """Runs one node in the foreground from its node.toml. Variables of the environment (SMQ_NODE_ID and so on)
     take precedence over the file, and --set over both, for the keys of [settings] alone.
 
@@ -134,4 +139,5 @@ def serve(config_path: Path | None, insecure: bool, settings: tuple[str, ...], c
     config = load_config(config_path, insecure=insecure, environment=environment)
     config = replace(config, settings=config.settings | parse_settings(settings))
     check_config(config)
-    raise SystemExit(run_server(config, is_child=child, strangers=strangers(environment, known_keys())))
+    unknown = strangers(environment, known_keys())
+    raise SystemExit(run_server(config, is_child=child, first_start=first_start, strangers=unknown))

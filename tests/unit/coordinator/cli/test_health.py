@@ -126,7 +126,8 @@ def test_a_node_without_a_majority_runs_and_is_not_ready(config: ServerConfig, h
             await server.stop()
         assert refused.exit_code == 1
         assert refused.stderr == (
-            "smq: node 1 is not ready: there is no Raft leader: a majority of the nodes must run and reach each other\n"
+            "smq: node 1 is not ready: the node belongs to no cluster yet: the data directory is empty: nodes 2, 3 are "
+            "not connected, and a cluster begins with all of its nodes\n"
         )
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

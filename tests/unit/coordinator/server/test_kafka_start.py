@@ -40,7 +40,7 @@ class Trio:
         for node in nodes:
             place, tuning = self.directory / str(node), dict[str, int]()
             fields = {"node_id": node, "peers": self.peers, "tuning": tuning, "kafka_address": ANY, **config}
-            server = Server(node_config(place, **fields))
+            server = Server(node_config(place, **fields), first_start=True)
             await server.start()
             self.running[node] = server
 
@@ -120,7 +120,7 @@ def test_the_port_of_a_node_that_starts_without_its_quorum_opens_with_the_state_
 
 def test_a_new_node_names_itself_in_its_first_metadata_and_is_ready_only_with_an_open_port(tmp_path: Path) -> None:
     async def test() -> None:
-        server = Server(node_config(tmp_path, kafka_address=ANY))
+        server = Server(node_config(tmp_path, kafka_address=ANY), first_start=True)
         await server.start()
         asked = asyncio.create_task(asyncio.to_thread(first_metadata, address_of(server)))
         await until(lambda: server.node.is_ready)

@@ -124,7 +124,7 @@ def test_a_node_that_an_operator_holds_back_is_refused_once_the_cluster_is_above
 
     async def test() -> None:
         await _use_level_two(tmp_path)
-        server = Server(node_config(tmp_path, tuning={"feature_level_max": 1}))
+        server = Server(node_config(tmp_path, tuning={"feature_level_max": 1}), first_start=True)
         await server.start()
         await _wait(server, lambda node: node.waiting)
         assert "feature_level_max" in server.node.waiting

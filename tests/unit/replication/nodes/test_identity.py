@@ -1,6 +1,7 @@
 """The identity of a data directory: its disk id stays, its incarnation grows, another node's is refused."""
 
 import random
+import struct
 from dataclasses import replace
 
 import pytest
@@ -8,17 +9,19 @@ import pytest
 from smq.raft_state.ids import NodeId
 from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.identity import (
+    BIRTH_KEY,
     DISK_KEY,
     INCARNATION_KEY,
     VOTERS_KEY,
     Claim,
     StartRefused,
     claim_identity,
+    stored_birth,
 )
 from smq.replication.ports import DataDamaged, Op, Table
 from smq.testing.virtual.clock import Scheduler
 from smq.testing.virtual.disk import DiskImage, FakeDisk
-from tests.unit.replication.support import process_clock, raise_it
+from tests.unit.replication.support import BIRTH, born, process_clock, raise_it
 
 CONFIG = NodeConfig(node_id=NodeId(1), cluster_id="c", peers={})
 RNG = random.Random(1)
@@ -88,7 +91,7 @@ PEERS = {NodeId(n): (f"node-{n}", 7400) for n in (1, 2, 3)}
 
 def test_a_directory_of_a_cluster_of_other_nodes_is_refused(image: DiskImage) -> None:
     """Their majorities need not meet its own ones."""
-    claim(image, replace(CONFIG, peers=PEERS))
+    claim(born(image), replace(CONFIG, peers=PEERS))
     for peers in ({**PEERS, NodeId(4): ("node-4", 7400)}, {NodeId(1): PEERS[NodeId(1)]}):
         with pytest.raises(StartRefused, match=r"has the nodes 1, 2, 3, and \[peers\] names .*: correct \[peers\]"):
             claim(image, replace(CONFIG, peers=peers))
@@ -96,8 +99,34 @@ def test_a_directory_of_a_cluster_of_other_nodes_is_refused(image: DiskImage) ->
     claim(image, replace(CONFIG, peers=moved))
 
 
-def test_a_directory_of_an_earlier_version_takes_the_nodes_of_its_next_start(image: DiskImage) -> None:
-    claim(image, replace(CONFIG, peers=PEERS))
-    del image.tables[Table.META][VOTERS_KEY]
+def test_a_directory_that_belongs_to_no_cluster_yet_takes_the_nodes_of_its_next_start(image: DiskImage) -> None:
+    """A mistake in [peers] can be corrected until the cluster has begun."""
+    claim(image, replace(CONFIG, peers={NodeId(1): PEERS[NodeId(1)]}))
     claim(image, replace(CONFIG, peers=PEERS))
     assert image.tables[Table.META][VOTERS_KEY] == b"1, 2, 3"
+
+
+def test_rule_18_the_birth_of_a_directory_is_read_as_it_was_written() -> None:
+    disk = FakeDisk(process_clock(Scheduler()), RNG, image=born(DiskImage()), on_fatal=raise_it)
+    assert stored_birth(disk) == BIRTH
+
+
+@pytest.mark.parametrize("at", [0, 4, 20, -1])
+def test_rule_18_a_damaged_birth_is_damage_and_no_other_cluster(image: DiskImage, at: int) -> None:
+    row = bytearray(born(image).tables[Table.META][BIRTH_KEY])
+    row[at] ^= 1
+    image.tables[Table.META][BIRTH_KEY] = bytes(row)
+    with pytest.raises(DataDamaged, match=r"meta/birth fails its checksum. Replace it with an empty one"):
+        claim(image)
+
+
+@pytest.mark.parametrize("vote", [struct.pack(">IBQQ", 0, 1, 1, 0), struct.pack(">IBQQ", 0, 1, 0, 1), b"cut"])
+def test_rule_18_a_directory_that_has_voted_without_a_birth_never_counts_as_an_empty_one(
+    image: DiskImage, vote: bytes
+) -> None:
+    """As builds before the first release left it. It holds data, and would let a new cluster begin."""
+    image.tables[Table.RAFT_META][b"vote"] = struct.pack(">IBQQ", 0, 1, 0, 0)
+    claim(image)
+    image.tables[Table.RAFT_META][b"vote"] = vote
+    with pytest.raises(DataDamaged, match=r"meta/birth is missing.*before the first release"):
+        claim(image)

@@ -31,7 +31,7 @@ class Node:
         )
 
     def start(self) -> None:
-        self.registration.claim(self.host.identity.incarnation + 1, self.registration.register)
+        self.registration.claim(self.host.identity.incarnation + 1, self.registration.join)
 
     def _on_registration(self) -> None:
         assert self.is_in_state

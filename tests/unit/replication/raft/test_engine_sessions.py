@@ -41,7 +41,7 @@ class Desk:
             timing=RaftTiming(),
             disk_id=lambda: DISK,
             registered_disk=lambda _node: DISK,
-            is_at_address=lambda _node: True,
+            born_disk=lambda _node: None,
             on_leader_change=lambda: None,
             on_fatal=self._raise,
         )

@@ -14,6 +14,7 @@ from smq.replication.raft.journal import RaftDamaged
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.compute import LoopCompute
 from smq.testing.virtual.disk import DiskImage, FakeDisk
+from tests.unit.replication.support import born
 
 ONE, TWO, THREE = NodeId(1), NodeId(2), NodeId(3)
 
@@ -62,6 +63,7 @@ def run(image: DiskImage, peers: tuple[NodeId, ...]) -> Ran:
         compute=LoopCompute(clock),
         on_fatal=fatal.append,
     )
+    node.allow_first_start()
     node.start()
     scheduler.run_for_ms(2_000)
     return Ran(node, fatal, disk.crash())
@@ -74,7 +76,7 @@ def rot(image: DiskImage, table: Table, key: bytes) -> None:
 
 @pytest.mark.parametrize("key", [b"vote", b"journal"])
 def test_a_node_with_a_damaged_journal_is_another_disk_says_so_and_does_not_stand(key: bytes) -> None:
-    image = run(DiskImage(), (ONE, TWO, THREE)).image
+    image = run(born(DiskImage()), (ONE, TWO, THREE)).image
     before = image.tables[Table.META][DISK_KEY]
     rot(image, Table.RAFT_META, key)
     damaged = dict(image.tables[Table.RAFT_META])
@@ -89,7 +91,7 @@ def test_a_node_with_a_damaged_journal_is_another_disk_says_so_and_does_not_stan
 
 
 def test_raft_tables_that_are_suddenly_empty_are_damage_and_no_new_node() -> None:
-    image = run(DiskImage(), (ONE, TWO, THREE)).image
+    image = run(born(DiskImage()), (ONE, TWO, THREE)).image
     before = image.tables[Table.META][DISK_KEY]
     for table in (Table.RAFT_LOG, Table.RAFT_META):
         image.tables[table].clear()
@@ -108,7 +110,7 @@ def test_a_damaged_journal_starts_over_with_nothing_of_the_old_one() -> None:
 
 
 def test_a_restart_before_it_was_let_in_remembers_why() -> None:
-    image = run(DiskImage(), (ONE, TWO, THREE)).image
+    image = run(born(DiskImage()), (ONE, TWO, THREE)).image
     rot(image, Table.RAFT_META, b"vote")
     first = run(image, (ONE, TWO, THREE))
     disk_id = first.image.tables[Table.META][DISK_KEY]

@@ -56,7 +56,9 @@ class View:
 
     @property
     def voters(self) -> Voters:
-        return Voters(ME, self.peers, lambda: DISK, self.disks.get, lambda _node, _disk: False, lambda _node: True)
+        return Voters(
+            ME, self.peers, lambda: DISK, self.disks.get, lambda _node, _disk: False, {A: DISK, B: DISK, ME: DISK}.get
+        )
 
     def now(self) -> float:
         return self.time

@@ -52,7 +52,7 @@ class Raft:
         self.time = 100.0
         self.journal = RaftJournal()
         self.answers: list[object] = []
-        voters = Voters(ME, peers, lambda: own_disk, lambda _node: DISK, lambda _node, _disk: False, lambda _node: True)
+        voters = Voters(ME, peers, lambda: own_disk, lambda _node: DISK, lambda _node, _disk: False, lambda _node: None)
         self.core = Core(
             node_id=ME,
             peers=peers,

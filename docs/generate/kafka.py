@@ -67,6 +67,7 @@ producer.flush()
   time that it leads says OFFSET_NOT_AVAILABLE (LEADER_NOT_AVAILABLE before version 5); clients ask again.
 - OFFSET_OUT_OF_RANGE is true: a node asks the leader before it says so. If that does not answer, a fetch gets
   OFFSET_NOT_AVAILABLE (NOT_LEADER_OR_FOLLOWER before version 11).
+- A refused batch names its bad records (KIP-467): clients fail the others with a code of their own.
 - Errors name the new leader and its address (KIP-951), in Produce from version 10, in Fetch from version 16.
 - Groups use Kafka's classic protocol, with the assignors of the clients, static members and incremental rebalancing.
   The replicated state chooses one coordinator per group at any time. Members, generation and assignment are replicated,

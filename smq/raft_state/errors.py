@@ -170,6 +170,11 @@ class ErrorCode(enum.Enum):
 _BY_NUMBER = {code.number: code for code in ErrorCode}
 
 
+class RecordError(NamedTuple):
+    place: int  # in its batch, from 0
+    message: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorDetails:
     """What a program needs to act on an error. Fields that do not apply are None."""
@@ -179,6 +184,7 @@ class ErrorDetails:
     lo: Offset | None = None  # first valid offset
     hi: Offset | None = None  # high water mark: the first offset that is not readable yet
     retry_after_ms: int | None = None
+    records: tuple[RecordError, ...] = ()  # why a batch was refused, if its caller asked which of its records are bad
 
 
 class SmqError(Exception):

@@ -58,6 +58,7 @@ class ProduceRequest:
     done: "DoneFn[Produced]"
     transactional_id: str | None = None  # a transactional batch must be of its producer
     is_joining: bool = False  # Kafka's second protocol of transactions: the partition joins the batch's transaction
+    names_bad_records: bool = False  # a refusal says which they are
     trace: StageSink | None = None  # is given the times of the stages; of disk and majority perhaps after the answer
 
 

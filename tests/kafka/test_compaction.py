@@ -64,15 +64,22 @@ def test_offsets_and_times_lead_to_the_next_record_that_is_left(
         consumer.close()
 
 
-def test_a_record_without_a_key_is_refused(cluster: Cluster, new_topic: Callable[..., str], bootstrap: str) -> None:
+def test_a_record_without_a_key_is_refused_and_the_others_of_its_batch_fail_for_its_sake(
+    cluster: Cluster, new_topic: Callable[..., str], bootstrap: str
+) -> None:
     topic = new_topic(config=COMPACTED)
-    errors: list[confluent_kafka.KafkaError | None] = []
-    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
-    producer.produce(topic, b"no key", on_delivery=lambda error, _: errors.append(error))
-    producer.produce(topic, b"value", b"key", on_delivery=lambda error, _: errors.append(error))
+    failed: dict[bytes | str | None, str] = {}
+
+    def note(error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
+        failed[message.value()] = error.name() if error is not None else ""
+
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 500})
+    producer.produce(topic, b"no key", on_delivery=note)
+    producer.produce(topic, b"none either", on_delivery=note)
+    producer.produce(topic, b"value", b"key", on_delivery=note)
     assert producer.flush(READ_S) == 0
-    refused = [error for error in errors if error is not None]
-    assert {error.name() for error in refused} == {"INVALID_RECORD"}
+    bad = {b"no key": "INVALID_RECORD", b"none either": "INVALID_RECORD"}  # librdkafka looks at two and more
+    assert failed == {**bad, b"value": "_INVALID_DIFFERENT_RECORD"}
 
 
 def test_records_without_a_key_stay_where_compaction_is_switched_on_later(

@@ -13,7 +13,16 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
-from smq.records import CONTROL_MASK, CRC_START, MAGIC, TRANSACTIONAL_MASK, restamped, validate_produced
+from smq.records import (
+    CONTROL_MASK,
+    CRC_START,
+    MAGIC,
+    TRANSACTIONAL_MASK,
+    NewRecord,
+    encode_batch,
+    restamped,
+    validate_produced,
+)
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
 
@@ -268,6 +277,26 @@ def test_an_epoch_that_was_never_given_out_begins_at_sequence_0(leader: Leader, 
         producer_epoch=epoch + 9,
     )
     assert body["error_code"] == KafkaError.PRODUCER_FENCED
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "bad"),
+    [
+        ({"cleanup.policy": "compact"}, KafkaError.INVALID_RECORD, [1, 3]),
+        ({"message.timestamp.before.max.ms": "60000"}, KafkaError.INVALID_TIMESTAMP, [2, 3]),
+    ],
+)
+def test_a_refused_batch_says_which_of_its_records_are_bad(
+    leader: Leader, new_topic: NewTopic, config: dict[str, str], code: KafkaError, bad: list[int]
+) -> None:
+    topic = new_topic(config=config)
+    raw, now_ms = leader(topic), time.time_ns() // 1_000_000
+    records = [NewRecord(None if n % 2 else b"k", b"v", 1_000 if n // 2 else now_ms) for n in range(4)]
+    answer = raw.produce(topic, encode_batch(records))
+    assert (answer["error_code"], [error["batch_index"] for error in answer["record_errors"]]) == (code, bad)
+    assert all(error["batch_index_error_message"] for error in answer["record_errors"])
+    assert f"record {bad[0]} of the batch" in answer["error_message"]
+    assert raw.produce(topic, encode_batch(records[:1]))["record_errors"] == []
 
 
 # ---------------------------------------------------------------------------------------------------- leaders

@@ -94,7 +94,8 @@ def test_records_beyond_a_limit_of_time_are_refused(
 ) -> None:
     topic, now_ms = new_topic(config={key: "3600000"}), time.time_ns() // 1_000_000
     refused = produce(bootstrap, topic, timestamp=now_ms + shift_ms)
-    assert {e.code() for e in refused if isinstance(e, KafkaError)} == {KafkaError.INVALID_TIMESTAMP}
+    # librdkafka has one code for each record that the answer names, whatever the batch's own code.
+    assert {e.code() for e in refused if isinstance(e, KafkaError)} == {KafkaError.INVALID_RECORD}
     assert all(isinstance(e, KafkaError) for e in refused)
     assert all(isinstance(m, Message) for m in produce(bootstrap, topic, timestamp=now_ms))
     assert len(consume(bootstrap, topic)) == COUNT

@@ -24,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 BY_ID_VERSION: Final = 13
 _JOINING_VERSION: Final = 12  # from here on a batch adds its partition to its transaction (KIP-890)
+_RECORD_ERRORS_VERSION: Final = 8  # from here on an answer says which records are bad (KIP-467)
 _ACKS: Final = {-1: Acks.ALL, 0: Acks.NONE, 1: Acks.LEADER}
 
 
@@ -81,6 +82,7 @@ class ProduceCall:
                     done,
                     request["transactional_id"],
                     is_joining=self._is_transactional and self._version >= _JOINING_VERSION,
+                    names_bad_records=self._version >= _RECORD_ERRORS_VERSION and self._acks is not Acks.NONE,
                 )
             )
         except SmqError as e:  # the node raises what it finds immediately
@@ -107,6 +109,9 @@ class ProduceCall:
 
     def _answer(self, topic: str | TopicId, answer: Struct, result: Produced | SmqError) -> None:
         if isinstance(result, SmqError):
+            answer["record_errors"] = [
+                {"batch_index": bad.place, "batch_index_error_message": bad.message} for bad in result.details.records
+            ]
             self._refuse(answer, self._code_of(result), str(result), topic)
             return
         answer["base_offset"] = result.base_offset

@@ -13,9 +13,10 @@ replica does.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
-from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.errors import ErrorCode, ErrorDetails, RecordError, SmqError
 from smq.raft_state.ids import NodeId, Offset, PartitionId, ProducerId
 from smq.raft_state.refusal import quoted
 from smq.raft_state.state import ClusterState, PartitionState, TransactionPhase
@@ -32,12 +33,14 @@ from smq.records import (
     with_append_time,
 )
 from smq.replication.host import Host
+from smq.replication.log.decoding import decode_bounded
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.producers import CachedBatch, ProducerTable
 from smq.replication.partition.intake import SpaceGuard
 from smq.replication.ports import Buffer, Clock
 
 NEW_PRODUCER_RETRY_MS: Final = 1_000  # producers expire in steps of a second and more
+RECORD_ERRORS_MAX: Final = 10_000  # in one answer, a megabyte; the other records of the batch fail, too
 AWAITED_MAX: Final = 10_000  # some 3 MB; beyond it, unknown producers must begin with sequence 0 for a while
 # Producers that were refused come again within seconds. But the ones behind may each wait for room for a minute first.
 # After this time the producer has given the batch up, and its later ones are judged as in Kafka.
@@ -82,14 +85,51 @@ def as_appended(prepared: PreparedBatch, header: BatchHeader, ts_ns: int) -> tup
 
 
 def _check_times(oldest_ms: int, newest_ms: int, now_ms: int, rules: BatchRules) -> None:
-    if now_ms - oldest_ms > rules.before_ms:
-        timestamp, direction, limit = oldest_ms, "behind", f"{TIMESTAMP_BEFORE_MAX_MS}={rules.before_ms}"
-    elif newest_ms - now_ms > rules.after_ms:
-        timestamp, direction, limit = newest_ms, "ahead of", f"{TIMESTAMP_AFTER_MAX_MS}={rules.after_ms}"
+    message = _time_refusal(oldest_ms, now_ms, rules) or _time_refusal(newest_ms, now_ms, rules)
+    if message:
+        raise SmqError(ErrorCode.INVALID_TIMESTAMP, message)
+
+
+def _time_refusal(timestamp: int, now_ms: int, rules: BatchRules) -> str:
+    """Why a record may not have this timestamp; "" if it may."""
+    if now_ms - timestamp > rules.before_ms:
+        direction, limit = "behind", f"{TIMESTAMP_BEFORE_MAX_MS}={rules.before_ms}"
+    elif timestamp - now_ms > rules.after_ms:
+        direction, limit = "ahead of", f"{TIMESTAMP_AFTER_MAX_MS}={rules.after_ms}"
     else:
-        return
-    message = f"timestamp {timestamp} is {abs(now_ms - timestamp)} ms {direction} the leader's clock: {limit}"
-    raise SmqError(ErrorCode.INVALID_TIMESTAMP, message)
+        return ""
+    return f"timestamp {timestamp} is {abs(now_ms - timestamp)} ms {direction} the leader's clock: {limit}"
+
+
+def with_bad_records(error: SmqError, batch: Buffer, rules: BatchRules, now_ms: int) -> SmqError:
+    """The refusal of a batch for its records, with those that are to blame (KIP-467): clients fail these alone with it,
+    and the others with a code of their own. As it was, if no record can be named. As in Kafka, a bad time decides the
+    code. Pure: it runs on any thread, because it decompresses the batch."""
+    found, has_bad_time = [], False
+    try:
+        header = parse_header(batch)
+        is_claimed = bool(header.attributes & TIMESTAMP_TYPE_MASK)
+        for index, record in enumerate(decode_bounded(memoryview(batch))):
+            message = ""
+            if rules.needs_keys and record.key is None:
+                message = "it has no key, and a compacted topic keeps the last record of each key"
+            elif is_claimed and not rules.is_append_time:
+                message, has_bad_time = "it says LogAppendTime, and the topic has CreateTime", True
+            elif record.timestamp_ms >= 0 and not rules.is_append_time:
+                message = _time_refusal(record.timestamp_ms, now_ms, rules)
+                has_bad_time = has_bad_time or bool(message)
+            if message:
+                found.append(RecordError(index, message))
+                if len(found) == RECORD_ERRORS_MAX:
+                    break
+    except Exception:  # noqa: BLE001 - the bytes are a producer's: what does not decode was refused for that
+        return error
+    if not found:
+        return error
+    code = ErrorCode.INVALID_TIMESTAMP if has_bad_time else error.code
+    first = f"record {found[0].place} of the batch: {found[0].message}"
+    others = f", and {len(found) - 1} more of its {header.count} records are bad" if len(found) > 1 else ""
+    return SmqError(code, first + others, replace(error.details, records=tuple(found)))
 
 
 def leader_error(asked_node: NodeId, state: ClusterState, part: PartitionState) -> SmqError:

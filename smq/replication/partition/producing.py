@@ -33,6 +33,7 @@ from smq.replication.partition.admission import (
     comes_again,
     leader_error,
     validated,
+    with_bad_records,
 )
 from smq.replication.partition.by_name import (
     Lookup,
@@ -134,6 +135,7 @@ class Producing:
         self.host = host
         self.replicas = replicas
         self.barriers = barriers
+        self.compute = compute
         self.preparation = Preparation(compute)
         self.joins = joins
         self.now_ns = host.clock.monotonic_ns
@@ -172,6 +174,9 @@ class Producing:
             order.expect(partition_id(topic, PartitionIndex(partition)), batch)
 
 
+_OF_RECORDS: Final = frozenset({ErrorCode.INVALID_BATCH, ErrorCode.INVALID_TIMESTAMP})
+
+
 class _Arriving:
     """One batch."""
 
@@ -199,6 +204,17 @@ class _Arriving:
                 self.fail(error)
 
     def fail(self, error: SmqError) -> None:
+        node, request = self._node, self._request
+        if request.names_bad_records and error.code in _OF_RECORDS:
+            part = partition_in(node.host.state, request.topic, request.partition)
+            if part is not None:
+                rules = batch_rules(node.host.state.topics[node.host.state.topic_names[part.topic_id]].config)
+                now_ms = node.host.clock.wall_ns() // 1_000_000
+                node.compute.run(partial(with_bad_records, error, request.batch, rules, now_ms), self._fail)
+                return
+        self._fail(error)
+
+    def _fail(self, error: SmqError) -> None:
         request = self._request
         if request.acks is not Acks.NONE and comes_again(error.code):
             self._node.expect_again(request.topic, request.partition, request.batch)

@@ -8,7 +8,8 @@ from smq.raft_state.ids import Offset
 from smq.raft_state.topic_config import BatchRules, batch_rules
 from smq.records import NewRecord, decode_batch, encode_batch, parse_header, with_append_time
 from smq.replication.api import Acks, Produced, TimeKind
-from smq.replication.partition.admission import PreparedBatch
+from smq.replication.partition import admission
+from smq.replication.partition.admission import PreparedBatch, with_bad_records
 from smq.replication.partition.producing import prepared
 from tests.unit.replication.support import Answer, Host
 
@@ -126,3 +127,46 @@ def test_a_repeated_batch_that_no_longer_decodes_is_not_judged_again(host: Host)
     host.settle()
     assert answer.offsets == (first.base_offset, first.last_offset)
     assert answer.is_duplicate
+
+
+DATED = BatchRules(before_ms=1_000, after_ms=1_000)
+KEYED = BatchRules(needs_keys=True)
+BOTH = BatchRules(before_ms=1_000, after_ms=1_000, needs_keys=True)
+NO_KEY, OLD, NEW = "has no key", "ms behind the leader's clock", "ms ahead of the leader's clock"
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize(
+    ("rules", "records", "code", "bad"),
+    [
+        (KEYED, "..n.n", ErrorCode.INVALID_BATCH, {2: NO_KEY, 4: NO_KEY}),
+        (DATED, "o.a.n", ErrorCode.INVALID_TIMESTAMP, {0: OLD, 2: NEW}),
+        (BOTH, "n.oNa", ErrorCode.INVALID_TIMESTAMP, {0: NO_KEY, 2: OLD, 3: NO_KEY, 4: NEW}),
+        (BatchRules(), "no.", ErrorCode.INVALID_BATCH, {}),
+        (batch_rules({"message.timestamp.type": "LogAppendTime"}), "oa", ErrorCode.INVALID_BATCH, {}),
+    ],
+    ids=["keys", "times", "both", "no rule", "append time"],
+)
+def test_a_refusal_names_the_records_that_are_to_blame(
+    rules: BatchRules, records: str, code: ErrorCode, bad: dict[int, str], codec: str
+) -> None:
+    """n: without a key, N: and with a bad time; o: too old; a: ahead. As Kafka's LogValidator answers: a missing
+    key comes first, and a bad time of any record decides the code."""
+    shift = {"o": -2_000, "a": 2_000, "N": -2_000}
+    made = [NewRecord(None if c in "nN" else b"k", b"v", 50_000 + shift.get(c, 0)) for c in records]
+    before = SmqError(ErrorCode.INVALID_BATCH, "why")
+    found = with_bad_records(before, encode_batch(made, codec=codec), rules, 50_000)
+    assert found.code is code
+    assert {r.place: r.message for r in found.details.records}.keys() == bad.keys()
+    assert all(bad[r.place] in r.message for r in found.details.records)
+    assert (found is before) == (not bad)
+
+
+def test_what_does_not_decode_or_has_too_many_bad_records_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = SmqError(ErrorCode.INVALID_BATCH, "why")
+    sent = encode_batch([NewRecord(None, b"v" * 99, 0)] * 5, codec="gzip")
+    for broken in (sent[:-9], b"", sent[:30]):
+        assert with_bad_records(error, broken, KEYED, 0) is error
+    monkeypatch.setattr(admission, "RECORD_ERRORS_MAX", 3)
+    assert len(with_bad_records(error, sent, KEYED, 0).details.records) == 3
+    assert "and 2 more of its 5 records are bad" in with_bad_records(error, sent, KEYED, 0).message

@@ -1,19 +1,28 @@
-"""Logs by scenario: recovery, damage, truncation while the disk lags behind, deletion from the front."""
+"""Logs by scenario: recovery, damage, missing rows, truncation while the disk lags behind, deletion from the front."""
 
 from collections.abc import Callable
 from typing import cast
 
 import pytest
 
-from smq.raft_state.ids import Epoch, Offset, TsNs
+from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import NewRecord, encode_batch, parse_header, validate_produced
 from smq.replication.log import partition_log
 from smq.replication.log.lineage import EpochRun
 from smq.replication.log.partition_log import PartitionLog
+from smq.replication.log.producers import ProducerTable
 from smq.replication.log.store import LogStore
-from smq.replication.log.stored_batch import BatchDamaged, StoredValue, batch_key, build_value, parse_value
+from smq.replication.log.stored_batch import (
+    TIME_APPEND,
+    BatchDamaged,
+    StoredValue,
+    batch_key,
+    build_value,
+    parse_value,
+    times_range,
+)
 from smq.replication.node_config import TAIL_BYTES_KEPT
-from smq.replication.ports import DataDamaged, Delete, Table
+from smq.replication.ports import DataDamaged, Delete, Put, Table
 from tests.unit.replication.log.support import (
     ALL,
     OTHER,
@@ -22,6 +31,7 @@ from tests.unit.replication.log.support import (
     flip_batch,
     flipped,
     log_of,
+    lose_batches,
     lose_row,
     nothing,
     reopened,
@@ -31,6 +41,8 @@ from tests.unit.replication.log.support import (
 from tests.unit.replication.storage.support import FakeHarness, Harness, make_batch
 
 
+# ---------------------------------------------------------------------------------------------------------------- store
+# Logs by scenario: recovery, damage, truncation while the disk lags behind, deletion from the front.
 # ---------------------------------------------------------------------------------------------- recovery
 def test_after_150_records_and_a_restart_the_next_offset_is_150(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
@@ -466,3 +478,194 @@ def test_a_slow_read_of_an_unreadable_batch_is_its_damage_and_ends_before_a_late
     assert [s.base for s in first[0]] == [0]  # type: ignore[attr-defined]  # a list of batches
     assert isinstance(second[0], BatchDamaged)
     assert second[0].offset == 1
+
+
+# --------------------------------------------------------------------------------------------------------- missing rows
+# Logs of which rows are missing, not damaged: no CRC fails, and yet they have held more.
+def test_a_log_whose_last_batches_are_missing_with_some_of_their_rows_has_a_damaged_tail(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for _ in range(5):
+        append(log)
+    harness.write(Delete(Table.BATCHES, batch_key(PID, 2), batch_key(PID, 5)))
+    lose_row(harness, 3)
+    log = reopened(harness)
+    assert log.appended_end == 3, "the row of the batch at 2 is there"
+    assert "offset 3" in str(log.tail_damage)
+
+
+def test_a_damaged_index_row_after_the_last_batch_names_none(harness: Harness) -> None:
+    log = log_of(harness, 2)
+    start, stop = times_range(PID, TIME_APPEND)
+    row, value = harness.disk.scan(Table.TIMES, start, stop, reverse=True, limit=1)[0]
+    harness.write(Put(Table.TIMES, row[:-9] + b"\xff" + row[-8:], value))
+    log = reopened(harness)
+    assert (log.appended_end, log.tail_damage, log.damaged_batches) == (2, None, set())
+
+
+def test_nothing_of_a_lost_log_is_written_before_it_is_cut(harness: Harness) -> None:
+    log = LogStore(harness.disk).lost(PID, Offset(7))
+    harness.settle()
+    assert LogStore(harness.reopen()).open_all() == {}
+    assert (log.appended_end, log.has_producers, log.tail_damage is None) == (7, False, False)
+    log = LogStore(harness.disk).lost(PID, Offset(7))
+    log.truncate(log.appended_end)
+    log = reopened(harness)
+    assert (log.log_start, log.appended_end, log.has_producers, log.tail_damage) == (7, 7, False, None)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(("cut", "end"), [(5, 4), (4, 4), (3, 2), (2, 2), (1, 0)])
+def test_a_cut_at_missing_batches_keeps_what_is_before_them(
+    harness: Harness, cut: int, end: int, *, is_known: bool
+) -> None:
+    """Batches of two records, at 0, 2 and 4; those from 2 on are missing. Only a restart finds that out."""
+    log = log_of(harness, 3, 2)
+    log.release_tail()
+    lose_batches(harness, 2, 4)
+    if is_known:
+        log = reopened(harness)
+        assert log.damaged_batches == {2, 4}
+    assert log.truncate(Offset(cut))
+    harness.settle()
+    assert (log.appended_end, log.tail_damage) == (end, None)
+    assert reopened(harness).appended_end == end
+
+
+def test_a_cut_inside_a_batch_that_nothing_describes_says_that_there_was_more(harness: Harness) -> None:
+    log = log_of(harness, 3, 2)
+    log.release_tail()
+    lose_batches(harness, 2)
+    lose_row(harness, 2)
+    assert not log.truncate(Offset(3))
+    assert log.appended_end == 2
+    assert "both the batch and its index row" in str(log.tail_damage)
+
+
+def test_the_producers_before_a_missing_batch_include_those_of_the_batch_before_it(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for producer_id in range(3):
+        append(log, 2, producer=(producer_id, 0, 0))
+    harness.settle()
+    log.release_tail()
+    lose_batches(harness, 2)
+    found = ProducerTable.restore(log.producers_at(Offset(3)))
+    assert len(found) == 1, "that of the batch at 0"
+
+
+def test_the_only_batch_is_repaired_although_it_is_missing_and_holds_the_log_start(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    stored = append(log, 3)
+    harness.settle()
+    log.advance_log_start(Offset(1))
+    harness.settle()
+    lose_batches(harness, 0)
+    log = reopened(harness)
+    assert (log.appended_end, log.damaged_batches) == (3, {0})
+    assert log.replace(stored, None, lambda: None)
+    harness.settle()
+    assert log.damaged_batches == set()
+    assert [batch.base for batch in log.read(Offset(1), Offset(3), 1000)] == [0]
+
+
+@pytest.mark.parametrize("log_start", [2, 3])
+def test_a_cut_after_a_first_batch_that_nothing_describes_says_so(harness: Harness, log_start: int) -> None:
+    """Batches of two records from 0 on. That at 2 is missing with its row; the log start is its base, or inside it."""
+    log = log_of(harness, 4, 2)
+    log.release_tail()
+    log.keep_from(Offset(log_start))
+    log.advance_log_start(Offset(log_start))
+    harness.settle()
+    lose_batches(harness, 2)
+    lose_row(harness, 2)
+    assert not log.truncate(Offset(6))
+    assert log.tail_damage is not None
+    again = reopened(harness)
+    assert again.tail_damage is not None, "the disk keeps what is behind the damage"
+    assert again.truncate(again.appended_end)
+    harness.settle()
+    assert reopened(harness).tail_damage is None
+
+
+def test_a_first_batch_that_holds_the_log_start_is_held_once_it_is_on_the_disk(harness: Harness) -> None:
+    other = FakeHarness()
+    stored = append(LogStore(other.disk).create(PID, Offset(0)), 3)
+    log = LogStore(harness.disk).create(PID, Offset(1))
+    log.append_stored([stored], lambda: None)
+    assert (log.appended_end, log.holds(Offset(0)), log.holds(Offset(1))) == (3, False, False)
+    harness.settle()
+    assert (log.durable_end, log.holds(Offset(0)), log.holds(Offset(1))) == (3, True, True)
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_cut_to_the_log_start_over_lost_batches_below_it_asks_for_producers(harness: Harness, lost: int) -> None:
+    """Both batches below the log start are still there, and one of them with its row is not."""
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    for producer_id in range(3):
+        append(log, 2, producer=(producer_id, 0, 0))
+    harness.settle()
+    log.release_tail()
+    log.keep_from(Offset(0))
+    log.advance_log_start(Offset(4))
+    lose_batches(harness, lost)
+    lose_row(harness, lost)
+    assert log.truncate(Offset(4))
+    harness.settle()
+    assert (log.appended_end, log.has_producers) == (4, False)
+    assert not reopened(harness).has_producers
+
+
+# -------------------------------------------------------------------------------------------------------- append stored
+# A follower's append: all batches of a message are one submission, and truncation may leave the first of them.
+def test_the_batches_of_one_submission_that_a_cut_leaves_become_durable(harness: Harness) -> None:
+    leader = LogStore(harness.disk).create(PID, Offset(0))
+    values = [append(leader, 2) for _ in range(4)]
+    leader.truncate(Offset(0))
+    reports: list[Offset] = []
+    leader.append_stored(values, lambda: reports.append(leader.durable_end))
+    leader.truncate(Offset(4))
+    assert (leader.appended_end, leader.durable_end) == (4, 0)
+    harness.settle()
+    assert (leader.durable_end, reports) == (4, [4])
+    leader.append_stored(values[2:], lambda: reports.append(leader.durable_end))
+    leader.truncate(Offset(4))  # nothing of it is left, so nothing is reported
+    harness.settle()
+    assert (leader.durable_end, reports) == (4, [4])
+    log = reopened(harness)
+    assert log.read(Offset(0), ALL, 1 << 30) == values[:2]
+
+
+def test_batches_that_do_not_follow_one_another_are_refused_as_a_whole(harness: Harness) -> None:
+    log = LogStore(harness.disk).create(PID, Offset(0))
+    first, second, third = [append(log, 2) for _ in range(3)]
+    log.truncate(Offset(0))
+    seen = harness.disk.submitted_seq
+    for wrong in ([first, third], [first, first], [first, second._replace(ts_ns=first.ts_ns)]):
+        with pytest.raises(ValueError, match="does not"):
+            log.append_stored(wrong, nothing)
+        assert (log.appended_end, harness.disk.submitted_seq) == (0, seen)
+    log.append_stored([first, second, third], nothing)
+    assert (log.appended_end, harness.disk.submitted_seq) == (6, seen + 1)
+
+
+# --------------------------------------------------------------------------------------------------------------- budget
+# What all logs of a node hold in memory together: which of them give room.
+def test_partitions_that_rest_leave_the_memory_to_one_at_work(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = 4 * TAIL_BYTES_KEPT
+    monkeypatch.setattr(partition_log, "TAIL_BYTES_NODE_MAX", bound)
+    store = LogStore(harness.disk)
+    resting = [store.create(PartitionId(bytes([number]) * 20), Offset(0)) for number in range(6)]
+    for log in resting:
+        append(log, payload=bytes(TAIL_BYTES_KEPT - 1_000))
+        harness.settle()
+    at_work = store.create(PID, Offset(0))
+    for _ in range(8):
+        append(at_work, payload=bytes(TAIL_BYTES_KEPT // 4))
+        harness.settle()
+    assert sum(len(s.value) for s in at_work._tail) > TAIL_BYTES_KEPT // 2
+    assert store.budget.used == sum(len(s.value) for log in [*resting, at_work] for s in log._tail) <= bound
+    assert [bool(log._tail) for log in resting] == [False] * 3 + [True] * 3, "those that have rested longest go first"
+    assert len(resting[0].read(Offset(0), ALL, 1 << 30)) == 1
+    store.drop(resting[5])
+    assert store.budget.used == sum(len(s.value) for log in [*resting[:5], at_work] for s in log._tail)

@@ -4,7 +4,7 @@ import pytest
 
 from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import Offset
+from smq.raft_state.ids import NodeId, Offset
 from smq.replication.partition.intake import REFRESHES_PER_RESERVE, SpaceGuard
 from smq.replication.ports import Space
 from tests.unit.replication.support import PEER_A, PEER_B, Host, batch, leader_of_one_record
@@ -165,22 +165,16 @@ def test_a_leader_takes_records_again_once_enough_of_its_file_can_be_used_again(
     assert host.produce().result is None
 
 
-def test_a_leader_with_a_full_disk_hands_over_to_a_follower_with_room() -> None:
+@pytest.mark.parametrize(("is_other_full", "candidates"), [(False, [PEER_B]), (True, [])])
+def test_a_leader_with_a_full_disk_hands_over_to_a_follower_with_room_or_leads_on(
+    is_other_full: bool, candidates: list[NodeId]
+) -> None:
     host = leader_of_one_record()
     fill(host)
     host.answer_probe(PEER_A, 1, is_full=True)
-    host.answer_probe(PEER_B, 1, is_full=False)
+    host.answer_probe(PEER_B, 1, is_full=is_other_full)
     host.live.on_tick(host.clock.monotonic_ns())
-    assert [getattr(command, "candidate", None) for command in host.proposed] == [PEER_B]
-
-
-def test_a_leader_whose_followers_are_all_full_leads_on() -> None:
-    host = leader_of_one_record()
-    fill(host)
-    for peer in (PEER_A, PEER_B):
-        host.answer_probe(peer, 1, is_full=True)
-    host.live.on_tick(host.clock.monotonic_ns())
-    assert host.proposed == []
+    assert [getattr(command, "candidate", None) for command in host.proposed] == candidates
 
 
 def test_a_leader_with_space_accepts_with_a_majority_and_refuses_without_one() -> None:

@@ -84,15 +84,6 @@ def test_what_was_not_flushed_is_not_there_after_a_crash() -> None:
     assert desk.reopened().last_index == 3
 
 
-def test_entries_become_durable_only_when_the_disk_says_so() -> None:
-    desk = filled(3)
-    desk.journal.add(entry(4), 4, 1)
-    desk.writer.flush()
-    assert desk.journal.durable_index == 3
-    desk.scheduler.run_for_ms(3 * LATENCY_MS)
-    assert desk.journal.durable_index == 4
-
-
 def test_a_replaced_entry_is_not_durable_because_its_predecessor_was() -> None:
     desk = filled(5)
     desk.journal.truncate_from(4)

@@ -5,14 +5,12 @@ import inspect
 import re
 from pathlib import Path
 
-import pysyncobj
 import pytest
 from pysyncobj import syncobj
 from pysyncobj.journal import Journal
 from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
-import smq.replication
 from smq.replication.raft import pysyncobj_adapter
 
 ADAPTER = Path(pysyncobj_adapter.__file__)
@@ -61,18 +59,6 @@ def test_the_journal_has_every_method_of_the_librarys() -> None:
             continue
         ours = inspect.signature(getattr(pysyncobj_adapter._Journal, name))
         assert len(ours.parameters) == len(inspect.signature(theirs).parameters), name
-
-
-def test_nothing_else_imports_the_library() -> None:
-    package = Path(smq.__path__[0])
-    importers = []
-    for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if any(name.split(".")[0] == pysyncobj.__name__ for name in names):
-                importers.append(path)
-    assert set(importers) == {ADAPTER}
 
 
 # What the library calls its own, or what we would call in its place. `term`, `voters` and the like are Raft's.

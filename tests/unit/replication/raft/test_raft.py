@@ -1,7 +1,6 @@
 """What the node may rely on, scenario by scenario: proposals, leadership, snapshots, damage, time."""
 
 import pickle
-import struct
 from collections.abc import Callable
 
 import pytest
@@ -11,9 +10,21 @@ from chaos_tests.sim.raft.group import Host, Plan, World
 from smq.raft_state.ids import LogIndex, NodeId
 from smq.raft_state.replies import Applied, Done
 from smq.replication.ports import Buffer, Channel, Committed, DataDamaged, ProposalLost, Table
-from smq.replication.raft.messages import COMMAND_BYTES_MAX, Append, SnapshotChunk, decode
+from smq.replication.raft import applier
+from smq.replication.raft import core as raft_core
+from smq.replication.raft import follower as raft_follower
+from smq.replication.raft.messages import (
+    COMMAND_BYTES_MAX,
+    NO_ANSWER,
+    Append,
+    Message,
+    SnapshotChunk,
+    TimeoutNow,
+    decode,
+)
 from smq.replication.raft.pysyncobj_adapter import COMMANDS_QUEUED_MAX
 from smq.replication.raft.timing import RaftTiming
+from tests.unit.replication.raft.test_roles import DISK, SNAPSHOT, A, View, installing, leading, success
 
 ELECTED_MS = 3_000
 
@@ -356,33 +367,7 @@ def test_leadership_is_not_handed_to_a_node_that_cannot_be_reached_and_work_goes
     commit(world, leader, "b")
 
 
-def test_every_new_leader_is_reported_to_the_node(world: World) -> None:
-    reported: list[tuple[NodeId | None, bool]] = []
-    host = world.hosts[NodeId(1)]
-    host.engine._executor._on_leader_change = lambda: reported.append((host.engine.leader, host.engine.is_leader))
-    leader = elected(world)
-    assert reported[-1] == (leader.node, leader is host)
-    leader.engine.transfer_leadership(next(h.node for h in followers(world, leader)))
-    world.run_ms(200)
-    new = world.leader()
-    assert new is not None
-    assert reported[-1] == (new.node, new is host)
-
-
 # ---------------------------------------------------------------------------------------- catching up, snapshots
-def test_a_follower_that_missed_a_snapshot_gets_it() -> None:
-    world = calm(snapshot_entries=20)
-    leader = elected(world)
-    away = followers(world, leader)[0]
-    away.crash(silently=False)
-    for n in range(100):
-        commit(world, leader, f"{n}")
-    assert leader.engine.journal.first_index > 50
-    away.start()
-    wait(world, lambda: commands(away) == commands(leader))
-    assert away.engine.journal.first_index > 50
-
-
 def test_a_damaged_snapshot_is_refused_and_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world = calm(snapshot_entries=20)
     leader = elected(world)
@@ -521,15 +506,6 @@ def test_a_follower_behind_an_unread_session_costs_the_leader_a_window_only() ->
 
 
 # ----------------------------------------------------------------------------------------------- votes on the disk
-def test_term_and_vote_are_on_disk_before_the_vote_is_sent(world: World) -> None:
-    """The simulation inspects every message against the sender's disk; here that it does so at all."""
-    elected(world)
-    for host in world.hosts.values():
-        term, voted_for = struct.unpack_from(">QQ", host.image.tables[Table.RAFT_META][b"vote"], 5)
-        assert term == host.engine.term
-        assert voted_for in (0, *world.nodes)
-
-
 def leads_with_one_vote_of_four() -> bool:
     """Two of five nodes are up, and every vote is delivered twice. Without pre-votes: they would need a third node."""
     world = World(Plan(seed=1, nodes=5, calm=True, repeats_votes=True))
@@ -545,3 +521,258 @@ def test_a_repeated_vote_counts_once() -> None:
     assert not leads_with_one_vote_of_four()
     with planted.BUGS["duplicate-votes"].planted():
         assert leads_with_one_vote_of_four()
+
+
+# --------------------------------------------------------------------------------------------------------- engine turns
+# How much one turn of the engine does, and when the next snapshot is due.
+def test_a_node_that_took_a_snapshot_over_counts_what_its_journal_grows_by_from_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(applier, "SNAPSHOT_JOURNAL_BYTES", 2_000)
+    monkeypatch.setattr(raft_core, "JOURNAL_KEPT_BYTES", 0)
+    world = calm(snapshot_entries=100_000)  # only the bytes count
+    leader = elected(world)
+    away = followers(world, leader)[0]
+    commit(world, leader, "x" * 10_000)  # still in its journal, as it had not been applied, when that was cut
+    wait(world, lambda: away.engine.journal.snapshot is not None)
+    away.engine.journal._bytes_at_snapshot = 10_000
+    isolate(world, away)
+    for n in range(30):
+        commit(world, leader, f"{n}" + "x" * 200)
+    world.network.heal_all()
+    wait(world, lambda: commands(away) == commands(leader))
+    installed = away.engine.journal.snapshot
+    assert installed is not None
+    for n in range(30):
+        commit(world, leader, f"{n}" + "y" * 200)
+    wait(world, lambda: commands(away) == commands(leader))
+    wait(world, lambda: away.engine.journal.snapshot.index > installed.index)  # type: ignore[union-attr]  # there is one
+
+
+def test_entries_are_applied_by_size_some_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 512 entries that commit 10,000 offsets each, applying takes seconds."""
+    monkeypatch.setattr(applier, "APPLY_BYTES_MAX", 1_000)
+    world = calm(snapshot_entries=100_000)
+    leader = elected(world)
+    away = followers(world, leader)[0]
+    isolate(world, away)
+    answers = [propose(leader, "x" * 100) for _ in range(300)]
+    wait(world, lambda: all(answers))
+    applied = away.history.apply
+    in_a_turn, turns = 0, list[int]()
+
+    def apply(index: LogIndex, command: bytes) -> Applied:
+        nonlocal in_a_turn
+        in_a_turn += 1
+        return applied(index, command)
+
+    turn = away.engine._turn
+
+    def counted() -> None:
+        nonlocal in_a_turn
+        in_a_turn = 0
+        turn()
+        turns.append(in_a_turn)
+
+    monkeypatch.setattr(away.history, "apply", apply)
+    monkeypatch.setattr(away.engine, "_turn", counted)
+    world.network.heal_all()
+    wait(world, lambda: commands(away) == commands(leader))
+    assert 1 < max(turns) <= 9  # of some 110 bytes each
+
+
+def test_messages_that_came_during_an_installation_are_taken_in_slices_and_before_newer_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(raft_follower, "HELD_ENTRIES_PER_TURN", 10)
+    view, follower = installing(SNAPSHOT)
+
+    def come(first: int) -> None:
+        for index in range(first, first + 3 * 20, 3):
+            entries = [(5, index.to_bytes(2, "big")) for index in range(index, index + 3)]
+            prev = {"prev_index": index - 1, "prev_term": 4 if index == 10 else 5}
+            follower.on_append(A, Append(term=5, number=index, commit=9, **prev, entries=entries))
+
+    come(10)
+    view.finish_install()
+    turns = list[int]()
+    while follower.has_held:
+        before = view.journal.last_index
+        follower.take_held()
+        turns.append(view.journal.last_index - before)
+        if len(turns) == 1:
+            come(70)  # a turn later: it must not overtake
+    assert sum(turns) == 120
+    assert max(turns) <= 10 + 3  # a message is taken as a whole
+    entries = view.journal.entries_from(10, count_max=120)
+    assert [entry for entry, _, _ in entries] == [index.to_bytes(2, "big") for index in range(10, 130)]
+
+
+# ------------------------------------------------------------------------------------------------------------ hand over
+# Handing over Raft's leadership: TimeoutNow goes again to a successor that was not ready for the first.
+def words(view: View) -> int:
+    """How many TimeoutNow the successor got."""
+    return sum(peer == A and isinstance(message, TimeoutNow) for peer, message in view.sent)
+
+
+def test_the_successor_is_told_once_it_has_all_and_again_with_each_heartbeat_until_the_time_is_over() -> None:
+    view, lead = leading(1, 1, term=1)
+    view.disks = {A: DISK}
+    lead.on_reply(A, success(view, 1, 2))
+    lead.hand_over(A)
+    lead.send()
+    assert words(view) == 0
+    lead.on_reply(A, success(view, 2, 3))
+    for told in (1, 2, 3):
+        lead.send()
+        lead.send()
+        assert words(view) == told
+        view.time += view.timing.heartbeat_ms / 1000
+    view.time += view.timing.election_timeout_min_ms / 1000
+    lead.send()
+    assert words(view) == 3
+
+
+def test_a_successor_stands_that_learns_of_a_commit_together_with_the_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = calm()
+    leader = elected(world)
+    world.run_ms(200)
+    to, away = followers(world, leader)
+    isolate(world, away)  # so that the successor's answer commits the entry
+    assert to.engine._core is not None
+
+    def is_due_for(_peer: object, message: Message) -> bool:
+        """The commit index alone waits for the next message. In a node, one frame brings both."""
+        return not (isinstance(message, Append) and message.number == NO_ANSWER)
+
+    monkeypatch.setattr(to.engine._core, "is_due_for", is_due_for)
+    propose(leader, "a")
+    world.run_ms(0.05)
+    leader.engine.transfer_leadership(to.node)
+    wait(world, lambda: to.engine.is_leader, ms=300)
+
+
+# --------------------------------------------------------------------------------------------------------- slow install
+# A follower that takes longer to receive and install a snapshot than the leader takes for the next ones.
+SNAPSHOT_ENTRIES = 20
+
+
+class SlowFollower:
+    """It lacks more than the leader's journal holds. From the snapshot on, it gets the leader's messages at the end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world = calm(snapshot_entries=SNAPSHOT_ENTRIES)
+        self.leader = elected(self.world)
+        self.host: Host = followers(self.world, self.leader)[0]
+        self.snapshots: set[int] = set()  # that it was sent
+        self._held: list[tuple[NodeId, Channel, memoryview]] = []
+        self._is_held = True
+        self._deliver = self.host.on_message
+        self.host.crash(silently=False)
+        self.commit(100)
+        monkeypatch.setattr(self.host, "on_message", self._on_message)
+        self.host.start()
+        wait(self.world, lambda: bool(self.snapshots))
+
+    def _on_message(self, peer: NodeId, channel: Channel, payload: memoryview) -> None:
+        message = decode(payload)
+        if isinstance(message, SnapshotChunk):
+            self.snapshots.add(message.index)
+        if self.snapshots and self._is_held and peer == self.leader.node:
+            self._held.append((peer, channel, memoryview(bytes(payload))))
+        else:
+            self._deliver(peer, channel, payload)
+
+    @property
+    def kept(self) -> int:
+        return len(self.leader.engine.journal)
+
+    def commit(self, count: int) -> None:
+        for n in range(count):
+            commit(self.world, self.leader, f"{n}")
+
+    def catch_up(self, behind: int) -> None:
+        """Until it lacks no more than that many entries."""
+        while len(commands(self.host)) < len(commands(self.leader)) - behind:
+            if self._held:
+                self._deliver(*self._held.pop(0))
+            self.world.run_ms(2)
+
+    def go_on(self) -> None:
+        self._is_held = False
+        for message in self._held:
+            self._deliver(*message)
+        wait(self.world, lambda: commands(self.host) == commands(self.leader))
+
+
+def test_it_needs_no_second_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smq.replication.raft.leader.WINDOW_BYTES_MAX", 1)  # no entry is sent before the answer
+    slow = SlowFollower(monkeypatch)
+    taken = slow.leader.engine.snapshot
+    slow.commit(10 * SNAPSHOT_ENTRIES)
+    assert slow.leader.engine.snapshot > taken
+    slow.go_on()
+    assert len(slow.snapshots) == 1
+
+
+def test_once_it_has_caught_up_the_journal_is_cut_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowFollower(monkeypatch)
+    slow.commit(10 * SNAPSHOT_ENTRIES)
+    assert slow.kept > 10 * SNAPSHOT_ENTRIES
+    slow.go_on()
+    slow.commit(2 * SNAPSHOT_ENTRIES)
+    assert slow.kept < 3 * SNAPSHOT_ENTRIES
+
+
+def test_what_was_kept_for_it_does_not_count_once_it_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some entries stay before each snapshot, for followers that are a little behind, unless they are large."""
+    monkeypatch.setattr(raft_core, "JOURNAL_KEPT_BYTES", 100)
+    slow = SlowFollower(monkeypatch)
+    slow.commit(10 * SNAPSHOT_ENTRIES)
+    slow.go_on()
+    engine = slow.leader.engine
+    taken = engine.snapshot[0]
+    while engine.snapshot[0] == taken:
+        slow.commit(1)
+    assert engine.journal.first_index == engine.snapshot[0] - SNAPSHOT_ENTRIES // 4
+
+
+@pytest.mark.parametrize(("bound", "most"), [("CATCH_UP_ENTRIES", 60), ("CATCH_UP_BYTES", 200)])
+def test_it_gets_another_before_the_journal_grows_without_bound(
+    bound: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raft_core, bound, most)
+    monkeypatch.setattr("smq.replication.raft.leader.WINDOW_BYTES_MAX", 1)
+    slow = SlowFollower(monkeypatch)
+    longest = 0
+    for _ in range(10 * SNAPSHOT_ENTRIES):
+        slow.commit(1)
+        longest = max(longest, slow.kept)
+    assert longest < 6 * SNAPSHOT_ENTRIES
+    slow.go_on()
+    assert len(slow.snapshots) > 1
+
+
+@pytest.mark.parametrize(("bound", "most"), [("CATCH_UP_ENTRIES", 60), ("CATCH_UP_BYTES", 140)])
+def test_what_it_has_does_not_count_towards_the_bound(bound: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower that stays a few entries behind a busy leader: it needs few of those after its snapshot."""
+    monkeypatch.setattr(raft_core, bound, most)
+    monkeypatch.setattr("smq.replication.raft.leader.APPEND_BYTES_MAX", 1)  # one entry per message,
+    monkeypatch.setattr("smq.replication.raft.leader.WINDOW_BYTES_MAX", 1)  # and none before the answer
+    slow = SlowFollower(monkeypatch)
+    slow.commit(50)
+    for _ in range(2 * SNAPSHOT_ENTRIES):
+        slow.commit(1)
+        slow.catch_up(SNAPSHOT_ENTRIES // 2)
+    slow.go_on()
+    assert len(slow.snapshots) == 1
+
+
+def test_nothing_is_kept_for_one_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowFollower(monkeypatch)
+    isolate(slow.world, slow.host)
+    leading = slow.leader.engine._core
+    assert leading is not None
+    wait(slow.world, lambda: not leading.is_connected(slow.host.node), ms=20_000)
+    slow.commit(10 * SNAPSHOT_ENTRIES)
+    assert slow.kept < 3 * SNAPSHOT_ENTRIES

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark import SparkConf, SparkContext
@@ -76,7 +77,9 @@ class _StartOptions(dict[str, Any]):
 
 def prepare_environment() -> None:
     """Sets this interpreter for driver and workers (Spark would run `python3` from PATH, which may lack smq), and sets
-    JAVA_HOME. The user's own settings for Python stay."""
+    JAVA_HOME. The user's own settings for Python stay. What Spark starts connects back immediately (`startup`)."""
+    folders = [str(Path(__file__).parent / "startup"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, folders)))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the driver binds it before it reads its settings

@@ -13,12 +13,10 @@ from pyspark.sql.types import StructType
 from smq.clients.tls import Tls
 from smq.records import BatchCorrupt
 from smq.spark_connector.cluster_calls import Cluster
-from smq.spark_connector.decode import Decoder
 from smq.spark_connector.errors import ReadError
 from smq.spark_connector.garbage_collection import freeze_loaded_modules
 from smq.spark_connector.options import SourceOptions
 from smq.spark_connector.planning import Range
-from smq.spark_connector.range_fetcher import RangeFetcher
 from smq.spark_connector.schema import arrow_schema, check_projection
 
 CLUSTERS_MAX: Final = 8  # clusters with open connections per worker; a session that reads more is rare
@@ -43,6 +41,10 @@ def connected(servers: tuple[str, ...], retry_timeout_ms: int, tls: Tls | None) 
 
 def read_slice(options: SourceOptions, schema: StructType, ranges: Sequence[Range]) -> Iterator[Any]:
     """Arrow batches of `ranges`, in order. Yields all rows of each range, or raises."""
+    # Not for the processes that plan and commit, which import this module, too: these take as long as all the others.
+    from smq.spark_connector.decode import Decoder
+    from smq.spark_connector.range_fetcher import RangeFetcher
+
     freeze_loaded_modules()
     columns = check_projection(schema)
     arrow = arrow_schema(schema)

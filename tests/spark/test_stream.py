@@ -1,6 +1,8 @@
 """spark.readStream.format("smq") on a real Spark and a real cluster, into files: each record once, whatever happens."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,3 +119,15 @@ def test_stream_refuses_what_it_cannot_do_before_any_task_runs(spark: SparkSessi
     query = reader.load().writeStream.format("noop").start()
     with pytest.raises(StreamingQueryException, match="'endingOffsets' is only for batch reads"):
         query.awaitTermination(300)
+
+
+@pytest.mark.full
+def test_a_stream_starts_though_its_process_loads_for_longer_than_spark_waits(
+    cluster: Cluster, new_topic: TopicFn, publish: PublishFn, tmp_path: Path
+) -> None:
+    """As on a busy machine. The process has connected before it loads anything."""
+    topic = new_topic(1)
+    publish(topic, 0, numbered(7))
+    command = [sys.executable, "-m", "tests.spark.slow_job", str(tmp_path), cluster.servers, topic]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.split()[-1:] == ["7"], done.stderr[-3000:]

@@ -33,7 +33,7 @@ smq cluster --nodes 3 --data-dir D --kafka-port 0   # free ports; the ready file
 In `node.toml`, `kafka_address` opens the listener; without it, `smq serve` has none. `smq dev` and `smq cluster` open
 one. There may be more, such as one for clients outside: [docs/addresses.md](addresses.md#named-listeners). `rack` is
 the node's location (`smq cluster --racks a,b,c`); it can change when the node restarts. `request_bytes_max` bounds a
-request and the records of a response.
+request: a larger Produce gets MESSAGE_TOO_LARGE.
 
 After a start, a node refuses Kafka connections until it is ready (`/readyz`): a majority of the nodes runs, and it has
 the cluster's topics. A client then takes another of its `bootstrap.servers`, so name several.

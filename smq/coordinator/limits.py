@@ -8,8 +8,13 @@ GRPC_SEND_BYTES_MAX: Final = 101 * MIB  # a batch is sent in one message, and ma
 # gRPC fails a whole stream for one message beyond its limit. So gRPC's limit is this much above ours, which refuses
 # that request alone, with a typed error. It is not higher, because each stream may hold that much in memory.
 GRPC_RECEIVE_SLACK_BYTES: Final = MIB
-REQUEST_BYTES_DEFAULT: Final = 8 * MIB  # of one request, unless configured otherwise
-REQUEST_BYTES_MAX: Final = 100 * MIB
+# Of one Kafka request: the largest batch that a topic may be set to take, as Kafka's own limit of a request, and a MiB
+# for the rest of the request. So by default a node takes every batch that a topic does.
+REQUEST_BYTES_MAX: Final = 101 * MIB
+REQUEST_OVERHEAD_BYTES: Final = 64 << 10  # of a request with one batch: names, at most
+# Of one gRPC request, and of an answer with records. Each of thousands of gRPC's streams may hold a whole message that
+# it has not given to the node yet, which no budget can bound.
+ANSWER_BYTES_MAX: Final = 8 * MIB
 
 # One HTTP/2 connection multiplexes a client process: one subscription per partition of a large topic fits.
 GRPC_STREAMS_PER_CONNECTION_MAX: Final = 1024
@@ -129,7 +134,10 @@ KAFKA_QUORUM_MS: Final = 5_000  # longer than an election; a tool asks again
 KAFKA_ELECTIONS_MAX: Final = 64  # hand-overs of one ElectLeaders at a time: each costs its partition a short pause
 KAFKA_ELECTION_POLL_MS: Final = 20  # a hand-over takes a few round trips
 KAFKA_ELECTION_RETRY_MS: Final = 1_000  # after a hand-over that was requested and did not happen
-KAFKA_FRAME_S_MAX: Final = 30  # for one whole request: 8 MiB over a slow line, but not byte by byte
+KAFKA_FRAME_S_MAX: Final = 30  # for one whole request, but not byte by byte
+KAFKA_FRAME_BYTES_PER_S_MIN: Final = MIB  # and a second more for as much of it
+KAFKA_LARGE_REQUEST_BYTES: Final = 8 * MIB  # a larger one arrives only with a place in the following
+KAFKA_ARRIVING_BYTES_PER_NODE_MAX: Final = KAFKA_INFLIGHT_BYTES_PER_NODE_MAX // 4  # then the last may exceed it
 KAFKA_STUCK_S_MAX: Final = 60  # by then a stuck consumer's group has given it up, too
 KAFKA_STUCK_FULL_S_MAX: Final = 5  # if such answers have filled the node: others wait for the memory
 KAFKA_IDLE_S_MAX: Final = 600  # like Kafka's connections.max.idle.ms

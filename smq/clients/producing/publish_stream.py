@@ -124,7 +124,7 @@ def _assign_errors(batches: list[Batch], error: SmqError) -> list[tuple[Batch, S
         return [(batch, error) for batch in batches]
     largest = max(batches, key=lambda b: len(b.data))
     where, size = f"{largest.topic}/{largest.partition}", len(largest.data)
-    message = f"a batch of {size} bytes for {where} is more than a node takes (request_bytes_max in node.toml)"
+    message = f"a batch of {size} bytes for {where} is more than a node takes by gRPC (8 MiB, or request_bytes_max)"
     too_large = SmqError(ErrorCode.BATCH_TOO_LARGE, message)
     bystander = SmqError(ErrorCode.TIMED_OUT, f"another batch broke the stream: {error.message}")
     return [(batch, too_large if batch is largest else bystander) for batch in batches]

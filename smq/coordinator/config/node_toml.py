@@ -27,7 +27,7 @@ from smq.coordinator.config.addresses import (
     parse_address,
 )
 from smq.coordinator.config.environment import NODE_ID_OF_HOST, Key, overlay, variable_of
-from smq.coordinator.limits import MIB, REQUEST_BYTES_DEFAULT, REQUEST_BYTES_MAX
+from smq.coordinator.limits import MIB, REQUEST_BYTES_MAX
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, IN_NODE_TOML
 from smq.raft_state.commands import Listener
@@ -140,7 +140,7 @@ class ServerConfig:
     rack: str = ""  # the node's location: a Kafka client of the same rack reads from it
     insecure: bool = False
     tls: TlsConfig | None = None
-    request_bytes_max: int = REQUEST_BYTES_DEFAULT
+    request_bytes_max: int = REQUEST_BYTES_MAX
     settings: Settings = field(default_factory=dict)  # own defaults of settings of the cluster, by Kafka's names
     tuning: Tuning = field(default_factory=dict)
 

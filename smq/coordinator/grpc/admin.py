@@ -93,6 +93,7 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
             )
         if request.start_offset < 0:
             raise SmqError(ErrorCode.INVALID_OFFSET, f"start_offset is {request.start_offset}: it must be >= 0")
+        self._settings.check_topic(request.config)
         timeout_ms = deadline_ms(request.timeout_ms, context)
         factor = request.replication_factor
         if not factor and not is_external(request.config):
@@ -133,6 +134,7 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
     @guarded
     async def AlterTopic(self, request: pb.AlterTopicRequest, context: Context) -> pb.AlterTopicResponse:
         _check_change(request)
+        self._settings.check_topic(request.set)
         command = AlterTopicConfig(
             request_id=request_id_of(request.request_id),
             name=request.name,

@@ -114,7 +114,8 @@ class PublishStream:
     def _check_size(self, request: pb.PublishRecordRequest) -> None:
         size = request.ByteSize()
         if size > self._request_bytes_max:
-            reason = f"the request has {size} bytes, and the node takes {self._request_bytes_max} (request_bytes_max)"
+            limit = self._request_bytes_max
+            reason = f"the request has {size} bytes, and a node takes {limit} by gRPC: send it by Kafka's protocol"
             raise SmqError(ErrorCode.BATCH_TOO_LARGE, reason)
 
     # ------------------------------------------------------------------------------------------- backpressure

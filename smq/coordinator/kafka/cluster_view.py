@@ -55,6 +55,7 @@ def new_topic(
         check_keys(TOPIC_CONFIG, dict(config), gateway.state.feature_level)
         for key, value in config:
             check_value(key, value, gateway.state.feature_level)
+    gateway.settings.check_topic(dict(config))
     return CreateTopic(
         request_id=NO_REQUEST,
         name=name,

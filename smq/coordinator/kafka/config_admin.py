@@ -187,6 +187,7 @@ def _keys(gateway: Gateway, requested: Struct, table: _Table) -> dict[str, Confi
 
 async def _alter_topic(gateway: Gateway, topic: TopicState, changes: _Changes, *, is_dry: bool) -> None:
     set_, unset = changes
+    gateway.settings.check_topic(set_)
     if is_dry:
         with refusals_as_errors():
             checked = checked_config(set_.items(), topic.replication_factor, gateway.state.feature_level)

@@ -25,13 +25,16 @@ from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_membership import LONG_POLLS, Client
 from smq.coordinator.kafka.handlers import HANDLERS
+from smq.coordinator.kafka.oversized import Oversized
 from smq.coordinator.kafka.produce import ProduceCall
 from smq.coordinator.limits import (
     KAFKA_FETCHES_PER_CONNECTION_MAX,
+    KAFKA_FRAME_BYTES_PER_S_MIN,
     KAFKA_FRAME_S_MAX,
     KAFKA_IDLE_S_MAX,
     KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX,
     KAFKA_INFLIGHT_PER_CONNECTION_MAX,
+    KAFKA_LARGE_REQUEST_BYTES,
     KAFKA_STUCK_FULL_S_MAX,
     KAFKA_STUCK_S_MAX,
 )
@@ -145,6 +148,9 @@ class Connection(asyncio.Protocol):
         self._slots: deque[_Slot] = deque()
         self._inflight_bytes = 0  # the sum of the rest, as the node counts it
         self._coming_bytes = 0  # of the request that has begun to arrive, in full
+        self._large_bytes = 0  # the same, of a large one
+        self._awaits_room = False  # for a large one
+        self._oversized: Oversized | None = None
         self._unsent_bytes = 0  # of answers in the socket's buffer
         self._in_turn = asyncio.Lock()
         # Granted in the order of the requests, as the answers are sent: the first never waits for a later one.
@@ -168,6 +174,8 @@ class Connection(asyncio.Protocol):
         self._buffered = 0
         self._slots.clear()
         self._node_inflight.forget(self._recheck)
+        self._node_inflight.arriving.forget(self._on_room)
+        self._end_arrival()
         self._account(-self._inflight_bytes)
         for task in self._tasks:
             task.cancel()
@@ -201,8 +209,9 @@ class Connection(asyncio.Protocol):
 
     def sweep(self, now: float) -> None:
         """Closes a client that is idle, does not complete a request, or does not read its answers."""
-        if self._frame_since is not None and self._is_reading and now - self._frame_since > KAFKA_FRAME_S_MAX:
-            self.close(f"a request was not complete within {KAFKA_FRAME_S_MAX} s")
+        frame_s_max = KAFKA_FRAME_S_MAX + self._coming_bytes / KAFKA_FRAME_BYTES_PER_S_MIN
+        if self._frame_since is not None and self._is_reading and now - self._frame_since > frame_s_max:
+            self.close(f"a request was not complete within {frame_s_max:.0f} s")
         elif not self._is_writable and now - self._unread_since > self._stuck_s_max:
             self.close(f"answers were not read for {self._stuck_s_max} s")
         elif not self._slots and now - self._active_at > KAFKA_IDLE_S_MAX:
@@ -218,6 +227,7 @@ class Connection(asyncio.Protocol):
         """A request that has begun to arrive is already counted in full: it may be completed on a full node."""
         return (
             self._is_writable
+            and not self._awaits_room
             and len(self._slots) < KAFKA_INFLIGHT_PER_CONNECTION_MAX
             and self._inflight_bytes - self._coming_bytes < KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX
             and (self._coming_bytes > 0 or not self._node_inflight.is_full)
@@ -258,15 +268,24 @@ class Connection(asyncio.Protocol):
 
     def _next_frame(self) -> memoryview | None:
         """The next complete request without its size; None if it has not arrived yet."""
+        if self._oversized is not None:
+            return self._without_records(self._oversized)
         if self._buffered < _SIZE_BYTES:
             return None
         if len(self._chunks[0]) < _SIZE_BYTES:
             self._join_chunks()
         size = int.from_bytes(self._chunks[0][:_SIZE_BYTES], "big", signed=True)
-        if not 0 <= size <= self._gateway.request_bytes_max:
-            raise CodecError(f"a request of {size} bytes, the limit is {self._gateway.request_bytes_max}")
+        if size < 0:
+            raise CodecError(f"a request of {size} bytes")
+        if size > self._gateway.request_bytes_max:
+            self._chunks[0] = self._chunks[0][_SIZE_BYTES:]
+            self._buffered -= _SIZE_BYTES
+            self._oversized = Oversized(size)
+            return self._without_records(self._oversized)
         end = _SIZE_BYTES + size
         if self._buffered < end:
+            if not self._coming_bytes and not self._admits(end):
+                return None
             self._account(end - self._coming_bytes)
             self._coming_bytes = end
             return None
@@ -278,6 +297,38 @@ class Connection(asyncio.Protocol):
         self._buffered -= end
         self._frame_since = None
         return data[_SIZE_BYTES:end]
+
+    def _without_records(self, oversized: Oversized) -> memoryview | None:
+        """What is left of a request that is too large, once all of it has arrived."""
+        while self._chunks and oversized.frame is None:
+            chunk = self._chunks.popleft()
+            used = oversized.feed(chunk)
+            self._buffered -= used
+            if used < len(chunk):
+                self._chunks.appendleft(chunk[used:])
+        return oversized.frame
+
+    def _admits(self, size: int) -> bool:
+        """Whether a request may arrive now. Large ones share a part of the node's bytes: however slowly they arrive,
+        the rest is there for others."""
+        if size <= KAFKA_LARGE_REQUEST_BYTES:
+            return True
+        arriving = self._node_inflight.arriving
+        if arriving.try_acquire(size):
+            self._large_bytes = size
+            return True
+        self._awaits_room = True
+        arriving.notify_when_free(self._on_room)
+        return False
+
+    def _on_room(self) -> None:
+        self._awaits_room = False
+        self._recheck()
+
+    def _end_arrival(self) -> None:
+        if self._large_bytes:
+            self._node_inflight.arriving.release(self._large_bytes)
+            self._large_bytes = 0
 
     def _join_chunks(self) -> None:
         """Joins what has arrived: once per request that came in many pieces."""
@@ -291,11 +342,15 @@ class Connection(asyncio.Protocol):
         self._slots.append(slot)
         self._account(slot.size - self._coming_bytes)
         self._coming_bytes = 0
+        if self._large_bytes:
+            self._end_arrival()
+        oversized, self._oversized = self._oversized, None
         if request.key == ApiKey.PRODUCE and request.body is not None:
             slot.began_ns = began_ns
             # Not closures: each variable that they share is one more object for the garbage collector, per request.
             respond, fail = partial(self._finish, slot, request), self._on_failed_without_answer
-            ProduceCall(self._gateway, request.version, respond, fail).start(request.body)
+            oversize = oversized.size if oversized is not None else 0
+            ProduceCall(self._gateway, request.version, respond, fail, oversize).start(request.body)
             return
         task = self._loop.create_task(self._serve(slot, request, began_ns or time.monotonic_ns()))
         self._tasks.add(task)

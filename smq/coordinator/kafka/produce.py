@@ -33,9 +33,16 @@ class ProduceCall:
     fails, it calls `fail` instead: closing the connection is the only way to report that."""
 
     def __init__(
-        self, gateway: Gateway, version: int, respond: Callable[[Struct | None], None], fail: Callable[[], None]
+        self,
+        gateway: Gateway,
+        version: int,
+        respond: Callable[[Struct | None], None],
+        fail: Callable[[], None],
+        oversize: int = 0,
     ) -> None:
+        """`oversize`: what the request had, if that is more than the node takes; its records have been dropped."""
         self._gateway = gateway
+        self._oversize = oversize
         self._node = gateway.calls.node
         self._version = version
         self._by_id = version >= BY_ID_VERSION
@@ -68,7 +75,9 @@ class ProduceCall:
         records = data["records"]
         code = self._refusal(request, records)
         if code is not KafkaError.NONE or self._acks is None:
-            self._refuse(answer, code, None, topic)
+            limit = self._gateway.request_bytes_max
+            reason = f"the request has {self._oversize} bytes, and the node takes {limit} (request_bytes_max)"
+            self._refuse(answer, code, reason if code is KafkaError.MESSAGE_TOO_LARGE else None, topic)
             return
         done = partial(self._on_done, topic, answer)
         try:
@@ -92,6 +101,8 @@ class ProduceCall:
         """What can be refused without the node."""
         if self._acks is None:
             return KafkaError.INVALID_REQUIRED_ACKS
+        if self._oversize:
+            return KafkaError.MESSAGE_TOO_LARGE
         if not records:
             return KafkaError.INVALID_RECORD
         if self._is_transactional:  # a transaction's records must not be lost with their leader

@@ -89,7 +89,7 @@ class Server:
         self._first_start = first_start
         self._measures = measures if measures is not None else ProcessMeasures()
         self._loop_lag = LoopLag(self._measures.loop_lag)
-        self._settings = Settings(config.settings)
+        self._settings = Settings(config.settings, config.request_bytes_max - limits.REQUEST_OVERHEAD_BYTES)
         self._is_stopping = False
         self._is_serving = False
         self._is_registered = False
@@ -181,7 +181,7 @@ class Server:
         kafka = tuple(self._kafka_ports())
         own = next((port.socket for port in kafka if port.listener == OWN), None)
         self.kafka_address = _bound(config.kafka_address, own)
-        bytes_max = config.request_bytes_max
+        bytes_max = min(config.request_bytes_max, limits.ANSWER_BYTES_MAX)
         self._grpc = GrpcServer(
             tuple(self._grpc_ports()), caps.grpc_limits, self._measures, request_bytes_max=bytes_max
         )
@@ -324,7 +324,7 @@ class Server:
         )
 
     def _add_services(self) -> None:
-        bytes_max = self._config.request_bytes_max
+        bytes_max = min(self._config.request_bytes_max, limits.ANSWER_BYTES_MAX)
         self._grpc.add(
             self.node,
             AgentService(self._served, request_bytes_max=bytes_max),
@@ -359,7 +359,7 @@ class Server:
             ports,
             settings=self._settings,
             request_bytes_max=self._config.request_bytes_max,
-            response_bytes_max=self._config.request_bytes_max,
+            response_bytes_max=min(self._config.request_bytes_max, limits.ANSWER_BYTES_MAX),
             data_dir=str(self._config.data_dir.absolute()),
             limits=accept,
             measures=self._measures,

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from smq.coordinator.limits import (
+    KAFKA_ARRIVING_BYTES_PER_NODE_MAX,
     KAFKA_BUDGET_WAIT_S_MAX,
     KAFKA_INFLIGHT_BYTES_PER_NODE_MAX,
     KAFKA_READING_BYTES_PER_NODE_MAX,
@@ -150,6 +151,7 @@ class InflightBytes(ByteBudget):
     def __init__(self, bytes_max: int = KAFKA_INFLIGHT_BYTES_PER_NODE_MAX) -> None:
         super().__init__(bytes_max, may_overshoot=True)
         reading = ByteBudget(KAFKA_READING_BYTES_PER_NODE_MAX, may_overshoot=True)
+        self.arriving = ByteBudget(KAFKA_ARRIVING_BYTES_PER_NODE_MAX, may_overshoot=True)  # of large requests
         self._for_reading = (reading, self)  # the share first: waiting for it takes no room from others
 
     @asynccontextmanager

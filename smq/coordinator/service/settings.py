@@ -16,7 +16,10 @@ from smq.raft_state.cluster_config import (
     REPLICAS_BY_NODES_MAX,
     REPLICATION_FACTOR,
 )
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.limits import MESSAGE_BYTES_CAP
 from smq.raft_state.state import ClusterState
+from smq.raft_state.topic_config import MAX_MESSAGE_BYTES
 
 
 class Source(enum.IntEnum):
@@ -28,10 +31,21 @@ class Source(enum.IntEnum):
 
 
 class Settings:
-    """Those of one node; `own` are the ones of its node.toml."""
+    """Those of one node; `own` are the ones of its node.toml, `batch_bytes_max` what fits into a request."""
 
-    def __init__(self, own: Mapping[str, str]) -> None:
+    def __init__(self, own: Mapping[str, str], batch_bytes_max: int = MESSAGE_BYTES_CAP) -> None:
         self._own = dict(own)
+        self._batch_bytes_max = batch_bytes_max
+
+    def check_topic(self, config: Mapping[str, str]) -> None:
+        """INVALID_CONFIG for batches that no request to this node may hold. What is no number, others refuse."""
+        wanted = config.get(MAX_MESSAGE_BYTES, "")
+        if wanted.isdecimal() and self._batch_bytes_max < int(wanted) <= MESSAGE_BYTES_CAP:
+            message = (
+                f"{MAX_MESSAGE_BYTES} is {wanted}, and the requests that this node takes have room for "
+                f"{self._batch_bytes_max}: raise request_bytes_max in its node.toml first"
+            )
+            raise SmqError(ErrorCode.INVALID_CONFIG, message)
 
     def layers(self, state: ClusterState, key: str) -> list[tuple[str, Source]]:
         """All values of a key, the one in effect first."""

@@ -12,11 +12,14 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator import limits
 from smq.coordinator.config.addresses import format_address
 from smq.coordinator.grpc.open_streams import AnswerBudget
+from smq.coordinator.kafka.api_keys import ApiKey, request_message, response_message
+from smq.coordinator.kafka.codec import compile_decoder, compile_encoder
+from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.limits import MIB
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.limits import MESSAGE_BYTES_DEFAULT
 from smq.records import NewRecord, encode_batch
-from smq.testing.served import PATIENCE_S, Served, serving
+from smq.testing.served import PATIENCE_S, Served, fails, serving
 
 KAFKA = ("127.0.0.1", 0)
 
@@ -48,8 +51,11 @@ def test_a_batch_up_to_the_limit_is_stored_and_one_byte_more_is_refused(tmp_path
 
 
 @pytest.mark.parametrize("excess", [-1, 0, 1])
-def test_a_grpc_request_up_to_the_limit_is_taken_and_one_byte_more_is_refused(tmp_path: Path, excess: int) -> None:
+def test_a_grpc_request_up_to_the_limit_is_taken_and_one_byte_more_is_refused(
+    tmp_path: Path, excess: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The topic takes any batch: it is the request that is too large."""
+    monkeypatch.setattr(limits, "ANSWER_BYTES_MAX", 2 * MIB)
 
     async def body(served: Served) -> None:
         await served.create(config={"max.message.bytes": str(100 * MIB)})
@@ -60,7 +66,7 @@ def test_a_grpc_request_up_to_the_limit_is_taken_and_one_byte_more_is_refused(tm
         (answer,) = await served.publish(request)
         assert answer.error.name == ("BATCH_TOO_LARGE" if excess > 0 else "")
 
-    serving(tmp_path, body, request_bytes_max=2 * MIB)
+    serving(tmp_path, body)
 
 
 def test_a_record_far_above_the_limit_says_which_limit_and_costs_no_other(tmp_path: Path) -> None:
@@ -109,6 +115,59 @@ def test_a_kafka_request_up_to_the_limit_is_read_and_one_byte_more_closes_its_co
         assert answered is (excess <= 0)
 
     serving(tmp_path, body, request_bytes_max=MIB, kafka_address=KAFKA)
+
+
+def _produce(records: dict[int, bytes]) -> bytes:
+    parts = [{"index": partition, "records": [data]} for partition, data in records.items()]
+    body = {"acks": -1, "timeout_ms": 9_000, "topic_data": [{"name": "t", "partition_data": parts}]}
+    encoded = b"".join(compile_encoder(request_message(ApiKey.PRODUCE), 9)(body))
+    request = struct.pack(">hhih", ApiKey.PRODUCE, 9, 1, -1) + b"\0" + encoded
+    return struct.pack(">i", len(request)) + request
+
+
+async def _produced(served: Served, records: dict[int, bytes]) -> list[tuple[int, int]]:
+    """Code and base offset of each partition. Another request of the connection is answered after that."""
+    assert served.server.kafka_address is not None
+    async with asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection(*served.server.kafka_address)
+        writer.write(_produce(records) + struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 0, 2, -1))
+        answer = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+        assert int.from_bytes((await reader.readexactly(8))[4:], "big") == 2
+    writer.close()
+    body = compile_decoder(response_message(ApiKey.PRODUCE), 9)(memoryview(answer), 5)
+    (topic,) = body["responses"]
+    return [(part["error_code"], part["base_offset"]) for part in topic["partition_responses"]]
+
+
+def test_a_produce_request_beyond_the_limit_is_answered_and_its_connection_goes_on(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create(partitions=2)
+        small = encode_batch([NewRecord(None, b"v", 1)])
+        too_large = (KafkaError.MESSAGE_TOO_LARGE, -1)
+        assert await _produced(served, {0: bytes(3 * MIB), 1: small}) == [too_large] * 2
+        assert await _produced(served, {0: small, 1: small}) == [(KafkaError.NONE, 0)] * 2
+
+    serving(tmp_path, body, request_bytes_max=2 * MIB, kafka_address=KAFKA)
+
+
+def test_by_default_a_node_takes_the_batches_that_a_topic_may_have(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create(config={"max.message.bytes": "50000000"})
+        assert await _produced(served, {0: batch_of_size(20 * MIB)}) == [(KafkaError.NONE, 0)]
+
+    serving(tmp_path, body, kafka_address=KAFKA)
+
+
+def test_a_setting_that_no_request_could_use_is_refused(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        config = {"max.message.bytes": str(2 * MIB)}
+        error = await fails(served.admin.CreateTopic(pb.CreateTopicRequest(name="t", partition_count=1, config=config)))
+        assert (error.name, "request_bytes_max" in error.message) == ("INVALID_CONFIG", True)
+        await served.create(config={"max.message.bytes": str(MIB)})
+        error = await fails(served.admin.AlterTopic(pb.AlterTopicRequest(name="t", set=config)))
+        assert error.name == "INVALID_CONFIG"
+
+    serving(tmp_path, body, request_bytes_max=2 * MIB)
 
 
 # ------------------------------------------------------------------------------------- answers to gRPC fetches

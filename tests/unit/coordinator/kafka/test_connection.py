@@ -23,7 +23,7 @@ from smq.coordinator.limits import (
     MIB,
 )
 from smq.coordinator.service import byte_budget as byte_budget_module
-from smq.coordinator.service.byte_budget import InflightBytes
+from smq.coordinator.service.byte_budget import ByteBudget, InflightBytes
 from smq.raft_state.errors import ErrorCode, SmqError
 from tests.unit.coordinator.kafka.gateways import gateway_to
 
@@ -198,6 +198,30 @@ def test_a_full_node_stops_reading_all_and_continues_when_there_is_room(monkeypa
         await settle()
         assert second.wire.correlation_ids == [7]
         assert second.wire.is_reading()
+
+    run(scenario)
+
+
+def test_large_requests_that_arrive_leave_room_for_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(connection_module, "KAFKA_LARGE_REQUEST_BYTES", 1_000)
+        shared = InflightBytes()
+        shared.arriving = ByteBudget(1_500, may_overshoot=True)
+        large = struct.pack(">ihhih", 1_400, ApiKey.API_VERSIONS, 0, 7, -1).ljust(1_404, b"\0")
+        first, second, third, other = (Rig(monkeypatch, shared) for _ in range(4))
+        for rig in (first, second, third):
+            rig.connection.data_received(large[:20])
+        assert [rig.wire.is_reading() for rig in (first, second, third)] == [True, True, False]
+        other.release.set()
+        other.connection.data_received(REQUEST)
+        await settle()
+        assert other.wire.correlation_ids == [7]
+        first.connection.data_received(large[20:])
+        await settle()
+        assert third.wire.is_reading()
+        for rig in (first, second, third):
+            rig.connection.connection_lost(None)
+        assert shared.arriving.used_bytes == shared.used_bytes == 0
 
     run(scenario)
 

@@ -246,7 +246,7 @@ class Contained:
         )
 
     def start(self, log: Path, *command: str, data_dir: str = "/mnt/volume/data") -> subprocess.Popen[bytes]:
-        command = command or ("/mnt/venv/bin/python", "-m", "smq.coordinator.cli.main", "serve")
+        command = command or ("/mnt/venv/bin/python", "-m", "smq.coordinator.cli.main", "serve", "--first-start")
         arguments = ["unshare", "--mount", "sh", "-ec", _CONTAINED, "sh", *command]
         with log.open("wb") as file:
             env = self._env | {"SMQ_DATA_DIR": data_dir}

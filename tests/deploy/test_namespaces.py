@@ -135,6 +135,12 @@ class Deployment:
         log.close()
         self.report(f"node {node}: `smq serve` as user {USER} at {self.addresses[node]}")
 
+    def begin(self) -> None:
+        """`smq first-start` on one machine, as its user. To run it again does no harm."""
+        command = (*SERVE[: SERVE.index("serve")], "first-start")
+        for _ in range(2):
+            self.report(self.network.nodes[1].run(*command, env=self.variables(1)).strip())
+
     def kill(self, node: int) -> None:
         process = self.network.nodes[node].processes.pop()
         process.kill()
@@ -214,6 +220,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Ite
     try:
         for node in NODES:
             made.start(node)
+        made.begin()
         made.wait_ready(*NODES)
         made.run_client("create", GRPC, str(PARTITIONS))
         yield made

@@ -79,20 +79,39 @@ def first_start(config_path: Path | None, timeout_s: float, as_json: bool) -> No
     """
     config = load_config(config_path, insecure=True, environment=os.environ)
     node, until_s = config.node_id, time.monotonic() + timeout_s
-    _, answer = _ask(config, "/readyz", timeout_s)
-    is_new = not answer.get("birth")
+    status, answer = _ask_until(config, until_s)
+    is_new = not _is_born(status, answer)
     if is_new:
         try:
             (config.data_dir / FIRST_START_FILE).touch(mode=FILE_MODE)
         except OSError as e:
             raise UserError(f"{config.data_dir}: {_reason(e)}; run this as the user of the node, on its machine") from e
-    while not answer.get("birth"):
+    while not _is_born(status, answer):
         if time.monotonic() > until_s:
             raise UserError(f"{answer.get('reason') or 'no answer'}. The request stays: node {node} begins when it can")
         time.sleep(_POLL_S)
-        _, answer = _ask(config, "/readyz", timeout_s)
+        status, answer = _ask_until(config, until_s)
     what = "belongs to a cluster now" if is_new else "belonged to a cluster already"
-    done(f"node {node} {what}: birth {answer['birth']}", as_json=as_json, node=node, birth=answer["birth"], new=is_new)
+    birth = answer.get("birth", "")
+    done(
+        f"node {node} {what}{f': birth {birth}' if birth else ''}", as_json=as_json, node=node, birth=birth, new=is_new
+    )
+
+
+def _ask_until(config: ServerConfig, until_s: float) -> tuple[int, dict[str, Any]]:
+    """A node that has just been started answers soon."""
+    while True:
+        try:
+            return _ask(config, "/readyz", max(until_s - time.monotonic(), _POLL_S))
+        except NoAnswer:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(_POLL_S)
+
+
+def _is_born(status: int, answer: dict[str, Any]) -> bool:
+    """A node that shows no details says no more than that it is ready."""
+    return bool(answer.get("birth")) or status == http.client.OK
 
 
 def _ask(config: ServerConfig, path: str, timeout_s: float) -> tuple[int, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`smq health`: what a container's health check learns from the node of its own settings."""
+"""`smq health` and `smq first-start`: what a container learns from the node of its own settings, and asks of it."""
 
 import asyncio
 import json
@@ -9,16 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import uvloop
 from click.testing import CliRunner, Result
 
+from smq.clients.pb import smq_pb2 as pb
+from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.cli.root import cli
+from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import HttpConfig, ServerConfig, TlsConfig, write_config
 from smq.coordinator.server.composition import Server
 from smq.raft_state.ids import NodeId
-from smq.testing.served import Served, node_config, serving
+from smq.replication.storage.directory import FIRST_START_FILE
+from smq.testing.served import Served, fails, node_config, serving
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of
 
 __all__ = ("authorities",)  # a fixture
@@ -30,10 +35,10 @@ Ask = Callable[..., Awaitable[Result]]
 def health(tmp_path: Path) -> Health:
     """The command, with its settings in a file."""
 
-    def run(config: ServerConfig, *arguments: str, **env: str) -> Result:
+    def run(config: ServerConfig, *arguments: str, command: str = "health", **env: str) -> Result:
         path = tmp_path / "node.toml"
         write_config(config, path)
-        return CliRunner().invoke(cli, ["health", "--config", str(path), *arguments], env=env)
+        return CliRunner().invoke(cli, [command, "--config", str(path), *arguments], env=env)
 
     return run
 
@@ -132,6 +137,34 @@ def test_a_node_without_a_majority_runs_and_is_not_ready(config: ServerConfig, h
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(ask())
+
+
+def test_a_first_start_is_asked_for_once_and_the_command_waits_for_the_cluster(
+    config: ServerConfig, health: Health
+) -> None:
+    wanted = config.data_dir / FIRST_START_FILE
+
+    async def ask() -> None:
+        server = Server(config)
+        await server.start()
+        async with grpc.aio.insecure_channel(format_address(server.grpc_address)) as channel:
+            admin: Any = smq_pb2_grpc.AdminStub(channel)
+            refused = await fails(admin.DescribeCluster(pb.DescribeClusterRequest()))
+        assert (refused.name, "run `smq first-start`" in refused.message) == ("NODE_NOT_READY", True)
+        began = await asyncio.to_thread(health, config, command="first-start")
+        birth = server.node.status().birth.hex()
+        assert f"node 1 belongs to a cluster now: birth {birth}\n" in began.stdout
+        async with asyncio.timeout(30):
+            while wanted.exists():  # noqa: ASYNC110 - a file, without an event
+                await asyncio.sleep(0.01)
+        again = await asyncio.to_thread(health, config, command="first-start")
+        assert f"node 1 belonged to a cluster already: birth {birth}\n" in again.stdout
+        await server.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(ask())
+    late = health(config, "--timeout", "0.1", command="first-start")
+    assert (late.exit_code, "does not answer" in late.stderr) == (1, True)
 
 
 def test_a_node_that_is_not_there_or_says_nothing_ends_the_command_with_1(config: ServerConfig, health: Health) -> None:

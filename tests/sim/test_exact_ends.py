@@ -60,6 +60,7 @@ class World:
                 config, clock=clock, rng=rng, network=port, disk=disk, compute=LoopCompute(clock), on_fatal=self.fail
             )
             self.nodes[number] = node
+            node.allow_first_start()
             process.soon(node.start)
         self.until(lambda: all(node.is_ready for node in self.nodes.values()))
         replies: list[Any] = []

@@ -228,7 +228,7 @@ FIXED_OF_NODE_2 = {
     "node.id": "2",
     "offset.metadata.max.bytes": "4096",
     "process.roles": "broker,controller",
-    "socket.request.max.bytes": "8388608",
+    "socket.request.max.bytes": "105906176",
     "unclean.leader.election.enable": "false",
 } | {
     broker_name(key): row.default

@@ -34,7 +34,6 @@ OF_COMPACTION = {
 OTHER_DEFAULTS = {
     "flush.messages": "1",
     "flush.ms": "0",
-    "message.timestamp.after.max.ms": str(2**63 - 1),
     "retention.ms": "-1",
 }
 Tool = Callable[..., str]

@@ -36,7 +36,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
 def running(config: ServerConfig, body: Callable[[Server], Awaitable[None]]) -> None:
     async def run() -> None:
-        server = Server(config)
+        server = Server(config, first_start=True)
         await server.start()
         try:
             await body(server)

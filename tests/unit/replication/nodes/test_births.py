@@ -284,6 +284,7 @@ def test_rule_18_nodes_of_another_birth_take_nothing_from_each_other_and_say_so(
     assert [world.nodes[node].status().birth for node in ALL] == [birth, birth, foreign]
     assert world.nodes[ONE].applied.index >= index
     assert world.nodes[ONE].state.nodes[THREE].fenced
+    assert world.nodes[THREE].engine.leader is None, "it takes nothing from their leader"
     for node, peer in ((ONE, THREE), (TWO, THREE), (THREE, ONE)):
         assert f"node {peer} is of another cluster with the same name" in world.warnings(node)
         assert [a.kind for a in world.nodes[node].anomalies() if f"node {peer} " in a.text] == [Kind.OTHER_BIRTH]

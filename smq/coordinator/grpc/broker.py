@@ -7,10 +7,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterable
 
+from smq.clients.errors import detail_from_error
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import NO_MEMBER, GroupCoordinator
-from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.offset_calls import Advances, Assignments, OffsetCalls
 from smq.coordinator.grpc.open_streams import AnswerBudget, StreamCounts
 from smq.coordinator.grpc.required import check_fields, check_offset_value, member_of
@@ -91,7 +91,7 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
     def _fetched(self, fetch: PartitionFetch, outcome: Outcome) -> pb.FetchedPartition:
         out = pb.FetchedPartition(topic=fetch.topic, partition=fetch.partition)
         if isinstance(outcome, SmqError):
-            out.error.CopyFrom(to_detail(self.audience.told(outcome)))
+            out.error.CopyFrom(detail_from_error(self.audience.told(outcome)))
         elif isinstance(outcome, Fetched):
             out.log_start, out.hwm, out.lso = outcome.log_start, outcome.hwm, outcome.lso
             out.batches.extend(_to_pb(batch, is_visible(outcome, batch)) for batch in outcome.batches)
@@ -264,7 +264,9 @@ def _started(requested: pb.ListOffsetsPartition, start: Start, *, is_committed: 
 
 
 def _failed(requested: pb.ListOffsetsPartition, error: SmqError) -> pb.ListedOffset:
-    return pb.ListedOffset(topic=requested.topic, partition=requested.partition, offset=-1, error=to_detail(error))
+    return pb.ListedOffset(
+        topic=requested.topic, partition=requested.partition, offset=-1, error=detail_from_error(error)
+    )
 
 
 def _to_pb(batch: StoredBatch, has_records: bool) -> pb.Batch:
@@ -287,7 +289,7 @@ async def measure_backlogs(
             try:
                 return await _measured(calls, asked, timeout_ms)
             except SmqError as e:
-                error = to_detail(audience.told(e))
+                error = detail_from_error(audience.told(e))
                 return pb.MeasuredBacklog(topic=asked.topic, partition=asked.partition, error=error)
 
     measured = await asyncio.gather(*(measure(asked) for asked in request.offsets))

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterable, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
 
+from smq.clients.errors import detail_from_error
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.required import check_required
 from smq.coordinator.grpc.service import Context, remaining_ms, request_id_of
 from smq.coordinator.limits import OFFSET_REQUESTS_PER_MESSAGE_MAX, OFFSET_REQUESTS_PER_STREAM_MAX
@@ -64,7 +64,9 @@ class Assignments(Kind[pb.AssignOffsetsRequest, pb.Assignment, OffsetsAssigned, 
 
     def answer(self, correlation_id: int, result: OffsetsAssigned | SmqError) -> pb.Assigned:
         if isinstance(result, SmqError):
-            return pb.Assigned(correlation_id=correlation_id, base_offset=-1, last_offset=-1, error=to_detail(result))
+            return pb.Assigned(
+                correlation_id=correlation_id, base_offset=-1, last_offset=-1, error=detail_from_error(result)
+            )
         return pb.Assigned(correlation_id=correlation_id, base_offset=result.base, last_offset=result.last)
 
     def response(self, answers: list[pb.Assigned]) -> pb.AssignOffsetsResponse:
@@ -80,7 +82,7 @@ class Advances(Kind[pb.AdvanceHighWaterMarkRequest, pb.Advance, Offset, pb.Advan
 
     def answer(self, correlation_id: int, result: Offset | SmqError) -> pb.Advanced:
         if isinstance(result, SmqError):
-            return pb.Advanced(correlation_id=correlation_id, hwm=-1, error=to_detail(result))
+            return pb.Advanced(correlation_id=correlation_id, hwm=-1, error=detail_from_error(result))
         return pb.Advanced(correlation_id=correlation_id, hwm=result)
 
     def response(self, answers: list[pb.Advanced]) -> pb.AdvanceHighWaterMarkResponse:

@@ -13,8 +13,8 @@ from typing import Final
 
 import grpc
 
+from smq.clients.errors import detail_from_error
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.grpc.open_streams import PublishSession, PublishSessions
 from smq.coordinator.grpc.required import check_fields, check_required
 from smq.coordinator.limits import (
@@ -199,7 +199,7 @@ class PublishStream:
                 base_offset=-1,
                 last_offset=-1,
                 ts_ns=-1,
-                error=to_detail(self._audience.told(error)),
+                error=detail_from_error(self._audience.told(error)),
             )
         )
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from smq.coordinator.grpc.errors import abort
+from smq.coordinator.grpc.service import abort
 from smq.coordinator.limits import (
     GRPC_ARRIVAL_S_MAX,
     GRPC_ARRIVALS_MAX,

@@ -9,13 +9,13 @@ import functools
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, Self, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, Self, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
+from smq.clients.errors import status_of, trailing_metadata_of
 from smq.clients.pb import smq_pb2 as pb
-from smq.coordinator.grpc.errors import abort
 from smq.coordinator.grpc.required import check_required
 from smq.coordinator.limits import DEADLINE_SLACK_MS
 from smq.coordinator.service.audience import Audience
@@ -78,6 +78,12 @@ def guarded(
         return answer
 
     return wrapper
+
+
+async def abort(context: Context, error: SmqError) -> NoReturn:
+    """Ends the call with the error's status and detail."""
+    await context.abort(status_of(error.code), str(error), trailing_metadata_of(error))
+    raise AssertionError("abort does not return")
 
 
 def deadline_ms(requested_ms: int, context: Context) -> int:

@@ -207,8 +207,7 @@ def answering(method: Callable[[Any, Any], Coroutine[Any, Any, Message]]) -> Any
             await self.node.before(method.__name__, request)
             return await method(self, request)
         except SmqError as e:
-            context.set_trailing_metadata(trailing_metadata_of(e))
-            await context.abort(status_of(e.code), e.message)
+            await context.abort(status_of(e.code), str(e), trailing_metadata_of(e))
             raise AssertionError("abort raises") from e
 
     return wrapped

@@ -8,11 +8,11 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from smq.clients.errors import detail_from_error
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.config.addresses import Address, format_address
 from smq.coordinator.config.node_toml import ListenerConfig
-from smq.coordinator.grpc.errors import to_detail
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
@@ -139,7 +139,7 @@ def test_an_error_names_the_leader_by_the_address_of_the_clients_listener(listen
     Api.state.nodes[NodeId(2)] = _node((Listener(name="outside", grpc_address="203.0.113.2:443", kafka_address=""),))
     audience = Audience(node=cast(NodeApi, Api()), listener=listener)
     details = ErrorDetails(leader=NodeId(2), leader_address="node-2:7401")
-    detail = to_detail(audience.told(SmqError(ErrorCode.NOT_LEADER, "not here", details)))
+    detail = detail_from_error(audience.told(SmqError(ErrorCode.NOT_LEADER, "not here", details)))
     assert detail.leader == 2
     assert (detail.leader_address if detail.HasField("leader_address") else None) == expected
 

@@ -46,7 +46,8 @@ class Coalescer(Generic[Key]):
         of `retry`; also one that has found nothing to do. `is_immediate`: the first begins in the call that adds."""
         self._clock = clock
         self._begin = begin
-        self._pace_ms = pace_ms
+        self._is_paced = pace_ms > 0
+        self._schedule = partial(clock.call_later, pace_ms) if pace_ms else clock.call_soon
         self._is_immediate = is_immediate
         self.due: dict[Key, None] = {}  # in the order of arrival
         self._is_busy = False
@@ -59,7 +60,8 @@ class Coalescer(Generic[Key]):
         if self._is_immediate:
             self._go_on()
         elif not self._is_busy and not self._is_scheduled:
-            self._schedule(self._pace_ms)
+            self._is_scheduled = True
+            self._schedule(self._run)
 
     def put_back(self, keys: Iterable[Key]) -> None:
         """Before all others."""
@@ -74,22 +76,17 @@ class Coalescer(Generic[Key]):
         """The round has ended, and these are due again."""
         self._is_busy = False
         self.due.update(dict.fromkeys(keys))
-        self._schedule(after_ms)
+        self._is_scheduled = True
+        self._clock.call_later(after_ms, self._run)
 
     def _go_on(self) -> None:
         if not self.due or self._is_busy or self._is_scheduled:
             return
-        if self._pace_ms:
-            self._schedule(self._pace_ms)
+        if self._is_paced:
+            self._is_scheduled = True
+            self._schedule(self._run)
         else:
             self._run()
-
-    def _schedule(self, after_ms: int) -> None:
-        self._is_scheduled = True
-        if after_ms:
-            self._clock.call_later(after_ms, self._run)
-        else:
-            self._clock.call_soon(self._run)
 
     def _run(self) -> None:
         self._is_scheduled = False

@@ -30,6 +30,7 @@ from smq.testing.virtual.rng import Streams
 NODES = (NodeId(1), NodeId(2), NodeId(3))
 TOPIC = "t"
 DISK_MS = 1.0
+TICK_MS = 20  # the default of NodeConfig
 LARGE_BYTES = 10_000  # of a part that only a batch has
 
 
@@ -140,6 +141,12 @@ class HotPath:
         self._until(lambda: bool(replies))
         assert isinstance(replies[0], TopicCreated)
         self.scheduler.run_for_ms(1_000)
+
+    def rest(self) -> None:
+        """Half a second, and on until all nodes, which start at zero, have just ticked: no tick comes into the next
+        callbacks."""
+        after_tick_ms = 5
+        self.scheduler.run_for_ms(500 + (after_tick_ms - self.scheduler.now_ns / 1_000_000) % TICK_MS)
 
     def led_by(self, node_id: NodeId) -> list[int]:
         parts = self.nodes[node_id].state.topics[TOPIC].partitions

@@ -34,7 +34,7 @@ def world() -> HotPath:
 
 def test_batches_that_come_while_a_small_one_is_on_its_way_share_the_next_frame_and_commit(world: HotPath) -> None:
     led = world.led_by(LEADER)[:1]
-    world.scheduler.run_for_ms(513)
+    world.rest()
     with world.counted() as found:
         world.produce_in_turns(LEADER, [[(partition, batch(100)) for partition in led] for _ in range(10)], 0.2)
         world.scheduler.run_for_ms(SETTLE_MS)
@@ -48,7 +48,7 @@ def costs(world: HotPath, *, per_partition: int, partitions: int, size: int = 16
     """Of batches that reach node 1 in one turn of its loop."""
     led = world.led_by(LEADER)[:partitions]
     world.produce(LEADER, [(partition, batch(100)) for partition in led])
-    world.scheduler.run_for_ms(513)  # in between two beats of the nodes
+    world.rest()
     with world.counted() as found:
         world.produce(LEADER, [(partition, batch(size)) for partition in led for _ in range(per_partition)])
         world.scheduler.run_for_ms(SETTLE_MS)
@@ -125,7 +125,7 @@ def test_allocations_for_a_batch_among_others(world: HotPath) -> None:
     batches = 8 * [(partition, batch()) for partition in world.led_by(LEADER)[:3]]
     count, size = len(batches), len(batch())
     for _ in range(2):  # tables that grow, and what Python makes once for a function that it profiles, are in the first
-        world.scheduler.run_for_ms(513)
+        world.rest()
         with Allocations() as found:
             world.produce(LEADER, batches)
             world.scheduler.run_for_ms(SETTLE_MS)
@@ -166,7 +166,7 @@ def test_what_a_batch_costs_that_comes_alone(world: HotPath) -> None:
 def commit_costs(world: HotPath, node_id: NodeId, count: int) -> dict[NodeId, Counter[str]]:
     """Of offset commits that reach a node in one turn of its loop."""
     world.commit_offsets(node_id, count)
-    world.scheduler.run_for_ms(513)
+    world.rest()
     with world.counted() as found:
         world.commit_offsets(node_id, count)
         world.scheduler.run_for_ms(SETTLE_MS)

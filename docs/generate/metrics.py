@@ -8,8 +8,7 @@ from prometheus_client.core import Metric
 
 from docs.generate import table
 from smq.coordinator.http import group_metrics, partition_metrics
-from smq.coordinator.http.connection_metrics import ConnectionCollector
-from smq.coordinator.http.instruments import family_of
+from smq.coordinator.http.collectors import ConnectionCollector, family_of
 from smq.coordinator.http.metrics import CLUSTER_INFO, NODE_GAUGES, OMITTED_HELP, STORAGE_COUNTERS, STORAGE_GAUGES
 from smq.coordinator.limits import METRICS_GROUPS_MAX, METRICS_PARTITIONS_MAX
 from smq.replication.monitoring.measures import (

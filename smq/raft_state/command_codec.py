@@ -4,24 +4,68 @@ Owns the header: the feature level that introduced the row, then the tag. The fi
 the first release on, a layout never changes: a new layout is a row of a new level, and the old row stays readable. A
 value is written by the newest row that the cluster's level allows, so every value has one encoding at a level. No
 pickle. Anything that is not exactly what this smq writes is a CodecError, and UpgradeNeeded if a newer smq wrote it.
+
+Owns the feature levels, too: what a cluster may use before all of its nodes know it, and what a node does not know. A
+level is a number in the replicated state. It is raised once every registered node knows it, and never lowered (see
+`handlers.nodes`). Each row of the command table and of a configuration table names the level that introduced it. Any
+module on the node may import it.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from smq.raft_state.binary import Bytes, CodecError, Reader
+from smq.raft_state.cluster_config import CLUSTER_CONFIG
 from smq.raft_state.command_table import COMMANDS, REPLIES, ROW_OF, Row
 from smq.raft_state.commands import Command
-from smq.raft_state.levels import SETTINGS_LEVEL, FeatureNotEnabled, UpgradeNeeded, check_keys
+from smq.raft_state.config_keys import ConfigKey
 from smq.raft_state.limits import COMMAND_BYTES_MAX
 from smq.raft_state.replies import Reply
+from smq.raft_state.topic_config import TOPIC_CONFIG
 
-__all__ = ["FEATURE_LEVEL", "CodecError", "decode_command", "decode_reply", "encode_command", "encode_reply"]
+__all__ = [
+    "FEATURE_LEVEL",
+    "CodecError",
+    "FeatureNotEnabled",
+    "UpgradeNeeded",
+    "check_keys",
+    "decode_command",
+    "decode_reply",
+    "encode_command",
+    "encode_reply",
+]
 
+_SETTINGS_LEVEL: Final = max(row.since for row in (*CLUSTER_CONFIG.values(), *TOPIC_CONFIG.values()))
 # The highest that this smq knows.
-FEATURE_LEVEL: Final = max(SETTINGS_LEVEL, *(row.since for row in (*COMMANDS, *REPLIES)))
+FEATURE_LEVEL: Final = max(_SETTINGS_LEVEL, *(row.since for row in (*COMMANDS, *REPLIES)))
 _HEADER: Final = struct.Struct(">BB")  # level, tag
+
+
+class FeatureNotEnabled(CodecError):
+    """This smq knows the command, but some node of the cluster may not: it is not proposed yet."""
+
+    def __init__(self, what: str, *, needed: int, level: int) -> None:
+        super().__init__(
+            f"{what} needs feature level {needed}, and the cluster is at level {level}: it rises once every node runs "
+            "an smq that knows it"
+        )
+
+
+class UpgradeNeeded(CodecError):
+    """A newer smq wrote this, so the node cannot know what follows from it. It must stop where it is, and wait."""
+
+    def __init__(self, what: str, *, level: int, known: int) -> None:
+        super().__init__(f"{what}; this smq knows feature levels up to {known}: run a newer smq on this node")
+        self.level = level  # at least
+
+
+def check_keys(table: Mapping[str, ConfigKey], keys: Iterable[str], level: int) -> None:
+    """FeatureNotEnabled for a key that a cluster of this level does not have yet. Unknown keys are not judged."""
+    for key in keys:
+        row = table.get(key)
+        if row is not None and row.since > level:
+            raise FeatureNotEnabled(f"the configuration {key}", needed=row.since, level=level)
 
 
 class _Table:

@@ -9,14 +9,13 @@ The node applies and reads; no other module changes the state.
 from collections.abc import Iterator
 from hashlib import sha256
 
-from smq.raft_state.command_codec import FEATURE_LEVEL, decode_reply, encode_reply
+from smq.raft_state.command_codec import FEATURE_LEVEL, UpgradeNeeded, decode_reply, encode_reply
 from smq.raft_state.command_table import ROW_OF, cache_of
 from smq.raft_state.commands import Command, Coordinated, Request
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers.fencing import FENCED, check_fence, count_change
 from smq.raft_state.ids import NO_REQUEST, LogIndex, RequestId
 from smq.raft_state.invariants import InvariantBroken, check_steps
-from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.refusal import Refused
 from smq.raft_state.replies import Applied, Rejected, Reply

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from smq.raft_state.binary import INT64, TEXT, Bytes, CodecError, Group, Reader, read_count, write_count
+from smq.raft_state.command_codec import UpgradeNeeded
 from smq.raft_state.ids import PartitionIndex
-from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.snapshot_parts import (
     APP,
     ASSIGNED,

@@ -14,11 +14,11 @@ from typing import Final, TypeVar
 
 import structlog
 
+from smq.raft_state.command_codec import UpgradeNeeded
 from smq.raft_state.command_table import Concern
 from smq.raft_state.commands import AdvanceLogStart, Assignment, Command, ExternalAdvance
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, Offset, PartitionId, RequestId, TopicId
-from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.replies import OffsetsAssigned, Reply
 from smq.raft_state.state import ClusterState, CommittedOffset, PartitionState

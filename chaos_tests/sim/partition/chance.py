@@ -20,8 +20,8 @@ from smq.raft_state.commands import (
     MarkIncomplete,
     RegisterNode,
 )
+from smq.raft_state.handlers.elections import seals_needed
 from smq.raft_state.limits import PRODUCER_EXPIRATION_MS_MIN
-from smq.raft_state.seals import seals_needed
 
 Step = tuple[str, tuple[Any, ...]]
 RECORDS_MAX: Final = 30  # of a run

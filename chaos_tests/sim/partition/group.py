@@ -48,6 +48,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.handlers.elections import commit_floor, seals_needed
 from smq.raft_state.ids import (
     Epoch,
     Incarnation,
@@ -63,7 +64,6 @@ from smq.raft_state.ids import (
 from smq.raft_state.limits import PRODUCER_EXPIRATION_MS_MIN, default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import ProducerIdAllocated, Rejected, Reply, Results
-from smq.raft_state.seals import commit_floor, seals_needed
 from smq.raft_state.state import PartitionState, TransactionOutcome, TransactionPhase, TransactionState
 from smq.raft_state.topic_config import (
     CLEANUP_POLICY,

@@ -126,8 +126,8 @@ COURSE_BUGS: Final = (
         name="one-seal-elects",
         rule="11: so many replicas have sealed that the others are no majority",
         faults=(
-            replace("smq.raft_state.seals:seals_needed", by=returns(1)),
-            replace("smq.raft_state.seals:commit_floor", by=_shortest),
+            replace("smq.raft_state.handlers.elections:seals_needed", by=returns(1)),
+            replace("smq.raft_state.handlers.elections:commit_floor", by=_shortest),
         ),
         course=courses.one_replica_of_three_is_asked,
     ),

@@ -298,7 +298,7 @@ _ELECTIONS: Final = (
         name="shortest-log-elected",
         rule="11: a candidate has what a majority may have",
         faults=(
-            replace("smq.raft_state.seals:commit_floor", by=_shortest),
+            replace("smq.raft_state.handlers.elections:commit_floor", by=_shortest),
             replace(_MEMBERSHIP + "controller:Controller._reluctance", by=_longer_is_worse),
         ),
         scenario="seals",

@@ -24,7 +24,8 @@ from smq.coordinator.service.group_lag import PHASES, GroupPosition, Lag, assign
 from smq.coordinator.service.name_lookup import find_group, find_partition, find_topic, has_leader, known_ranges
 from smq.coordinator.service.request_checks import check_count
 from smq.coordinator.service.settings import Settings
-from smq.coordinator.service.transactions import Transactions, open_ms, producer_of, state_name
+from smq.coordinator.service.transaction_states import open_ms, state_name
+from smq.coordinator.service.transactions import Transactions, producer_of
 from smq.coordinator.service.turns import Turns
 from smq.coordinator.tls.contexts import NodeTls
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, cluster_value, offsets_retention_ms

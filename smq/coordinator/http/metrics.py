@@ -19,7 +19,7 @@ from smq.coordinator.http.exposition import Omitted, family
 from smq.coordinator.http.group_metrics import backlog_pieces, group_pieces
 from smq.coordinator.http.partition_metrics import partition_pieces
 from smq.coordinator.service.lag_monitor import Backlogs
-from smq.coordinator.service.transactions import all_open_ms
+from smq.coordinator.service.transaction_states import all_open_ms
 from smq.raft_state.limits import APPS_MAX
 from smq.raft_state.state import ClusterState
 from smq.replication.api import NodeApi, NodeStatus, StorageStatus

@@ -18,10 +18,10 @@ from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.audience import told_of
 from smq.coordinator.service.name_lookup import confirm_unknown
+from smq.raft_state.command_codec import FeatureNotEnabled, check_keys
 from smq.raft_state.commands import CreateTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, NodeId, Offset, TopicId
-from smq.raft_state.levels import FeatureNotEnabled, check_keys
 from smq.raft_state.limits import GROUP_NAME_BYTES_MAX, TOPIC_NAME_CHARS_MAX
 from smq.raft_state.refusal import Refused
 from smq.raft_state.replies import TopicCreated

@@ -1,9 +1,10 @@
-"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs: the settings of topics, of the cluster, and of a node.
+"""The settings of topics, of the cluster, and of a node: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs,
+ListConfigResources, and DescribeClientQuotas.
 
 Owns the checks and the commands of alterations; `config_view` has what clients see. Each resource is a command of its
 own, for all of its keys or none. The resource BROKER without a name is the whole cluster, as Kafka's dynamic defaults
 of all brokers. A node reads its own settings from node.toml when it starts. Clients can see them, and cannot change
-them.
+them. There are no quotas.
 """
 
 from collections import Counter
@@ -19,19 +20,24 @@ from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.name_lookup import find_topic
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, NUM_PARTITIONS, cluster_value, unknown_key_hint
+from smq.raft_state.command_codec import check_keys
 from smq.raft_state.commands import AlterClusterConfig, AlterTopicConfig
 from smq.raft_state.config_keys import ConfigKey, ConfigType, known_at
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NO_REQUEST
-from smq.raft_state.levels import check_keys
-from smq.raft_state.state import TopicState
-from smq.raft_state.topic_config import TOPIC_CONFIG, check_together, checked_config, config_value
+from smq.raft_state.state import ClusterState, TopicState
+from smq.raft_state.topic_config import TOPIC_CONFIG, check_together, checked_config, config_value, is_external
 from smq.raft_state.topic_rules import is_topic_name
 
 TOPIC: Final = 2
 BROKER: Final = 4
 GROUP: Final = 32  # Kafka's keys of groups concern the group protocol of KIP-848, so a group here has none
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
+_BROKER_LOGGER, _CLIENT_METRICS = 8, 16
+_RESOURCE_TYPES: Final = (TOPIC, BROKER, _BROKER_LOGGER, _CLIENT_METRICS, GROUP)
+_TYPES_VERSION: Final = 1  # version 0 asks for client metrics only
+_EXACT, _DEFAULT, _ANY = 0, 1, 2
+_USER, _CLIENT_ID, _IP = "user", "client-id", "ip"
 
 _Table: TypeAlias = Mapping[str, ConfigKey]
 _Changes: TypeAlias = tuple[dict[str, str], list[str]]  # the keys to set, and those that go back to their defaults
@@ -257,3 +263,50 @@ def _row_of(key: str, table: _Table) -> ConfigKey:
         message = f"there is no configuration {key[:80]!r} here: {hint}"
         raise KafkaRefusal(KafkaError.INVALID_CONFIG, message)
     return table[key]
+
+
+# ------------------------------------------------------------------------------------------- ListConfigResources
+async def list_config_resources(gateway: Gateway, version: int, request: Struct) -> Struct:
+    """Loggers, client metrics and groups have no configuration of their own."""
+    types = request["resource_types"] if version >= _TYPES_VERSION else [_CLIENT_METRICS]
+    if any(kind not in _RESOURCE_TYPES for kind in types):
+        return {"throttle_time_ms": 0, "error_code": KafkaError.UNSUPPORTED_VERSION, "config_resources": []}
+    found = [
+        {"resource_name": name, "resource_type": kind}
+        for kind in sorted(set(types or _RESOURCE_TYPES))
+        for name in _resource_names(gateway.state, kind)
+    ]
+    return {"throttle_time_ms": 0, "error_code": KafkaError.NONE, "config_resources": found}
+
+
+def _resource_names(state: ClusterState, kind: int) -> list[str]:
+    if kind == TOPIC:
+        return sorted(name for name, topic in state.topics.items() if not is_external(topic.config))
+    return [str(node) for node in sorted(state.nodes)] if kind == BROKER else []
+
+
+# ------------------------------------------------------------------------------------------ DescribeClientQuotas
+async def describe_client_quotas(_gateway: Gateway, _version: int, request: Struct) -> Struct:
+    answer: Struct = {"throttle_time_ms": 0, "error_code": KafkaError.NONE, "error_message": None, "entries": []}
+    try:
+        _check_filter(request["components"])
+    except KafkaRefusal as e:
+        return answer | error_fields(e) | {"entries": None}
+    return answer
+
+
+def _check_filter(components: list[Struct]) -> None:
+    types = {component["entity_type"] for component in components}
+    if "" in types or len(types) < len(components):
+        raise KafkaRefusal(KafkaError.INVALID_REQUEST, "the filter needs a type in each component, each type once")
+    for component in components:
+        kind = component["entity_type"]
+        if kind not in (_USER, _CLIENT_ID, _IP):
+            message = f"there is no entity type {kind[:80]!r}: use {_USER!r}, {_CLIENT_ID!r} or {_IP!r}"
+            raise KafkaRefusal(KafkaError.UNSUPPORTED_VERSION, message)
+        has_match = component["match"] is not None
+        if component["match_type"] not in (_EXACT, _DEFAULT, _ANY) or has_match != (component["match_type"] == _EXACT):
+            message = "match type 0 needs a name to match; 1 (the default entity) and 2 (any) take none"
+            raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
+    if _IP in types and len(types) > 1:
+        raise KafkaRefusal(KafkaError.INVALID_REQUEST, f"a filter by {_IP!r} takes no other type")

@@ -21,15 +21,14 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.fetch import fetch
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.metadata import find_coordinator
-from smq.coordinator.kafka.tools import listings
 from smq.coordinator.kafka.tools.active_producers import describe_producers
 from smq.coordinator.kafka.tools.leader_election import elect_leaders
 from smq.coordinator.kafka.tools.log_dirs import describe_log_dirs
 from smq.coordinator.kafka.tools.raft_quorum import describe_quorum
-from smq.coordinator.kafka.tools.topic_partitions import describe_topic_partitions
-from smq.coordinator.kafka.transactions import lifecycle
-from smq.coordinator.kafka.transactions.describe import describe_transactions, list_transactions
-from smq.coordinator.kafka.transactions.lifecycle import init_producer_id
+from smq.coordinator.kafka.tools.topic_partitions import describe_topic_partitions, list_partition_reassignments
+from smq.coordinator.kafka.transactions import producer_requests
+from smq.coordinator.kafka.transactions.listing import describe_transactions, list_transactions
+from smq.coordinator.kafka.transactions.producer_requests import init_producer_id
 from smq.coordinator.kafka.transactions.staged_offsets import txn_offset_commit
 
 Handler: TypeAlias = Callable[[Gateway, int, Struct], Awaitable[Struct]]
@@ -53,9 +52,9 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DELETE_RECORDS: log_offsets.delete_records,
     ApiKey.INIT_PRODUCER_ID: init_producer_id,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: log_offsets.offset_for_leader_epoch,
-    ApiKey.ADD_PARTITIONS_TO_TXN: lifecycle.add_partitions_to_txn,
-    ApiKey.ADD_OFFSETS_TO_TXN: lifecycle.add_offsets_to_txn,
-    ApiKey.END_TXN: lifecycle.end_txn,
+    ApiKey.ADD_PARTITIONS_TO_TXN: producer_requests.add_partitions_to_txn,
+    ApiKey.ADD_OFFSETS_TO_TXN: producer_requests.add_offsets_to_txn,
+    ApiKey.END_TXN: producer_requests.end_txn,
     ApiKey.TXN_OFFSET_COMMIT: txn_offset_commit,
     ApiKey.DESCRIBE_ACLS: authorization.describe_acls,
     ApiKey.DESCRIBE_CONFIGS: config_admin.describe_configs,
@@ -65,14 +64,14 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DELETE_GROUPS: group_admin.delete_groups,
     ApiKey.ELECT_LEADERS: elect_leaders,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: config_admin.incremental_alter_configs,
-    ApiKey.LIST_PARTITION_REASSIGNMENTS: listings.list_partition_reassignments,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
     ApiKey.OFFSET_DELETE: committed_offsets.offset_delete,
-    ApiKey.DESCRIBE_CLIENT_QUOTAS: listings.describe_client_quotas,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: config_admin.describe_client_quotas,
     ApiKey.DESCRIBE_QUORUM: describe_quorum,
     ApiKey.DESCRIBE_CLUSTER: metadata.describe_cluster,
     ApiKey.DESCRIBE_PRODUCERS: describe_producers,
     ApiKey.DESCRIBE_TRANSACTIONS: describe_transactions,
     ApiKey.LIST_TRANSACTIONS: list_transactions,
-    ApiKey.LIST_CONFIG_RESOURCES: listings.list_config_resources,
+    ApiKey.LIST_CONFIG_RESOURCES: config_admin.list_config_resources,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions,
 }

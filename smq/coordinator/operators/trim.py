@@ -1,7 +1,7 @@
 """Deleting the oldest records of a topic: where each partition would begin, and the deletion.
 
-Owns the look-up of each partition's new log start, so that a dry run shows exactly what would go. `cli.trim` and the
-console import it.
+Owns the look-up of each partition's new log start, so that a dry run shows exactly what would go. `smq topic trim`
+and the console import it.
 """
 
 from collections.abc import Iterable

@@ -31,10 +31,9 @@ from smq.coordinator.grpc.groups_service import GroupService
 from smq.coordinator.grpc.listener import GrpcPort, GrpcServer
 from smq.coordinator.grpc.transactions_service import ProducerService
 from smq.coordinator.http.access import HttpAccess
-from smq.coordinator.http.connection_metrics import ConnectionCollector, PortConnections
+from smq.coordinator.http.collectors import ConnectionCollector, InstrumentCollector, PortConnections
 from smq.coordinator.http.console.site import Console
 from smq.coordinator.http.endpoints import HttpServer
-from smq.coordinator.http.instruments import InstrumentCollector
 from smq.coordinator.http.metrics import make_registry
 from smq.coordinator.kafka.listener import KafkaPort, KafkaServer
 from smq.coordinator.server import signals

@@ -1,9 +1,9 @@
-"""Transactional producers, for every port: the way of their requests to commands, and what tools show of transactions.
+"""Transactional producers, for every port: the way of their requests to commands.
 
 Owns how a request becomes a command, and that a new producer first aborts what the one before has left open. A change
 of a transactional id runs at the id's coordinator, and one that stages offsets of a group at the group's, which knows
-its members. The state machine decides, and a repetition of any request is safe. Owns the names of a transaction's
-states, and how long it has been open. It must never know a wire format. The ports and the metrics import it.
+its members. The state machine decides, and a repetition of any request is safe. It must never know a wire format.
+The ports import it.
 """
 
 import asyncio
@@ -27,40 +27,7 @@ from smq.raft_state.commands import (
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_PRODUCER, Generation, PartitionId, ProducerEpoch, ProducerId
 from smq.raft_state.replies import BatchCommitted, ProducerIdAllocated, Reply
-from smq.raft_state.state import ClusterState, TransactionOutcome, TransactionPhase, TransactionState
-
-_PHASES: Final = {
-    TransactionPhase.ONGOING: "Ongoing",
-    TransactionPhase.COMMITTING: "PrepareCommit",
-    TransactionPhase.ABORTING: "PrepareAbort",
-}
-_OUTCOMES: Final = {
-    TransactionOutcome.NONE: "Empty",
-    TransactionOutcome.COMMITTED: "CompleteCommit",
-    TransactionOutcome.ABORTED: "CompleteAbort",
-}
-STATE_NAMES: Final = (*_PHASES.values(), *_OUTCOMES.values())
-
-
-def state_name(transaction: TransactionState) -> str:
-    """Kafka's name of the state."""
-    return _PHASES.get(transaction.phase, _OUTCOMES[transaction.outcome])
-
-
-def open_ms(state: ClusterState, transaction: TransactionState) -> int | None:
-    """How long it has been open, by the clock of expiry; None if it is not open."""
-    if transaction.phase is not TransactionPhase.ONGOING:
-        return None
-    return state.expiry_clock_ms - (transaction.started_ms or state.expiry_clock_ms)
-
-
-def all_open_ms(state: ClusterState) -> list[int]:
-    """How long each open transaction has been open."""
-    if not state.transaction_items:
-        return []
-    found = (open_ms(state, transaction) for transaction in state.transactions.values())
-    return [since for since in found if since is not None]
-
+from smq.raft_state.state import ClusterState, TransactionPhase, TransactionState
 
 VISIBLE_S: Final = 5.0  # a leader may have just died
 _LOOK_S: Final = 0.005

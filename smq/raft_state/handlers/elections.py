@@ -4,8 +4,11 @@ Owns which evidence an election needs, where the new epoch starts, and what beco
 where a log ended when its replica had stopped to acknowledge the epoch. What is committed is on a majority, so enough
 seals tell how far that may reach. Owns the partitions' sets of incomplete replicas, too: such a replica may have
 acknowledged more than its log holds, since its disk was replaced, or damage hides where its log ended. Its seal proves
-nothing until it has caught up. Only `command_table` and `nodes` import it.
+nothing until it has caught up. Apply checks elections by `seals_needed` and `commit_floor`,
+and the controller of `replication.nodes` chooses candidates by them.
 """
+
+from collections.abc import Iterable
 
 from smq.raft_state.commands import CompleteReplica, CompleteReplicas, ElectLeader, MarkIncomplete
 from smq.raft_state.errors import ErrorCode
@@ -14,8 +17,23 @@ from smq.raft_state.invariants import check_offsets
 from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.raft_state.refusal import Refused, find_node, find_partition
 from smq.raft_state.replies import Applied, Done, LeaderElected
-from smq.raft_state.seals import commit_floor, seals_needed
 from smq.raft_state.state import ClusterState, EpochStart, PartitionState
+
+
+def majority_of(replicas: int) -> int:
+    return replicas // 2 + 1
+
+
+def seals_needed(replicas: int) -> int:
+    """How many sealed replicas leave no majority that could still commit anything."""
+    return replicas - majority_of(replicas) + 1
+
+
+def commit_floor(ends: Iterable[Offset], replicas: int) -> Offset:
+    """The end of the longest log that a majority may have, if every replica without a seal counts as having all.
+    There must be at least `seals_needed` ends."""
+    known = sorted(ends, reverse=True)
+    return known[majority_of(replicas) - (replicas - len(known)) - 1]
 
 
 def elect_leader(state: ClusterState, command: ElectLeader) -> Applied:

@@ -13,12 +13,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from smq.raft_state.command_codec import CodecError, decode_command, decode_reply, encode_command, encode_reply
+from smq.raft_state.command_codec import (
+    CodecError,
+    FeatureNotEnabled,
+    decode_command,
+    decode_reply,
+    encode_command,
+    encode_reply,
+)
 from smq.raft_state.command_table import cache_of
 from smq.raft_state.commands import Command, Request
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import NO_REQUEST, LogIndex, NodeId, Offset, RequestId
-from smq.raft_state.levels import FeatureNotEnabled
 from smq.raft_state.replies import Done, Rejected, Reply
 from smq.raft_state.state import ClusterState
 from smq.replication.api import DoneFn

@@ -1,7 +1,7 @@
 """What a process counts and times while it works: counters and histograms as plain numbers.
 
 Owns the instruments, their names, and the values that a label may have. It knows neither a registry nor a text format:
-`http.instruments` reads the numbers and shows them. An instrument must never decide anything, and costs a
+`http.collectors` reads the numbers and shows them. An instrument must never decide anything, and costs a
 dictionary's look-up. Each is changed by one thread only. Every layer of the server may import it.
 """
 

@@ -13,10 +13,10 @@ from typing import Final
 
 from smq.raft_state.commands import Command, ElectLeader, FenceNode, RaiseFeatureLevel, Seal, UnfenceNode
 from smq.raft_state.errors import SmqError
+from smq.raft_state.handlers.elections import commit_floor, seals_needed
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId
 from smq.raft_state.limits import default_init
 from smq.raft_state.replies import Reply
-from smq.raft_state.seals import commit_floor, seals_needed
 from smq.raft_state.state import NodeState, PartitionState
 from smq.replication.host import Host
 from smq.replication.net import wire

@@ -1,13 +1,17 @@
-"""The lag of a query, computed from the progress that Spark reports, and passed to a listener.
+"""The lag of a query, computed from the progress that Spark reports, passed to a listener, and as Prometheus gauges.
 
-Owns the lag of a query's smq sources. It must never ask the cluster: with each micro-batch the stream reader reports
-the end of the readable records to Spark (`reportLatestOffset`). Runs on the driver.
+Owns the lag of a query's smq sources, the gauges' names and the life of each series. It must never ask the cluster:
+with each micro-batch the stream reader reports the end of the readable records to Spark (`reportLatestOffset`). Runs on
+the driver; a user's program serves the registry, for instance by
+`prometheus_client.start_http_server(9108, "127.0.0.1")`.
 """
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -21,6 +25,11 @@ from pyspark.sql.streaming.listener import (
 from smq.spark_connector.errors import CheckpointError
 from smq.spark_connector.read_bounds import PartitionKey
 from smq.spark_connector.stream.stream_offset import StreamOffset
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+_LABELS: Final = ("query", "topic", "partition")
 
 log = logging.getLogger(__name__)
 
@@ -90,3 +99,39 @@ class LagListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Its last progress has been reported."""
+
+
+class PrometheusLag(LagListener):
+    """`spark.streams.addListener(PrometheusLag())`: `smq_spark_lag_records{query, topic, partition}`, as of each
+    query's last micro-batch. The series of a query end with it: a constant gauge would look healthy.
+
+    `query` is the query's name, or its id. RuntimeError if prometheus-client is not installed.
+    """
+
+    def __init__(self, registry: "CollectorRegistry | None" = None) -> None:
+        try:
+            from prometheus_client import REGISTRY, Gauge
+        except ImportError as e:
+            raise RuntimeError("PrometheusLag needs prometheus-client: pip install prometheus-client") from e
+        description = "Records that the query has yet to read, as of its last micro-batch"
+        self._gauge: Final = Gauge("smq_spark_lag_records", description, _LABELS, registry=registry or REGISTRY)
+        self._series: dict[str, set[tuple[str, str, str]]] = {}  # by query id
+        self._lock = threading.Lock()  # events of different queries may arrive on different threads
+        super().__init__(self._show)
+
+    def _show(self, lag: QueryLag) -> None:
+        shown = {
+            (lag.name or lag.query_id, topic, str(partition)): records
+            for (topic, partition), records in lag.records.items()
+        }
+        with self._lock:
+            for gone in self._series.get(lag.query_id, set()) - shown.keys():
+                self._gauge.remove(*gone)
+            self._series[lag.query_id] = set(shown)
+            for labels, records in shown.items():
+                self._gauge.labels(*labels).set(records)
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        with self._lock:
+            for labels in self._series.pop(str(event.id), set()):
+                self._gauge.remove(*labels)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from smq.raft_state.command_codec import (
     FEATURE_LEVEL,
     CodecError,
+    UpgradeNeeded,
     decode_command,
     decode_reply,
     encode_command,
@@ -33,7 +34,6 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Epoch, Offset, PartitionId, ProducerEpoch, TsNs
-from smq.raft_state.levels import UpgradeNeeded
 from smq.raft_state.limits import ITEMS_MAX, TEXT_BYTES_MAX
 from smq.raft_state.replies import Done, HwmsAdvanced, Rejected, Reply
 from tests.unit.raft_state import strategies

@@ -9,6 +9,8 @@ from chaos_tests.sim.levels import LEVEL_TWO, SETTING, Note, level_two
 from smq.raft_state.command_codec import (
     FEATURE_LEVEL,
     CodecError,
+    FeatureNotEnabled,
+    UpgradeNeeded,
     decode_command,
     encode_command,
     encode_reply,
@@ -23,7 +25,6 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Incarnation, LogIndex, NodeId
-from smq.raft_state.levels import FeatureNotEnabled, UpgradeNeeded
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Done, Rejected

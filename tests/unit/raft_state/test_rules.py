@@ -6,9 +6,9 @@ import pytest
 
 from smq.raft_state.commands import AdvanceLogStart, AlterTopicConfig, FenceNode, RetainedStart, UnfenceNode
 from smq.raft_state.errors import ErrorCode
+from smq.raft_state.handlers.elections import commit_floor, seals_needed
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId
 from smq.raft_state.replies import Done, HwmsAdvanced, LeaderElected, Rejected
-from smq.raft_state.seals import commit_floor, seals_needed
 from smq.raft_state.state import EpochStart
 from tests.unit.raft_state.support import (
     Driver,

@@ -10,8 +10,7 @@ from typing import Final, TypeAlias
 
 from smq.clients import Admin
 from smq.clients.types import NodeEvent
-from smq.coordinator.http.console.event_file import FILE
-from smq.coordinator.http.console.events import EventLog
+from smq.coordinator.http.console.events import FILE, EventLog
 from smq.coordinator.http.console.markup import Content, long_table, tag
 from smq.coordinator.http.console.overview import ROWS_MAX, moment
 from smq.coordinator.operators.time_line import Seen, merged

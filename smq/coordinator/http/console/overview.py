@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from smq.coordinator.config.node_toml import ServerConfig
-from smq.coordinator.http.console.event_file import Event
-from smq.coordinator.http.console.events import EventLog
+from smq.coordinator.http.console.events import Event, EventLog
 from smq.coordinator.http.console.history import History
 from smq.coordinator.http.console.markup import Content, Markup, facts, joined, link, long_table, table, tag
 from smq.coordinator.operators.formats import size_text

@@ -1,6 +1,6 @@
 """The pages of transactions: those that are open, the oldest first, and every transactional id with its last outcome.
 
-Owns what they show. `service.transactions` names the states. `console.site` imports it.
+Owns what they show. `service.transaction_states` names the states. `console.site` imports it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from smq.coordinator.http.console.markup import Content, Markup, facts, link, long_table, table, tag
 from smq.coordinator.http.console.overview import ROWS_MAX
 from smq.coordinator.operators.formats import age_text
-from smq.coordinator.service.transactions import open_ms, state_name
+from smq.coordinator.service.transaction_states import open_ms, state_name
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.ids import split_partition_id

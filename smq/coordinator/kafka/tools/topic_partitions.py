@@ -1,4 +1,4 @@
-"""DescribeTopicPartitions: topics and their partitions in pages.
+"""DescribeTopicPartitions: topics and their partitions in pages. ListPartitionReassignments: replicas do not move.
 
 Owns the order of the pages and where one ends. The client continues from a cursor; topics that are created or deleted
 in between show in the pages after it.
@@ -102,3 +102,7 @@ def _without_partitions(name: str, topic_id: bytes, code: KafkaError) -> Struct:
         "is_internal": name in INTERNAL_TOPICS,
         "partitions": [],
     }
+
+
+async def list_partition_reassignments(_gateway: Gateway, _version: int, _request: Struct) -> Struct:
+    return {"throttle_time_ms": 0, "error_code": KafkaError.NONE, "error_message": None, "topics": []}

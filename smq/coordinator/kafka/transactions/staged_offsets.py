@@ -13,7 +13,7 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.committed_offsets import commit_of, is_metadata_too_large
 from smq.coordinator.kafka.errors import KafkaError, staging_code_of
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.transactions.lifecycle import producer_of
+from smq.coordinator.kafka.transactions.producer_requests import producer_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.request_checks import check_count
 from smq.coordinator.service.transactions import includes, is_current

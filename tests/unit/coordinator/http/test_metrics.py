@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from smq.coordinator.http import exposition, group_metrics, partition_metrics
-from smq.coordinator.http.connection_metrics import ConnectionCollector
+from smq.coordinator.http.collectors import ConnectionCollector
 from smq.coordinator.http.metrics import series_pieces
 from smq.coordinator.service import lag_monitor
 from smq.coordinator.service.lag_monitor import Backlogs

@@ -1,6 +1,6 @@
 """How long transactions have been open: of those that are open, by the replicated clock."""
 
-from smq.coordinator.service.transactions import all_open_ms
+from smq.coordinator.service.transaction_states import all_open_ms
 from smq.raft_state.ids import ProducerEpoch, ProducerId
 from smq.raft_state.state import ClusterState, TransactionPhase, TransactionState
 

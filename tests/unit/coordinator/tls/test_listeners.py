@@ -97,7 +97,7 @@ def test_the_end_of_a_listeners_certificate_is_in_the_metrics(authorities: Autho
     other = authorities.stranger(9)
 
     async def body(served: Served) -> None:
-        from smq.coordinator.http.connection_metrics import ConnectionCollector
+        from smq.coordinator.http.collectors import ConnectionCollector
 
         families = {f.name: f for f in ConnectionCollector({}, {}, served.server._tls).collect()}
         ends = {s.labels["of"]: s.value for s in families["smq_tls_certificate_end_timestamp_seconds"].samples}

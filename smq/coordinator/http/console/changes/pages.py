@@ -1,25 +1,30 @@
 """The pages of changes: the dry run with its confirmation, and what becomes of it.
 
-Owns the order of checks: origin, token, typed name; and that each change is an event and a line in the log. A change is
-made by the client of the command line, at this node's own gRPC port: there is no second way. Without
+Owns the order of checks: origin, token, typed name; and that each change is an event and a line in the log. A token is
+for one change exactly, works once, and for ten minutes: a stranger's page can neither read one nor make one. A change
+is made by the client of the command line, at this node's own gRPC port: there is no second way. Without
 `[http] console_changes` every request is refused. `console.site` imports it.
 """
 
+import hashlib
+import hmac
 import json
+import secrets
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import structlog
 from aiohttp import web
 
 from smq.coordinator.http.console.changes.group_changes import FORGET, RESET
-from smq.coordinator.http.console.changes.guard import Tokens, refuse_foreign
 from smq.coordinator.http.console.changes.node_changes import ABORT, DRAIN, UNDRAIN
 from smq.coordinator.http.console.changes.plan import Action, Plan
 from smq.coordinator.http.console.changes.topic_changes import DELETE, TRIM
 from smq.coordinator.http.console.event_page import OpenAdmin
 from smq.coordinator.http.console.markup import Content, address, link, tag, void
-from smq.coordinator.http.console.refusals import BadRequest, Refused
+from smq.coordinator.http.console.refusals import BadRequest, Forbidden, Refused
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.errors import SmqError
 
@@ -27,8 +32,50 @@ ACTIONS: Final = (RESET, FORGET, TRIM, DELETE, ABORT, DRAIN, UNDRAIN)
 SWITCHED_OFF: Final = (
     "changes through the console are switched off: `console_changes = true` under [http] turns them on\n"
 )
+VALID_S: Final = 600  # for a person to read what would change
+USED_MAX: Final = 10_000  # made within that time; beyond it a change has to wait
 
 log = structlog.get_logger(__name__)
+
+
+class Tokens:
+    """Of this process: a restart makes all of them invalid."""
+
+    def __init__(self, now_s: Callable[[], float] = time.time) -> None:
+        self._key = secrets.token_bytes(32)
+        self._now_s = now_s
+        self._used: dict[str, int] = {}  # with the second in which it is no longer valid
+
+    def issue(self, change: str) -> str:
+        until = int(self._now_s()) + VALID_S
+        return f"{until}.{self._sign(until, change)}"
+
+    def take(self, token: str, change: str) -> None:
+        """Forbidden for any token but one that was issued for this change, and not taken yet."""
+        written, _, signature = token.partition(".")
+        until = int(written) if written.isascii() and written.isdigit() and len(written) < 12 else 0
+        if not hmac.compare_digest(signature.encode(), self._sign(until, change).encode()):
+            raise Forbidden("This is not a change that this console has shown, or the node has restarted since then")
+        now = self._now_s()
+        if until < now:
+            raise Forbidden(f"The change was shown more than {VALID_S // 60} minutes ago")
+        self._used = {used: end for used, end in self._used.items() if end >= now}
+        if token in self._used:
+            raise Forbidden("This has been sent already: the events show its outcome")
+        if len(self._used) >= USED_MAX:
+            raise Forbidden("There have been too many changes within ten minutes: wait, or use the command line")
+        self._used[token] = until
+
+    def _sign(self, until: int, change: str) -> str:
+        return hmac.new(self._key, f"{until}\n{change}".encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+
+def refuse_foreign(request: web.Request) -> None:
+    """Forbidden unless the request comes from a page of this console: browsers name the page's origin."""
+    origin = request.headers.get("Origin", "")
+    if not origin or urlsplit(origin).netloc.lower() != request.host.lower():
+        shown = origin or "nowhere that it names"
+        raise Forbidden(f"A change must come from a page of this console. This one comes from {shown}")
 
 
 class ChangePages:

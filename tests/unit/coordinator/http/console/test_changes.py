@@ -16,8 +16,8 @@ from smq.clients import Consumer
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import HttpConfig, ServerConfig, check_config
-from smq.coordinator.http.console.changes import guard, pages
-from smq.coordinator.http.console.changes.guard import Tokens
+from smq.coordinator.http.console.changes import pages
+from smq.coordinator.http.console.changes.pages import Tokens
 from smq.coordinator.http.console.refusals import Forbidden
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -331,7 +331,7 @@ def test_a_token_works_once_and_for_ten_minutes() -> None:
     tokens.take(first, "a")
     with pytest.raises(Forbidden, match="sent already"):
         tokens.take(first, "a")
-    now[0] += guard.VALID_S + 1
+    now[0] += pages.VALID_S + 1
     with pytest.raises(Forbidden, match="more than 10 minutes ago"):
         tokens.take(second, "b")
     with pytest.raises(Forbidden, match="more than 10 minutes ago"):

@@ -13,9 +13,8 @@ from smq.clients import Admin, Consumer
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.types import NodeEvent
 from smq.coordinator.config.addresses import format_address
-from smq.coordinator.http.console.event_file import EVENTS_MAX, FILE, Event, EventFile
 from smq.coordinator.http.console.event_page import events_page
-from smq.coordinator.http.console.events import EventLog
+from smq.coordinator.http.console.events import EVENTS_MAX, FILE, Event, EventFile, EventLog
 from smq.coordinator.limits import STATUS_EVENTS_MAX
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.replication.monitoring.anomalies import Kind

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent, StreamingQueryProgress
 
-from smq.spark_connector.stream.lag_metrics import PrometheusLag
+from smq.spark_connector.stream.lag import PrometheusLag
 
 QUERY = "0c7e7f36-4a41-4a0e-9a2b-6f0b0c1d2e3f"
 

@@ -14,7 +14,7 @@ from docs.generate.metrics import names as names_of_page
 from smq.clients import Consumer
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.config.addresses import format_address
-from smq.coordinator.http.instruments import family_of
+from smq.coordinator.http.collectors import family_of
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.gateway import TURNS_PER_SAMPLE
 from smq.coordinator.server.pauses import PROBE_S, HeapKeeper, LoopLag

@@ -1,8 +1,8 @@
 """Three machines that are not loopback: addresses of their own, advertised ones that differ, names, TLS, a router.
 
-The nodes start as their unit would: `smq serve` of an installed wheel, as a user without privileges, with one file for
-all and variables for what differs. The clients are on another network, from which only the forwarded ports lead to the
-nodes. The tests are one history, in their order. `pytest -s` shows its log, of which deploy/README.md has one.
+The nodes start as their unit would: `smq serve` of an installed wheel, as a user without privileges, with the file of
+deploy/README.md for all, and variables for what differs. The clients are on another network, from which only the
+forwarded ports lead to the nodes. The tests are one history, in their order. `pytest -s` shows its log.
 """
 
 import json
@@ -20,42 +20,18 @@ from smq.coordinator.config.addresses import format_address
 from smq.coordinator.tls.certificates import make_authority, make_client, make_node
 from smq.raft_state.ids import NodeId
 from tests.deploy.machines import UNPRIVILEGED, USER, Machine, Network, why_not
+from tests.unit.test_deploy import walk_through, walk_through_config
 
 pytestmark = [pytest.mark.full, pytest.mark.cluster, pytest.mark.timeout(900)]
 
 NODES = (1, 2, 3)
-CLUSTER_ID = "namespaces"
 TOKEN = "namespace-test-token-0123456789"
 PATIENCE_S = 60.0
 PARTITIONS = 3
-CONFIG = f"""
-node_id = "hostname"
-cluster_id = "{CLUSTER_ID}"
-nodes_address = "[::]:7400"
-grpc_address = "0.0.0.0:7401"
-grpc_advertised = {{ 1 = "smq-0.smq:7401", 2 = "smq-1.smq:7401", 3 = "smq-2.smq:7401" }}
-http_address = "[::]:7402"
-http_advertised = {{ 1 = "smq-0.smq:7402", 2 = "smq-1.smq:7402", 3 = "smq-2.smq:7402" }}
-kafka_address = "[::]:9092"
-kafka_advertised = {{ 1 = "smq-0.smq:9092", 2 = "smq-1.smq:9092", 3 = "smq-2.smq:9092" }}
-
-[peers]
-1 = "smq-0.smq:7400"
-2 = "smq-1.smq:7400"
-3 = "smq-2.smq:7400"
-
-[listeners.outside]
-grpc_address = "[::]:7501"
-grpc_advertised = {{ 1 = "n1.example.org:17501", 2 = "n2.example.org:17501", 3 = "n3.example.org:17501" }}
-kafka_address = "[::]:9094"
-kafka_advertised = {{ 1 = "n1.example.org:19094", 2 = "n2.example.org:19094", 3 = "n3.example.org:19094" }}
-
-[http]
-probes = "anyone"
-metrics = "token"
-token_file = "token"
-"""
-SERVE = (*UNPRIVILEGED, "/mnt/opt/bin/python", "-m", "smq.coordinator.cli.main", "serve")
+HTTP = {"ADDRESS": "[::]:7402", "_PROBES": "anyone", "_METRICS": "token", "_TOKEN_FILE": "/mnt/etc/token"}
+OUTSIDE = {"GRPC": (7501, 17501), "KAFKA": (9094, 19094)}  # the ports that the nodes listen on, and those of the router
+SMQ = (*UNPRIVILEGED, "/mnt/opt/bin/python", "-m", "smq.coordinator.cli.main")
+SERVE = (*SMQ, "serve")
 KAFKA = ",".join(f"n{n}.example.org:19094" for n in NODES)
 GRPC = ",".join(f"n{n}.example.org:17501" for n in NODES)
 PROBE = """
@@ -86,20 +62,20 @@ class Deployment:
         for node in NODES:
             self.furnish(node)
         self.name_all()
-        ports = ((7501, 17501), (9094, 19094))
         self._forwarder_log = (directory / "router.log").open("wb")
-        pairs = [(f"203.0.113.{n}:{out}", f"smq-{n - 1}.smq:{port}") for n in NODES for port, out in ports]
+        ports = OUTSIDE.values()
+        pairs = [(f"203.0.113.{n}:{out}", f"n{n}.example.org:{port}") for n in NODES for port, out in ports]
         self.network.forward(pairs, self._forwarder_log)
 
     def _made_etc(self) -> Path:
         """What each machine has in /etc/smq, of root and readable by the user: the file for all, and certificates."""
         etc = self.directory / "etc"
         etc.mkdir()
-        (etc / "node.toml").write_text(CONFIG)
+        (etc / "node.toml").write_text(walk_through_config())
         (etc / "token").write_text(TOKEN)
         for n in NODES:
-            hosts = (f"smq-{n - 1}.smq", f"n{n}.example.org")
-            made = make_node(self.directory, cluster_id=CLUSTER_ID, node_id=NodeId(n), hosts=hosts)
+            hosts = (f"n{n}.example.org",)
+            made = make_node(self.directory, cluster_id=walk_through(n).cluster_id, node_id=NodeId(n), hosts=hosts)
             shutil.copytree(made.directory, etc / f"tls-{n}")
         for path in (etc, *etc.rglob("*")):
             os.chown(path, 0, USER)
@@ -119,15 +95,22 @@ class Deployment:
         sys.stdout.flush()
 
     def name_all(self) -> None:
-        inside = {f"smq-{n - 1}.smq": self.addresses[n] for n in NODES}
+        inside = {f"n{n}.example.org": self.addresses[n] for n in NODES}
         self.network.publish_names(inside, {f"n{n}.example.org": f"203.0.113.{n}" for n in NODES})
 
     # ------------------------------------------------------------------------------------------------- nodes
     def variables(self, node: int) -> dict[str, str]:
         files = {"CA": "ca.crt", "CERTIFICATE": "tls.crt", "KEY": "tls.key"}
         tls = {f"SMQ_TLS__{key}": f"/mnt/etc/tls-{node}/{name}" for key, name in files.items()}
+        http = {f"SMQ_HTTP_{key}": value for key, value in HTTP.items()}
+        http["SMQ_HTTP_ADVERTISED"] = f"n{node}.example.org:7402"
+        outside = {}
+        for kind, (port, told) in OUTSIDE.items():
+            outside[f"SMQ_LISTENERS__OUTSIDE__{kind}_ADDRESS"] = f"[::]:{port}"
+            outside[f"SMQ_LISTENERS__OUTSIDE__{kind}_ADVERTISED"] = f"n{node}.example.org:{told}"
         own = {"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"}  # nothing of the checkout
-        return {"SMQ_CONFIG": "/mnt/etc/node.toml", "SMQ_DATA_DIR": "/mnt/var/data", **tls, **own}
+        files = {"SMQ_CONFIG": "/mnt/etc/node.toml", "SMQ_DATA_DIR": "/mnt/var/data"}
+        return {"SMQ_NODE_ID": "hostname", **files, **tls, **http, **outside, **own}
 
     def start(self, node: int) -> None:
         log = self.logs[node].open("ab")
@@ -137,7 +120,7 @@ class Deployment:
 
     def begin(self) -> None:
         """`smq first-start` on one machine, as its user. To run it again does no harm."""
-        command = (*SERVE[: SERVE.index("serve")], "first-start")
+        command = (*SMQ, "first-start")
         for _ in range(2):
             self.report(self.network.nodes[1].run(*command, env=self.variables(1)).strip())
 
@@ -270,7 +253,7 @@ def test_a_second_process_of_a_node_and_a_mistyped_variable_are_refused(deployme
     twin |= {"SMQ_NODE_ID": "1", "SMQ_DATA_DIR": "/mnt/var/twin", **outside}
     refused = machine.try_run(*SERVE, env=twin)
     assert refused.returncode == 1
-    assert "another process runs as node 1 of this cluster, at smq-0.smq:7400" in refused.stderr
+    assert "another process runs as node 1 of this cluster, at n1.example.org:7400" in refused.stderr
     deployment.report(refused.stderr.strip().splitlines()[-1])
     refused = machine.try_run(*SERVE, env=deployment.variables(3) | {"SMQ_KAFKA_ADRESS": "[::]:1"})
     assert refused.returncode == 2

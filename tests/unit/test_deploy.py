@@ -69,11 +69,26 @@ def test_unit_is_valid_for_systemd(tmp_path: Path) -> None:
     assert complaints == []
 
 
-def walk_through(node: int) -> ServerConfig:
-    """What a node of the three machines in deploy/README.md reads."""
+def walk_through_config() -> str:
+    """`/etc/smq/node.toml` of the three machines in deploy/README.md."""
     text = (DEPLOY / "README.md").read_text()
     (block,) = re.findall(r"`/etc/smq/node.toml`:\n\n +<!--.*-->\n +```toml\n((?: {3}.*\n|\n)+?) {3}```", text)
-    return parse_config(textwrap.dedent(block), base_dir=DEPLOY, environment={"SMQ_NODE_ID": str(node)})
+    return textwrap.dedent(block)
+
+
+def walk_through(node: int) -> ServerConfig:
+    """What a node of them reads."""
+    return parse_config(walk_through_config(), base_dir=DEPLOY, environment={"SMQ_NODE_ID": str(node)})
+
+
+@needs("make")
+def test_the_walk_through_installs_what_a_server_needs_and_nothing_else(tmp_path: Path) -> None:
+    """`make setup` brought 1.5 GB, Spark and linters among them."""
+    (target,) = re.findall(r"Put the project at `/opt/smq` and run `make (\w+)`", (DEPLOY / "README.md").read_text())
+    command = ["make", "--dry-run", target, f"VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert set(re.findall(r"locks/(\w+)\.txt", done.stdout)) == {"server", "uv"}
+    assert "[" not in " ".join(re.findall(r"--editable \S+", done.stdout))  # no extra beside the lock
 
 
 def test_the_walk_through_of_three_machines_has_a_configuration_that_each_of_them_accepts() -> None:

@@ -9,18 +9,22 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from smq.raft_state.errors import ErrorCode, SmqError
+from smq.replication.partition.intake import REFRESHES_PER_RESERVE
+from smq.replication.storage.engine import Engine
 from smq.testing.cluster import Cluster
-from smq.testing.node_process import run_cli, wait_for
+from smq.testing.node_process import Node, run_cli, wait_for
 
 SIZE_MIB, GROWN_MIB = 700, 1_400
 RESERVE_MIB = 256  # the default
 VALUE = b"x" * (512 << 10)
-BATCHES_MAX = SIZE_MIB  # of half a MiB, three times: the disk is full long before
+BATCHES_MAX = 2 * SIZE_MIB  # the disk is full long before
 
 
 def _why_not() -> str | None:
@@ -30,14 +34,13 @@ def _why_not() -> str | None:
     return None if os.geteuid() == 0 else "only root may mount a tmpfs"
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+@contextmanager
+def _tmpfs(root: Path, size: str) -> Iterator[Path]:
     why = _why_not()
     if why is not None:
         pytest.skip(why)
-    root = tmp_path / "small"
     root.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "smq-test", str(root)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "smq-test", str(root)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
@@ -47,14 +50,20 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(root)], check=True)
 
 
-def _fill(cluster: Cluster, topic: str) -> tuple[list[int], SmqError]:
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with _tmpfs(tmp_path / "small", f"{SIZE_MIB}m") as root:
+        yield root
+
+
+def _fill(cluster: Cluster, topic: str, value: bytes = VALUE) -> tuple[list[int], SmqError]:
     """Publishes until a batch is refused for lack of space: the offsets that were acknowledged, and what was said. Any
     other error is of a leadership that is handed over to a node which seems to have more room."""
     offsets = []
     for _ in range(BATCHES_MAX):
         leader = cluster.nodes[cluster.wait_leader(topic, 0)]
         try:
-            offsets.append(leader.raw.publish_values(topic, 0, [VALUE]).base_offset)
+            offsets.append(leader.raw.publish_values(topic, 0, [value]).base_offset)
         except SmqError as error:
             if error.code is ErrorCode.STORAGE_FULL:
                 return offsets, error
@@ -99,6 +108,49 @@ def test_a_full_file_system_refuses_records_and_nothing_else(small_disk: Path) -
         assert all(kept[offset] == VALUE for offset in offsets)
     finally:
         cluster.stop()
+
+
+def _missing_mib(error: SmqError) -> int:
+    (found,) = re.findall(r": (\d+) MiB must still go: delete topics or records, or free space", error.message)
+    return int(found)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", Engine)
+def test_a_full_disk_takes_records_again_once_what_it_names_is_deleted(tmp_path: Path, engine: Engine) -> None:
+    """On 340 MB, which leave some 70 beside the reserve: fewer than 288 MiB are ever deleted. Batches of another size
+    come after them, into the space of those."""
+    with _tmpfs(tmp_path / "small", "340000000") as root:
+        cluster = Cluster(root, size=1)
+        try:
+            node = cluster.start("--storage-engine", engine.value).nodes[1]
+            node.raw.create_topic("t", 1, replication_factor=1)
+            for size in (100_000, 1_000_000, 60_000, 100_000):
+                offsets, refused = _fill(cluster, "t", bytes(size))
+                missing = _missing_mib(refused)
+                assert 0 < missing <= RESERVE_MIB // 8 + RESERVE_MIB // REFRESHES_PER_RESERVE + 2
+                assert len(offsets) * size > (missing << 20) + 3 * size
+                few = offsets[0] + (missing << 19) // size
+                _trim(node, few)
+                wait_for("the deletion is counted", partial(_is_missing_less, cluster, missing))
+                _trim(node, few + (missing + 3 << 19) // size + 3)
+                wait_for("records are taken again", lambda: _published(cluster, "t"))
+                _trim(node, -1)
+            assert node.is_alive()
+        finally:
+            cluster.stop()
+
+
+def _trim(node: Node, offset: int) -> None:
+    done = run_cli("topic", "trim", "t", "--offset", str(offset), "--yes", "--bootstrap", node.grpc)
+    assert done.returncode == 0, done.stderr
+
+
+def _is_missing_less(cluster: Cluster, missing: int) -> bool:
+    with pytest.raises(SmqError) as caught:
+        cluster.nodes[1].raw.publish_values("t", 0, [b"x"])
+    return _missing_mib(caught.value) < missing
 
 
 def test_the_command_line_names_a_disk_below_its_reserve_while_it_waits_and_fails(tmp_path: Path) -> None:

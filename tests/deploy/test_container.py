@@ -21,6 +21,7 @@ from tests.deploy.machines import environment
 from tests.deploy.programs import go_program
 from tests.kafka.foreign.clients import Missing
 from tests.skips import needs, program
+from tests.unit.coordinator.server.test_self_check import shared_by
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINER = ROOT / "deploy/container"
@@ -121,6 +122,7 @@ def test_clients_on_the_machine_get_the_published_ports(compose: dict[str, Any])
             assert f"{format_address(advertised)}:{listened[1]}" in service["ports"]
             told.append(advertised)
     assert len(set(told)) == 6
+    assert shared_by(config for _, config in nodes_of(compose).values()) == []
     assert all(port.startswith("127.0.0.1:") for s in compose["services"].values() for port in s["ports"])
 
 

@@ -11,13 +11,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import told
 from smq.replication.net.peer_tls import node_uri
 from tests.deploy.custom_resources import MODULES, definitions, validate
 from tests.deploy.helm import RELEASES
 from tests.deploy.manifests import Manifest, configs, container_of, of_kind, pods_of, rendered, stateful_set_of
 from tests.kafka.foreign.clients import Missing
+from tests.unit.coordinator.server.test_self_check import shared_by
 
 VERSIONS = ("1.31", "1.33", kubernetes_validate.latest_version())
 OF_OTHERS = tuple(f"{group}/" for group in MODULES)  # their schemas are not part of Kubernetes
@@ -107,13 +107,7 @@ def test_smq_reads_what_each_pod_gets(manifests: list[Manifest], monkeypatch: py
 
 @everywhere
 def test_no_two_pods_advertise_one_address(manifests: list[Manifest], monkeypatch: pytest.MonkeyPatch) -> None:
-    addresses = [
-        format_address(told(address, advertised))
-        for config in configs(manifests, monkeypatch)
-        for way in config.ways_in
-        for _, address, advertised in way.ports
-    ]
-    assert len(set(addresses)) == len(addresses)
+    assert shared_by(configs(manifests, monkeypatch)) == []
 
 
 @everywhere

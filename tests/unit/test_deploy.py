@@ -13,6 +13,7 @@ from smq import __version__
 from smq.coordinator.config.node_toml import ServerConfig, TlsConfig, known_keys, load_config, parse_config
 from smq.replication.node_config import NodeConfig
 from tests.skips import needs
+from tests.unit.coordinator.server.test_self_check import shared_by
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -99,6 +100,10 @@ def test_the_walk_through_of_three_machines_has_a_configuration_that_each_of_the
         assert config.peers[config.node_id] == (f"n{node}.example.org", 7400)
     assert "SMQ_NODE_ID=1` in `/etc/smq/environment`" in text
     assert "EnvironmentFile=-/etc/smq/environment" in UNIT.read_text()
+
+
+def test_no_node_of_the_walk_through_ends_for_an_address_of_another() -> None:
+    assert shared_by(walk_through(node) for node in (1, 2, 3)) == []
 
 
 @pytest.mark.parametrize(

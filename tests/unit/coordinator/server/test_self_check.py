@@ -1,7 +1,8 @@
 """A node's advertised addresses: unreachable ones are reported, and those of another node end the process."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -10,6 +11,8 @@ import pytest
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.cli.cluster_dir import free_ports
+from smq.coordinator.config.addresses import Address, format_address
+from smq.coordinator.config.node_toml import ListenerConfig, ServerConfig, told
 from smq.coordinator.server import self_check
 from smq.coordinator.server.composition import Server
 from smq.coordinator.server.self_check import Reach, SelfCheck
@@ -42,14 +45,40 @@ def node(number: int, *, incarnation: int = 1, kafka: str = "", http: str = "", 
 
 
 def checked(
-    *nodes: NodeState, reach: Reach | None = None, hosts: tuple[str, ...] = ("n1", "n2")
+    *nodes: NodeState,
+    reach: Reach | None = None,
+    hosts: tuple[str, ...] = ("n1", "n2"),
+    peers: Mapping[NodeId, Address] | None = None,
 ) -> tuple[SelfCheck, ClusterState, list[str]]:
     """The check of the first of these nodes, its state, and what it has ended its process with. `hosts`: of [peers]."""
     state, ended = ClusterState(), list[str]()
     state.nodes = {n.node: n for n in nodes}
     api = SimpleNamespace(node_id=nodes[0].node, state=state, status=lambda: SimpleNamespace(is_ready=True))
-    peers = {NodeId(number): (host, 7400 + number) for number, host in enumerate(hosts, 1)}
+    peers = peers or {NodeId(number): (host, 7400 + number) for number, host in enumerate(hosts, 1)}
     return SelfCheck(cast(NodeApi, api), peers, reach or {}, ended.append), state, ended
+
+
+def shared_by(configs: Iterable[ServerConfig]) -> list[str]:
+    """Why nodes with these configurations would end, and what they would warn of."""
+    nodes = []
+    for config in configs:
+        own, *named = config.ways_in
+        others = [
+            Listener(name=way.name, grpc_address=_of(way, "gRPC"), kafka_address=_of(way, "Kafka")) for way in named
+        ]
+        state = node(config.node_id, incarnation=config.node_id, kafka=_of(own, "Kafka"))
+        http = format_address(told(config.http_address, config.http_advertised))
+        nodes.append(replace(state, grpc_address=_of(own, "gRPC"), http_address=http, listeners=tuple(others)))
+    found = []
+    for me in nodes:
+        check, _, _ = checked(me, *(other for other in nodes if other is not me), peers=config.peers)
+        found += [*filter(None, [check._duplicate()]), *check.warnings()]
+    return found
+
+
+def _of(way: ListenerConfig, kind: str) -> str:
+    found = (told(address, advertised) for key, address, advertised in way.ports if f"{kind.lower()}_" in key)
+    return next(map(format_address, found), "")
 
 
 def twin_of(*nodes: NodeState) -> str:

@@ -4,9 +4,13 @@ Owns the choice of faults and of their end. Every seed draws its own mixture, so
 """
 
 from collections.abc import Callable
+from typing import Final
 
-from chaos_tests.sim.raft.group import Host, World
+from chaos_tests.sim.raft.group import Host, Violation, World
 from smq.replication.ports import Channel
+from smq.testing.virtual.clock import Process
+
+OVERSLEEP: Final = "oversleep"  # in a plan of this fault alone, no term may end
 
 
 class Faults:
@@ -29,6 +33,8 @@ class Faults:
             (1, self._slow_link),
         ]
         self._kinds = [(weight * self._rng.choice([0.0, 1.0, 1.0, 5.0]) + 0.01, fn) for weight, fn in kinds]
+        self._kinds.append((1.0, self._oversleep))
+        kinds.append((1, self._oversleep))
         if world.plan.only:
             self._gap_ms = 200.0
             self._kinds = [(weight, fn) for weight, fn in kinds if fn.__name__.lstrip("_") in world.plan.only]
@@ -109,6 +115,34 @@ class Faults:
             self._world.network.resumed(host.node)
 
         self._later(resume, 700)
+
+    def _oversleep(self) -> None:
+        """No node gets a processor, for longer than an election time-out, and one a little longer than another. None is
+        silent while another runs, so if nothing else goes wrong, the leader and its term stay."""
+        world, leader = self._world, self._world.leader()
+        hosts = [host for host in world.hosts.values() if host.is_running and host.process is not None]
+        if leader is None or len(hosts) < len(world.nodes):
+            return
+        timing, term = world.plan.timing, leader.engine.term
+        lasting_ms = self._rng.uniform(timing.election_timeout_min_ms, 3 * timing.election_timeout_max_ms)
+        for host in hosts:
+            process = host.process
+            assert process is not None
+            process.pause()
+
+            def resume(host: Host = host, process: Process = process) -> None:
+                process.resume()
+                world.network.resumed(host.node)
+
+            world.scheduler.after_ms(lasting_ms + self._rng.uniform(0, timing.heartbeat_ms), resume)
+
+        def check() -> None:
+            if world.plan.only == (OVERSLEEP,) and not (leader.engine.is_leader and leader.engine.term == term):
+                raise Violation(
+                    f"node {leader.node} lost term {term} although all nodes merely slept {lasting_ms:.0f} ms"
+                )
+
+        world.scheduler.after_ms(lasting_ms + timing.election_timeout_max_ms, check)
 
     def _break_session(self) -> None:
         a, b = sorted(self._rng.sample(self._world.nodes, 2))

@@ -20,6 +20,7 @@ from smq.replication.raft.leader import Leader
 from smq.replication.raft.messages import Append, AppendReply, Vote
 from smq.replication.raft.ready import Needs, RaftViolation
 from smq.replication.raft.timing import RaftTiming
+from smq.replication.runtime.heard_time import HeardTime
 
 _RAFT: Final = "smq.replication.raft."
 _SLOW_DISK: Final = (1.0, 25.0)
@@ -113,6 +114,10 @@ def _stands_at_once(_original: Fault, core: Core) -> None:
     core._stand_for_election()
 
 
+def _every_moment(_original: Fault, heard_time: HeardTime) -> int:
+    return heard_time._clock.monotonic_ns()
+
+
 _ALL: Final = (
     GroupBug(
         name="no-barrier",
@@ -166,6 +171,13 @@ _ALL: Final = (
         name="no-pre-vote",
         rule="finding 13: a node that was paused does not depose a healthy leader",
         faults=(replace(_RAFT + "core:Core._ask_for_election", by=_stands_at_once),),
+    ),
+    GroupBug(
+        name="counts-what-it-slept-through",
+        rule="a silence that a node slept through counts for nothing",
+        faults=(replace("smq.replication.runtime.heard_time:HeardTime.now_ns", by=_every_moment),),
+        plan=_plan("oversleep"),
+        message="merely slept",
     ),
     GroupBug(
         name="vote-of-a-replaced-disk",

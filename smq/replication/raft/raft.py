@@ -8,6 +8,7 @@ call back before a turn has ended. The node composes it; parts of the node call 
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
 from smq.replication.net.disk_marks import START_BYTES
@@ -30,8 +31,11 @@ from smq.replication.raft.journal import RaftJournal, damaged_marks
 from smq.replication.raft.messages import COMMAND_BYTES_MAX, Message, decode
 from smq.replication.raft.timing import RaftTiming
 from smq.replication.raft.voters import DiskMarks, Voters
+from smq.replication.runtime.heard_time import HeardTime
 
 log = logging.getLogger(__name__)
+
+LOOKS_MIN: Final = 3  # at the clock, with the messages between two of them handled, before a silence is an election
 
 
 class Raft:
@@ -69,6 +73,7 @@ class Raft:
         self._rng = rng
         self._disk = disk
         self.timing = timing
+        self._heard_time = HeardTime(clock, timing.election_timeout_min_ms // LOOKS_MIN)
         self._on_fatal = on_fatal
         self.journal = RaftJournal()
         start = rng.randbytes(START_BYTES)
@@ -120,8 +125,8 @@ class Raft:
         return (LogIndex(found.index), len(found.state)) if found is not None else (LogIndex(0), 0)
 
     def now(self) -> float:
-        """Seconds, monotonic."""
-        return self._clock.monotonic_ns() / 1e9
+        """Seconds of the clock by which silence is measured."""
+        return self._heard_time.now_ns() / 1e9
 
     # ------------------------------------------------------------------------------------------------- lifecycle
     def start(self) -> Iterator[None]:
@@ -229,7 +234,7 @@ class Raft:
             self._wake()
 
     def quorum(self) -> Quorum | None:
-        """None unless this node leads."""
+        """None unless this node leads. Its times are later than they were if this node has slept since."""
         if self._core is None or not self.is_leader:
             return None
         now, wall_ns = self.now(), self._clock.wall_ns()

@@ -146,6 +146,8 @@ class NodeStatus:
     disk_free_bytes: int = 0  # on the file system of its data
     disk_total_bytes: int = 0
     events: tuple[NodeEvent, ...] = ()  # the newest ones, the oldest of them first
+    now_ms: int = 0  # Unix time by the node's clock, when it answered; 0 from a node that does not say it
+    version: str = ""  # of the smq that it runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +285,8 @@ def node_status_from_message(m: pb.NodeStatusResponse) -> NodeStatus:
         disk_free_bytes=m.disk_free_bytes,
         disk_total_bytes=m.disk_total_bytes,
         events=tuple(NodeEvent(at_ms=e.at_ms, kind=e.kind, text=e.text) for e in m.events),
+        now_ms=m.now_ms,
+        version=m.version,
     )
 
 

@@ -3977,6 +3977,8 @@ class NodeStatusResponse(_message.Message):
     COMMIT_INDEX_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    NOW_MS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     CERTIFICATE_ENDS_MS_FIELD_NUMBER: _builtins.int
     DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
@@ -3991,6 +3993,10 @@ class NodeStatusResponse(_message.Message):
     commit_index: _builtins.int
     digest: _builtins.str
     """of the state machine at applied_index"""
+    now_ms: _builtins.int
+    """Unix time by the node's clock, when it answered"""
+    version: _builtins.str
+    """of the smq that it runs"""
     certificate_ends_ms: _builtins.int
     """Unix time; absent if the node has no TLS"""
     disk_free_bytes: _builtins.int
@@ -4018,6 +4024,8 @@ class NodeStatusResponse(_message.Message):
         commit_index: _builtins.int = ...,
         digest: _builtins.str = ...,
         replicas: _abc.Iterable[Global___ReplicaInfo] | None = ...,
+        now_ms: _builtins.int = ...,
+        version: _builtins.str = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         certificate_ends_ms: _builtins.int | None = ...,
         disk_free_bytes: _builtins.int = ...,
@@ -4026,7 +4034,7 @@ class NodeStatusResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms", "_raft_leader", b"_raft_leader", "certificate_ends_ms", b"certificate_ends_ms", "raft_leader", b"raft_leader"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms", "_raft_leader", b"_raft_leader", "applied_index", b"applied_index", "certificate_ends_ms", b"certificate_ends_ms", "commit_index", b"commit_index", "digest", b"digest", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "events", b"events", "incarnation", b"incarnation", "is_ready", b"is_ready", "node", b"node", "raft_leader", b"raft_leader", "raft_term", b"raft_term", "replicas", b"replicas", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms", "_raft_leader", b"_raft_leader", "applied_index", b"applied_index", "certificate_ends_ms", b"certificate_ends_ms", "commit_index", b"commit_index", "digest", b"digest", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "events", b"events", "incarnation", b"incarnation", "is_ready", b"is_ready", "node", b"node", "now_ms", b"now_ms", "raft_leader", b"raft_leader", "raft_term", b"raft_term", "replicas", b"replicas", "version", b"version", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__certificate_ends_ms: _TypeAlias = _typing.Literal["certificate_ends_ms"]  # noqa: Y015
     _WhichOneofArgType__certificate_ends_ms: _TypeAlias = _typing.Literal["_certificate_ends_ms", b"_certificate_ends_ms"]  # noqa: Y015

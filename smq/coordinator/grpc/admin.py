@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
+from smq import __version__
 from smq.clients.lag_totals import LagTotal, lags_by_member, total_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
@@ -245,6 +246,8 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
             certificate_ends_ms=int(self._tls.ends_s * 1000) if self._tls is not None else None,
             disk_free_bytes=status.storage.free_bytes,
             disk_total_bytes=status.storage.total_bytes,
+            now_ms=time.time_ns() // 1_000_000,
+            version=__version__,
             events=[
                 pb.NodeEvent(at_ms=int(at_s * 1000), kind=kind, text=text)
                 for at_s, kind, text in list(self._events())[-STATUS_EVENTS_MAX:]

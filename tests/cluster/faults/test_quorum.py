@@ -143,7 +143,7 @@ def test_the_command_line_says_that_a_partition_has_no_leader_and_fails(fault_cl
     assert "`smq status` shows which nodes are up" in sent.stderr.splitlines()[-1]
     (why,) = read.stderr.splitlines()
     assert "`smq status`" in why
-    assert f"no leader: {topic}/0" in status.stdout
+    assert f"1 partition ({topic}/0) without a leader" in status.stdout
     assert [sent.returncode, read.returncode, status.returncode] == [1, 1, 1]
 
 
@@ -156,4 +156,6 @@ def test_the_command_line_says_that_there_is_no_quorum_and_fails(lonely: tuple[s
     assert "NO_QUORUM" in why
     assert "`smq status`" in why
     assert "does not answer" in status.stdout
+    assert ", leaders not known" in status.stdout
+    assert "1 of 3 nodes answer, and 2 must run" in status.stdout
     assert [sent.returncode, made.returncode, status.returncode] == [1, 1, 1]

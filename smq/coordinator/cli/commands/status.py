@@ -3,7 +3,6 @@
 Owns what the command prints. Everything it does goes through smq.clients. `cli.root` loads it when it is used.
 """
 
-import asyncio
 import json
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -11,16 +10,15 @@ from typing import Final
 
 import click
 
-from smq.clients import Admin
-from smq.clients.types import ClusterDescription, NodeDescription, NodeStatus
+from smq.clients.types import ClusterDescription, NodeStatus
 from smq.coordinator.cli.common import counted, json_option, open_admin, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.tables import Table, print_table
+from smq.coordinator.operators.diagnosis import CERTIFICATE_DAYS_FEW, Look, quorum, replicas
 from smq.coordinator.user_errors import EXIT_FAILED
 from smq.raft_state.errors import SmqError
 
 _STATUS_TIMEOUT_MS: Final = 2_000.0  # a node that hangs is soon shown as such
-_CERTIFICATE_DAYS_FEW: Final = 14
 
 
 @click.command()
@@ -32,37 +30,28 @@ def status(as_json: bool, bootstrap: str) -> None:
     Example: smq status --json | jq .is_well
     """
 
-    async def work() -> tuple[ClusterDescription, list[NodeStatus | SmqError]]:
+    async def work() -> Look:
         async with open_admin(bootstrap, _STATUS_TIMEOUT_MS) as admin:
-            cluster = await admin.describe_cluster(is_linearizable=False)  # it must work without a quorum
-            return cluster, await asyncio.gather(*(_node_status(admin, n) for n in cluster.nodes))
+            return await Look.of(admin)
 
-    cluster, nodes = run(work(), bootstrap)
-    # Without replicas (storage=external) a partition needs no leader.
-    led = [(t, p) for t in cluster.topics for p in t.partitions if p.replicas]
-    leaderless = [f"{t.name}/{p.partition}" for t, p in led if not p.leader_available]
-    is_healthy = not leaderless and all(isinstance(n, NodeStatus) and n.is_ready and not n.warnings for n in nodes)
+    look = run(work(), bootstrap)
+    cluster, nodes = look.cluster, [answer.status for answer in look.answers.values()]
+    # Which partition has a leader is known only while there is one for Raft.
+    leaderless = [name for name, p in look.partitions() if not p.leader_available] if look.has_leader else None
+    is_healthy = leaderless == [] and all(isinstance(n, NodeStatus) and n.is_ready and not n.warnings for n in nodes)
     if as_json:
         _status_json(cluster, nodes, leaderless, is_healthy)
     else:
         _status_table(cluster, nodes)
         topics = counted(len(cluster.topics), "topic")
         partitions = counted(sum(len(t.partitions) for t in cluster.topics), "partition")
-        click.echo(f"{topics}, {partitions}, {len(leaderless)} without a leader")
+        led = "leaders not known" if leaderless is None else f"{len(leaderless)} without a leader"
+        click.echo(f"{topics}, {partitions}, {led}")
         _certificates(nodes)
-        if not any(isinstance(n, NodeStatus) and n.raft_leader is not None for n in nodes):
-            click.echo("  no Raft leader: nothing can be written until a majority of the nodes runs and is connected")
-        for name in leaderless[:10]:
-            click.echo(f"  no leader: {name} (no replica that holds all committed records is up)")
+        for found in (*quorum(look), *replicas(look)):
+            click.echo(f"  {found.text}" + (f"\n  next: {found.next}" if found.next else ""))
     if not is_healthy:
         raise SystemExit(EXIT_FAILED)
-
-
-async def _node_status(admin: Admin, node: NodeDescription) -> NodeStatus | SmqError:
-    try:
-        return await admin.node_status(node.grpc_address)
-    except SmqError as e:
-        return e
 
 
 def _status_table(cluster: ClusterDescription, nodes: list[NodeStatus | SmqError]) -> None:
@@ -101,12 +90,12 @@ def _certificates(nodes: list[NodeStatus | SmqError]) -> None:
     for end_ms, node in ends:
         end = datetime.fromtimestamp(end_ms / 1000, UTC)
         left = (end - datetime.now(UTC)).days
-        hint = "; renew it now" if left < _CERTIFICATE_DAYS_FEW else ""
+        hint = "; renew it now" if left < CERTIFICATE_DAYS_FEW else ""
         click.echo(f"TLS certificate of node {node} expires {end:%Y-%m-%d %H:%M} UTC, in {counted(left, 'day')}{hint}")
 
 
 def _status_json(
-    cluster: ClusterDescription, nodes: list[NodeStatus | SmqError], leaderless: list[str], is_healthy: bool
+    cluster: ClusterDescription, nodes: list[NodeStatus | SmqError], leaderless: list[str] | None, is_healthy: bool
 ) -> None:
     described_nodes = [
         {**asdict(described), "status": None if isinstance(found, SmqError) else asdict(found)}

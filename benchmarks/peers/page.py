@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.pages import blank, markdown, rewrite, svg
-from benchmarks.peers.aims import Aim, verdicts
+from benchmarks.pages import blank, rewrite, svg
+from benchmarks.peers.aims import Verdict, verdicts
 from benchmarks.peers.lines import LINES
 
 _COLOURS: Final = {
@@ -32,7 +32,6 @@ _AIMED: Final = {
     "nodes_cpu_s_per_million": "CPU s per million",
     "written_per_byte": "bytes to disk per byte",
 }
-_MISSED: Final = ("aim", "figure", "asked", "smq", "of the aim")
 _OTHER_COLOUR: Final = "#8a5fa8"  # another commit of smq
 
 
@@ -89,27 +88,13 @@ def _judged(rows: dict[tuple[str, str], Row]) -> str:
     """How many of the aims that this run can judge are reached, and each that is missed."""
     judged = list(verdicts(rows))
     missed = [verdict for verdict in judged if not verdict.is_reached]
-    cells = [
-        [
-            verdict.aim.line,
-            _AIMED[verdict.aim.figure],
-            f"{_asked(verdict.aim)}: {_text(verdict.limit)}",
-            _text(verdict.value),
-            f"{verdict.of_limit:.2f}",
-        ]
-        for verdict in missed
-    ]
     said = f"Of {len(judged)} aims, {len(judged) - len(missed)} are reached."
-    return f"{said} Missed:\n\n{markdown(_MISSED, cells)}" if missed else said
+    items = [f"- {v.aim.line}, {_AIMED[v.aim.figure]}: {_text(v.value)}, {_asked(v)}" for v in missed]
+    return f"{said} Missed:\n\n" + "\n".join(items) if missed else said
 
 
-def _asked(aim: Aim) -> str:
-    bound = "at least" if aim.at_least else "at most"
-    if aim.other is None:
-        return bound
-    times = "" if aim.factor == 1 else f"{aim.factor:g} x "
-    plus = f" + {aim.plus:g}" if aim.plus else ""
-    return f"{bound} {times}{aim.other}{plus}"
+def _asked(verdict: Verdict) -> str:
+    return f"{'at least' if verdict.aim.at_least else 'at most'} {_text(verdict.limit)}"
 
 
 def _text(value: float) -> str:

@@ -188,7 +188,7 @@ def test_a_bad_request_gets_its_own_error_and_harms_no_other(tmp_path: Path) -> 
         answers = await served.publish(*requests)
         assert codes(answers)[::2] == expected
         assert offsets(answers)[1::2] == [(i, i) for i in range(len(bad))]
-        assert all(a.error.advice and a.error.message and a.base_offset == -1 for a in answers[::2])
+        assert all(a.error.message and a.base_offset == -1 for a in answers[::2])
 
     serving(tmp_path, body)
 

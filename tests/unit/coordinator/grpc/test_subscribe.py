@@ -22,7 +22,7 @@ from smq.replication.log import decoding
 from smq.testing.served import PATIENCE_S, Served, fails, publish_request, serving
 
 T = TypeVar("T")
-OPEN_BYTES_MAX: Final = 24 << 20
+OPEN_BYTES_MAX: Final = 17 << 20
 EOF = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs do not know it
 
 
@@ -112,7 +112,7 @@ def test_what_streams_hold_that_are_not_read_is_given_back_and_read_again_later(
 
     async def body(served: Served) -> None:
         await served.create(config={"max.message.bytes": str(16 << 20)})
-        batch = encode_batch([NewRecord(None, value, 0)] * 1_000, codec=codec)
+        batch = encode_batch([NewRecord(None, value, 0)] * 700, codec=codec)
         (answer,) = await served.publish(pb.PublishRecordRequest(topic="t", partition=0, batch=batch))
         assert not answer.HasField("error"), answer
         (memory,) = memories
@@ -126,7 +126,7 @@ def test_what_streams_hold_that_are_not_read_is_given_back_and_read_again_later(
                     await asyncio.sleep(0.01)
             assert memory._open.used_bytes <= OPEN_BYTES_MAX
             for reader in readers:
-                assert await reader.read_records(1_000) == list(range(1_000))
+                assert await reader.read_records(700) == list(range(700))
         async with asyncio.timeout(PATIENCE_S):
             while memory.used_bytes:  # noqa: ASYNC110 - memory is a state, not an event
                 await asyncio.sleep(0.01)
@@ -466,7 +466,6 @@ def test_a_subscription_that_makes_no_sense_is_a_typed_error(tmp_path: Path, ini
         async with Reader(served, **init) as reader:
             error = await reader.error()
         assert (error.name, error.definite) == (name, True)
-        assert error.advice
 
     with_records(tmp_path, [1], body)
 

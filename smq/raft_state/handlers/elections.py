@@ -4,8 +4,8 @@ Owns which evidence an election needs, where the new epoch starts, and what beco
 where a log ended when its replica had stopped to acknowledge the epoch. What is committed is on a majority, so enough
 seals tell how far that may reach. Owns the partitions' sets of incomplete replicas, too: such a replica may have
 acknowledged more than its log holds, since its disk was replaced, or damage hides where its log ended. Its seal proves
-nothing until it has caught up. Apply checks elections by `seals_needed` and `commit_floor`,
-and the controller of `replication.nodes` chooses candidates by them.
+nothing until it has caught up. Apply checks elections by `seals_needed` and `commit_floor`, and the controller chooses
+candidates by them.
 """
 
 from collections.abc import Iterable

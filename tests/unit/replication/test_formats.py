@@ -1,17 +1,38 @@
-"""The bytes of version 1 between nodes and in Raft's tables, against text dumps in tests/transcripts/formats.
+"""The bytes of version 1 between nodes, in Raft's tables and of a log's checkpoints, against text dumps in
+tests/transcripts/formats.
 
 From the first release on a dump never changes: a changed format is a new version and a dump of its own. Commands,
-replies and the snapshot have theirs in tests/unit/raft_state, batches and checkpoints in log/test_codec.
+replies and the snapshot have theirs in tests/unit/raft_state, batches in log/test_stored_batch.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import get_args
+from unittest.mock import patch
 
 import pytest
 
-from smq.raft_state.ids import BirthId, DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term
+from smq.raft_state.ids import (
+    BirthId,
+    DiskId,
+    Epoch,
+    Incarnation,
+    LogIndex,
+    NodeId,
+    Offset,
+    PartitionId,
+    ProducerEpoch,
+    ProducerId,
+    Sequence,
+    Term,
+    TsNs,
+)
+from smq.replication.api import Aborted
+from smq.replication.log import log_state
+from smq.replication.log.aborted import aborted_row, parse_aborted_row
+from smq.replication.log.segments import HeldSegments
+from smq.replication.log.stored_batch import BatchInfo, BatchKind
 from smq.replication.net import wire
 from smq.replication.net.disk_marks import Mark, pack_marks
 from smq.replication.net.frames import FrameKind, Hello, encode_hello, frame_header
@@ -133,7 +154,44 @@ def journal_lines() -> Iterator[str]:
             yield f"{table.value} {name} {value.hex()}"
 
 
-DUMPED = {"wire_v1": wire_lines, "raft_messages_v1": raft_lines, "journal_v1": journal_lines}
+def checkpoint_lines() -> Iterator[str]:
+    """Of a log of three epochs, whose producers write plainly, in a transaction, and after one that was aborted. The
+    second checkpoint holds only what has changed."""
+    state = log_state.LogState(Offset(0))
+    kinds = (BatchKind.PLAIN, BatchKind.TRANSACTIONAL, BatchKind.TRANSACTIONAL, BatchKind.ABORT, BatchKind.PLAIN)
+    rows: dict[Offset, bytes] = {}
+    for number, (producer, kind) in enumerate(zip((40, 41, 42, 42, 40), kinds, strict=True)):
+        base, width = state.end, 1 if kind == BatchKind.ABORT else 3
+        found = (ProducerId(producer), ProducerEpoch(2), Sequence(3 * (number > 3)))
+        ts_ns = TsNs(1_700_000_000_000_000_000 + 10 * number)
+        state.add(BatchInfo(base, Offset(base + width), Epoch(1 + number // 2), ts_ns, 1_700, 90, *found, kind))
+        if number >= 3:
+            with patch.object(log_state, "SMALL_TABLE_BYTES", 0):
+                rows[state.end] = log_state.next_checkpoint(state)
+            yield f"Checkpoint {rows[state.end].hex()}"
+    assert [log_state.decode_checkpoint(row).before for row in rows.values()] == [-1, 10]
+    loaded = log_state.load_checkpoint(rows[state.end], rows.get)
+    assert (loaded.runs, loaded.producers, loaded.aborted) == (state.runs, state.producers, 1)
+    partition = log_state.PartitionRow(Offset(5), Offset(4), True)
+    assert log_state.decode_partition(log_state.encode_partition(partition)) == partition
+    yield f"Partition {log_state.encode_partition(partition).hex()}"
+    held = HeldSegments()
+    held.note_compactions(7)
+    held.put(Offset(3), Offset(9), b"d" * 16)
+    held.put(Offset(9), Offset(12), b"e" * 16)
+    assert HeldSegments.decode(held.encode()).encode() == held.encode()
+    yield f"HeldSegments {held.encode().hex()}"
+    row = aborted_row(PID, Aborted(Offset(9), Offset(6), ProducerId(42)))
+    assert parse_aborted_row(*row) == Aborted(Offset(9), Offset(6), ProducerId(42))
+    yield f"Aborted {row[0].hex()} {row[1].hex()}"
+
+
+DUMPED = {
+    "wire_v1": wire_lines,
+    "raft_messages_v1": raft_lines,
+    "journal_v1": journal_lines,
+    "checkpoints_v1": checkpoint_lines,
+}
 
 
 @pytest.mark.parametrize("name", DUMPED)

@@ -6,16 +6,10 @@ from hypothesis import strategies as st
 
 from smq.raft_state.ids import Epoch, Offset, PartitionId, TsNs
 from smq.records import parse_header
-from smq.replication.log.lineage import EpochRun
 from smq.replication.log.log_state import (
-    LogState,
-    PartitionRow,
     checkpoint_key,
     decode_checkpoint,
     decode_partition,
-    encode_partition,
-    load_checkpoint,
-    next_checkpoint,
     partition_key,
 )
 from smq.replication.log.stored_batch import (
@@ -65,22 +59,6 @@ def test_an_index_row_is_pinned() -> None:
     _, info = sample()
     key, row = index_row(PID, info)
     assert (key.hex(), row.hex()) == (GOLDEN_INDEX_KEY, GOLDEN_INDEX_ROW)
-
-
-def test_a_checkpoint_is_pinned() -> None:
-    state = LogState(Offset(1 << 41))
-    state.add(sample()[1])
-    row = next_checkpoint(state)
-    assert row.hex() == GOLDEN_CHECKPOINT
-    decoded = load_checkpoint(row, lambda _end: None)
-    assert decoded.runs == [EpochRun(Epoch(7), Offset(1 << 41), Offset((1 << 41) + 3))]
-    assert next_checkpoint(decoded) == row
-
-
-def test_the_row_of_a_partition_is_pinned() -> None:
-    row = PartitionRow(Offset(1 << 41), Offset((1 << 41) - 1), True)
-    assert encode_partition(row).hex() == GOLDEN_PARTITION
-    assert decode_partition(bytes.fromhex(GOLDEN_PARTITION)) == row
 
 
 @given(st.binary(max_size=200))
@@ -161,9 +139,3 @@ GOLDEN_VALUE = (
 )
 GOLDEN_INDEX_KEY = "00112233445566778899aabbccddeeff000000050017979cfe71c317890000020000000000"
 GOLDEN_INDEX_ROW = "d5a19af60000005000000007000000030000018bcfe5687b000000000000002a00010000000a00"
-GOLDEN_CHECKPOINT = (
-    "01000002000000000317979cfe71c3178b0000018bcfe5687b00000000000000500000000000000000ffffffffffffffff00"
-    "0000010000000700000200000000000000020000000003000000000000002a00010100000007000002000000000000000200"
-    "000000030000000a17979cfe71c317896e26b0e9"
-)
-GOLDEN_PARTITION = "010000020000000000000001ffffffffff01980f3d30"

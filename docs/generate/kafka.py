@@ -21,8 +21,8 @@ _HEAD = """\
 
 Generated from `smq/coordinator/kafka` by `make docs`; do not edit.
 
-Every node speaks the Kafka protocol on its own port, on the log's own offsets: there is no gateway process, no offset
-mapping and no translation. gRPC and Spark read what a Kafka client writes byte for byte, and vice versa.
+Every node speaks the Kafka protocol on its own port, on the log's own offsets: there is no gateway process, offset
+mapping or translation. gRPC and Spark read what a Kafka client writes byte for byte, and vice versa.
 
 <!-- not run: both run until Ctrl-C; tests/cluster/test_cli.py starts and ends them -->
 ```sh
@@ -90,7 +90,7 @@ producer.flush()
   time is the leader's append time. DescribeTransactions and ListTransactions show those that the node coordinates. A
   pattern of ids is RE2's, as in Kafka. `kafka-transactions.sh abort` writes markers past the coordinator, and is not
   served: `smq txn abort` ends a transaction that hangs ([docs/operations.md](operations.md#transactions)).
-- There are no quotas and no reassignments: those lists are empty. Topics and nodes have a configuration, nothing else.
+- There are no quotas, reassignments or SCRAM users: those lists are empty.
 
 ## Transactions
 
@@ -116,7 +116,6 @@ producer.flush()
 - Java's producer (seen with 4.3) has a race: right after a transaction's end, the EndTxn of the next commit may leave
   before its batches. It gets INVALID_TXN_STATE, after which the producer must be closed. Call `flush()` before
   `commitTransaction()`.
-- AddPartitionsToTxn 4 and 5, by which Kafka's brokers ask one another, are not served.
 - Fetch with `isolation.level=read_committed` returns the last stable offset and the aborted transactions; "latest" is
   then the last stable offset.
 -  If a client asks for stable offsets (KIP-447), those that an open transaction may move are UNSTABLE_OFFSET_COMMIT.
@@ -128,8 +127,8 @@ producer.flush()
 
 ## What is not there yet
 
-The new group protocol of KIP-848, SASL and ACLs. Keys not in the table below are not advertised; using one closes the
-connection.
+The new group protocol of KIP-848, SASL and ACLs. A consumer with `group.protocol=consumer` gets
+UNSUPPORTED_VERSION: set `classic`. Keys not in the table below are not advertised; using one closes the connection.
 
 ## Configuration
 

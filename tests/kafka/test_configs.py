@@ -159,6 +159,9 @@ def test_resources_that_do_not_exist_are_refused(cluster: Cluster, leader: Leade
     assert _described(raw, "99", kind=BROKER)["error_code"] == KafkaError.INVALID_REQUEST
     assert _altered(raw, "1", setting, resource_type=BROKER) == KafkaError.INVALID_REQUEST
     assert _altered(raw, "", setting, resource_type=BROKER) == KafkaError.INVALID_CONFIG
+    assert _altered(raw, "99", ("x", DELETE, None), resource_type=BROKER) == KafkaError.INVALID_REQUEST
+    mixed = (("x", DELETE, None), setting)
+    assert _altered(raw, "1", *mixed, resource_type=BROKER) == KafkaError.INVALID_REQUEST
     assert _described(raw, "", kind=GROUP)["error_code"] == KafkaError.INVALID_REQUEST
 
 
@@ -278,6 +281,13 @@ def test_a_group_has_no_configuration(leader: Leader, new_topic: NewTopic) -> No
     assert _values(_described(raw, "g", kind=GROUP)) == {}
     change = ("consumer.session.timeout.ms", SET, "45000")
     assert _altered(raw, "g", change, resource_type=GROUP) == KafkaError.INVALID_CONFIG
+
+
+@pytest.mark.parametrize("name", ["1", "2", ""])
+def test_what_is_not_set_at_brokers_can_be_removed(leader: Leader, new_topic: NewTopic, name: str) -> None:
+    """As kafka-reassign-partitions --verify does, at whichever node."""
+    change = ("leader.replication.throttled.rate", DELETE, None)
+    assert _altered(leader(new_topic()), name, change, resource_type=BROKER) == KafkaError.NONE
 
 
 @pytest.fixture

@@ -36,6 +36,11 @@ REQUESTS: dict[ApiKey, dict[str, Any]] = {
     ApiKey.ELECT_LEADERS: {"election_type": 0, "topic_partitions": [], "timeout_ms": 1_000},
     ApiKey.LIST_PARTITION_REASSIGNMENTS: {"timeout_ms": 1_000, "topics": None},
     ApiKey.DESCRIBE_CLIENT_QUOTAS: {"components": [], "strict": False},
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: {"users": None},
+    ApiKey.UPDATE_FEATURES: {
+        "feature_updates": [{"feature": "transaction.version", "max_version_level": 2}],
+        "timeout_ms": 1_000,
+    },
     ApiKey.DESCRIBE_QUORUM: {"topics": [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]},
     ApiKey.DESCRIBE_PRODUCERS: {"topics": []},
     ApiKey.LIST_CONFIG_RESOURCES: {"resource_types": []},

@@ -1,9 +1,12 @@
 """Which keys and versions of the Kafka protocol a node serves: the table that ApiVersions, connections and docs share.
 
 Owns the floors and ceilings. A key is in the table only if all of it, in all of these versions, does what its
-definition says. What is missing is not advertised. Floors are Kafka 4's own, which every client we tested accepts (of
-Produce it advertises lower ones than it serves, see `metadata`). Ceilings are those of the definitions unless the row
-says why not.
+definition says. What is missing is not advertised. One key is here to be refused, ConsumerGroupHeartbeat: without it a
+consumer of KIP-848's group protocol looks for a coordinator for ever, and reports nothing. Nodes answer
+UNSUPPORTED_VERSION, as Kafka 3.9 does without that protocol.
+
+Floors are Kafka 4's own, which every client we tested accepts (of Produce it advertises lower ones than it serves, see
+`metadata`). Ceilings are those of the definitions unless the row says why not.
 """
 
 import enum
@@ -59,11 +62,14 @@ class ApiKey(enum.IntEnum):
     LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
     DESCRIBE_CLIENT_QUOTAS = 48
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
     DESCRIBE_QUORUM = 55
+    UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
+    CONSUMER_GROUP_HEARTBEAT = 68
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
 
@@ -114,11 +120,15 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.LIST_PARTITION_REASSIGNMENTS: Served("ListPartitionReassignments", Versions(0, 0)),
         ApiKey.OFFSET_DELETE: Served("OffsetDelete", Versions(0, 0)),
         ApiKey.DESCRIBE_CLIENT_QUOTAS: Served("DescribeClientQuotas", Versions(0, 1)),
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: Served("DescribeUserScramCredentials", Versions(0, 0)),
         ApiKey.DESCRIBE_QUORUM: Served("DescribeQuorum", Versions(0, 2)),
+        ApiKey.UPDATE_FEATURES: Served("UpdateFeatures", Versions(0, 2)),
         ApiKey.DESCRIBE_CLUSTER: Served("DescribeCluster", Versions(0, 2)),
         ApiKey.DESCRIBE_PRODUCERS: Served("DescribeProducers", Versions(0, 0)),
         ApiKey.DESCRIBE_TRANSACTIONS: Served("DescribeTransactions", Versions(0, 0)),
         ApiKey.LIST_TRANSACTIONS: Served("ListTransactions", Versions(0, 2)),
+        # Always refused. librdkafka speaks version 1 only.
+        ApiKey.CONSUMER_GROUP_HEARTBEAT: Served("ConsumerGroupHeartbeat", Versions(0, 1)),
         ApiKey.LIST_CONFIG_RESOURCES: Served("ListConfigResources", Versions(0, 1)),
         ApiKey.DESCRIBE_TOPIC_PARTITIONS: Served("DescribeTopicPartitions", Versions(0, 0)),
     }

@@ -114,6 +114,13 @@ def _check_node_name(gateway: Gateway, name: str) -> None:
         raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
 
 
+def _check_node_id(gateway: Gateway, name: str) -> None:
+    nodes = [str(node) for node in sorted(gateway.state.nodes)]
+    if name not in nodes:
+        message = f"there is no node {name[:80]!r}: the nodes are {', '.join(nodes)}"
+        raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
+
+
 def _unsupported(kind: int) -> KafkaRefusal:
     message = (
         f"resource type {kind} has no configuration: only topics ({TOPIC}), nodes and the cluster ({BROKER}) and"
@@ -169,6 +176,9 @@ async def _alter(gateway: Gateway, requested: Struct, changes_of: _ChangesOf, *,
             command = AlterClusterConfig(set_=_sorted(set_), unset=tuple(sorted(unset)))
             await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
     elif kind == BROKER:
+        _check_node_id(gateway, name)
+        if all(config.get("config_operation", _SET) == _DELETE for config in requested["configs"]):
+            return  # nothing is set there, as Kafka's tools ask for to end a throttle
         message = (
             "a node's own settings are in its node.toml: change them there and restart the node. Or set the key for the"
             ' whole cluster: the resource is then BROKER "" (--entity-default), or use `smq config set`'
@@ -219,6 +229,8 @@ def _increment(configs: Iterable[Struct], table: _Table, current: _Current) -> _
         key, operation = config["name"], config["config_operation"]
         if operation == _SET:
             set_[key] = _checked(config, table)
+        elif operation == _DELETE and key not in table and NUM_PARTITIONS in table:
+            continue  # Kafka's brokers have keys that the cluster lacks: such a one is never set
         elif operation == _DELETE:
             _row_of(key, table)
             unset.append(key)

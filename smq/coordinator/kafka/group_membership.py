@@ -143,6 +143,19 @@ async def heartbeat(gateway: Gateway, _version: int, request: Struct) -> Struct:
     return {"throttle_time_ms": 0, "error_code": code}
 
 
+async def consumer_group_heartbeat(_gateway: Gateway, _version: int, request: Struct) -> Struct:
+    """Refused: clients report it, and do not try again."""
+    return {
+        "throttle_time_ms": 0,
+        "error_code": KafkaError.UNSUPPORTED_VERSION,
+        "error_message": "this cluster has no group protocol of KIP-848: set group.protocol=classic in the consumer",
+        "member_id": request["member_id"],
+        "member_epoch": request["member_epoch"],
+        "heartbeat_interval_ms": 0,
+        "assignment": None,
+    }
+
+
 async def leave_group(gateway: Gateway, version: int, request: Struct) -> Struct:
     """From version 3 on for several members, each with an error of its own."""
     named = request["members"] if version >= _BATCH_VERSION else [request]

@@ -1,4 +1,4 @@
-"""ApiVersions, Metadata, DescribeCluster and FindCoordinator: what a client asks first.
+"""ApiVersions, UpdateFeatures, Metadata, DescribeCluster and FindCoordinator: what a client asks first.
 
 Owns the description of the node and the cluster that clients get, when a topic is created on first use, and which node
 a client takes for the coordinator of a group or transactional id: any node answers, from the replicated state alone.
@@ -65,6 +65,32 @@ async def answer_api_versions(_gateway: Gateway, version: int, _request: Struct)
     if version < _FEATURES_FROM_ZERO_VERSION:
         answer["supported_features"] = []
     return answer
+
+
+_RESULTS_END_VERSION: Final = 2  # from it on, one code for the whole request
+
+
+async def update_features(_gateway: Gateway, version: int, request: Struct) -> Struct:
+    """The level that the feature has can be asked for again. No other can, so nothing is ever changed."""
+    results = [
+        {"feature": update["feature"]} | _feature_refusal(update["feature"], update["max_version_level"])
+        for update in request["feature_updates"]
+    ]
+    answer: Struct = {"throttle_time_ms": 0, "error_code": KafkaError.NONE, "error_message": None, "results": results}
+    if version >= _RESULTS_END_VERSION:
+        refused = next((result for result in results if result["error_code"] is not KafkaError.NONE), answer)
+        answer |= {"error_code": refused["error_code"], "error_message": refused["error_message"], "results": []}
+    return answer
+
+
+def _feature_refusal(feature: str, level: int) -> Struct:
+    if (feature, level) == (_FEATURE, _FEATURE_LEVEL):
+        return {"error_code": KafkaError.NONE, "error_message": None}
+    message = (
+        f"{feature[:80]!r} stays as it is: the one feature of this cluster for Kafka's clients is {_FEATURE}, always at"
+        f" level {_FEATURE_LEVEL}"
+    )
+    return {"error_code": KafkaError.INVALID_UPDATE_VERSION, "error_message": message}
 
 
 async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:

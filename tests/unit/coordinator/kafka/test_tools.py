@@ -520,3 +520,36 @@ def component(entity: str, match_type: int = 2, match: str | None = None) -> Str
 def test_there_are_no_quotas(node: Node, version: int, components: list[Struct], code: KafkaError) -> None:
     answer = ask(node, ApiKey.DESCRIBE_CLIENT_QUOTAS, version, {"components": components, "strict": False})
     assert (answer["error_code"], answer["entries"]) == (code, [] if code is KafkaError.NONE else None)
+
+
+def test_there_are_no_scram_users(node: Node) -> None:
+    everyone: tuple[list[Struct] | None, ...] = (None, [])
+    for users in everyone:
+        answer = ask(node, ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, {"users": users})
+        assert (answer["error_code"], answer["results"]) == (KafkaError.NONE, [])
+    named = {"users": [{"name": "a"}, {"name": "b"}, {"name": "a"}]}
+    results = ask(node, ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, named)["results"]
+    codes = {result["user"]: result["error_code"] for result in results}
+    assert codes == {"a": KafkaError.DUPLICATE_RESOURCE, "b": KafkaError.RESOURCE_NOT_FOUND}
+
+
+# -------------------------------------------------------------------------------------------------- refused changes
+@pytest.mark.parametrize("version", range(3))
+def test_the_feature_keeps_its_level(node: Node, version: int) -> None:
+    for feature, level, code in (
+        ("transaction.version", 2, KafkaError.NONE),
+        ("transaction.version", 1, KafkaError.INVALID_UPDATE_VERSION),
+        ("metadata.version", 2, KafkaError.INVALID_UPDATE_VERSION),
+    ):
+        updates = [{"feature": feature, "max_version_level": level}]
+        answer = ask(node, ApiKey.UPDATE_FEATURES, version, {"feature_updates": updates})
+        found = answer if version == 2 else answer["results"][0]
+        assert found["error_code"] == code
+        assert (answer["error_code"], len(answer["results"])) == ((code, 0) if version == 2 else (KafkaError.NONE, 1))
+
+
+@pytest.mark.parametrize("version", range(2))
+def test_a_heartbeat_of_the_newer_group_protocol_is_refused(node: Node, version: int) -> None:
+    answer = ask(node, ApiKey.CONSUMER_GROUP_HEARTBEAT, version, {"group_id": "g", "member_id": "m", "member_epoch": 0})
+    assert answer["error_code"] == KafkaError.UNSUPPORTED_VERSION
+    assert "group.protocol=classic" in answer["error_message"]

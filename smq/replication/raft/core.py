@@ -46,7 +46,7 @@ JOURNAL_KEPT_BYTES: Final = 8 << 20  # entries kept before a snapshot so that a 
 # The same for a follower that catches up after a snapshot: minutes of a busy cluster, and some 200 MB of memory.
 CATCH_UP_BYTES: Final = 128 << 20
 CATCH_UP_ENTRIES: Final = 300_000
-_RECONNECT_GRACE: Final = 0.5  # of the election time-out: how soon a follower whose leader's session closed asks
+_RECONNECT_GRACE: Final = 0.3  # of the election time-out: how soon a follower whose leader's session closed asks
 
 
 class Core:

@@ -10,7 +10,8 @@ from smq.replication.node_config import NodeConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftTiming:
-    """`leader_fallback_ms`: a leader that hears no majority for this long steps down. `snapshot_entries`: applied
+    """`leader_fallback_ms`: a leader that hears no majority for this long steps down. A node's is its shortest election
+    time-out, so that late followers cost no term that they would not end themselves. `snapshot_entries`: applied
     entries between two snapshots."""
 
     election_timeout_min_ms: int = 300
@@ -33,5 +34,6 @@ class RaftTiming:
             election_timeout_min_ms=config.election_timeout_min_ms,
             election_timeout_max_ms=config.election_timeout_max_ms,
             heartbeat_ms=config.raft_heartbeat_ms,
+            leader_fallback_ms=config.election_timeout_min_ms,
             snapshot_entries=config.raft_snapshot_entries,
         )

@@ -9,6 +9,7 @@ from chaos_tests.sim.raft import planted
 from chaos_tests.sim.raft.group import Host, Plan, World
 from smq.raft_state.ids import LogIndex, NodeId
 from smq.raft_state.replies import Applied, Done
+from smq.replication.node_config import NodeConfig
 from smq.replication.ports import Buffer, Channel, Committed, DataDamaged, ProposalLost, Table
 from smq.replication.raft import applier
 from smq.replication.raft import core as raft_core
@@ -319,6 +320,22 @@ def test_a_leader_stays_while_the_disks_of_all_followers_hang(world: World, lead
     assert leader.engine.is_leader
     assert answers == []
     wait(world, lambda: bool(answers), ms=300)
+    assert leader.engine.term == term
+
+
+@pytest.mark.parametrize("late", ["leader", "followers"])
+def test_less_than_a_second_without_a_processor_costs_no_term_with_the_default_time_outs(late: str) -> None:
+    peers = {NodeId(node): ("127.0.0.1", 7400 + node) for node in (1, 2, 3)}
+    timing = RaftTiming.of(NodeConfig(node_id=NodeId(1), cluster_id="x", peers=peers))
+    world = World(Plan(seed=1, calm=True, timing=timing, disk_latency_ms=(0.1, 1.0)))
+    leader = elected(world)
+    term = leader.engine.term
+    for host in [leader] if late == "leader" else followers(world, leader):
+        assert host.process is not None
+        host.process.pause()
+        world.scheduler.after_ms(800, host.process.resume)
+    world.run_ms(3_000)
+    assert leader.engine.is_leader
     assert leader.engine.term == term
 
 

@@ -1,7 +1,8 @@
 """What a server process is to its machine: its log, its end on a fatal error, the files it may open, its memory.
 
-Owns structlog's configuration: one JSON object per line, to stderr. A line that cannot be written is lost. It must
-never end what logged it: a callback that ends halfway leaves an unknown state.
+Owns structlog's configuration: to stderr, for a person if that is a terminal, otherwise one JSON object per line. A
+line that cannot be written is lost. It must never end what logged it: a callback that ends halfway leaves an unknown
+state.
 
 Owns the division of the file descriptors that this process may open: the disk and the other nodes come first, and
 clients share the rest. Otherwise clients could take every descriptor, the node could neither open its journal nor
@@ -46,14 +47,19 @@ log = structlog.get_logger(__name__)
 def configure_logs(node_id: NodeId, level: int = logging.INFO) -> None:
     """For the whole process. Libraries' own loggers (aiohttp, asyncio, grpc) write to stderr from WARNING up."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    rendered: list[structlog.types.Processor] = [
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(),
+    ]
+    if sys.stderr.isatty():
+        rendered = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
             _with_node(node_id),
-            structlog.processors.JSONRenderer(),
+            *rendered,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Unfailing(sys.stderr))),

@@ -1,5 +1,8 @@
 """A process that must end does so, and one that goes on does so, whatever becomes of its log."""
 
+import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +83,23 @@ def test_a_line_that_cannot_be_written_ends_nothing() -> None:
     with Path("/dev/full").open("w") as full:
         ended = run(LOGS, full.fileno())
     assert (ended.returncode, ended.stdout) == (0, "went on\n")
+
+
+ONE_LINE = """
+import structlog
+from smq.coordinator.server.process import configure_logs
+configure_logs(7)
+structlog.get_logger().info("a line", size=3)
+"""
+
+
+def test_a_log_is_for_a_person_on_a_terminal_and_json_otherwise() -> None:
+    leader, follower = os.openpty()
+    try:
+        assert run(ONE_LINE, follower).returncode == 0
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", os.read(leader, 4096).decode())
+    finally:
+        os.close(leader)
+        os.close(follower)
+    assert re.match(r"20\S+ \[info +\] a line +node=7 size=3", shown), shown
+    assert json.loads(run(ONE_LINE, subprocess.PIPE).stderr)["size"] == 3

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from smq.raft_state.errors import (
     AppendLost,
+    BatchDiffers,
     BatchTooLarge,
     ClientClosed,
     CorruptBatch,
@@ -91,6 +92,7 @@ __all__ = [
     "STRING",
     "Admin",
     "AppendLost",
+    "BatchDiffers",
     "BatchMetadata",
     "BatchTooLarge",
     "ClientClosed",

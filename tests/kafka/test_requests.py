@@ -523,7 +523,7 @@ def test_records_are_not_deleted_beyond_the_end(leader: Leader, new_topic: NewTo
     "data",
     [
         struct.pack(">i", -1),
-        struct.pack(">i", (8 << 20) + 1),
+        struct.pack(">ihhih", (101 << 20) + 1, ApiKey.METADATA, 1, 1, -1),
         struct.pack(">i", 2) + b"\0\3",
         struct.pack(">ihhih", 10, 999, 0, 1, -1),
         struct.pack(">ihhih", 10, ApiKey.PRODUCE, 2, 1, -1),

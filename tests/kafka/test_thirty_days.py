@@ -73,7 +73,8 @@ async def three_nodes(path: Path, ports: Sequence[int]) -> AsyncIterator[list[Se
                 kafka_address=("127.0.0.1", 0),
                 settings={GROUP_INITIAL_DELAY_MS: "0"},
                 tuning={},
-            )
+            ),
+            first_start=True,
         )
         for node in peers
     ]

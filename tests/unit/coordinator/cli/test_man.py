@@ -25,7 +25,8 @@ def test_every_command_has_a_page(pages: dict[str, str]) -> None:
     names = cli.list_commands(click.Context(cli))
     assert set(pages) == {"smq.1", *(f"smq-{name}.1" for name in names)}
     for name in names:
-        assert f"\\fBsmq\\-{name}\\fR(1)".replace("spark-shell", "spark\\-shell") in pages["smq.1"]
+        escaped = name.replace("-", r"\-")
+        assert rf"\fBsmq\-{escaped}\fR(1)" in pages["smq.1"]
 
 
 def test_a_page_has_what_the_help_has(pages: dict[str, str]) -> None:

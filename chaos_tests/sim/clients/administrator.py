@@ -9,7 +9,7 @@ outcome is known.
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, World, proposal
+from chaos_tests.sim.clients.base import Client, LoopingClient, World, proposal
 from chaos_tests.sim.levels import SETTING, Note
 from chaos_tests.sim.rpc import Call, Lost, Script
 from smq.raft_state.cluster_config import (
@@ -178,7 +178,7 @@ def _replicas(state: ClusterState, topic: str) -> list[list[int]]:
     return [list(partition.replicas) for partition in found.partitions] if found is not None else []
 
 
-class Noter(Client):
+class Noter(LoopingClient):
     """It is refused until the cluster is at level 2. Nothing of it is in the history: its changes are judged
     by the nodes' digests, and by the nodes that they stop."""
 

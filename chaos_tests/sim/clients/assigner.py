@@ -7,7 +7,7 @@ attempts come to a node together with a request that must be refused: the two sh
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, range_of
+from chaos_tests.sim.clients.base import Known, LoopingClient, World, is_unknown, range_of
 from chaos_tests.sim.rpc import Call, Lost, Script
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.replies import OffsetsAssigned
@@ -18,7 +18,7 @@ DEADLINE_MS: Final = 3_000.0
 COUNT_MAX: Final = 5
 
 
-class Assigner(Client):
+class Assigner(LoopingClient):
     """`partition` belongs to a topic of external storage."""
 
     def __init__(self, world: World, name: str, partition: Known, *, think_ms: float) -> None:

@@ -3,6 +3,7 @@
 Owns the catalogue of partitions, unique values, and the encoding of a value as a record.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from random import Random
@@ -129,21 +130,6 @@ class Client:
         self.rng: Random = world.streams.stream(f"client/{name}")
         self.process = world.recorder.new_process()
 
-    def run(self) -> Script:
-        """Thinks and acts, again and again, until the storm is over."""
-        while not self.world.stopped:
-            yield self.think()
-            yield from self.act()
-
-    def act(self) -> Script:
-        """One turn: of a client that needs a partition, with one that is there."""
-        partition = self.any_partition()
-        if partition is not None:
-            yield from self.use(partition)
-
-    def use(self, partition: Known) -> Script:
-        raise NotImplementedError
-
     def new_id(self) -> RequestId:
         return RequestId(self.rng.randbytes(16))
 
@@ -234,3 +220,26 @@ def request_range(
         done(found if isinstance(found, SmqError) else found[0])
 
     api.partition_ranges([(topic, index)], int(timeout_ms), unpack)
+
+
+class LoopingClient(Client, ABC):
+    def run(self) -> Script:
+        """Thinks and acts, again and again, until the storm is over."""
+        while not self.world.stopped:
+            yield self.think()
+            yield from self.act()
+
+    @abstractmethod
+    def act(self) -> Script:
+        """One turn."""
+
+
+class PartitionClient(LoopingClient):
+    def act(self) -> Script:
+        """With a partition that is there."""
+        partition = self.any_partition()
+        if partition is not None:
+            yield from self.use(partition)
+
+    @abstractmethod
+    def use(self, partition: Known) -> Script: ...

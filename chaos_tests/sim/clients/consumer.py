@@ -6,7 +6,7 @@ Owns polls and, at the end of a run, the full read of one replica.
 from collections.abc import Callable
 from typing import Any
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
+from chaos_tests.sim.clients.base import Known, PartitionClient, World, is_unknown
 from chaos_tests.sim.rpc import Call, Script, Sleep
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NodeId, Offset
@@ -21,7 +21,7 @@ FAR_PROBABILITY = 0.01
 FINAL_POLLS_MAX = 5_000  # a full read that takes more makes no progress
 
 
-class Consumer(Client):
+class Consumer(PartitionClient):
     def __init__(self, world: World, name: str, *, think_ms: float) -> None:
         super().__init__(world, name, think_ms=think_ms)
         self.positions: dict[str, int] = {}

@@ -7,7 +7,7 @@ Owns both questions. What the node answers is judged against the history by `che
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
+from chaos_tests.sim.clients.base import Known, PartitionClient, World, is_unknown
 from chaos_tests.sim.clients.services import DELETED
 from chaos_tests.sim.observer import WatchedNode
 from chaos_tests.sim.rpc import Call, Script, Sleep
@@ -26,7 +26,7 @@ Answer = dict[str, Any]
 Work = Callable[[WatchedNode, str, Known], Coroutine[Any, Any, Answer]]
 
 
-class LagWatcher(Client):
+class LagWatcher(PartitionClient):
     def __init__(self, world: World, name: str, group: str, *, think_ms: float) -> None:
         super().__init__(world, name, think_ms=think_ms)
         self.group = group

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from chaos_tests.keyed import value_of
-from chaos_tests.sim.clients.base import Client, Known, proposal, range_of
+from chaos_tests.sim.clients.base import Client, Known, LoopingClient, proposal, range_of
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.coordinator.service.visibility import is_visible
 from smq.raft_state.commands import CreateTopic
@@ -55,7 +55,7 @@ def make_ledger(client: Client) -> Any:
     return True
 
 
-class LedgerReader(Client):
+class LedgerReader(LoopingClient):
     """Reads what is committed, from any replica, and asks the leader for the last stable offset."""
 
     def act(self) -> Script:

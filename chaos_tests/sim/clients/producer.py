@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from chaos_tests.sim.clients.base import Client, Known, Request, World, is_unknown, may_retry, proposal
+from chaos_tests.sim.clients.base import Known, PartitionClient, Request, World, is_unknown, may_retry, proposal
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -40,7 +40,7 @@ class Session:
     is_stale: bool = False  # after an unknown outcome: the epoch must be bumped before the next send
 
 
-class Producer(Client):
+class Producer(PartitionClient):
     """Sends with `acks`; a session makes its sends idempotent."""
 
     def __init__(self, world: World, name: str, *, acks: Acks, idempotent: bool, think_ms: float) -> None:
@@ -162,7 +162,7 @@ def produce(partition: Known, batch: bytes, acks: Acks) -> Request:
     )
 
 
-class Crowd(Client):
+class Crowd(PartitionClient):
     """Lets a few new idempotent producers begin with every wave. Each writes one batch, loses its answer, and sends it
     again a while later. Between the two attempts others write, leaders move and producers expire: a node that forgets a
     producer too early stores its batch twice."""

@@ -6,7 +6,16 @@ Owns one small client class for each; all of them use any node.
 from collections.abc import Callable
 from typing import Any
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown, may_retry, proposal, range_of
+from chaos_tests.sim.clients.base import (
+    Known,
+    LoopingClient,
+    PartitionClient,
+    World,
+    is_unknown,
+    may_retry,
+    proposal,
+    range_of,
+)
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
 from smq.coordinator.groups.coordinator import NO_MEMBER
 from smq.raft_state.commands import NO_GENERATION, AdvanceLogStart, CreateTopic, DeleteTopic, OffsetCommit
@@ -28,7 +37,7 @@ def is_not_available(result: object) -> bool:
     return isinstance(result, SmqError) and result.code is ErrorCode.OFFSET_NOT_AVAILABLE
 
 
-class RangeReader(Client):
+class RangeReader(PartitionClient):
     """Requests the linearizable range of a partition, and the first record after a time."""
 
     def use(self, partition: Known) -> Script:
@@ -65,7 +74,7 @@ class RangeReader(Client):
             self.conclude("time", result, unknown=is_unknown(result))
 
 
-class GroupMember(Client):
+class GroupMember(PartitionClient):
     """Commits, fetches and deletes the offsets of groups that it shares with others, and that have no members. After an
     unknown outcome it goes on with the same groups."""
 
@@ -166,7 +175,7 @@ class GroupWatcher(GroupMember):
         yield from self.fetch(partition)
 
 
-class Trimmer(Client):
+class Trimmer(PartitionClient):
     """Deletes records, with probability `to_hwm` up to the HWM itself (rule 14)."""
 
     def __init__(self, world: World, name: str, *, think_ms: float, to_hwm: float) -> None:
@@ -184,7 +193,7 @@ class Trimmer(Client):
             partition.lo = max(partition.lo, offset)
 
 
-class TopicOwner(Client):
+class TopicOwner(LoopingClient):
     """Creates topics and drops them; the first ones, made by `create`, stay for the whole run."""
 
     def __init__(self, world: World, name: str, *, think_ms: float) -> None:

@@ -7,7 +7,7 @@ the topic while its first batches are looked up.
 from collections.abc import Callable
 from typing import Final
 
-from chaos_tests.sim.clients.base import Client, Known, World, is_unknown
+from chaos_tests.sim.clients.base import Client, Known, LoopingClient, World, is_unknown
 from chaos_tests.sim.clients.producer import ATTEMPT_MS, Producer, produce
 from chaos_tests.sim.clients.services import TopicOwner
 from chaos_tests.sim.rpc import Call, Connection, Lost, Script, Sleep, Wait
@@ -19,7 +19,7 @@ BATCHES: Final = 6  # down one connection
 PAUSE_MS: Final = 0.4  # on average, between two of them: a node applies a topic within milliseconds
 
 
-class Streamer(Client):
+class Streamer(LoopingClient):
     def __init__(self, world: World, name: str, *, think_ms: float) -> None:
         super().__init__(world, name, think_ms=think_ms)
         self._count = 0

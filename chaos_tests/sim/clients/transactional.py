@@ -7,7 +7,7 @@ again in a new epoch. They write to the ledgers, which no other client uses. `tr
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos_tests.sim.clients.base import Client, Known, Request, World, is_unknown, may_retry
+from chaos_tests.sim.clients.base import Known, LoopingClient, Request, World, is_unknown, may_retry
 from chaos_tests.sim.clients.ledger import CALL_MS, CREATED_MS
 from chaos_tests.sim.rpc import Call, Lost, Sleep
 from smq.raft_state.commands import EndTransaction, InitTransactions, TransactionChange
@@ -24,7 +24,7 @@ PATIENCE_MS: Final = 6_000.0  # that a client gives one step
 TIMEOUT_MS: Final = 4_000  # of a transaction
 
 
-class TransactionalClient(Client):
+class TransactionalClient(LoopingClient):
     """A producer of one transactional id, or none yet."""
 
     def __init__(self, world: World, name: str, transactional_id: str, *, think_ms: float) -> None:

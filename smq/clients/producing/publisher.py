@@ -26,7 +26,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 
 log = logging.getLogger(__name__)
 
-# One refresh per 150 ms while a leader is missing: an election takes 0.3-1.5 s, so this adds little.
+# One refresh per 150 ms while a leader is missing: a failover takes half a second to three, so this adds little.
 PRODUCER_BACKOFF: Final = Backoff(first_ms=10.0, max_ms=150.0)
 # No answer for this long: ask the cluster whether the leader is still the leader. A node that hangs instead of dying
 # keeps its connection. It is fenced after 1.5 s, and its batches need not wait for the request's timeout.

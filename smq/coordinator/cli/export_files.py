@@ -121,7 +121,7 @@ def record_file(path: Path, format_name: str) -> Iterator[RecordFile]:
             file = _FILES[format_name](out)
             try:
                 yield file
-            except BaseException:
+            except BaseException:  # also on Ctrl-C: the writer must write nothing later
                 file.discard()
                 raise
             file.close()

@@ -1,9 +1,8 @@
 """Handler of CommitBatch, and the apps: several transactions become visible by one entry, once for each batch.
 
 Owns the table of apps, each with the last batch that it has committed and that batch's fingerprint, and its bound and
-expiry. A batch is all of its
-transactions or none: everything is checked before the first change. `transactions` owns what a decision is. Only
-`command_table` and `expiry` import it.
+expiry. A batch is all of its transactions or none: everything is checked before the first change. `transactions` owns
+what a decision is. Only `command_table` and `expiry` import it.
 """
 
 from collections.abc import Iterable

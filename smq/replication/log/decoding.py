@@ -71,9 +71,9 @@ _large: Final = threading.BoundedSemaphore(LARGE_MAX)
 class _Budget:
     """Of one decode, on one thread. It ends with the `with` block, and so does the use of what was decompressed."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, cpu_s_max: float = DECODE_CPU_S_MAX) -> None:
         self.bytes_max = bytes_max
-        self._until_s = time.thread_time() + DECODE_CPU_S_MAX  # CPU time: a busy machine makes no batch a bad one
+        self._until_s = time.thread_time() + cpu_s_max  # CPU time: a busy machine makes no batch a bad one
         self._is_large = False
 
     def __enter__(self) -> "_Budget":
@@ -106,10 +106,16 @@ def decode_bounded(batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) 
         yield from records_of(_plain(header, batch, budget), header)
 
 
-def plain_batch(header: BatchHeader, batch: memoryview, bytes_max: int = DECODED_BATCH_BYTES_MAX) -> Buffer:
+def plain_batch(
+    header: BatchHeader,
+    batch: memoryview,
+    bytes_max: int = DECODED_BATCH_BYTES_MAX,
+    *,
+    cpu_s_max: float = DECODE_CPU_S_MAX,
+) -> Buffer:
     """The batch with its records decompressed, to be decoded: its CRC is that of the compressed one. BatchCorrupt, or
     LIMIT_EXCEEDED. The caller sees to it that few of these are in memory."""
-    with _Budget(bytes_max) as budget:
+    with _Budget(bytes_max, cpu_s_max) as budget:
         return _plain(header, batch, budget)
 
 

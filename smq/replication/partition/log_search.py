@@ -358,7 +358,10 @@ def _first_record(batch: memoryview, header: BatchHeader, offset: Offset) -> Off
         return None
     if header.count == header.last_offset_delta + 1:
         return offset  # none is missing
-    return next((Offset(record.offset) for record in decode_bounded(batch) if record.offset >= offset), None)
+    try:
+        return next((Offset(record.offset) for record in decode_bounded(batch) if record.offset >= offset), None)
+    except (BatchCorrupt, SmqError):
+        return offset  # as in `_within`: exact to the batch only
 
 
 def find_time(log: LogReader, *, end: Offset, kind: TimeKind, value: int) -> TimeOffset | _NoMatch:

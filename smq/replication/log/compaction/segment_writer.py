@@ -9,6 +9,7 @@ first of its batches, so that a log says where it began. It must never decide wh
 and which batches were aborted. Only compaction uses it.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import compress, islice
@@ -62,7 +63,9 @@ def readable_records(stored: StoredValue) -> tuple[BatchHeader, memoryview, list
     if header.count > RECORDS_MAX:
         return None
     try:
-        batch = plain_batch(header, stored.batch)
+        # Without a limit of time, which is no property of the bytes: all readings of all passes must agree on which
+        # batches they can read. Otherwise a tombstone could go before what it deletes.
+        batch = plain_batch(header, stored.batch, cpu_s_max=math.inf)
         body = memoryview(batch)[HEADER_BYTES:]
         records = _keyed(header, batch, body)
         offsets = [offset for offset, _, _ in records]

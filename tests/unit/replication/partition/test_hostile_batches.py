@@ -3,6 +3,7 @@
 import struct
 import tracemalloc
 import zlib
+from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
@@ -16,10 +17,12 @@ from smq.records import (
     BatchError,
     NewRecord,
     encode_batch,
+    parse_header,
     validate_produced,
 )
 from smq.replication.api import TimeKind, TimeOffset
 from smq.replication.log.decoding import DECODED_BATCH_BYTES_MAX
+from smq.replication.partition.log_search import _first_record
 from tests.unit.replication.partition.test_reads import Reader
 from tests.unit.replication.support import batch
 
@@ -80,6 +83,12 @@ def claiming(data: bytes, count: int) -> bytes:
     struct.pack_into(">i", changed, 57, count)
     struct.pack_into(">I", changed, 17, crc32c(memoryview(changed)[CRC_START:]))
     return bytes(changed)
+
+
+def test_a_backlog_counts_from_a_batch_with_gaps_that_does_not_decode() -> None:
+    data = memoryview(with_body(b"\x07nonsense", 1))
+    header = replace(parse_header(data), last_offset_delta=2)
+    assert _first_record(data, header, Offset(1)) == 1
 
 
 def test_a_batch_that_claims_more_records_than_fit_takes_no_offsets() -> None:

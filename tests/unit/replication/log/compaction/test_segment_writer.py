@@ -317,6 +317,13 @@ def test_a_batch_of_very_many_records_is_left_alone(monkeypatch: pytest.MonkeyPa
     assert [record.offset for record in records_of(rewritten.values)] == [1, 2, 3, 4]
 
 
+def test_compaction_reads_a_batch_however_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading that gives up by time could lack the keys that the next one sees."""
+    ticks = itertools.count()
+    monkeypatch.setattr("smq.replication.log.decoding.time.thread_time", lambda: float(next(ticks)) * 10)
+    assert written(contiguous((3, 0, "gzip", -1)), {0}).removed == 1
+
+
 def test_a_batch_with_a_header_whose_name_is_no_text_is_compacted() -> None:
     value = stored(0, [b"a", b"b"])
     ts_ns, header = parse_header_of(value.value, verify=None)

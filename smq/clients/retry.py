@@ -40,7 +40,7 @@ _POSSIBLE_FROM_LAGGING_NODE: Final = frozenset({ErrorCode.UNKNOWN_TOPIC, ErrorCo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential pauses with jitter. The maximum is low because an election takes well under a second."""
+    """Exponential pauses with jitter. The maximum is low, so that a client comes soon after an election."""
 
     first_ms: float = 20.0
     max_ms: float = 250.0

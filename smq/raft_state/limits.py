@@ -90,7 +90,7 @@ OFFSET_MAX: Final = Offset(2**63 - 1)
 
 # --- the topic configuration
 MESSAGE_BYTES_DEFAULT: Final = 1_048_588  # Kafka's default: 1 MiB and the overhead of a batch
-MESSAGE_BYTES_CAP: Final = 100 * 1024 * 1024  # a batch is one request, and a request may have 100 MiB
+MESSAGE_BYTES_CAP: Final = 100 * 1024 * 1024  # a batch is one request, and a request may have a MiB more
 
 # --- the codec
 TEXT_BYTES_MAX: Final = 16_384  # of any string in a command: more than twice the longest valid one

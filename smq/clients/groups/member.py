@@ -2,7 +2,7 @@
 
 Owns the member's id and generation, and its two tasks: the one that joins, and the heartbeats. It must never change
 what is assigned, and never call the application: `subscribing` does so when the application polls. A member whose
-application does not poll for `max_poll_interval_ms` leaves by itself. Only `subscribing` imports it.
+application does not poll for `max_poll_interval_ms` leaves by itself. `subscribing` and `consumer` import it.
 """
 
 import asyncio

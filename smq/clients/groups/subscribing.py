@@ -2,7 +2,7 @@
 
 Owns when the application's callbacks run, and what is committed before partitions go: everything happens inside a poll
 (a call that returns records), so what earlier polls have returned has been processed by then. Heartbeats do not wait
-for that: `member` sends them. Only `consumer` imports it.
+for that: `member` sends them. `consumer` uses it; others import its types.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """A cluster on this machine, as stored in one directory: D/node-1/node.toml, D/node-1/data, and so on.
 
 Owns the layout, the choice of ports, and the rule that the same directory is the same cluster. It starts nothing.
-`cli.cluster` and `cli.connect` import it.
+`cli.commands.cluster` and `cli.connect` import it.
 """
 
 import fcntl

@@ -2,7 +2,7 @@
 
 Owns the command, its progress bar, and the ranges that it reads: one partition after another, so that memory stays
 bounded and the file's order is always the same. The range is fixed at the start, and is exported completely or not at
-all: if retention removes some of its records meanwhile, the command fails. `cli.topic` alone imports it.
+all: if retention removes some of its records meanwhile, the command fails. `commands.topic` alone imports it.
 """
 
 import json

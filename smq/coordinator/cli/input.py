@@ -1,7 +1,7 @@
 """Records from text: lines, JSONL, CSV, and the JSON that `smq consume --json` writes.
 
 Owns the formats of `smq produce`. It reads a file descriptor piece by piece, so that slow input, typed or piped, is
-sent as it arrives. `cli.produce` alone imports it.
+sent as it arrives. `commands.produce` alone imports it.
 """
 
 import base64

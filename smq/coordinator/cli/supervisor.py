@@ -1,7 +1,7 @@
 """A cluster of processes on this machine: starts them, waits until they are ready, reports deaths, stops them all.
 
 Owns the child processes of `smq cluster`. It must never restart a child: the operator (or a test)
-does, with `smq serve --config`. `cli.cluster` imports it.
+does, with `smq serve --config`. `commands.cluster` and `commands.serve` import it.
 """
 
 import asyncio

@@ -5,13 +5,10 @@ server read addresses, too.
 """
 
 import ipaddress
-from typing import Final
 
 from smq.coordinator.user_errors import ConfigError
 
 Address = tuple[str, int]
-
-WILDCARDS: Final = ("0.0.0.0", "::")  # every address of the machine, of IPv4 alone and of both
 
 
 def parse_address(key: str, value: object) -> Address:

@@ -3,7 +3,7 @@
 Owns how much is read for one page and how many searches run, and the form of a cursor. A page ends with its bounds or
 with its share of work, so a search over a large log is many short calls, and costs other clients little. It must never
 return a record that its reader does not get (`service.visibility`), or one at or beyond that reader's end.
-`grpc.broker` alone imports it.
+`grpc.broker` and the fake broker import it.
 """
 
 import struct

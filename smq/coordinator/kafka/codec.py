@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-# Array elements and tagged fields per message. Otherwise a request of 100 MiB could name 100 M empty elements, at some
+# Array elements and tagged fields per message. Otherwise a request of 101 MiB could name 100 M empty elements, at some
 # 200 bytes of memory each. 10,000 partitions with their offsets and epochs are a tenth of this.
 ELEMENTS_MAX: Final = 100_000
 _VARINT_BYTES_MAX: Final = 5  # 32 bits, seven per byte

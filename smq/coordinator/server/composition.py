@@ -413,11 +413,6 @@ class Server:
         if self._kafka is not None:
             await self._kafka.stop()
 
-    @property
-    def tls_ends_s(self) -> float | None:
-        """Unix time at which the node's certificate expires; None without TLS."""
-        return self._tls.node.ends_s if self._tls.node is not None else None
-
     def reload(self) -> None:
         """Reads the certificates again now, without waiting for the watch to see a change."""
         self._tls.reload()

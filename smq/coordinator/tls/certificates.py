@@ -2,7 +2,7 @@
 
 Owns the content of certificates, and writes the files that `tls.certificate_files` names. The authority's key is stored
 unencrypted in D/ca: it is meant for development, and for small clusters whose operator keeps that directory offline.
-`cli.cert` and `cli.cluster` import it.
+`commands.cert` and `commands.cluster` import it.
 """
 
 import ipaddress

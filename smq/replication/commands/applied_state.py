@@ -3,7 +3,7 @@
 Owns the machine, the index of the last entry that it holds, and the order of what follows an entry: the part that its
 command's row names is woken, the replicas follow, then the waiting proposals are answered. No proposal is answered
 before the replicas have followed its entry. It must never know what a command does: the row names the part that it
-concerns. The engine drives it; the parts of the node only read `state`.
+concerns. Raft drives it; the parts of the node only read `state`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -38,7 +38,7 @@ from smq.replication.runtime.deadlines import Deadline, Deadlines
 PENDING_MAX: Final = 20_000  # pending proposals per node: each is a waiting caller, a few hundred bytes
 COMMAND_BYTES_MAX: Final = 1 << 20  # one Raft entry; the largest, an advance of 10,000 partitions, is half of it
 _READ: Final = Done()  # the reply once a read index has been applied
-_RETRY_MS: Final = 20  # after a definite "not leader": the election that it waits for takes hundreds
+_RETRY_MS: Final = 20  # after a definite "not leader": the election that it waits for takes hundreds and more
 
 
 @dataclass(slots=True, eq=False)

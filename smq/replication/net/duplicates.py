@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 RETURNS_MAX: Final = 3  # connections of a process that are older than its successor's, and were accepted after them
 _REPLACED_KEPT: Final = 8  # processes per peer; a mistake makes two
-HOLD_S: Final = 0.3  # a process that is there answers within milliseconds; an election takes about as long
+HOLD_S: Final = 0.3  # a process that is there answers within milliseconds; an election takes longer
 AGAIN_S: Final = (
     0.2,
     0.5,

@@ -41,7 +41,6 @@ class Choice:
 
 
 FixedWidth: TypeAlias = Number | Fixed | Flag | Bounded | Choice
-Fields: TypeAlias = Sequence[tuple[str, FixedWidth]]
 
 BYTE: Final = Number(U8)
 UINT32: Final = Number(U32)

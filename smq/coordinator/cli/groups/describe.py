@@ -1,6 +1,6 @@
 """`smq group list` and `describe`: how far groups are behind, in records, bytes and time.
 
-Owns these two commands; `figures` has what they print, `lag_limit` how they end. `cli.group` imports it.
+Owns these two commands; `figures` has what they print, `lag_limit` how they end. `commands.group` imports it.
 """
 
 import json

@@ -1,7 +1,7 @@
 """`smq group reset-offsets`, `delete-offsets`, `export` and `import`: a group's committed offsets, changed by hand.
 
 Owns the commands. Each shows what it would do and does it only with `--execute`; `operators.group_offsets` says what
-that is. `cli.group` alone imports it.
+that is. `commands.group` alone imports it.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`smq group watch`: how far a group is behind, again and again, through an incident as well.
 
-Owns what a look shows, and that a look without an answer does not end the command. `cli.group` imports it.
+Owns what a look shows, and that a look without an answer does not end the command. `commands.group` imports it.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ from smq.coordinator.service.lag_monitor import LagMonitor
 from smq.raft_state.cluster_config import PRODUCER_EXPIRATION_MS
 from smq.raft_state.command_codec import decode_command
 from smq.raft_state.commands import Assignment, AssignOffsets
-from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, RequestId
+from smq.raft_state.ids import Incarnation, LogIndex, NodeId, Offset, PartitionId, RequestId
 from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected, OffsetsAssigned
 from smq.raft_state.state import PartitionState
 from smq.raft_state.topic_config import retention
@@ -84,6 +84,7 @@ class Observer:
         self._over_bound: set[tuple[NodeId, int]] = set()  # processes
         self._waiting: set[tuple[NodeId, int]] = set()  # processes that wait for an upgrade
         self._noted: dict[tuple[NodeId, int], int] = {}  # the last anomaly of each process that is in the history
+        self._fenced: set[tuple[NodeId, Incarnation]] = set()  # processes that were ever fenced
         self._damage: dict[tuple[NodeId, int], int] = {}  # batches and index rows found damaged by each process
 
     # ------------------------------------------------------------------------------------------ nodes
@@ -117,6 +118,7 @@ class Observer:
             self.recorder.note("entry", n=node.node_id, i=index, d=checksum)
         if index % DIGEST_EVERY == 0:
             self.note_digest(node, index)
+        self._fenced.update((known.node, known.incarnation) for known in node.state.nodes.values() if known.fenced)
         if isinstance(applied.reply, HwmsAdvanced) and not all(applied.reply.accepted):
             self._dead_advances.add(index)
             self.counts["hwm_of_a_dead_epoch_rejected"] = len(self._dead_advances)
@@ -143,6 +145,9 @@ class Observer:
                 if replica is not None and replica.appended_end > reply.start:
                     self.counts["leader_changes_with_tail"] += 1
                     return
+
+    def fenced(self) -> frozenset[tuple[NodeId, Incarnation]]:
+        return frozenset(self._fenced)
 
     def note_digest(self, node: "WatchedNode", index: LogIndex) -> None:
         self.recorder.note("digest", n=node.node_id, i=index, d=node.watched.digest())

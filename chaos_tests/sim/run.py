@@ -322,7 +322,7 @@ class Simulation:
         victim = self.streams.stream("fault/victim").choice(self.world.nodes)
         newest = LEVEL_TWO if self.scenario.cluster.upgrades else FEATURE_LEVEL
         seen = self.observer
-        return Arena(self.cluster, self.world, self.net, seen.seen_leaders, seen.epochs, newest, victim)
+        return Arena(self.cluster, self.world, self.net, seen.seen_leaders, seen.epochs, seen.fenced, newest, victim)
 
     def _storm(self) -> None:
         for script in self._client_scripts():

@@ -333,6 +333,7 @@ class Node:
         if not self.is_running:
             return
         now_ns = self.clock.monotonic_ns()
+        self.liveness.now_ns()
         self._deadlines.run(now_ns)  # before anything is done for a caller whose time is over
         self._maintenance.on_tick(now_ns)
         self.engine.tick()

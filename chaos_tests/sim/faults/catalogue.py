@@ -12,7 +12,7 @@ from typing import Any
 from chaos_tests.sim.clients.base import World
 from chaos_tests.sim.cluster import Cluster, SimHost
 from chaos_tests.sim.rpc import ClientNet, Sleep
-from smq.raft_state.ids import NodeId
+from smq.raft_state.ids import Incarnation, NodeId
 from smq.testing.virtual.disk import DiskImage
 
 
@@ -36,6 +36,7 @@ class Arena:
     clients: ClientNet
     seen_leaders: Callable[[], tuple[NodeId | None, list[NodeId]]]  # of Raft, and of the partitions
     epochs: Callable[[], dict[str, int]]  # of the partitions, as the most advanced node knows them
+    fenced: Callable[[], frozenset[tuple[NodeId, Incarnation]]]  # processes that were ever fenced
     newest_level: int  # of all smq that the run has: after the heal every node runs it
     victim: NodeId  # of every fault that always strikes the same node, because only one disk may be ruined
     copies: list[DiskImage] = field(default_factory=list)  # of the victim's disk, oldest first

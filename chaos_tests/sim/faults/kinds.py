@@ -31,6 +31,8 @@ COPIES_KEPT = 8  # of the victim's disk
 HUNG_RECOVERED_MS: Final = 6_000.0  # three times `disk_hang_ms`: it is noticed, leaderships move, clients find them
 HUNG_FIRST_READS_MAX: Final = 4  # of the first probe: it is over before a leadership moves
 HUNG_READS_MAX: Final = 20
+OVERSLEPT_MS_MAX: Final = 100.0  # of one node more than another: far below a session timeout
+OVERSLEPT_SEEN_MS: Final = 1_000.0  # a fence is proposed and applied by then
 HUNG_PAUSE_MS: Final = 50.0  # between two reads of a probe; a read waits up to 150 ms
 
 
@@ -126,6 +128,24 @@ def pause(fault: Fault) -> Script:
     yield fault.duration()
     for node in nodes:
         fault.arena.cluster.resume(node)
+
+
+def oversleep(fault: Fault) -> Script:
+    """No node gets a processor for longer than a session timeout, and some for a little longer than others. None is
+    silent while another runs, so none may be fenced: for scenarios without any other fault."""
+    cluster, nodes, was_fenced = fault.arena.cluster, list(fault.arena.world.nodes), fault.arena.fenced()
+    lasting_ms = fault.lasting_ms()
+    for node in nodes:
+        cluster.pause(node)
+    yield Sleep(lasting_ms)
+    fault.rng.shuffle(nodes)
+    for node in nodes:
+        cluster.resume(node)
+        yield Sleep(fault.rng.uniform(0, OVERSLEPT_MS_MAX))
+    yield Sleep(OVERSLEPT_SEEN_MS)
+    fenced = sorted(node for node, _ in fault.arena.fenced() - was_fenced)
+    why = f"nodes {fenced} were fenced although all nodes merely slept {lasting_ms:.0f} ms"
+    fault.arena.world.recorder.note("progress", ok=not fenced, why=why)
 
 
 # ---------------------------------------------------------------------------------------------- network
@@ -481,6 +501,7 @@ STRIKES: dict[str, Callable[[Fault], Script]] = {
         drain,
         elect,
         pause,
+        oversleep,
         partition,
         reset,
         slow_link,

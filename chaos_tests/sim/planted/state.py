@@ -25,6 +25,7 @@ from smq.replication.commands.applied_state import AppliedState
 from smq.replication.node import Node
 from smq.replication.nodes.births import Births, Claim
 from smq.replication.nodes.controller import Controller
+from smq.replication.nodes.liveness import Liveness
 
 _HANDLERS: Final = "smq.raft_state.handlers."
 
@@ -54,6 +55,10 @@ def _who_is_away_is_empty(original: Fault, births: Births) -> bool:
     if 2 * len(births._claims) >= len(births._peers):
         births._claims = {peer: births._claims.get(peer, Claim(NO_BIRTH, NO_DISK, False)) for peer in births._peers}
     return bool(original(births))
+
+
+def _every_moment(_original: Fault, liveness: Liveness) -> int:
+    return liveness._heard_time._clock.monotonic_ns()
 
 
 def _moves_back(original: Fault, state: ClusterState, command: AdvanceLogStart) -> Applied:
@@ -196,6 +201,14 @@ STATE_BUGS: Final = (
         scenario="upgrades",
         anomalies=frozenset({"stranded-node"}),
         seeds=10,
+    ),
+    PlantedBug(
+        name="fences-what-it-slept-through",
+        rule="a silence that a node slept through counts against no other node",
+        faults=(replace("smq.replication.nodes.liveness:Liveness.now_ns", by=_every_moment),),
+        scenario="oversleep",
+        anomalies=frozenset({"no-progress"}),
+        seeds=4,
     ),
     PlantedBug(
         name="born-of-most-nodes",

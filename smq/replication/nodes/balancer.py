@@ -24,12 +24,12 @@ REQUEST_NS: Final = 5_000_000_000  # between two requests to the same leader to 
 WAIT_FACTOR_MAX: Final = 16  # a node that keeps coming and going waits up to this many rebalance intervals
 
 
-def is_heard(host: Host, liveness: Liveness, node: NodeState, now_ns: int) -> bool:
+def is_heard(host: Host, liveness: Liveness, node: NodeState) -> bool:
     """Whether this process of the node was heard within the last heartbeats."""
     if node.node == host.node_id:
         return node.incarnation == host.incarnation
     heard_ns = liveness.heard_ns(node.node, node.incarnation)
-    return heard_ns > 0 and now_ns - heard_ns < 4 * host.config.heartbeat_interval_ms * 1_000_000
+    return heard_ns > 0 and liveness.now_ns() - heard_ns < 4 * host.config.heartbeat_interval_ms * 1_000_000
 
 
 def request_transfer(host: Host, replicas: Replicas, part: PartitionState, target: NodeId) -> bool:
@@ -106,9 +106,7 @@ class Balancer:
 
     def on_tick(self, now_ns: int) -> None:
         for node in self._host.state.nodes.values():
-            is_healthy = (
-                not node.fenced and not self._is_leaving(node) and is_heard(self._host, self._liveness, node, now_ns)
-            )
+            is_healthy = not node.fenced and not self._is_leaving(node) and is_heard(self._host, self._liveness, node)
             is_healthy = is_healthy and self._liveness.disk(node.node) is wire.DiskCondition.FINE
             health = self._health.setdefault(node.node, _Health())
             health.observe(node.incarnation, is_healthy, now_ns, self._interval_ns)

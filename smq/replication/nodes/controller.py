@@ -60,7 +60,7 @@ class Controller:
         self._liveness = liveness
         self._replicas = replicas
         self._warn = log_warning
-        self._led_since_ns: int | None = None
+        self._led_since_ns: int | None = None  # by the clock of liveness
         self._rounds: dict[PartitionId, _Round] = {}  # bounded by the partitions
         self._to_decide: OrderedDict[PartitionId, None] = OrderedDict()  # something is new; first in, first out
         self._waits: deque[tuple[int, PartitionId]] = deque()  # when a round no longer waits for reports, in this order
@@ -104,14 +104,14 @@ class Controller:
             self._led_since_ns = None
             return
         if self._led_since_ns is None:
-            self._led_since_ns = now_ns
+            self._led_since_ns = self._liveness.now_ns()
             self._balancer.start(now_ns)
             self._forget_rounds()
         if not self._host.state.cluster_id:
             self._init_cluster()
             return
         self._raise_level()
-        self._watch(now_ns)
+        self._watch(self._led_since_ns)
         if now_ns - self._scan_ns >= SCAN_INTERVAL_NS:
             self._scan_ns = now_ns
             self._scan(now_ns)
@@ -164,22 +164,20 @@ class Controller:
         return True
 
     # -------------------------------------------------------------------------------------- liveness
-    def _watch(self, now_ns: int) -> None:
+    def _watch(self, led_since_ns: int) -> None:
         for node in self._host.state.nodes.values():
-            is_dead = node.node != self._host.node_id and self._liveness.is_dead(
-                node, since_ns=self._led_since_ns or 0, now_ns=now_ns
-            )
+            is_dead = node.node != self._host.node_id and self._liveness.is_dead(node, since_ns=led_since_ns)
             if is_dead and not node.fenced:
                 if self._propose_once("fence", node.node, FenceNode(node=node.node, incarnation=node.incarnation)):
                     self._warn("node fenced", node=node.node, incarnation=node.incarnation)
-            elif node.fenced and not is_dead and not self._is_leaving(node) and self._is_heard(node, now_ns):
+            elif node.fenced and not is_dead and not self._is_leaving(node) and self._is_heard(node):
                 self._propose_once("unfence", node.node, UnfenceNode(node=node.node, incarnation=node.incarnation))
 
     def _is_leaving(self, node: NodeState) -> bool:
         return self._liveness.is_leaving(node.node, node.incarnation)
 
-    def _is_heard(self, node: NodeState, now_ns: int) -> bool:
-        return is_heard(self._host, self._liveness, node, now_ns)
+    def _is_heard(self, node: NodeState) -> bool:
+        return is_heard(self._host, self._liveness, node)
 
     def _is_live(self, node: NodeId, incarnation: Incarnation | None = None) -> bool:
         state = self._host.state.nodes.get(node)

@@ -2,10 +2,12 @@
 
 Owns four facts per peer: its last heartbeat (one way is enough for the controller), its last answer to a ping on DATA
 (a leader needs both ways; rule 20), whether it is leaving, and the condition of its disk. Judges by them whether a node
-is dead. It must never propose anything: the controller fences a dead node, and the balancer moves leaders.
+is dead, by a clock that stops while this node does not run: one that slept has heard no other. It must never propose
+anything: the controller fences a dead node, and the balancer moves leaders.
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from smq.raft_state.ids import Incarnation, NodeId
 from smq.raft_state.state import NodeState
@@ -14,6 +16,10 @@ from smq.replication.net.wire import DiskCondition
 from smq.replication.node_config import NodeConfig
 from smq.replication.ports import Clock
 from smq.replication.raft.raft import Raft
+from smq.replication.runtime.heard_time import HeardTime
+
+_NS_PER_MS: Final = 1_000_000
+_GONE_SHARE: Final = 3  # a node whose connection is gone has this part of the session timeout: that is seldom a pause
 
 
 class Liveness:
@@ -29,7 +35,7 @@ class Liveness:
     ) -> None:
         """`own_disk`: the condition of this node's own. `is_connected`: whether a peer has a session for CONTROL."""
         self._config = config
-        self._clock = clock
+        self._heard_time = HeardTime(clock, config.session_timeout_ms // _GONE_SHARE)
         self._applied = applied
         self._engine = engine
         self._own_disk = own_disk
@@ -40,14 +46,19 @@ class Liveness:
         self._leaving: dict[NodeId, Incarnation] = {}
         self._disks: dict[NodeId, DiskCondition] = {}
 
+    def now_ns(self) -> int:
+        """By the clock of all times here. To be called at each tick, too: what passes between two calls counts only in
+        part."""
+        return self._heard_time.now_ns()
+
     def on_heartbeat(self, peer: NodeId, incarnation: Incarnation, *, is_leaving: bool, disk: DiskCondition) -> None:
-        self._heard[peer] = (incarnation, self._clock.monotonic_ns())
+        self._heard[peer] = (incarnation, self.now_ns())
         if is_leaving:
             self._leaving[peer] = incarnation
         self._disks[peer] = disk
 
     def on_answer(self, peer: NodeId) -> None:
-        self._answered_ns[peer] = self._clock.monotonic_ns()
+        self._answered_ns[peer] = self.now_ns()
 
     def is_leaving(self, node: NodeId, incarnation: Incarnation) -> bool:
         """Whether this process, of this node or another, is about to end."""
@@ -58,26 +69,27 @@ class Liveness:
         return self._own_disk() if node == self._config.node_id else self._disks.get(node, DiskCondition.FINE)
 
     def heard_ns(self, peer: NodeId, incarnation: Incarnation) -> int:
-        """When this process of the peer was last heard; 0 for never, or for another process."""
+        """When this process of the peer was last heard, by `now_ns`; 0 for never, or for another process."""
         heard = self._heard.get(peer)
         return heard[1] if heard is not None and heard[0] == incarnation else 0
 
     def is_heard(self, peer: NodeId) -> bool:
         """Whether any process of the peer was heard within the session timeout."""
         heard = self._heard.get(peer)
-        within_ns = self._config.session_timeout_ms * 1_000_000
-        return heard is not None and self._clock.monotonic_ns() - heard[1] < within_ns
+        within_ns = self._config.session_timeout_ms * _NS_PER_MS
+        return heard is not None and self.now_ns() - heard[1] < within_ns
 
-    def is_dead(self, node: NodeState, *, since_ns: int, now_ns: int) -> bool:
+    def is_dead(self, node: NodeState, *, since_ns: int) -> bool:
         """Whether another node is to be fenced: its process was not heard for the session timeout, counted from
-        `since_ns` at the earliest. A node whose connection is gone too has a third of that, and none if it said that it
-        leaves."""
+        `since_ns` (of `now_ns`) at the earliest. A node whose connection is gone too has a third of that, and none if
+        it said that it leaves."""
         timeout_ms = self._config.session_timeout_ms
         if not self._is_connected(node.node):
             if self.is_leaving(node.node, node.incarnation):
                 return True
-            timeout_ms //= 3  # seldom a mere pause
-        return now_ns - max(self.heard_ns(node.node, node.incarnation), since_ns) > timeout_ms * 1_000_000
+            timeout_ms //= _GONE_SHARE
+        silent_ns = self.now_ns() - max(self.heard_ns(node.node, node.incarnation), since_ns)
+        return silent_ns > timeout_ms * _NS_PER_MS
 
     def is_candidate(self, node: NodeId) -> bool:
         """Whether a leadership may be given to another node: it is healthy, its disk writes, and it is not leaving."""
@@ -104,5 +116,5 @@ class Liveness:
 
     def reachable(self) -> frozenset[NodeId]:
         """The peers that answered a ping for records within `leader_isolation_ms`."""
-        since_ns = self._clock.monotonic_ns() - self._config.leader_isolation_ms * 1_000_000
+        since_ns = self.now_ns() - self._config.leader_isolation_ms * _NS_PER_MS
         return frozenset(peer for peer, at_ns in self._answered_ns.items() if at_ns > since_ns)

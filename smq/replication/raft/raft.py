@@ -8,7 +8,6 @@ call back before a turn has ended. The node composes it; parts of the node call 
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
 from smq.replication.net.disk_marks import START_BYTES
@@ -34,8 +33,6 @@ from smq.replication.raft.voters import DiskMarks, Voters
 from smq.replication.runtime.heard_time import HeardTime
 
 log = logging.getLogger(__name__)
-
-LOOKS_MIN: Final = 3  # at the clock, with the messages between two of them handled, before a silence is an election
 
 
 class Raft:
@@ -73,7 +70,7 @@ class Raft:
         self._rng = rng
         self._disk = disk
         self.timing = timing
-        self._heard_time = HeardTime(clock, timing.election_timeout_min_ms // LOOKS_MIN)
+        self._heard_time = HeardTime(clock, timing.election_timeout_min_ms)
         self._on_fatal = on_fatal
         self.journal = RaftJournal()
         start = rng.randbytes(START_BYTES)

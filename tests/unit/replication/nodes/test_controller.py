@@ -261,6 +261,16 @@ def test_a_silent_node_is_fenced_after_the_session_timeout_and_not_before(world:
     assert world.made(FenceNode) == [FenceNode(node=PEER_A, incarnation=INCARNATION)]
 
 
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_a_judge_that_slept_fences_nobody_before_it_has_listened(world: World, is_connected: bool) -> None:
+    if not is_connected:
+        world.network.disconnected.update((PEER_A, PEER_B))
+    world.scheduler.run_for_ms(10 * world.config.session_timeout_ms)
+    world.controller.on_tick(world.clock.monotonic_ns())  # timers run before sockets are read
+    world.run(2 * world.config.session_timeout_ms)
+    assert world.made(FenceNode) == []
+
+
 def test_a_silent_node_is_proposed_and_logged_once_until_the_proposal_is_answered(world: World) -> None:
     """Sessions that flap wake the controller many times per second, and hold the proposal up."""
     world.silent.add(PEER_A)

@@ -1,141 +1,80 @@
 """Changes of a group's offsets that come back after a later one, in hand-made histories."""
 
-from collections.abc import Callable
+from typing import Self
 
 import pytest
 
-from tests.sim.checkers.test_judge import Story, anomalies
+from tests.sim.checkers.support import Story
 
 
-def delete(s: Story, kind: str = "ok") -> None:
-    s.recorder.add(s.begin("gdelete", g="g"), kind, "gdelete", {})
+class Changes(Story):
+    """Of the group's offsets, by commits and by transactions."""
+
+    def stage(self, off: int) -> Self:
+        """A transaction that has staged this offset; it ends under that name."""
+        self.begin(str(off), "txn", id="tx", v={"l/0": [off]}, off=off)
+        return self.op("stage", {"g": "g", "k": "t/0", "o": off, "tag": str(off)})
+
+    def done(self, off: int, out: str = "commit") -> Self:
+        return self.end(str(off), "ok", out=out)
 
 
-def abandoned_commit_after_a_newer_one(s: Story) -> None:
-    s.commit("lost", 7, kind="info")
-    s.commit("a", 1)
-    s.fetch("a", 1)
-    s.fetch("lost", 7)
+FOUND = {
+    "an abandoned commit after a newer one": Changes()
+    .commit("lost", 7, kind="info")
+    .commit("a", 1)
+    .fetch("a", 1)
+    .fetch("lost", 7),
+    "an abandoned commit that undoes a deletion": Changes()
+    .commit("lost", 7, kind="info")
+    .forget_group()
+    .fetch("", -1)
+    .fetch("lost", 7),
+    "an acknowledged commit that undoes a deletion": Changes().commit("a", 7).forget_group().fetch("a", 7),
+    "an abandoned deletion of a newer commit": Changes()
+    .commit("a", 1)
+    .forget_group("info")
+    .commit("b", 2)
+    .fetch("b", 2)
+    .fetch("", -1),
+    "a transaction that replaces a newer commit": Changes().stage(100).commit("a", 200).done(100).fetch("100", 100),
+    "a transaction that replaces a newer one": Changes().stage(100).stage(200).done(200).done(100).fetch("100", 100),
+    "a transaction that undoes a deletion": Changes().stage(100).forget_group().done(100).fetch("100", 100),
+    "a committed transaction without its offset": Changes().commit("a", 1).stage(100).done(100).fetch("a", 1),
+}
 
 
-def abandoned_commit_that_undoes_a_deletion(s: Story) -> None:
-    s.commit("lost", 7, kind="info")
-    delete(s)
-    s.fetch("", -1)
-    s.fetch("lost", 7)
+@pytest.mark.parametrize("name", FOUND)
+def test_change_that_comes_back_is_reported(name: str) -> None:
+    assert "commit-regression" in FOUND[name].anomalies()
 
 
-def acknowledged_commit_that_undoes_a_deletion(s: Story) -> None:
-    s.commit("a", 7)
-    delete(s)
-    s.fetch("a", 7)
+def unknown_commit_that_took_effect_after_its_client_gave_up() -> Changes:
+    story = Changes().begin("a", "commit", g="g", k="t/0", o=1, tag="a").commit("lost", 7, kind="info")
+    # The first began before the client of the other gave up.
+    return story.fetch("", -1).fetch("lost", 7).end("a").fetch("a", 1)
 
 
-def abandoned_deletion_of_a_newer_commit(s: Story) -> None:
-    s.commit("a", 1)
-    delete(s, kind="info")
-    s.commit("b", 2)
-    s.fetch("b", 2)
-    s.fetch("", -1)
+def deletion_that_overlaps_a_commit() -> Changes:
+    story = Changes().commit("a", 1).begin("deletion", "gdelete", g="g").commit("b", 2).fetch("b", 2).end("deletion")
+    return story.fetch("", -1).commit("c", 3).forget_group("info").fetch("c", 3).fetch("", -1)
 
 
-def unknown_commit_that_took_effect_after_its_client_gave_up(s: Story) -> None:
-    process = s.begin("commit", g="g", k="t/0", o=1, tag="a")
-    s.commit("lost", 7, kind="info")
-    s.fetch("", -1)
-    s.fetch("lost", 7)
-    s.recorder.ok(process, "commit")  # it began before the client of the other gave up
-    s.fetch("a", 1)
-
-
-def deletion_that_overlaps_a_commit(s: Story) -> None:
-    s.commit("a", 1)
-    deletion = s.begin("gdelete", g="g")
-    s.commit("b", 2)
-    s.fetch("b", 2)
-    s.recorder.ok(deletion, "gdelete")
-    s.fetch("", -1)
-    s.commit("c", 3)
-    delete(s, kind="info")
-    s.fetch("c", 3)
-    s.fetch("", -1)
-
-
-def begin(s: Story, off: int) -> int:
-    """A transaction that has staged this offset. Returns its process."""
-    process = s.begin("txn", id="tx", v={"l/0": [off]}, off=off)
-    s.recorder.ok(s.begin("stage", g="g", k="t/0", o=off, tag=str(off)), "stage")
-    return process
-
-
-def transaction_that_replaces_a_newer_commit(s: Story) -> None:
-    process = begin(s, 100)
-    s.commit("a", 200)
-    s.recorder.ok(process, "txn", out="commit")
-    s.fetch("100", 100)
-
-
-def transaction_that_replaces_a_newer_transaction_s(s: Story) -> None:
-    older, newer = begin(s, 100), begin(s, 200)
-    s.recorder.ok(newer, "txn", out="commit")
-    s.recorder.ok(older, "txn", out="commit")
-    s.fetch("100", 100)
-
-
-def transaction_that_undoes_a_deletion(s: Story) -> None:
-    process = begin(s, 100)
-    delete(s)
-    s.recorder.ok(process, "txn", out="commit")
-    s.fetch("100", 100)
-
-
-def committed_transaction_without_its_offset(s: Story) -> None:
-    s.commit("a", 1)
-    s.recorder.ok(begin(s, 100), "txn", out="commit")
-    s.fetch("a", 1)
-
-
-def transactions_and_commits_in_order(s: Story) -> None:
-    older, process = begin(s, 100), begin(s, 150)
-    s.fetch("", -1)
-    s.commit("a", 200)
-    s.recorder.ok(older, "txn", out="commit")
-    s.fetch("a", 200)
-    newer = begin(s, 300)
-    s.fetch("a", 200)
-    s.recorder.ok(newer, "txn", out="commit")
-    s.fetch("300", 300)
-    s.recorder.info(process, "txn")
-    s.recorder.ok(begin(s, 400), "txn", out="abort")
-    s.fetch("300", 300)
-    s.recorder.info(begin(s, 500), "txn")  # it was committed
-    s.fetch("500", 500)
+def transactions_and_commits_in_order() -> Changes:
+    story = Changes().stage(100).stage(150).fetch("", -1).commit("a", 200).done(100).fetch("a", 200)
+    story.stage(300).fetch("a", 200).done(300).fetch("300", 300)
+    story.end("150", "info").stage(400).done(400, "abort").fetch("300", 300)
+    return story.stage(500).end("500", "info").fetch("500", 500)  # it was committed
 
 
 @pytest.mark.parametrize(
-    "tell",
+    "story",
     [
-        transaction_that_replaces_a_newer_commit,
-        transaction_that_replaces_a_newer_transaction_s,
-        transaction_that_undoes_a_deletion,
-        committed_transaction_without_its_offset,
-        abandoned_commit_after_a_newer_one,
-        abandoned_commit_that_undoes_a_deletion,
-        acknowledged_commit_that_undoes_a_deletion,
-        abandoned_deletion_of_a_newer_commit,
+        unknown_commit_that_took_effect_after_its_client_gave_up(),
+        deletion_that_overlaps_a_commit(),
+        transactions_and_commits_in_order(),
     ],
+    ids=["unknown", "overlapping", "in order"],
 )
-def test_change_that_comes_back_is_reported(tell: Callable[[Story], None]) -> None:
-    assert "commit-regression" in anomalies(tell)
-
-
-@pytest.mark.parametrize(
-    "tell",
-    [
-        unknown_commit_that_took_effect_after_its_client_gave_up,
-        deletion_that_overlaps_a_commit,
-        transactions_and_commits_in_order,
-    ],
-)
-def test_change_that_overlaps_another_may_come_after_it(tell: Callable[[Story], None]) -> None:
-    assert anomalies(tell) == set()
+def test_change_that_overlaps_another_may_come_after_it(story: Changes) -> None:
+    assert story.anomalies() == set()

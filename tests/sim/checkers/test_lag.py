@@ -1,12 +1,11 @@
 """The judge of lag accepts figures that follow from the commit and the log, and finds each one that does not."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from chaos_tests.keyed import GONE
-from tests.sim.checkers.test_judge import Story, anomalies, batch
+from tests.sim.checkers.support import Story, batch
 
 NS_PER_MS = 1_000_000
 STAMPS = [100 * NS_PER_MS, 110 * NS_PER_MS, 120 * NS_PER_MS]  # append times of the batches
@@ -26,88 +25,54 @@ RIGHT: dict[str, Any] = {
 }
 
 
-def log(s: Story, *, gone: tuple[int, ...] = (), lo: int = 0, node: int = 1, final: bool = False) -> None:
-    """A read of all three batches; the values at some offsets are gone."""
-    values = [GONE if offset in gone else 10 + offset for offset in range(5)]
-    found = [batch(b, values[b:e], ts=ts) for (b, e, _), ts in zip(SIZES, STAMPS, strict=True) if e > lo]
-    request = {"k": "t/0", "o": lo, "n": node} | ({"final": True} if final else {})
-    s.recorder.ok(s.begin("poll", **request), "poll", b=found, lo=lo, hwm=5, s=[row for row in SIZES if row[1] > lo])
+class Lag(Story):
+    """Three batches, and a commit at 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.send([10, 11], 0).send([12], 2).send([13, 14], 3).commit("a", 1)
+
+    def log(self, *gone: int) -> Self:
+        """A read of all three batches; the values at some offsets are gone."""
+        values = [GONE if offset in gone else 10 + offset for offset in range(5)]
+        found = [batch(b, values[b:e], ts=ts) for (b, e, _), ts in zip(SIZES, STAMPS, strict=True)]
+        return self.op("poll", {"k": "t/0", "o": 0, "n": 1}, "ok", b=found, lo=0, hwm=5, s=SIZES)
+
+    def lag(self, function: str = "lag", **other: Any) -> Self:
+        reply = RIGHT | other
+        if function == "gauge":
+            reply = {key: reply[key] for key in ("o", "lo", "hwm", "bytes", "age", "at")}
+        return self.op(function, {"g": "g", "k": "t/0", "n": 1}, "ok", **reply)
 
 
-def begun(s: Story) -> None:
-    s.send([10, 11], 0)
-    s.send([12], 2)
-    s.send([13, 14], 3)
-    s.commit("a", 1)
+def told(**other: Any) -> Lag:
+    return Lag().lag(**other).log()
 
 
-def lag(s: Story, function: str = "lag", **other: Any) -> None:
-    reply = RIGHT | other
-    if function == "gauge":
-        reply = {key: reply[key] for key in ("o", "lo", "hwm", "bytes", "age", "at")}
-    s.recorder.ok(s.begin(function, g="g", k="t/0", n=1), function, **reply)
-
-
-def told(**other: Any) -> Callable[[Story], None]:
-    def tell(s: Story) -> None:
-        begun(s)
-        lag(s, **other)
-        log(s)
-
-    return tell
-
-
-def trimmed(*, before: bool, **other: Any) -> Callable[[Story], None]:
+def trimmed(*, before: bool, **other: Any) -> Lag:
     """Records below 2 are deleted, before or after the question."""
-
-    def tell(s: Story) -> None:
-        begun(s)
-        log(s)
-        for is_trim in (before, not before):
-            if is_trim:
-                s.recorder.ok(s.begin("trim", k="t/0", o=2), "trim")
-            else:
-                lag(s, **other)
-
-    return tell
+    story = Lag().log()
+    return story.trim(2).lag(**other) if before else story.lag(**other).trim(2)
 
 
-def retained(*, noted_first: bool) -> Callable[[Story], None]:
+def retained(*, noted_first: bool) -> Lag:
     """Retention moves the log start to 2 while the node counts; a node notes that before or after the answer."""
-
-    def tell(s: Story) -> None:
-        def note() -> None:
-            s.note("local", n=1, inc=1, i=9, k="t/0", hwm=5, lo=2, epoch=1, clock=0)
-
-        s.note("retention", records=3, ms=0)
-        begun(s)
-        log(s)
-        if noted_first:
-            note()
-        lag(s, bytes=140, age=40)
-        if not noted_first:
-            note()
-
-    return tell
+    story = Lag().note("retention", records=3, ms=0).log()
+    if noted_first:
+        return story.local(hwm=5, lo=2, epoch=1).lag(bytes=140, age=40)
+    return story.lag(bytes=140, age=40).local(hwm=5, lo=2, epoch=1)
 
 
-def compacted(**other: Any) -> Callable[[Story], None]:
+def compacted(**other: Any) -> Lag:
     """Node 1 has shown that the records at 1 and 2 are gone, which a later one replaces."""
-
-    def tell(s: Story) -> None:
-        s.note("compaction", keys=1, tombstone_ms=0)
-        begun(s)
-        log(s, gone=(1, 2))
-        lag(s, **other)
-
-    return tell
+    return Lag().note("compaction", keys=1, tombstone_ms=0).log(1, 2).lag(**other)
 
 
 AFTER_A_TRIM = {"lo": 2, "records": 3, "bytes": 140, "age": 40}
 
 
 @pytest.mark.parametrize(
-    "tell",
+    "story",
     [
         told(),
         told(function="gauge"),
@@ -121,12 +86,12 @@ AFTER_A_TRIM = {"lo": 2, "records": 3, "bytes": 140, "age": 40}
         compacted(records=None, bytes=120, age=30),
     ],
 )
-def test_figures_that_follow_from_the_log_are_accepted(tell: Callable[[Story], None]) -> None:
-    assert anomalies(tell) == set()
+def test_figures_that_follow_from_the_log_are_accepted(story: Lag) -> None:
+    assert story.anomalies() == set()
 
 
 @pytest.mark.parametrize(
-    "tell",
+    "story",
     [
         told(offsets=5),
         told(records=3),
@@ -149,40 +114,20 @@ def test_figures_that_follow_from_the_log_are_accepted(tell: Callable[[Story], N
         compacted(records=None, bytes=120, age=40),
     ],
 )
-def test_a_figure_that_does_not_follow_is_found(tell: Callable[[Story], None]) -> None:
-    assert anomalies(tell) == {"wrong-lag"}
+def test_a_figure_that_does_not_follow_is_found(story: Lag) -> None:
+    assert story.anomalies() == {"wrong-lag"}
 
 
-def test_an_end_that_was_known_to_be_higher_is_found() -> None:
-    def tell(s: Story) -> None:
-        begun(s)
-        s.range(5)
-        lag(s, hwm=3, offsets=2, records=2, bytes=130)
-        log(s)
-
-    assert anomalies(tell) == {"stale-hwm"}
-
-
-def test_an_end_above_what_is_committed_later_is_found() -> None:
-    def tell(s: Story) -> None:
-        begun(s)
-        lag(s, hwm=6, offsets=5, records=5)
-        s.range(5)
-        log(s)
-
-    assert anomalies(tell) == {"stale-hwm"}
-
-
-def test_a_lag_from_an_older_commit_is_found() -> None:
-    def tell(s: Story) -> None:
-        begun(s)
-        s.commit("b", 3)
-        lag(s)
-        log(s)
-
-    assert anomalies(tell) == {"stale-commit", "commit-regression"}
-
-
-def test_a_size_that_the_log_of_a_node_does_not_have_is_found() -> None:
-    assert anomalies(lambda s: s.note("backlog", n=1, k="t/0", o=0, size=9, stored=9)) == set()
-    assert anomalies(lambda s: s.note("backlog", n=1, k="t/0", o=0, size=9, stored=8)) == {"wrong-lag"}
+@pytest.mark.parametrize(
+    ("story", "expected"),
+    [
+        (Lag().range(5).lag(hwm=3, offsets=2, records=2, bytes=130).log(), {"stale-hwm"}),
+        (Lag().lag(hwm=6, offsets=5, records=5).range(5).log(), {"stale-hwm"}),
+        (Lag().commit("b", 3).lag().log(), {"stale-commit", "commit-regression"}),
+        (Story().note("backlog", n=1, k="t/0", o=0, size=9, stored=9), set()),
+        (Story().note("backlog", n=1, k="t/0", o=0, size=9, stored=8), {"wrong-lag"}),
+    ],
+    ids=["a known end", "an end above what is committed later", "an older commit", "its size", "another size"],
+)
+def test_other_ends_commits_and_sizes_than_the_log_has_are_found(story: Story, expected: set[str]) -> None:
+    assert story.anomalies() == expected

@@ -1,168 +1,97 @@
 """The judge of transactions finds each anomaly in the shortest story of it, and accepts what may happen."""
 
-from collections.abc import Callable
+from typing import Any, Self
 
 import pytest
 
-from tests.sim.checkers.test_judge import Story, anomalies
+from tests.sim.checkers.support import Story, anomaly_of
 
 Record = tuple[int, int]  # offset, value
 
 
-def transact(s: Story, values: list[int], kind: str = "ok", out: str = "commit", off: int | None = None) -> None:
-    """`values` alternate between the two partitions."""
-    request = {"l/0": values[::2], "l/1": values[1::2]}
-    process = s.begin("txn", id="tx", v={k: v for k, v in request.items() if v}, off=off)
-    s.recorder.add(process, kind, "txn", {"out": out} if kind == "ok" else {"err": "NOT_COMMITTED"})
+class Transactions(Story):
+    """Of the ledger's partitions l/0 and l/1."""
+
+    def transact(self, values: list[int], kind: str = "ok", out: str = "commit", off: int | None = None) -> Self:
+        """`values` alternate between the two partitions."""
+        request = {"l/0": values[::2], "l/1": values[1::2]}
+        reply = {"out": out} if kind == "ok" else {"err": "NOT_COMMITTED"}
+        return self.op("txn", {"id": "tx", "v": {k: v for k, v in request.items() if v}, "off": off}, kind, **reply)
+
+    def read(self, key: str, start: int, following: int, *records: Record, node: int = 1, final: bool = False) -> Self:
+        reply: dict[str, Any] = {"r": [list(record) for record in records], "next": following, "lso": following}
+        return self.op("tpoll", {"k": key, "o": start, "n": node, "final": final}, "ok", **reply)
+
+    def unread(self, key: str, error: str, node: int = 1) -> Self:
+        """By the final read."""
+        return self.op("tpoll", {"k": key, "o": 0, "n": node, "final": True}, "fail", err=error)
+
+    def read_all(self, first: list[Record], second: list[Record], *, off: int | None = None) -> Self:
+        for node in (1, 2, 3):
+            self.read("l/0", 0, 9, *first, node=node, final=True).read("l/1", 0, 9, *second, node=node, final=True)
+        return self.op("toffset", {"id": "tx"}, "ok", off=off)
+
+    def stable(self, lso: int) -> Self:
+        return self.op("tstable", {"k": "l/0"}, "ok", lso=lso)
 
 
-def poll(s: Story, key: str, start: int, following: int, *records: Record, node: int = 1, final: bool = False) -> None:
-    process = s.begin("tpoll", k=key, o=start, n=node, final=final)
-    s.recorder.ok(process, "tpoll", r=[list(record) for record in records], next=following, lso=following)
+def committed() -> Transactions:
+    return Transactions().transact([1, 2])
 
 
-def final(s: Story, first: list[Record], second: list[Record], *, off: int | None = None) -> None:
-    for node in (1, 2, 3):
-        poll(s, "l/0", 0, 9, *first, node=node, final=True)
-        poll(s, "l/1", 0, 9, *second, node=node, final=True)
-    s.recorder.ok(s.begin("toffset", id="tx"), "toffset", off=off)
+WHOLE: tuple[list[Record], list[Record]] = [(0, 1)], [(0, 2)]
+
+FOUND = {
+    "torn-transaction: half of it": committed().read_all([(0, 1)], []),
+    "torn-transaction: replicas differ": committed().read_all(*WHOLE).read("l/0", 0, 9, node=4, final=True),
+    "lost-transaction: gone": committed().read_all([], []),
+    "aborted-read: an aborted one": Transactions().transact([1, 2], out="abort").read_all(*WHOLE),
+    "aborted-read: one that never was committed": Transactions().transact([1, 2], kind="fail").read_all(*WHOLE),
+    "doubled-record: twice": committed().read_all([(0, 1), (4, 1)], [(0, 2)]),
+    "dirty-read: and gone": Transactions().transact([1, 2], kind="info").read("l/0", 0, 1, (0, 1)).read_all([], []),
+    "skipped-record: passed over": committed().read("l/0", 0, 2).read_all(*WHOLE),
+    "torn-offsets: without the transaction": Transactions()
+    .transact([1, 2], out="abort", off=7)
+    .read_all([], [], off=7),
+    "torn-offsets: missing": Transactions().transact([1, 2], off=7).read_all(*WHOLE),
+    "torn-offsets: older": Transactions()
+    .transact([1, 2], off=7)
+    .transact([3, 4], off=8)
+    .read_all([(0, 1), (2, 3)], [(0, 2), (2, 4)], off=7),
+    "lso-back: it falls": Transactions().stable(5).stable(4),
+    "no-progress: an offset is unknown in the end": Transactions()
+    .note("settled", ok=True, why="", took_ms=5)
+    .op("toffset", {"id": "tx"}, "fail", err="NODE_NOT_READY"),
+    "lost-transaction: no replica can be read": committed()
+    .unread("l/0", "OFFSET_OUT_OF_RANGE")
+    .unread("l/1", "OFFSET_OUT_OF_RANGE"),
+    "lost-transaction: one replica cannot be read": committed().read_all(*WHOLE).unread("l/0", "DATA_DAMAGED", 4),
+    "lost-transaction: a read stops before the end": committed()
+    .read_all(*WHOLE)
+    .op("tpoll", {"k": "l/1", "o": 0, "n": 3, "final": True}, "ok", r=[], next=0, lso=9),
+}
 
 
-def stable(s: Story, lso: int) -> None:
-    s.recorder.ok(s.begin("tstable", k="l/0"), "tstable", lso=lso)
+@pytest.mark.parametrize("name", FOUND)
+def test_anomaly_of_transactions_is_found(name: str) -> None:
+    assert anomaly_of(name) in FOUND[name].anomalies()
 
 
-def half_visible(s: Story) -> None:
-    transact(s, [1, 2])
-    final(s, [(0, 1)], [])
+def everything_in_order() -> Transactions:
+    story = Transactions().stable(0).transact([1, 2], off=7).read("l/0", 0, 2, (0, 1))
+    story.transact([3, 4], out="abort", off=8)
+    story.transact([5, 6], kind="info", off=9)  # it was committed
+    story.transact([7, 8], kind="info", off=10)  # it was not
+    story.transact([9], kind="fail").read("l/0", 2, 6, (4, 5)).stable(6)
+    return story.read_all([(0, 1), (4, 5)], [(0, 2), (4, 6)], off=9)
 
 
-def replicas_differ(s: Story) -> None:
-    transact(s, [1, 2])
-    final(s, [(0, 1)], [(0, 2)])
-    poll(s, "l/0", 0, 9, node=4, final=True)
+ALLOWED = {
+    "everything in order": everything_in_order(),
+    "read again after a failure": committed().unread("l/0", "NODE_NOT_READY").read_all(*WHOLE),
+}
 
 
-def unreadable_in_the_end(s: Story) -> None:
-    transact(s, [1, 2])
-    for key in ("l/0", "l/1"):
-        s.recorder.fail(s.begin("tpoll", k=key, o=0, n=1, final=True), "tpoll", err="OFFSET_OUT_OF_RANGE", lo=9, hi=9)
-
-
-def one_replica_unreadable(s: Story) -> None:
-    transact(s, [1, 2])
-    final(s, [(0, 1)], [(0, 2)])
-    s.recorder.fail(s.begin("tpoll", k="l/0", o=0, n=4, final=True), "tpoll", err="DATA_DAMAGED")
-
-
-def read_that_stops_before_the_end(s: Story) -> None:
-    transact(s, [1, 2])
-    final(s, [(0, 1)], [(0, 2)])
-    s.recorder.ok(s.begin("tpoll", k="l/1", o=0, n=3, final=True), "tpoll", r=[], next=0, lso=9)
-
-
-def read_again_after_a_failure(s: Story) -> None:
-    transact(s, [1, 2])
-    s.recorder.fail(s.begin("tpoll", k="l/0", o=0, n=1, final=True), "tpoll", err="NODE_NOT_READY")
-    final(s, [(0, 1)], [(0, 2)])
-
-
-def offset_unknown_in_the_end(s: Story) -> None:
-    s.note("settled", ok=True, why="", took_ms=5)
-    s.recorder.fail(s.begin("toffset", id="tx"), "toffset", err="NODE_NOT_READY")
-
-
-def committed_and_gone(s: Story) -> None:
-    transact(s, [1, 2])
-    final(s, [], [])
-
-
-def aborted_and_visible(s: Story) -> None:
-    transact(s, [1, 2], out="abort")
-    final(s, [(0, 1)], [(0, 2)])
-
-
-def visible_twice(s: Story) -> None:
-    transact(s, [1, 2])
-    final(s, [(0, 1), (4, 1)], [(0, 2)])
-
-
-def never_committed_and_visible(s: Story) -> None:
-    transact(s, [1, 2], kind="fail")
-    final(s, [(0, 1)], [(0, 2)])
-
-
-def read_and_gone(s: Story) -> None:
-    transact(s, [1, 2], kind="info")
-    poll(s, "l/0", 0, 1, (0, 1))
-    final(s, [], [])
-
-
-def passed_over(s: Story) -> None:
-    transact(s, [1, 2])
-    poll(s, "l/0", 0, 2)
-    final(s, [(0, 1)], [(0, 2)])
-
-
-def offset_without_its_transaction(s: Story) -> None:
-    transact(s, [1, 2], out="abort", off=7)
-    final(s, [], [], off=7)
-
-
-def transaction_without_its_offset(s: Story) -> None:
-    transact(s, [1, 2], off=7)
-    final(s, [(0, 1)], [(0, 2)])
-
-
-def older_offset(s: Story) -> None:
-    transact(s, [1, 2], off=7)
-    transact(s, [3, 4], off=8)
-    final(s, [(0, 1), (2, 3)], [(0, 2), (2, 4)], off=7)
-
-
-def stable_end_falls(s: Story) -> None:
-    stable(s, 5)
-    stable(s, 4)
-
-
-@pytest.mark.parametrize(
-    ("tell", "anomaly"),
-    [
-        (half_visible, "torn-transaction"),
-        (replicas_differ, "torn-transaction"),
-        (committed_and_gone, "lost-transaction"),
-        (aborted_and_visible, "aborted-read"),
-        (never_committed_and_visible, "aborted-read"),
-        (visible_twice, "doubled-record"),
-        (read_and_gone, "dirty-read"),
-        (passed_over, "skipped-record"),
-        (offset_without_its_transaction, "torn-offsets"),
-        (transaction_without_its_offset, "torn-offsets"),
-        (older_offset, "torn-offsets"),
-        (stable_end_falls, "lso-back"),
-        (offset_unknown_in_the_end, "no-progress"),
-        (unreadable_in_the_end, "lost-transaction"),
-        (one_replica_unreadable, "lost-transaction"),
-        (read_that_stops_before_the_end, "lost-transaction"),
-    ],
-)
-def test_anomaly_of_transactions_is_found(tell: Callable[[Story], None], anomaly: str) -> None:
-    assert anomaly in anomalies(tell)
-
-
-def everything_in_order(s: Story) -> None:
-    stable(s, 0)
-    transact(s, [1, 2], off=7)
-    poll(s, "l/0", 0, 2, (0, 1))
-    transact(s, [3, 4], out="abort", off=8)
-    transact(s, [5, 6], kind="info", off=9)  # it was committed
-    transact(s, [7, 8], kind="info", off=10)  # it was not
-    transact(s, [9], kind="fail")
-    poll(s, "l/0", 2, 6, (4, 5))
-    stable(s, 6)
-    final(s, [(0, 1), (4, 5)], [(0, 2), (4, 6)], off=9)
-
-
-@pytest.mark.parametrize("tell", [everything_in_order, read_again_after_a_failure])
-def test_what_may_happen_is_accepted(tell: Callable[[Story], None]) -> None:
-    assert anomalies(tell) == set()
+@pytest.mark.parametrize("name", ALLOWED)
+def test_what_may_happen_is_accepted(name: str) -> None:
+    assert ALLOWED[name].anomalies() == set()

@@ -20,7 +20,6 @@ from confluent_kafka import TopicPartition
 
 from chaos_tests.__main__ import main
 from chaos_tests.checkers.judge import judge
-from chaos_tests.history import Recorder
 from chaos_tests.live.environment import sockets
 from chaos_tests.live.environment.links import Link, Links, both
 from chaos_tests.live.environment.proxies import ProxyNetwork
@@ -459,108 +458,7 @@ def test_a_failover_ends_with_another_nodes_acknowledgement_in_every_partition_l
     assert failover_ms(back_again, struck, 1_000 * ms, 3_000 * ms) == 2200
 
 
-# ------------------------------------------------------------------------------------- checkers of live clients
-def _assign(recorder: Recorder, base: int, count: int) -> None:
-    process = recorder.new_process()
-    recorder.invoke(process, "assign", k="t/0", c=count)
-    recorder.ok(process, "assign", o=base)
-
-
-def _anomalies(recorder: Recorder) -> set[str]:
-    return {violation.anomaly for violation in judge(recorder.events)}
-
-
-def _recorder() -> Recorder:
-    ticks = iter(range(1, 1_000_000))
-    return Recorder(lambda: next(ticks))
-
-
-def test_assignments_one_after_another_are_fine() -> None:
-    recorder = _recorder()
-    for base in (0, 5, 10):
-        _assign(recorder, base, 5)
-    assert _anomalies(recorder) == set()
-
-
-@pytest.mark.parametrize(
-    ("bases", "anomaly"), [((0, 3), "offset-reuse"), ((0, 7), "offset-gap"), ((5, 0), "nonmonotonic-assign")]
-)
-def test_wrong_assignments_are_reported(bases: tuple[int, int], anomaly: str) -> None:
-    recorder = _recorder()
-    for base in bases:
-        _assign(recorder, base, 5)
-    assert anomaly in _anomalies(recorder)
-
-
-def test_a_gap_that_an_unknown_outcome_explains_is_fine() -> None:
-    recorder = _recorder()
-    _assign(recorder, 0, 5)
-    process = recorder.new_process()
-    recorder.invoke(process, "assign", k="t/0", c=5)
-    recorder.info(process, "assign")
-    _assign(recorder, 10, 5)
-    assert _anomalies(recorder) == set()
-
-
-def _kpoll(recorder: Recorder, *read: tuple[int, int]) -> None:
-    process = recorder.new_process()
-    recorder.invoke(process, "kpoll", c="c1")
-    recorder.ok(process, "kpoll", r=[["t/0", offset, value] for offset, value in read])
-
-
-def test_a_hole_or_repeat_in_the_reads_of_a_kafka_consumer_is_reported() -> None:
-    hole, again, good = _recorder(), _recorder(), _recorder()
-    _kpoll(hole, (0, 1), (2, 3))
-    _kpoll(again, (0, 1), (0, 1))
-    _kpoll(good, (0, 1), (1, 2))
-    _kpoll(good, (2, 3))
-    assert (_anomalies(hole), _anomalies(again), _anomalies(good)) == ({"poll-skip"}, {"nonmonotonic-poll"}, set())
-
-
-def _drained(recorder: Recorder, end: int) -> None:
-    recorder.note("gdrained", g="team", ends={"t/0": end})
-
-
-def _group_read(recorder: Recorder, *offsets: int) -> None:
-    process = recorder.new_process()
-    recorder.invoke(process, "kpoll", c="m1", g="team")
-    recorder.ok(process, "kpoll", r=[["t/0", offset, offset] for offset in offsets], by=f"m1/{process}")
-
-
-def _sent(recorder: Recorder, count: int) -> None:
-    process = recorder.new_process()
-    recorder.invoke(process, "send", k="t/0", v=list(range(count)), acks=-1, idem=True)
-    recorder.ok(process, "send", o=0, ts=1, dup=False)
-
-
-def test_a_group_may_read_twice_across_assignments_and_must_leave_nothing_out() -> None:
-    whole, short = _recorder(), _recorder()
-    for recorder in (whole, short):
-        _sent(recorder, 4)
-        _group_read(recorder, 0, 1)
-        _drained(recorder, 4)
-    _group_read(whole, 1, 2, 3)
-    _group_read(short, 3)
-    assert (_anomalies(whole), _anomalies(short)) == (set(), {"unread"})
-
-
-def _committed(recorder: Recorder, *offsets: int) -> None:
-    process = recorder.new_process()
-    for number, offset in enumerate(offsets):
-        recorder.invoke(process, "commit", g="team", k="t/0", o=offset, tag=f"m-{number}", gen=1)
-        recorder.ok(process, "commit")
-
-
-def test_a_group_that_reads_and_whose_commits_go_back_is_reported() -> None:
-    on, back, idle = _recorder(), _recorder(), _recorder()
-    for recorder in (on, back):
-        _group_read(recorder, *range(9))
-    _committed(on, 5, 5, 9)
-    _committed(back, 5, 9, 7)
-    _committed(idle, 5, 9, 7)  # reads nothing, so it commits what it pleases
-    assert [_anomalies(recorder) for recorder in (on, back, idle)] == [set(), {"commit-regression"}, set()]
-
-
+# ------------------------------------------------------------------------------------------------ Kafka clients
 class _Assigned:
     """A consumer in a generation, with what it was assigned there."""
 
@@ -589,7 +487,7 @@ def test_a_member_that_gets_its_assignment_again_shares_it_with_no_other_member(
     member, other = (TeamMember(world, name, threading.Event()) for name in ("team-0", "team-1"))
     for each in (member, member if second == "same" else other):
         each._assigned(_Assigned(3), [TopicPartition(partition.topic, partition.index)])
-    assert _anomalies(world.recorder) == anomalies
+    assert {violation.anomaly for violation in judge(world.recorder.events)} == anomalies
 
 
 def test_a_bug_is_not_planted_into_a_store_that_it_is_not_in(

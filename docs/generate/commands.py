@@ -1,15 +1,18 @@
 """docs/reference/commands.md from what --help says: every command with its options."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import click
 
-from docs.generate import cell, escaped, table
-from smq.coordinator.cli.commands.man import below, options, paragraphs, usage
+from docs.generate import escaped
+from smq.coordinator.cli.commands.man import below, options, paragraphs
+from smq.coordinator.cli.common import json_option
 from smq.coordinator.cli.connect import with_bootstrap_option
 from smq.coordinator.cli.root import cli
+
+Row = tuple[str, str]  # an option's names and value, and its meaning
 
 _HEAD: Final = """\
 # Commands
@@ -19,39 +22,66 @@ Generated from `smq/coordinator/cli` by `make docs`; do not edit.
 What `smq COMMAND --help` says, for all commands. [cli.md](../cli.md) shows how they are used, with JSON and exit codes.
 `smq man` writes the same as man pages.
 
-## Options that lead to a cluster
-
-Every command below whose usage is marked with `*` has these, too.
-
+## Options of most commands
 """
-_COLUMNS: Final = ("option", "meaning")
-_EXAMPLE: Final = re.compile(r"(Examples?[^:]*: )(smq .+)")
+_EXAMPLE: Final = re.compile(r"Example[^:]*: (smq .+)")
+_REPEATED_MIN: Final = 3  # of an earlier command's options: fewer are listed again
 
 
 def render() -> str:
     root = click.Context(cli, info_name="smq")
-    shared = _rows(click.Context(with_bootstrap_option(click.Command(None, add_help_option=False)), parent=root))
-    return "\n".join([_HEAD + table(_COLUMNS, shared), *_commands(root, "##", shared)])
+    commands = list(all_below(root))
+    cluster, json = (
+        _rows(click.Context(add(click.Command(None, add_help_option=False)), parent=root))
+        for add in (with_bootstrap_option, json_option)
+    )
+    parts = [_HEAD]
+    for shared in (cluster, json):
+        without = (f"`{ctx.command_path}`" for ctx in commands if _is_leaf(ctx) and not set(shared) <= set(_rows(ctx)))
+        parts += [f"Every command has these, except {', '.join(without)}:\n", _list(shared)]
+    first: dict[Row, str] = {}
+    for ctx in commands:
+        parts += _command(ctx, {*cluster, *json}, first)
+    return "\n".join(parts)
 
 
-def _commands(ctx: click.Context, mark: str, shared: list[tuple[str, str]]) -> Iterator[str]:
+def all_below(ctx: click.Context) -> Iterator[click.Context]:
     for inner in below(ctx):
-        yield f"{mark} {inner.command_path}\n"
-        rows = _rows(inner)
-        yield f"`{inner.command_path} {usage(inner)}`{' `*`' if set(shared) <= set(rows) else ''}\n"
-        for text, is_verbatim in paragraphs(inner.command.help or ""):
-            yield f"```text\n{text}\n```\n" if is_verbatim else f"{_paragraph(text)}\n"
-        own = [row for row in rows if row not in shared]
-        if own:
-            yield table(_COLUMNS, own)
-        yield from _commands(inner, f"{mark}#", shared)
+        yield inner
+        yield from all_below(inner)
 
 
-def _rows(ctx: click.Context) -> list[tuple[str, str]]:
+def _command(ctx: click.Context, shared: set[Row], first: dict[Row, str]) -> Iterator[str]:
+    """`first` has the command that each option stands at already."""
+    name = ctx.command_path
+    arguments = [piece for piece in ctx.command.collect_usage_pieces(ctx) if piece != "[OPTIONS]"]
+    yield f"{'#' * len(name.split())} {' '.join([name, *(arguments if _is_leaf(ctx) else ())])}\n"
+    for text, is_verbatim in paragraphs(ctx.command.help or ""):
+        example = _EXAMPLE.fullmatch(text)
+        if example is None:
+            yield f"```text\n{text}\n```\n" if is_verbatim else f"{escaped(text)}\n"
+        elif example[1] != name:
+            yield f"`{example[1]}`\n"
+    own = [row for row in _rows(ctx) if row not in shared]
+    for other in dict.fromkeys(first[row] for row in own if row in first):
+        repeated = [row for row in own if first.get(row) == other]
+        if len(repeated) >= _REPEATED_MIN:
+            yield f"As for `{other}`: {', '.join(names for names, _ in repeated)}\n"
+            own = [row for row in own if row not in repeated]
+    if own:
+        yield _list(own)
+    for row in own:
+        first.setdefault(row, name)
+
+
+def _is_leaf(ctx: click.Context) -> bool:
+    return not isinstance(ctx.command, click.Group)
+
+
+def _rows(ctx: click.Context) -> list[Row]:
     """Arguments without a text, and --help, say nothing here."""
-    return [(cell(f"`{names}`"), cell(text)) for names, text in options(ctx) if text and names != "--help"]
+    return [(f"`{names}`", text) for names, text in options(ctx) if text and names != "--help"]
 
 
-def _paragraph(text: str) -> str:
-    example = _EXAMPLE.fullmatch(text)
-    return f"{example[1]}`{example[2]}`" if example else escaped(text)
+def _list(rows: Iterable[Row]) -> str:
+    return "".join(f"- {names}: {escaped(text)}\n" for names, text in rows)

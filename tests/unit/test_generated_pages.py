@@ -1,50 +1,49 @@
 """The pages that come from code leave nothing out: each call, comment, command, option and setting is there."""
 
 import re
-from collections.abc import Iterator
 
 import click
 import pytest
 
-from docs.generate import cell, page_of, settings, table
+from docs.generate import cell, escaped, page_of, settings, table
+from docs.generate.commands import all_below
 from docs.generate.grpc import PROTO, described
-from smq.coordinator.cli.commands.man import below, options
+from smq.coordinator.cli.commands.man import options
 from smq.coordinator.cli.root import cli
 from smq.coordinator.config.node_toml import known_keys
 
 
-def _commands(ctx: click.Context) -> Iterator[click.Context]:
-    for inner in below(ctx):
-        yield inner
-        yield from _commands(inner)
-
-
 def test_every_command_and_every_option_is_on_the_page_of_commands() -> None:
-    sections = dict(re.findall(r"^##+ (smq .+)\n\n([^#]*(?:#[^# ][^#]*)*)", page_of("commands").read_text(), re.M))
-    shared = page_of("commands").read_text().partition("## smq")[0]
-    commands = list(_commands(click.Context(cli, info_name="smq")))
-    assert list(sections) == [ctx.command_path for ctx in commands]
-    for ctx in commands:
-        shown = sections[ctx.command_path]
+    page = page_of("commands").read_text()
+    shared, *sections = re.split(r"^##+ (?=smq )", page, flags=re.M)
+    commands = list(all_below(click.Context(cli, info_name="smq")))
+    assert len(sections) == len(commands)
+    for ctx, shown in zip(commands, sections, strict=True):
+        assert re.match(rf"{ctx.command_path}\b(?! [a-z])", shown)
         for names, text in options(ctx):
-            row = f"| {cell(f'`{names}`')} |"
-            is_help = names.endswith("--help")  # with -h once the command has run
-            assert row in shown or row in shared or not text or is_help, (ctx.command_path, names)
+            listed = f"- `{names}`: {escaped(text)}\n"
+            if text and not names.endswith("--help"):  # with -h once the command has run
+                assert listed in shown or listed in shared or f"`{names}`" in _of_another(shown), (
+                    ctx.command_path,
+                    names,
+                )
 
 
-def test_every_call_has_a_meaning_and_every_comment_of_the_contract_is_on_its_page() -> None:
+def _of_another(section: str) -> str:
+    """The options that stand at another command."""
+    return " ".join(re.findall(r"^As for `smq .*`: (.*)$", section, re.M))
+
+
+def test_every_call_and_its_comment_in_the_contract_are_on_the_page_of_grpc() -> None:
     page = page_of("grpc").read_text()
     calls = [method.name for service in described().service for method in service.method]
     assert len(calls) >= 40
-    for call in calls:
-        assert re.search(rf"^\| `{call}` \| \[requests?\]\(#\w+\), \[answers?\]\(#\w+\) \| \S.* \|$", page, re.M), call
+    assert re.findall(r"^- `(\w+)`(?: \(a stream of .*?\))?: \S", page, re.M) == calls
     plain = " ".join(page.replace("\\", "").split())
-    lines = re.findall(r"// *(\S.*)", PROTO.read_text())
-    comments = [" ".join(line.split()) for line in lines if not line.startswith("---")]
-    assert len(comments) > 200
-    assert [line for line in comments if line not in plain] == []
-    wrapped = re.findall(r"; +// .*\n {8,}// .*", PROTO.read_text())
-    assert wrapped == [], "protoc gives the second line to the next field: put both lines above their own"
+    services = re.findall(r"(?:^//.*\n)*^service \w+ \{\n(?:^ .*\n)*", PROTO.read_text(), re.M)
+    lines = [line for service in services for line in re.findall(r"// *(\S.*)", service)]
+    assert len(lines) > 60
+    assert [line for line in lines if " ".join(line.split()) not in plain] == []
 
 
 def test_every_key_of_the_configuration_is_on_the_page_of_settings() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
 from smq.raft_state.errors import AppendLost, LeaderUnavailable, NotLeader, SmqError
 from smq.testing.node_client import Unanswered
 from smq.testing.node_process import CLI, READY_S, ClusterError, Node, Nodes, add_tuning, end, tail, wait_for
@@ -47,9 +48,13 @@ class Cluster(Nodes):
         return self.root / "cluster.log"
 
     # ---------------------------------------------------------------------------------------- start and stop
-    def start(self, *options: str) -> "Cluster":
-        """Runs `smq cluster` on free ports, with `options` added; returns when every node is ready."""
+    def start(self, *options: str, **tuning: int) -> "Cluster":
+        """Runs `smq cluster` on free ports, with `options` added; returns when every node is ready. `tuning` are
+        settings of the table [tuning] of every node of a new cluster."""
         self.root.mkdir(parents=True, exist_ok=True)
+        if tuning:
+            for path in prepare_cluster(self.directory, self.size, Ports(grpc=0, http=0)):
+                add_tuning(path, tuning)
         ready = self.root / "ready.json"
         command = [*CLI, "cluster", "--nodes", str(self.size), "--data-dir", str(self.directory)]
         command += ["--grpc-port", "0", "--http-port", "0", "--ready-file", str(ready), *options]
@@ -244,10 +249,10 @@ def _verified_end(node: Node, topic: str, partition: int) -> int:
 
 
 @contextmanager
-def live_cluster(root: Path, size: int = 3) -> Iterator[Cluster]:
+def live_cluster(root: Path, size: int = 3, **tuning: int) -> Iterator[Cluster]:
     """A running cluster of real processes under `root`. They end with the block, however it ends; the data stays."""
     cluster = Cluster(root, size)
     try:
-        yield cluster.start()
+        yield cluster.start(**tuning)
     finally:
         cluster.stop()

@@ -17,7 +17,7 @@ from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import load_config
 from smq.testing.cluster import Cluster
 from smq.testing.faulty_node import APPLIED_FILE, COMMAND, FAULTS_FILE
-from smq.testing.node_process import Node, wait_for
+from smq.testing.node_process import Node, add_tuning, wait_for
 
 NS_PER_S: Final = 1_000_000_000
 _NUMBERS: Final = itertools.count(1)  # of faults; one cluster may have several `Faults`, one after another
@@ -29,13 +29,15 @@ class FaultyCluster(Cluster):
     def __init__(self, root: Path, size: int = 3) -> None:
         super().__init__(root, size, serve=COMMAND)
 
-    def start(self, *options: str) -> "FaultyCluster":
+    def start(self, *options: str, **tuning: int) -> "FaultyCluster":
         """Runs the nodes on free ports; returns when every node is ready. It takes no options of `smq cluster`."""
         if options:
             raise ValueError(f"a faulty cluster takes no options, and got {options}: use smq.testing.cluster")
         settings = {"group.initial.rebalance.delay.ms": "0"}  # a test's consumer should not wait for others
         ports = Ports(grpc=0, http=0, kafka=0)
         for path in prepare_cluster(self.directory, self.size, ports, settings=settings):
+            if tuning:
+                add_tuning(path, tuning)
             config = load_config(path)
             assert config.kafka_address is not None
             self.nodes[config.node_id] = Node(

@@ -1,7 +1,6 @@
 """Bad input on real nodes: each gets a typed error that says what to do, disturbs no client, and stores nothing."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 
@@ -96,20 +95,6 @@ def test_batch_of_another_magic_is_refused(topic: str, node: RawNode) -> None:
     raises(ErrorCode.INVALID_BATCH, lambda: node.publish_batch(topic, 0, bytes(batch)))
 
 
-def test_one_bad_batch_in_a_stream_costs_the_others_nothing(new_topic: NewTopic, leader_of: LeaderOf) -> None:
-    topic = new_topic()
-    bad = bytearray(batch_of([b"bad"]))
-    bad[-1] ^= 1
-    batches = [batch_of([b"1"]), bytes(bad), batch_of([b"2"])]
-    requests = [
-        pb.PublishRecordRequest(partition=0, topic=topic, correlation_id=i, batch=batch)
-        for i, batch in enumerate(batches)
-    ]
-    answers = leader_of(topic).publish(requests)
-    assert [answer.error.name for answer in answers] == ["", "CORRUPT_BATCH", ""]
-    assert [answer.base_offset for answer in answers] == [0, -1, 1]
-
-
 @pytest.mark.parametrize("config", [{"no.such.key": "1"}, {"max.message.bytes": "many"}, {"max.message.bytes": "-1"}])
 def test_unknown_or_wrong_topic_config_is_refused_with_what_is_valid(
     cluster: Cluster, topic: str, config: dict[str, str]
@@ -126,65 +111,7 @@ def test_topic_name_outside_the_alphabet_is_refused(cluster: Cluster, name: str)
     raises(ErrorCode.INVALID_TOPIC_NAME, lambda: cluster.nodes[1].raw.create_topic(name))
 
 
-def test_topic_that_exists_is_not_created_again(cluster: Cluster, topic: str) -> None:
-    raises(ErrorCode.TOPIC_EXISTS, lambda: cluster.nodes[2].raw.create_topic(topic))
-
-
-@pytest.mark.parametrize("partitions", [0, -1, 2**31 - 1])
-def test_partition_count_outside_the_limits_is_refused(cluster: Cluster, partitions: int) -> None:
-    raises(ErrorCode.INVALID_PARTITION_COUNT, lambda: cluster.nodes[1].raw.create_topic("counted", partitions))
-
-
 @pytest.mark.parametrize("factor", [-1, 4])
 def test_replication_factor_without_as_many_nodes_is_refused(cluster: Cluster, factor: int) -> None:
     node = cluster.nodes[1].raw
     raises(ErrorCode.INVALID_REPLICATION_FACTOR, lambda: node.create_topic("copied", replication_factor=factor))
-
-
-def test_request_to_a_node_that_does_not_lead_names_the_leader(cluster: Cluster, topic: str) -> None:
-    leader = cluster.wait_leader(topic, 0)
-    for node in cluster.alive():
-        if node.id != leader:
-            error = raises(ErrorCode.NOT_LEADER, partial(node.raw.publish_values, topic, 0, [b"x"]))
-            assert error.details.leader == leader
-            assert error.details.leader_address == cluster.nodes[leader].grpc
-
-
-def test_session_that_was_never_started_is_unknown(topic: str, node: RawNode) -> None:
-    records = pb.NewRecords(records=[pb.NewRecord(value=b"x")])
-    (answer,) = node.publish(
-        [pb.PublishRecordRequest(partition=0, session_id="never", correlation_id=1, records=records)]
-    )
-    assert answer.error.name == "UNKNOWN_SESSION"
-
-
-def test_second_publishing_session_with_one_id_is_refused(topic: str, node: RawNode) -> None:
-    node.start_session(topic, f"twice-{topic}")
-    raises(ErrorCode.SESSION_EXISTS, lambda: node.start_session(topic, f"twice-{topic}"))
-
-
-@pytest.mark.parametrize("offset", [-1, -(2**63)])
-def test_negative_commit_is_refused(topic: str, node: RawNode, offset: int) -> None:
-    raises(ErrorCode.INVALID_OFFSET, lambda: node.commit(f"g-{topic}", topic, 0, offset))
-    assert node.committed(f"g-{topic}", topic, 0) is None
-
-
-def test_delete_past_the_hwm_is_out_of_range_with_the_range(topic: str, node: RawNode) -> None:
-    request = pb.DeleteRecordsRequest(topic=topic, partition=0, before_offset=5, timeout_ms=5_000)
-    error = raises(ErrorCode.OFFSET_OUT_OF_RANGE, lambda: node.call(node.admin.DeleteRecords, request))
-    assert (error.details.lo, error.details.hi) == (0, 0)
-
-
-def test_fetch_of_one_bad_partition_costs_the_others_nothing(new_topic: NewTopic, leader_of: LeaderOf) -> None:
-    topic = new_topic()
-    node = leader_of(topic)
-    node.publish_values(topic, 0, [b"good"])
-    assert node.read_all(topic, 0) == {0: b"good"}
-    wanted = [
-        pb.FetchPartition(topic="no-such", partition=0, offset=0),
-        pb.FetchPartition(topic=topic, partition=0, offset=0),
-        pb.FetchPartition(topic=topic, partition=9, offset=0),
-    ]
-    answer = node.call(node.broker.Fetch, pb.FetchRequest(partitions=wanted))
-    assert [p.error.name for p in answer.partitions] == ["UNKNOWN_TOPIC", "", "UNKNOWN_PARTITION"]
-    assert len(answer.partitions[1].batches) == 1

@@ -49,34 +49,25 @@ def dev(tmp_path: Path) -> Iterator[Foreground]:
     running.stop()
 
 
-def test_dev_produce_and_consume_round_trip_as_a_newcomer_types_it(dev: Foreground, tmp_path: Path) -> None:
+def test_dev_takes_and_gives_records_as_a_newcomer_types_it_and_keeps_them_over_a_restart(
+    dev: Foreground, tmp_path: Path
+) -> None:
     bootstrap = ("--bootstrap", str(dev.nodes()[0]["grpc"]))
     assert run_cli("topic", "create", "greetings", *bootstrap).returncode == 0
     sent = run_cli("produce", "greetings", *bootstrap, input="hello\nworld\n")
     assert sent.returncode == 0, sent.stderr
-    read = run_cli("consume", "greetings", *bootstrap)
-    assert (read.returncode, read.stdout) == (0, "hello\nworld\n")
-    as_json = run_cli(
-        "consume", "greetings", "--json", "--offset-type", "exact_offset", "--offset-value", "1", *bootstrap
-    )
-    (record,) = [json.loads(line) for line in as_json.stdout.splitlines()]
+    exact = ("--json", "--offset-type", "exact_offset", "--offset-value", "1")
+    (record,) = map(json.loads, run_cli("consume", "greetings", *exact, *bootstrap).stdout.splitlines())
     assert (record["offset"], record["value"]) == (1, "world")
-    listed = run_cli("topic", "list", *bootstrap)
-    assert "greetings" in listed.stdout
+    assert "greetings" in run_cli("topic", "list", *bootstrap).stdout
     status = run_cli("status", *bootstrap)
     assert (status.returncode, str(dev.nodes()[0]["kafka"]) in status.stdout) == (0, True)
     assert (tmp_path / "smq-data").is_dir()
-
-
-def test_dev_keeps_its_data_over_a_restart_and_ctrl_c_ends_it_cleanly(dev: Foreground, tmp_path: Path) -> None:
-    bootstrap = ("--bootstrap", str(dev.nodes()[0]["grpc"]))
-    run_cli("topic", "create", "kept", *bootstrap)
-    run_cli("produce", "kept", *bootstrap, input="here\n")
     assert dev.stop() == 0
     again = Foreground(tmp_path, "dev", "--grpc-port", "0", "--http-port", "0")
     try:
-        read = run_cli("consume", "kept", "--bootstrap", str(again.nodes()[0]["grpc"]))
-        assert read.stdout == "here\n"
+        read = run_cli("consume", "greetings", "--bootstrap", str(again.nodes()[0]["grpc"]))
+        assert (read.returncode, read.stdout) == (0, "hello\nworld\n")
     finally:
         again.stop()
 
@@ -88,26 +79,6 @@ def test_ephemeral_dev_leaves_nothing_behind(tmp_path: Path) -> None:
     assert running.stop() == 0
     assert not data_dir.exists()
     assert not (tmp_path / "smq-data").exists()
-
-
-def test_csv_with_a_key_column_spreads_by_key_and_keeps_order_per_key(dev: Foreground, tmp_path: Path) -> None:
-    bootstrap = ("--bootstrap", str(dev.nodes()[0]["grpc"]))
-    run_cli("topic", "create", "rows", "--partitions", "4", *bootstrap)
-    file = tmp_path / "rows.csv"
-    file.write_text("carrier,n\n" + "".join(f"C{i % 7},{i}\n" for i in range(200)))
-    sent = run_cli("produce", "rows", str(file), "--key-column", "carrier", *bootstrap)
-    assert sent.returncode == 0, sent.stderr
-    read = run_cli("consume", "rows", "--json", *bootstrap)
-    records = [json.loads(line) for line in read.stdout.splitlines()]
-    assert len(records) == 200
-    by_key: dict[str, list[int]] = {}
-    homes: dict[str, set[int]] = {}
-    for record in records:
-        row = record["value"] if isinstance(record["value"], dict) else json.loads(record["value"])
-        by_key.setdefault(record["key"], []).append(int(row["n"]))
-        homes.setdefault(record["key"], set()).add(record["partition"])
-    assert all(numbers == sorted(numbers) for numbers in by_key.values())
-    assert all(len(partitions) == 1 for partitions in homes.values())
 
 
 def test_cluster_on_the_same_directory_is_the_same_cluster_on_new_ports(tmp_path: Path) -> None:
@@ -143,7 +114,7 @@ def test_stale_ready_file_is_removed_at_start(tmp_path: Path) -> None:
     assert not stale.exists()
 
 
-def test_child_that_dies_is_reported_and_not_restarted(own_cluster: Cluster) -> None:
+def test_a_child_that_dies_is_reported_with_advice_and_not_restarted(own_cluster: Cluster) -> None:
     own_cluster.start()
     pid = own_cluster.nodes[2].pid
     own_cluster.kill(2)
@@ -152,53 +123,23 @@ def test_child_that_dies_is_reported_and_not_restarted(own_cluster: Cluster) -> 
     assert "smq serve --config" in tail(log)
     assert not own_cluster.nodes[2].is_alive()
     own_cluster.restart(2)  # by `serve`, as the report says
-    own_cluster.wait_ready()
-
-
-def test_a_child_that_dies_over_its_data_file_leaves_a_stack_and_advice(own_cluster: Cluster) -> None:
-    """LMDB's map over a failing disk ends a process by a signal."""
-    own_cluster.start()
-    own_cluster.signal(3, signal.SIGBUS)
+    own_cluster.signal(3, signal.SIGBUS)  # as LMDB's map over a failing disk ends a process
     own_cluster.wait_dead(3)
-    log = own_cluster.root / "cluster.log"
     wait_for("the report of the dead child", lambda: "SIGBUS" in tail(log))
     assert "move its data directory away" in tail(log)
     assert "Fatal Python error: Bus error" in own_cluster.nodes[3].log.read_text()
 
 
-def test_serve_ends_cleanly_on_sigterm_also_if_it_comes_twice(own_cluster: Cluster) -> None:
+def test_serve_ends_cleanly_on_sigterm_also_if_it_comes_twice(fault_cluster: Cluster) -> None:
     """As timeout(1) sends it. The second one ended the node without its hand-over."""
-    own_cluster.start()
-    own_cluster.kill(3)
-    own_cluster.restart(3)
-    process = own_cluster.nodes[3].process
+    fault_cluster.kill(3)
+    fault_cluster.restart(3)
+    process = fault_cluster.nodes[3].process
     assert process is not None
     process.send_signal(signal.SIGTERM)
     time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("topic", "describe", "no-such"), "no-such"),
-        (("produce", "no-such"), "no-such"),
-        (("consume", "no-such"), "no-such"),
-        (("topic", "create", "bad name"), "INVALID_TOPIC_NAME"),
-        (("topic", "create", "x", "--config", "no.such.key=1"), "no.such.key"),
-        (("consume", "no-such", "--bootstrap", "127.0.0.1:1"), "127.0.0.1:1"),
-    ],
-)
-def test_user_error_is_one_sentence_and_a_failing_exit_code(
-    cluster: Cluster, arguments: tuple[str, ...], expected: str
-) -> None:
-    where = () if "--bootstrap" in arguments else ("--bootstrap", cluster.nodes[1].grpc)
-    result = run_cli(*arguments, *where, input="x\n")
-    assert result.returncode != 0
-    assert expected in result.stderr
-    assert "Traceback" not in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
 
 
 @pytest.fixture
@@ -230,10 +171,8 @@ def write_node_toml(path: Path, tables: str = "", **changed: str) -> None:
         ({"http_address": '"127.0.0.1:TAKEN"'}, "", "cannot listen"),
         ({"kafka_address": '"127.0.0.1:TAKEN"'}, "", "cannot listen"),
         ({}, '[peers]\n1 = "127.0.0.1:TAKEN"\n', "cannot listen"),
-        ({"kafka_address": '"0.0.0.0:0"'}, "", "not a loopback address"),
         ({}, '[tls]\nca = "no.pem"\ncertificate = "no.pem"\nkey = "no.pem"\n', "[tls]"),
         ({}, "[tuning]\nraft_heartbeat_ms = 500\n", "contradict"),
-        ({"request_bytes_max": "1"}, "", "request_bytes_max"),
     ],
 )
 def test_a_refused_serve_leaves_nothing_behind(
@@ -247,9 +186,14 @@ def test_a_refused_serve_leaves_nothing_behind(
     assert [path.name for path in tmp_path.iterdir()] == ["node.toml"]
 
 
-@pytest.mark.parametrize("command", ["cluster", "dev"])
-@pytest.mark.parametrize("port", ["--grpc-port", "--http-port", "--kafka-port"])
-@pytest.mark.parametrize("tls", [(), ("--tls",)])
+@pytest.mark.parametrize(
+    ("command", "port", "tls"),
+    [
+        ("cluster", "--grpc-port", ()),
+        ("cluster", "--http-port", ("--tls",)),
+        ("dev", "--kafka-port", ("--tls",)),
+    ],
+)
 def test_a_start_at_a_taken_port_leaves_nothing_behind(
     tmp_path: Path, taken_port: int, command: str, port: str, tls: tuple[str, ...]
 ) -> None:
@@ -268,14 +212,3 @@ def test_a_refused_change_of_ports_leaves_the_cluster_where_it_was(tmp_path: Pat
     assert f"cannot listen on 127.0.0.1:{taken_port} for HTTP" in result.stderr
     assert [path.read_text() for path in find_nodes(tmp_path)] == before
     assert not list(tmp_path.glob("node-*/data"))
-
-
-@pytest.mark.parametrize("line", ["no_such_key = 1", "[tuning]\nno_such_key = 1"])
-def test_unknown_key_in_node_toml_is_refused_with_the_known_ones(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "node.toml"
-    path.write_text(f'node_id = 1\ncluster_id = "x"\ndata_dir = "d"\n{line}\n[peers]\n1 = "127.0.0.1:7400"\n')
-    result = run_cli("serve", "--config", str(path))
-    assert result.returncode == 2
-    assert "no_such_key" in result.stderr
-    assert "known are" in result.stderr
-    assert "Traceback" not in result.stderr

@@ -19,8 +19,7 @@ PARTITIONS = 3
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with live_cluster(tmp_path_factory.mktemp("handover")) as made:
-        made.tune(rebalance_interval_ms=1_000)
+    with live_cluster(tmp_path_factory.mktemp("handover"), rebalance_interval_ms=1_000) as made:
         yield made
 
 

@@ -21,8 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with live_cluster(tmp_path_factory.mktemp("kafka")) as made:
-        made.tune(compaction_check_ms=500)  # otherwise each test of compaction waits for 15 s
+    # Otherwise each test of compaction waits for 15 s.
+    with live_cluster(tmp_path_factory.mktemp("kafka"), compaction_check_ms=500) as made:
         yield made
 
 

@@ -71,8 +71,7 @@ def jars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with live_cluster(tmp_path / "cluster") as made:
-        made.tune(compaction_check_ms=500)
+    with live_cluster(tmp_path / "cluster", compaction_check_ms=500) as made:
         made.nodes[1].raw.create_topic(TOPIC, PARTITIONS, replication_factor=3)
         yield made
 

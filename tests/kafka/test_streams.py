@@ -127,8 +127,7 @@ class Counting:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """One for each test: nodes die."""
-    with live_cluster(tmp_path / "cluster") as made:
-        made.tune(compaction_check_ms=500)
+    with live_cluster(tmp_path / "cluster", compaction_check_ms=500) as made:
         for topic in ("lines", "counts"):
             made.nodes[1].raw.create_topic(topic, PARTITIONS, replication_factor=3)
             for partition in range(PARTITIONS):

@@ -169,8 +169,7 @@ def _preferred_and_leader(cluster: Cluster, topic: str) -> list[tuple[int, int]]
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster that does not give leaderships back by itself."""
-    with live_cluster(tmp_path_factory.mktemp("steady")) as made:
-        made.tune(rebalance_interval_ms=3_600_000)
+    with live_cluster(tmp_path_factory.mktemp("steady"), rebalance_interval_ms=3_600_000) as made:
         yield made
 
 

@@ -4,15 +4,23 @@ import dataclasses
 import os
 import socket
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from chaos_tests.live.load.traffic import Traffic
 from smq.coordinator.config.node_toml import load_config, write_config
-from smq.testing.cluster import Cluster
+from smq.testing.cluster import Cluster, live_cluster
 from smq.testing.node_process import SERVE, wait_for
 from tests.cluster.faults.store import environment, opened
+
+
+@pytest.fixture(scope="module")
+def damaged_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Each test leaves it whole again."""
+    with live_cluster(tmp_path_factory.mktemp("damaged")) as made:
+        yield made
 
 
 def _serve_to_its_end(config: Path) -> subprocess.CompletedProcess[str]:
@@ -30,53 +38,61 @@ def _flip_byte_of_last_raft_entry(data_dir: Path) -> None:
             txn.put(key, bytes(value))
 
 
+def _bystander(cluster: Cluster, topic: str) -> int:
+    """A node that leads neither the topic nor Raft."""
+    busy = {cluster.wait_leader(topic, 0), cluster.raft_leader()}
+    return next(node for node in cluster.nodes if node not in busy)
+
+
 def test_a_node_with_a_flipped_byte_in_its_journal_rejoins_as_a_replaced_disk_and_keeps_its_records(
-    own_cluster: Cluster,
+    damaged_cluster: Cluster,
 ) -> None:
-    own_cluster.start()
-    topic = own_cluster.make_topic()
-    with Traffic(own_cluster, topic) as traffic:
-        victim = next(node for node in own_cluster.nodes if node != own_cluster.wait_leader(topic, 0))
-        own_cluster.kill(victim)
-        _flip_byte_of_last_raft_entry(own_cluster.nodes[victim].data_dir)
-        own_cluster.restart(victim)
-        warnings = own_cluster.nodes[victim].raw.status().warnings
+    topic = damaged_cluster.make_topic()
+    with Traffic(damaged_cluster, topic) as traffic:
+        victim = _bystander(damaged_cluster, topic)
+        damaged_cluster.kill(victim)
+        _flip_byte_of_last_raft_entry(damaged_cluster.nodes[victim].data_dir)
+        damaged_cluster.restart(victim)
+        warnings = damaged_cluster.nodes[victim].raw.status().warnings
         assert "raft_log" in warnings[0]
         assert "as a replaced disk" in warnings[0]
         traffic.wait_acks(10)
     traffic.verify()
 
 
-def test_truncated_data_file_is_refused_at_start_and_the_others_go_on(own_cluster: Cluster) -> None:
-    own_cluster.start()
-    topic = own_cluster.make_topic()
-    with Traffic(own_cluster, topic) as traffic:
-        victim = next(node for node in own_cluster.nodes if node != own_cluster.wait_leader(topic, 0))
-        own_cluster.kill(victim)
-        file = environment(own_cluster.nodes[victim].data_dir) / "data.mdb"
-        os.truncate(file, file.stat().st_size // 2 // 4096 * 4096)
-        ended = _serve_to_its_end(own_cluster.nodes[victim].config)
-        assert ended.returncode not in (0, None)
-        assert str(file.parent) in ended.stdout + ended.stderr
-        traffic.wait_acks(10)
+def _truncate(directory: Path) -> str:
+    file = directory / "data.mdb"
+    os.truncate(file, file.stat().st_size // 2 // 4096 * 4096)
+    return str(directory)
 
 
-def test_a_damaged_write_ahead_file_is_refused_at_start_and_the_others_go_on(own_cluster: Cluster) -> None:
-    own_cluster.start()
-    topic = own_cluster.make_topic()
-    with Traffic(own_cluster, topic) as traffic:
-        victim = next(node for node in own_cluster.nodes if node != own_cluster.wait_leader(topic, 0))
+def _scramble(directory: Path) -> str:
+    file = directory / "data.wal"
+    with file.open("r+b") as f:
+        first = f.read(64)
+        f.seek(0)
+        f.write(bytes(byte ^ 0xFF for byte in first))
+    return f"{file} is damaged"
+
+
+@pytest.mark.parametrize("damage", [_truncate, _scramble])
+def test_a_damaged_file_is_refused_at_start_and_the_others_go_on_and_fill_an_emptied_directory(
+    damaged_cluster: Cluster, damage: Callable[[Path], str]
+) -> None:
+    topic = damaged_cluster.make_topic()
+    with Traffic(damaged_cluster, topic) as traffic:
         traffic.wait_acks(20)
-        own_cluster.kill(victim)
-        file = environment(own_cluster.nodes[victim].data_dir) / "data.wal"
-        with file.open("r+b") as f:
-            first = f.read(64)
-            f.seek(0)
-            f.write(bytes(byte ^ 0xFF for byte in first))
-        ended = _serve_to_its_end(own_cluster.nodes[victim].config)
+        victim = damaged_cluster.nodes[_bystander(damaged_cluster, topic)]
+        damaged_cluster.kill(victim.id)
+        says = damage(environment(victim.data_dir))
+        ended = _serve_to_its_end(victim.config)
         assert ended.returncode not in (0, None)
-        assert f"{file} is damaged" in ended.stdout + ended.stderr
+        assert says in ended.stdout + ended.stderr
         traffic.wait_acks(10)
+        victim.data_dir.rename(victim.data_dir.with_name(f"before-{topic}"))  # as docs/operations.md says
+        damaged_cluster.restart(victim.id)
+        traffic.wait_acks(5)
+    traffic.verify()
 
 
 def test_second_process_with_one_configuration_is_refused_and_the_first_goes_on(cluster: Cluster) -> None:
@@ -118,16 +134,15 @@ def test_directory_and_files_are_the_owners_alone(cluster: Cluster, file: str) -
         assert (directory / file).stat().st_mode & 0o177 == 0
 
 
-def test_damaged_batch_of_a_follower_is_fetched_again_and_never_served(own_cluster: Cluster) -> None:
-    own_cluster.start()
-    topic = own_cluster.make_topic()
-    leader = own_cluster.wait_leader(topic, 0)
+def test_damaged_batch_of_a_follower_is_fetched_again_and_never_served(damaged_cluster: Cluster) -> None:
+    topic = damaged_cluster.make_topic()
+    leader = damaged_cluster.wait_leader(topic, 0)
     for i in range(20):
-        own_cluster.nodes[leader].raw.publish_values(topic, 0, [b"value-%d" % i])
-    own_cluster.wait_converged(topic, 1)
-    victim = next(node for node in own_cluster.nodes if node != leader)
-    own_cluster.kill(victim)
-    with opened(own_cluster.nodes[victim].data_dir) as env:
+        damaged_cluster.nodes[leader].raw.publish_values(topic, 0, [b"value-%d" % i])
+    damaged_cluster.wait_converged(topic, 1)
+    victim = next(node for node in damaged_cluster.nodes if node != leader)
+    damaged_cluster.kill(victim)
+    with opened(damaged_cluster.nodes[victim].data_dir) as env:
         table = env.open_db(b"batches", create=False)
         with env.begin(write=True, db=table) as txn:
             cursor = txn.cursor()
@@ -135,22 +150,7 @@ def test_damaged_batch_of_a_follower_is_fetched_again_and_never_served(own_clust
             ((key, value),) = found
             value[-3] ^= 0x04
             txn.put(key, bytes(value))
-    own_cluster.restart(victim)
-    raw = own_cluster.nodes[victim].raw
+    damaged_cluster.restart(victim)
+    raw = damaged_cluster.nodes[victim].raw
     wait_for("the damaged replica has fetched its bytes again", lambda: list(raw.fetch(topic, 0, 7).batches))
     assert raw.read_all(topic, 0) == {i: b"value-%d" % i for i in range(20)}
-
-
-def test_follower_with_an_emptied_directory_is_filled_again_by_the_others(own_cluster: Cluster) -> None:
-    """What docs/operations.md says to do with a node whose journal is damaged, while both others are up."""
-    own_cluster.start()
-    topic = own_cluster.make_topic()
-    with Traffic(own_cluster, topic) as traffic:
-        busy = {own_cluster.wait_leader(topic, 0), own_cluster.raft_leader()}
-        victim = next(node for node in own_cluster.nodes if node not in busy)
-        own_cluster.kill(victim)
-        data_dir = own_cluster.nodes[victim].data_dir
-        data_dir.rename(data_dir.with_name("data.damaged"))
-        own_cluster.restart(victim)
-        traffic.wait_acks(5)
-    traffic.verify()

@@ -157,7 +157,7 @@ def test_the_command_line_names_a_disk_below_its_reserve_while_it_waits_and_fail
     """`smq produce` said nothing for a minute, and `smq status` was content."""
     cluster = Cluster(tmp_path, size=1)
     try:
-        cluster.start().tune(disk_reserve_bytes=1 << 50)
+        cluster.start(disk_reserve_bytes=1 << 50)
         topic, where = cluster.make_topic(), ("--bootstrap", cluster.nodes[1].grpc)
         sent = run_cli("produce", topic, "--delivery-timeout", "3s", *where, input="x\n")
         status = run_cli("status", *where)

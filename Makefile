@@ -18,8 +18,12 @@ DEMO := $(if $(is_whole),$(EVERYTHING),$(VENV)/set-demo)
 CHECK := $(if $(is_whole),$(EVERYTHING),$(VENV)/set-check)
 SEEDS ?= 1000
 MINUTES ?= 480
-WORKERS ?= 2
+# One more than cores: live tests wait for their nodes, for Java and for clocks.
+WORKERS ?= 3
 PYTEST := $(PY) -m pytest
+# What is compiled is shared by all workers and nodes, and kept for the next run: it takes two thirds of a collection.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/compiled
 # The first three are each run by one worker (tests/conftest.py), so they begin; files of a few seconds make the ends even.
 # One pytest call, so there is one closing line and one exit code.
 SUITES := tests/cluster tests/spark tests/kafka tests/chaos tests/deploy tests/sim tests/unit

@@ -14,8 +14,9 @@ from smq.testing.cluster import Cluster, live_cluster
 
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes for all tests that leave them unchanged."""
-    with live_cluster(tmp_path_factory.mktemp("cluster")) as made:
+    """Three nodes for all tests that leave them unchanged. They soon look for what is to be compacted: by default it
+    takes them up to 15 s."""
+    with live_cluster(tmp_path_factory.mktemp("cluster"), compaction_check_ms=500) as made:
         yield made
 
 

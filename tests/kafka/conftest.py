@@ -8,7 +8,7 @@ import pytest
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.testing.cluster import Cluster, live_cluster
 from smq.testing.kafka_client import RawKafka
-from tests.live import _faulty, fault_cluster, new_topic
+from tests.live import _faulty, cluster, fault_cluster, new_topic
 
 HERE = Path(__file__).parent
 
@@ -17,13 +17,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.cluster)
-
-
-@pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    # Otherwise each test of compaction waits for 15 s.
-    with live_cluster(tmp_path_factory.mktemp("kafka"), compaction_check_ms=500) as made:
-        yield made
 
 
 @pytest.fixture

@@ -299,8 +299,7 @@ def settings(cluster: Cluster) -> Iterator[Callable[..., int]]:
         return _altered(raw, "", *operations, resource_type=BROKER)
 
     yield change
-    for key in CLUSTER_CONFIG:
-        assert change((key, DELETE, None)) == KafkaError.NONE
+    assert change(*((key, DELETE, None) for key in CLUSTER_CONFIG)) == KafkaError.NONE
     raw.close()
 
 

@@ -20,7 +20,7 @@ from tests.spark.support import offsets, publisher
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(400)]
 
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
-COMPACTED_S = 90  # a node looks every 15 seconds, at one partition after the other
+COMPACTED_S = 90  # on a busy machine; a node looks at one partition after the other
 COUNT = 1_000
 PARTITIONS = 2
 LONELY = 90  # each record of this number, and its multiples, is the only one of its key

@@ -1,6 +1,5 @@
 """Features and limits in Spark: lines of docs/spark.md that no other test covers, and its tables of them."""
 
-import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -31,12 +30,8 @@ def claims() -> set[str]:
 
 
 def existing_tests() -> set[str]:
-    found = set()
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                found.add(node.name)
-    return found
+    files = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    return {name for text in files for name in re.findall(r"^ *def (test_\w+)", text, re.MULTILINE)}
 
 
 def test_every_line_of_the_page_names_a_test_that_is_there() -> None:

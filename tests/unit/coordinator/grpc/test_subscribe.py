@@ -202,37 +202,6 @@ def test_records_carry_keys_values_headers_and_both_times(tmp_path: Path) -> Non
     serving(tmp_path, body)
 
 
-@pytest.mark.parametrize("start", [0, 4, 5, 6, 11])
-def test_exact_offset_starts_in_the_middle_of_a_batch(tmp_path: Path, start: int) -> None:
-    async def body(served: Served) -> None:
-        responses = await served.subscribe(offset_type=pb.EXACT_OFFSET, offset_value=start, stop_at_end=True)
-        assert [o for o, _ in records_of(responses)] == list(range(start, 12))
-
-    with_records(tmp_path, [5, 3, 4], body)
-
-
-@pytest.mark.parametrize("start", [-1, 12, 13, 2**40])
-def test_exact_offset_outside_the_range_carries_the_range(tmp_path: Path, start: int) -> None:
-    async def body(served: Served) -> None:
-        async with Reader(served, offset_type=pb.EXACT_OFFSET, offset_value=start) as reader:
-            error = await reader.error()
-        assert (error.name, error.lo, error.hi) == ("OFFSET_OUT_OF_RANGE", 0, 12)
-
-    with_records(tmp_path, [12], body)
-
-
-@pytest.mark.parametrize(
-    ("requested", "offset", "clamped"), [(-3, 0, True), (7, 7, False), (12, 12, False), (99, 12, True)]
-)
-def test_reset_to_offset_clamps_and_says_so(tmp_path: Path, requested: int, offset: int, clamped: bool) -> None:
-    async def body(served: Served) -> None:
-        async with Reader(served, offset_type=pb.RESET_TO_OFFSET, offset_value=requested) as reader:
-            started = (await reader.read()).started
-        assert (started.offset, started.clamped) == (offset, clamped)
-
-    with_records(tmp_path, [12], body)
-
-
 def test_latest_waits_at_the_end_and_gets_what_comes_after(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
         async with Reader(served, offset_type=pb.RESET_TO_LATEST) as reader:
@@ -256,46 +225,43 @@ def test_exact_ts_ns_starts_at_the_first_record_at_or_after(tmp_path: Path) -> N
     with_records(tmp_path, [], body)
 
 
-def test_resume_starts_at_exactly_the_next_offset_of_the_group(tmp_path: Path) -> None:
+BASE, LO, HI = 2**40 + 3, 2**40 + 8, 2**40 + 15  # two batches are written, and the first is deleted
+Init = dict[str, Any]
+STARTS: list[tuple[Init, tuple[int, bool] | None]] = [  # to (offset, clamped); None is OFFSET_OUT_OF_RANGE
+    *(({"offset_type": pb.EXACT_OFFSET, "offset_value": value}, (value, False)) for value in (LO, LO + 3, HI - 1)),
+    *(({"offset_type": pb.EXACT_OFFSET, "offset_value": value}, None) for value in (-1, LO - 1, HI, HI + 1)),
+    ({"offset_type": pb.RESET_TO_OFFSET, "offset_value": -3}, (LO, True)),
+    ({"offset_type": pb.RESET_TO_OFFSET, "offset_value": LO + 2}, (LO + 2, False)),
+    ({"offset_type": pb.RESET_TO_OFFSET, "offset_value": HI}, (HI, False)),
+    ({"offset_type": pb.RESET_TO_OFFSET, "offset_value": HI + 9}, (HI, True)),
+    ({"offset_type": pb.RESUME_OR_EARLIEST, "group": "new"}, (LO, False)),
+    ({"offset_type": pb.RESUME_OR_LATEST, "group": "new"}, (HI, False)),
+    ({"offset_type": pb.RESUME_OR_EARLIEST, "group": "inside"}, (LO + 2, False)),
+    ({"offset_type": pb.RESUME_OR_LATEST, "group": "inside"}, (LO + 2, False)),
+    ({"offset_type": pb.RESUME_OR_EARLIEST, "group": "gone"}, None),
+    ({"offset_type": pb.RESUME_OR_EARLIEST, "group": "gone", "reset_if_gone": True}, (LO, True)),
+]
+
+
+def test_a_stream_starts_where_the_table_of_positions_says_and_reads_on_from_there(tmp_path: Path) -> None:
     async def body(served: Served) -> None:
-        for type_, expected in ((pb.RESUME_OR_EARLIEST, 0), (pb.RESUME_OR_LATEST, 12)):
-            async with Reader(served, offset_type=type_, group="g") as reader:
-                assert (await reader.read()).started.offset == expected
-        commit = pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(partition=0, topic="t", offset=7)])
-        await served.broker.CommitOffsets(commit)
-        for type_ in (pb.RESUME_OR_EARLIEST, pb.RESUME_OR_LATEST):
-            async with Reader(served, offset_type=type_, group="g") as reader:
-                assert await reader.read_records(5) == [7, 8, 9, 10, 11]
+        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(partition=0, topic="t", before_offset=LO))
+        for group, offset in (("inside", LO + 2), ("gone", LO - 3)):
+            position = pb.PartitionOffset(partition=0, topic="t", offset=offset)
+            await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group=group, offsets=[position]))
+        for number, (init, expected) in enumerate(STARTS):
+            async with Reader(served, subscription_id=str(number), **init) as reader:
+                if expected is None:
+                    error = await reader.error()
+                    assert (error.name, error.lo, error.hi) == ("OFFSET_OUT_OF_RANGE", LO, HI), init
+                else:
+                    response = await reader.read()
+                    assert (response.started.offset, response.started.clamped) == expected, init
+                    first = [record.offset for record in response.records]
+                    rest = await reader.read_records(HI - expected[0] - len(first))
+                    assert first + rest == list(range(expected[0], HI)), init
 
-    with_records(tmp_path, [12], body)
-
-
-def test_resume_below_log_start_is_an_error_unless_it_asked_to_reset(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        commit = pb.CommitOffsetsRequest(group="g", offsets=[pb.PartitionOffset(partition=0, topic="t", offset=2)])
-        await served.broker.CommitOffsets(commit)
-        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(partition=0, topic="t", before_offset=5))
-        async with Reader(served, offset_type=pb.RESUME_OR_EARLIEST, group="g") as reader:
-            error = await reader.error()
-        assert (error.name, error.lo, error.hi) == ("OFFSET_OUT_OF_RANGE", 5, 12)
-        async with Reader(served, offset_type=pb.RESUME_OR_EARLIEST, group="g", reset_if_gone=True) as reader:
-            started = (await reader.read()).started
-        assert (started.offset, started.clamped) == (5, True)
-
-    with_records(tmp_path, [5, 7], body)
-
-
-def test_a_partition_that_starts_past_two_to_the_forty_is_read_the_same(tmp_path: Path) -> None:
-    start = 2**40 + 3
-
-    async def body(served: Served) -> None:
-        responses = await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
-        assert [o for o, _ in records_of(responses)] == [start + i for i in range(6)]
-        async with Reader(served, offset_type=pb.EXACT_OFFSET, offset_value=start - 1) as reader:
-            error = await reader.error()
-        assert (error.lo, error.hi) == (start, start + 6)
-
-    with_records(tmp_path, [4, 2], body, start_offset=start)
+    with_records(tmp_path, [5, 7], body, start_offset=BASE)
 
 
 # ------------------------------------------------------------------------------------------- seek, lag, window

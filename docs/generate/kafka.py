@@ -90,7 +90,8 @@ producer.flush()
   time is the leader's append time. DescribeTransactions and ListTransactions show those that the node coordinates. A
   pattern of ids is RE2's, as in Kafka. `kafka-transactions.sh abort` writes markers past the coordinator, and is not
   served: `smq txn abort` ends a transaction that hangs ([docs/operations.md](operations.md#transactions)).
-- There are no quotas, reassignments or SCRAM users: those lists are empty.
+- SCRAM users are kept and shown (AlterUserScramCredentials), and no port asks for them yet.
+- There are no quotas or reassignments: those lists are empty.
 
 ## Transactions
 

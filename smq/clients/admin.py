@@ -1,4 +1,4 @@
-"""The asyncio admin client: topics, deletion of records, offsets, group commits, and views of cluster and nodes.
+"""The asyncio admin client: topics, users, deletion of records, offsets, group commits, and views of cluster and nodes.
 
 Owns the calls and nothing else. Every change carries one request id per call, so that its retries, at any node, take
 effect once. Users, `sync` and the command line import it.
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypedDict
 
+from smq.clients import scram
 from smq.clients.arguments import (
     INT32_MAX,
     Duration,
@@ -51,6 +52,7 @@ from smq.clients.types import (
     TopicPartition,
     TransactionDescription,
     TransactionSummary,
+    User,
     app_from_message,
     cluster_from_message,
     group_from_message,
@@ -320,6 +322,68 @@ class Admin(Lifecycle):
                 pb.AlterClusterConfigRequest, set=wanted, unset=gone, request_id=request_id, timeout_ms=node_ms
             )
             await node.admin.AlterClusterConfig(request, timeout=call_s)
+
+        await self._call(run)
+
+    # -- users
+
+    async def list_users(self) -> list[User]:
+        """All users, in order of name. NO_QUORUM."""
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListUsersResponse:
+            return await node.admin.ListUsers(pb.ListUsersRequest(timeout_ms=node_ms), timeout=call_s)
+
+        users = (await self._call(run)).users
+        return [User(u.name, dict(zip(u.mechanisms, u.iterations, strict=True))) for u in users]
+
+    async def create_user(self, name: str, password: str) -> None:
+        """With credentials for every mechanism. The password stays in this process: its keys are derived here.
+        USER_EXISTS, INVALID_CREDENTIAL, LIMIT_EXCEEDED."""
+        await self._set_password(name, password, must_be_new=True)
+
+    async def change_password(self, name: str, password: str) -> None:
+        """The user's connections that came in by the old password end. UNKNOWN_USER."""
+        await self._set_password(name, password, must_exist=True)
+
+    async def _set_password(
+        self, name: str, password: str, *, must_be_new: bool = False, must_exist: bool = False
+    ) -> None:
+        check_name("name", name)
+        if not isinstance(password, str) or not password:  # the error must not show it
+            raise invalid("password must be a str that is not empty")
+        keys, request_id = await asyncio.to_thread(scram.new_keys, password), _new_request_id()
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = build(
+                pb.AlterUserRequest,
+                name=name,
+                credentials=[
+                    pb.ScramCredential(
+                        mechanism=k.mechanism.name,
+                        iterations=k.iterations,
+                        salt=k.salt,
+                        stored_key=k.stored_key,
+                        server_key=k.server_key,
+                    )
+                    for k in keys
+                ],
+                must_be_new=must_be_new,
+                must_exist=must_exist,
+                request_id=request_id,
+                timeout_ms=node_ms,
+            )
+            await node.admin.AlterUser(request, timeout=call_s)
+
+        await self._call(run)
+
+    async def delete_user(self, name: str) -> None:
+        """Its open connections end. UNKNOWN_USER."""
+        check_name("name", name)
+        request_id = _new_request_id()
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = build(pb.DeleteUserRequest, name=name, request_id=request_id, timeout_ms=node_ms)
+            await node.admin.DeleteUser(request, timeout=call_s)
 
         await self._call(run)
 

@@ -316,6 +316,14 @@ class ClusterSetting:
     is_set: bool
 
 
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user, and the iterations of each mechanism by which it may log in."""
+
+    name: str
+    mechanisms: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionSummary:
     transactional_id: str

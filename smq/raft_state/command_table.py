@@ -22,6 +22,7 @@ from smq.raft_state.fields import (
     ANY_ID,
     ASSIGNMENTS,
     CONFIG,
+    CREDENTIALS,
     FINGERPRINT,
     GROUP_MEMBER,
     LISTENERS,
@@ -46,6 +47,7 @@ from smq.raft_state.handlers import (
     producer_ids,
     topics,
     transactions,
+    users,
 )
 from smq.raft_state.handlers import external_offsets as external
 from smq.raft_state.limits import BIRTH_ID_BYTES
@@ -176,6 +178,20 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("unset", Many(TEXT)),
         settings=lambda command: (CLUSTER_CONFIG, (*dict(command.set_), *command.unset)),
     ),
+    # users
+    _command(
+        60,
+        commands.AlterUser,
+        users.alter_user,
+        *_REQUEST,
+        ("name", TEXT),
+        ("set_", CREDENTIALS),
+        ("unset", Many(INT32)),
+        ("may_create", FLAG),
+        ("may_replace", FLAG),
+        ("decoy_secret", ANY_ID),
+    ),
+    _command(61, commands.DeleteUser, users.delete_user, *_REQUEST, ("name", TEXT)),
     # topics
     _command(
         7,

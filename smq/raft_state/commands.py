@@ -5,7 +5,7 @@ proposing node reads them. It must never do I/O or read a clock. Any module on t
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from smq.raft_state.ids import (
@@ -154,6 +154,35 @@ class AlterClusterConfig(Request):
 
     set_: tuple[tuple[str, str], ...] = ()
     unset: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScramCredential:
+    """What a user's password is checked by (RFC 5802). It is not the password, which no node ever learns; but it lets
+    its holder guess, so no text shows it."""
+
+    mechanism: int  # Kafka's number: see `users`
+    iterations: int
+    salt: bytes = field(repr=False)
+    stored_key: bytes = field(repr=False)
+    server_key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterUser(Request):
+    """Sets credentials of a user and removes others, all or none. A user without any is gone."""
+
+    name: str
+    set_: tuple[ScramCredential, ...] = ()
+    unset: tuple[int, ...] = ()  # mechanisms
+    may_create: bool = True
+    may_replace: bool = True  # anything of a user that is there
+    decoy_secret: bytes = field(default=b"", repr=False)  # random; the cluster keeps the first that it gets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteUser(Request):
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,6 +136,9 @@ class ErrorCode(enum.Enum):
         71, True, False, "run the new smq on every node first; `smq status` shows the level that each node knows"
     )
     UPGRADE_NEEDED = _Traits(72, True, True, "run a newer smq on this node; until then, use the other nodes")
+    UNKNOWN_USER = _Traits(73, True, False, "create it with `smq user create`, or check its name with `smq user list`")
+    USER_EXISTS = _Traits(74, True, False, "choose another name, or change its password with `smq user passwd`")
+    INVALID_CREDENTIAL = _Traits(75, True, False, "")  # the message says what to correct
     # Clients alone raise these; no node sends them.
     UNREACHABLE = _Traits(
         90, True, True, "nothing was sent: start a node (`smq dev`), or correct the address, port or TLS settings"
@@ -374,6 +377,15 @@ class FeatureNotEnabled(SmqError): ...
 class UpgradeNeeded(SmqError): ...
 
 
+class UnknownUser(SmqError): ...
+
+
+class UserExists(SmqError): ...
+
+
+class InvalidCredential(SmqError): ...
+
+
 class Unreachable(SmqError): ...
 
 
@@ -439,6 +451,9 @@ _BY_CODE: Final[dict[ErrorCode, type[SmqError]]] = {
     ErrorCode.INVALID_REPLICA_ASSIGNMENT: InvalidReplicaAssignment,
     ErrorCode.FEATURE_NOT_ENABLED: FeatureNotEnabled,
     ErrorCode.UPGRADE_NEEDED: UpgradeNeeded,
+    ErrorCode.UNKNOWN_USER: UnknownUser,
+    ErrorCode.USER_EXISTS: UserExists,
+    ErrorCode.INVALID_CREDENTIAL: InvalidCredential,
     ErrorCode.UNREACHABLE: Unreachable,
     ErrorCode.CLIENT_CLOSED: ClientClosed,
     ErrorCode.FORKED: Forked,

@@ -25,13 +25,21 @@ from smq.raft_state.binary import (
     read_count,
     write_count,
 )
-from smq.raft_state.commands import Assignment, Fingerprint, GroupMember, HwmAdvance, Listener, OffsetCommit
+from smq.raft_state.commands import (
+    Assignment,
+    Fingerprint,
+    GroupMember,
+    HwmAdvance,
+    Listener,
+    OffsetCommit,
+    ScramCredential,
+)
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.limits import COMMAND_BYTES_MAX, DIGEST_BYTES_MAX, PARTITION_ID_BYTES, REQUEST_ID_BYTES
 from smq.raft_state.replies import OffsetsAssigned
 
-# Request, topic and disk ids carry a length (not those of `OffsetRequests`). So the machine refuses one of a wrong
-# length with a typed rejection; otherwise the proposer would meet an exception.
+# Request, topic and disk ids, salts and keys carry a length (not the ids of `OffsetRequests`). So the machine refuses
+# one of a wrong length with a typed rejection; otherwise the proposer would meet an exception.
 ANY_ID: Final = Blob(U8, 255)
 PARTITION: Final = Fixed(PARTITION_ID_BYTES)
 ASSIGNMENTS: Final = Many(Many(INT32))
@@ -42,6 +50,18 @@ OFFSET_COMMITS: Final = Many(
 )
 FINGERPRINT: Final = Record(Fingerprint, (("rows", INT64), ("digest", Blob(U8, DIGEST_BYTES_MAX))))
 LISTENERS: Final = Many(Record(Listener, (("name", TEXT), ("grpc_address", TEXT), ("kafka_address", TEXT))))
+CREDENTIALS: Final = Many(
+    Record(
+        ScramCredential,
+        (
+            ("mechanism", INT32),
+            ("iterations", INT32),
+            ("salt", ANY_ID),
+            ("stored_key", ANY_ID),
+            ("server_key", ANY_ID),
+        ),
+    )
+)
 GROUP_MEMBER: Final = Record(
     GroupMember,
     (

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
+from smq.raft_state.handlers.users import credential_fault, name_fault
 from smq.raft_state.ids import (
     NO_NODE,
     NO_PRODUCER,
@@ -30,6 +31,7 @@ from smq.raft_state.limits import (
     PRODUCERS_MAX,
     REQUEST_ID_BYTES,
     TRANSACTIONAL_IDS_MAX,
+    USERS_MAX,
 )
 from smq.raft_state.state import (
     ClusterState,
@@ -82,6 +84,7 @@ def check_steps(state: ClusterState) -> Iterator[None]:
     yield
     yield from _check_transactions(state)
     _check_apps(state)
+    _check_users(state)
     yield from _check_assigned(state)
     for cache in state.replies:
         yield
@@ -262,6 +265,16 @@ def _check_apps(state: ClusterState) -> None:
         _require(bool(name) and app.batch_id >= 0, f"app {name!r} with batch {app.batch_id}")
         _require(app.used_ms <= state.expiry_clock_ms, f"app {name!r} was used in the future")
         _require(app.fingerprint.rows >= -1, f"app {name!r} has written {app.fingerprint.rows} rows")
+
+
+def _check_users(state: ClusterState) -> None:
+    _require(len(state.users) <= USERS_MAX, "more users than USERS_MAX")
+    for name, user in state.users.items():
+        _require(user.name == name and name_fault(name) is None, f"user {user.name!r} is filed as {name!r}")
+        mechanisms = [credential.mechanism for credential in user.credentials]
+        is_in_order = bool(mechanisms) and all(a < b for a, b in pairwise(mechanisms))
+        _require(is_in_order, f"user {name!r} has the mechanisms {mechanisms}")
+        _require(not any(map(credential_fault, user.credentials)), f"user {name!r} has a bad credential")
 
 
 def _check_epochs(transaction: TransactionState) -> None:

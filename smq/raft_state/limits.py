@@ -72,6 +72,14 @@ PRODUCER_EXPIRATION_MS_MAX: Final = 2**31 - 1  # Kafka's type of this setting
 PRODUCER_MARKS_PER_EXPIRATION: Final = 4  # a producer is forgotten after one expiration to one and a quarter
 PRODUCER_MARKS_MAX: Final = 8  # twice that, for changes of the setting; without room, producers live longer
 
+# --- users
+USERS_MAX: Final = 10_000  # one per person and service; a snapshot has 3 MB of them
+USER_NAME_BYTES_MAX: Final = 256  # an e-mail address has at most 254
+SCRAM_ITERATIONS_MIN: Final = 4_096  # RFC 7677
+SCRAM_ITERATIONS_MAX: Final = 16_384  # Kafka's: a login by PLAIN costs a node as many, 10 ms
+SCRAM_SALT_BYTES_MAX: Final = 128  # clients make 16 to 64
+DECOY_SECRET_BYTES: Final = 32  # of the salts that unknown users seem to have
+
 # --- transactions
 TRANSACTIONAL_IDS_MAX: Final = 20_000  # one per task of a stream job; an id that is not used expires
 TRANSACTIONAL_ID_BYTES_MAX: Final = 512  # as a group's name

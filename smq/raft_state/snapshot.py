@@ -24,6 +24,7 @@ from smq.raft_state.snapshot_parts import (
     NODES,
     PRODUCER,
     REPLY,
+    USER,
     read_assigned,
     read_commit,
     read_group,
@@ -40,7 +41,15 @@ from smq.raft_state.snapshot_parts import (
     write_topic,
     write_transaction,
 )
-from smq.raft_state.state import AppState, ClusterState, GroupState, TopicState, TransactionState, members_bytes
+from smq.raft_state.state import (
+    AppState,
+    ClusterState,
+    GroupState,
+    TopicState,
+    TransactionState,
+    UserState,
+    members_bytes,
+)
 
 __all__ = [
     "Bytes",
@@ -113,6 +122,7 @@ def _parts(state: ClusterState) -> Iterator[bytes]:
     for name in sorted(state.transactions):
         yield from _transaction_parts(state.transactions[name])
     yield from _list_parts(sorted(state.apps.items(), key=lambda item: item[0]), write_app)
+    yield from _list_parts([state.users[name] for name in sorted(state.users)], USER.write)
 
 
 def _transaction_parts(transaction: TransactionState) -> Iterator[bytes]:
@@ -170,13 +180,14 @@ def decode_steps(data: Bytes, known_level: int) -> Steps[ClusterState]:
     for _ in range(read_count(reader)):
         yield from _read_transaction(reader, state)
     yield from _read_apps(reader, state)
+    yield from _read_users(reader, state)
     reader.finish()
     yield from _compare(state, memoryview(data))
     return state
 
 
 def _read_head(reader: Reader, known_level: int) -> ClusterState:
-    """The state with everything but topics, producers, groups, replies, assignments, transactions and apps."""
+    """The state with everything but topics, producers, groups, replies, assignments, transactions, apps and users."""
     magic, version, level = reader.unpack(_HEAD)
     if magic != _MAGIC:
         raise CodecError("this is no snapshot of smq")
@@ -260,6 +271,16 @@ def _read_apps(reader: Reader, state: ClusterState) -> Steps[None]:
         state.apps[name] = AppState(batch_id=batch_id, used_ms=used_ms, fingerprint=fingerprint)
         if number % PIECE_ITEMS == 0:
             yield
+
+
+def _read_users(reader: Reader, state: ClusterState) -> Steps[None]:
+    users: dict[str, UserState] = {}
+    for number in range(read_count(reader)):
+        user = USER.read(reader)
+        users[user.name] = user
+        if number % PIECE_ITEMS == 0:
+            yield
+    state.users = users
 
 
 def _compare(state: ClusterState, data: memoryview) -> Steps[None]:

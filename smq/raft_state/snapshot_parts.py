@@ -1,4 +1,4 @@
-"""The bytes of what a snapshot is made of: nodes, topics, partitions, groups, commits, replies, assignments.
+"""The bytes of what a snapshot is made of: nodes, topics, partitions, groups, commits, users, replies, assignments.
 
 Owns the layout of each, writer and reader side by side. It must never skip an entry or choose
 an order: `snapshot` does that. Only `snapshot` imports it.
@@ -26,7 +26,7 @@ from smq.raft_state.binary import (
     read_count,
     write_count,
 )
-from smq.raft_state.fields import CONFIG, FINGERPRINT, GROUP_MEMBER, LISTENERS
+from smq.raft_state.fields import ANY_ID, CONFIG, CREDENTIALS, FINGERPRINT, GROUP_MEMBER, LISTENERS
 from smq.raft_state.ids import PartitionId, PartitionIndex, RequestId, TopicId
 from smq.raft_state.limits import (
     BIRTH_ID_BYTES,
@@ -56,6 +56,7 @@ from smq.raft_state.state import (
     TransactionOutcome,
     TransactionPhase,
     TransactionState,
+    UserState,
 )
 
 CLUSTER: Final = Record(
@@ -73,6 +74,7 @@ CLUSTER: Final = Record(
         ("offset_commits", INT64),
         ("changes_floor", INT64),
         ("transaction_changes_floor", INT64),
+        ("decoy_secret", ANY_ID),
     ),
 )
 CLUSTER_CONFIG: Final = CONFIG
@@ -296,6 +298,10 @@ APP: Final = Group((TEXT, INT64, INT64, FINGERPRINT))
 def write_app(out: bytearray, item: tuple[str, AppState]) -> None:
     name, app = item
     APP.write(out, (name, app.batch_id, app.used_ms, app.fingerprint))
+
+
+# -------------------------------------------------------------------------------------------------- users
+USER: Final = Record(UserState, (("name", TEXT), ("credentials", CREDENTIALS)))
 
 
 # ------------------------------------------------------------------------- producers, replies, assignments

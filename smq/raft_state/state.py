@@ -7,10 +7,18 @@ commits, and the hwm follows: what is committed may lie beyond it, and seals dec
 
 import enum
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from smq.raft_state.commands import NO_FINGERPRINT, NO_LEADER_EPOCH, Fingerprint, GroupMember, Listener
+from smq.raft_state.commands import (
+    NO_FINGERPRINT,
+    NO_LEADER_EPOCH,
+    Fingerprint,
+    GroupMember,
+    Listener,
+    ScramCredential,
+)
 from smq.raft_state.ids import (
     NO_BIRTH,
     NO_PRODUCER,
@@ -300,6 +308,14 @@ class AppState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UserState:
+    """Of clients. Its credentials are in order of mechanism, and there is at least one."""
+
+    name: str
+    credentials: tuple[ScramCredential, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSlot:
     """The coordinator of the groups and transactional ids of one slot. The epoch counts the coordinators; 0 before the
     first."""
@@ -366,6 +382,8 @@ class ClusterState:
     endings: dict[PartitionId, set[ProducerId]] = field(default_factory=dict)
     transaction_items: int = 0
     apps: dict[str, AppState] = field(default_factory=dict)  # by the name that their batches give
+    users: Mapping[str, UserState] = field(default_factory=dict)  # another object after each change
+    decoy_secret: bytes = field(default=b"", repr=False)  # of the salts that unknown users seem to have
     replies: tuple[ReplyCache, ...] = field(default_factory=_no_replies)  # by `Cache`
     assigned: OrderedDict[RequestId, Assigned] = field(default_factory=OrderedDict)  # the latest ones, oldest first
     # Per partition, the end of the newest assignment that has been dropped from `assigned`.

@@ -1,12 +1,12 @@
 """Administrators: one owns a setting of the cluster, another topics whose replicas it assigns itself, a third a default
-of new topics; and one uses what only feature level 2 has.
+of new topics, a fourth a user; and one uses what only feature level 2 has.
 
 Owns what they change and read back. No other client changes their setting or their topics. So every later look, at any
 node and after a barrier, must show what was acknowledged last. A change is repeated under its request id until its
 outcome is known.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from chaos_tests.sim.clients.base import Client, LoopingClient, World, proposal
@@ -22,12 +22,16 @@ from smq.raft_state.commands import (
     AddPartitions,
     AlterClusterConfig,
     AlterTopicConfig,
+    AlterUser,
     Command,
     CreateTopic,
     DeleteTopic,
+    DeleteUser,
+    ScramCredential,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NodeId, TopicId
+from smq.raft_state.limits import SCRAM_ITERATIONS_MIN
 from smq.raft_state.state import ClusterState
 from smq.raft_state.topic_config import MAX_MESSAGE_BYTES
 from smq.replication.api import NodeApi
@@ -100,6 +104,48 @@ class SettingOwner(Administrator):
             for _ in range(LOOKS):
                 yield self.think()
                 yield from self.look("setting", lambda state: state.config.get(self.key, ""), name=self.key)
+
+
+class UserOwner(Administrator):
+    """Changes a user's credentials and deletes it. The number of iterations says which change a credential is of."""
+
+    MECHANISMS: Final = {1: 32, 2: 64}  # and the bytes of their keys
+
+    def run(self) -> Script:
+        name, number, seen = f"user of {self.name}", 0, dict.fromkeys(self.MECHANISMS, "")
+        while not self.world.stopped:
+            yield self.think()
+            number += 1
+            command: Command = DeleteUser(request_id=self.new_id(), name=name)
+            if any(seen.values()) and self.rng.random() < 0.2:
+                seen = dict.fromkeys(seen, "")
+            else:
+                iterations = SCRAM_ITERATIONS_MIN + number
+                mechanisms = self.rng.choice(((1,), (2,), (1, 2)))
+                seen |= dict.fromkeys(mechanisms, str(iterations))
+                credentials = tuple(self._credential(mechanism, iterations) for mechanism in mechanisms)
+                command = AlterUser(request_id=self.new_id(), name=name, set_=credentials)
+            if not (yield from self.change("set", command, name=name, v=" ".join(seen.values()))):
+                return
+            for _ in range(LOOKS):
+                yield self.think()
+                yield from self.look("setting", lambda state: _iterations(state, name, self.MECHANISMS), name=name)
+
+    def _credential(self, mechanism: int, iterations: int) -> ScramCredential:
+        size = self.MECHANISMS[mechanism]
+        return ScramCredential(
+            mechanism=mechanism,
+            iterations=iterations,
+            salt=self.rng.randbytes(16),
+            stored_key=self.rng.randbytes(size),
+            server_key=self.rng.randbytes(size),
+        )
+
+
+def _iterations(state: ClusterState, name: str, mechanisms: Iterable[int]) -> str:
+    user = state.users.get(name)
+    found = {c.mechanism: str(c.iterations) for c in user.credentials} if user is not None else {}
+    return " ".join(found.get(mechanism, "") for mechanism in mechanisms)
 
 
 class Defaulter(Administrator):

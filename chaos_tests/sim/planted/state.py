@@ -1,4 +1,4 @@
-"""Planted bugs of the replicated state: snapshots, retries, settings, topics, nodes, and the feature level.
+"""Planted bugs of the replicated state: snapshots, retries, settings, users, topics, nodes, and the feature level.
 
 Owns these rows only. `catalogue` alone imports it.
 """
@@ -12,6 +12,7 @@ from chaos_tests.sim.replacement import Fault, PlantedBug, replace
 from smq.raft_state.commands import (
     AdvanceLogStart,
     AlterClusterConfig,
+    AlterUser,
     Assignment,
     RaiseFeatureLevel,
     RegisterNode,
@@ -20,7 +21,7 @@ from smq.raft_state.commands import (
 from smq.raft_state.ids import NO_BIRTH, NO_DISK, LogIndex, NodeId, Offset
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied, Done, OffsetsAssigned
-from smq.raft_state.state import ClusterState, TopicState
+from smq.raft_state.state import ClusterState, TopicState, UserState
 from smq.replication.commands.applied_state import AppliedState
 from smq.replication.node import Node
 from smq.replication.nodes.births import Births, Claim
@@ -76,6 +77,14 @@ LOG_START_AS_REQUESTED: Final = replace(_HANDLERS + "partitions:advance_log_star
 def _alone(original: Fault, state: ClusterState, command: AlterClusterConfig) -> Applied:
     applied: Applied = original(state, command)
     state.config = dict(command.set_)
+    return applied
+
+
+def _those_alone(original: Fault, state: ClusterState, command: AlterUser) -> Applied:
+    applied: Applied = original(state, command)
+    if command.set_ and isinstance(applied.reply, Done):
+        user = UserState(name=command.name, credentials=command.set_)
+        state.users = {**state.users, command.name: user}
     return applied
 
 
@@ -163,6 +172,14 @@ STATE_BUGS: Final = (
         name="setting-replaces-the-others",
         rule="a change of some settings leaves the others as they are",
         faults=(replace(_HANDLERS + "cluster_config:alter_cluster_config", by=_alone),),
+        scenario="settings",
+        anomalies=frozenset({"stale-setting"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="credential-replaces-the-others",
+        rule="a change of some of a user's credentials leaves the others as they are",
+        faults=(replace(_HANDLERS + "users:alter_user", by=_those_alone),),
         scenario="settings",
         anomalies=frozenset({"stale-setting"}),
         seeds=8,

@@ -1256,6 +1256,21 @@ class AdminStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterClusterConfigRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterClusterConfigResponse.FromString,
                 _registered_method=True)
+        self.ListUsers = channel.unary_unary(
+                '/smq.v1.Admin/ListUsers',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListUsersRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListUsersResponse.FromString,
+                _registered_method=True)
+        self.AlterUser = channel.unary_unary(
+                '/smq.v1.Admin/AlterUser',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterUserRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterUserResponse.FromString,
+                _registered_method=True)
+        self.DeleteUser = channel.unary_unary(
+                '/smq.v1.Admin/DeleteUser',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteUserRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteUserResponse.FromString,
+                _registered_method=True)
         self.DescribeCluster = channel.unary_unary(
                 '/smq.v1.Admin/DescribeCluster',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeClusterRequest.SerializeToString,
@@ -1384,6 +1399,27 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListUsers(self, request, context):
+        """Users of the Kafka ports that ask for SASL, read after a barrier. No keys.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterUser(self, request, context):
+        """Creates a user, or replaces the credentials of the mechanisms that it names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteUser(self, request, context):
+        """With all its credentials. Its open connections end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeCluster(self, request, context):
         """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier).
         """
@@ -1483,6 +1519,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.AlterClusterConfig,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterClusterConfigRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterClusterConfigResponse.SerializeToString,
+            ),
+            'ListUsers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListUsers,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListUsersRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListUsersResponse.SerializeToString,
+            ),
+            'AlterUser': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterUser,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterUserRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterUserResponse.SerializeToString,
+            ),
+            'DeleteUser': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteUser,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteUserRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteUserResponse.SerializeToString,
             ),
             'DescribeCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeCluster,
@@ -1907,6 +1958,87 @@ class Admin:
             '/smq.v1.Admin/AlterClusterConfig',
             smq_dot_clients_dot_pb_dot_smq__pb2.AlterClusterConfigRequest.SerializeToString,
             smq_dot_clients_dot_pb_dot_smq__pb2.AlterClusterConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListUsers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/ListUsers',
+            smq_dot_clients_dot_pb_dot_smq__pb2.ListUsersRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.ListUsersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterUser(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/AlterUser',
+            smq_dot_clients_dot_pb_dot_smq__pb2.AlterUserRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.AlterUserResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteUser(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/DeleteUser',
+            smq_dot_clients_dot_pb_dot_smq__pb2.DeleteUserRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.DeleteUserResponse.FromString,
             options,
             channel_credentials,
             insecure,

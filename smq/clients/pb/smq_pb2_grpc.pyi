@@ -505,6 +505,12 @@ class AdminStub:
     """The settings of the whole cluster, by Kafka's names."""
     AlterClusterConfig: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AlterClusterConfigRequest, _smq_pb2.AlterClusterConfigResponse]
     """Sets settings, and returns others to their defaults: all of a call together, on every node."""
+    ListUsers: _grpc.UnaryUnaryMultiCallable[_smq_pb2.ListUsersRequest, _smq_pb2.ListUsersResponse]
+    """Users of the Kafka ports that ask for SASL, read after a barrier. No keys."""
+    AlterUser: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AlterUserRequest, _smq_pb2.AlterUserResponse]
+    """Creates a user, or replaces the credentials of the mechanisms that it names."""
+    DeleteUser: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DeleteUserRequest, _smq_pb2.DeleteUserResponse]
+    """With all its credentials. Its open connections end."""
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterRequest, _smq_pb2.DescribeClusterResponse]
     """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier)."""
     NodeStatus: _grpc.UnaryUnaryMultiCallable[_smq_pb2.NodeStatusRequest, _smq_pb2.NodeStatusResponse]
@@ -551,6 +557,12 @@ class AdminAsyncStub(AdminStub):
     """The settings of the whole cluster, by Kafka's names."""
     AlterClusterConfig: _aio.UnaryUnaryMultiCallable[_smq_pb2.AlterClusterConfigRequest, _smq_pb2.AlterClusterConfigResponse]  # type: ignore[assignment]
     """Sets settings, and returns others to their defaults: all of a call together, on every node."""
+    ListUsers: _aio.UnaryUnaryMultiCallable[_smq_pb2.ListUsersRequest, _smq_pb2.ListUsersResponse]  # type: ignore[assignment]
+    """Users of the Kafka ports that ask for SASL, read after a barrier. No keys."""
+    AlterUser: _aio.UnaryUnaryMultiCallable[_smq_pb2.AlterUserRequest, _smq_pb2.AlterUserResponse]  # type: ignore[assignment]
+    """Creates a user, or replaces the credentials of the mechanisms that it names."""
+    DeleteUser: _aio.UnaryUnaryMultiCallable[_smq_pb2.DeleteUserRequest, _smq_pb2.DeleteUserResponse]  # type: ignore[assignment]
+    """With all its credentials. Its open connections end."""
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterRequest, _smq_pb2.DescribeClusterResponse]  # type: ignore[assignment]
     """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier)."""
     NodeStatus: _aio.UnaryUnaryMultiCallable[_smq_pb2.NodeStatusRequest, _smq_pb2.NodeStatusResponse]  # type: ignore[assignment]
@@ -684,6 +696,30 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.AlterClusterConfigResponse, _abc.Awaitable[_smq_pb2.AlterClusterConfigResponse]]:
         """Sets settings, and returns others to their defaults: all of a call together, on every node."""
+
+    @_abc_1.abstractmethod
+    def ListUsers(
+        self,
+        request: _smq_pb2.ListUsersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.ListUsersResponse, _abc.Awaitable[_smq_pb2.ListUsersResponse]]:
+        """Users of the Kafka ports that ask for SASL, read after a barrier. No keys."""
+
+    @_abc_1.abstractmethod
+    def AlterUser(
+        self,
+        request: _smq_pb2.AlterUserRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.AlterUserResponse, _abc.Awaitable[_smq_pb2.AlterUserResponse]]:
+        """Creates a user, or replaces the credentials of the mechanisms that it names."""
+
+    @_abc_1.abstractmethod
+    def DeleteUser(
+        self,
+        request: _smq_pb2.DeleteUserRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.DeleteUserResponse, _abc.Awaitable[_smq_pb2.DeleteUserResponse]]:
+        """With all its credentials. Its open connections end."""
 
     @_abc_1.abstractmethod
     def DescribeCluster(

@@ -25,6 +25,7 @@ from smq.clients.types import (
     TopicPartition,
     TransactionDescription,
     TransactionSummary,
+    User,
 )
 
 
@@ -134,6 +135,18 @@ class SyncAdmin(BlockingClient):
 
     def alter_cluster_config(self, *, set: Mapping[str, str] | None = None, unset: Iterable[str] = ()) -> None:
         self._run(self._admin.alter_cluster_config(set=set, unset=unset))
+
+    def list_users(self) -> list[User]:
+        return self._run(self._admin.list_users())
+
+    def create_user(self, name: str, password: str) -> None:
+        self._run(self._admin.create_user(name, password))
+
+    def change_password(self, name: str, password: str) -> None:
+        self._run(self._admin.change_password(name, password))
+
+    def delete_user(self, name: str) -> None:
+        self._run(self._admin.delete_user(name))
 
     def close(self) -> None:
         self._run(self._admin.close())

@@ -48,6 +48,7 @@ _MODULES: Final = {
     "top": "smq.coordinator.cli.commands.top",
     "topic": "smq.coordinator.cli.commands.topic",
     "txn": "smq.coordinator.cli.commands.txn",
+    "user": "smq.coordinator.cli.commands.user",
 }
 # The first sentence of each command's help (a test compares).
 SUMMARIES: Final = {
@@ -71,6 +72,7 @@ SUMMARIES: Final = {
     "top": "Shows nodes, busy topics, the groups that are furthest behind and the newest events, again and again.",
     "topic": "Creates, lists, describes, changes, exports, trims and deletes topics.",
     "txn": "Lists, describes and aborts transactions.",
+    "user": "Creates, lists and deletes the users of ports that ask for SASL, and changes passwords.",
 }
 _PLUGIN_GROUP: Final = "smq.cli"
 

@@ -1,4 +1,4 @@
-"""The Admin service: topics, settings, groups and transactions, and views of the cluster and of this node.
+"""The Admin service: topics, settings, users, groups and transactions, and views of the cluster and of this node.
 
 Owns no state: changes are proposed as commands or handed to the coordinator of a group or transactional id, and views
 are read from what the node has applied. Only the composition root imports it.
@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from smq import __version__
+from smq.clients import scram
 from smq.clients.lag_totals import LagTotal, lags_by_member, total_of
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
@@ -35,15 +36,18 @@ from smq.raft_state.commands import (
     AdvanceLogStart,
     AlterClusterConfig,
     AlterTopicConfig,
+    AlterUser,
     CreateTopic,
     DeleteTopic,
+    DeleteUser,
+    ScramCredential,
     SetNodeDrained,
 )
 from smq.raft_state.config_keys import known_at
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, NodeId, Offset, TopicId, split_partition_id
-from smq.raft_state.limits import TOPIC_PARTITIONS_MAX
+from smq.raft_state.limits import DECOY_SECRET_BYTES, TOPIC_PARTITIONS_MAX
 from smq.raft_state.replies import TopicCreated
 from smq.raft_state.state import (
     AppState,
@@ -55,6 +59,7 @@ from smq.raft_state.state import (
     TransactionOutcome,
     TransactionPhase,
     TransactionState,
+    UserState,
 )
 from smq.raft_state.topic_config import is_external
 from smq.replication.api import NodeApi, PartitionRange
@@ -197,6 +202,32 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
         )
         await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
         return pb.AlterClusterConfigResponse()
+
+    # -------------------------------------------------------------------------------------------------- users
+    @guarded
+    async def ListUsers(self, request: pb.ListUsersRequest, context: Context) -> pb.ListUsersResponse:
+        await self._calls.barrier(deadline_ms(request.timeout_ms, context))
+        users = self._state.users
+        return pb.ListUsersResponse(users=[_user_info(users[name]) for name in sorted(users)])
+
+    @guarded
+    async def AlterUser(self, request: pb.AlterUserRequest, context: Context) -> pb.AlterUserResponse:
+        command = AlterUser(
+            request_id=request_id_of(request.request_id),
+            name=request.name,
+            set_=tuple(map(_credential, request.credentials)),
+            may_create=not request.must_exist,
+            may_replace=not request.must_be_new,
+            decoy_secret=secrets.token_bytes(DECOY_SECRET_BYTES),
+        )
+        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
+        return pb.AlterUserResponse()
+
+    @guarded
+    async def DeleteUser(self, request: pb.DeleteUserRequest, context: Context) -> pb.DeleteUserResponse:
+        command = DeleteUser(request_id=request_id_of(request.request_id), name=request.name)
+        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
+        return pb.DeleteUserResponse()
 
     # -------------------------------------------------------------------------------------------------- views
     @guarded
@@ -422,6 +453,28 @@ def _check_change(request: pb.AlterTopicRequest | pb.AlterClusterConfigRequest) 
 
 def _sorted_items(config: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(config.items()))
+
+
+def _credential(given: pb.ScramCredential) -> ScramCredential:
+    mechanism = scram.BY_NAME.get(given.mechanism)
+    if mechanism is None:
+        known = ", ".join(scram.BY_NAME)
+        raise SmqError(ErrorCode.INVALID_CREDENTIAL, f"mechanism {given.mechanism[:80]!r} is none of {known}")
+    return ScramCredential(
+        mechanism=mechanism.number,
+        iterations=given.iterations,
+        salt=given.salt,
+        stored_key=given.stored_key,
+        server_key=given.server_key,
+    )
+
+
+def _user_info(user: UserState) -> pb.UserInfo:
+    return pb.UserInfo(
+        name=user.name,
+        mechanisms=[scram.BY_NUMBER[credential.mechanism].name for credential in user.credentials],
+        iterations=[credential.iterations for credential in user.credentials],
+    )
 
 
 def _node_info(node: NodeState, listener: str) -> pb.NodeInfo:

@@ -63,6 +63,7 @@ class ApiKey(enum.IntEnum):
     OFFSET_DELETE = 47
     DESCRIBE_CLIENT_QUOTAS = 48
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    ALTER_USER_SCRAM_CREDENTIALS = 51
     DESCRIBE_QUORUM = 55
     UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
@@ -121,6 +122,7 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.OFFSET_DELETE: Served("OffsetDelete", Versions(0, 0)),
         ApiKey.DESCRIBE_CLIENT_QUOTAS: Served("DescribeClientQuotas", Versions(0, 1)),
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: Served("DescribeUserScramCredentials", Versions(0, 0)),
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS: Served("AlterUserScramCredentials", Versions(0, 0)),
         ApiKey.DESCRIBE_QUORUM: Served("DescribeQuorum", Versions(0, 2)),
         ApiKey.UPDATE_FEATURES: Served("UpdateFeatures", Versions(0, 2)),
         ApiKey.DESCRIBE_CLUSTER: Served("DescribeCluster", Versions(0, 2)),

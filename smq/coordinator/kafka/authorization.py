@@ -1,11 +1,9 @@
-"""Authorized operations, DescribeAcls and DescribeUserScramCredentials: what a client may do, in a cluster that has no
-ACLs and no users.
+"""Authorized operations and DescribeAcls: what a client may do, in a cluster that has no ACLs.
 
 Owns the bit fields. Without ACLs a client may do all that Kafka has for a resource. Only handlers import it.
 """
 
 import enum
-from collections import Counter
 from typing import Final
 
 from smq.coordinator.kafka.codec import Struct
@@ -74,21 +72,3 @@ async def describe_acls(_gateway: Gateway, _version: int, _request: Struct) -> S
         "error_message": "there are no ACLs: every client that can connect may do everything",
         "resources": [],
     }
-
-
-async def describe_user_scram_credentials(_gateway: Gateway, _version: int, request: Struct) -> Struct:
-    """Each user that the request names is unknown; there are no others."""
-    counts = Counter(user["name"] for user in request["users"] or [])
-    return {
-        "throttle_time_ms": 0,
-        "error_code": KafkaError.NONE,
-        "error_message": None,
-        "results": [_unknown_user(name, count) for name, count in counts.items()],
-    }
-
-
-def _unknown_user(name: str, count: int) -> Struct:
-    code, message = KafkaError.RESOURCE_NOT_FOUND, f"there is no user {name[:80]!r}: this cluster has no users"
-    if count > 1:
-        code, message = KafkaError.DUPLICATE_RESOURCE, f"the request names the user {name[:80]!r} {count} times"
-    return {"user": name, "error_code": code, "error_message": message, "credential_infos": []}

@@ -15,6 +15,7 @@ from smq.coordinator.kafka import (
     log_offsets,
     metadata,
     topic_admin,
+    users,
 )
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
@@ -67,7 +68,8 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
     ApiKey.OFFSET_DELETE: committed_offsets.offset_delete,
     ApiKey.DESCRIBE_CLIENT_QUOTAS: config_admin.describe_client_quotas,
-    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: authorization.describe_user_scram_credentials,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: users.describe_user_scram_credentials,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: users.alter_user_scram_credentials,
     ApiKey.DESCRIBE_QUORUM: describe_quorum,
     ApiKey.UPDATE_FEATURES: metadata.update_features,
     ApiKey.DESCRIBE_CLUSTER: metadata.describe_cluster,

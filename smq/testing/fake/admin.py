@@ -135,6 +135,40 @@ class Admin(AdminServicer):
         return self.node.cluster.once(request.request_id, "alter the cluster's settings", change)
 
     @answering
+    async def ListUsers(self, _request: pb.ListUsersRequest) -> Message:
+        users = self.node.cluster.users
+        return pb.ListUsersResponse(users=[users[name] for name in sorted(users)])
+
+    @answering
+    async def AlterUser(self, request: pb.AlterUserRequest) -> Message:
+        """It keeps no keys."""
+        users = self.node.cluster.users
+
+        def change() -> Message:
+            if request.must_be_new and request.name in users:
+                raise SmqError(ErrorCode.USER_EXISTS, f"user {request.name!r} is there")
+            if request.must_exist and request.name not in users:
+                raise SmqError(ErrorCode.UNKNOWN_USER, f"there is no user {request.name!r}")
+            credentials = request.credentials
+            users[request.name] = pb.UserInfo(
+                name=request.name,
+                mechanisms=[c.mechanism for c in credentials],
+                iterations=[c.iterations for c in credentials],
+            )
+            return pb.AlterUserResponse()
+
+        return self.node.cluster.once(request.request_id, "alter user", change)
+
+    @answering
+    async def DeleteUser(self, request: pb.DeleteUserRequest) -> Message:
+        def change() -> Message:
+            if self.node.cluster.users.pop(request.name, None) is None:
+                raise SmqError(ErrorCode.UNKNOWN_USER, f"there is no user {request.name!r}")
+            return pb.DeleteUserResponse()
+
+        return self.node.cluster.once(request.request_id, "delete user", change)
+
+    @answering
     async def DescribeCluster(self, request: pb.DescribeClusterRequest) -> Message:
         cluster = self.node.cluster
         answer = pb.DescribeClusterResponse(cluster_id="fake", raft_leader=1)

@@ -11,6 +11,7 @@ from smq.raft_state.commands import (
     AdvanceExternalHwms,
     AdvanceHwms,
     AlterClusterConfig,
+    AlterUser,
     ApplyRetention,
     AssignMembers,
     Assignment,
@@ -44,6 +45,7 @@ from smq.raft_state.commands import (
     ReplaceMember,
     Request,
     RetainedStart,
+    ScramCredential,
     Seal,
     StagedTransaction,
     StageOffsets,
@@ -115,6 +117,23 @@ def register(
         feature_level=level,
         listeners=listeners,
     )
+
+
+def credential(mechanism: int, iterations: int = 4_096) -> ScramCredential:
+    """Of SCRAM-SHA-256 (1) or SCRAM-SHA-512 (2)."""
+    size = {1: 32, 2: 64}.get(mechanism, 1)
+    return ScramCredential(
+        mechanism=mechanism,
+        iterations=iterations,
+        salt=b"salt",
+        stored_key=b"k" * size,
+        server_key=b"s" * size,
+    )
+
+
+def user(name: str, *credentials: ScramCredential, unset: tuple[int, ...] = (), request: int = 0) -> AlterUser:
+    request_id = rid(request) if request else RequestId(b"")
+    return AlterUser(request_id=request_id, name=name, set_=credentials, unset=unset, decoy_secret=b"x" * 32)
 
 
 def listener(name: str) -> Listener:

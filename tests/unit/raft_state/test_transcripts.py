@@ -72,6 +72,8 @@ def _show_state(state: ClusterState) -> Iterator[str]:
         yield from _show_group(state, state.groups[name])
     for producer_id, epoch in state.producers.items():
         yield f"producer {producer_id} epoch {epoch}"
+    for name in sorted(state.users):
+        yield f"user {name}: {', '.join(map(repr, state.users[name].credentials))}"
     for request_id, reply in (item for cache in state.replies for item in cache.replies.items()):
         yield f"request {int.from_bytes(request_id, 'big')}: {reply.hex()}"
 

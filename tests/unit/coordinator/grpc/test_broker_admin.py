@@ -514,3 +514,38 @@ def test_a_deadline_that_is_too_short_is_a_typed_or_plain_timeout_not_a_hang(tmp
         assert detail.retriable
 
     serving(tmp_path, body)
+
+
+# -------------------------------------------------------------------------------------------------------- users
+def credential(mechanism: str = "SCRAM-SHA-256", **fields: Any) -> pb.ScramCredential:
+    given: dict[str, Any] = {"iterations": 4_096, "salt": b"s", "stored_key": b"k" * 32, "server_key": b"v" * 32}
+    return pb.ScramCredential(mechanism=mechanism, **(given | fields))
+
+
+def test_a_user_is_made_once_and_changed_only_if_it_is_there(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        admin, one = served.admin, [credential()]
+        new = pb.AlterUserRequest(name="a", credentials=one, must_be_new=True, request_id=b"1" * 16)
+        await admin.AlterUser(new)
+        await admin.AlterUser(new)  # a retry
+        secret = served.server.node.state.decoy_secret
+        assert len(secret) == 32
+        for request, code in (
+            (pb.AlterUserRequest(name="a", credentials=one, must_be_new=True), ErrorCode.USER_EXISTS),
+            (pb.AlterUserRequest(name="b", credentials=one, must_exist=True), ErrorCode.UNKNOWN_USER),
+            (pb.AlterUserRequest(name="b"), ErrorCode.INVALID_CREDENTIAL),
+            (pb.AlterUserRequest(name="", credentials=one), ErrorCode.INVALID_CREDENTIAL),
+            (pb.AlterUserRequest(name="b", credentials=[credential("PLAIN")]), ErrorCode.INVALID_CREDENTIAL),
+            (pb.AlterUserRequest(name="b", credentials=[credential(iterations=1)]), ErrorCode.INVALID_CREDENTIAL),
+            (pb.AlterUserRequest(name="b", credentials=[credential(salt=b"s" * 300)]), ErrorCode.INVALID_REQUEST),
+        ):
+            assert (await fails(admin.AlterUser(request))).name == code.name, request
+        assert (await fails(admin.DeleteUser(pb.DeleteUserRequest(name="b")))).name == "UNKNOWN_USER"
+        users = (await admin.ListUsers(pb.ListUsersRequest())).users
+        assert [(u.name, u.mechanisms, u.iterations) for u in users] == [("a", ["SCRAM-SHA-256"], [4_096])]
+        await admin.DeleteUser(pb.DeleteUserRequest(name="a"))
+        assert not served.server.node.state.users
+        await admin.AlterUser(pb.AlterUserRequest(name="a", credentials=one))
+        assert served.server.node.state.decoy_secret == secret
+
+    serving(tmp_path, body)

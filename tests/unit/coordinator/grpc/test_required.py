@@ -45,6 +45,12 @@ DEFAULTS = {
     "max_records": "500",
     "from_ms": "optional: no bound",
     "until_ms": "optional: no bound",
+    "iterations": "refused: at least 4,096",
+    "salt": "refused: at least a byte",
+    "stored_key": "refused: 32 or 64 bytes",
+    "server_key": "refused: 32 or 64 bytes",
+    "must_be_new": "a user that may be there",
+    "must_exist": "a user that may be new",
 }
 # Required in some cases only, which the services check: with `resume`, with `records`, with a type that has a value,
 # without a cursor.

@@ -36,7 +36,7 @@ from smq.raft_state.ids import (
 )
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
-from smq.raft_state.replies import Rejected
+from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import ActiveProducer, DoneFn, NodeApi, ReplicaStatus
 from smq.replication.ports import Quorum, QuorumReplica
@@ -72,6 +72,11 @@ class Node:
         self.index += 1
         reply = self.machine.apply(LogIndex(self.index), command).reply
         assert not isinstance(reply, Rejected), reply.message
+
+    def propose(self, command: Command, _timeout_ms: int, done: DoneFn[Reply]) -> None:
+        self.index += 1
+        reply = self.machine.apply(LogIndex(self.index), command).reply
+        done(SmqError(reply.code, reply.message) if isinstance(reply, Rejected) else reply)
 
     def create(self, name: str, partitions: int = 1, config: tuple[tuple[str, str], ...] = ()) -> None:
         topic_id = TopicId(name.encode().ljust(16, b"."))
@@ -522,15 +527,83 @@ def test_there_are_no_quotas(node: Node, version: int, components: list[Struct],
     assert (answer["error_code"], answer["entries"]) == (code, [] if code is KafkaError.NONE else None)
 
 
-def test_there_are_no_scram_users(node: Node) -> None:
-    everyone: tuple[list[Struct] | None, ...] = (None, [])
-    for users in everyone:
-        answer = ask(node, ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, {"users": users})
-        assert (answer["error_code"], answer["results"]) == (KafkaError.NONE, [])
-    named = {"users": [{"name": "a"}, {"name": "b"}, {"name": "a"}]}
-    results = ask(node, ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, named)["results"]
-    codes = {result["user"]: result["error_code"] for result in results}
-    assert codes == {"a": KafkaError.DUPLICATE_RESOURCE, "b": KafkaError.RESOURCE_NOT_FOUND}
+def upsertion(name: str, mechanism: int = 1, *, iterations: int = 4_096, size: int | None = None) -> Struct:
+    salted = b"p" * (size if size is not None else {2: 64}.get(mechanism, 32))
+    return {
+        "name": name,
+        "mechanism": mechanism,
+        "iterations": iterations,
+        "salt": b"salt",
+        "salted_password": salted,
+    }
+
+
+def deletion(name: str, mechanism: int = 1) -> Struct:
+    return {"name": name, "mechanism": mechanism}
+
+
+def altered(node: Node, *upsertions: Struct, deletions: tuple[Struct, ...] = ()) -> dict[str, KafkaError]:
+    request = {"deletions": list(deletions), "upsertions": list(upsertions)}
+    results = ask(node, ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, request)["results"]
+    return {result["user"]: KafkaError(result["error_code"]) for result in results}
+
+
+def described_users(node: Node, *names: str) -> dict[str, KafkaError | dict[int, int]]:
+    users = [{"name": name} for name in names] or None
+    answer = ask(node, ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, {"users": users})
+    assert answer["error_code"] is KafkaError.NONE
+    return {
+        result["user"]: KafkaError(result["error_code"])
+        if result["error_code"]
+        else {info["mechanism"]: info["iterations"] for info in result["credential_infos"]}
+        for result in answer["results"]
+    }
+
+
+def test_users_are_changed_and_shown_without_their_keys(node: Node) -> None:
+    assert described_users(node) == {}
+    assert altered(node, upsertion("b", 2), upsertion("a"), upsertion("a", 2, iterations=16_384)) == {
+        "a": KafkaError.NONE,
+        "b": KafkaError.NONE,
+    }
+    assert described_users(node) == {"a": {1: 4_096, 2: 16_384}, "b": {2: 4_096}}
+    kept = node.state.users["a"].credentials[0]
+    assert b"p" * 32 not in (kept.stored_key, kept.server_key, kept.salt)  # what is kept cannot log in
+    assert described_users(node, "a", "b", "c", "b") == {
+        "a": {1: 4_096, 2: 16_384},
+        "b": KafkaError.DUPLICATE_RESOURCE,
+        "c": KafkaError.RESOURCE_NOT_FOUND,
+    }
+    assert altered(node, upsertion("a"), deletions=(deletion("a", 2), deletion("b", 2))) == {
+        "a": KafkaError.NONE,
+        "b": KafkaError.NONE,
+    }
+    assert described_users(node) == {"a": {1: 4_096}}
+
+
+@pytest.mark.parametrize(
+    ("upsertions", "deletions", "code"),
+    [
+        ([upsertion("a", 3)], [], KafkaError.UNSUPPORTED_SASL_MECHANISM),
+        ([], [deletion("a", 0)], KafkaError.UNSUPPORTED_SASL_MECHANISM),
+        ([upsertion("a", iterations=4_095)], [], KafkaError.UNACCEPTABLE_CREDENTIAL),
+        ([upsertion("a", iterations=16_385)], [], KafkaError.UNACCEPTABLE_CREDENTIAL),
+        ([upsertion("a", size=31)], [], KafkaError.UNACCEPTABLE_CREDENTIAL),
+        ([upsertion("")], [], KafkaError.UNACCEPTABLE_CREDENTIAL),
+        ([upsertion("a"), upsertion("a")], [], KafkaError.DUPLICATE_RESOURCE),
+        ([upsertion("a")], [deletion("a")], KafkaError.DUPLICATE_RESOURCE),
+        ([], [deletion("a", 2)], KafkaError.RESOURCE_NOT_FOUND),
+        ([upsertion("a")], [deletion("a", 2)], KafkaError.RESOURCE_NOT_FOUND),
+    ],
+)
+def test_a_bad_change_of_a_user_is_refused_and_costs_no_other_user_anything(
+    node: Node, upsertions: list[Struct], deletions: list[Struct], code: KafkaError
+) -> None:
+    altered(node, upsertion("a", iterations=5_000))
+    name = (upsertions or deletions)[0]["name"]
+    found = altered(node, *upsertions, upsertion("b"), deletions=tuple(deletions))
+    assert found == {name: code, "b": KafkaError.NONE}
+    assert described_users(node) == {"a": {1: 5_000}, "b": {1: 4_096}}
 
 
 # -------------------------------------------------------------------------------------------------- refused changes

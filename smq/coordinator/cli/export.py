@@ -2,7 +2,8 @@
 
 Owns the command, its progress bar, and the ranges that it reads: one partition after another, so that memory stays
 bounded and the file's order is always the same. The range is fixed at the start, and is exported completely or not at
-all: if retention removes some of its records meanwhile, the command fails. `commands.topic` alone imports it.
+all: if retention removes some of its records meanwhile, the command fails. `commands.topic` imports it, and
+`disk_export`, for the bar.
 """
 
 import json
@@ -128,7 +129,7 @@ async def _ranges(
 async def _copy(bootstrap: str, topic: str, ranges: list[ExportRange], file: RecordFile) -> None:
     consumer = Consumer(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS, stall_timeout_ms=CALL_TIMEOUT_MS)
     async with consumer:
-        with _progress(sum(r.hi - r.lo for r in ranges)) as advance:
+        with progress(sum(r.hi - r.lo for r in ranges)) as advance:
             for r in ranges:
                 if r.lo == r.hi:
                     continue
@@ -143,7 +144,7 @@ async def _copy(bootstrap: str, topic: str, ranges: list[ExportRange], file: Rec
                     position = reached
 
 
-class _Advance:
+class Advance:
     """Advances the progress bar, if there is one."""
 
     def __init__(self, progress: "Progress | None", total: int) -> None:
@@ -156,14 +157,14 @@ class _Advance:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[_Advance]:
+def progress(total: int) -> Iterator[Advance]:
     """A bar on standard error, if that is a terminal."""
     from rich.console import Console  # slow to import, and `smq topic list` needs none of it
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Advance(None, total)
+        yield Advance(None, total)
         return
     columns = (
         TextColumn("{task.percentage:>3.0f}%"),
@@ -172,4 +173,4 @@ def _progress(total: int) -> Iterator[_Advance]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        yield _Advance(progress, total)
+        yield Advance(progress, total)

@@ -1,7 +1,7 @@
-"""The files that `smq topic export` writes, JSONL and Parquet: complete, or absent.
+"""The files that `smq topic export` and `smq disk export` write, JSONL and Parquet: complete, or absent.
 
 Owns their columns and the renaming into place. Memory is bounded by one row group, whatever the size of the topic.
-`cli.export` alone imports it; pyarrow is loaded for Parquet only.
+`cli.export` and `cli.disk_export` import it; pyarrow is loaded for Parquet only.
 """
 
 import contextlib

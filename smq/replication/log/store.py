@@ -104,12 +104,13 @@ class LogStore:
                 at = keys[0] + b"\x00"
                 continue
             pid = PartitionId(keys[0][:PARTITION_ID_BYTES])
-            logs[pid] = self._open(pid)
+            logs[pid] = self.open(pid)
             at = partition_stop(pid)
             yield
         self._dropped.resume()
 
-    def _open(self, pid: PartitionId) -> PartitionLog:
+    def open(self, pid: PartitionId) -> PartitionLog:
+        """One that is on this disk, as `open_all` has it."""
         log_start = Offset(0)
         try:
             row = self._partition_row(pid)

@@ -239,14 +239,14 @@ def filled_disk() -> DiskImage:
 
 def test_a_node_opens_its_logs_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     image, opened = filled_disk(), 0
-    open_one = LogStore._open
+    open_one = LogStore.open
 
     def counted(self: LogStore, pid: PartitionId) -> PartitionLog:
         nonlocal opened
         opened += 1
         return open_one(self, pid)
 
-    monkeypatch.setattr(LogStore, "_open", counted)
+    monkeypatch.setattr(LogStore, "open", counted)
     world = World(image, lambda process: SlowClock(process, Machine()))
     world.node.start()
     assert world.most_per_callback(lambda: opened, 50) <= slices.SLICE_NS_MAX // 1_000_000

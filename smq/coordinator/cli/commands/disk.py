@@ -1,12 +1,13 @@
 """`smq disk`: what an operator does with a stopped node's data directory: facts that nothing on it shows, and copies.
 
 Owns what these commands print. Each goes through the disk that a node would use: its lock protects the directory of a
-running node. `cli.root` loads it when it is used.
+running node. `cli.root` loads it when it is used; `cli.disk_export` opens a directory as the others do.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -22,16 +23,20 @@ from smq.replication.storage.directory import DiskOpenError
 from smq.replication.storage.engine import Engine, engine_of
 from smq.replication.storage.offline import OfflineDisk, OfflineFailed
 
-_directory = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+directory_argument = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 
 
-@click.group(cls=CommandGroup)
+# Its module loads the codecs of records, which the other commands need not wait for.
+_LAZY: Final = {"export": "smq.coordinator.cli.disk_export:disk_export"}
+
+
+@click.group(cls=CommandGroup, lazy=_LAZY)
 def disk() -> None:
-    """Works on the data DIRECTORY of a stopped node: after a restore, or to change its store."""
+    """Works on the data DIRECTORY of a stopped node: after a restore, to change its store, or to save what it holds."""
 
 
 @disk.command("renew")
-@_directory
+@directory_argument
 def disk_renew(directory: Path) -> None:
     """Gives DIRECTORY a new disk id: its node rejoins as if its disk had been replaced.
 
@@ -43,9 +48,9 @@ def disk_renew(directory: Path) -> None:
 
     Example: smq disk renew /var/lib/smq
     """
-    with _opened(directory) as opened:
+    with opened(directory) as found:
         why = "its operator said that its data directory is an old copy"
-        replace_disk_id(opened, SystemRng(), why, not_copied(), _nothing)
+        replace_disk_id(found, SystemRng(), why, not_copied(), _nothing)
     click.echo(
         f"{directory} has a new disk id: its node rejoins, and has no vote until the other nodes admit it. Renew no "
         "other directory until `smq status` shows this node ready"
@@ -53,7 +58,7 @@ def disk_renew(directory: Path) -> None:
 
 
 @disk.command("forget")
-@_directory
+@directory_argument
 @click.confirmation_option(prompt="Were the directories of ALL nodes restored from copies, and are all nodes stopped?")
 def disk_forget(directory: Path) -> None:
     """Makes DIRECTORY forget what it knows of the state of other nodes' disks.
@@ -63,12 +68,12 @@ def disk_forget(directory: Path) -> None:
 
     Example: smq disk forget /var/lib/smq
     """
-    with _opened(directory) as opened:
+    with opened(directory) as found:
         journal = RaftJournal()
-        for _ in journal.load(opened):
+        for _ in journal.load(found):
             pass  # it pauses for other work, and here there is none
         journal.keep_marks(b"")
-        JournalWriter(opened, journal, _nothing).flush_marks()
+        JournalWriter(found, journal, _nothing).flush_marks()
     click.echo(f"{directory} has forgotten what it knew of other nodes' disks")
 
 
@@ -126,14 +131,14 @@ def _engine_of(directory: Path) -> Engine:
 
 
 @contextmanager
-def _opened(directory: Path) -> Iterator[Disk]:
+def opened(directory: Path) -> Iterator[Disk]:
     """The disk; committed and closed after the block. UserError if there is none, it is in use, or it is damaged."""
     engine = _engine_of(directory)
     try:
-        with OfflineDisk(directory, engine) as opened:
-            if opened.disk.get(Table.META, DISK_KEY) is None:
+        with OfflineDisk(directory, engine) as found:
+            if found.disk.get(Table.META, DISK_KEY) is None:
                 raise UserError(f"{directory} has no disk id: no node has run on it")
-            yield opened.disk
+            yield found.disk
     except (DiskOpenError, DataDamaged, OfflineFailed) as e:
         raise UserError(str(e)) from e
 

@@ -87,7 +87,7 @@ def test_forgetting_asks_first(directory: Path) -> None:
     assert "ALL nodes" in result.output
 
 
-@pytest.mark.parametrize("command", [["renew"], ["forget", "--yes"]])
+@pytest.mark.parametrize("command", [["renew"], ["forget", "--yes"], ["export", "--output", "no such directory"]])
 def test_a_directory_of_no_node_or_in_use_is_refused_in_a_sentence(
     command: list[str], directory: Path, tmp_path: Path
 ) -> None:

@@ -8,10 +8,8 @@ from typing import Any, Final
 
 from docs.generate import table
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey
-from smq.coordinator.kafka.errors import CODES, KafkaError
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, IN_NODE_TOML
 from smq.raft_state.config_keys import ConfigKey
-from smq.raft_state.errors import ErrorCode
 from smq.raft_state.topic_config import TOPIC_CONFIG
 
 CLIENTS = Path(__file__).with_name("kafka-clients.json")
@@ -134,8 +132,8 @@ UNSUPPORTED_VERSION: set `classic`. Keys not in the table below are not advertis
 ## Configuration
 
 CreateTopics, AlterConfigs and IncrementalAlterConfigs set a topic's configuration. Every key of Kafka 4.3 is known. A
-key that is marked "fixed" has no effect here: it takes any valid value, nothing is stored, and DescribeConfigs shows it
-as read-only and says why. A value is refused with INVALID_CONFIG only if it is invalid, or if a promise depends on it:
+fixed key has no effect here: it takes any valid value, nothing is stored, and DescribeConfigs shows it as read-only and
+says why. A value is refused with INVALID_CONFIG only if it is invalid, or if a promise depends on it:
 `unclean.leader.election.enable=true`, `min.insync.replicas` above the majority of the replicas, and
 `remote.storage.enable=true`. The value shown for `min.insync.replicas` is the majority of the topic's replicas.
 `storage` and `retention.records` are keys of smq's own: Kafka clients see only topics with `storage=log`.
@@ -152,6 +150,11 @@ more than an hour ahead of the leader's clock is refused (`message.timestamp.aft
   log already holds is answered like its first attempt.
 
 ### Topics
+
+"""
+
+_FIXED = """
+Fixed, with Kafka's meanings. The values in brackets are what DescribeConfigs shows.
 
 """
 
@@ -173,9 +176,12 @@ a node shows all of these with their sources, and read-only what else Kafka's to
 `log.segment.bytes`, `group.max.session.timeout.ms` and others. A group has no configuration: each member brings its
 `session.timeout.ms`. `smq topic create` and gRPC name the number of partitions themselves.
 
-The keys "of new topics" are defaults: a topic takes them when it is created, unless its creator names the key, and a
-key of a topic that is deleted goes back to the default of that moment. Unlike in Kafka, topics that exist keep what
-they have when a default changes: a smaller `log.retention.ms` deletes nothing of theirs.
+"""
+
+_NEW_TOPICS = """
+The other keys are defaults of new topics, the same on all nodes. A topic takes them when it is created, unless its
+creator names the key, and a key of a topic that is deleted goes back to the default of that moment. Unlike in Kafka,
+topics that exist keep what they have when a default changes: a smaller `log.retention.ms` deletes nothing of theirs.
 
 """
 
@@ -238,45 +244,54 @@ _PROVEN: Final = (
 _CODES = """
 ## Error codes
 
-The Kafka codes for smq's [errors](reference/errors.md). All others are -1 `UNKNOWN_SERVER_ERROR`. A batch that may have
-been stored is never reported as "not stored".
-
+[reference/errors.md](reference/errors.md) has the Kafka code for each of smq's errors. A batch that may have been
+stored is never reported as "not stored".
 """
 
 
 def render() -> str:
     served = sorted(((ApiKey(key), row) for key, row in SERVED.items()), key=lambda item: item[0])
     keys = ((str(int(key)), row.name, f"{row.versions.lo}-{row.versions.hi}") for key, row in served)
-    codes = (
-        (f"`{code.name}`", f"{CODES[code].value} `{CODES[code].name}`")
-        for code in sorted(ErrorCode, key=lambda code: code.number)
-        if CODES[code] is not KafkaError.UNKNOWN_SERVER_ERROR
-    )
-    topics = (_topic_key(key, row) for key, row in TOPIC_CONFIG.items())
-    cluster = (_cluster_key(key, row) for key, row in CLUSTER_CONFIG.items())
+    topics = ((f"`{key}`", row.default, row.documentation) for key, row in TOPIC_CONFIG.items() if not row.is_fixed)
+    cluster = (_cluster_key(key, row) for key, row in CLUSTER_CONFIG.items() if not _of_new_topics(row))
     rows = json.loads(CLIENTS.read_text(encoding="utf-8"))
     writers = [name for name, row in rows.items() if row.get("transactions")]
     clients = (_client(name, row, list(rows), writers) for name, row in rows.items())
     setting = ("key", "default", "meaning")
     return (
-        f"{_HEAD}{table(setting, topics)}{_CLUSTER}{table(setting, cluster)}"
+        f"{_HEAD}{table(setting, topics)}{_FIXED}{_fixed()}"
+        f"{_CLUSTER}{table(setting, cluster)}{_NEW_TOPICS}{_new_topics()}"
         f"{_KEYS}{table(('key', 'name', 'versions'), keys)}{_CLIENTS}{table(_CLIENT, clients)}"
-        f"{_REMARKS}{table(('what', 'test', 'what it shows'), _PROVEN)}{_CODES}{table(('smq', 'Kafka'), codes)}"
+        f"{_REMARKS}{table(('what', 'test', 'what it shows'), _PROVEN)}{_CODES}"
     )
 
 
-def _topic_key(key: str, row: ConfigKey) -> tuple[str, ...]:
-    """Of a key without effect, its valid values do not matter."""
-    what, _, why = row.documentation.partition("; without effect: ")
-    meaning = f"fixed; {what.partition(': ')[0]}; without effect: {why}" if row.is_fixed else row.documentation
-    return f"`{key}`", row.default, meaning
+def _fixed() -> str:
+    """A line for each reason, with the keys that it holds for."""
+    keys: dict[str, list[str]] = {}
+    for key, row in TOPIC_CONFIG.items():
+        if row.is_fixed:
+            _, _, why = row.documentation.partition("; without effect: ")
+            keys.setdefault(why, []).append(f"`{key}` ({row.default or 'none'})")
+    return "".join(f"- {', '.join(found)}: {why}\n" for why, found in keys.items())
 
 
 def _cluster_key(key: str, row: ConfigKey) -> tuple[str, ...]:
-    """What a default of new topics means stands in the table of topics."""
-    topics_key, found, _ = row.documentation.partition(" of new topics, ")
-    meaning = f"`{topics_key}` of new topics" if found else row.documentation
+    meaning = row.documentation
     return f"`{key}`", row.default, meaning if key in IN_NODE_TOML else f"the same on all nodes; {meaning}"
+
+
+def _of_new_topics(row: ConfigKey) -> str:
+    """The topic's key that this one is the default of. Empty if it is none."""
+    key, found, _ = row.documentation.partition(" of new topics, ")
+    return key if found else ""
+
+
+def _new_topics() -> str:
+    """What they mean, and their values, stand in the table of topics."""
+    named = {key: of for key, row in CLUSTER_CONFIG.items() if (of := _of_new_topics(row))}
+    assert all(CLUSTER_CONFIG[key].default == TOPIC_CONFIG[of].default for key, of in named.items())
+    return "".join(f"- `{key}`{'' if key == of else f' for `{of}`'}\n" for key, of in named.items())
 
 
 def _client(name: str, row: dict[str, Any], names: list[str], writers: list[str]) -> tuple[str, ...]:

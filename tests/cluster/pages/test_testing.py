@@ -11,10 +11,10 @@ from tests.pages import claimed
 
 ROOT = Path(__file__).resolve().parents[3]
 BLOCKS = claimed("docs/testing.md", __file__)
-RUN_S = 200  # one block starts three processes, and kills one of them
+RUN_S = 200
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["cluster", "fake", "virtual clock"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["fake", "virtual clock"])
 def test_example_of_the_page_passes(block: str, tmp_path: Path) -> None:
     (tmp_path / "test_example.py").write_text(block)
     command = [sys.executable, "-m", "pytest", "-q", "test_example.py"]

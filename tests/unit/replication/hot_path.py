@@ -3,31 +3,28 @@
 Network and disk take the same time for every message and every commit, so that a run is the same each time.
 """
 
-import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CodeType, FrameType
 
-from smq.raft_state.commands import CommitOffsets, CreateTopic, OffsetCommit
+from smq.raft_state.commands import CommitOffsets, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import NodeId, Offset, TopicId
-from smq.raft_state.replies import Done, Reply, TopicCreated
+from smq.raft_state.ids import NodeId, Offset
+from smq.raft_state.replies import Done, Reply
 from smq.replication.api import Acks, Produced, ProduceRequest
 from smq.replication.net import wire
 from smq.replication.node import Node
-from smq.replication.node_config import NodeConfig
 from smq.replication.ports import Buffer, Channel, Op
-from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
-from smq.testing.virtual.compute import LoopCompute
+from smq.testing.virtual.clock import Machine, Process, SimClock
 from smq.testing.virtual.disk import FakeDisk
-from smq.testing.virtual.network import LinkProfile, SimNetwork, SimPort
-from smq.testing.virtual.rng import Streams
+from smq.testing.virtual.network import LinkProfile, SimPort
+from tests.unit.replication.virtual_nodes import ALL, VirtualNodes
 
-NODES = (NodeId(1), NodeId(2), NodeId(3))
+NODES = ALL
 TOPIC = "t"
 DISK_MS = 1.0
 TICK_MS = 20  # the default of NodeConfig
@@ -81,66 +78,32 @@ class CountedClock(SimClock):
         self.call_soon = call_soon
 
 
-class HotPath:
+class HotPath(VirtualNodes):
     """The cluster, with one topic whose partitions are led evenly."""
 
+    port_type, disk_type, clock_type = CountedPort, CountedDisk, CountedClock
+    ports: dict[NodeId, CountedPort]  # type: ignore[assignment]  # of the port type above
+
     def __init__(self, partitions: int) -> None:
-        self.scheduler, streams = Scheduler(), Streams(seed=5)
-        profile = LinkProfile(delay_ms_min=0.1, delay_ms_mean=0.0, tail_probability=0.0)
-        network = SimNetwork(self.scheduler, streams, NODES, profile)
-        self.nodes: dict[NodeId, Node] = {}
-        self.processes: dict[NodeId, Process] = {}
-        self.disks: dict[NodeId, CountedDisk] = {}
-        self.ports: dict[NodeId, CountedPort] = {}
+        super().__init__(seed=7, profile=LinkProfile(delay_ms_min=0.1, delay_ms_mean=0.0, tail_probability=0.0))
         self.counts: dict[NodeId, Counter[str]] = {}
-        for node_id in NODES:
-            self._boot(node_id, streams, network)
+        self.start(first_start=NODES)
         self._until(lambda: all(node.is_ready for node in self.nodes.values()))
-        self._create(partitions)
+        self.create(TOPIC, partitions)
+        self.run(1_000)
 
-    def _boot(self, node_id: NodeId, streams: Streams, network: SimNetwork) -> None:
-        counts = self.counts[node_id] = Counter()
-        process = self.processes[node_id] = Process(self.scheduler, f"node {node_id}", self._fail)
-        clock = CountedClock(process, Machine())
-        rng = random.Random(node_id)
-        disk = self.disks[node_id] = CountedDisk(clock, rng, latency_ms=(DISK_MS, DISK_MS), on_fatal=self._fail)
-        port = CountedPort(network, node_id, process)
-        clock.counts = disk.counts = port.counts = counts
-        self.ports[node_id] = port
-        port.large = []
-        config = NodeConfig(node_id=node_id, cluster_id="c", peers=dict.fromkeys(NODES, ("", 0)))
-        node = Node(
-            config,
-            clock=clock,
-            rng=streams.stream(f"{node_id}"),
-            network=port,
-            disk=disk,
-            compute=LoopCompute(clock),
-            on_fatal=self._fail,
-        )
-        self.nodes[node_id] = node
-        node.allow_first_start()
-        process.soon(node.start)
-
-    def _fail(self, error: BaseException) -> None:
-        raise error
+    def make(self, number: NodeId, peers: Iterable[NodeId] = ()) -> Node:
+        node = super().make(number, peers)
+        counts = self.counts[number] = Counter()
+        for part in (self.ports[number], self.disks[number], self.clocks[number]):
+            vars(part)["counts"] = counts
+        self.ports[number].large = []
+        self.disks[number].latency_ms = (DISK_MS, DISK_MS)
+        return node
 
     def _until(self, condition: Callable[[], bool]) -> None:
-        assert self.scheduler.run_for_ms(20_000, stop=condition), "not within 20 virtual seconds"
-
-    def _create(self, partitions: int) -> None:
-        replies: list[Reply | SmqError] = []
-        command = CreateTopic(
-            name=TOPIC,
-            topic_id=TopicId(b"t" * 16),
-            partition_count=partitions,
-            replication_factor=len(NODES),
-            created_ms=0,
-        )
-        self.processes[NODES[0]].soon(lambda: self.nodes[NODES[0]].propose(command, 5_000, replies.append))
-        self._until(lambda: bool(replies))
-        assert isinstance(replies[0], TopicCreated)
-        self.scheduler.run_for_ms(1_000)
+        assert self.wait(condition, 20_000), "not within 20 virtual seconds"
+        assert not self.fatal
 
     def rest(self) -> None:
         """Half a second, and on until all nodes, which start at zero, have just ticked: no tick comes into the next

@@ -1,11 +1,12 @@
-"""One replica under a microscope: a real machine, a real log store on a simulated disk, a recorded network."""
+"""A node's parts, and one replica under a microscope: a real machine, a real log store on a simulated disk, a recorded
+network."""
 
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 from smq.raft_state.commands import (
     AdvanceHwms,
@@ -19,7 +20,7 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import BirthId, DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId, TsNs
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
-from smq.raft_state.replies import Rejected, Reply
+from smq.raft_state.replies import Applied, Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.raft_state.topic_config import BatchRules
 from smq.records import NewRecord, encode_batch
@@ -43,7 +44,6 @@ from smq.replication.partition.log_search import LookUps
 from smq.replication.partition.repair import Outcome, Repairs
 from smq.replication.partition.replica import Noted, Outputs, Replica, Shared
 from smq.replication.ports import Buffer, Channel, NetworkHandler
-from smq.replication.raft.raft import Raft
 from smq.replication.runtime.deadlines import Deadlines
 from smq.replication.storage.hang import HangGuard
 from smq.testing.virtual.clock import Machine as Hardware
@@ -135,24 +135,96 @@ class NotedOutputs(Outputs):
         self._on_note(name)
 
 
-class Host:
-    """The owner of one replica. Every outgoing message is kept, and Raft is applied by the test itself."""
+class NodeParts:
+    """The parts of one node in a cluster of three, without any work: a test gives them to what it tests. Every outgoing
+    message and every proposal is kept, and Raft is applied by the test itself."""
 
-    def __init__(self, node: NodeId = ME, incarnation: Incarnation = INCARNATION) -> None:
+    def __init__(self, node: NodeId = ME, incarnation: Incarnation = INCARNATION, *, known_level: int = 1) -> None:
         self.scheduler = Scheduler()
         self.process = Process(self.scheduler, "node", raise_it)
         self.hardware = Hardware()
         self.clock = SimClock(self.process, self.hardware)
-        self.rules = BatchRules()  # of what is produced
         self.disk = FakeDisk(self.clock, random.Random(1), on_fatal=raise_it)
         self.identity = Identity(incarnation, DiskId(b""))
         self.config = NodeConfig(node_id=node, cluster_id="c", peers={})
         self.deadlines = Deadlines()
         self.sent: list[tuple[NodeId, wire.Message]] = []
-        self.network = RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))
-        self.machine = Machine()
+        self.network = RecordedNetwork(self.on_sent)
+        self.links = immediate_links(self.network)
+        self.machine = Machine(known_level=known_level)
         self.measures = NodeMeasures()
         self.anomalies = Anomalies(self.clock, self.measures, lambda: self.state)
+        self.engine: Any = None  # what stands for Raft
+        self.proposed: list[Command] = []
+        self.answers: list[DoneFn[Reply]] = []  # for the proposals; the test gives them
+        self.index = 0
+
+    def register_all(self) -> None:
+        self.apply(default_init("c"))
+        for node in (ME, PEER_A, PEER_B):
+            self.apply(register(node))
+
+    def node_host(self) -> NodeHost:
+        """Of the present process."""
+        return NodeHost(
+            config=self.config,
+            identity=self.identity,
+            applied=self,
+            clock=self.clock,
+            deadlines=self.deadlines,
+            disk=self.disk,
+            links=self.links,
+            engine=self.engine,
+            propose=self.propose,
+            anomalies=self.anomalies,
+            deliver=self.clock.call_soon,
+            measures=self.measures,
+        )
+
+    @property
+    def state(self) -> ClusterState:
+        return self.machine.state
+
+    def on_sent(self, peer: NodeId, message: wire.Message) -> None:
+        self.sent.append((peer, message))
+
+    def propose(self, command: Command, _timeout_ms: int, done: DoneFn[Reply]) -> None:
+        self.proposed.append(command)
+        self.answers.append(done)
+
+    def apply(self, command: Command) -> Reply:
+        """Raises what the machine refuses."""
+        self.index += 1
+        applied = self.machine.apply(LogIndex(self.index), command)
+        self.on_applied(applied)
+        if isinstance(applied.reply, Rejected):
+            raise rejection(applied.reply)
+        return applied.reply
+
+    def on_applied(self, applied: Applied) -> None:
+        """For what the test does with it."""
+
+    def create_topic(self, partitions: int = 1, **fields: Any) -> None:
+        """It is named t."""
+        topic = {"topic_id": TOPIC, "partition_count": partitions, "replication_factor": 3, "created_ms": 0}
+        self.apply(CreateTopic(name="t", **{**topic, **fields}))
+
+    def messages(self, kind: type[wire.Message]) -> list[wire.Message]:
+        return [m for _, m in self.sent if isinstance(m, kind)]
+
+    def run(self, ms: int, step_ms: int = 10) -> None:
+        """Deadlines that have passed fire."""
+        for _ in range(max(1, ms // step_ms)):
+            self.scheduler.run_for_ms(min(ms, step_ms))
+            self.deadlines.run(self.clock.monotonic_ns())
+
+
+class Host(NodeParts):
+    """The owner of one replica."""
+
+    def __init__(self, node: NodeId = ME, incarnation: Incarnation = INCARNATION) -> None:
+        super().__init__(node, incarnation)
+        self.rules = BatchRules()  # of what is produced
         self.store = LogStore(self.disk)
         self.send_order = SendOrder(self.clock)
         self.hang = HangGuard(self.disk, self.config.disk_hang_ms)
@@ -172,40 +244,10 @@ class Host:
         self.repairs = Repairs(self.node_host(), self.intake, lambda _pid: self.on_output("durable"))
         self.candidates = {PEER_A, PEER_B}
         self.resigned: list[tuple[PartitionId, Epoch]] = []
-        self.proposed: list[Command] = []
-        self.answers: list[DoneFn[Reply]] = []  # for the proposals; the test gives them
-        self._index = 0
         self.replica: Replica | None = None
-        self.apply(default_init("c"))
-        for node_id in (ME, PEER_A, PEER_B):
-            self.apply(register(node_id))
-
-    def node_host(self) -> NodeHost:
-        """Of the present process: `reopen` makes another."""
-        return NodeHost(
-            config=self.config,
-            identity=self.identity,
-            applied=self,
-            clock=self.clock,
-            deadlines=self.deadlines,
-            disk=self.disk,
-            links=immediate_links(self.network),
-            engine=cast(Raft, None),  # replicas have nothing to do with it
-            propose=self._propose,
-            anomalies=self.anomalies,
-            deliver=self.clock.call_soon,
-            measures=self.measures,
-        )
-
-    def _propose(self, command: Command, _timeout_ms: int, done: DoneFn[Reply]) -> None:
-        self.proposed.append(command)
-        self.answers.append(done)
+        self.register_all()
 
     # ---- what the replica gets from its node
-    @property
-    def state(self) -> ClusterState:
-        return self.machine.state
-
     @property
     def producers_held(self) -> int:
         return self.store.budget.producers
@@ -249,18 +291,13 @@ class Host:
         assert self.replica is not None
         return self.replica
 
-    def apply(self, command: Command) -> Reply:
-        self._index += 1
-        applied = self.machine.apply(LogIndex(self._index), command)
+    def on_applied(self, applied: Applied) -> None:
         if self.replica is not None and self.replica.pid in applied.touched:
             self.replica.on_applied()
-        if isinstance(applied.reply, Rejected):
-            raise rejection(applied.reply)
-        return applied.reply
 
     def look_ups(self, barriers: Barriers | None = None) -> LookUps:
         """Of this replica. A read index is passed immediately, unless the test holds it back."""
-        passed = SimpleNamespace(wait=lambda _timeout_ms, done: done(LogIndex(self._index)))
+        passed = SimpleNamespace(wait=lambda _timeout_ms, done: done(LogIndex(self.index)))
         barriers = barriers if barriers is not None else cast(Barriers, passed)
         ends = ExactEnds(self.node_host(), barriers, {self.live.pid: self.live}.get)
         return LookUps(self.node_host(), ends, self.repairs)
@@ -285,16 +322,7 @@ class Host:
         self.scheduler.run_for_ms(1)
 
     def create_partition(self, start: int = 0, replication: int = 3) -> Replica:
-        self.apply(
-            CreateTopic(
-                name="t",
-                topic_id=TOPIC,
-                partition_count=1,
-                replication_factor=replication,
-                start_offset=Offset(start),
-                created_ms=0,
-            )
-        )
+        self.create_topic(replication_factor=replication, start_offset=Offset(start))
         log = self.store.create(self.part.pid, self.part.log_start)
         self.replica = Replica(self.node_host(), self.shared, self.part, log)
         self.replica.on_applied()
@@ -384,9 +412,6 @@ class Host:
             is_answer,
         )
         self.live.on_ack(peer, ack)
-
-    def messages(self, kind: type[wire.Message]) -> list[wire.Message]:
-        return [m for _, m in self.sent if isinstance(m, kind)]
 
     def appends_to(self, peer: NodeId) -> list[wire.Append]:
         return [m for p, m in self.sent if p == peer and isinstance(m, wire.Append)]

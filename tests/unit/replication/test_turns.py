@@ -1,6 +1,5 @@
 """Work on thousands of items is done in slices: each callback of the loop does a bounded amount."""
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -17,29 +16,24 @@ from smq.replication.commands import applied_state
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.store import LogStore
 from smq.replication.net import wire
-from smq.replication.node import Node
-from smq.replication.node_config import NodeConfig
-from smq.replication.ports import Buffer, Channel, NetworkHandler
+from smq.replication.ports import Buffer, Channel
 from smq.replication.runtime import slices
-from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
-from smq.testing.virtual.compute import LoopCompute
-from smq.testing.virtual.disk import DiskImage, FakeDisk
+from smq.testing.virtual.clock import SimClock
+from smq.testing.virtual.disk import DiskImage
+from smq.testing.virtual.network import SimPort
 from tests.unit.raft_state.support import commit, proposed
 from tests.unit.replication.support import BIRTH, born
+from tests.unit.replication.virtual_nodes import ALL, ONE, TWO, VirtualNodes
 
-ONE, TWO, THREE = NodeId(1), NodeId(2), NodeId(3)
 PARTITIONS = 900  # a third of them led by each node
 TOPIC = TopicId(b"t" * 16)
 
 
-class Probes:
-    """A network that only counts the probes it is to send to node 2."""
+class Probes(SimPort):
+    """It only counts the probes that it is to send to node 2."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.is_up = False
-
-    def start(self, handler: NetworkHandler) -> None: ...
+    count = 0
+    is_up = False
 
     def send(self, peer: NodeId, channel: Channel, parts: Sequence[Buffer]) -> bool:
         if channel is Channel.DATA and peer == TWO and self.is_up:
@@ -50,44 +44,24 @@ class Probes:
     def is_open(self, peer: NodeId, channel: Channel) -> bool:
         return self.is_up
 
-    def is_at_address(self, peer: NodeId) -> bool:
-        return self.is_up
 
-    def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
-        return 0
+class World(VirtualNodes):
+    """Node 1 of three. The tests play the engine: they apply."""
 
-    def close(self) -> None: ...
+    port_type = Probes
 
-
-class World:
-    """Node 1 of three, on a virtual clock. The tests play the engine: they apply."""
-
-    def __init__(self, image: DiskImage | None = None, make_clock: Callable[[Process], SimClock] | None = None) -> None:
-        self.scheduler = Scheduler()
-        self.process = Process(self.scheduler, "n", self._raise)
-        clock = make_clock(self.process) if make_clock else SimClock(self.process, Machine())
-        self.network = Probes()
-        self.disk = FakeDisk(clock, random.Random(1), image=born(image or DiskImage()), on_fatal=self._raise)
-        config = NodeConfig(node_id=ONE, cluster_id="c", peers=dict.fromkeys((ONE, TWO, THREE), ("", 0)))
-        rng = random.Random(2)
-        self.node = Node(
-            config,
-            clock=clock,
-            rng=rng,
-            network=self.network,
-            disk=self.disk,
-            compute=LoopCompute(clock),
-            on_fatal=self._raise,
-        )
+    def __init__(self, image: DiskImage | None = None, clock_type: type[SimClock] = SimClock) -> None:
+        super().__init__()
+        self.clock_type = clock_type
+        self.images[ONE] = born(image or DiskImage())
+        self.node = self.make(ONE)
+        self.process, self.disk = self.processes[ONE], self.disks[ONE]
+        self.network: Any = self.ports[ONE]
         self.index = 1
-        self.steps = list[int]()  # what `watched` was after each callback
 
-    def _raise(self, error: BaseException) -> None:
-        raise error
-
-    def start(self) -> "World":
+    def started(self) -> "World":
         self.node.start()
-        self.scheduler.run_for_ms(50)
+        self.run(50)
         return self
 
     def apply(self, command: Command) -> None:
@@ -101,7 +75,7 @@ class World:
     def populate(self) -> None:
         """All three nodes, and a topic."""
         self.apply(default_init("c", BIRTH.birth))
-        for node in (ONE, TWO, THREE):
+        for node in ALL:
             incarnation = self.node.incarnation if node == ONE else Incarnation(1)
             disk = DiskId(bytes([node]) * 16)
             addresses: dict[str, Any] = {"grpc_address": "h:1", "http_address": "h:2", "kafka_address": "h:3"}
@@ -132,7 +106,7 @@ class World:
 
 
 def test_the_streams_to_a_peer_that_has_come_are_probed_some_at_a_time() -> None:
-    world = World().start()
+    world = World().started()
     world.populate()
     world.network.is_up = True
     world.process.soon(lambda: world.node.dispatcher.on_session_open(TWO, Channel.DATA))
@@ -141,7 +115,7 @@ def test_the_streams_to_a_peer_that_has_come_are_probed_some_at_a_time() -> None
 
 
 def test_a_peer_that_goes_again_is_probed_no_further() -> None:
-    world = World().start()
+    world = World().started()
     world.populate()
     world.network.is_up = True
     world.node.dispatcher.on_session_open(TWO, Channel.DATA)
@@ -170,7 +144,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 def test_a_digest_is_that_of_the_state_and_takes_a_few_pieces_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World().start()
+    world = World().started()
     world.populate()
     read = 0
     pieces = world.node.applied.snapshot
@@ -190,7 +164,7 @@ def test_a_digest_is_that_of_the_state_and_takes_a_few_pieces_at_a_time(monkeypa
 
 @pytest.mark.usefixtures("small_pieces")
 def test_an_entry_that_moves_the_state_restarts_its_digest_and_the_next_entry_waits() -> None:
-    world = World().start()
+    world = World().started()
     world.populate()
     first = Asked(world)
     world.process.soon(lambda: world.commit(1))  # after the digest's first step
@@ -212,7 +186,7 @@ def test_an_entry_that_moves_the_state_restarts_its_digest_and_the_next_entry_wa
 
 @pytest.mark.usefixtures("small_pieces")
 def test_a_node_that_stops_answers_the_callers_of_a_digest() -> None:
-    world = World().start()
+    world = World().started()
     world.populate()
     requested = Asked(world)
     world.node.stop()
@@ -231,7 +205,7 @@ class SlowClock(SimClock):
 
 
 def filled_disk() -> DiskImage:
-    world = World().start()
+    world = World().started()
     world.populate()
     world.scheduler.run_for_ms(2_000)
     return world.disk.crash()
@@ -247,14 +221,14 @@ def test_a_node_opens_its_logs_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -
         return open_one(self, pid)
 
     monkeypatch.setattr(LogStore, "open", counted)
-    world = World(image, lambda process: SlowClock(process, Machine()))
+    world = World(image, SlowClock)
     world.node.start()
     assert world.most_per_callback(lambda: opened, 50) <= slices.SLICE_NS_MAX // 1_000_000
     assert opened == PARTITIONS
 
 
 def test_a_node_that_is_stopped_while_it_starts_touches_its_disk_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(filled_disk(), lambda process: SlowClock(process, Machine()))
+    world = World(filled_disk(), SlowClock)
     world.node.start()
     looks = 0
 

@@ -3,8 +3,6 @@
 import random
 import re
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -20,11 +18,8 @@ from smq.replication.commands.proposer import Proposer
 from smq.replication.host import Host
 from smq.replication.net import wire
 from smq.replication.ports import Committed, ProposalDone, ProposalLost, ReadIndexDone
-from smq.replication.raft.raft import Raft
-from smq.replication.runtime.deadlines import Deadlines
-from smq.testing.virtual.clock import Scheduler
 from tests.unit.raft_state.support import commit
-from tests.unit.replication.support import RecordedNetwork, immediate_links, process_clock
+from tests.unit.replication.support import NodeParts
 
 ME, OTHER, THIRD = NodeId(1), NodeId(2), NodeId(3)
 COMMIT = commit("g")
@@ -66,24 +61,21 @@ class ScriptedEngine:
         return node in self.doubted
 
 
-class World:
+class World(NodeParts):
     def __init__(self, known_level: int = FEATURE_LEVEL) -> None:
-        self.scheduler = Scheduler()
-        self.clock = process_clock(self.scheduler)
+        super().__init__()
         self.engine = ScriptedEngine()
-        self.deadlines = Deadlines()
-        self.sent: list[tuple[NodeId, wire.Message]] = []
-        self.answers: list[Reply | SmqError] = []
+        self.results: list[Reply | SmqError] = []
         self.level = 1
         self.replies_counted = 0  # in the applied state
         self.is_leader_heard = True
         self.proposer = Proposer(
             node_id=ME,
-            engine=cast(Raft, self.engine),
+            engine=self.engine,
             clock=self.clock,
             rng=random.Random(1),
             deadlines=self.deadlines,
-            links=immediate_links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))),
+            links=self.links,
             deliver=lambda fn: fn(),
             state=self._state,
             known_level=known_level,
@@ -95,8 +87,8 @@ class World:
         state.replies[Cache.BY_NODE].counted = self.replies_counted
         return state
 
-    def propose(self, command: Command = COMMIT, timeout_ms: int = 1_000) -> None:
-        self.proposer.propose(command, timeout_ms, self.answers.append)
+    def ask(self, command: Command = COMMIT, timeout_ms: int = 1_000) -> None:
+        self.proposer.propose(command, timeout_ms, self.results.append)
 
     def pass_ms(self, ms: int) -> None:
         self.scheduler.run_for_ms(ms)
@@ -107,8 +99,11 @@ class World:
         self.proposer.on_leader_change()
 
     def barriers(self) -> Barriers:
-        host = SimpleNamespace(engine=self.engine, clock=self.clock, deadlines=self.deadlines, deliver=lambda fn: fn())
-        return Barriers(cast(Host, host), self.proposer)
+        return Barriers(self.host(), self.proposer)
+
+    def host(self) -> Host:
+        """It delivers within the call."""
+        return replace(self.node_host(), deliver=lambda fn: fn())
 
     @property
     def forwarded(self) -> list[tuple[NodeId, wire.Propose]]:
@@ -126,48 +121,48 @@ def committed(index: int, reply: Reply) -> Committed:
 
 def test_at_the_leader_a_proposal_goes_to_the_engine_and_its_reply_comes_back(world: World) -> None:
     world.lead(ME)
-    world.propose()
+    world.ask()
     world.engine.queue[0][1](committed(5, Done()))
-    assert world.answers == [Done()]
+    assert world.results == [Done()]
 
 
 def test_a_rejection_arrives_as_a_typed_error(world: World) -> None:
     world.lead(ME)
-    world.propose()
+    world.ask()
     world.engine.queue[0][1](committed(5, Rejected(code=ErrorCode.UNKNOWN_TOPIC, message="no")))
-    (error,) = world.answers
+    (error,) = world.results
     assert isinstance(error, SmqError)
     assert error.code is ErrorCode.UNKNOWN_TOPIC
 
 
 def test_elsewhere_a_reply_waits_until_this_node_has_applied_the_command(world: World) -> None:
     world.lead(OTHER)
-    world.propose()
+    world.ask()
     ((peer, sent),) = world.forwarded
     assert peer == OTHER
     world.proposer.on_proposed(wire.Proposed(sent.request, wire.COMMITTED, LogIndex(7), encode_reply(Done())))
-    assert world.answers == []
+    assert world.results == []
     world.proposer.on_applied(LogIndex(6))
-    assert world.answers == []
+    assert world.results == []
     world.proposer.on_applied(LogIndex(7))
-    assert world.answers == [Done()]
+    assert world.results == [Done()]
 
 
 def test_a_caller_that_waits_for_a_leader_that_is_no_longer_heard_gets_no_quorum(world: World) -> None:
     """No node succeeds a leader that died with a majority, so the engine still names it."""
     world.lead(OTHER)
-    world.propose(timeout_ms=100)
+    world.ask(timeout_ms=100)
     world.pass_ms(200)
     world.is_leader_heard = False
-    world.propose(timeout_ms=100)
+    world.ask(timeout_ms=100)
     world.pass_ms(200)
-    assert [e.code for e in world.answers if isinstance(e, SmqError)] == [ErrorCode.TIMED_OUT, ErrorCode.NO_QUORUM]
+    assert [e.code for e in world.results if isinstance(e, SmqError)] == [ErrorCode.TIMED_OUT, ErrorCode.NO_QUORUM]
 
 
 def test_a_proposal_waits_for_a_leader_and_times_out_as_no_quorum(world: World) -> None:
-    world.propose(timeout_ms=100)
+    world.ask(timeout_ms=100)
     world.pass_ms(200)
-    (error,) = world.answers
+    (error,) = world.results
     assert isinstance(error, SmqError)
     assert error.code is ErrorCode.NO_QUORUM
     assert error.code.is_retriable
@@ -175,7 +170,7 @@ def test_a_proposal_waits_for_a_leader_and_times_out_as_no_quorum(world: World) 
 
 def test_a_new_leader_gets_the_same_request_again(world: World) -> None:
     world.lead(OTHER)
-    world.propose()
+    world.ask()
     world.proposer.on_session_close(OTHER)
     world.lead(THIRD)
     (first, again) = world.forwarded
@@ -187,7 +182,7 @@ def test_a_new_leader_gets_the_same_request_again(world: World) -> None:
 def test_a_request_keeps_its_age_however_late_it_is_proposed_again(world: World) -> None:
     world.replies_counted = 7
     world.lead(OTHER)
-    world.propose()
+    world.ask()
     world.proposer.on_session_close(OTHER)
     world.replies_counted = 20_000
     world.lead(THIRD)
@@ -201,7 +196,7 @@ def test_a_request_keeps_its_age_however_late_it_is_proposed_again(world: World)
 def test_the_age_of_a_clients_request_counts_requests_of_its_kind(world: World) -> None:
     world.replies_counted = 7
     world.lead(ME)
-    world.propose(replace(COMMIT, request_id=RequestId(b"a client's request")))
+    world.ask(replace(COMMIT, request_id=RequestId(b"a client's request")))
     command, _ = world.engine.queue[0]
     assert isinstance(command, CommitOffsets)
     assert (command.replies_before, command.is_from_node) == (0, False)
@@ -209,7 +204,7 @@ def test_the_age_of_a_clients_request_counts_requests_of_its_kind(world: World) 
 
 def test_an_unknown_outcome_is_tried_again_with_the_same_request_id(world: World) -> None:
     world.lead(ME)
-    world.propose()
+    world.ask()
     world.engine.queue[0][1](ProposalLost.UNKNOWN)
     world.pass_ms(50)
     first, again = (command for command, _ in world.engine.queue)
@@ -222,7 +217,7 @@ def test_an_unknown_outcome_is_tried_again_with_the_same_request_id(world: World
 def test_nothing_is_proposed_again_after_the_deadline(world: World, wake: str) -> None:
     """The node stood still, and wakes up to something else before its tick looks at deadlines."""
     world.lead(OTHER)
-    world.propose(timeout_ms=500)
+    world.ask(timeout_ms=500)
     number = world.forwarded[0][1].request
     world.proposer.on_session_close(OTHER)
     world.scheduler.run_for_ms(600)
@@ -234,20 +229,20 @@ def test_nothing_is_proposed_again_after_the_deadline(world: World, wake: str) -
         world.proposer.on_proposed(wire.Proposed(number, wire.NOT_LEADER, LogIndex(0), b""))
         world.scheduler.run_for_ms(50)
     assert len(world.forwarded) == 1
-    (error,) = world.answers
+    (error,) = world.results
     assert isinstance(error, SmqError)
     assert not error.code.is_definite
 
 
 def test_late_answers_of_an_older_attempt_are_ignored(world: World) -> None:
     world.lead(ME)
-    world.propose()
+    world.ask()
     late = world.engine.queue[0][1]
     late(ProposalLost.UNKNOWN)
     world.pass_ms(50)
     world.engine.queue[1][1](committed(9, Done()))
     late(ProposalLost.UNKNOWN)
-    assert world.answers == [Done()]
+    assert world.results == [Done()]
 
 
 EXPIRED = Rejected(code=ErrorCode.REQUEST_EXPIRED, message="old")
@@ -256,12 +251,12 @@ EXPIRED = Rejected(code=ErrorCode.REQUEST_EXPIRED, message="old")
 def test_a_request_of_this_nodes_own_that_was_refused_as_old_immediately_is_proposed_as_a_new_one(world: World) -> None:
     """It was made while this node lagged, or very many came before it; it certainly never ran."""
     world.lead(ME)
-    world.propose()
+    world.ask()
     world.engine.queue[0][1](committed(5, EXPIRED))
     world.pass_ms(50)
-    assert world.answers == []
+    assert world.results == []
     world.engine.queue[1][1](committed(6, Done()))
-    assert world.answers == [Done()]
+    assert world.results == [Done()]
 
 
 @pytest.mark.parametrize("is_ours", [False, True])
@@ -269,24 +264,24 @@ def test_a_request_that_may_have_run_before_it_was_refused_as_old_is_not_propose
     world: World, is_ours: bool
 ) -> None:
     world.lead(ME)
-    world.propose(COMMIT if is_ours else replace(COMMIT, request_id=RequestId(b"a client's request")))
+    world.ask(COMMIT if is_ours else replace(COMMIT, request_id=RequestId(b"a client's request")))
     if is_ours:
         world.engine.queue[0][1](ProposalLost.UNKNOWN)
         world.pass_ms(50)
     world.engine.queue[-1][1](committed(5, EXPIRED))
     world.pass_ms(50)
-    (error,) = world.answers
+    (error,) = world.results
     assert isinstance(error, SmqError)
     assert error.code is ErrorCode.REQUEST_EXPIRED
 
 
 def test_an_answer_after_the_deadline_is_ignored(world: World) -> None:
     world.lead(OTHER)
-    world.propose(timeout_ms=50)
+    world.ask(timeout_ms=50)
     ((_, sent),) = world.forwarded
     world.pass_ms(200)
     world.proposer.on_proposed(wire.Proposed(sent.request, wire.COMMITTED, LogIndex(0), encode_reply(Done())))
-    (error,) = world.answers
+    (error,) = world.results
     assert isinstance(error, SmqError)
     assert error.code is ErrorCode.TIMED_OUT
     assert not error.code.is_definite
@@ -313,18 +308,18 @@ def test_an_unreadable_reply_leaves_its_caller_with_an_unknown_outcome_and_harms
     world: World, reply: bytes, says: str
 ) -> None:
     world.lead(OTHER)
-    world.propose()
-    world.propose()
+    world.ask()
+    world.ask()
     (first, second) = [sent.request for _, sent in world.forwarded]
     world.proposer.on_proposed(wire.Proposed(first, wire.COMMITTED, LogIndex(7), reply))
-    (error,) = world.answers
+    (error,) = world.results
     assert isinstance(error, SmqError)
     assert not error.code.is_definite
     assert error.code.is_retriable
     assert re.search(f"cannot read the Raft leader's reply: .*{says}.*; retry: the outcome is unknown", str(error))
     world.proposer.on_proposed(wire.Proposed(second, wire.COMMITTED, LogIndex(8), encode_reply(Done())))
     world.proposer.on_applied(LogIndex(8))
-    assert world.answers[1:] == [Done()]
+    assert world.results[1:] == [Done()]
     assert world.proposer._pending == {}
 
 
@@ -332,10 +327,10 @@ def test_a_reply_above_the_level_that_the_node_is_allowed_is_not_read() -> None:
     """Its code may know more than the operator lets it use (feature_level_max)."""
     world = World(known_level=FEATURE_LEVEL - 1)
     world.lead(OTHER)
-    world.propose()
+    world.ask()
     ((_, sent),) = world.forwarded
     world.proposer.on_proposed(wire.Proposed(sent.request, wire.COMMITTED, LogIndex(0), encode_reply(Done())))
-    (error,) = world.answers
+    (error,) = world.results
     assert isinstance(error, SmqError)
     assert "this smq knows feature levels up to 0" in error.message
 
@@ -492,13 +487,13 @@ def test_a_command_of_a_level_that_the_cluster_has_not_reached_is_refused_and_no
     with level_two():
         world = World()
         world.lead(OTHER)
-        world.propose(Note(text="x"))
-        assert [answer.code for answer in world.answers if isinstance(answer, SmqError)] == [
+        world.ask(Note(text="x"))
+        assert [answer.code for answer in world.results if isinstance(answer, SmqError)] == [
             ErrorCode.FEATURE_NOT_ENABLED
         ]
         assert world.sent == []
         world.level = LEVEL_TWO
-        world.propose(Note(text="x"))
+        world.ask(Note(text="x"))
         (sent,) = world.sent
         assert isinstance(sent[1], wire.Propose)
         assert sent[1].command[0] == LEVEL_TWO

@@ -13,7 +13,7 @@ from tests.unit.replication.support import ME, PEER_A, PEER_B
 @pytest.fixture
 def world() -> World:
     world = World()
-    world.create(3)
+    world.create_topic(3)
     world.run(300)
     return world
 

@@ -1,26 +1,17 @@
 """Rule 18, the birth of a cluster: whole nodes over the simulated network, as operators treat them."""
 
-from collections.abc import Callable, Iterable
-from functools import partial
-
 import pytest
 
 from smq.raft_state.ids import NO_BIRTH, BirthId, DiskId, NodeId
 from smq.replication.monitoring.anomalies import Kind
 from smq.replication.net import wire
-from smq.replication.node import Node
-from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.births import BirthDiffers
 from smq.replication.nodes.identity import BIRTH_KEY, birth_row
 from smq.replication.ports import Table
-from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
-from smq.testing.virtual.compute import LoopCompute
-from smq.testing.virtual.disk import DiskImage, FakeDisk
+from smq.testing.virtual.disk import DiskImage
 from smq.testing.virtual.network import LinkProfile, SimNetwork, SimPort
-from smq.testing.virtual.rng import Streams
+from tests.unit.replication.virtual_nodes import ALL, ONE, THREE, TWO, VirtualNodes
 
-ONE, TWO, THREE = ALL = NodeId(1), NodeId(2), NodeId(3)
-READY_MS = 5_000  # several elections
 NOTHING_MS = 10_000  # in which a wrong cluster would begin
 
 
@@ -33,76 +24,22 @@ class Port(SimPort):
         return peer not in self.strangers and super().is_at_address(peer)
 
 
-class World:
-    def __init__(self, nodes: tuple[NodeId, ...] = ALL, seed: int = 1) -> None:
-        self.scheduler, self.streams = Scheduler(), Streams(seed)
-        self.numbers = nodes
-        self.network = SimNetwork(self.scheduler, self.streams, nodes, LinkProfile())
-        self.images = {node: DiskImage() for node in nodes}
-        self.processes: dict[NodeId, Process] = {}
-        self.nodes: dict[NodeId, Node] = {}
-        self.disks: dict[NodeId, FakeDisk] = {}
-        self.ports: dict[NodeId, Port] = {}
-        self.fatal: list[BaseException] = []
-
-    def start(self, *nodes: NodeId, first_start: Iterable[NodeId] = (), peers: Iterable[NodeId] = ()) -> None:
-        for number in nodes or self.numbers:
-            process = self.processes[number] = Process(self.scheduler, f"{number}", self.fatal.append)
-            clock = SimClock(process, Machine())
-            disk = self.disks[number] = FakeDisk(
-                clock, self.streams.stream(f"disk/{number}"), image=self.images[number], on_fatal=self.fatal.append
-            )
-            port = self.ports[number] = Port(self.network, number, process)
-            config = NodeConfig(
-                node_id=number, cluster_id="c", peers=dict.fromkeys(tuple(peers) or self.numbers, ("", 0))
-            )
-            node = self.nodes[number] = Node(
-                config,
-                clock=clock,
-                rng=self.streams.stream(f"node/{number}"),
-                network=port,
-                disk=disk,
-                compute=LoopCompute(clock),
-                on_fatal=self.fatal.append,
-            )
-            process.soon(node.start)
-            if number in first_start:
-                process.soon(node.allow_first_start)
-
-    def crash(self, *nodes: NodeId) -> None:
-        for number in nodes:
-            self.processes.pop(number).kill()
-            self.images[number] = self.disks.pop(number).crash()
-            self.network.detach(number, silently=True)
-            del self.nodes[number]
-
-    def wipe(self, *nodes: NodeId) -> None:
-        """Their machines go, and come back with empty disks."""
-        self.crash(*(node for node in nodes if node in self.nodes))
-        for number in nodes:
-            self.images[number] = DiskImage()
-
-    def wait(self, condition: Callable[[], bool]) -> bool:
-        return self.scheduler.run_for_ms(READY_MS, stop=condition)
-
-    def are_ready(self, *nodes: NodeId) -> bool:
-        return self.wait(lambda: all(self.nodes[node].is_ready for node in nodes or self.numbers))
+class World(VirtualNodes):
+    port_type = Port
+    ports: dict[NodeId, Port]  # type: ignore[assignment]  # of the port type above
 
     def births(self) -> set[BirthId]:
         return {node.status().birth for node in self.nodes.values()}
-
-    def says(self, node: NodeId, text: str) -> bool:
-        return text in self.warnings(node)
 
     def warnings(self, node: NodeId) -> str:
         return " | ".join(self.nodes[node].status().warnings)
 
 
 def begun(nodes: tuple[NodeId, ...] = ALL, seed: int = 1) -> World:
-    world = World(nodes, seed)
+    world = World(nodes, seed=seed)
     world.start(first_start=nodes)
     assert world.are_ready()
-    world.scheduler.run_for_ms(1_000)  # every node knows that all are registered
+    world.run(1_000)  # every node knows that all are registered
     return world
 
 
@@ -129,7 +66,7 @@ def test_rule_18_one_node_that_is_asked_is_enough_and_all_of_them_are_one_birth(
 def test_rule_18_empty_nodes_form_no_cluster_by_themselves_and_say_what_to_do() -> None:
     world = World()
     world.start()
-    world.scheduler.run_for_ms(NOTHING_MS)
+    world.run(NOTHING_MS)
     assert world.births() == {NO_BIRTH}
     assert {node.engine.term for node in world.nodes.values()} == {0}
     assert "run `smq first-start` on one of them" in world.warnings(TWO)
@@ -142,7 +79,7 @@ def test_rule_18_a_first_start_waits_for_every_node_because_the_one_that_is_away
     world = World()
     there = [node for node in ALL if node != missing]
     world.start(*there, first_start=there)
-    world.scheduler.run_for_ms(NOTHING_MS)
+    world.run(NOTHING_MS)
     assert world.births() == {NO_BIRTH}
     assert f"nodes {missing} are not connected" in world.warnings(there[0])
     world.start(missing)
@@ -156,7 +93,7 @@ def test_rule_18_an_empty_disk_rejoins_without_a_first_start_and_has_no_vote_bef
         before = world.nodes[victim].identity.disk
         world.wipe(victim)
         world.start(victim)
-        assert world.wait(partial(world.says, victim, "no vote"))
+        assert world.wait(lambda: "no vote" in world.warnings(victim))  # noqa: B023  # it is called here
         assert world.are_ready()
         assert world.births() == {birth}
         assert world.nodes[victim].identity.disk != before
@@ -175,10 +112,10 @@ def test_rule_18_two_empty_disks_of_three_form_no_cluster_whatever_they_are_aske
     world.crash(survivor)
     world.wipe(*empty)
     world.start(*empty, first_start=asked)
-    world.scheduler.run_for_ms(NOTHING_MS)
+    world.run(NOTHING_MS)
     assert world.births() == {NO_BIRTH}
     world.start(survivor)
-    world.scheduler.run_for_ms(NOTHING_MS)
+    world.run(NOTHING_MS)
     assert world.births() == {birth}
     assert not any(node.is_ready for node in world.nodes.values())
     assert {node.state.birth for number, node in world.nodes.items() if number != survivor} == {NO_BIRTH}
@@ -194,7 +131,7 @@ def test_rule_18_two_lost_disks_that_are_put_back_make_the_cluster_whole() -> No
     kept = {node: world.images[node].copy() for node in (TWO, THREE)}
     world.wipe(TWO, THREE)
     world.start(first_start=ALL)
-    world.scheduler.run_for_ms(NOTHING_MS)
+    world.run(NOTHING_MS)
     world.crash(*ALL)
     world.images.update(kept)
     world.start()
@@ -208,10 +145,10 @@ def test_rule_18_a_first_start_that_loses_power_at_any_moment_ends_at_the_next_o
     for lost, wiped in ((ALL, ()), ((victim,), ()), ((victim,), (victim,))):
         world = World(seed=at_ms + 1)
         world.start(first_start=ALL)
-        world.scheduler.run_for_ms(at_ms)
+        world.run(at_ms)
         world.crash(*lost)
         world.wipe(*wiped)
-        world.scheduler.run_for_ms(at_ms)
+        world.run(at_ms)
         world.start(*lost, first_start=lost)
         assert world.are_ready(), [world.warnings(node) for node in ALL]
         assert len(world.births() | {node.state.birth for node in world.nodes.values()}) == 1
@@ -223,11 +160,11 @@ def test_rule_18_a_first_start_that_loses_power_at_any_moment_ends_at_the_next_o
 def test_rule_18_a_first_start_that_is_cut_in_two_has_one_birth(cut_off: NodeId, at_ms: int) -> None:
     world = World(seed=at_ms + 1)
     world.start(first_start=ALL)
-    world.scheduler.run_for_ms(at_ms)
+    world.run(at_ms)
     links = [pair for node in ALL if node != cut_off for pair in ((node, cut_off), (cut_off, node))]
     for pair in links:
         world.network.cut(*pair)
-    world.scheduler.run_for_ms(NOTHING_MS)
+    world.run(NOTHING_MS)
     assert len(world.births() - {NO_BIRTH}) <= 1
     for pair in links:
         world.network.heal(*pair)
@@ -238,7 +175,7 @@ def test_rule_18_a_first_start_that_is_cut_in_two_has_one_birth(cut_off: NodeId,
 def test_rule_18_all_disks_restored_from_a_backup_are_the_cluster_and_from_before_it_are_none() -> None:
     world = World()
     world.start()
-    world.scheduler.run_for_ms(500)
+    world.run(500)
     world.crash(*ALL)
     empty = {node: image.copy() for node, image in world.images.items()}
     world.start(first_start=ALL)
@@ -249,7 +186,7 @@ def test_rule_18_all_disks_restored_from_a_backup_are_the_cluster_and_from_befor
     for images, expected in ((backup, birth), (empty, NO_BIRTH)):
         world.images = {node: image.copy() for node, image in images.items()}
         world.start()
-        world.scheduler.run_for_ms(NOTHING_MS)
+        world.run(NOTHING_MS)
         assert world.births() == {expected}
         world.crash(*ALL)
 
@@ -258,7 +195,7 @@ def test_rule_18_one_disk_restored_from_before_the_birth_is_an_old_copy_and_has_
     """It has the disk id of the birth, and remembers nothing."""
     world = World()
     world.start()
-    world.scheduler.run_for_ms(500)
+    world.run(500)
     world.crash(*ALL)
     old = world.images[THREE].copy()
     world.start(first_start=ALL)
@@ -279,7 +216,7 @@ def test_rule_18_nodes_of_another_birth_take_nothing_from_each_other_and_say_so(
     world.images[THREE] = other.images[THREE]
     index = world.nodes[ONE].applied.index
     world.start(THREE)
-    world.scheduler.run_for_ms(NOTHING_MS)
+    world.run(NOTHING_MS)
     assert [world.nodes[node].is_ready for node in ALL] == [True, True, False]
     assert [world.nodes[node].status().birth for node in ALL] == [birth, birth, foreign]
     assert world.nodes[ONE].applied.index >= index
@@ -302,7 +239,7 @@ def test_rule_18_an_empty_disk_takes_no_birth_of_a_cluster_of_other_nodes() -> N
     world.start(ONE, TWO)
     world.start(THREE, peers=ALL, first_start=(THREE,))
     offer = birth_row(wire.Birth(BirthId(b"b" * 16), ((ONE, DiskId(b"d" * 16)), (TWO, DiskId(b"d" * 16)))))
-    world.scheduler.run_for_ms(500)
+    world.run(500)
     node = world.nodes[THREE]
     assert offer.key == BIRTH_KEY
     node.dispatcher._births.on_birth(ONE, wire.Birth(BirthId(b"b" * 16), ((ONE, DiskId(b"d" * 16)),)))
@@ -316,7 +253,7 @@ def test_rule_18_a_birth_that_gives_a_vote_is_taken_from_the_process_at_the_foun
     world.start(first_start=ALL)
     for port in world.ports.values():
         port.strangers = frozenset({ONE})
-    world.scheduler.run_for_ms(NOTHING_MS)
+    world.run(NOTHING_MS)
     assert [node.status().birth == NO_BIRTH for node in world.nodes.values()] == [False, True, True]
     world.ports[TWO].strangers = frozenset()
     assert world.are_ready(), "node 2 has it from node 1, and node 3 from node 2"
@@ -331,7 +268,7 @@ def test_rule_18_a_small_cluster_is_born_as_explicitly(size: int) -> None:
     nodes = ALL[:size]
     world = World(nodes)
     world.start()
-    world.scheduler.run_for_ms(NOTHING_MS)
+    world.run(NOTHING_MS)
     assert world.births() == {NO_BIRTH}
     assert {node.engine.term for node in world.nodes.values()} == {0}
     world.crash(*nodes)
@@ -350,6 +287,6 @@ def test_rule_18_a_state_of_another_birth_than_the_directorys_ends_the_process()
     world.crash(ONE)
     world.images[ONE].tables[Table.META][BIRTH_KEY] = other.images[ONE].tables[Table.META][BIRTH_KEY]
     world.start()
-    world.scheduler.run_for_ms(500)
+    world.run(500)
     assert [type(error) for error in world.fatal] == [BirthDiffers]
     assert "put together from two clusters" in str(world.fatal[0])

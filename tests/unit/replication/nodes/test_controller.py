@@ -1,6 +1,5 @@
 """The Raft leader's watch: which nodes are fenced and when, which are queried and elected."""
 
-import random
 from dataclasses import replace
 from typing import cast
 
@@ -16,41 +15,21 @@ from smq.raft_state.commands import (
     SetNodeDrained,
     UnfenceNode,
 )
-from smq.raft_state.ids import DiskId, Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, Term, TopicId
+from smq.raft_state.errors import SmqError
+from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionId, Term, TopicId
 from smq.raft_state.limits import default_init
-from smq.raft_state.machine import Machine
-from smq.raft_state.replies import Rejected, Reply
-from smq.raft_state.state import ClusterState, PartitionState
+from smq.raft_state.replies import Reply
+from smq.raft_state.state import PartitionState
 from smq.replication.api import DoneFn
-from smq.replication.commands.proposer import rejection
-from smq.replication.host import Host, Identity
-from smq.replication.monitoring.anomalies import Anomalies
-from smq.replication.monitoring.measures import NodeMeasures
 from smq.replication.net import wire
-from smq.replication.net.links import Links
-from smq.replication.node_config import NodeConfig
 from smq.replication.nodes import controller as controller_module
 from smq.replication.nodes.controller import Controller
 from smq.replication.nodes.liveness import Liveness
 from smq.replication.partition.replicas import Replicas, has_majority
 from smq.replication.ports import Channel
-from smq.replication.raft.raft import Raft
-from smq.replication.runtime.deadlines import Deadlines
-from smq.testing.virtual.clock import Scheduler
-from smq.testing.virtual.disk import FakeDisk
 from tests.unit.raft_state.support import elect, marked
 from tests.unit.replication.commands.test_proposer import ScriptedEngine
-from tests.unit.replication.support import (
-    INCARNATION,
-    ME,
-    PEER_A,
-    PEER_B,
-    RecordedNetwork,
-    immediate_links,
-    process_clock,
-    raise_it,
-    register,
-)
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, NodeParts, register
 from tests.unit.replication.test_turns import World as NodeWorld
 
 STEP_MS = 100
@@ -62,101 +41,77 @@ TOPIC_OF_MANY = CreateTopic(
 class ScriptedLiveness(Liveness):
     """Hears what the test lets it hear; which disks and which nodes that leave it knows is the test's, too."""
 
-    def __init__(self, world: "World", links: Links) -> None:
+    def __init__(self, world: "World") -> None:
         super().__init__(
             world.config,
             clock=world.clock,
             applied=world,
-            engine=cast(Raft, world.engine),
-            own_disk=lambda: world.disk(ME),
-            is_connected=lambda peer: links.is_open(peer, Channel.CONTROL),
+            engine=world.engine,
+            own_disk=lambda: world.disk_of(ME),
+            is_connected=lambda peer: world.links.is_open(peer, Channel.CONTROL),
         )
         self._world = world
 
     def disk(self, node: NodeId) -> wire.DiskCondition:
-        return self._world.disk(node)
+        return self._world.disk_of(node)
 
     def is_leaving(self, node: NodeId, incarnation: Incarnation) -> bool:
         return node in self._world.leaving
 
 
-class World:
+class World(NodeParts):
     """A controller on node 1, which leads Raft; its proposals are applied immediately. The test decides which peers are
     heard."""
 
     def __init__(self, *, is_initialised: bool = True, known: int = 1, level_max: int = 0) -> None:
-        self.scheduler = Scheduler()
-        self.clock = process_clock(self.scheduler)
+        super().__init__(known_level=known)
         peers = dict.fromkeys((ME, PEER_A, PEER_B), ("h", 1))
-        self.config = NodeConfig(
-            node_id=ME, cluster_id="c", peers=peers, feature_level_known=known, feature_level_max=level_max
-        )
+        self.config = replace(self.config, peers=peers, feature_level_known=known, feature_level_max=level_max)
         self.engine = ScriptedEngine()
         self.engine.leader = ME
-        self.machine = Machine(known_level=known)
-        self.index = 0
-        self.proposed: list[Command] = []
         self.in_flight = self.in_flight_max = 0  # of the proposals
         self.is_stalled = False  # proposals are neither applied nor answered
-        self.sent: list[tuple[NodeId, wire.Message]] = []
         self.disks: dict[NodeId, wire.DiskCondition] = {}
         self.silent: set[NodeId] = set()
         self.delay_ms = 0  # of the peers' reports for elections
-        self.network = RecordedNetwork(self._on_sent)
         self.ends: dict[NodeId, int] = {ME: 0, PEER_A: 0, PEER_B: 0}
         self.transferred: list[NodeId] = []
         self.leaving: set[NodeId] = set()
         self.warnings: list[str] = []
-        links = immediate_links(self.network)
-        self.liveness = ScriptedLiveness(self, links)
-        host = Host(
-            config=self.config,
-            identity=Identity(INCARNATION, DiskId(b"")),
-            applied=self,
-            clock=self.clock,
-            deadlines=Deadlines(),
-            disk=FakeDisk(self.clock, random.Random(1), on_fatal=raise_it),
-            links=links,
-            engine=cast(Raft, self.engine),
-            propose=self.propose,
-            anomalies=Anomalies(self.clock, NodeMeasures(), lambda: self.state),
-            deliver=self.clock.call_soon,
-        )
+        self.liveness = ScriptedLiveness(self)
         self.controller = Controller(
-            host, self.liveness, cast(Replicas, self), lambda event, **_: self.warnings.append(event)
+            self.node_host(), self.liveness, cast(Replicas, self), lambda event, **_: self.warnings.append(event)
         )
         if is_initialised:
-            self.apply(default_init("c"))
-            for node in (ME, PEER_A, PEER_B):
-                self.apply(register(node))
+            self.register_all()
 
     # ---- what a controller uses of Replicas, and what Liveness reports
-    def disk(self, node: NodeId) -> wire.DiskCondition:
+    def disk_of(self, node: NodeId) -> wire.DiskCondition:
         return self.disks.get(node, wire.DiskCondition.FINE)
 
-    @property
-    def state(self) -> ClusterState:
-        return self.machine.state
-
-    def _on_sent(self, peer: NodeId, message: wire.Message) -> None:
-        self.sent.append((peer, message))
+    def on_sent(self, peer: NodeId, message: wire.Message) -> None:
+        super().on_sent(peer, message)
         if isinstance(message, wire.ElectionQuery) and peer not in self.silent:
             report = wire.ElectionReport(message.query, INCARNATION, self._logs(peer, message.partitions))
             self.clock.call_later(
                 self.delay_ms, lambda: self.controller.on_report(peer, report, self.clock.monotonic_ns())
             )
 
-    def propose(self, command: Command, timeout_ms: int, done: DoneFn[Reply]) -> None:
+    def propose(self, command: Command, _timeout_ms: int, done: DoneFn[Reply]) -> None:
         self.proposed.append(command)
         if self.is_stalled:
             return
-        reply = self.apply(command)
+        result: Reply | SmqError
+        try:
+            result = self.apply(command)
+        except SmqError as e:
+            result = e
         self.in_flight += 1
         self.in_flight_max = max(self.in_flight_max, self.in_flight)
 
         def answer() -> None:
             self.in_flight -= 1
-            done(rejection(reply) if isinstance(reply, Rejected) else reply)
+            done(result)
 
         self.clock.call_soon(answer)
 
@@ -173,28 +128,14 @@ class World:
         self.transferred.append(target)
 
     # ---- the test's hands
-    def apply(self, command: Command) -> Reply:
-        self.index += 1
-        return self.machine.apply(LogIndex(self.index), command).reply
-
-    def create(self, partitions: int = 1) -> None:
-        self.apply(
-            CreateTopic(
-                name="t",
-                topic_id=TopicId(b"t" * 16),
-                partition_count=partitions,
-                replication_factor=3,
-                created_ms=0,
-            )
-        )
-
-    def run(self, ms: int) -> None:
-        for _ in range(ms // STEP_MS):
+    def run(self, ms: int, step_ms: int = STEP_MS) -> None:
+        for _ in range(ms // step_ms):
             for peer in (PEER_A, PEER_B):
                 if peer not in self.silent:
-                    self.liveness.on_heartbeat(peer, INCARNATION, is_leaving=peer in self.leaving, disk=self.disk(peer))
+                    is_leaving = peer in self.leaving
+                    self.liveness.on_heartbeat(peer, INCARNATION, is_leaving=is_leaving, disk=self.disk_of(peer))
             self.controller.on_tick(self.clock.monotonic_ns())
-            self.scheduler.run_for_ms(STEP_MS)
+            self.scheduler.run_for_ms(step_ms)
 
     def made(self, kind: type[Command]) -> list[Command]:
         return [c for c in self.proposed if type(c) is kind]
@@ -206,7 +147,7 @@ class World:
 @pytest.fixture
 def world() -> World:
     world = World()
-    world.create(3)
+    world.create_topic(3)
     world.run(300)
     return world
 
@@ -442,7 +383,7 @@ def test_rule_20_majority_is_of_the_partitions_replicas_with_this_node(
 
 
 def test_rule_20_a_leader_that_reaches_no_majority_for_a_while_resigns_and_is_no_candidate() -> None:
-    world = NodeWorld().start()
+    world = NodeWorld().started()
     world.populate()
     node, isolation_ms = world.node, world.node.config.leader_isolation_ms
     node.liveness.on_answer(PEER_A)
@@ -565,7 +506,7 @@ def test_rule_21_an_election_is_seen_through_although_the_leader_is_back(world: 
 
 
 def test_rule_21_a_question_of_an_older_term_seals_nothing() -> None:
-    world = NodeWorld().start()
+    world = NodeWorld().started()
     world.populate()
     node = world.node
     led = node.replicas.led()

@@ -4,70 +4,36 @@ from typing import cast
 
 import pytest
 
-from smq.raft_state.commands import Command, CreateTopic, FenceNode, SetNodeDrained
-from smq.raft_state.ids import Epoch, LogIndex, NodeId, PartitionId, TopicId
-from smq.raft_state.limits import default_init
-from smq.raft_state.machine import Machine
-from smq.raft_state.state import ClusterState, PartitionState
-from smq.replication.host import Host as NodeHost
-from smq.replication.monitoring.measures import NodeMeasures
+from smq.raft_state.commands import FenceNode, SetNodeDrained
+from smq.raft_state.ids import Epoch, NodeId, PartitionId
+from smq.raft_state.state import PartitionState
 from smq.replication.net import wire
 from smq.replication.net.wire import DiskCondition
-from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.balancer import request_preferred_leader
 from smq.replication.nodes.liveness import Liveness
 from smq.replication.partition.replicas import Replicas
-from smq.replication.raft.raft import Raft
-from smq.testing.virtual.clock import Scheduler
-from tests.unit.replication.support import (
-    INCARNATION,
-    ME,
-    PEER_A,
-    PEER_B,
-    RecordedNetwork,
-    immediate_links,
-    process_clock,
-    register,
-)
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, NodeParts
 
 
-class World:
+class World(NodeParts):
     """Node 1. Both peers are heard, and all disks have room. One partition, led by its second replica."""
 
     def __init__(self) -> None:
-        self.clock = process_clock(Scheduler())
-        self.config = NodeConfig(node_id=ME, cluster_id="c", peers={})
-        self.node_id, self.incarnation = ME, INCARNATION
-        self.machine = Machine()
-        self.measures = NodeMeasures()
-        self.index = 0
+        super().__init__()
         self.own_disk = DiskCondition.FINE
-        self.sent: list[tuple[NodeId, wire.Message]] = []
         self.transferred: list[tuple[Epoch, NodeId]] = []
-        self.links = immediate_links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message))))
         self.liveness = Liveness(
             self.config,
             clock=self.clock,
             applied=self,
-            engine=cast(Raft, None),
+            engine=self.engine,
             own_disk=lambda: self.own_disk,
             is_connected=lambda _peer: True,
         )
-        self.apply(default_init("c"))
-        for node in (ME, PEER_A, PEER_B):
-            self.apply(register(node))
+        self.register_all()
         self.hear(PEER_A)
         self.hear(PEER_B)
-        topic_id = TopicId(b"t" * 16)
-        self.apply(CreateTopic(name="t", topic_id=topic_id, partition_count=3, replication_factor=3, created_ms=0))
-
-    @property
-    def state(self) -> ClusterState:
-        return self.machine.state
-
-    def apply(self, command: Command) -> None:
-        self.index += 1
-        self.machine.apply(LogIndex(self.index), command)
+        self.create_topic(3)
 
     def hear(self, peer: NodeId, *, is_leaving: bool = False, disk: DiskCondition = DiskCondition.FINE) -> None:
         self.liveness.on_heartbeat(peer, INCARNATION, is_leaving=is_leaving, disk=disk)
@@ -83,7 +49,7 @@ class World:
 
     def request(self, part: PartitionState | PartitionId) -> bool:
         pid = part.pid if isinstance(part, PartitionState) else part
-        return request_preferred_leader(cast(NodeHost, self), cast(Replicas, self), self.liveness, pid)
+        return request_preferred_leader(self.node_host(), cast(Replicas, self), self.liveness, pid)
 
 
 @pytest.fixture

@@ -1,34 +1,16 @@
 """An operator's question about Raft at any node: it reaches the leader, and comes back or ends in time."""
 
-from typing import cast
-
 import pytest
 
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import DiskId, NodeId, Term
-from smq.raft_state.state import ClusterState
-from smq.replication.host import Host, Identity, StateView
-from smq.replication.monitoring.anomalies import Anomalies
-from smq.replication.monitoring.measures import NodeMeasures
+from smq.raft_state.ids import NodeId, Term
 from smq.replication.net import wire
-from smq.replication.node_config import NodeConfig
 from smq.replication.nodes import quorum as quorum_module
 from smq.replication.nodes.quorum import PENDING_MAX, RETRY_MS, QuorumQueries
-from smq.replication.ports import Disk, Quorum
-from smq.replication.raft.raft import Raft
-from smq.replication.runtime.deadlines import Deadlines
-from smq.testing.virtual.clock import Scheduler
+from smq.replication.ports import Quorum
 from smq.testing.virtual.rng import Streams
 from tests.unit.replication.commands.test_proposer import ScriptedEngine
-from tests.unit.replication.support import (
-    INCARNATION,
-    ME,
-    PEER_A,
-    PEER_B,
-    RecordedNetwork,
-    immediate_links,
-    process_clock,
-)
+from tests.unit.replication.support import ME, PEER_A, PEER_B, NodeParts
 
 LATE = SmqError(ErrorCode.NO_QUORUM, "late")
 Result = Quorum | SmqError
@@ -43,36 +25,15 @@ class Engine(ScriptedEngine):
         return led_by(ME) if self.is_leader else None
 
 
-class World:
+class World(NodeParts):
     def __init__(self) -> None:
-        self.scheduler = Scheduler()
-        self.clock = process_clock(self.scheduler)
+        super().__init__()
         self.engine = Engine()
-        self.deadlines = Deadlines()
-        self.sent: list[tuple[NodeId, wire.Message]] = []
-        self.answers: list[Result] = []
-        host = Host(
-            config=NodeConfig(node_id=ME, cluster_id="c", peers={}),
-            identity=Identity(INCARNATION, DiskId(b"")),
-            applied=cast(StateView, None),
-            clock=self.clock,
-            deadlines=self.deadlines,
-            disk=cast(Disk, None),
-            links=immediate_links(RecordedNetwork(lambda peer, message: self.sent.append((peer, message)))),
-            engine=cast(Raft, self.engine),
-            propose=lambda *_: None,
-            anomalies=Anomalies(self.clock, NodeMeasures(), ClusterState),
-            deliver=self.clock.call_soon,
-        )
-        self.queries = QuorumQueries(host, Streams(1).stream("n"), lambda: LATE)
+        self.results: list[Result] = []
+        self.queries = QuorumQueries(self.node_host(), Streams(1).stream("n"), lambda: LATE)
 
     def describe(self, timeout_ms: int = 1_000) -> None:
-        self.queries.describe(timeout_ms, self.answers.append)
-
-    def run(self, ms: int) -> None:
-        for _ in range(ms // 10):
-            self.scheduler.run_for_ms(10)
-            self.deadlines.run(self.clock.monotonic_ns())
+        self.queries.describe(timeout_ms, self.results.append)
 
     def asked(self) -> list[NodeId]:
         assert all(isinstance(message, wire.DescribeQuorum) for _, message in self.sent)
@@ -92,9 +53,9 @@ def world() -> World:
 def test_the_leader_answers_itself(world: World) -> None:
     world.engine.leader = ME
     world.describe()
-    assert world.answers == [], "never from within the call"
+    assert world.results == [], "never from within the call"
     world.run(10)
-    assert world.answers == [led_by(ME)]
+    assert world.results == [led_by(ME)]
     assert world.sent == []
 
 
@@ -104,7 +65,7 @@ def test_another_node_asks_the_leader(world: World) -> None:
     assert world.asked() == [PEER_A]
     world.answer_last(led_by(PEER_A))
     world.run(5_000)
-    assert world.answers == [led_by(PEER_A)]
+    assert world.results == [led_by(PEER_A)]
     assert world.asked() == [PEER_A], "answered, and so not repeated"
 
 
@@ -117,21 +78,21 @@ def test_a_lost_question_is_repeated_at_whoever_leads_by_then(world: World) -> N
     assert set(world.asked()) == {PEER_A, PEER_B}
     world.answer_last(led_by(PEER_B))
     world.run(10)
-    assert world.answers == [led_by(PEER_B)]
+    assert world.results == [led_by(PEER_B)]
 
 
 def test_without_a_leader_it_fails_at_its_deadline(world: World) -> None:
     world.describe(500)
     world.run(490)
-    assert world.answers == []
+    assert world.results == []
     world.run(200)
-    assert world.answers == [LATE]
+    assert world.results == [LATE]
 
 
 def test_an_answer_to_nothing_is_ignored(world: World) -> None:
     world.queries.on_described(wire.QuorumDescribed(5, led_by(PEER_A)))
     world.run(10)
-    assert world.answers == []
+    assert world.results == []
 
 
 def test_only_the_leader_answers_a_peer(world: World) -> None:
@@ -148,7 +109,7 @@ def test_waiting_callers_are_bounded(world: World, monkeypatch: pytest.MonkeyPat
     for _ in range(3):
         world.describe()
     world.run(10)
-    (refused,) = world.answers
+    (refused,) = world.results
     assert isinstance(refused, SmqError)
     assert refused.code is ErrorCode.OVERLOADED
 
@@ -158,4 +119,4 @@ def test_a_node_that_stops_answers_all(world: World) -> None:
     world.describe()
     world.queries.close(stopping)
     world.run(3 * RETRY_MS)
-    assert world.answers == [stopping]
+    assert world.results == [stopping]

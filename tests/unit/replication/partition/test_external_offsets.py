@@ -2,8 +2,6 @@
 
 import weakref
 from functools import partial
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -14,7 +12,6 @@ from smq.raft_state.ids import LogIndex, Offset, RequestId
 from smq.raft_state.replies import OffsetsAssigned, Rejected, Reply, Results
 from smq.replication.commands import proposer as proposer_module
 from smq.replication.commands.coalescing import SharedCommand
-from smq.replication.host import Host
 from smq.replication.net import wire
 from smq.replication.partition.external_offsets import ExternalOffsets
 from smq.replication.ports import ProposalLost
@@ -29,8 +26,7 @@ class Callers:
 
     def __init__(self) -> None:
         self.world = World()
-        host = SimpleNamespace(clock=self.world.clock, deadlines=self.world.deadlines, deliver=lambda fn: fn())
-        self.offsets = ExternalOffsets(cast(Host, host), self.world.proposer)
+        self.offsets = ExternalOffsets(self.world.host(), self.world.proposer)
         self.world.lead(ME)
 
     def assign(self, number: int, timeout_ms: int = 5_000, *, count: int = 1) -> Answers:

@@ -1,43 +1,19 @@
 """A node whose Raft data has rotted rejoins as a replaced disk, and keeps its records and what it could not read."""
 
-import random
 from dataclasses import dataclass
 
 import pytest
 
 from smq.raft_state.ids import NodeId
 from smq.replication.node import Node
-from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.identity import DISK_KEY, REPLACED_KEY, VOTERS_KEY
-from smq.replication.ports import Channel, NetworkHandler, Table
+from smq.replication.ports import Table
 from smq.replication.raft.journal import RaftDamaged
-from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
-from smq.testing.virtual.compute import LoopCompute
-from smq.testing.virtual.disk import DiskImage, FakeDisk
+from smq.testing.virtual.disk import DiskImage
 from tests.unit.replication.support import born
+from tests.unit.replication.virtual_nodes import ONE, THREE, TWO, VirtualNodes
 
-ONE, TWO, THREE = NodeId(1), NodeId(2), NodeId(3)
-
-
-RUNS = list(range(100, 0, -1))  # seeds, each used once: every process has another source of disk ids
-
-
-class NoNetwork:
-    def start(self, handler: NetworkHandler) -> None: ...
-
-    def send(self, peer: NodeId, channel: Channel, parts: object) -> bool:
-        return False
-
-    def is_open(self, peer: NodeId, channel: Channel) -> bool:
-        return False
-
-    def is_at_address(self, peer: NodeId) -> bool:
-        return False
-
-    def backlog_bytes(self, peer: NodeId, channel: Channel) -> int:
-        return 0
-
-    def close(self) -> None: ...
+SEEDS = list(range(100, 0, -1))  # each used once: every process has another source of disk ids
 
 
 @dataclass
@@ -48,25 +24,12 @@ class Ran:
 
 
 def run(image: DiskImage, peers: tuple[NodeId, ...]) -> Ran:
-    """A process of node 1 on this disk, for two seconds."""
-    scheduler = Scheduler()
-    fatal: list[BaseException] = []
-    clock = SimClock(Process(scheduler, "n", fatal.append), Machine())
-    disk = FakeDisk(clock, random.Random(1), image=image, on_fatal=fatal.append)
-    config = NodeConfig(node_id=ONE, cluster_id="c", peers=dict.fromkeys(peers, ("", 0)))
-    node = Node(
-        config,
-        clock=clock,
-        rng=random.Random(RUNS.pop()),
-        network=NoNetwork(),
-        disk=disk,
-        compute=LoopCompute(clock),
-        on_fatal=fatal.append,
-    )
-    node.allow_first_start()
-    node.start()
-    scheduler.run_for_ms(2_000)
-    return Ran(node, fatal, disk.crash())
+    """A process of node 1 on this disk, for two seconds, alone."""
+    world = VirtualNodes(peers, seed=SEEDS.pop())
+    world.images[ONE] = image
+    world.start(ONE, first_start=(ONE,))
+    world.run(2_000)
+    return Ran(world.nodes[ONE], world.fatal, world.disks[ONE].crash())
 
 
 def rot(image: DiskImage, table: Table, key: bytes) -> None:

@@ -85,7 +85,8 @@ producer.flush()
 - DescribeQuorum shows Raft as partition 0 of `__cluster_metadata`, at any node, as Raft's leader knows it. A voter's
   offset is after its last entry on disk. A replaced disk is an observer until the others have admitted it.
 - DescribeProducers shows the idempotent producers that a replica knows, and where their open transactions begin; the
-  time is the leader's append time. DescribeTransactions and ListTransactions show those that the node coordinates. A
+  time is the append time of the last batch, and -1 if a transaction has ended since by the second protocol (in Kafka,
+  that of the end). DescribeTransactions and ListTransactions show those that the node coordinates. A
   pattern of ids is RE2's, as in Kafka. `kafka-transactions.sh abort` writes markers past the coordinator, and is not
   served: `smq txn abort` ends a transaction that hangs ([docs/operations.md](operations.md#transactions)).
 - SCRAM users are kept and shown (AlterUserScramCredentials), and no port asks for them yet.
@@ -132,11 +133,11 @@ UNSUPPORTED_VERSION: set `classic`. Keys not in the table below are not advertis
 ## Configuration
 
 CreateTopics, AlterConfigs and IncrementalAlterConfigs set a topic's configuration. Every key of Kafka 4.3 is known. A
-fixed key has no effect here: it takes any valid value, nothing is stored, and DescribeConfigs shows it as read-only and
-says why. A value is refused with INVALID_CONFIG only if it is invalid, or if a promise depends on it:
-`unclean.leader.election.enable=true`, `min.insync.replicas` above the majority of the replicas, and
-`remote.storage.enable=true`. The value shown for `min.insync.replicas` is the majority of the topic's replicas.
-`storage` and `retention.records` are keys of smq's own: Kafka clients see only topics with `storage=log`.
+fixed key has no effect here, nor as a default of all brokers: it takes any valid value, nothing is stored, and
+DescribeConfigs shows it as read-only and says why. A value is refused with INVALID_CONFIG only if it is invalid, or if
+a promise depends on it: `unclean.leader.election.enable=true`, `min.insync.replicas` above the majority of the
+replicas, and `remote.storage.enable=true`. The value shown for `min.insync.replicas` is the majority of the topic's
+replicas. `storage` and `retention.records` are keys of smq's own: Kafka clients see only topics with `storage=log`.
 
 By default everything is kept (`retention.ms=-1`, where Kafka deletes after a week). A batch whose newest timestamp is
 more than an hour ahead of the leader's clock is refused (`message.timestamp.after.max.ms`), as in Kafka.

@@ -86,6 +86,44 @@ TOPIC_ONLY: Final = (
 )
 
 
+# Keys that Kafka 4.3 lets one change for all brokers (DynamicBrokerConfig), and that have no effect here.
+_KAFKA_ALONE: Final = frozenset(
+    {
+        "background.threads",
+        "config.providers",
+        "follower.fetch.last.tiered.offset.enable",
+        "follower.replication.throttled.rate",
+        "leader.replication.throttled.rate",
+        "log.cleaner.backoff.ms",
+        "log.cleaner.dedupe.buffer.size",
+        "log.cleaner.io.buffer.load.factor",
+        "log.cleaner.io.buffer.size",
+        "log.cleaner.io.max.bytes.per.second",
+        "log.cleaner.threads",
+        "max.connection.creation.rate",
+        "max.connections",
+        "max.connections.per.ip",
+        "max.connections.per.ip.overrides",
+        "metric.reporters",
+        "num.io.threads",
+        "num.network.threads",
+        "num.recovery.threads.per.data.dir",
+        "num.replica.fetchers",
+        "remote.fetch.max.wait.ms",
+        "remote.list.offsets.request.timeout.ms",
+        "remote.log.index.file.cache.total.size.bytes",
+        "remote.log.manager.copier.thread.pool.size",
+        "remote.log.manager.copy.max.bytes.per.second",
+        "remote.log.manager.expiration.thread.pool.size",
+        "remote.log.manager.fetch.max.bytes.per.second",
+        "remote.log.manager.follower.thread.pool.size",
+        "remote.log.reader.threads",
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+        "transaction.partition.verification.enable",
+    }
+)
+
+
 def broker_name(topic_key: str) -> str:
     """What Kafka's brokers call their default of a topic's key."""
     return _BROKER_NAMES.get(topic_key, topic_key)
@@ -93,6 +131,11 @@ def broker_name(topic_key: str) -> str:
 
 # The settings that are defaults of new topics, and the keys of topics that they stand for.
 TOPIC_DEFAULTS: Final = {broker_name(key): key for key, row in TOPIC_CONFIG.items() if not row.is_read_only}
+
+# Kafka's defaults of the topics' keys that have no effect here.
+FIXED_DEFAULTS: Final = {
+    broker_name(key): row for key, row in TOPIC_CONFIG.items() if row.is_fixed and key not in TOPIC_ONLY
+}
 
 CLUSTER_CONFIG: Final[dict[str, ConfigKey]] = {
     NUM_PARTITIONS: ConfigKey(
@@ -192,6 +235,10 @@ def transactional_id_expiration_ms(config: Mapping[str, str]) -> int:
 
 def unknown_key_hint(key: str, known: Collection[str]) -> str:
     """What to use in place of a key that is not among the known ones of the cluster, for a message."""
+    if key in _KAFKA_ALONE:
+        return "it is a key of Kafka's brokers that has no effect here, so leave it out"
+    if key in FIXED_DEFAULTS:
+        return f"it is a key of Kafka's brokers that has no effect here, as {FIXED_DEFAULTS[key].why}"
     if broker_name(key) in known:
         return f"of new topics it is {broker_name(key)}"
     if key in _OTHER_UNITS:

@@ -327,6 +327,19 @@ def test_settings_of_the_cluster_take_effect_at_every_node(
     raw.close()
 
 
+def test_defaults_without_effect_are_taken_as_at_topics_and_a_promise_is_not_given_up(
+    cluster: Cluster, settings: Callable[..., int]
+) -> None:
+    of_kafka = ("log.segment.bytes", SET, "1048576"), ("log.roll.ms", DELETE, None)
+    assert settings(*of_kafka, ("num.partitions", SET, "4")) == KafkaError.NONE
+    assert settings(*of_kafka) == KafkaError.NONE
+    for refused in ("unclean.leader.election.enable", "true"), ("log.segment.bytes", "x"), ("num.io.threads", "8"):
+        assert settings((refused[0], SET, refused[1])) == KafkaError.INVALID_CONFIG
+    raw = RawKafka(cluster.nodes[1].kafka)
+    assert _values(_described(raw, "", kind=BROKER)) == {"num.partitions": "4"}
+    raw.close()
+
+
 def test_defaults_of_new_topics_are_described_with_their_source(
     cluster: Cluster, settings: Callable[..., int], new_topic: NewTopic
 ) -> None:

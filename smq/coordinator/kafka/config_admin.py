@@ -19,7 +19,13 @@ from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.name_lookup import find_topic
-from smq.raft_state.cluster_config import CLUSTER_CONFIG, NUM_PARTITIONS, cluster_value, unknown_key_hint
+from smq.raft_state.cluster_config import (
+    CLUSTER_CONFIG,
+    FIXED_DEFAULTS,
+    NUM_PARTITIONS,
+    cluster_value,
+    unknown_key_hint,
+)
 from smq.raft_state.command_codec import check_keys
 from smq.raft_state.commands import AlterClusterConfig, AlterTopicConfig
 from smq.raft_state.config_keys import ConfigKey, ConfigType, known_at
@@ -170,9 +176,11 @@ async def _alter(gateway: Gateway, requested: Struct, changes_of: _ChangesOf, *,
         changes = changes_of(requested["configs"], keys, partial(config_value, topic.config))
         await _alter_topic(gateway, topic, changes, is_dry=is_dry)
     elif kind == BROKER and not name:
-        keys = _keys(gateway, requested, CLUSTER_CONFIG)
+        keys = _keys(gateway, requested, CLUSTER_CONFIG) | FIXED_DEFAULTS
         set_, unset = changes_of(requested["configs"], keys, partial(cluster_value, gateway.state.config))
-        if not is_dry:
+        set_ = {key: value for key, value in set_.items() if key not in FIXED_DEFAULTS}
+        unset = [key for key in unset if key not in FIXED_DEFAULTS]
+        if not is_dry and (set_ or unset):
             command = AlterClusterConfig(set_=_sorted(set_), unset=tuple(sorted(unset)))
             await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
     elif kind == BROKER:

@@ -18,7 +18,7 @@ from smq.coordinator.limits import (
     KAFKA_IDLE_S_MAX,
 )
 from smq.coordinator.service.settings import Source, replicas_meant
-from smq.raft_state.cluster_config import CLUSTER_CONFIG, REPLICATION_FACTOR, TOPIC_ONLY, broker_name
+from smq.raft_state.cluster_config import CLUSTER_CONFIG, FIXED_DEFAULTS, REPLICATION_FACTOR, broker_name
 from smq.raft_state.config_keys import ConfigKey, ConfigType, known_at
 from smq.raft_state.limits import GROUP_MEMBERS_MAX, METADATA_BYTES_MAX
 from smq.raft_state.topic_config import TOPIC_CONFIG, shown_value
@@ -126,8 +126,7 @@ def node_entries(gateway: Gateway) -> list[Struct]:
         entries.append(_entry(key, values, row.type, row.documentation, read_only=False))
     replicas = gateway.settings.replication_factor(state)
     for key, row in known_at(TOPIC_CONFIG, state.feature_level).items():
-        if row.is_fixed and key not in TOPIC_ONLY:
-            name = broker_name(key)
+        if (name := broker_name(key)) in FIXED_DEFAULTS:
             values = [(name, shown_value({}, key, replicas), int(Source.DEFAULT))]
             entries.append(_entry(name, values, row.type, f"of topics: {row.documentation}", read_only=True))
     for key, node_key in _NODE_KEYS.items():

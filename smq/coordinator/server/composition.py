@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 import uvloop
@@ -63,6 +64,8 @@ from smq.replication.storage.disk import SWITCH_INTERVAL_S, StoreDisk
 from smq.replication.storage.opening import open_disk
 
 log = structlog.get_logger(__name__)
+
+_TOPICS_NAMED_MAX: Final = 10  # in a line of the log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,6 +385,14 @@ class Server:
     def _on_registered(self) -> None:
         self._is_registered = True
         self._open_kafka()
+        if found := self._settings.topics_beyond(self.node.state):
+            log.warning(
+                "request_bytes_max_too_small",
+                topics=found[:_TOPICS_NAMED_MAX],
+                count=len(found),
+                reason="their max.message.bytes is larger than what fits into a request to this node",
+                advice="raise request_bytes_max in its node.toml, or lower max.message.bytes of these topics",
+            )
 
     def _open_kafka(self) -> None:
         """Only once the node has registered: before, its state may be that of its last process. Kafka's clients would

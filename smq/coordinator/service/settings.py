@@ -39,13 +39,21 @@ class Settings:
 
     def check_topic(self, config: Mapping[str, str]) -> None:
         """INVALID_CONFIG for batches that no request to this node may hold. What is no number, others refuse."""
-        wanted = config.get(MAX_MESSAGE_BYTES, "")
-        if wanted.isdecimal() and self._batch_bytes_max < int(wanted) <= MESSAGE_BYTES_CAP:
+        if not self._fits(config):
             message = (
-                f"{MAX_MESSAGE_BYTES} is {wanted}, and the requests that this node takes have room for "
-                f"{self._batch_bytes_max}: raise request_bytes_max in its node.toml first"
+                f"{MAX_MESSAGE_BYTES} is {config[MAX_MESSAGE_BYTES]}, and the requests that this node takes have room "
+                f"for {self._batch_bytes_max}: raise request_bytes_max in its node.toml first"
             )
             raise SmqError(ErrorCode.INVALID_CONFIG, message)
+
+    def topics_beyond(self, state: ClusterState) -> list[str]:
+        """Those that take larger batches than a request to this node may hold: it took larger ones when they were
+        made, or another node made them."""
+        return [name for name, topic in state.topics.items() if not self._fits(topic.config)]
+
+    def _fits(self, config: Mapping[str, str]) -> bool:
+        wanted = config.get(MAX_MESSAGE_BYTES, "")
+        return not wanted.isdecimal() or not self._batch_bytes_max < int(wanted) <= MESSAGE_BYTES_CAP
 
     def layers(self, state: ClusterState, key: str) -> list[tuple[str, Source]]:
         """All values of a key, the one in effect first."""

@@ -77,5 +77,8 @@ def test_a_change_that_cannot_be_made_changes_nothing(driver: Driver, command: A
 def test_the_refusal_says_what_is_valid(driver: Driver) -> None:
     unknown = driver.refused(settings(num_partition=1), ErrorCode.INVALID_CONFIG)
     assert all(key in unknown.message for key in CLUSTER_CONFIG)
+    for key in ("num.io.threads", "log.segment.bytes"):
+        of_kafka = driver.refused(AlterClusterConfig(set_=((key, "1048576"),)), ErrorCode.INVALID_CONFIG)
+        assert "Kafka's brokers that has no effect here" in of_kafka.message
     invalid = driver.refused(settings(num_partitions=0), ErrorCode.INVALID_CONFIG)
     assert CLUSTER_CONFIG[NUM_PARTITIONS].values in invalid.message

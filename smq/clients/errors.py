@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from smq.clients.arguments import shown
 from smq.clients.pb import smq_pb2 as pb
-from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.errors import ErrorCode, ErrorDetails, RecordError, SmqError
 from smq.raft_state.ids import NodeId, Offset
 
 M = TypeVar("M", bound=Message)
@@ -187,6 +187,7 @@ def detail_from_error(error: SmqError) -> pb.ErrorDetail:
         lo=d.lo,
         hi=d.hi,
         retry_after_ms=d.retry_after_ms,
+        records=[pb.RecordError(place=bad.place, message=bad.message) for bad in d.records],
     )
 
 
@@ -202,6 +203,7 @@ def error_from_detail(detail: pb.ErrorDetail) -> SmqError:
         lo=Offset(detail.lo) if detail.HasField("lo") else None,
         hi=Offset(detail.hi) if detail.HasField("hi") else None,
         retry_after_ms=detail.retry_after_ms if detail.HasField("retry_after_ms") else None,
+        records=tuple(RecordError(bad.place, bad.message) for bad in detail.records),
     )
     return SmqError(code, message, details)
 

@@ -124,6 +124,7 @@ class ErrorDetail(_message.Message):
     LO_FIELD_NUMBER: _builtins.int
     HI_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     """smq.raft_state.errors.ErrorCode number"""
     name: _builtins.str
@@ -143,6 +144,10 @@ class ErrorDetail(_message.Message):
     """valid range of offsets"""
     hi: _builtins.int
     retry_after_ms: _builtins.int
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordError]:
+        """the bad ones of a refused batch, in order"""
+
     def __init__(
         self,
         *,
@@ -157,10 +162,11 @@ class ErrorDetail(_message.Message):
         lo: _builtins.int | None = ...,
         hi: _builtins.int | None = ...,
         retry_after_ms: _builtins.int | None = ...,
+        records: _abc.Iterable[Global___RecordError] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_hi", b"_hi", "_leader", b"_leader", "_leader_address", b"_leader_address", "_lo", b"_lo", "_retry_after_ms", b"_retry_after_ms", "hi", b"hi", "leader", b"leader", "leader_address", b"leader_address", "lo", b"lo", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hi", b"_hi", "_leader", b"_leader", "_leader_address", b"_leader_address", "_lo", b"_lo", "_retry_after_ms", b"_retry_after_ms", "advice", b"advice", "code", b"code", "definite", b"definite", "hi", b"hi", "leader", b"leader", "leader_address", b"leader_address", "lo", b"lo", "message", b"message", "name", b"name", "retriable", b"retriable", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hi", b"_hi", "_leader", b"_leader", "_leader_address", b"_leader_address", "_lo", b"_lo", "_retry_after_ms", b"_retry_after_ms", "advice", b"advice", "code", b"code", "definite", b"definite", "hi", b"hi", "leader", b"leader", "leader_address", b"leader_address", "lo", b"lo", "message", b"message", "name", b"name", "records", b"records", "retriable", b"retriable", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__hi: _TypeAlias = _typing.Literal["hi"]  # noqa: Y015
     _WhichOneofArgType__hi: _TypeAlias = _typing.Literal["_hi", b"_hi"]  # noqa: Y015
@@ -184,6 +190,29 @@ class ErrorDetail(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_after_ms) -> _WhichOneofReturnType__retry_after_ms | None: ...
 
 Global___ErrorDetail: _TypeAlias = ErrorDetail  # noqa: Y015
+
+@_typing.final
+class RecordError(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    place: _builtins.int
+    """in its batch, from 0"""
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        place: _builtins.int = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "place", b"place"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordError: _TypeAlias = RecordError  # noqa: Y015
 
 @_typing.final
 class StartPublishSessionRequest(_message.Message):

@@ -8,7 +8,9 @@ import asyncio
 import logging
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple, TypeAlias
 
@@ -259,11 +261,24 @@ def _deliver(tokens: list[tuple[int, int, object]], batch: Batch, base_offset: i
 
 
 def fail(batch: Batch, error: SmqError) -> None:
-    for _, count, token in batch.tokens:
+    for first, count, token in batch.tokens:
         if count == 0:
             end_mark(token)
         else:
-            fail_token(token, count, error)
+            fail_token(token, count, _error_of(error, first, count))
+
+
+def _error_of(error: SmqError, first: int, count: int) -> SmqError:
+    """What the sender of these records of the batch learns, if the node has named the bad ones of a refused batch."""
+    bad = error.details.records
+    if not bad:
+        return error
+    at = bisect_left(bad, first, key=lambda record: record.place)
+    if at == len(bad) or bad[at].place >= first + count:
+        message = f"another record of its batch was refused, so send it again ({error.message})"
+    else:
+        message = bad[at].message if count == 1 else error.message
+    return SmqError(error.code, message, replace(error.details, records=()))  # places in a batch mean nothing to it
 
 
 def end_mark(mark: object) -> None:

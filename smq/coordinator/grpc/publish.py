@@ -106,7 +106,10 @@ class PublishStream:
             return
         done = partial(self._on_produced, request.correlation_id, request.partition, len(batch))
         try:
-            self._calls.node.produce(ProduceRequest(topic, request.partition, batch, acks, timeout_ms, done))
+            wanted = ProduceRequest(
+                topic, request.partition, batch, acks, timeout_ms, done, names_bad_records=acks is not Acks.NONE
+            )
+            self._calls.node.produce(wanted)
         except BaseException:  # `done`, which gives the bytes back, will never be called
             release_all(self._budgets, len(batch))
             raise

@@ -16,7 +16,7 @@ from smq.clients.errors import (
     trailing_metadata_of,
 )
 from smq.clients.pb import smq_pb2 as pb
-from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
+from smq.raft_state.errors import ErrorCode, ErrorDetails, RecordError, SmqError
 from smq.raft_state.ids import NodeId, Offset
 
 
@@ -45,6 +45,7 @@ int64s = st.none() | st.integers(0, 2**63 - 1)
     lo=int64s,
     hi=int64s,
     retry=int64s,
+    records=st.lists(st.builds(RecordError, st.integers(0, 2**31 - 1), st.text(max_size=9)), max_size=3),
 )
 def test_every_error_survives_the_wire(
     code: ErrorCode,
@@ -54,6 +55,7 @@ def test_every_error_survives_the_wire(
     lo: int | None,
     hi: int | None,
     retry: int | None,
+    records: list[RecordError],
 ) -> None:
     details = ErrorDetails(
         leader=None if leader is None else NodeId(leader),
@@ -61,6 +63,7 @@ def test_every_error_survives_the_wire(
         lo=None if lo is None else Offset(lo),
         hi=None if hi is None else Offset(hi),
         retry_after_ms=retry,
+        records=tuple(records),
     )
     error = SmqError(code, message, details)
     back = error_from_detail(pb.ErrorDetail.FromString(detail_from_error(error).SerializeToString()))

@@ -6,7 +6,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from smq.clients import InvalidBatch, Producer
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.config.addresses import format_address
 from smq.raft_state.errors import ErrorCode
 from smq.records import CONTROL_MASK, CRC_START, TRANSACTIONAL_MASK, NewRecord, decode_batch, encode_batch, restamped
 from smq.testing.served import PATIENCE_S, Served, fails, publish_request, serving
@@ -189,6 +191,26 @@ def test_a_bad_request_gets_its_own_error_and_harms_no_other(tmp_path: Path) -> 
         assert codes(answers)[::2] == expected
         assert offsets(answers)[1::2] == [(i, i) for i in range(len(bad))]
         assert all(a.error.message and a.base_offset == -1 for a in answers[::2])
+
+    serving(tmp_path, body)
+
+
+def test_the_sender_of_a_bad_record_learns_why_and_those_of_the_others_that_it_was_not_theirs(tmp_path: Path) -> None:
+    async def body(served: Served) -> None:
+        await served.create(config={"cleanup.policy": "compact"})
+        async with Producer(format_address(served.server.grpc_address), linger_ms=1_000) as producer:
+            sent = [producer.send("t", b"v", key) for key in (b"k", None, b"k")]
+            await producer.flush()
+            errors = [future.exception() for future in sent]
+            with pytest.raises(
+                InvalidBatch, match=r"record 1 of the batch: it has no key.*, and 1 more of its 3 records"
+            ):
+                await (await producer.send_many("t", [b"v"] * 3, keys=[b"k", None, None]))
+            assert (await producer.send("t", b"v", b"k")).offset == 0
+        assert all(isinstance(error, InvalidBatch) for error in errors)
+        texts = [str(error) for error in errors]
+        assert "it has no key" in texts[1]
+        assert all("another record of its batch was refused, so send it again (record 1 " in texts[n] for n in (0, 2))
 
     serving(tmp_path, body)
 

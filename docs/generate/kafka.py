@@ -89,7 +89,7 @@ producer.flush()
   that of the end). DescribeTransactions and ListTransactions show those that the node coordinates. A
   pattern of ids is RE2's, as in Kafka. `kafka-transactions.sh abort` writes markers past the coordinator, and is not
   served: `smq txn abort` ends a transaction that hangs ([docs/operations.md](operations.md#transactions)).
-- SCRAM users are kept and shown (AlterUserScramCredentials), and no port asks for them yet.
+- AlterUserScramCredentials changes the users of ports that ask for them ([security.md](security.md)).
 - There are no quotas or reassignments: those lists are empty.
 
 ## Transactions
@@ -127,8 +127,9 @@ producer.flush()
 
 ## What is not there yet
 
-The new group protocol of KIP-848, SASL and ACLs. A consumer with `group.protocol=consumer` gets
-UNSUPPORTED_VERSION: set `classic`. Keys not in the table below are not advertised; using one closes the connection.
+The new group protocol of KIP-848, ACLs, and of SASL GSSAPI, OAUTHBEARER and tokens without SaslAuthenticate. A
+consumer with `group.protocol=consumer` gets UNSUPPORTED_VERSION: set `classic`. Keys not in the table below are not
+advertised; using one closes the connection.
 
 ## Configuration
 

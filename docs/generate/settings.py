@@ -89,7 +89,7 @@ def _default(key: Key) -> str:
     field = {f.name: f for f in dataclasses.fields(_OWNERS[name])}[key[-1]]
     if field.default is dataclasses.MISSING:
         return "must be set"
-    if field.default is None:
+    if field.default in (None, ()):
         return "none"
     if isinstance(field.default, bool):
         return f"`{str(field.default).lower()}`"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 ITERATIONS: Final = 16_384  # as many as Kafka's clients and nodes take: a guess costs its maker as much
-_SALT_BYTES: Final = 32
+SALT_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,6 @@ def new_keys(password: str) -> list[Keys]:
     """Of a new password: for each mechanism, under a salt of its own."""
     found = []
     for mechanism in MECHANISMS:
-        salt = secrets.token_bytes(_SALT_BYTES)
+        salt = secrets.token_bytes(SALT_BYTES)
         found.append(keys_of(mechanism, salted(mechanism, password.encode(), salt, ITERATIONS), salt, ITERATIONS))
     return found

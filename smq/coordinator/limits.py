@@ -142,6 +142,15 @@ KAFKA_STUCK_S_MAX: Final = 60  # by then a stuck consumer's group has given it u
 KAFKA_STUCK_FULL_S_MAX: Final = 5  # if such answers have filled the node: others wait for the memory
 KAFKA_IDLE_S_MAX: Final = 600  # like Kafka's connections.max.idle.ms
 
+# --- users who log in
+KAFKA_LOGIN_S_MAX: Final = 30  # from the connection to the user: a few round trips and a derivation of keys
+SASL_REQUEST_BYTES_MAX: Final = 16 << 10  # of a client without a user; its largest is a token with headers
+SASL_TOKEN_BYTES_MAX: Final = 8 << 10  # a name, a nonce and a proof have a tenth of it
+LOGIN_FAILED_DELAY_S: Final = 0.1  # before a refusal, as in Kafka: a connection guesses ten times a second
+LOGIN_FAILED_LINGER_S: Final = 1.0  # for the client to take the refusal, and to end TLS
+PASSWORD_CHECKS_WAITING_MAX: Final = 128  # 10 ms each: a client of PLAIN waits a second at most, or connects again
+USERS_CHECK_S: Final = 0.25  # how often a node looks whether users have changed: connections end well within a second
+
 # File descriptors of this process that no client gets: the disk, the listeners, the log, those of Python and gRPC
 # (about 50), the sessions of 9 nodes (2 each, old and new), and 64 unidentified connections on the nodes' port.
 DESCRIPTORS_RESERVED: Final = 192

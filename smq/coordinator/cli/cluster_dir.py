@@ -71,14 +71,16 @@ def prepare_cluster(
     engine: Engine | None = None,
     settings: Mapping[str, str] | None = None,
     secure: Secure | None = None,
+    sasl: tuple[str, ...] | None = None,
     are_ports_checked: bool = False,
 ) -> list[Path]:
     """Creates or updates the nodes' node.toml files and returns their paths, node 1 first. ConfigError if the directory
     holds another cluster than the requested one. The user does not choose the ports between nodes: they are free ports,
     and stay the same unless `new_peer_ports` says that one was taken meanwhile. `racks` are those of the nodes, in
-    order; if it is empty, they stay as they are. So do an engine that is None, and the settings that `settings` does
-    not name. `secure` gives TLS to nodes that have none. With `are_ports_checked` nothing is written for ports that are
-    taken: PortTaken. A port that stays as it was is left to its node, which may find that it runs already."""
+    order; if it is empty, they stay as they are. So do an engine and mechanisms of SASL that are None, and the settings
+    that `settings` does not name. `secure` gives TLS to nodes that have none. With `are_ports_checked` nothing is
+    written for ports that are taken: PortTaken. A port that stays as it was is left to its node, which may find that it
+    runs already."""
     found = find_nodes(directory)
     before = [load_config(path) for path in found]
     configs = before or _new_cluster(node_count)
@@ -101,6 +103,8 @@ def prepare_cluster(
         check_free(port for c in configs for port in _client_ports(c) if port[1] not in known)
     if secure is not None:
         configs = secure(directory, configs)
+    if sasl is not None:
+        configs = [replace(c, sasl=sasl) for c in configs]
     paths = [_node_dir(directory, c.node_id) / "node.toml" for c in configs]
     for path, config in zip(paths, configs, strict=True):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

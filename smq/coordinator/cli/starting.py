@@ -27,6 +27,11 @@ kafka_port = click.option("--kafka-port", type=int, help="Kafka port " + _PORT_H
 tls_option = click.option(
     "--tls", is_flag=True, help="Create certificates in the directory and use them. A directory that has TLS keeps it."
 )
+auth_option = click.option(
+    "--auth",
+    is_flag=True,
+    help="As --tls, and ask Kafka clients for a user (`smq user create`). A directory that does keeps it.",
+)
 config_option = click.option(
     "--config",
     "config_path",
@@ -94,6 +99,8 @@ def report_tls(config: ServerConfig, data_dir: Path) -> None:
         report(
             f"TLS is on: export SMQ_CLUSTER_DIR={data_dir.absolute()} lets `smq` find the addresses and certificates"
         )
+    if config.sasl:
+        report("Kafka clients must log in, by SASL_SSL: `smq user create NAME` makes a user, by that certificate")
 
 
 def addresses_of(config: ServerConfig) -> str:

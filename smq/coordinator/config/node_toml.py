@@ -18,6 +18,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_type_hints
 
+from smq.clients import scram
 from smq.coordinator.config.addresses import (
     Address,
     format_address,
@@ -49,6 +50,9 @@ T = TypeVar("T")
 Advertised = Annotated[Address, "advertised"]  # in the file also a table by node id, so that all nodes can share one
 Probes = Literal["clients", "anyone"]
 Metrics = Literal["clients", "token", "anyone"]
+Sasl = tuple[str, ...]
+_PASSWORD_IN_TOKEN: Final = "PLAIN"
+SASL_MECHANISMS: Final = (*scram.BY_NAME, _PASSWORD_IN_TOKEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,8 @@ class ListenerConfig:
     kafka_advertised: Advertised | None = None
     tls: bool | None = None
     client_certificates: bool | None = None
+    sasl: Sasl = ()  # mechanisms: with any, a client of its Kafka port has to prove a user, and needs no certificate
+    sasl_session_ms: int | None = None  # after this time it has to do so again; None for never
     ca: Path | None = None  # these three: of a certificate of its own, such as one that browsers trust
     certificate: Path | None = None
     key: Path | None = None
@@ -135,6 +141,8 @@ class ServerConfig:
     http_advertised: Advertised | None = None
     kafka_address: Address | None = None
     kafka_advertised: Advertised | None = None
+    sasl: Sasl = ()
+    sasl_session_ms: int | None = None
     listeners: Listeners = field(default_factory=dict)  # further ways in, by name
     http: HttpConfig = field(default_factory=HttpConfig)
     rack: str = ""  # the node's location: a Kafka client of the same rack reads from it
@@ -157,6 +165,8 @@ class ServerConfig:
             grpc_advertised=self.grpc_advertised,
             kafka_address=self.kafka_address,
             kafka_advertised=self.kafka_advertised,
+            sasl=self.sasl,
+            sasl_session_ms=self.sasl_session_ms,
         )
         return [own, *self.listeners.values()]
 
@@ -284,6 +294,7 @@ def _read(base_dir: Path, raw: Mapping[str, Any]) -> ServerConfig:
         Probes: partial(_choice, get_args(Probes)),
         Metrics: partial(_choice, get_args(Metrics)),
         Engine: _engine,
+        Sasl: _sasl,
         NodeId: _node_id,
         Path: lambda key, value: base_dir / _plain(str, key, value),
         Address: parse_address,
@@ -322,6 +333,19 @@ def _engine(key: str, value: object) -> Engine:
     if _plain(str, key, value) not in tuple(Engine):
         raise ConfigError(f"{key} is {value!r}: it must be {' or '.join(Engine)}")
     return Engine(str(value))
+
+
+def _sasl(key: str, value: object) -> Sasl:
+    """A list; of a variable of the environment, a text with commas."""
+    found = [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(found, list) or not found:
+        raise ConfigError(f"{key} is {value!r}: it must be a list of {', '.join(SASL_MECHANISMS)}")
+    for name in found:
+        if name not in SASL_MECHANISMS:
+            raise ConfigError(f"{key} names {name!r}: known are {', '.join(SASL_MECHANISMS)}")
+    if len(set(found)) < len(found):
+        raise ConfigError(f"{key} names a mechanism twice")
+    return tuple(found)
 
 
 def _table(key: str, value: object) -> dict[str, Any]:
@@ -431,6 +455,11 @@ def _check_listener(listener: ListenerConfig) -> None:
         raise ConfigError(f"{table} needs a certificate and its key together; ca is for these alone")
     if listener.grpc_address is None and listener.kafka_address is None:
         raise ConfigError(f"{table} opens no port: give it a grpc_address or a kafka_address, or remove it")
+    if listener.kafka_address is None and (listener.sasl or listener.sasl_session_ms is not None):
+        key = listener.setting("sasl" if listener.sasl else "sasl_session_ms")
+        raise ConfigError(f"{key} is set, but {listener.setting('kafka_address')} is not: SASL is of the Kafka port")
+    if listener.sasl_session_ms is not None and not listener.sasl:
+        raise ConfigError(f"{listener.setting('sasl_session_ms')} is set, but {listener.setting('sasl')} is not")
     for kind in ("grpc", "kafka"):
         if getattr(listener, f"{kind}_advertised") is not None and getattr(listener, f"{kind}_address") is None:
             advertised, address = listener.setting(f"{kind}_advertised"), listener.setting(f"{kind}_address")
@@ -484,10 +513,14 @@ def _check_protection(config: ServerConfig) -> None:
     """ConfigError for an address that other machines reach if strangers could use what is there."""
     own = "nodes_address" if config.nodes_address is not None else f"peers.{config.node_id}"
     listens = [(own, config.nodes_listen, config.tls)]
+    users: set[str] = set()  # keys of ports that ask for them
     for listener in config.ways_in:
         if config.tls is None and (listener.tls or listener.client_certificates or listener.certificate):
             raise ConfigError(f"[listeners.{listener.name}] asks for TLS: name the node's certificates under [tls]")
         listens += [(key, address, config.tls_of(listener)) for key, address, _ in listener.ports]
+        if listener.sasl:
+            _check_sasl(listener, config.tls_of(listener))
+            users.add(listener.setting("kafka_address"))
     if config.tls is None and config.http.tls:
         raise ConfigError("http.tls is true: name the node's certificates under [tls]")
     if config.http.metrics == "clients" or config.http.probes == "clients":
@@ -495,7 +528,21 @@ def _check_protection(config: ServerConfig) -> None:
     _check_http(config)
     for key, address, tls in listens:
         if not is_loopback(address[0]) and not config.insecure:
-            _refuse_unprotected(key, address, tls, is_of_nodes=key == own)
+            _refuse_unprotected(key, address, tls, is_identified=key == own or key in users)
+
+
+def _check_sasl(listener: ListenerConfig, tls: TlsConfig | None) -> None:
+    """ConfigError for a password in clear, and for a gRPC port of the listener that would let in the clients that its
+    Kafka port refuses: gRPC has no users yet. `insecure` allows neither."""
+    key = listener.setting("sasl")
+    if _PASSWORD_IN_TOKEN in listener.sasl and tls is None:
+        raise ConfigError(f"{key} has {_PASSWORD_IN_TOKEN}, which sends passwords: turn on TLS there, or take it out")
+    if listener.grpc_address is not None and (tls is None or not tls.client_certificates):
+        raise ConfigError(
+            f"{key} asks Kafka's clients for users, and {listener.setting('grpc_address')} would ask for nothing: turn "
+            "on TLS with client_certificates = true, which is for gRPC then, or give the Kafka port a listener of its "
+            "own ([listeners.NAME])"
+        )
 
 
 def _check_http(config: ServerConfig) -> None:
@@ -554,15 +601,16 @@ def check_settings(settings: Mapping[str, str]) -> None:
             raise ConfigError(CLUSTER_CONFIG[key].refusal(key, repr(value)))
 
 
-def _refuse_unprotected(key: str, address: Address, tls: TlsConfig | None, *, is_of_nodes: bool) -> None:
-    """ConfigError if other machines reach the address and nothing keeps strangers out. Between nodes TLS is always
-    mutual; a client is identified by its certificate alone."""
+def _refuse_unprotected(key: str, address: Address, tls: TlsConfig | None, *, is_identified: bool) -> None:
+    """ConfigError if other machines reach the address and nothing keeps strangers out. `is_identified`: by more than a
+    certificate that [tls] asks clients for. Between nodes TLS is always mutual; and SASL without TLS protects only the
+    password."""
     if tls is None:
         advice = (
             "without TLS any client that reaches that port could read and delete everything. Make certificates "
             "(`smq cert --help`) and name them under [tls]"
         )
-    elif not tls.client_certificates and not is_of_nodes:
+    elif not tls.client_certificates and not is_identified:
         advice = (
             "TLS without client certificates admits any client that reaches that port. Set client_certificates = true"
         )
@@ -602,12 +650,18 @@ def _values(table: ServerConfig | ListenerConfig | HttpConfig | TlsConfig) -> di
 
 def _lines(values: Mapping[str, object]) -> list[str]:
     """What is set, without tables."""
-    return [f"{key} = {_toml(v)}" for key, v in values.items() if isinstance(v, int | str | Path | tuple) and v != ""]
+    return [
+        f"{key} = {_toml(v)}"
+        for key, v in values.items()
+        if isinstance(v, int | str | Path | tuple) and v not in ("", ())
+    ]
 
 
 def _toml(value: object) -> str:
     if isinstance(value, int):
         return str(value).lower()
+    if isinstance(value, tuple) and all(isinstance(part, str) for part in value):
+        return json.dumps(value)  # mechanisms; an address has a port
     text = format_address(value) if isinstance(value, tuple) else str(value)
     return json.dumps(text)  # a TOML basic string: JSON's escapes are a subset of TOML's
 

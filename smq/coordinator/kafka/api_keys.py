@@ -41,6 +41,7 @@ class ApiKey(enum.IntEnum):
     SYNC_GROUP = 14
     DESCRIBE_GROUPS = 15
     LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
@@ -55,6 +56,7 @@ class ApiKey(enum.IntEnum):
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
     DESCRIBE_LOG_DIRS = 35
+    SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
@@ -98,6 +100,8 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.SYNC_GROUP: Served("SyncGroup", Versions(0, 5)),
         ApiKey.DESCRIBE_GROUPS: Served("DescribeGroups", Versions(0, 6)),
         ApiKey.LIST_GROUPS: Served("ListGroups", Versions(0, 5)),
+        # After version 0 come tokens without headers, of clients before Kafka 1.0.
+        ApiKey.SASL_HANDSHAKE: Served("SaslHandshake", Versions(1, 1)),
         ApiKey.API_VERSIONS: Served("ApiVersions", Versions(0, 4)),
         ApiKey.CREATE_TOPICS: Served("CreateTopics", Versions(2, 7)),
         ApiKey.DELETE_TOPICS: Served("DeleteTopics", Versions(1, 6)),
@@ -114,6 +118,7 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.DESCRIBE_CONFIGS: Served("DescribeConfigs", Versions(1, 4)),
         ApiKey.ALTER_CONFIGS: Served("AlterConfigs", Versions(0, 2)),
         ApiKey.DESCRIBE_LOG_DIRS: Served("DescribeLogDirs", Versions(1, 5)),
+        ApiKey.SASL_AUTHENTICATE: Served("SaslAuthenticate", Versions(0, 2)),
         ApiKey.CREATE_PARTITIONS: Served("CreatePartitions", Versions(0, 3)),
         ApiKey.DELETE_GROUPS: Served("DeleteGroups", Versions(0, 2)),
         ApiKey.ELECT_LEADERS: Served("ElectLeaders", Versions(0, 2)),

@@ -11,7 +11,7 @@ import asyncio
 import struct
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, cast
@@ -27,6 +27,7 @@ from smq.coordinator.kafka.group_membership import LONG_POLLS, Client
 from smq.coordinator.kafka.handlers import HANDLERS
 from smq.coordinator.kafka.oversized import Oversized
 from smq.coordinator.kafka.produce import ProduceCall
+from smq.coordinator.kafka.sasl import Login, SaslMisuse
 from smq.coordinator.limits import (
     KAFKA_FETCHES_PER_CONNECTION_MAX,
     KAFKA_FRAME_BYTES_PER_S_MIN,
@@ -35,8 +36,12 @@ from smq.coordinator.limits import (
     KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX,
     KAFKA_INFLIGHT_PER_CONNECTION_MAX,
     KAFKA_LARGE_REQUEST_BYTES,
+    KAFKA_LOGIN_S_MAX,
     KAFKA_STUCK_FULL_S_MAX,
     KAFKA_STUCK_S_MAX,
+    LOGIN_FAILED_DELAY_S,
+    LOGIN_FAILED_LINGER_S,
+    SASL_REQUEST_BYTES_MAX,
 )
 from smq.replication.monitoring.measures import LATER_MAX
 from smq.replication.net.listening import plain_host
@@ -44,6 +49,7 @@ from smq.replication.net.listening import plain_host
 log = structlog.get_logger(__name__)
 
 _SIZE_BYTES: Final = 4
+_LOGIN_KEYS: Final = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
 _HEADER: Final = struct.Struct(">hhi")  # key, version, correlation id; a nullable string follows
 _RESPONSE_HEADER: Final = struct.Struct(">ii")  # size, correlation id
 
@@ -132,7 +138,9 @@ class Connection(asyncio.Protocol):
         *,
         on_open: Callable[["Connection"], None],
         on_close: Callable[["Connection"], None],
+        login: Login | None = None,
     ) -> None:
+        """With a `login`, the client is served once it has proven its user."""
         self._gateway = gateway
         self._times = gateway.request_times.series(SERVED[ApiKey.PRODUCE].name)
         self._times_later = self._times.later
@@ -156,10 +164,12 @@ class Connection(asyncio.Protocol):
         # Granted in the order of the requests, as the answers are sent: the first never waits for a later one.
         self._fetches = asyncio.Semaphore(KAFKA_FETCHES_PER_CONNECTION_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._login = login
+        self._is_proving = False  # its user, or answering ApiVersions before: one request at a time
         self._is_reading = True
         self._is_writable = True
         self._frame_since: float | None = None  # when the first byte of an unfinished frame arrived
-        self._active_at = self._unread_since = self._loop.time()
+        self._active_at = self._unread_since = self._login_since = self._loop.time()
 
     # ------------------------------------------------------------------------------------------ the transport
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -216,6 +226,13 @@ class Connection(asyncio.Protocol):
             self.close(f"answers were not read for {self._stuck_s_max} s")
         elif not self._slots and now - self._active_at > KAFKA_IDLE_S_MAX:
             self.close(f"idle for {KAFKA_IDLE_S_MAX} s")
+        elif self._login is not None and not self._login.is_open and now - self._login_since > KAFKA_LOGIN_S_MAX:
+            self.close(f"no user was proven within {KAFKA_LOGIN_S_MAX} s")
+
+    def check_user(self) -> None:
+        """Closes the connection of a user that is gone, or has another password."""
+        if self._login is not None and not self._login.is_valid():
+            self.close("its user was deleted, or has another password")
 
     @property
     def _stuck_s_max(self) -> int:
@@ -227,6 +244,7 @@ class Connection(asyncio.Protocol):
         """A request that has begun to arrive is already counted in full: it may be completed on a full node."""
         return (
             self._is_writable
+            and not self._is_proving
             and not self._awaits_room
             and len(self._slots) < KAFKA_INFLIGHT_PER_CONNECTION_MAX
             and self._inflight_bytes - self._coming_bytes < KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX
@@ -257,7 +275,7 @@ class Connection(asyncio.Protocol):
                 if (frame := self._next_frame()) is None:
                     break
                 self._start(frame, began_ns)
-        except CodecError as e:
+        except (CodecError, SaslMisuse) as e:
             self.close(str(e))
             return
         if self._buffered == 0:
@@ -277,6 +295,8 @@ class Connection(asyncio.Protocol):
         size = int.from_bytes(self._chunks[0][:_SIZE_BYTES], "big", signed=True)
         if size < 0:
             raise CodecError(f"a request of {size} bytes")
+        if self._login is not None and not self._login.is_open and size > SASL_REQUEST_BYTES_MAX:
+            raise CodecError(f"a request of {size} bytes before a user was proven")
         if size > self._gateway.request_bytes_max:
             self._chunks[0] = self._chunks[0][_SIZE_BYTES:]
             self._buffered -= _SIZE_BYTES
@@ -337,6 +357,7 @@ class Connection(asyncio.Protocol):
         self._chunks.append(memoryview(data))
 
     def _start(self, frame: memoryview, began_ns: int) -> None:
+        is_login = self._login is not None and self._is_of_login(self._login, frame)
         request = parse_request(frame)
         slot = _Slot(len(frame))
         self._slots.append(slot)
@@ -345,6 +366,10 @@ class Connection(asyncio.Protocol):
         if self._large_bytes:
             self._end_arrival()
         oversized, self._oversized = self._oversized, None
+        if is_login and self._login is not None:
+            self._is_proving = True
+            self._run(self._prove(slot, request, self._login))
+            return
         if request.key == ApiKey.PRODUCE and request.body is not None:
             slot.began_ns = began_ns
             # Not closures: each variable that they share is one more object for the garbage collector, per request.
@@ -352,9 +377,50 @@ class Connection(asyncio.Protocol):
             oversize = oversized.size if oversized is not None else 0
             ProduceCall(self._gateway, request.version, respond, fail, oversize).start(request.body)
             return
-        task = self._loop.create_task(self._serve(slot, request, began_ns or time.monotonic_ns()))
+        self._run(self._serve(slot, request, began_ns or time.monotonic_ns()))
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _is_of_login(self, login: Login, frame: memoryview) -> bool:
+        """Whether the request is one by which a client proves its user. SaslMisuse for any other before that: it is not
+        even parsed. Each request learns whether the user may still be here."""
+        key = int.from_bytes(frame[:2], "big")
+        if not login.is_valid():
+            raise SaslMisuse("its user was deleted, or has another password")
+        if login.is_open and key not in _LOGIN_KEYS:
+            login.check_session(self._loop.time())
+            return False
+        if key not in _LOGIN_KEYS and not (key == ApiKey.API_VERSIONS and login.is_new):
+            raise SaslMisuse(f"a request of key {key} before its user was proven")
+        return True
+
+    async def _prove(self, slot: _Slot, request: Request, login: Login) -> None:
+        """Answers one request of a login. After a failure the answer is the connection's last."""
+        try:
+            if request.key == ApiKey.SASL_HANDSHAKE and request.body is not None:
+                self._login_since = self._loop.time()
+                body = login.handshake(request.body)
+            elif request.key == ApiKey.SASL_AUTHENTICATE and request.body is not None:
+                body = await login.authenticate(request.body, self._loop.time())
+            else:
+                body = await answer(self._gateway, request)
+            if login.has_failed:
+                log.warning("kafka_login_failed", peer=self._peer, reason=login.failure)
+                await asyncio.sleep(LOGIN_FAILED_DELAY_S)
+            self._is_proving = login.has_failed  # then nothing more is taken
+            self._finish(slot, request, body)
+        except SaslMisuse as e:
+            self.close(str(e))
+        except Exception as e:
+            log.error("kafka_request_failed", key=request.key, version=request.version, exc_info=e)
+            self.close("the request failed")
+        else:
+            if login.has_failed and self._transport is not None:
+                self._transport.close()  # once it has sent the answer; what is still in the queue is dropped
+                self._loop.call_later(LOGIN_FAILED_LINGER_S, self.close)
 
     def _on_failed_without_answer(self) -> None:
         self.close("a request without acknowledgements was refused or failed")

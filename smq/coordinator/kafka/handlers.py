@@ -14,6 +14,7 @@ from smq.coordinator.kafka import (
     group_membership,
     log_offsets,
     metadata,
+    sasl,
     topic_admin,
     users,
 )
@@ -47,6 +48,8 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.LEAVE_GROUP: group_membership.leave_group,
     ApiKey.DESCRIBE_GROUPS: group_admin.describe_groups,
     ApiKey.LIST_GROUPS: group_admin.list_groups,
+    ApiKey.SASL_HANDSHAKE: sasl.refuse_handshake,  # as the next: where a user is asked for, the connection answers
+    ApiKey.SASL_AUTHENTICATE: sasl.refuse_authenticate,
     ApiKey.API_VERSIONS: metadata.answer_api_versions,
     ApiKey.CREATE_TOPICS: topic_admin.create_topics,
     ApiKey.DELETE_TOPICS: topic_admin.delete_topics,

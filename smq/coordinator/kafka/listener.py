@@ -15,9 +15,12 @@ from typing import Final
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.kafka.gateway import Gateway
+from smq.coordinator.kafka.sasl import Login
+from smq.coordinator.limits import USERS_CHECK_S
 from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
+from smq.coordinator.service.users import Users
 from smq.replication.api import NodeApi
 from smq.replication.monitoring.measures import ProcessMeasures
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
@@ -28,11 +31,14 @@ _SWEEP_S: Final = 1.0  # how late a dead connection may be noticed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaPort:
-    """A bound socket for one listener's clients, closed until the start; without `tls` it speaks plain text."""
+    """A bound socket for one listener's clients, closed until the start; without `tls` it speaks plain text. With
+    mechanisms in `sasl` a client has to prove a user."""
 
     listener: str
     socket: socket.socket
     tls: Callable[[], ssl.SSLContext] | None = None
+    sasl: tuple[str, ...] = ()
+    session_ms_max: int = 0  # then the client has to prove its user again; 0 for never
 
 
 class KafkaServer:
@@ -62,12 +68,13 @@ class KafkaServer:
             inflight=InflightBytes(),
             request_times=measures.kafka_request,
         )
+        self._users = Users(lambda: node.state)
         self._sockets = [port.socket for port in ports]
         self._connections: set[Connection] = set()
         self.acceptors = {
             port.listener: Acceptor(
                 port.socket,
-                partial(self._new_connection, replace(gateway, listener=port.listener)),
+                partial(self._new_connection, replace(gateway, listener=port.listener), port),
                 loop=asyncio.get_running_loop(),
                 purpose=f"Kafka {port.listener}".rstrip(),
                 limits=limits,
@@ -75,29 +82,30 @@ class KafkaServer:
             )
             for port in ports
         }
-        self._sweeper: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Opens the ports; further calls do nothing."""
-        if self._sweeper is not None:
+        if self._background:
             return
         for sock in self._sockets:
             open_closed(sock)
         for acceptor in self.acceptors.values():
             acceptor.start()
-        self._sweeper = asyncio.create_task(self._sweep_forever())
+        self._background = [asyncio.create_task(work) for work in (self._sweep_forever(), self._follow_users())]
 
     async def stop(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for task in self._background:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
+                await task
         for acceptor in self.acceptors.values():
             acceptor.close()
         for connection in list(self._connections):
             connection.close()
+        self._users.close()
 
-    def _new_connection(self, gateway: Gateway, ticket: Ticket) -> Connection:
+    def _new_connection(self, gateway: Gateway, port: KafkaPort, ticket: Ticket) -> Connection:
         def on_close(connection: Connection) -> None:
             self._connections.discard(connection)
             ticket.close()
@@ -106,7 +114,18 @@ class KafkaServer:
             gateway,
             on_open=self._connections.add,  # after the TLS handshake, not before
             on_close=on_close,
+            login=Login(self._users, port.sasl, port.session_ms_max) if port.sasl else None,
         )
+
+    async def _follow_users(self) -> None:
+        """Ends the connections of users that have been deleted or have another password, idle ones included."""
+        seen = self._users.marker()
+        while True:
+            await asyncio.sleep(USERS_CHECK_S)
+            if (marker := self._users.marker()) is not seen:
+                seen = marker
+                for connection in list(self._connections):
+                    connection.check_user()
 
     async def _sweep_forever(self) -> None:
         loop = asyncio.get_running_loop()

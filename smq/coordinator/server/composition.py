@@ -311,7 +311,13 @@ class Server:
         for way in self._config.ways_in:
             if way.kafka_address is not None:
                 bound = listener("Kafka", way.kafka_address, is_closed=True)
-                yield KafkaPort(listener=way.name, socket=bound, tls=self._tls.contexts(way))
+                yield KafkaPort(
+                    listener=way.name,
+                    socket=bound,
+                    tls=self._tls.contexts(way),
+                    sasl=way.sasl,
+                    session_ms_max=way.sasl_session_ms or 0,
+                )
 
     def _listeners(self, kafka: Sequence[KafkaPort]) -> tuple[Listener, ...]:
         """What the named listeners advertise, with the ports that were bound."""

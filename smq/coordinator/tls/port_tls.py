@@ -30,8 +30,10 @@ class PortTls:
                 self.listeners[name] = _load(name, tls)
 
     def contexts(self, way: ListenerConfig) -> Contexts | None:
-        """For a port of this listener, except gRPC's; None if it is plain."""
-        return self._contexts(way.name, self._config.tls_of(way), None)
+        """For the Kafka port of this listener; None if it is plain. Where a user is asked for, a certificate is only if
+        the listener itself says so."""
+        need = (ssl.CERT_REQUIRED if way.client_certificates else ssl.CERT_NONE) if way.sasl else None
+        return self._contexts(way.name, self._config.tls_of(way), need)
 
     def http(self, need: ssl.VerifyMode) -> Contexts | None:
         return self._contexts("", self._config.http_tls, need)

@@ -14,6 +14,7 @@ from smq.coordinator.cli.cluster_dir import NODES_MAX, Ports, find_nodes, hold_d
 from smq.coordinator.cli.common import counted, parse_settings
 from smq.coordinator.cli.starting import (
     addresses_of,
+    auth_option,
     engine_option,
     grpc_port,
     http_port,
@@ -29,6 +30,7 @@ from smq.coordinator.cli.starting import (
     write_ready_file,
 )
 from smq.coordinator.cli.supervisor import Supervisor
+from smq.coordinator.config.node_toml import SASL_MECHANISMS
 from smq.replication.storage.engine import Engine
 
 _NODES_DEFAULT: Final = 3
@@ -49,6 +51,7 @@ _NODES_DEFAULT: Final = 3
 @engine_option
 @settings_option
 @tls_option
+@auth_option
 @ready_file
 def cluster(
     nodes: int | None,
@@ -60,6 +63,7 @@ def cluster(
     storage_engine: str | None,
     settings: tuple[str, ...],
     tls: bool,
+    auth: bool,
     ready_file: Path | None,
 ) -> None:
     """Runs a cluster of several node processes on this machine, in the foreground.
@@ -72,7 +76,7 @@ def cluster(
         count = nodes or len(find_nodes(data_dir)) or _NODES_DEFAULT
 
         def start(is_retry: bool) -> int:
-            secure = secure_maker() if tls else None
+            secure = secure_maker() if tls or auth else None
             named = racks.split(",") if racks else []
             paths = prepare_cluster(
                 data_dir,
@@ -83,6 +87,7 @@ def cluster(
                 engine=Engine(storage_engine) if storage_engine else None,
                 settings=parse_settings(settings),
                 secure=secure,
+                sasl=SASL_MECHANISMS if auth else None,
                 are_ports_checked=True,
             )
             return asyncio.run(_cluster(paths, data_dir, ready_file))

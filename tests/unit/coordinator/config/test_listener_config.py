@@ -146,6 +146,62 @@ def test_addresses_that_cannot_work_are_refused_and_named(text: str, says: str) 
         parse(text)
 
 
+ASKS = '[listeners.outside]\nkafka_address = "127.0.0.1:9094"\nsasl = ["SCRAM-SHA-512", "PLAIN"]\n'
+SCRAM = ASKS.replace(', "PLAIN"', "")
+BOTH = OUTSIDE + 'sasl = ["SCRAM-SHA-256"]\n'
+OWN = GOOD + 'kafka_address = "127.0.0.1:9092"\nsasl = ["SCRAM-SHA-256"]\n' + PEERS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD + PEERS + SCRAM,
+        GOOD + PEERS + ASKS + "sasl_session_ms = 1000\n" + TLS,
+        GOOD + PEERS + ASKS + "client_certificates = false\n" + TLS,
+        GOOD + PEERS + ASKS.replace("127.0.0.1", "203.0.113.1") + TLS,
+        GOOD + PEERS + BOTH + TLS,
+        OWN + TLS,
+    ],
+)
+def test_a_port_that_asks_for_users_is_read_and_written(text: str) -> None:
+    config = parse(text)
+    assert any(way.sasl for way in config.ways_in)
+    assert parse(dump_config(config)) == config
+
+
+def test_a_variable_names_mechanisms_with_commas() -> None:
+    environment = {"SMQ_LISTENERS__OUTSIDE__SASL": "SCRAM-SHA-256, SCRAM-SHA-512"}
+    config = parse_config(GOOD + PEERS + SCRAM, base_dir=Path("/d"), environment=environment)
+    assert config.listeners["outside"].sasl == ("SCRAM-SHA-256", "SCRAM-SHA-512")
+
+
+@pytest.mark.parametrize("insecure", ["", "insecure = true\n"])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (GOOD + PEERS + ASKS, "listeners.outside.sasl has PLAIN, which sends passwords: turn on TLS"),
+        (GOOD + PEERS + ASKS + "tls = false\n" + TLS, "listeners.outside.sasl has PLAIN"),
+        (GOOD + PEERS + BOTH, "listeners.outside.grpc_address would ask for nothing"),
+        (GOOD + PEERS + BOTH + "client_certificates = false\n" + TLS, "listeners.outside.grpc_address would ask"),
+        (OWN, "sasl asks Kafka's clients for users, and grpc_address would ask for nothing"),
+        (GOOD + PEERS + ASKS.replace("kafka", "grpc") + TLS, "sasl is set, but listeners.outside.kafka_address is not"),
+        (GOOD + PEERS + OUTSIDE + "sasl_session_ms = 5\n", "sasl_session_ms is set, but listeners.outside.sasl is not"),
+        (GOOD + PEERS + OUTSIDE + "sasl = []\n", "listeners.outside.sasl is .*: it must be a list of SCRAM-SHA-256"),
+        (GOOD + PEERS + OUTSIDE + "sasl = true\n", "it must be a list of SCRAM-SHA-256"),
+        (GOOD + PEERS + OUTSIDE + 'sasl = ["GSSAPI"]\n', "listeners.outside.sasl names 'GSSAPI': known are"),
+        (GOOD + PEERS + OUTSIDE + 'sasl = ["PLAIN", "PLAIN"]\n', "names a mechanism twice"),
+    ],
+)
+def test_users_that_could_be_gone_around_are_refused_and_named(text: str, says: str, insecure: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(insecure + text)
+
+
+def test_scram_without_tls_is_for_loopback_addresses() -> None:
+    with pytest.raises(ConfigError, match=r"kafka_address is 203\.0\.113\.1:9094, which is not a loopback"):
+        parse(GOOD + PEERS + SCRAM.replace("127.0.0.1", "203.0.113.1"))
+
+
 def test_the_rule_of_http_is_read() -> None:
     http = parse(GOOD + PEERS + '[http]\nprobes = "anyone"\nmetrics = "token"\ntoken_file = "t"\n').http
     assert http == HttpConfig(probes="anyone", metrics="token", token_file=Path("/d/t"))

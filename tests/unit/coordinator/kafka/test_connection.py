@@ -19,6 +19,7 @@ from smq.coordinator.limits import (
     KAFKA_IDLE_S_MAX,
     KAFKA_INFLIGHT_BYTES_PER_NODE_MAX,
     KAFKA_INFLIGHT_PER_CONNECTION_MAX,
+    KAFKA_LOGIN_S_MAX,
     KAFKA_STUCK_S_MAX,
     MIB,
 )
@@ -127,6 +128,24 @@ def test_an_unfinished_request_is_closed_and_a_finished_one_is_not(monkeypatch: 
         assert not rig.sweep(KAFKA_FRAME_S_MAX + 1)
         rig.connection.data_received(REQUEST[:3])
         assert rig.sweep(KAFKA_FRAME_S_MAX + 1)
+
+    run(scenario)
+
+
+def test_half_a_login_is_closed_and_a_finished_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Half:
+        """A login as the connection sees it."""
+
+        is_open = False
+
+    async def scenario() -> None:
+        rig, login = Rig(monkeypatch), Half()
+        rig.connection._login = cast(Any, login)
+        assert not rig.sweep(KAFKA_LOGIN_S_MAX - 1)
+        login.is_open = True
+        assert not rig.sweep(KAFKA_LOGIN_S_MAX + 1)
+        login.is_open = False
+        assert rig.sweep(KAFKA_LOGIN_S_MAX + 1)
 
     run(scenario)
 

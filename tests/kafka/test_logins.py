@@ -1,0 +1,136 @@
+"""Three Kafka clients log in by every mechanism, with and without TLS, and are refused with a wrong password."""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError as AiokafkaError
+from confluent_kafka import KafkaException, Producer, admin
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError as PythonError
+
+from smq.coordinator.config.node_toml import SASL_MECHANISMS, ListenerConfig
+from tests.unit.coordinator.kafka.test_logins import ANY, Port, with_port
+from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of
+
+__all__ = ("authorities",)  # a fixture
+Clients = Callable[[str, str, str, str, Path], None]
+
+
+def by_confluent(address: str, protocol: str, mechanism: str, password: str, ca: Path) -> None:
+    failures: list[Any] = []
+    config = {
+        "bootstrap.servers": address,
+        "security.protocol": protocol,
+        "sasl.mechanism": mechanism,
+        "sasl.username": "alice",
+        "sasl.password": password,
+        "ssl.ca.location": str(ca) if protocol == "SASL_SSL" else None,
+        "error_cb": failures.append,
+    }
+    producer = Producer({key: value for key, value in config.items() if value is not None})
+    producer.produce("t", b"by confluent", on_delivery=lambda error, _: failures.append(error) if error else None)
+    for _ in range(60):
+        if not producer.flush(0.5) or failures:
+            break
+    if failures:
+        raise PermissionError(failures[0])
+
+
+def by_aiokafka(address: str, protocol: str, mechanism: str, password: str, ca: Path) -> None:
+    async def produce() -> None:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=address,
+            security_protocol=protocol,
+            sasl_mechanism=mechanism,
+            sasl_plain_username="alice",
+            sasl_plain_password=password,
+            ssl_context=ssl.create_default_context(cafile=str(ca)) if protocol == "SASL_SSL" else None,
+        )
+        await producer.start()
+        try:
+            await producer.send_and_wait("t", b"by aiokafka")
+        finally:
+            await producer.stop()
+
+    try:
+        asyncio.run(produce())
+    except AiokafkaError as e:
+        raise PermissionError(e) from e
+
+
+def by_kafka_python(address: str, protocol: str, mechanism: str, password: str, ca: Path) -> None:
+    try:
+        admin = KafkaAdminClient(
+            bootstrap_servers=address,
+            security_protocol=protocol,
+            sasl_mechanism=mechanism,
+            sasl_plain_username="alice",
+            sasl_plain_password=password,
+            ssl_cafile=str(ca) if protocol == "SASL_SSL" else None,
+        )
+        try:
+            assert "t" in admin.list_topics()
+        finally:
+            admin.close()
+    except PythonError as e:
+        raise PermissionError(e) from e
+
+
+@pytest.mark.parametrize("client", [by_confluent, by_aiokafka, by_kafka_python])
+def test_a_client_gets_in_by_each_mechanism_and_not_with_a_wrong_password(
+    authorities: Authorities, tmp_path: Path, client: Clients
+) -> None:
+    ca = authorities.ours / "ca" / "ca.crt"
+    scram = tuple(mechanism for mechanism in SASL_MECHANISMS if mechanism != "PLAIN")
+    listeners = {
+        "inside": ListenerConfig(name="inside", kafka_address=ANY, tls=False, sasl=scram),
+        "outside": ListenerConfig(name="outside", kafka_address=ANY, sasl=SASL_MECHANISMS),
+    }
+
+    def scenario(port: Port) -> None:
+        for listener, protocol, mechanisms in (
+            ("inside", "SASL_PLAINTEXT", scram),
+            ("outside", "SASL_SSL", SASL_MECHANISMS),
+        ):
+            address = port.address(listener)
+            for mechanism in mechanisms:
+                client(address, protocol, mechanism, "pencil", ca)
+            with pytest.raises(PermissionError):
+                client(address, protocol, mechanisms[-1], "wrong", ca)
+
+    with_port(tmp_path, scenario, tls=config_of(authorities.node(1)), kafka_address=None, listeners=listeners)
+
+
+def test_kafkas_tools_manage_users_who_then_log_in(tmp_path: Path) -> None:
+    def scenario(port: Port) -> None:
+        def connect(name: str, password: str) -> Any:  # the stubs of confluent_kafka lack users
+            return admin.AdminClient(
+                {
+                    "bootstrap.servers": port.address("outside"),
+                    "security.protocol": "SASL_PLAINTEXT",
+                    "sasl.mechanism": "SCRAM-SHA-256",
+                    "sasl.username": name,
+                    "sasl.password": password,
+                }
+            )
+
+        tools: Any = admin
+        sha_256 = tools.ScramMechanism.SCRAM_SHA_256
+        alice = connect("alice", "pencil")
+        info = tools.ScramCredentialInfo(sha_256, 4_096)
+        made = alice.alter_user_scram_credentials([tools.UserScramCredentialUpsertion("bob", info, b"bobs", b"salt")])
+        made["bob"].result(30)
+        bob = connect("bob", "bobs")
+        found = bob.describe_user_scram_credentials(["bob"])["bob"].result(30)
+        assert [(i.mechanism, i.iterations) for i in found.scram_credential_infos] == [(sha_256, 4_096)]
+        gone = alice.alter_user_scram_credentials([tools.UserScramCredentialDeletion("bob", sha_256)])
+        gone["bob"].result(30)
+        with pytest.raises(KafkaException):
+            bob.list_topics(timeout=3)
+
+    with_port(tmp_path, scenario)

@@ -1,0 +1,220 @@
+"""A node's port that asks for users: what is served before, during and after a login, over a real socket."""
+
+import asyncio
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smq.clients import scram
+from smq.clients.scram import BY_NAME
+from smq.coordinator.config.addresses import format_address
+from smq.coordinator.config.node_toml import ListenerConfig
+from smq.coordinator.kafka.api_keys import ApiKey
+from smq.coordinator.kafka.errors import KafkaError
+from smq.coordinator.limits import SASL_REQUEST_BYTES_MAX
+from smq.raft_state.commands import AlterUser, Command, CreateTopic, DeleteUser, ScramCredential
+from smq.raft_state.ids import TopicId
+from smq.raft_state.state import ClusterState
+from smq.testing.kafka_client import RawKafka
+from smq.testing.served import PATIENCE_S, Served, serving
+from tests.unit.coordinator.kafka.test_sasl import final_message
+
+ANY = ("127.0.0.1", 0)
+MECHANISM = BY_NAME["SCRAM-SHA-256"]
+OUTSIDE = ListenerConfig(name="outside", kafka_address=ANY, sasl=("SCRAM-SHA-256",))
+SOON_S = 1.0  # within which a revoked user's connections end
+
+
+def keys(password: str) -> tuple[ScramCredential, ...]:
+    return tuple(
+        ScramCredential(
+            mechanism=k.mechanism.number,
+            iterations=k.iterations,
+            salt=k.salt,
+            stored_key=k.stored_key,
+            server_key=k.server_key,
+        )
+        for k in scram.new_keys(password)
+    )
+
+
+class Port:
+    """The ports of a node, and its users, from a thread."""
+
+    def __init__(self, served: Served, loop: asyncio.AbstractEventLoop) -> None:
+        self._served, self._loop = served, loop
+        server = served.server._kafka
+        assert server is not None
+        self._bound = {name: format_address(a._listener.getsockname()[:2]) for name, a in server.acceptors.items()}
+
+    def address(self, listener: str) -> str:
+        return self._bound[listener]
+
+    def connect(self, listener: str = "outside") -> RawKafka:
+        return RawKafka(self.address(listener))
+
+    @property
+    def state(self) -> ClusterState:
+        return self._served.server.node.state
+
+    def change(self, command: Command) -> None:
+        async def propose() -> None:
+            done = asyncio.Event()
+            self._served.server.node.propose(command, 5_000, lambda _: done.set())
+            await done.wait()
+
+        asyncio.run_coroutine_threadsafe(propose(), self._loop).result(PATIENCE_S)
+
+
+def with_port(tmp_path: Path, scenario: Callable[[Port], None], **config: Any) -> None:
+    """A node with the user alice, whose password is "pencil"."""
+
+    async def body(served: Served) -> None:
+        port = Port(served, asyncio.get_running_loop())
+        await asyncio.to_thread(port.change, AlterUser(name="alice", set_=keys("pencil"), decoy_secret=b"d" * 32))
+        topic_id = TopicId(b"t" * 16)
+        topic = CreateTopic(name="t", topic_id=topic_id, partition_count=1, replication_factor=1, created_ms=0)
+        await asyncio.to_thread(port.change, topic)
+        await asyncio.to_thread(scenario, port)
+
+    serving(tmp_path, body, **{"kafka_address": ANY, "listeners": {"outside": OUTSIDE}, **config})
+
+
+def log_in(raw: RawKafka, name: str = "alice", password: str = "pencil") -> KafkaError:
+    assert raw.call(ApiKey.SASL_HANDSHAKE, 1, mechanism=MECHANISM.name)["error_code"] == KafkaError.NONE
+    first = f"n,,n={name},r=abc".encode()
+    answer = raw.call(ApiKey.SASL_AUTHENTICATE, 2, auth_bytes=first)
+    final = final_message(MECHANISM, password, first, bytes(answer["auth_bytes"]))
+    return KafkaError(raw.call(ApiKey.SASL_AUTHENTICATE, 2, auth_bytes=final)["error_code"])
+
+
+def header(key: int, version: int = 0) -> bytes:
+    return struct.pack(">hhih", key, version, 1, -1)
+
+
+def create(name: str) -> dict[str, Any]:
+    topic = {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
+    return {"topics": [topic], "timeout_ms": 1_000, "validate_only": False}
+
+
+def test_a_user_gets_in_and_is_served(tmp_path: Path) -> None:
+    def scenario(port: Port) -> None:
+        raw = port.connect()
+        for _ in range(2):
+            assert raw.call(ApiKey.API_VERSIONS, 3, client_software_name="x", client_software_version="1")
+        assert log_in(raw) is KafkaError.NONE
+        assert raw.call(ApiKey.METADATA, 12, topics=None)["topics"][0]["name"] == "t"
+        assert log_in(raw) is KafkaError.NONE  # again (KIP-368)
+        assert raw.call(ApiKey.METADATA, 12, topics=None)["topics"][0]["name"] == "t"
+
+    with_port(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_after_handshake", [False, True])
+def test_nothing_is_served_before_a_user_is_proven(tmp_path: Path, is_after_handshake: bool) -> None:
+    keys_ = [key for key in ApiKey if key not in (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)]
+    frames = [header(key) for key in (*keys_, 99, -1)]  # cut short: they are refused by their key, unparsed
+    frames += [b"", b"\0", header(ApiKey.SASL_HANDSHAKE, 0) + b"\0\1x", bytes(SASL_REQUEST_BYTES_MAX + 1)]
+    if is_after_handshake:
+        frames.append(header(ApiKey.API_VERSIONS))
+
+    def scenario(port: Port) -> None:
+        for frame in frames:
+            raw = port.connect()
+            if is_after_handshake:
+                raw.call(ApiKey.SASL_HANDSHAKE, 1, mechanism=MECHANISM.name)
+            raw.send_frame(frame)
+            assert raw.is_closed_by_node(), frame[:10]
+            raw.close()
+        raw = port.connect()  # of a request that is too large the size is enough
+        raw.socket.sendall(struct.pack(">i", SASL_REQUEST_BYTES_MAX + 1))
+        assert raw.is_closed_by_node()
+
+    with_port(tmp_path, scenario)
+
+
+def test_a_refused_login_is_the_last_answer_and_what_was_sent_behind_it_is_not_done(tmp_path: Path) -> None:
+    def scenario(port: Port) -> None:
+        for name, password in (("alice", "wrong"), ("stranger", "pencil")):
+            raw = port.connect()
+            raw.call(ApiKey.SASL_HANDSHAKE, 1, mechanism=MECHANISM.name)
+            first = f"n,,n={name},r=abc".encode()
+            answer = raw.call(ApiKey.SASL_AUTHENTICATE, 2, auth_bytes=first)
+            final = final_message(MECHANISM, password, first, bytes(answer["auth_bytes"]))
+            raw.send(ApiKey.SASL_AUTHENTICATE, 2, auth_bytes=final)
+            raw.send(ApiKey.CREATE_TOPICS, 7, **create("smuggled"))
+            _, refused = raw.receive(ApiKey.SASL_AUTHENTICATE, 2)
+            assert refused["error_code"] == KafkaError.SASL_AUTHENTICATION_FAILED
+            assert raw.is_closed_by_node()
+        raw = port.connect()
+        answer = raw.call(ApiKey.SASL_HANDSHAKE, 1, mechanism="PLAIN")
+        assert answer == {"error_code": KafkaError.UNSUPPORTED_SASL_MECHANISM, "mechanisms": [MECHANISM.name]}
+        assert raw.is_closed_by_node()
+        assert set(port.state.topics) == {"t"}
+
+    with_port(tmp_path, scenario)
+
+
+def test_requests_that_are_sent_with_the_last_token_wait_for_the_verdict(tmp_path: Path) -> None:
+    def scenario(port: Port) -> None:
+        raw = port.connect()
+        raw.call(ApiKey.SASL_HANDSHAKE, 1, mechanism=MECHANISM.name)
+        first = b"n,,n=alice,r=abc"
+        answer = raw.call(ApiKey.SASL_AUTHENTICATE, 2, auth_bytes=first)
+        final = final_message(MECHANISM, "pencil", first, bytes(answer["auth_bytes"]))
+        raw.send(ApiKey.SASL_AUTHENTICATE, 2, auth_bytes=final)
+        raw.send(ApiKey.CREATE_TOPICS, 7, **create("wanted"))
+        assert raw.receive(ApiKey.SASL_AUTHENTICATE, 2)[1]["error_code"] == KafkaError.NONE
+        assert raw.receive(ApiKey.CREATE_TOPICS, 7)[1]["topics"][0]["error_code"] == KafkaError.NONE
+
+    with_port(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("change", [DeleteUser(name="alice"), AlterUser(name="alice", set_=keys("other"))])
+def test_the_open_connections_of_a_revoked_user_end(tmp_path: Path, change: AlterUser | DeleteUser) -> None:
+    def scenario(port: Port) -> None:
+        idle, polling, other = port.connect(), port.connect(), port.connect("")
+        for raw in (idle, polling):
+            assert log_in(raw) is KafkaError.NONE
+        parts = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}]
+        fields = {"max_wait_ms": 20_000, "min_bytes": 1, "max_bytes": 1 << 20}
+        polling.send(ApiKey.FETCH, 11, replica_id=-1, topics=[{"topic": "t", "partitions": parts}], **fields)
+        began = time.monotonic()
+        port.change(change)
+        assert idle.is_closed_by_node()
+        assert polling.is_closed_by_node()
+        assert time.monotonic() - began < 15  # before the poll ends; the bound is SOON_S on a machine with time
+        assert other.call(ApiKey.METADATA, 12, topics=None)["topics"]
+        assert log_in(port.connect()) is KafkaError.SASL_AUTHENTICATION_FAILED
+
+    with_port(tmp_path, scenario)
+
+
+def test_a_session_ends_unless_the_user_is_proven_again(tmp_path: Path) -> None:
+    listener = ListenerConfig(name="outside", kafka_address=ANY, sasl=("SCRAM-SHA-256",), sasl_session_ms=300)
+
+    def scenario(port: Port) -> None:
+        raw = port.connect()
+        assert log_in(raw) is KafkaError.NONE
+        time.sleep(0.4)
+        assert log_in(raw) is KafkaError.NONE  # late, and allowed
+        time.sleep(0.4)
+        raw.send(ApiKey.METADATA, 12, topics=None)
+        assert raw.is_closed_by_node()
+
+    with_port(tmp_path, scenario, listeners={"outside": listener})
+
+
+def test_a_listener_that_asks_for_no_user_says_so(tmp_path: Path) -> None:
+    def scenario(port: Port) -> None:
+        raw = port.connect("")
+        assert raw.call(ApiKey.SASL_HANDSHAKE, 1, mechanism="PLAIN")["error_code"] == KafkaError.ILLEGAL_SASL_STATE
+        answer = raw.call(ApiKey.SASL_AUTHENTICATE, 2, auth_bytes=b"\0alice\0pencil")
+        assert answer["error_code"] == KafkaError.ILLEGAL_SASL_STATE
+        assert raw.call(ApiKey.METADATA, 12, topics=None)["topics"]
+
+    with_port(tmp_path, scenario)

@@ -172,6 +172,7 @@ class Node:
             disk=disk,
             machine=self.applied,
             send=self._links.send_raft,
+            flush=self._links.flush,
             timing=RaftTiming.of(config),
             disk_id=lambda: self.identity.disk,
             registered_disk=self.applied.registered_disk,

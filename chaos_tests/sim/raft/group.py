@@ -166,6 +166,7 @@ class Host:
             disk=self.disk,
             machine=self.history,
             send=self._send,
+            flush=lambda: None,
             timing=world.plan.timing,
             disk_id=lambda: self.disk_id,
             registered_disk=lambda node: self.history.disks().get(node),

@@ -6,7 +6,7 @@ journal, which Raft changes after the report: if the process ends before, the di
 the engine imports it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -19,6 +19,7 @@ from smq.replication.raft.ready import AppliedEntry, Apply, Install, MachineRepo
 
 APPLY_BATCH_MAX: Final = 200  # entries applied per turn, so that a long backlog does not starve the node's loop
 APPLY_BYTES_MAX: Final = 256 << 10  # or of entries, but at least one: committed offsets of this size take 30 ms
+LONG_BYTES: Final = 16 << 10  # of entries that take about two milliseconds
 APPLY_TOUCHED_MAX: Final = 500  # stops after the entry that brings the partitions moved in this turn to this number
 INSTALL_STEPS_PER_TURN: Final = 4  # about a millisecond
 SNAPSHOT_JOURNAL_BYTES: Final = 64 << 20  # a snapshot is taken when the journal has grown by this, even by few entries
@@ -67,11 +68,16 @@ class _Installing:
 
 
 class Applier:
-    def __init__(self, machine: StateMachine, journal: RaftJournal, snapshot_entries: int) -> None:
-        """`snapshot_entries`: applied entries between two snapshots."""
+    def __init__(
+        self, machine: StateMachine, journal: RaftJournal, snapshot_entries: int, begin_long: Callable[[], None]
+    ) -> None:
+        """`snapshot_entries`: applied entries between two snapshots. `begin_long` is called before work that takes
+        milliseconds: what this turn has said must leave first, because a machine with too few cores makes seconds of
+        them."""
         self._machine = machine
         self._journal = journal
         self._snapshot_entries = snapshot_entries
+        self._begin_long = begin_long
         self._applied_index = FIRST_INDEX
         self._unsettled: AppliedEntry | None = None  # applied, but not settled yet
         self._taking: _Taking | None = None  # nothing is applied while there is one
@@ -91,6 +97,8 @@ class Applier:
         """Does one turn's share of the work. Exceptions of the state machine pass through."""
         entries: list[AppliedEntry] = []
         installed = taken = None
+        if self._is_at_work(work):
+            self._begin_long()
         match work:
             case Apply(up_to):
                 self._apply(up_to, entries)
@@ -105,6 +113,11 @@ class Applier:
             is_taking_snapshot=self._taking is not None,
         )
 
+    def _is_at_work(self, work: Work) -> bool:
+        """With something that is too much for one turn."""
+        is_unfinished = self._unsettled is not None or self._taking is not None
+        return isinstance(work, Install) or (work is not None and is_unfinished)
+
     # ------------------------------------------------------------------------------------------------- entries
     def _apply(self, up_to: LogIndex, settled: list[AppliedEntry]) -> None:
         if self._taking is not None or not self._settle(settled):
@@ -112,9 +125,12 @@ class Applier:
         count = min(up_to - self._applied_index, APPLY_BATCH_MAX)
         if count <= 0:
             return
-        touched = 0
+        touched = size = 0
         entries = self._journal.entries_from(self._applied_index + 1, count_max=count, bytes_max=APPLY_BYTES_MAX)
         for entry, index, term in entries:
+            if size <= LONG_BYTES < size + len(entry):
+                self._begin_long()
+            size += len(entry)
             outcome = self._apply_entry(LogIndex(index), entry)
             self._unsettled = AppliedEntry(LogIndex(index), Term(term), outcome)
             touched += len(outcome.touched) if outcome is not None else 0

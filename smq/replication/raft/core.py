@@ -1,6 +1,6 @@
 """Raft as a function from events to results: the turn, the messages, and the roles around the consensus library.
 
-Owns what the roles (follower, leader, pre-vote) have decided in this turn, until `conclude` hands it out as one result.
+Owns what the roles (follower, leader, pre-vote) have decided in this turn, until `step` and `conclude` hand it out.
 It must never do I/O, look at the disk, or call back: it changes memory only, and says what is to happen. The roles are
 written against it, and it is the only importer of the library's adapter. Only the engine imports it.
 """
@@ -36,6 +36,7 @@ from smq.replication.raft.ready import (
     MachineReport,
     Needs,
     Outgoing,
+    Output,
     Ready,
     Work,
 )
@@ -75,7 +76,7 @@ class Core:
         self.prevoting = PreVoting(self)
         self._rng = rng
         self._connected: set[NodeId] = set()
-        self._messages: list[Outgoing] = []  # so far in this turn
+        self._messages: list[Outgoing] = []  # since the last output
         self._answers: list[Answer] = []  # since the last turn ended
         self._reported = Leadership(Term(0), None)
         self._applied_index = LogIndex(journal.snapshot.index) if journal.snapshot else LogIndex(1)
@@ -161,7 +162,6 @@ class Core:
             self._suspect_leader()
 
     def _forget_session(self, peer: NodeId) -> None:
-        self._messages = [outgoing for outgoing in self._messages if outgoing.peer != peer]
         self.follower.forget_session(peer)
         self.lead.forget_session(peer)
 
@@ -206,8 +206,10 @@ class Core:
         """A turn would move the commit index."""
         return self.is_leader and self.lead.committable_index() > self.commit_index
 
-    def step(self, messages: Iterable[tuple[NodeId, Message]]) -> Work:
-        """Begins a turn: messages, time, elections, commit. Returns the work for the state machine."""
+    def step(self, messages: Iterable[tuple[NodeId, Message]]) -> tuple[Work, Output]:
+        """Begins a turn: messages, time, elections, commit, queued commands, sends. Returns the work for the state
+        machine, and what must not wait for it: a slice of that work takes a busy machine long enough for an
+        election."""
         for peer, message in messages:
             self._receive(peer, message)
         if self.is_leader:
@@ -217,7 +219,15 @@ class Core:
                 self._step_down()
         elif self._library.is_election_due and (self._connected or not self.peers):
             self._ask_for_election()
-        return self._work()
+        work = self._work()
+        if self._library.has_proposals:
+            if self.is_leader and not self.lead.is_handing_over:
+                self._library.take_proposals()
+            else:
+                self._library.refuse_proposals()
+        if self.is_leader:
+            self.lead.send()
+        return work, self._output()
 
     def _work(self) -> Work:
         if self._installing is not None:
@@ -230,25 +240,22 @@ class Core:
         return Apply(LogIndex(self.commit_index))
 
     def conclude(self, report: MachineReport) -> Ready:
-        """Ends the turn: takes the report, queued commands, sends. Returns everything that is to happen."""
+        """Ends the turn: takes the report. Returns everything else that is to happen."""
         self._take_in(report)
-        if self._library.has_proposals:
-            if self.is_leader and not self.lead.is_handing_over:
-                self._library.take_proposals()
-            else:
-                self._library.refuse_proposals()
-        if self.is_leader:
-            self.lead.send()
-        messages, self._messages = self._messages, []
         answers, self._answers = self._answers, []
         reported, self._reported = self._reported, Leadership(Term(self.term), self.leader)
+        output = self._output()
         return Ready(
-            has_more=self._has_backlog,
-            changes=self.journal.take_changes(),
-            messages=tuple(messages),
+            changes=output.changes,
+            messages=output.messages,
             answers=tuple(answers),
             leadership=self._reported if self._reported != reported else None,
+            has_more=self._has_backlog,
         )
+
+    def _output(self) -> Output:
+        messages, self._messages = self._messages, []
+        return Output(changes=self.journal.take_changes(), messages=tuple(messages))
 
     def _take_in(self, report: MachineReport) -> None:
         self._applied_index = report.up_to

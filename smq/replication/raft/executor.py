@@ -1,8 +1,8 @@
 """Carries out the results of Raft's turns: the one place where they reach disk, network and callers.
 
-Owns the order: submit the changes, queue the messages after them, and only then answer and report. Owns the barrier,
-too: the one place that decides when a message of Raft may leave (docs/decisions/persist-then-speak.md). It must never
-decide anything else. Only the engine imports it.
+Owns the order: submit the changes, queue the messages after them, and only at the end of the turn answer and report.
+Owns the barrier, too: the one place that decides when a message of Raft may leave
+(docs/decisions/persist-then-speak.md). It must never decide anything else. Only the engine imports it.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from smq.raft_state.ids import NodeId
 from smq.replication.ports import Buffer, Disk
 from smq.replication.raft.journal import Changes, JournalWriter, RaftJournal
 from smq.replication.raft.messages import encode
-from smq.replication.raft.ready import Needs, Outgoing, Ready
+from smq.replication.raft.ready import Needs, Outgoing, Output, Ready
 
 
 class Outbox:
@@ -42,7 +42,7 @@ class Outbox:
             self._vote_seq = seq
 
     def put(self, messages: Iterable[Outgoing]) -> None:
-        """Takes a turn's messages, after its changes have been submitted, and sends what may leave now."""
+        """Takes messages after the changes that come with them have been submitted, and sends what may leave now."""
         for outgoing in messages:
             parts, seq = encode(outgoing.message), self.barrier_seq(outgoing.needs)
             if outgoing.needs is not Needs.ALIVE:
@@ -92,6 +92,11 @@ class Executor:
         self._on_leader_change = on_leader_change
         self._is_stopped = False
 
+    def say(self, output: Output) -> None:
+        if output.changes is not None:
+            self._persist(output.changes)
+        self._outbox.put(output.messages)
+
     def execute(self, ready: Ready) -> None:
         """An exception from a callback ends the engine. The engine may have been stopped within the turn, by the state
         machine, and any callback may stop it."""
@@ -99,9 +104,7 @@ class Executor:
             return
         if ready.has_more:
             self._wake()
-        if ready.changes is not None:
-            self._persist(ready.changes)
-        self._outbox.put(ready.messages)
+        self.say(ready)
         self._call_back(ready)
 
     def _call_back(self, ready: Ready) -> None:

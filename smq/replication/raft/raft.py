@@ -1,8 +1,8 @@
 """Raft as the node calls it: inputs, turns, and the end when something goes wrong.
 
-Owns what is around a turn: events until the next one, and the wake-up. A turn is `Core.step`, the state machine's share
-(raft/applier.py), `Core.conclude`, and the execution of the result (raft/executor.py), in this order. It must never
-call back before a turn has ended. The node composes it; parts of the node call it.
+Owns what is around a turn: events until the next one, and the wake-up. A turn is `Core.step` with what it says to
+peers, the state machine's share (raft/applier.py), `Core.conclude`, and the rest of the result (raft/executor.py), in
+this order. It must never call back before a turn has ended. The node composes it; parts of the node call it.
 """
 
 import logging
@@ -52,6 +52,7 @@ class Raft:
         disk: Disk,
         machine: StateMachine,
         send: Callable[[NodeId, Sequence[Buffer]], None],
+        flush: Callable[[], None],
         timing: RaftTiming,
         disk_id: Callable[[], DiskId],
         registered_disk: Callable[[NodeId], DiskId | None],
@@ -59,9 +60,9 @@ class Raft:
         on_leader_change: Callable[[], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """`peers` are all other voters. `send` may drop a message if no session is open. `disk_id` is asked
-        from `start` on; `registered_disk` answers from the applied state of `machine`, `born_disk` from the birth
-        of the cluster."""
+        """`peers` are all other voters. `send` may drop a message if no session is open, and keep it until `flush` or
+        the end of the loop's turn. `disk_id` is asked from `start` on; `registered_disk` answers from the applied state
+        of `machine`, `born_disk` from the birth of the cluster."""
         if node_id in peers or len(set(peers)) != len(peers):
             raise ValueError("peers are the other nodes, each once")
         self._node_id = node_id
@@ -76,7 +77,7 @@ class Raft:
         start = rng.randbytes(START_BYTES)
         self.marks = DiskMarks(node_id, self._peers, disk_id, registered_disk, start, self.journal)
         self.voters = Voters(node_id, self._peers, disk_id, registered_disk, self.marks.doubts, born_disk)
-        self._applier = Applier(machine, self.journal, timing.snapshot_entries)
+        self._applier = Applier(machine, self.journal, timing.snapshot_entries, flush)
         self._executor = Executor(
             disk=disk,
             journal=self.journal,
@@ -262,7 +263,8 @@ class Raft:
 
     def _work(self, core: Core) -> None:
         messages, self._inbox = self._inbox, deque()
-        work = core.step(messages)
+        work, output = core.step(messages)
+        self._executor.say(output)
         self._executor.execute(core.conclude(self._applier.run(work)))
 
     def _enter(self, work: Callable[[Core], None]) -> None:

@@ -1,10 +1,10 @@
 """What one turn of Raft takes and gives, as data.
 
 Owns the types between Raft (the consensus library with its repairs) and the node around it, after etcd's `Ready`. A
-turn has two steps, because the state machine works in slices, and what Raft sends depends on how far it came:
+turn has two steps, because the state machine works in slices. What Raft says to its peers does not wait for that:
 
-    step(messages)          -> Work    what the state machine is to do
-    conclude(MachineReport) -> Ready   everything else that is to happen; until then, nothing has
+    step(messages)          -> Work, Output   what the state machine is to do; what is to be persisted and sent first
+    conclude(MachineReport) -> Ready          everything else that is to happen
 
 It must never do anything by itself. Everything in this package may import it.
 """
@@ -97,11 +97,18 @@ class Leadership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """The result of a turn, carried out in the order of the fields (raft/executor.py)."""
+class Output:
+    """For disk and peers, in this order."""
 
-    has_more: bool  # the next turn must not wait for an event
     changes: Changes | None  # to be persisted
     messages: tuple[Outgoing, ...]  # each with its barrier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready(Output):
+    """The end of a turn, carried out by raft/executor.py. Its output is that of a snapshot
+    which was taken or installed."""
+
     answers: tuple[Answer, ...]
     leadership: Leadership | None  # if it differs from that of the previous turn
+    has_more: bool  # the next turn must not wait for an event

@@ -45,7 +45,7 @@ def applier(entries: int, *, snapshot_entries: int = 100) -> tuple[Applier, Mach
     machine, journal = Machine(), RaftJournal()
     for index in range(1, entries + 1):
         journal.add(bytes([REGULAR if index > 1 else NO_OP]), index, 1)
-    return Applier(machine, journal, snapshot_entries), machine, journal
+    return Applier(machine, journal, snapshot_entries, lambda: None), machine, journal
 
 
 def snapshot(index: int) -> Snapshot:

@@ -7,10 +7,23 @@ from random import Random
 
 import pytest
 
-from smq.raft_state.ids import DiskId, NodeId
+from smq.raft_state.ids import DiskId, LogIndex, NodeId
+from smq.raft_state.replies import Applied, Done
 from smq.replication.net.disk_marks import START_BYTES, Mark, pack_marks
 from smq.replication.ports import Buffer, Op, Put, Table
-from smq.replication.raft.messages import Append, AppendReply, Message, RequestVote, TermNotice, decode, encode
+from smq.replication.raft.applier import LONG_BYTES
+from smq.replication.raft.messages import (
+    NO_ANSWER,
+    REGULAR,
+    Append,
+    AppendReply,
+    Confirm,
+    Message,
+    RequestVote,
+    TermNotice,
+    decode,
+    encode,
+)
 from smq.replication.raft.raft import Raft as Engine
 from smq.replication.raft.timing import RaftTiming
 from tests.unit.replication.raft.test_turn_results import Raft, chunk, sent, success
@@ -38,6 +51,7 @@ class Desk:
             disk=self,  # type: ignore[arg-type]  # a part of the port
             machine=self,  # type: ignore[arg-type]  # a part of the port
             send=self._send,
+            flush=lambda: self.sent.append("flush"),
             timing=RaftTiming(),
             disk_id=lambda: DISK,
             registered_disk=lambda _node: DISK,
@@ -74,6 +88,13 @@ class Desk:
 
     def _send(self, peer: NodeId, parts: Sequence[Buffer]) -> None:
         self.sent.append(f"{type(decode(memoryview(b''.join(parts)))).__name__} to {peer}")
+
+    def apply(self, index: LogIndex, _command: bytes) -> Applied:
+        self.sent.append(f"entry {index} applied")
+        return Applied(reply=Done())
+
+    def settle(self) -> bool:
+        return True
 
     def _raise(self, error: BaseException) -> None:
         raise error
@@ -119,6 +140,18 @@ def test_what_a_session_waits_for_goes_with_it(desk: Desk) -> None:
     desk.receive(A, Append(term=5, number=1, commit=1, prev_index=1, prev_term=0, entries=[]))
     desk.turn()
     assert desk.sent == ["AppendReply to 2"]
+
+
+def test_answers_leave_before_the_state_machine_does_its_share_of_the_turn(desk: Desk) -> None:
+    long, short = (bytes([REGULAR]) + b"x" * size for size in (LONG_BYTES, 1))
+    desk.receive(A, Append(term=5, number=1, commit=1, prev_index=1, prev_term=0, entries=[(5, short), (5, long)]))
+    desk.turn()
+    desk.sync()
+    desk.sent.clear()
+    desk.receive(A, Append(term=5, number=NO_ANSWER, commit=3, prev_index=3, prev_term=5, entries=[]))
+    desk.receive(A, Confirm(term=5, number=1))
+    desk.turn()
+    assert desk.sent == ["Confirmed to 2", "entry 2 applied", "flush", "entry 3 applied"]
 
 
 def test_what_a_disk_reported_in_a_session_is_doubted_no_longer_than_that(desk: Desk) -> None:

@@ -247,7 +247,8 @@ _CODES = """
 ## Error codes
 
 [reference/errors.md](reference/errors.md) has the Kafka code for each of smq's errors. A batch that may have been
-stored is never reported as "not stored".
+stored is never reported as "not stored". A request about a group or a transaction gets an answer before its client
+gives up, with a code after which Java, librdkafka and franz-go repeat it.
 """
 
 

@@ -126,7 +126,7 @@ KAFKA_READING_BYTES_PER_NODE_MAX: Final = KAFKA_INFLIGHT_BYTES_PER_NODE_MAX // 2
 KAFKA_BUDGET_WAIT_S_MAX: Final = 1  # a fetch on a full node then gets an empty answer, and its client asks again
 KAFKA_CONNECTIONS_MAX: Final = 10_000  # about 10 KB each when idle; file descriptors run out first
 KAFKA_CONNECTIONS_PER_ADDRESS_MAX: Final = 2_000  # a host with many clients, or a few hosts behind one address
-KAFKA_CONFIRM_MS: Final = 5_000  # clients ask again, so they need not wait longer for a quorum that is lost
+KAFKA_CONFIRM_MS: Final = 3_000  # clients ask again, so they need not wait longer for a quorum that is lost
 KAFKA_DESCRIBED_PARTITIONS_MAX: Final = 2_000  # of one DescribeTopicPartitions answer, as in Kafka; a cursor goes on
 # Of one DescribeProducers answer, 40 bytes each: 4 MB. A client that wants more asks for fewer partitions at a time.
 KAFKA_DESCRIBED_PRODUCERS_MAX: Final = 100_000
@@ -170,6 +170,15 @@ MEMBER_ID_CHARS_MAX: Final = 233  # of an assigned id: the client's name, trunca
 GROUP_TICK_MS: Final = 50  # looks whether the node stood still, and which groups it coordinates
 GROUP_PAUSE_MS: Final = 1_000  # if a tick is this late, the process stood still and missed heartbeats
 GROUP_COMMAND_MS_MAX: Final = 10_000  # of one change of a group: longer than an election
+# Of a request about a group or a transaction, apart from what the other members take: as Kafka's
+# offsets.commit.timeout.ms, and longer than an election. franz-go drops its connection after 10 s without an answer, so
+# this and KAFKA_CONFIRM_MS together are less.
+GROUP_ANSWER_MS: Final = 5_000
+# Of JoinGroup, beyond the rebalance time-out: librdkafka drops its connection after 3,000, Java after 5,000.
+GROUP_JOIN_LATE_MS: Final = 2_000
+# Of SyncGroup while the leader has not assigned: Java drops its connection after 30,000, librdkafka a little after the
+# session time-out. The members that ask again find the same generation.
+GROUP_SYNC_MS_MAX: Final = 25_000
 GROUP_CHANGES_WAITING_MAX: Final = 1_000  # of one group: a commit by each member of the largest group
 GROUP_CHANGES_MAX: Final = 20_000  # of all groups of a node: as many as the node takes proposals
 METRICS_GROUPS_MAX: Final = 1_000  # of one coordinator; more series would make a scrape larger than a batch

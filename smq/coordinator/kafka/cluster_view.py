@@ -15,7 +15,7 @@ from smq.coordinator.config.addresses import parse_address
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.limits import KAFKA_CONFIRM_MS, TIMEOUT_MS_DEFAULT
+from smq.coordinator.limits import KAFKA_CONFIRM_MS
 from smq.coordinator.service.audience import told_of
 from smq.coordinator.service.name_lookup import confirm_unknown
 from smq.raft_state.command_codec import FeatureNotEnabled, check_keys
@@ -174,7 +174,7 @@ def coordinator_refusal(gateway: Gateway, group: str) -> KafkaError:
 async def barrier_failure(gateway: Gateway) -> KafkaError:
     """NONE once this node has applied all that was committed before this call."""
     try:
-        await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
+        await gateway.calls.barrier(KAFKA_CONFIRM_MS)
     except SmqError as e:
         return group_code_of(e)
     return KafkaError.NONE

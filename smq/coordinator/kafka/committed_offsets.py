@@ -20,9 +20,9 @@ from smq.coordinator.kafka.cluster_view import (
     topic_names,
 )
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.errors import KafkaError, group_code_of
+from smq.coordinator.kafka.errors import KafkaError, group_code_of, offset_fetch_code_of
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
+from smq.coordinator.limits import COMMIT_ITEMS_MAX, GROUP_ANSWER_MS
 from smq.coordinator.service.name_lookup import staged_partitions
 from smq.coordinator.service.request_checks import check_count
 from smq.raft_state.commands import OffsetCommit
@@ -107,10 +107,8 @@ async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) 
     try:
         check_count("offsets", items, COMMIT_ITEMS_MAX)
         await gateway.calls.change(
-            lambda done: gateway.groups.commit(
-                group, who, generation, tuple(items), NO_REQUEST, TIMEOUT_MS_DEFAULT, done
-            ),
-            TIMEOUT_MS_DEFAULT,
+            lambda done: gateway.groups.commit(group, who, generation, tuple(items), NO_REQUEST, GROUP_ANSWER_MS, done),
+            GROUP_ANSWER_MS,
         )
     except SmqError as e:
         return group_code_of(e)
@@ -138,9 +136,9 @@ async def _fetch_group(gateway: Gateway, version: int, requested: Struct, *, sta
     name_of_group = PREFIX + requested["group_id"]
     commits: dict[PartitionId, CommittedOffset] = {}
     try:  # after a barrier, so what is unknown afterwards is confirmed
-        await gateway.calls.barrier(TIMEOUT_MS_DEFAULT)
+        await gateway.calls.barrier(GROUP_ANSWER_MS)
     except SmqError as e:
-        answer["error_code"] = group_code_of(e)
+        answer["error_code"] = offset_fetch_code_of(e)
         if version >= _GROUP_ERROR_VERSION:
             return answer  # a client that looks at a partition first would take it for one without a commit
     else:
@@ -210,9 +208,9 @@ async def offset_delete(gateway: Gateway, _version: int, request: Struct) -> Str
         pids, answer["topics"] = _deletable(gateway, request["topics"], subscribed)
         try:
             begin = partial(
-                gateway.groups.delete_offsets, group.name, group.generation, tuple(pids), NO_REQUEST, TIMEOUT_MS_DEFAULT
+                gateway.groups.delete_offsets, group.name, group.generation, tuple(pids), NO_REQUEST, GROUP_ANSWER_MS
             )
-            await gateway.calls.change(begin, TIMEOUT_MS_DEFAULT)
+            await gateway.calls.change(begin, GROUP_ANSWER_MS)
         except SmqError as e:
             if e.code is ErrorCode.ILLEGAL_GENERATION:
                 continue

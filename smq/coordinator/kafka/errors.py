@@ -204,11 +204,7 @@ _GROUP_CODES: Final = {
     ErrorCode.LEADER_UNAVAILABLE: KafkaError.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.SHUTTING_DOWN: KafkaError.NOT_COORDINATOR,
     ErrorCode.UPGRADE_NEEDED: KafkaError.NOT_COORDINATOR,
-}
-
-
-# Not every client of a coordinator repeats a request that has timed out by itself.
-_TRANSACTION_CODES: Final = _GROUP_CODES | {
+    # Of the codes for a time-out, not every client repeats the request by itself.
     ErrorCode.TIMED_OUT: KafkaError.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NO_QUORUM: KafkaError.COORDINATOR_NOT_AVAILABLE,
 }
@@ -257,11 +253,17 @@ def group_code_of(error: SmqError) -> KafkaError:
     return _GROUP_CODES.get(error.code, CODES[error.code])
 
 
+def offset_fetch_code_of(error: SmqError) -> KafkaError:
+    """For OffsetFetch. After COORDINATOR_NOT_AVAILABLE, Java's consumer ends, and librdkafka's asks no more."""
+    code = group_code_of(error)
+    return KafkaError.COORDINATOR_LOAD_IN_PROGRESS if code is KafkaError.COORDINATOR_NOT_AVAILABLE else code
+
+
 def transaction_code_of(error: SmqError, *, is_fenced_known: bool) -> KafkaError:
     """For the requests to a transactional id's coordinator."""
     if error.code is ErrorCode.PRODUCER_FENCED and is_fenced_known:
         return KafkaError.PRODUCER_FENCED
-    return _TRANSACTION_CODES.get(error.code, CODES[error.code])
+    return group_code_of(error)
 
 
 def producer_id_code_of(error: SmqError, version: int) -> KafkaError:
@@ -285,4 +287,4 @@ def staging_code_of(error: SmqError, version: int) -> KafkaError:
         return KafkaError.COORDINATOR_LOAD_IN_PROGRESS
     if error.code is ErrorCode.INVALID_TRANSACTION_STATE and version >= _STAGING_ABORTABLE_VERSION:
         return KafkaError.TRANSACTION_ABORTABLE
-    return _TRANSACTION_CODES.get(error.code, CODES[error.code])
+    return group_code_of(error)

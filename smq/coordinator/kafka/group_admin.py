@@ -13,7 +13,7 @@ from smq.coordinator.kafka.cluster_view import PREFIX, barrier_failure, coordina
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
+from smq.coordinator.limits import GROUP_ANSWER_MS
 from smq.coordinator.service.group_lag import PHASES
 from smq.raft_state.coordinators import slot_of
 from smq.raft_state.errors import SmqError
@@ -110,9 +110,9 @@ async def delete_groups(gateway: Gateway, _version: int, request: Struct) -> Str
 async def _delete(gateway: Gateway, name: str) -> KafkaError:
     if not is_group(name):
         return KafkaError.INVALID_GROUP_ID
-    begin = partial(gateway.groups.delete_group, PREFIX + name, NO_REQUEST, TIMEOUT_MS_DEFAULT)
+    begin = partial(gateway.groups.delete_group, PREFIX + name, NO_REQUEST, GROUP_ANSWER_MS)
     try:
-        await gateway.calls.change(begin, TIMEOUT_MS_DEFAULT)
+        await gateway.calls.change(begin, GROUP_ANSWER_MS)
     except SmqError as e:
         return group_code_of(e)
     return KafkaError.NONE

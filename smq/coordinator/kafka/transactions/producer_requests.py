@@ -12,7 +12,7 @@ from smq.coordinator.kafka.cluster_view import PREFIX, confirmation_failure, coo
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import INIT_FENCED_VERSION, KafkaError, producer_id_code_of, transaction_code_of
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
+from smq.coordinator.limits import GROUP_ANSWER_MS
 from smq.coordinator.service.transactions import Producer
 from smq.raft_state.commands import AllocateProducerId
 from smq.raft_state.errors import SmqError
@@ -54,7 +54,7 @@ async def init_producer_id(gateway: Gateway, version: int, request: Struct) -> S
         producer_epoch=ProducerEpoch(request["producer_epoch"]),
     )
     try:
-        reply = await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
+        reply = await gateway.calls.propose(command, GROUP_ANSWER_MS)
     except SmqError as e:
         return answer | {"error_code": producer_id_code_of(e, version)}
     assert isinstance(reply, ProducerIdAllocated)
@@ -69,7 +69,7 @@ async def _init_transactions(gateway: Gateway, version: int, request: Struct) ->
         return answer
     timeout_ms = request["transaction_timeout_ms"]
     try:
-        reply = await gateway.transactions.start(producer_of(request), timeout_ms, TIMEOUT_MS_DEFAULT)
+        reply = await gateway.transactions.start(producer_of(request), timeout_ms, GROUP_ANSWER_MS)
     except SmqError as e:
         return {"error_code": transaction_code_of(e, is_fenced_known=version >= INIT_FENCED_VERSION)}
     return answer | {"producer_id": reply.producer_id, "producer_epoch": reply.producer_epoch}
@@ -92,7 +92,7 @@ async def add_partitions_to_txn(gateway: Gateway, version: int, request: Struct)
                 producer_id=ProducerId(request["v3_and_below_producer_id"]),
                 producer_epoch=ProducerEpoch(request["v3_and_below_producer_epoch"]),
             )
-            added = gateway.transactions.add(producer, TIMEOUT_MS_DEFAULT, partitions=tuple(pids))
+            added = gateway.transactions.add(producer, GROUP_ANSWER_MS, partitions=tuple(pids))
             code = await _code_of(added, version)
     topics = []
     for topic in request["v3_and_below_topics"]:
@@ -131,7 +131,7 @@ async def add_offsets_to_txn(gateway: Gateway, version: int, request: Struct) ->
         code = code or KafkaError.INVALID_GROUP_ID
     if code is KafkaError.NONE:
         groups = (PREFIX + request["group_id"],)
-        added = gateway.transactions.add(producer_of(request), TIMEOUT_MS_DEFAULT, groups=groups)
+        added = gateway.transactions.add(producer_of(request), GROUP_ANSWER_MS, groups=groups)
         code = await _code_of(added, version)
     return {"throttle_time_ms": 0, "error_code": code}
 
@@ -149,7 +149,7 @@ async def end_txn(gateway: Gateway, version: int, request: Struct) -> Struct:
     try:
         next_one = await gateway.transactions.end(
             producer_of(request),
-            TIMEOUT_MS_DEFAULT,
+            GROUP_ANSWER_MS,
             is_commit=request["committed"],
             is_bumping=version >= _BUMPING_VERSION,
         )

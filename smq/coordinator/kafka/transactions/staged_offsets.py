@@ -14,7 +14,7 @@ from smq.coordinator.kafka.committed_offsets import commit_of, is_metadata_too_l
 from smq.coordinator.kafka.errors import KafkaError, staging_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.transactions.producer_requests import producer_of
-from smq.coordinator.limits import COMMIT_ITEMS_MAX, TIMEOUT_MS_DEFAULT
+from smq.coordinator.limits import COMMIT_ITEMS_MAX, GROUP_ANSWER_MS
 from smq.coordinator.service.request_checks import check_count
 from smq.coordinator.service.transactions import includes, is_current
 from smq.raft_state.commands import OffsetCommit
@@ -84,7 +84,7 @@ async def _stage(gateway: Gateway, version: int, request: Struct, items: list[Of
             producer_of(request),
             PREFIX + request["group_id"],
             tuple(items),
-            TIMEOUT_MS_DEFAULT,
+            GROUP_ANSWER_MS,
             who=who,
             generation=Generation(request["generation_id"]),
             is_joining=version >= _JOINING_VERSION,

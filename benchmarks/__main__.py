@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import (
+    busy_machine,
     commands,
     compaction,
     failover,
@@ -54,6 +55,7 @@ def _sections(quick: bool, against: str) -> dict[str, Section]:
         "spark": lambda c, r: reads.measure(c, r, records=4 * records),
         "spark-stages": lambda c, r: stages.measure(c, r, records=2 * records),
         "spark-sink": lambda c, r: sink.measure(c, r, records=records),
+        "busy-machine": lambda c, r: busy_machine.measure(c, r, seconds=30 if quick else 600),
         "transactions": lambda c, r: transactions.measure(c, r, count=40 if quick else 400),
         "compaction": lambda c, r: compaction.measure(c, r, rounds=1 if quick else 5, versions=3 if quick else 10),
         "retention": lambda c, r: retention.measure(c, r, quick=quick),

@@ -131,7 +131,7 @@ def _measure(cluster: Watched, admin: SyncAdmin, phases: Phases, topics: int, gr
     run(f"{groups:,} commits of {COMMITS} offsets each", lambda: commit(admin, groups, each=COMMITS, groups=groups))
     run(f"{replies:,} commits, with snapshots", lambda: commit(admin, replies, each=1, groups=groups))
     run("the digest, on each node", lambda: [node.raw.status(with_digest=True) for node in cluster.alive()])
-    run("a scrape of /metrics, on each node", lambda: [_scrape(node.http) for node in cluster.alive()])
+    run("a scrape of /metrics, on each node", lambda: [len(scrape(node.http)) for node in cluster.alive()])
     _transact(cluster)
     run("the console's pages, on each node", lambda: [_browse(node.http) for node in cluster.alive()])
     run("DescribeCluster and NodeStatus", lambda: (admin.describe_cluster(), [n.raw.status() for n in cluster.alive()]))
@@ -152,9 +152,9 @@ def _delete(admin: SyncAdmin, topics: int) -> None:
         admin.delete_topic(f"t{topic}")
 
 
-def _scrape(http: str) -> int:
+def scrape(http: str) -> str:
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{http}/metrics") as answer:
-        return len(answer.read())
+        return str(answer.read().decode())
 
 
 def _transact(cluster: Watched) -> None:

@@ -3,9 +3,7 @@
 Owns their list. Used by the simulation, the live tests and the command line.
 """
 
-import gc
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from chaos_tests.checkers import (
@@ -24,7 +22,7 @@ from chaos_tests.checkers import (
     transactions,
 )
 from chaos_tests.checkers.base import Facts, Violation, index
-from chaos_tests.history import Event, pair
+from chaos_tests.history import Event, pair, uncollected
 
 CHECKS: Final[tuple[Callable[[Facts], list[Violation]], ...]] = (
     log.check,
@@ -51,22 +49,9 @@ CHECKS: Final[tuple[Callable[[Facts], list[Violation]], ...]] = (
 
 def judge(events: Iterable[Event]) -> list[Violation]:
     """Every violation found in a history, in the order of the judges."""
-    with _without_collector():
+    with uncollected():
         history = pair(events)
         uncovered = compaction.uncover(history)  # before the index: it changes what was read
         facts = index(history)
         facts.uncovered = uncovered
         return [violation for check in CHECKS for violation in check(facts)]
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Judging makes millions of objects and no cycles: the collector's search for cycles would take two thirds of the
-    time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

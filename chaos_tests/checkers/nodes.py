@@ -6,8 +6,20 @@ Owns the judgement of the nodes' state machines against each other at equal Raft
 of `settled`, of every operation that began after it, and of each `progress` that a fault demanded while it lasted.
 """
 
+from typing import Final
+
 from chaos_tests.checkers.base import Facts, Findings, Violation
 from chaos_tests.history import Event
+
+# What a node must not do by itself: (anomaly, detail), by the observation.
+_BY_ITSELF: Final = {
+    "died": ("process-died", "node {n}: {err}"),
+    "overtaken": ("overtaken", "{err}"),
+    "queue": ("queue-over-bound", "node {n}: {size} bytes of records waited for its disk, the bound is {bound}"),
+    "false-damage": ("false-damage", "node {n} met {found} damaged batches on a sound disk"),
+    "watched": ("watched-{kind}", "node {n} itself: {text}"),
+    "late-proposal": ("late-proposal", "node {n} proposed a command after its caller's deadline"),
+}
 
 
 def check(facts: Facts) -> list[Violation]:
@@ -17,25 +29,12 @@ def check(facts: Facts) -> list[Violation]:
     _check_agreement(history.noted("entry"), "i", "d", "log-mismatch", findings)
     _check_agreement(history.noted("digest"), "i", "d", "digest-mismatch", findings)
     _check_local_marks(history.noted("local"), findings)
-    for event in history.noted("died"):
-        findings.add("process-died", f"node {event['n']}: {event['err']}", event)
-    for event in history.noted("overtaken"):
-        findings.add("overtaken", event["err"], event)
-    for event in history.noted("queue"):
-        detail = (
-            f"node {event['n']}: {event['size']} bytes of records waited for its disk, the bound is {event['bound']}"
-        )
-        findings.add("queue-over-bound", detail, event)
-    for event in history.noted("false-damage"):
-        findings.add("false-damage", f"node {event['n']} met {event['found']} damaged batches on a sound disk", event)
+    for function, (anomaly, detail) in _BY_ITSELF.items():
+        for event in history.noted(function):
+            findings.add(anomaly.format(**event), detail.format(**event), event)
     for event in history.noted("waits"):
         if event["known"] == 1:  # it has never run a newer smq, so the cluster should have waited for it
             findings.add("stranded-node", f"node {event['n']} was never upgraded, and stopped: {event['why']}", event)
-    for event in history.noted("watched"):
-        findings.add(f"watched-{event['kind']}", f"node {event['n']} itself: {event['text']}", event)
-    for event in history.noted("late-proposal"):
-        detail = f"node {event['n']} proposed a command after its caller's deadline"
-        findings.add("late-proposal", detail, event)
     return findings.found
 
 

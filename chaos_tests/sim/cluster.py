@@ -19,7 +19,6 @@ from smq.replication.api import NodeApi
 from smq.replication.log.deletion import DroppedPartitions
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.node_config import NodeConfig
-from smq.replication.ports import Clock, Compute, Disk, Network, Rng
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.compute import SimCompute
 from smq.testing.virtual.disk import DiskImage, FakeDisk
@@ -36,20 +35,6 @@ class SimulatedNode(NodeApi, Protocol):
     def start(self) -> None: ...
 
     def allow_first_start(self) -> None: ...
-
-
-class NodeFactory(Protocol):
-    def __call__(
-        self,
-        config: NodeConfig,
-        *,
-        clock: Clock,
-        rng: Rng,
-        network: Network,
-        disk: Disk,
-        compute: Compute,
-        on_fatal: Callable[[BaseException], None],
-    ) -> SimulatedNode: ...
 
 
 @dataclass(slots=True)
@@ -90,7 +75,7 @@ class Cluster:
     streams: Streams
     network: SimNetwork
     recorder: Recorder
-    factory: NodeFactory
+    factory: Callable[..., SimulatedNode]  # of the arguments of Node
     configs: dict[NodeId, NodeConfig]
     hosts: dict[NodeId, SimHost] = field(default_factory=dict)
     on_started: list[Callable[[SimHost], None]] = field(default_factory=list)

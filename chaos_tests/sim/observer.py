@@ -33,7 +33,7 @@ from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.segments import HeldSegments
 from smq.replication.node import Node
 from smq.replication.node_config import NodeConfig
-from smq.replication.ports import Channel, Clock, Compute, DataDamaged, Disk, Network, Rng
+from smq.replication.ports import Channel, Clock, DataDamaged
 from smq.testing.virtual.loop import SimLoop
 
 DIGEST_EVERY = 40  # applied indexes between two digests of a node: a digest costs about as much as 20 applies
@@ -88,27 +88,8 @@ class Observer:
         self._damage: dict[tuple[NodeId, int], int] = {}  # batches and index rows found damaged by each process
 
     # ------------------------------------------------------------------------------------------ nodes
-    def factory(
-        self,
-        config: NodeConfig,
-        *,
-        clock: Clock,
-        rng: Rng,
-        network: Network,
-        disk: Disk,
-        compute: Compute,
-        on_fatal: Callable[[BaseException], None],
-    ) -> "WatchedNode":
-        return WatchedNode(
-            config,
-            clock=clock,
-            rng=rng,
-            network=network,
-            disk=disk,
-            compute=compute,
-            on_fatal=on_fatal,
-            observer=self,
-        )
+    def factory(self, config: NodeConfig, **parts: Any) -> "WatchedNode":
+        return WatchedNode(self, config, **parts)
 
     def on_applied(self, node: "WatchedNode", index: LogIndex, command: bytes, applied: Applied) -> None:
         checksum = crc32(command)
@@ -354,33 +335,13 @@ class WatchedState(AppliedState):
 class WatchedNode(Node):
     """The production node with a watched state."""
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        *,
-        clock: Clock,
-        rng: Rng,
-        network: Network,
-        disk: Disk,
-        compute: Compute,
-        on_fatal: Callable[[BaseException], None],
-        observer: Observer,
-    ) -> None:
+    def __init__(self, observer: Observer, config: NodeConfig, *, clock: Clock, **parts: Any) -> None:
         self.observer = observer
         self.watched = WatchedState(clock, config.feature_level_known)
         self.watched.node = self
         if observer.producer_expiration_ms:
             self.watched.state.config[PRODUCER_EXPIRATION_MS] = str(observer.producer_expiration_ms)
-        super().__init__(
-            config,
-            clock=clock,
-            rng=rng,
-            network=network,
-            disk=disk,
-            on_fatal=on_fatal,
-            applied=self.watched,
-            compute=compute,
-        )
+        super().__init__(config, clock=clock, applied=self.watched, **parts)
         self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=lambda: GROUP_DELAY_MS)
         self.loop = SimLoop(self.clock)  # type: ignore[abstract]  # it has what a loop without sockets needs
         self.calls = NodeCalls(self)

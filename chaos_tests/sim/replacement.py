@@ -118,5 +118,5 @@ class PlantedBug(Bug):
 
     scenario: str
     anomalies: frozenset[str]
-    seeds: int
+    seeds: int = 8
     watched: str = ""

@@ -4,7 +4,6 @@ Owns the course of a run and its result. It is deterministic: the same seed and 
 in any process.
 """
 
-import gc
 import hashlib
 import json
 import logging
@@ -18,9 +17,8 @@ import structlog
 
 from chaos_tests.checkers.base import Violation
 from chaos_tests.checkers.judge import judge
-from chaos_tests.history import Event, Recorder
+from chaos_tests.history import Event, Recorder, uncollected
 from chaos_tests.sim.clients.administrator import Defaulter, Noter, Placer, SettingOwner, UserOwner
-from chaos_tests.sim.clients.assigner import Assigner
 from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.batch_writer import BatchWriter
 from chaos_tests.sim.clients.connected import Connected
@@ -29,10 +27,9 @@ from chaos_tests.sim.clients.groups import BRIEF, GROUP, STATIC, GroupConsumer
 from chaos_tests.sim.clients.lag import LagWatcher
 from chaos_tests.sim.clients.ledger import LedgerReader
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
-from chaos_tests.sim.clients.pipeline import Pipeline
-from chaos_tests.sim.clients.producer import Crowd, Producer
+from chaos_tests.sim.clients.producer import Crowd, Pipeline, Producer
 from chaos_tests.sim.clients.remaker import Remaker, Repeater
-from chaos_tests.sim.clients.services import GroupMember, GroupWatcher, RangeReader, TopicOwner, Trimmer
+from chaos_tests.sim.clients.services import Assigner, GroupMember, GroupWatcher, RangeReader, TopicOwner, Trimmer
 from chaos_tests.sim.clients.streamer import Streamer
 from chaos_tests.sim.clients.transactor import SHARERS, Holder, Rival, Transactor
 from chaos_tests.sim.cluster import CLUSTER_ID, Cluster, SimHost
@@ -93,18 +90,6 @@ def silence() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         structlog.configure(**configuration)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """A run makes many objects and drops nearly all of them at its end, so one collection there is enough."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @dataclass(slots=True)
@@ -580,5 +565,5 @@ def simulate(
     scenario: Scenario, seed: int, *, trace: bool = False, schedule: tuple[Strike, ...] | None = None
 ) -> Result:
     """Runs one seed to its verdict; the strikes of a schedule, if given, replace the seed's own."""
-    with silence(), _uncollected(), level_two() if scenario.cluster.upgrades else nullcontext():
+    with silence(), uncollected(), level_two() if scenario.cluster.upgrades else nullcontext():
         return Simulation(scenario, seed, trace=trace, schedule=schedule).run()

@@ -3,6 +3,7 @@
 Owns CATALOGUE and NEEDS. It must never strike by itself.
 """
 
+import resource
 from typing import Final
 
 from chaos_tests.live.environment.links import Link
@@ -23,16 +24,14 @@ NEEDS: Final = {
 }
 
 _BLOCK: Final = frozenset({"block"})
+_DELAY: Final = frozenset({"delay"})
+_POWER: Final = frozenset({"power"})
+_STRACE: Final = frozenset({"strace"})
+_CLOCK: Final = frozenset({"clock"})
 CATALOGUE: Final = {
     fault.name: fault
     for fault in (
-        Fault(
-            "kill-leader",
-            "kill",
-            "kill -9 of the node that leads most",
-            do.killed(do.the_leader),
-            do.started,
-        ),
+        Fault("kill-leader", "kill", "kill -9 of the node that leads most", do.killed(do.the_leader), do.started),
         Fault("kill-one", "kill", "kill -9 of any node", do.killed(do.any_node), do.started),
         Fault(
             "kill-majority",
@@ -104,7 +103,7 @@ CATALOGUE: Final = {
             "20-60 ms between all nodes",
             net.links(Link(delay_ms=20, jitter_ms=40)),
             net.healed,
-            frozenset({"delay"}),
+            _DELAY,
         ),
         Fault(
             "uneven-network",
@@ -112,7 +111,7 @@ CATALOGUE: Final = {
             "0-80 ms between two nodes, different in each direction",
             net.uneven,
             net.healed,
-            frozenset({"delay"}),
+            _DELAY,
         ),
         Fault(
             "lossy-network",
@@ -153,7 +152,7 @@ CATALOGUE: Final = {
             "power cut of one node: unsynced writes are gone",
             do.power_cut(do.any_node),
             do.started,
-            frozenset({"power"}),
+            _POWER,
         ),
         Fault(
             "power-all",
@@ -161,7 +160,7 @@ CATALOGUE: Final = {
             "power cut of all nodes at the same moment",
             do.power_cut(do.every_node),
             do.started,
-            frozenset({"power"}),
+            _POWER,
             keeps_majority=False,
         ),
         Fault(
@@ -170,7 +169,7 @@ CATALOGUE: Final = {
             "no write of the leader reaches the disk: EIO",
             do.traced("fdatasync:error=EIO:when=20+", "fsync:error=EIO:when=20+", "pwrite64:error=EIO:when=20+"),
             do.untraced,
-            frozenset({"strace"}),
+            _STRACE,
         ),
         Fault(
             "write-enospc",
@@ -178,7 +177,7 @@ CATALOGUE: Final = {
             "the leader's disk is full: pwrite fails with ENOSPC",
             do.traced("pwrite64:error=ENOSPC:when=20+"),
             do.untraced,
-            frozenset({"strace"}),
+            _STRACE,
         ),
         Fault(
             "slow-disk",
@@ -186,7 +185,7 @@ CATALOGUE: Final = {
             "every write and fdatasync of the leader takes 30 ms more",
             do.traced("fdatasync:delay_enter=30000", "fsync:delay_enter=30000", "pwrite64:delay_enter=30000"),
             do.untraced,
-            frozenset({"strace"}),
+            _STRACE,
         ),
         Fault(
             "hung-disk",
@@ -194,7 +193,7 @@ CATALOGUE: Final = {
             "every write and fdatasync of the leader hangs, without an error, until the fault is over",
             do.traced(*(f"{call}:delay_enter=60000000" for call in ("fdatasync", "fsync", "pwrite64"))),
             do.untraced,
-            frozenset({"strace"}),
+            _STRACE,
             hold_s=(12.0, 20.0),
         ),
         Fault(
@@ -203,7 +202,7 @@ CATALOGUE: Final = {
             "no read of the leader's batches finds them in memory, and each takes some half second",
             do.traced("preadv2:error=EAGAIN", "pread64:delay_enter=50000"),  # a read takes several calls
             do.untraced,
-            frozenset({"strace"}),
+            _STRACE,
             hold_s=(6.0, 10.0),
         ),
         Fault(
@@ -212,7 +211,7 @@ CATALOGUE: Final = {
             "the leader's wall clock jumps by up to an hour either way",
             do.clock(lambda rng: rng.uniform(-3600, 3600)),
             do.clock_right,
-            frozenset({"clock"}),
+            _CLOCK,
         ),
         Fault(
             "clock-drift",
@@ -220,22 +219,22 @@ CATALOGUE: Final = {
             "the leader's wall clock runs 10 % fast",
             do.clock(lambda rng: 0.0, drift_ppm=100_000),
             do.clock_right,
-            frozenset({"clock"}),
+            _CLOCK,
         ),
         Fault("busy-cores", "pressure", "twice as many busy processes as cores", do.burn, do.calm),
         Fault(
             "few-descriptors",
             "pressure",
             "the leader may open no more descriptors than it has",
-            do.few_descriptors,
-            do.descriptors_back,
+            do.limited(resource.RLIMIT_NOFILE, do.descriptors),
+            do.unlimited(resource.RLIMIT_NOFILE),
         ),
         Fault(
             "little-memory",
             "pressure",
             "the leader may get no more than 16 MiB of memory",
-            do.little_memory,
-            do.memory_back,
+            do.limited(resource.RLIMIT_AS, do.memory),
+            do.unlimited(resource.RLIMIT_AS),
         ),
         Fault(
             "leader-storm",

@@ -308,44 +308,40 @@ def calm(arena: Arena, nodes: list[int]) -> None:
     arena.end_helpers()
 
 
-def few_descriptors(arena: Arena) -> list[int]:
-    """Limits a node to its currently open files and connections."""
-    node = arena.leader()
-    pid = arena.fleet.nodes[node].pid
-    used = len(os.listdir(f"/proc/{pid}/fd"))
-    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, hard))
-    return [node]
+def limited(resource_kind: int, used: Callable[[int], int]) -> Strike:
+    """A node may get no more of it than its process, by its id, has."""
+
+    def strike(arena: Arena) -> list[int]:
+        node = arena.leader()
+        pid = arena.fleet.nodes[node].pid
+        _, hard = resource.prlimit(pid, resource_kind)
+        resource.prlimit(pid, resource_kind, (used(pid), hard))
+        return [node]
+
+    return strike
 
 
-def descriptors_back(arena: Arena, nodes: list[int]) -> None:
-    for node in nodes:
-        member = arena.fleet.nodes[node]
-        if member.is_alive():
-            _, hard = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
-            resource.prlimit(member.pid, resource.RLIMIT_NOFILE, (hard, hard))
-        else:
-            arena.fleet.run(node)
+def unlimited(resource_kind: int) -> Undo:
+    def undo(arena: Arena, nodes: list[int]) -> None:
+        for node in nodes:
+            member = arena.fleet.nodes[node]
+            if member.is_alive():
+                _, hard = resource.prlimit(member.pid, resource_kind)
+                resource.prlimit(member.pid, resource_kind, (hard, hard))
+            else:
+                arena.fleet.run(node)
+
+    return undo
 
 
-def little_memory(arena: Arena) -> list[int]:
-    """Limits the growth of a node's address space."""
-    node = arena.leader()
-    pid = arena.fleet.nodes[node].pid
-    used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
-    _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
-    resource.prlimit(pid, resource.RLIMIT_AS, (used + _MEMORY_SLACK, hard))
-    return [node]
+def descriptors(pid: int) -> int:
+    """Its open files and connections."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def memory_back(arena: Arena, nodes: list[int]) -> None:
-    for node in nodes:
-        member = arena.fleet.nodes[node]
-        if member.is_alive():
-            _, hard = resource.prlimit(member.pid, resource.RLIMIT_AS)
-            resource.prlimit(member.pid, resource.RLIMIT_AS, (hard, hard))
-        else:
-            arena.fleet.run(node)
+def memory(pid: int) -> int:
+    """Its address space, and a little more."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize() + _MEMORY_SLACK
 
 
 # ------------------------------------------------------------------------------------------------- leaderships

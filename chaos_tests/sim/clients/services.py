@@ -1,4 +1,5 @@
-"""Clients of all services but records: partition ranges, look-ups by time, group offsets, deletion, topics.
+"""Clients of all services but records: partition ranges, look-ups by time, group offsets, deletion, topics, offsets
+without records.
 
 Owns one small client class for each; all of them use any node.
 """
@@ -21,11 +22,14 @@ from smq.coordinator.groups.coordinator import NO_MEMBER
 from smq.raft_state.commands import NO_GENERATION, AdvanceLogStart, CreateTopic, DeleteTopic, OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Offset, PartitionIndex, TopicId, partition_id
+from smq.raft_state.replies import OffsetsAssigned
 from smq.raft_state.topic_config import EXTERNAL, STORAGE
 from smq.replication.api import NodeApi, PartitionRange, TimeKind, TimeOffset
 from smq.testing.virtual.clock import WALL_EPOCH_NS
 
 ATTEMPT_MS = 900
+ASSIGN_MS = 300  # short: attempts are often repeated while the first is still on its way
+COUNT_MAX = 5  # offsets
 DEADLINE_MS = 3000.0
 CHANGE_MS = 6_000.0  # that a node is given for a change of a group
 DELETED = "gone"  # a group that is deleted now and then
@@ -248,3 +252,75 @@ class TopicOwner(LoopingClient):
             known.dropped = known.dropped or known.topic == topic
         result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
         self.conclude("drop", result, unknown=unknown)
+
+
+class Assigner(LoopingClient):
+    """Requests offsets without records, moves the mark, and reads it back. As an honest caller it has one request id
+    per call, and a bound from before its first attempt. `partition` belongs to a topic of external storage."""
+
+    def __init__(self, world: World, name: str, partition: Known, *, think_ms: float) -> None:
+        super().__init__(world, name, think_ms=think_ms)
+        self.partition = partition
+        self._bound = 0  # a next offset of the past
+        self._mark = 0  # the highest that this client has learned
+
+    def act(self) -> Script:
+        chance = self.rng.random()
+        yield from (self.assign() if chance < 0.7 else self.advance() if chance < 0.85 else self.read())
+
+    def assign(self) -> Script:
+        count, request_id, bound = self.rng.randint(1, COUNT_MAX), self.rng.randbytes(16), self._bound
+        topic, index = self.partition.topic, self.partition.index
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            if self.rng.random() < 0.3:
+                self._ask_for_none(api)
+            api.assign_offsets(
+                topic, index, count, request_id=request_id, not_before=bound, timeout_ms=ASSIGN_MS, done=done
+            )
+
+        self.world.recorder.invoke(self.process, "assign", k=self.partition.key, c=count)
+        result, unknown = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ASSIGN_MS)
+        is_assigned = isinstance(result, OffsetsAssigned)
+        self.conclude("assign", result, unknown=unknown, **({"o": result.base} if is_assigned else {}))
+        if is_assigned:
+            self._bound = result.last + 1
+        if isinstance(result, SmqError) and result.code is ErrorCode.INVALID_REQUEST:
+            self.world.report_violation(self.any_node(), f"a valid request for offsets was refused: {result}")
+
+    def _ask_for_none(self, api: NodeApi) -> None:
+        """A neighbour that no node may serve, and that must cost nothing to others."""
+        node, request_id = self.any_node(), self.rng.randbytes(16)
+
+        def judge(result: OffsetsAssigned | SmqError) -> None:
+            if not isinstance(result, SmqError):
+                self.world.report_violation(node, f"a request for 0 offsets got {result}")
+
+        topic, index = self.partition.topic, self.partition.index
+        api.assign_offsets(
+            topic, index, 0, request_id=request_id, not_before=self._bound, timeout_ms=ASSIGN_MS, done=judge
+        )
+
+    def advance(self) -> Script:
+        """Not an operation of the history: the answer is a lower bound for the next read of this client."""
+        topic, index, offset = self.partition.topic, self.partition.index, self._bound
+
+        def request(api: NodeApi, done: Callable[[Any], None]) -> None:
+            api.advance_external_hwm(topic, index, offset, ASSIGN_MS, done)
+
+        result, _ = yield from self.request(request, deadline_ms=DEADLINE_MS, attempt_ms=ASSIGN_MS)
+        if not isinstance(result, SmqError | Lost):
+            self._mark = max(self._mark, result)
+
+    def read(self) -> Script:
+        node, key = self.any_node(), self.partition.key
+        self.world.recorder.invoke(self.process, "hwm", k=key, n=node)
+        result = yield Call(node, range_of(self.partition, ASSIGN_MS), ASSIGN_MS * 1.5, ASSIGN_MS)
+        if isinstance(result, PartitionRange):
+            answer = {"lo": result.log_start, "hwm": result.hwm, "next": result.next_offset, "epoch": result.epoch}
+            self.world.recorder.ok(self.process, "hwm", **answer)
+            if result.hwm < self._mark or result.next_offset < self._bound:
+                what = f"{key}: mark {result.hwm} and next {result.next_offset} after {self._mark} and {self._bound}"
+                self.world.report_violation(node, what)
+        else:
+            self.conclude("hwm", result, unknown=is_unknown(result))

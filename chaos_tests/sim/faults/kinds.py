@@ -24,7 +24,7 @@ from smq.replication.nodes.identity import DISK_KEY
 from smq.replication.ports import Channel, Table
 from smq.replication.raft.journal import MARKS_KEY, marks_of
 from smq.testing.virtual.clock import NS_PER_MS, Process
-from smq.testing.virtual.disk import DiskImage
+from smq.testing.virtual.disk import DiskImage, FakeDisk
 
 TERMINATE_MS = 2_000
 COPIES_KEPT = 8  # of the victim's disk
@@ -212,10 +212,15 @@ def reset(fault: Fault) -> Script:
     yield fault.duration()
 
 
+def _some_links(fault: Fault) -> list[tuple[NodeId, NodeId]]:
+    """Between its targets and all others, each in one direction."""
+    pairs = [(node, peer) for node in fault.targets() for peer in fault.others(node)]
+    return [pair if fault.rng.random() < 0.5 else (pair[1], pair[0]) for pair in pairs]
+
+
 def slow_link(fault: Fault) -> Script:
     network, factor = fault.arena.cluster.network, float(fault.spec.options.get("factor", 50.0))
-    pairs = [(node, peer) for node in fault.targets() for peer in fault.others(node)]
-    pairs = [pair if fault.rng.random() < 0.5 else (pair[1], pair[0]) for pair in pairs]
+    pairs = _some_links(fault)
     fault.note("slow-link", pairs=pairs, factor=factor)
     for src, dst in pairs:
         network.slow(src, dst, factor)
@@ -227,8 +232,7 @@ def slow_link(fault: Fault) -> Script:
 def damaged_link(fault: Fault) -> Script:
     """A cable or a switch flips bits that TCP's checksum does not notice."""
     network, chance = fault.arena.cluster.network, fault.rng.uniform(*fault.spec.options["chance"])
-    pairs = [(node, peer) for node in fault.targets() for peer in fault.others(node)]
-    pairs = [pair if fault.rng.random() < 0.5 else (pair[1], pair[0]) for pair in pairs]
+    pairs = _some_links(fault)
     fault.note("damaged-link", pairs=pairs, chance=chance)
     for src, dst in pairs:
         network.damage(src, dst, chance)
@@ -258,21 +262,20 @@ def stall(fault: Fault) -> Script:
 
 # ---------------------------------------------------------------------------------------------- disk, clock
 def slow_disk(fault: Fault) -> Script:
-    for host in fault.hosts():
-        if host.disk is not None:
-            ms = fault.lasting_ms()
-            fault.note("slow-disk", n=host.node, ms=ms)
-            host.disk.stall(ms)
-    yield fault.duration()
+    yield from _stalled(fault, "slow-disk", FakeDisk.stall)
 
 
 def slow_reads(fault: Fault) -> Script:
     """Reads that are not answered from memory take as long as this lasts. Nothing else may wait for them."""
+    yield from _stalled(fault, "slow-reads", FakeDisk.stall_reads)
+
+
+def _stalled(fault: Fault, what: str, stall: Callable[[FakeDisk, float], None]) -> Script:
     for host in fault.hosts():
         if host.disk is not None:
             ms = fault.lasting_ms()
-            fault.note("slow-reads", n=host.node, ms=ms)
-            host.disk.stall_reads(ms)
+            fault.note(what, n=host.node, ms=ms)
+            stall(host.disk, ms)
     yield fault.duration()
 
 
@@ -306,16 +309,12 @@ def disk_error(fault: Fault) -> Script:
 
 def fill_disk(fault: Fault) -> Script:
     """Another program fills a disk up to the node's reserve, or into it, and frees it later. No commit may fail."""
-    room = fault.spec.options["room"]
     hosts = list(fault.hosts())
     for host in hosts:
-        free = int(fault.rng.uniform(*room))
+        free = int(fault.rng.uniform(*fault.spec.options["room"]))
         fault.note("fill-disk", n=host.node, free=free)
         host.limit(host.image.size_bytes() + free)
-    yield fault.duration()
-    for host in hosts:
-        fault.note("fill-disk-heal", n=host.node)
-        host.limit(None)
+    yield from _freed(fault, hosts, "fill-disk-heal")
 
 
 def disk_full(fault: Fault) -> Script:
@@ -325,9 +324,13 @@ def disk_full(fault: Fault) -> Script:
     for host in hosts:
         fault.note("disk-full", n=host.node)
         host.limit(0)
+    yield from _freed(fault, hosts, "disk-has-space")
+
+
+def _freed(fault: Fault, hosts: list[SimHost], what: str) -> Script:
     yield fault.duration()
     for host in hosts:
-        fault.note("disk-has-space", n=host.node)
+        fault.note(what, n=host.node)
         host.limit(None)
 
 

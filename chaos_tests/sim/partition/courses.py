@@ -30,12 +30,29 @@ def _election_of(group: Group, *nodes: int, candidate: int) -> int:
     return len(group.proposals) - 1
 
 
+def _apply(group: Group, *nodes: int) -> None:
+    """All that Raft has committed."""
+    for node in nodes:
+        group.apply(node)
+
+
+def _advance_mark(group: Group, leader: int) -> None:
+    """To what the leader knows to be committed. No node has applied that yet."""
+    group.tick(leader, 200)
+    group.commit(group.latest(AdvanceHwms))
+
+
+def _replicate(group: Group, leader: int, *followers: int) -> None:
+    """One record."""
+    group.produce(leader)
+    group.exchange(leader, *followers)
+
+
 # ---------------------------------------------------------------------------------------------- seals
 def leader_goes_on_after_its_seal(group: Group) -> None:
     """The leader itself is one of the two that have sealed."""
     election = _election_of(group, 1, 3, candidate=3)
-    group.produce(1)
-    group.exchange(1, 2)
+    _replicate(group, 1, 2)
     group.commit_number(election)
 
 
@@ -44,8 +61,7 @@ def sealed_follower_starts_again_unregistered(group: Group) -> None:
     election = _election_of(group, 2, 3, candidate=3)
     group.crash(2)
     group.start(2)
-    group.produce(1)
-    group.exchange(1, 2)
+    _replicate(group, 1, 2)
     group.commit_number(election)
 
 
@@ -62,8 +78,7 @@ def follower_seals_before_a_placed_batch_is_durable(group: Group) -> None:
 # ---------------------------------------------------------------------------------------------- elections
 def one_replica_of_three_is_asked(group: Group) -> None:
     """It lacks what the two others have committed."""
-    group.produce(1)
-    group.exchange(1, 2)
+    _replicate(group, 1, 2)
     group.crash(1)
     group.elect(3)
 
@@ -72,28 +87,24 @@ def leader_goes_on_after_it_has_proposed_another(group: Group) -> None:
     """The hand-over is committed late."""
     group.exchange(1, 2, 3)
     group.hand_over(1, 2)
-    group.produce(1)
-    group.exchange(1, 3)
+    _replicate(group, 1, 3)
     group.commit(group.latest(ElectLeader))
 
 
 # ---------------------------------------------------------------------------------------------- lost disks, damage
 def replaced_disk_is_asked_after_its_first_word(group: Group) -> None:
     """It has been heard by the leader, and has received nothing yet."""
-    group.produce(1)
-    group.exchange(1, 2)
+    _replicate(group, 1, 2)
     group.wipe(2)
     group.commit(group.start(2))
-    for node in (1, 2, 3):
-        group.apply(node)
+    _apply(group, 1, 2, 3)
     group.deliver(1, 2)
     group.deliver(2, 1)
     found = [p for p in group.proposals if isinstance(p.command, CompleteReplicas)]
     for proposal in found:
         group.commit(proposal)
     group.crash(1)
-    for node in (2, 3):
-        group.apply(node)
+    _apply(group, 2, 3)
     group.elect(2, 3)
 
 
@@ -107,28 +118,24 @@ def damage_is_found_in_an_older_state(group: Group) -> None:
     group.apply(3)
     group.exchange(1, 3)
     group.commit(group.latest(CompleteReplicas))
-    group.produce(1)
-    group.exchange(1, 3)
+    _replicate(group, 1, 3)
     group.crash(3)
     group.damage_tail(3)
     group.commit(group.start(3, while_incomplete))
-    for node in (2, 3):
-        group.apply(node)
+    _apply(group, 2, 3)
     group.crash(1)
     group.elect(2, 3)
 
 
 def last_batch_is_missing(group: Group) -> None:
     """A follower's copy of the last committed batch is not even there any more: only its index row says that it was."""
-    group.produce(1)
-    group.exchange(1, 2)
+    _replicate(group, 1, 2)
     group.produce(1)
     group.deliver(1, 2)
     group.deliver(2, 1)
     group.lose_last_batch(2)
     group.commit(group.start(2))
-    for node in (2, 3):
-        group.apply(node)
+    _apply(group, 2, 3)
     group.crash(1)
     group.elect(2, 3, candidate=2)
 
@@ -136,8 +143,7 @@ def last_batch_is_missing(group: Group) -> None:
 def missing_batch_is_cut(group: Group) -> None:
     """A leader's copy of a batch that no other replica has is missing, and the next epoch begins without it. The batch
     before it is committed, and stays."""
-    group.produce(1)
-    group.exchange(1, 3)
+    _replicate(group, 1, 3)
     group.produce(1)
     group.lose_last_batch(1)
     group.commit(group.start(1))
@@ -151,8 +157,7 @@ def missing_batch_is_cut(group: Group) -> None:
 def _move_start_into_first_batch(group: Group) -> None:
     group.produce(1, 2)
     group.exchange(1, 2, 3)
-    group.tick(1, 200)
-    group.commit(group.latest(AdvanceHwms))
+    _advance_mark(group, 1)
     group.move_log_start(Offset(1))
     group.apply_all()
 
@@ -161,8 +166,7 @@ def first_batch_is_damaged_before_a_cut(group: Group) -> None:
     """The log start lies inside it. Its index row is damaged, too, and a leader's process that still runs cuts what no
     other replica has: the batch between the two is committed, and stays."""
     _move_start_into_first_batch(group)
-    group.produce(1)
-    group.exchange(1, 3)
+    _replicate(group, 1, 3)
     group.produce(1)
     group.damage_running(1, 0)
     group.elect(2, 3, candidate=3)
@@ -195,8 +199,7 @@ def replica_is_completed_after_more_is_damaged(group: Group) -> None:
 
 def _complete_with_damage(group: Group) -> None:
     """Proposed, not committed."""
-    group.produce(1)
-    group.exchange(1, 3)
+    _replicate(group, 1, 3)
     group.produce(1)
     group.damage_tail(1)
     group.commit(group.start(1))
@@ -224,12 +227,10 @@ def only_batch_is_missing(group: Group) -> None:
 
 def log_is_missing(group: Group) -> None:
     """A follower's log is not there any more, although its state says that it has one."""
-    group.produce(1)
-    group.exchange(1, 2)
+    _replicate(group, 1, 2)
     group.lose_log(2)
     group.commit(group.start(2))
-    for node in (2, 3):
-        group.apply(node)
+    _apply(group, 2, 3)
     group.crash(1)
     group.elect(2, 3)
 
@@ -237,14 +238,11 @@ def log_is_missing(group: Group) -> None:
 def log_start_passes_hidden_damage(group: Group) -> None:
     """A follower's damaged log is passed by the log start, and its process dies before the others know of the damage.
     The next one must still find that there was more."""
-    group.produce(1)
-    group.exchange(1, 2, 3)
-    group.tick(1, 200)
-    group.commit(group.latest(AdvanceHwms))
+    _replicate(group, 1, 2, 3)
+    _advance_mark(group, 1)
     for _ in range(2):
         group.apply(1)
-        group.produce(1)
-        group.exchange(1, 2)
+        _replicate(group, 1, 2)
     group.damage_tail(2, 9)
     group.start(2)
     group.move_log_start(group.part.hwm)
@@ -252,8 +250,7 @@ def log_start_passes_hidden_damage(group: Group) -> None:
     group.run(2)
     group.crash(2)
     group.commit(group.start(2))
-    for node in (2, 3):
-        group.apply(node)
+    _apply(group, 2, 3)
     group.crash(1)
     group.elect(2, 3)
 
@@ -262,17 +259,14 @@ def log_start_passes_hidden_damage(group: Group) -> None:
 def commit_point_arrives_before_its_epoch(group: Group) -> None:
     """A follower has a batch that the next epoch of the same leader does not have, and hears of the commit of another
     one in its place."""
-    group.produce(1)
-    group.exchange(1, 2, 3)
+    _replicate(group, 1, 2, 3)
     group.hold_disk(1)
     group.produce(1)
     group.deliver(1, 3)
     group.elect(1, 2, candidate=1)
-    for node in (1, 2):
-        group.apply(node)
+    _apply(group, 1, 2)
     group.free_disk(1)
-    group.produce(1)
-    group.exchange(1, 2)
+    _replicate(group, 1, 2)
     group.deliver(1, 3)
 
 
@@ -281,10 +275,8 @@ def everything_is_to_be_kept_before_a_deletion_is_committed(group: Group) -> Non
     """A leader has found what goes. Its command is committed after that of an operator, and after the answer to it."""
     group.set_limit(1)
     for _ in range(3):
-        group.produce(1)
-        group.exchange(1, 2, 3)
-    group.tick(1, 200)
-    group.commit(group.latest(AdvanceHwms))
+        _replicate(group, 1, 2, 3)
+    _advance_mark(group, 1)
     group.apply_all()
     group.tick(1, 2_000)
     group.run(50)
@@ -298,8 +290,7 @@ def all_start_again_before_they_have_moved_the_log_start(group: Group) -> None:
     _send(group)
     group.connect(1, 1)  # the answer is not heard: its producer sends the record again
     group.exchange(1, 2, 3)
-    group.tick(1, 200)
-    group.commit(group.latest(AdvanceHwms))
+    _advance_mark(group, 1)
     for _ in range(3):
         group.elect(1, 2, 3, candidate=1)
         group.apply_all()
@@ -316,16 +307,12 @@ def log_start_moves_while_a_leader_is_cut_off(group: Group) -> None:
     all together."""
     _send(group)
     group.exchange(1, 2, 3)
-    group.tick(1, 200)
-    group.commit(group.latest(AdvanceHwms))
+    _advance_mark(group, 1)
     _send(group)
     group.elect(2, 3, candidate=2)
-    for node in (2, 3):
-        group.apply(node)
-    group.produce(2)
-    group.exchange(2, 3)
-    group.tick(2, 200)
-    group.commit(group.latest(AdvanceHwms))
+    _apply(group, 2, 3)
+    _replicate(group, 2, 3)
+    _advance_mark(group, 2)
     group.elect(2, 3, candidate=3)
     group.move_log_start(group.part.hwm)
     for node in (2, 3):
@@ -372,8 +359,7 @@ def segment_continues_a_damaged_log(group: Group) -> None:
     for key in (b"a", b"b"):
         group.produce(1, 1, key)
     group.exchange(1, 2, 3)
-    group.tick(1, 200)
-    group.commit(group.latest(AdvanceHwms))
+    _advance_mark(group, 1)
     group.damage_running(3, 0)
     group.move_log_start(Offset(1))
     group.apply_all()

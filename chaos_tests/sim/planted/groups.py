@@ -68,7 +68,6 @@ GROUP_BUGS: Final = (
         faults=(replace(_HANDLERS + "groups:check_committer", by=_of_any_generation),),
         scenario="groups",
         anomalies=frozenset({"stale-generation"}),
-        seeds=8,
     ),
     PlantedBug(
         name="new-coordinator-evicts-at-once",
@@ -84,7 +83,6 @@ GROUP_BUGS: Final = (
         faults=(replace(_SESSIONS + "silent_members", by=returns([])),),
         scenario="groups",
         anomalies=frozenset({"phantom-member"}),
-        seeds=8,
     ),
     PlantedBug(
         name="former-coordinator-commits",
@@ -100,7 +98,6 @@ GROUP_BUGS: Final = (
         faults=(replace("smq.replication.commands.proposer:Proposer._attempt", by=_whenever),),
         scenario="groups",
         anomalies=frozenset({"late-proposal"}),
-        seeds=8,
     ),
     PlantedBug(
         name="generations-start-over",
@@ -119,7 +116,6 @@ GROUP_BUGS: Final = (
         faults=(replace(_HANDLERS + "groups:_commit_items", by=_the_last_record_read),),
         scenario="groups",
         anomalies=frozenset({"watched-commit-changed"}),
-        seeds=8,
     ),
     PlantedBug(
         name="lag-counts-removed-records",
@@ -127,6 +123,5 @@ GROUP_BUGS: Final = (
         faults=(replace("smq.coordinator.service.group_lag:counted", by=_counts_removed_records),),
         scenario="lag+compaction",
         anomalies=frozenset({"wrong-lag"}),
-        seeds=8,
     ),
 )

@@ -38,7 +38,6 @@ LOG_BUGS: Final = (
         faults=(replace(_RETAINED, by=_by_its_own_clock),),
         scenario="retention_age",
         anomalies=_EARLY,
-        seeds=8,
     ),
     PlantedBug(
         name="retention-deletes-nothing",
@@ -46,7 +45,6 @@ LOG_BUGS: Final = (
         faults=(replace("smq.replication.partition.retention:_may_be_exceeded", by=returns(False)),),
         scenario="retention",
         anomalies=frozenset({"late-deletion"}),
-        seeds=8,
     ),
     PlantedBug(
         name="last-record-of-a-key-removed",

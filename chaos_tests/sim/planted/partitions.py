@@ -122,7 +122,6 @@ _LOGS: Final = (
         faults=(replace(_LOG + "partition_log:PartitionLog.append_stored", by=_stamped_as_the_batch_before),),
         scenario="churn",
         anomalies=BROKEN,
-        seeds=8,
     ),
     PlantedBug(
         name="no-incarnation-check",
@@ -135,7 +134,6 @@ _LOGS: Final = (
         scenario="quick_restarts",
         anomalies=BROKEN,
         watched="watched-log-differs",
-        seeds=8,
     ),
     PlantedBug(
         name="goes-on-after-a-failed-commit",
@@ -143,7 +141,6 @@ _LOGS: Final = (
         faults=(replace("smq.testing.virtual.disk:FakeDisk._die", by=_carries_on),),
         scenario="no_space",
         anomalies=RAFT,
-        seeds=8,
     ),
     PlantedBug(
         name="lineage-not-checked",
@@ -151,7 +148,6 @@ _LOGS: Final = (
         faults=(replace(_LOG + "lineage:_valid_end", by=_right_to_its_end),),
         scenario="churn",
         anomalies=BROKEN,
-        seeds=8,
     ),
     PlantedBug(
         name="judging-newer-stamps",
@@ -159,7 +155,6 @@ _LOGS: Final = (
         faults=(replace(_LOG + "lineage:verified_end", by=_newer_stamps_are_wrong),),
         scenario="power",
         anomalies=BROKEN,
-        seeds=8,
     ),
     PlantedBug(
         name="truncation-leaves-time-rows",
@@ -167,7 +162,6 @@ _LOGS: Final = (
         faults=(replace(_LOG + "stored_batch:after_append_time", by=_after_all_rows),),
         scenario="churn",
         anomalies=BROKEN | {"wrong-time-offset"},
-        seeds=8,
     ),
     PlantedBug(
         name="ack-before-fsync",
@@ -183,7 +177,6 @@ _LOGS: Final = (
         faults=(replace(_REPLICA + "readable_end", by=_durable_end),),
         scenario="crashes",
         anomalies=frozenset({"read-above-hwm"}),
-        seeds=8,
     ),
     PlantedBug(
         name="ts-from-clock-only",
@@ -191,7 +184,6 @@ _LOGS: Final = (
         faults=(replace(_REPLICA + "_next_ts_ns", by=_clock_only),),
         scenario="clocks",
         anomalies=frozenset({"nonmonotonic-ts", "wrong-time-offset"}) | BROKEN,
-        seeds=8,
     ),
     PlantedBug(
         name="producers-not-rolled-back",
@@ -199,7 +191,6 @@ _LOGS: Final = (
         faults=(replace(_LOG + "partition_log:PartitionLog.truncate", by=_keeps_its_producers),),
         scenario="churn",
         anomalies=BROKEN,
-        seeds=8,
     ),
     PlantedBug(
         name="no-duplicate-check",
@@ -207,7 +198,6 @@ _LOGS: Final = (
         faults=(replace(_PARTITION + "admission:SendOrder.check", by=nothing),),
         scenario="partitions",
         anomalies=frozenset({"duplicate-sequence"}),
-        seeds=8,
     ),
 )
 
@@ -292,7 +282,6 @@ _ELECTIONS: Final = (
         scenario="partitions",
         anomalies=frozenset({"hwm-regression"}),
         watched="watched-hwm-back",
-        seeds=8,
     ),
     PlantedBug(
         name="shortest-log-elected",
@@ -303,7 +292,6 @@ _ELECTIONS: Final = (
         ),
         scenario="seals",
         anomalies=BROKEN,
-        seeds=8,
     ),
     PlantedBug(
         name="epoch-starts-at-the-mark",
@@ -312,7 +300,6 @@ _ELECTIONS: Final = (
         scenario="seals",
         anomalies=BROKEN,
         watched="watched-hwm-back",
-        seeds=8,
     ),
     PlantedBug(
         name="hand-over-before-the-tail-is-stored",
@@ -323,7 +310,6 @@ _ELECTIONS: Final = (
         ),
         scenario="handover",
         anomalies=BROKEN,
-        seeds=8,
     ),
     PlantedBug(
         name="vote-of-a-replaced-disk",
@@ -331,7 +317,6 @@ _ELECTIONS: Final = (
         faults=(EVERY_DISK_COUNTS,),
         scenario="replaced_disk",
         anomalies=RAFT,
-        seeds=8,
     ),
     PlantedBug(
         name="old-copy-not-recognized",
@@ -339,7 +324,6 @@ _ELECTIONS: Final = (
         faults=(_NOTHING_IS_FORGOTTEN,),
         scenario="restored_disk",
         anomalies=RAFT,
-        seeds=8,
     ),
     PlantedBug(
         name="rotten-journal-keeps-its-vote",
@@ -358,7 +342,6 @@ _ELECTIONS: Final = (
         faults=(replace(_HANDLERS + "elections:_begin_epoch", by=_drops_the_last),),
         scenario="churn",
         anomalies=frozenset({"lost-write", "no-progress", "offset-reuse", "process-died"}),
-        seeds=8,
     ),
     PlantedBug(
         name="elections-at-the-leader-only",
@@ -366,7 +349,6 @@ _ELECTIONS: Final = (
         faults=(replace(_MEMBERSHIP + "balancer:request_transfer", by=_elects_here_only),),
         scenario="elections",
         anomalies=frozenset({"no-progress"}),
-        seeds=8,
     ),
     PlantedBug(
         name="raft-leader-counts-unsynced",
@@ -374,7 +356,6 @@ _ELECTIONS: Final = (
         faults=(COUNTS_UNSYNCED,),
         scenario="raft_minority",
         anomalies=RAFT,
-        seeds=8,
     ),
 )
 
@@ -429,7 +410,6 @@ _READS: Final = (
         faults=(replace(_PARTITION + "waiters:epoch_end_of", by=nothing),),
         scenario="churn",
         anomalies=BROKEN,
-        seeds=8,
     ),
     PlantedBug(
         name="time-outs-called-definite",
@@ -437,7 +417,6 @@ _READS: Final = (
         faults=(replace(_PARTITION + "waiters:Waiters._expire", by=_append_is_lost),),
         scenario="slow",
         anomalies=frozenset({"aborted-read", "duplicate"}),
-        seeds=8,
     ),
     PlantedBug(
         name="latest-without-barrier",
@@ -445,7 +424,6 @@ _READS: Final = (
         faults=(replace("smq.replication.commands.coalescing:Barriers.wait", by=_without_waiting),),
         scenario="partitions",
         anomalies=frozenset({"stale-hwm", "false-out-of-range", "wrong-time-offset", "stale-commit"}),
-        seeds=8,
     ),
     PlantedBug(
         name="rot-served",
@@ -453,7 +431,6 @@ _READS: Final = (
         faults=(replace(_LOG + "stored_batch:parse_value", by=_unchecked),),
         scenario="rot",
         anomalies=BROKEN,
-        seeds=8,
     ),
     PlantedBug(
         name="batch-of-another-partition-served",
@@ -473,7 +450,6 @@ _READS: Final = (
         faults=(replace(_LOG + "stored_batch:parse_value", by=_fails_for_nothing),),
         scenario="slow_reads",
         anomalies=frozenset({"process-died", "no-progress"}),
-        seeds=8,
     ),
     PlantedBug(
         name="cold-reads-on-the-loop",
@@ -481,7 +457,6 @@ _READS: Final = (
         faults=(replace(_LOG + "reader:LogReader.read_memory", by=_read_at_once),),
         scenario="slow_reads",
         anomalies=frozenset({"no-progress"}),
-        seeds=8,
     ),
     PlantedBug(
         name="rows-of-a-deleted-topic-count-as-damaged",
@@ -545,7 +520,6 @@ _DISKS: Final = (
         faults=(replace(_PARTITION + "handover:step_aside", by=nothing),),
         scenario="hung_disk",
         anomalies=frozenset({"no-progress"}),
-        seeds=8,
     ),
     PlantedBug(
         name="records-use-the-reserve",
@@ -588,7 +562,6 @@ _DISKS: Final = (
         faults=(replace(_REPLICA + "produce", by=_judges_its_age_first),),
         scenario="late_batches",
         anomalies=frozenset({"repeat-refused"}),
-        seeds=8,
     ),
 )
 

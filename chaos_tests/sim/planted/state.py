@@ -134,7 +134,6 @@ STATE_BUGS: Final = (
         scenario="snapshots",
         anomalies=frozenset({"digest-mismatch", "stale-commit"}),
         watched="watched-state-differs",
-        seeds=8,
     ),
     PlantedBug(
         name="no-reply-cache",
@@ -166,7 +165,6 @@ STATE_BUGS: Final = (
         faults=(LOG_START_AS_REQUESTED,),
         scenario="log_start",
         anomalies=frozenset({"watched-log-start-back"}),
-        seeds=8,
     ),
     PlantedBug(
         name="setting-replaces-the-others",
@@ -174,7 +172,6 @@ STATE_BUGS: Final = (
         faults=(replace(_HANDLERS + "cluster_config:alter_cluster_config", by=_alone),),
         scenario="settings",
         anomalies=frozenset({"stale-setting"}),
-        seeds=8,
     ),
     PlantedBug(
         name="credential-replaces-the-others",
@@ -182,7 +179,6 @@ STATE_BUGS: Final = (
         faults=(replace(_HANDLERS + "users:alter_user", by=_those_alone),),
         scenario="settings",
         anomalies=frozenset({"stale-setting"}),
-        seeds=8,
     ),
     PlantedBug(
         name="defaults-of-new-topics-forgotten",
@@ -190,7 +186,6 @@ STATE_BUGS: Final = (
         faults=(replace("smq.raft_state.cluster_config:with_defaults", by=_as_asked),),
         scenario="settings",
         anomalies=frozenset({"wrong-default"}),
-        seeds=8,
     ),
     PlantedBug(
         name="assignment-loses-its-order",
@@ -198,7 +193,6 @@ STATE_BUGS: Final = (
         faults=(replace(_HANDLERS + "topics:_grow", by=_in_order_of_nodes),),
         scenario="settings",
         anomalies=frozenset({"wrong-replicas"}),
-        seeds=8,
     ),
     PlantedBug(
         name="address-of-the-first-process-is-kept",
@@ -234,7 +228,6 @@ STATE_BUGS: Final = (
         scenario="first_start",
         anomalies=frozenset({"no-progress", "log-mismatch"}),
         watched="watched-other-birth",
-        seeds=8,
     ),
     PlantedBug(
         name="unknown-command-ends-the-process",
@@ -242,6 +235,5 @@ STATE_BUGS: Final = (
         faults=(replace("smq.replication.node:Node._on_engine_stopped", by=_ends),),
         scenario="upgrades",
         anomalies=frozenset({"process-died"}),
-        seeds=8,
     ),
 )

@@ -76,7 +76,6 @@ TRANSACTION_BUGS: Final = (
         faults=(replace(_PARTITION + "admission:check_transaction", by=nothing),),
         scenario="transactions",
         anomalies=_SEEN | {"lost-transaction", "skipped-record"},
-        seeds=8,
     ),
     PlantedBug(
         name="open-transactions-are-stable",
@@ -101,7 +100,6 @@ TRANSACTION_BUGS: Final = (
         faults=(replace(_HANDLERS + "transactions:commit_staged", by=_as_if_all_were_older),),
         scenario="transactions",
         anomalies=frozenset({"commit-regression", "torn-offsets"}),
-        seeds=8,
     ),
     PlantedBug(
         name="last-batch-not-compared",
@@ -125,6 +123,5 @@ TRANSACTION_BUGS: Final = (
         faults=(replace(_HANDLERS + "batches:commit_batch", by=_what_is_left),),
         scenario="batches",
         anomalies=frozenset({"torn-batch", "lost-batch"}),
-        seeds=8,
     ),
 )

@@ -4,7 +4,7 @@ import pytest
 
 from chaos_tests.checkers.compaction import LATE_RECORDS_MAX
 from chaos_tests.sim.observer import awaits_a_pass, count_awaited
-from chaos_tests.sim.run import GIVE_UP_MS_MAX, SETTLE_MS_MAX, Simulation
+from chaos_tests.sim.run import GIVE_UP_MS_MAX, SETTLE_MS_MAX, WALL_OFFSET_MS_MAX, Simulation
 from chaos_tests.sim.scenario import find
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, PartitionIndex, TopicId, TsNs
 from smq.raft_state.state import EpochStart, PartitionState, Segment
@@ -80,3 +80,21 @@ def test_lost_segments_prolong_the_wait_for_agreement(
         Simulation, "_disagreement", lambda self: "not yet" if self.scheduler.now_ns < took_ms * NS_PER_MS else None
     )
     assert run._settle("converged") == settles
+
+
+# ------------------------------------------------------------------------------------------------------ tombstone time
+# How long simulated tombstones must stay: one clock stamps them, and another, a second ahead, may end their time.
+@pytest.mark.parametrize(
+    ("scenario", "expected"),
+    [
+        ("compaction", 5_000 - 2 * WALL_OFFSET_MS_MAX),
+        ("calm+compaction", 4_000 - 2 * WALL_OFFSET_MS_MAX),
+        ("clocks+compaction", 0),  # they jump
+        ("calm", None),
+    ],
+)
+def test_the_clocks_of_two_nodes_bound_the_time_of_a_tombstone(scenario: str, expected: int | None) -> None:
+    run = Simulation(find(scenario), 1)
+    assert run._boot()
+    noted = [event["tombstone_ms"] for event in run.recorder.events if event["f"] == "compaction"]
+    assert noted == ([] if expected is None else [expected])

@@ -1,18 +1,28 @@
 """Three whole nodes without faults but those of a test: what leaders say of batches, in which order batches are stored,
-and when a first read ends."""
+a disk that hangs, and a large topic that is deleted as a node registers."""
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from chaos_tests.sim.cluster import SimHost
+from chaos_tests.sim.cluster import Cluster, SimHost
 from chaos_tests.sim.run import Simulation
 from chaos_tests.sim.scenario import find
+from smq.raft_state.command_codec import decode_command
+from smq.raft_state.commands import CreateTopic, DeleteTopic, RegisterNode
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.ids import LogIndex
+from smq.raft_state.ids import LogIndex, Offset, RequestId, TopicId
+from smq.raft_state.replies import Done, TopicCreated
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.records import NewRecord, encode_batch, parse_header
 from smq.replication.api import Acks, Fetched, Produced, ProduceRequest
 from smq.replication.commands.coalescing import Barriers
+from smq.replication.raft.raft import Raft
 
+# -------------------------------------------------------------------------------------------------------- calm cluster
+# Three whole nodes without faults but those of a test: what leaders say of batches, in which order batches are
+# stored, and when a first read ends.
 pytestmark = pytest.mark.sim
 
 PRODUCERS = 1_500  # more than the table of earlier versions held per partition
@@ -184,3 +194,121 @@ def test_a_new_leaders_first_read_waits_for_its_empty_entry_and_no_longer() -> N
     assert simulation.scheduler.run_for_ms(500, stop=lambda: bool(answers))
     # If nothing follows this entry and it is not reported, the wait ends only with the next attempt, a second later.
     assert answers[0] in reported
+
+
+# ---------------------------------------------------------------------------------------------------------- full queue
+# A node that follows many partitions and whose disk hangs: its queue keeps to its bound, and all of them catch up.
+CAP = 64 << 10
+WINDOW = 8 << 10  # of one partition's stream: an eighth of the cap, as by default
+PARTITIONS = 18  # each node leads six and follows twelve
+ROUNDS = 40
+FRAME = WINDOW  # one Append message: several batches that were waiting
+
+
+def simulation() -> Simulation:
+    calm = find("calm")
+    node = {"append_inflight_bytes_max": CAP, "replica_inflight_bytes_max": WINDOW}
+    made = Simulation(replace(calm, cluster=replace(calm.cluster, partitions=PARTITIONS, node=node)), 1)
+    assert made._boot()
+    made.scheduler.run_for_ms(2_000)
+    return made
+
+
+def publish(made: Simulation, victim: SimHost, rounds: int) -> list[object]:
+    """Batches of a kilobyte to every partition that the victim follows; their answers."""
+    batch = encode_batch([NewRecord(None, b"v" * 1_000, 1)])
+    answers: list[object] = []
+    for _ in range(rounds):
+        for host in made.cluster.up():
+            for replica in host.api.replicas.led() if host is not victim else ():
+                host.api.produce(ProduceRequest("t0-0", replica.part.index, batch, Acks.ALL, 20_000, answers.append))
+        made.scheduler.run_for_ms(20)
+    return answers
+
+
+def ends(host: SimHost) -> dict[bytes, int]:
+    return {status.pid: status.durable_end for status in host.api.replica_statuses()}
+
+
+@pytest.mark.parametrize("is_everywhere", [False, True], ids=["one disk", "all disks"])
+def test_the_records_that_wait_for_a_hung_disk_are_bounded_and_all_partitions_catch_up(is_everywhere: bool) -> None:
+    made = simulation()
+    hosts = list(made.cluster.hosts.values())
+    victim = next(host for host in hosts if not host.api.engine.is_leader)
+    assert len(victim.api.replicas.all()) - len(victim.api.replicas.led()) == 12
+    for host in hosts if is_everywhere else [victim]:
+        assert host.disk is not None
+        host.disk.stall(5_000)
+    answers = publish(made, victim, ROUNDS)
+    made.scheduler.run_for_ms(1_000)
+    assert victim.disk is not None
+    assert victim.disk.queued_record_bytes_peak > CAP // 4, "the fault struck"
+    for host in hosts:
+        assert host.disk is not None
+        assert host.disk.queued_record_bytes_peak <= CAP + FRAME
+    if not is_everywhere:
+        assert len(answers) == ROUNDS * 12, "a majority of the disks works"
+    made.scheduler.run_for_ms(8_000)
+    assert len(answers) == ROUNDS * 12
+    assert is_everywhere or all(isinstance(answer, Produced) for answer in answers)
+    made.scheduler.run_for_ms(3_000)
+    assert ends(hosts[0]) == ends(hosts[1]) == ends(hosts[2])
+    assert sum(ends(victim).values()) == sum(isinstance(answer, Produced) for answer in answers)
+    for host in hosts:
+        assert host.disk is not None
+        assert host.disk.queued_record_bytes_peak <= CAP + FRAME
+
+
+# ------------------------------------------------------------------------------------------ deleted after registration
+# A large topic that is deleted right after a node's own registration: its logs are deleted once, slice by slice.
+BIG = CreateTopic(
+    request_id=RequestId(b"a" * 16),
+    name="big",
+    topic_id=TopicId(b"t" * 16),
+    partition_count=200,  # more than a slice
+    replication_factor=3,
+    config=(),
+    start_offset=Offset(0),
+    created_ms=1,
+)
+
+
+def test_no_node_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(find("calm"), 1)
+    assert simulation._boot()
+    hosts = simulation.cluster.hosts
+    (leader,) = [host for host in hosts.values() if host.api.engine.is_leader]
+    replies: list[object] = []
+    leader.api.propose(BIG, 5_000, replies.append)
+    assert simulation.scheduler.run_for_ms(5_000, stop=lambda: bool(replies))
+    simulation.scheduler.run_for_ms(1_000)
+    for node in hosts:
+        simulation.cluster.crash(node, power=False, why="test")
+
+    propose = Raft.propose
+    deleted: list[object] = []
+
+    def spy(self: Raft, command: bytes, done: Any) -> None:
+        propose(self, command, done)
+        made = decode_command(command)
+        if isinstance(made, RegisterNode) and made.node == self._node_id and self.is_leader and len(replies) == 1:
+            replies.append(made)  # a client's deletion that arrives in the same turn
+            delete = DeleteTopic(request_id=RequestId(b"d" * 16), name="big")
+            hosts[made.node].api.propose(delete, 5_000, deleted.append)
+
+    errors: list[BaseException] = []
+    end = Cluster._end
+
+    def ended(self: Cluster, host: SimHost, error: BaseException) -> None:
+        errors.append(error)
+        end(self, host, error)
+
+    monkeypatch.setattr(Raft, "propose", spy)
+    monkeypatch.setattr(Cluster, "_end", ended)
+    for node in hosts:
+        simulation.cluster.start(node)
+    assert simulation.scheduler.run_for_ms(6_000, stop=lambda: bool(deleted))
+    simulation.scheduler.run_for_ms(1_000)
+    assert isinstance(replies[0], TopicCreated)
+    assert deleted == [Done()]
+    assert errors == []

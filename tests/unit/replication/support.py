@@ -6,14 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from smq.raft_state.commands import (
     AdvanceHwms,
+    AdvanceLogStart,
+    AlterTopicConfig,
     Command,
     CreateTopic,
     ElectLeader,
     HwmAdvance,
+    MarkIncomplete,
     RegisterNode,
 )
 from smq.raft_state.errors import SmqError
@@ -53,6 +56,7 @@ from smq.testing.virtual.disk import DiskImage, FakeDisk
 ME, PEER_A, PEER_B = NodeId(1), NodeId(2), NodeId(3)
 INCARNATION = Incarnation(100)
 TOPIC = TopicId(b"t" * 16)
+MessageT = TypeVar("MessageT", bound=wire.Message)
 
 
 def raise_it(error: BaseException) -> None:
@@ -209,8 +213,11 @@ class NodeParts:
         topic = {"topic_id": TOPIC, "partition_count": partitions, "replication_factor": 3, "created_ms": 0}
         self.apply(CreateTopic(name="t", **{**topic, **fields}))
 
-    def messages(self, kind: type[wire.Message]) -> list[wire.Message]:
-        return [m for _, m in self.sent if isinstance(m, kind)]
+    def sent_of(self, kind: type[MessageT]) -> list[tuple[NodeId, MessageT]]:
+        return [(peer, m) for peer, m in self.sent if isinstance(m, kind)]
+
+    def messages(self, kind: type[MessageT]) -> list[MessageT]:
+        return [m for _, m in self.sent_of(kind)]
 
     def run(self, ms: int, step_ms: int = 10) -> None:
         """Deadlines that have passed fire."""
@@ -345,6 +352,21 @@ class Host(NodeParts):
     def part(self) -> PartitionState:
         return self.state.topics["t"].partitions[0]
 
+    def configure(self, **config: object) -> None:
+        """The topic. A setting has underscores for its dots; None resets it."""
+        named = {name.replace("_", "."): value for name, value in sorted(config.items())}
+        set_ = tuple((name, str(value)) for name, value in named.items() if value is not None)
+        unset = tuple(name for name, value in named.items() if value is None)
+        self.apply(AlterTopicConfig(name="t", set_=set_, unset=unset))
+
+    def move_log_start(self, offset: int) -> None:
+        self.apply(AdvanceLogStart(partition=self.part.pid, offset=Offset(offset)))
+
+    def mark_incomplete(self, incarnation: Incarnation | None = None) -> None:
+        """By the present process, or another."""
+        by = incarnation if incarnation is not None else self.identity.incarnation
+        self.apply(MarkIncomplete(node=ME, incarnation=by, partitions=(self.part.pid,)))
+
     def elect(self, node: NodeId, incarnation: Incarnation = INCARNATION, end: int | None = None) -> None:
         """Its epoch starts at the end, or at the high water mark. It needs no seals: the leader itself asks for it."""
         self.apply(
@@ -382,6 +404,13 @@ class Host(NodeParts):
         self.give(prepared, acks, answer, timeout_ms, named=named, is_timed=is_timed)
         return answer
 
+    def commit(self, *batches: bytes) -> None:
+        """All batches with these are durable here, and committed."""
+        for data in batches:
+            self.produce(data)
+        self.settle()
+        self.advance(self.live.log.appended_end)
+
     def give(
         self,
         prepared: PreparedBatch,
@@ -400,7 +429,7 @@ class Host(NodeParts):
     def ack(self, peer: NodeId, end: int, *, epoch: int | None = None, incarnation: int = INCARNATION) -> None:
         """A follower says how far its durable verified log reaches. Its first report answers the probe."""
         stream = self.live.stream_to(peer)
-        probes = [m.stream for p, m in self.sent if p == peer and isinstance(m, wire.Probe)]
+        probes = [m.stream for p, m in self.sent_of(wire.Probe) if p == peer]
         is_answer = stream is not None and not stream.is_placed and bool(probes)
         ack = wire.Ack(
             self.part.pid,
@@ -414,10 +443,10 @@ class Host(NodeParts):
         self.live.on_ack(peer, ack)
 
     def appends_to(self, peer: NodeId) -> list[wire.Append]:
-        return [m for p, m in self.sent if p == peer and isinstance(m, wire.Append)]
+        return [m for p, m in self.sent_of(wire.Append) if p == peer]
 
     def last_probe(self, peer: NodeId) -> wire.Probe:
-        return next(m for p, m in reversed(self.sent) if p == peer and isinstance(m, wire.Probe))
+        return [m for p, m in self.sent_of(wire.Probe) if p == peer][-1]
 
     def answer_probe(
         self, peer: NodeId, end: int, *, stream: int = 0, is_full: bool = False, is_held: bool = False

@@ -6,7 +6,7 @@ test_leading; what a rule demands of several nodes together, in the simulation.
 
 import pytest
 
-from smq.raft_state.commands import AddPartitions, AdvanceHwms, AdvanceLogStart, AlterTopicConfig, Command
+from smq.raft_state.commands import AddPartitions, AdvanceHwms, Command
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, NodeId, Offset, TsNs
 from smq.raft_state.replies import HwmsAdvanced, Reply
@@ -58,7 +58,7 @@ def append(host: Host, *values: bytes, epoch: int = 1, stream: int = 1, peer: No
 
 
 def acks(host: Host) -> list[wire.Ack]:
-    return [m for _, m in host.sent if isinstance(m, wire.Ack)]
+    return host.messages(wire.Ack)
 
 
 # ------------------------------------------------------------------------------------------------ 1, 2
@@ -390,7 +390,7 @@ def test_rule_10_an_epoch_that_a_jump_has_forgotten_leaves_the_outcome_open(host
     with host.cut_off():
         host.elect(PEER_A)  # at hwm 0: X is gone
         host.advance(1)  # by another record at the same offset
-        host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(1)))
+        host.move_log_start(1)
         assert host.part.epoch_range(Epoch(0)) is None
     host.settle()
     assert answer.error == "TIMED_OUT"
@@ -457,7 +457,7 @@ def send_producers(host: Host, at: int) -> None:
 def test_rule_14_a_log_that_ends_below_the_log_start_is_emptied_and_can_be_elected() -> None:
     host = follower()
     host.advance(5)
-    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(5)))
+    host.move_log_start(5)
     host.settle()
     assert (host.live.log.log_start, host.live.log.appended_end) == (5, 5)
     send_producers(host, 5)
@@ -467,7 +467,7 @@ def test_rule_14_a_log_that_ends_below_the_log_start_is_emptied_and_can_be_elect
 def test_rule_14_an_empty_log_takes_the_batch_that_contains_the_log_start() -> None:
     host = follower()
     host.advance(10)
-    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(5)))
+    host.move_log_start(5)
     send_producers(host, 5)
     append(host, stored(batch(count=8), 2, 1))
     host.settle()
@@ -564,5 +564,5 @@ def test_rule_17_nothing_changes_a_partitions_replicas_in_this_version(host: Hos
 
 def test_rule_19_topic_that_keeps_its_records_cannot_become_one_that_does_not(host: Host) -> None:
     with pytest.raises(SmqError) as e:
-        host.apply(AlterTopicConfig(name="t", set_=(("storage", "external"),)))
+        host.configure(storage="external")
     assert e.value.code is ErrorCode.INVALID_CONFIG

@@ -107,7 +107,7 @@ class World(NodeParts):
 
     @property
     def forwarded(self) -> list[tuple[NodeId, wire.Propose]]:
-        return [(peer, m) for peer, m in self.sent if isinstance(m, wire.Propose)]
+        return self.sent_of(wire.Propose)
 
 
 @pytest.fixture
@@ -430,7 +430,7 @@ def test_a_late_read_index_from_elsewhere_answers(world: World) -> None:
     world.barriers().wait(60_000, results.append)
     for _ in range(3):
         world.pass_ms(1_000)
-    sent = [m for _, m in world.sent if isinstance(m, wire.ReadIndex)]
+    sent = world.messages(wire.ReadIndex)
     assert len(sent) > 1
     world.proposer.on_proposed(wire.Proposed(sent[0].request, wire.COMMITTED, LogIndex(0), encode_reply(Done())))
     assert results == [0]

@@ -11,7 +11,7 @@ from chaos_tests.sim.planted.partitions import EPOCH_STARTS_AT_THE_MARK, MARK_AS
 from chaos_tests.sim.planted.state import LOG_START_AS_REQUESTED
 from chaos_tests.sim.planted.transactions import OPEN_IS_STABLE
 from chaos_tests.sim.replacement import Fault, planted, replace
-from smq.raft_state.commands import AdvanceLogStart, CommitOffsets, Coordinated
+from smq.raft_state.commands import CommitOffsets, Coordinated
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset
 from smq.raft_state.replies import Applied
@@ -95,7 +95,7 @@ def test_a_log_start_that_is_moved_back_is_noted() -> None:
     for faults, expected in (((), []), ((LOG_START_AS_REQUESTED,), [Kind.LOG_START_BACK])):
         with planted(faults):
             for start in (7, 4):
-                host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(start)))
+                host.move_log_start(start)
         assert noted(host.anomalies) == expected
 
 

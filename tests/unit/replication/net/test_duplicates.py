@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 from smq.coordinator.cli.cluster_dir import free_ports
 from smq.raft_state.ids import NodeId
 from smq.replication.net import duplicates, tcp
-from smq.replication.net.duplicates import RETURNS_MAX
+from smq.replication.net.duplicates import RETURNS_MAX, DuplicateRule
 from smq.replication.net.frames import FrameKind, encode_reason
 from smq.replication.net.listening import bind_listener
 from smq.replication.net.tcp import TcpNetwork, TcpSettings
@@ -330,3 +331,71 @@ async def test_a_reason_is_bounded_and_fit_for_a_log(world: Processes) -> None:
     assert why.startswith("node 2 refuses this process of node 1: a?[2J?xx")
     assert len(why) < 600
     server.close()
+
+
+# ------------------------------------------------------------------------------------------------------ duplicate rule
+# Two processes with one node id, without sockets: which of them must end, and when neither must.
+FIRST = NodeId(1)
+ROUNDS = 2 * RETURNS_MAX - 1  # each of the two returns in every second one
+EARLIER, LATER, THIRD = b"1" * 16, b"2" * 16, b"3" * 16
+
+
+@pytest.fixture
+def rule() -> DuplicateRule:
+    return DuplicateRule()
+
+
+def test_a_process_that_comes_in_the_place_of_one_at_the_address_is_contested_while_that_is_connected(
+    rule: DuplicateRule,
+) -> None:
+    assert not rule.is_contested(FIRST, LATER, [EARLIER]), "there was no answer at that address yet"
+    rule.found(FIRST, EARLIER)
+    assert rule.is_contested(FIRST, LATER, [EARLIER])
+    assert not rule.is_contested(FIRST, EARLIER, [EARLIER])
+    assert not rule.is_contested(FIRST, LATER, []), "a restart, after which the old connections are gone"
+    assert not rule.is_contested(FIRST, LATER, [THIRD])
+
+
+def test_processes_that_follow_each_other_are_restarts(rule: DuplicateRule) -> None:
+    processes = [bytes([i]) * 16 for i in range(50)]
+    for older, newer in itertools.pairwise(processes):
+        assert rule.loser(FIRST, older, newer) is None
+    assert len(rule._returns[FIRST]) == duplicates._REPLACED_KEPT
+
+
+def test_late_connections_around_many_restarts_never_add_up(rule: DuplicateRule) -> None:
+    processes = [bytes([i]) * 16 for i in range(50)]
+    for older, newer in itertools.pairwise(processes):
+        assert rule.loser(FIRST, older, newer) is None
+        for _channel in Channel:
+            assert rule.loser(FIRST, newer, older) is None, "a late connection"
+            assert rule.loser(FIRST, older, newer) is None, "it is back"
+
+
+def test_a_late_connection_of_a_process_that_has_ended_proves_nothing(rule: DuplicateRule) -> None:
+    assert rule.loser(FIRST, EARLIER, LATER) is None
+    assert rule.loser(FIRST, LATER, EARLIER) is None
+    assert rule.loser(FIRST, EARLIER, LATER) is None
+
+
+def rounds_until_one_loses(rule: DuplicateRule) -> tuple[int, bytes]:
+    older, newer = LATER, EARLIER
+    for count in range(100):
+        loser = rule.loser(FIRST, older, newer)
+        if loser is not None:
+            return count, loser
+        older, newer = newer, older
+    raise AssertionError("both go on")
+
+
+def test_of_two_that_take_turns_the_one_that_began_later_ends_whoever_judges() -> None:
+    assert rounds_until_one_loses(DuplicateRule()) == (ROUNDS, LATER)
+
+
+def test_after_a_verdict_the_returns_are_counted_anew(rule: DuplicateRule) -> None:
+    assert [rounds_until_one_loses(rule) for _ in range(3)] == [(ROUNDS, LATER)] * 3
+
+
+def test_of_two_that_take_turns_the_one_that_was_at_the_address_stays(rule: DuplicateRule) -> None:
+    rule.found(FIRST, LATER)
+    assert rounds_until_one_loses(rule) == (ROUNDS, EARLIER)

@@ -81,9 +81,9 @@ def test_the_clock_moves_although_offsets_are_kept_for_ever(node: Node) -> None:
 
 def test_a_topic_that_keeps_its_records_for_less_gives_the_interval(node: Node) -> None:
     node.host.create_partition()
-    node.host.apply(AlterTopicConfig(name="t", set_=(("retention.ms", "20000"),)))
+    node.host.configure(retention_ms="20000")
     assert interval_ms(node.host.state) == 5_000
-    node.host.apply(AlterTopicConfig(name="t", set_=(("retention.ms", "1"),)))
+    node.host.configure(retention_ms="1")
     assert interval_ms(node.host.state) == INTERVAL_MS_MIN
     node.host.apply(AlterTopicConfig(name="t", set_=(("retention.records", "1"),), unset=("retention.ms",)))
     assert interval_ms(node.host.state) == INTERVAL_MS_MAX

@@ -1,27 +1,43 @@
-"""One replica with damaged bytes: it continues, and reports nothing that it does not know."""
+"""One replica with damaged bytes, after a jump of its state, or with a state older than its log: it continues, and
+reports nothing that it does not know."""
+
+from typing import cast
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart, MarkIncomplete
-from smq.raft_state.errors import ErrorCode
-from smq.raft_state.ids import Epoch, NodeId, Offset
+from smq.raft_state.commands import MarkIncomplete
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Epoch, NodeId, Offset, ProducerEpoch, ProducerId, Sequence, TsNs
+from smq.raft_state.state import Segment
+from smq.records import parse_header
+from smq.replication.api import Fetched
+from smq.replication.commands.coalescing import Barriers
+from smq.replication.log.log_state import sealed
+from smq.replication.log.producers import CachedBatch, ProducerTable
+from smq.replication.log.segments import HeldSegments
 from smq.replication.log.stored_batch import BatchDamaged, base_of_key, parse_header_of
 from smq.replication.net import wire
+from smq.replication.net.wire import StepQuery, StepReport
 from smq.replication.node_config import TAIL_BYTES_KEPT
-from smq.replication.partition.reads import READ_MS_MAX
+from smq.replication.partition.compaction.segment_catch_up import Segments, combined, lowest_behind
+from smq.replication.partition.exact_ends import ExactEnds
+from smq.replication.partition.older_state import Outlived
+from smq.replication.partition.reads import READ_MS_MAX, Poll, Reads
 from smq.replication.partition.repair import OPEN_NS_MAX, REMEMBERED_NS, REPEATS_MAX, Outcome, repair_error
-from smq.replication.ports import Table
+from smq.replication.ports import DataDamaged, Table
 from smq.testing.virtual.disk import DiskImage
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
 from tests.unit.replication.test_rules import acks, append, follower, stored
 
 
+# -------------------------------------------------------------------------------------------------------------- damage
+# One replica with damaged bytes: it continues, and reports nothing that it does not know.
 def idempotent(sequence: int, value: bytes = b"v") -> bytes:
     return batch(value, producer_id=7, producer_epoch=0, base_sequence=sequence)
 
 
 def advance_log_start(host: Host, to: int) -> None:
-    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(to)))
+    host.move_log_start(to)
 
 
 def rot(image: DiskImage, batch_number: int, *, with_row: bool = True) -> None:
@@ -174,7 +190,6 @@ def test_damaged_bytes_beyond_the_mark_count_for_nothing_until_they_are_intact_o
     assert (host.live.durable_verified_end, host.live.log.appended_end) == (1, 3)
     want(host, 1)
     fetch = host.messages(wire.FetchBatch)[-1]
-    assert isinstance(fetch, wire.FetchBatch)
     host.repairs.on_found(PEER_A, wire.FoundBatch(fetch.partition, fetch.request, False, memoryview(values[1])))
     assert host.live.durable_verified_end == 1, "it has been submitted only"
     host.settle()
@@ -319,7 +334,7 @@ def test_a_replica_that_is_behind_or_busy_says_that_it_may_have_the_batch() -> N
     assert asked(host, 1) == (values[1], False)
     host.disk.stall_reads(100)
     host.repairs.on_fetch(PEER_B, host.live, wire.FetchBatch(host.part.pid, 5, Offset(2)))
-    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(3)))
+    host.move_log_start(3)
     host.settle()
     assert last_found(host) == (b"", True), "the log start has passed the batch meanwhile"
     assert asked(host, 0) == (b"", True), "the other has not applied the log start yet"
@@ -353,7 +368,6 @@ def asked(host: Host, offset: int) -> tuple[bytes, bool]:
 
 def last_found(host: Host) -> tuple[bytes, bool]:
     found = host.messages(wire.FoundBatch)[-1]
-    assert isinstance(found, wire.FoundBatch)
     return bytes(found.value), found.may_have
 
 
@@ -478,6 +492,316 @@ def test_a_batch_deleted_during_its_repair_is_no_damage() -> None:
     host, values = follower_with_rot()
     outcomes = begin_repair(host)
     failed = host.repairs.counts.failed
-    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(2)))
+    host.move_log_start(2)
     assert answer_fetches(host, {1: values[1]}) == [PEER_A, PEER_B], "the batch has no place here any more"
     assert (outcomes, host.repairs.counts.failed) == ([Outcome.DELETED], failed)
+
+
+# --------------------------------------------------------------------------------------------------------------- jumps
+# One replica after a jump of the applied state, or in a stopping process: it continues, and reports nothing that it
+# does not know.
+def jump(host: Host, *, hwm: int, log_start: int) -> None:
+    """A snapshot reaches a replica that was cut off: PEER_A led epoch 1, ME leads epoch 2; it learns of both
+    together."""
+    with host.cut_off():
+        host.elect(PEER_A)
+        host.advance(hwm)
+        host.elect(ME, end=hwm)
+        advance_log_start(host, log_start)
+
+
+def leader_with_a_sequence() -> Host:
+    """Sequence 0 is committed, in epoch 0."""
+    host = Host()
+    host.create_partition()
+    host.produce(idempotent(0))
+    host.settle()
+    host.advance(1)
+    return host
+
+
+def leader_with_an_uncommitted_sequence() -> Host:
+    """It led epoch 0: sequence 0 is committed, sequence 1 never left this node."""
+    host = leader_with_a_sequence()
+    host.produce(idempotent(1))
+    host.settle()
+    return host
+
+
+def test_a_jump_over_an_epoch_and_the_log_start_leaves_no_sequence_that_was_never_committed() -> None:
+    host = leader_with_an_uncommitted_sequence()
+    jump(host, hwm=2, log_start=2)
+    assert (host.live.log.log_start, host.live.log.appended_end) == (2, 2)
+    assert host.live.log.producers.check(parse_header(idempotent(1)), Offset(0)) is None
+
+
+def test_a_jump_within_what_is_here_keeps_the_sequences_that_were_committed() -> None:
+    host = leader_with_an_uncommitted_sequence()
+    with host.cut_off():
+        host.elect(ME)
+        advance_log_start(host, 1)
+    assert host.produce(idempotent(1)).result is None, "it was dropped with its epoch: this is a new batch"
+    host.settle()
+    assert (host.live.log.log_start, host.live.log.appended_end) == (1, 2)
+
+
+def jumped() -> Host:
+    """A follower of which DeleteRecords up to 9 has removed sequences 1 to 8 before it ever saw them."""
+    host = follower()
+    append(host, stored(idempotent(0), 0, 1))
+    host.settle()
+    host.advance(9)
+    advance_log_start(host, 9)
+    host.settle()
+    return host
+
+
+def send_producers(host: Host, at: int) -> None:
+    """What a leader says whose log holds sequence 8 at offset 8."""
+    table = ProducerTable()
+    cached = CachedBatch(Epoch(1), Offset(8), Offset(9), Sequence(8), Sequence(8), TsNs(88))
+    table.note(ProducerId(7), ProducerEpoch(0), cached)
+    host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(at), 0, 1, table.snapshot()))
+    host.settle()
+
+
+def test_a_log_that_jumped_counts_for_nothing_until_it_has_the_producers() -> None:
+    host = jumped()
+    assert host.live.durable_verified_end == 0
+    assert acks(host)[-1].needs_producers
+    append(host, stored(idempotent(9), 9, 1))
+    assert host.live.log.appended_end == 9, "what follows waits for them, too"
+    send_producers(host, 9)
+    assert host.live.durable_verified_end == 9
+    assert not acks(host)[-1].needs_producers
+
+
+def test_rule_16_a_log_that_jumped_seals_and_is_no_candidate_until_it_has_the_producers() -> None:
+    host = jumped()
+    assert host.live.seal(Epoch(1)) == (host.part.pid, 9, wire.NO_CANDIDATE)
+    host.elect(PEER_B)
+    table = wire.Producers(host.part.pid, Epoch(2), 1, Offset(9), 0, 1, b"")
+    host.live.on_producers(PEER_B, table)
+    host.settle()
+    assert host.live.seal(Epoch(2)) == (host.part.pid, 9, 9)
+
+
+def test_a_leader_whose_log_had_jumped_answers_the_repetition_of_a_batch_it_never_held() -> None:
+    host = jumped()
+    send_producers(host, 9)
+    host.elect(ME, end=9)
+    answer = host.produce(idempotent(8))
+    host.settle(10)
+    assert answer.is_duplicate
+    assert answer.offsets == (8, 8)
+
+
+def test_a_log_that_jumped_does_not_lead_without_the_producers() -> None:
+    host = jumped()
+    host.elect(ME, end=9)
+    assert host.live.leading is None
+
+
+def test_the_lack_of_producers_outlives_the_process() -> None:
+    host = jumped()
+    assert not host.reopen().log.has_producers
+    send_producers(host, 9)
+    assert host.reopen().log.has_producers
+
+
+def test_the_only_replica_keeps_leading_without_producers_as_no_other_has_them() -> None:
+    host = jumped()
+    host.part.replicas = (ME,)
+    host.elect(ME, end=9)
+    assert host.live.leading is not None
+
+
+def test_a_sole_replica_that_leads_without_producers_waits_for_none_if_it_gets_others() -> None:
+    host = jumped()
+    host.part.replicas = (ME,)
+    host.elect(ME, end=9)
+    host.part.replicas = (ME, PEER_A, PEER_B)
+    assert host.live.durable_verified_end == 9
+    host.settle()
+    assert host.reopen().log.has_producers
+
+
+def test_producers_of_another_offset_are_not_taken() -> None:
+    host = jumped()
+    send_producers(host, 8)
+    assert not host.live.log.has_producers
+
+
+@pytest.mark.parametrize(("peer", "epoch"), [(PEER_B, 1), (PEER_A, 0), (PEER_A, 2)])
+def test_producers_are_taken_from_the_leader_in_its_epoch_alone(peer: NodeId, epoch: int) -> None:
+    host = jumped()
+    host.live.on_producers(peer, wire.Producers(host.part.pid, Epoch(epoch), 1, Offset(9), 0, 1, b""))
+    assert not host.live.log.has_producers
+    host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(9), 0, 1, b""))
+    assert host.live.log.has_producers
+
+
+def test_producers_that_do_not_decode_are_refused() -> None:
+    host = jumped()
+    with pytest.raises(wire.WireError, match="cannot be adopted"):
+        host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(9), 0, 1, b"\x01"))
+
+
+def test_a_leader_sends_its_producers_to_a_log_that_jumped() -> None:
+    host = leader_with_a_sequence()
+    advance_log_start(host, 1)
+    probe = host.last_probe(PEER_B)
+    ack = wire.Ack(host.part.pid, Epoch(0), INCARNATION, Offset(0), Offset(1), probe.stream, True, True)
+    host.live.on_ack(PEER_B, ack)
+    reported = host.messages(wire.Producers)[-1]
+    assert (reported.at, reported.table) == (1, host.live.log.producers.snapshot())
+
+
+def test_the_log_start_reached_in_the_own_epoch_keeps_the_sequences() -> None:
+    host = leader_with_a_sequence()
+    advance_log_start(host, 1)
+    answer = host.produce(idempotent(0))
+    host.settle(10)
+    assert answer.is_duplicate
+
+
+def test_a_repetition_of_a_committed_batch_is_answered_when_its_epoch_has_been_pruned() -> None:
+    host = leader_with_a_sequence()
+    host.elect(ME)
+    host.produce(batch())
+    host.settle()
+    host.advance(2)
+    advance_log_start(host, 2)
+    assert host.part.epoch_range(Epoch(0)) is None
+    answer = host.produce(idempotent(0))
+    host.settle(10)
+    assert answer.offsets == (0, 0)
+    assert answer.is_duplicate
+
+
+def test_a_stream_number_of_an_earlier_epoch_does_not_silence_a_follower() -> None:
+    host = follower()
+    append(host, stored(batch(), 5, 1), stream=2)
+    host.elect(PEER_B)
+    before = len(acks(host))
+    append(host, stored(batch(), 5, 2), epoch=2, stream=2, peer=PEER_B)
+    assert len(acks(host)) == before + 1
+
+
+def test_a_jump_to_the_epoch_after_the_one_it_was_judged_by_keeps_the_sequences_that_were_committed() -> None:
+    host = leader_with_a_sequence()
+    for _ in range(2):
+        host.elect(ME)  # epochs in which nothing is appended
+    with host.cut_off():
+        host.elect(ME)
+        advance_log_start(host, 1)
+    answer = host.produce(idempotent(0))
+    host.settle(10)
+    assert answer.offsets == (0, 0)
+
+
+# ------------------------------------------------------------------------------------------------- stopping
+def test_a_node_that_stops_does_not_say_that_what_it_appended_is_lost(host: Host) -> None:
+    answer = host.produce()
+    host.settle(100)
+    host.live.close(SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping"))
+    host.settle(10)
+    assert answer.error == "TIMED_OUT"
+    assert not ErrorCode.TIMED_OUT.is_definite
+
+
+# ----------------------------------------------------------------------------------------------------------- newer log
+# A node whose state is older than what its log has installed: it has just started, and its Raft log is behind.
+OLD, NEW = b"o" * 16, b"n" * 16
+
+
+@pytest.fixture
+def older() -> Host:
+    """A follower of one batch after the other, up to 4, which the state takes for compacted in two segments."""
+    older = follower()
+    append(older, *[stored(batch(b"v"), n, 1, ts_ns=10 + n) for n in range(4)])
+    older.settle()
+    older.advance(4)
+    part = older.live.part
+    part.segments = [Segment(start=Offset(0), digest=OLD), Segment(start=Offset(2), digest=OLD)]
+    part.compacted_end, part.compactions = Offset(4), 2
+    older.live.log.segments.put(Offset(0), Offset(4), NEW)
+    return older
+
+
+def test_an_older_segment_takes_no_place_in_a_newer_log(older: Host) -> None:
+    assert lowest_behind(older.live) == (0, 2, OLD), "an older log"
+    older.live.log.segments.compactions = 3
+    assert lowest_behind(older.live) is None
+    older.live.part.compactions = 3
+    assert lowest_behind(older.live) == (0, 2, OLD), "the state has caught up"
+
+
+def test_a_newer_log_says_of_no_older_state_that_it_is_in_step(older: Host) -> None:
+    """It may lack what the next entries of that state put in line."""
+    live = older.live
+    segments = Segments(older.node_host(), older.look_ups(), {live.pid: live}.get, lambda _: None)
+    live.part.segments = [Segment(start=Offset(0), digest=NEW)]
+
+    def is_in_step() -> bool:
+        segments.on_step_query(PEER_A, StepQuery(live.pid, 1, combined(live.part)))
+        report = older.messages(StepReport)[-1]
+        return report.is_in_step
+
+    assert is_in_step()
+    live.log.segments.compactions = 3
+    assert not is_in_step()
+
+
+def test_a_newer_log_is_not_read_by_the_marks_of_an_older_state(older: Host) -> None:
+    assert older.live.readable_end == 4
+    older.live.log.segments.compactions = 3
+    assert older.live.readable_end == 0
+
+
+def outlived(older: Host) -> tuple[Outlived, list[Fetched | Offset | SmqError]]:
+    """The node's own view of it, and what two readers get, after the log has been found to be newer."""
+    older.live.log.segments.compactions = 3
+    node = older.node_host()
+    seen = Outlived(node)
+    seen.visit(older.live)
+    found: list[Fetched | Offset | SmqError] = []
+    ends = ExactEnds(node, cast(Barriers, None), {older.live.pid: older.live}.get)
+    Reads(node, ends, older.repairs).fetch(Poll(older.live, Offset(0), 1 << 20, 0, found.append))
+    older.look_ups().run(older.live, lambda log: log.log_start, 1_000, found.append)
+    older.settle(10)
+    return seen, found
+
+
+def test_an_older_state_is_waited_for_before_the_process_is_registered(older: Host) -> None:
+    older.reopen(INCARNATION + 1)
+    seen, (fetched, _) = outlived(older)
+    assert seen.warnings() == []
+    assert isinstance(fetched, Fetched)
+    assert fetched.batches == []
+
+
+def test_a_log_that_has_outlived_the_state_is_refused_with_the_way_out(older: Host) -> None:
+    """The registration of this process is applied: nothing that it had applied before is yet to come."""
+    older.reopen(INCARNATION + 1)
+    older.apply(register(ME, INCARNATION + 1))
+    seen, found = outlived(older)
+    assert ["empty its directory" in warning for warning in seen.warnings()] == [True]
+    for error in found:
+        assert isinstance(error, SmqError)
+        assert error.code is ErrorCode.DATA_DAMAGED
+        assert "empty its directory" in str(error)
+    assert older.live.log.segments.compactions == 3, "the count is never lowered"
+
+
+def test_the_row_keeps_the_compactions_and_one_of_the_first_version_has_none() -> None:
+    held = HeldSegments()
+    held.put(Offset(0), Offset(4), NEW)
+    held.compactions = 7
+    again = HeldSegments.decode(held.encode())
+    assert (again.compactions, again.compacted_end, again.holds(Offset(0), Offset(4), NEW)) == (7, 4, True)
+    first = bytes.fromhex("010000000000000004")
+    older = HeldSegments.decode(sealed(first + held.encode()[17:-4]))
+    assert (older.compactions, older.compacted_end, older.holds(Offset(0), Offset(4), NEW)) == (0, 4, True)
+    with pytest.raises(DataDamaged, match="version 3"):
+        HeldSegments.decode(sealed(b"\x03" + first[1:]))

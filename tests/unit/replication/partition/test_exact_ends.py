@@ -1,6 +1,7 @@
 """Rule 25: a partition's end is what its leader knows, after a read index that began after the question."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -9,10 +10,11 @@ from smq.raft_state.commands import AdvanceExternalHwms, AdvanceLogStart, Create
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Incarnation, LogIndex, NodeId, Offset, PartitionId, TopicId
 from smq.raft_state.state import PartitionState
-from smq.replication.api import PartitionEnd
+from smq.replication.api import PartitionEnd, PartitionRange
 from smq.replication.commands.coalescing import Barriers
 from smq.replication.net import wire
 from smq.replication.partition import exact_ends
+from smq.replication.partition.by_name import Lookup, RangesRequest
 from smq.replication.partition.exact_ends import ATTEMPT_MS, RETRY_MS, Ends, ExactEnds, end_at_leader
 from tests.unit.replication.partition.test_reads import HeldBarriers
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch
@@ -54,11 +56,11 @@ class World:
 
     @property
     def questions(self) -> list[tuple[NodeId, wire.EndsQuery]]:
-        return [(peer, m) for peer, m in self.host.sent if isinstance(m, wire.EndsQuery)]
+        return self.host.sent_of(wire.EndsQuery)
 
     @property
     def reports(self) -> list[tuple[NodeId, wire.EndsReport]]:
-        return [(peer, m) for peer, m in self.host.sent if isinstance(m, wire.EndsReport)]
+        return self.host.sent_of(wire.EndsReport)
 
     def pass_read_index(self) -> None:
         self.barriers.release(PASSED)
@@ -89,9 +91,7 @@ def known(pid: PartitionId, hwm: int, epoch: int = 0) -> wire.End:
 
 
 def commit(host: Host, count: int) -> None:
-    host.produce(batch(count=count))
-    host.settle()
-    host.advance(host.live.log.appended_end)
+    host.commit(batch(count=count))
 
 
 # ------------------------------------------------------------------------------------------- as the leader
@@ -470,3 +470,113 @@ def test_no_partitions_are_no_question(world: World) -> None:
     world.ask()
     world.run()
     assert world.answers == [{}]
+
+
+# ------------------------------------------------------------------------------------------------------------- by name
+# Exact ranges by name: an unknown name is looked up again, in the state that does not have its partition.
+NAMES = [("a", 1), ("a", 0)]
+
+
+class Names:
+    """Questions for ends are answered by the test."""
+
+    def __init__(self) -> None:
+        self.host = Host()
+        self.barriers = HeldBarriers()
+        self.asked: list[tuple[list[PartitionId], Callable[[Ends], None]]] = []
+        self.answers: list[list[PartitionRange | SmqError] | SmqError] = []
+        self.create(b"1")
+
+    def create(self, mark: bytes) -> None:
+        topic_id = TopicId(mark * 16)
+        self.host.apply(CreateTopic(name="a", topic_id=topic_id, partition_count=2, replication_factor=3, created_ms=0))
+
+    def pids(self) -> list[PartitionId]:
+        parts = self.host.state.topics["a"].partitions
+        return [parts[index].pid for _, index in NAMES]
+
+    def ask(self, names: list[tuple[str, int]]) -> None:
+        host, barriers = self.host.node_host(), cast(Barriers, self.barriers)
+        ends = cast(ExactEnds, SimpleNamespace(ask=self._ask))
+        lookup = Lookup(host, barriers)
+        RangesRequest(host, lookup, ends, names, 5_000, self.answers.append, False).start()
+        self.host.settle(1)
+
+    def _ask(self, pids: Iterable[PartitionId], _ms: int, done: Callable[[Ends], None], *, at_leader: bool) -> None:
+        self.asked.append((list(pids), done))
+
+    def answer(self, end: PartitionEnd | SmqError) -> None:
+        pids, done = self.asked[-1]
+        done(dict.fromkeys(pids, end))
+
+    def found(self) -> list[PartitionRange | SmqError]:
+        (answer,) = self.answers
+        assert not isinstance(answer, SmqError)
+        return answer
+
+
+@pytest.fixture
+def names() -> Names:
+    return Names()
+
+
+END = PartitionEnd(Epoch(4), PEER_A, Offset(1), Offset(4), Offset(5), Offset(7))
+GONE = SmqError(ErrorCode.UNKNOWN_TOPIC, "the topic has been deleted")
+
+
+def test_known_names_are_asked_for_together_and_answered_in_order(names: Names) -> None:
+    names.ask(NAMES)
+    assert names.asked[0][0] == names.pids()
+    assert names.barriers.waiting == []
+    names.answer(END)
+    first, second = names.found()
+    assert isinstance(first, PartitionRange)
+    assert isinstance(second, PartitionRange)
+    assert (first.partition, second.partition) == (1, 0)
+    assert (first.log_start, first.lso, first.hwm, first.next_offset, first.epoch, first.leader) == (1, 4, 5, 7, 4, 2)
+
+
+def test_one_error_does_not_cost_the_others_their_answer(names: Names) -> None:
+    names.ask(NAMES)
+    pids, done = names.asked[0]
+    late = SmqError(ErrorCode.OFFSET_NOT_AVAILABLE, "m")
+    done({pids[0]: late, pids[1]: END})
+    assert names.found()[0] is late
+    assert isinstance(names.found()[1], PartitionRange)
+
+
+def test_an_unknown_name_is_unknown_only_after_a_barrier(names: Names) -> None:
+    names.ask([*NAMES, ("b", 0), ("a", 2)])
+    assert names.asked == []
+    names.barriers.release(LogIndex(1))
+    assert names.asked[0][0] == names.pids()
+    names.answer(END)
+    codes = [f.code for f in names.found() if isinstance(f, SmqError)]
+    assert codes == [ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION]
+
+
+def test_without_a_barrier_nothing_is_called_unknown(names: Names) -> None:
+    names.ask([("b", 0)])
+    names.barriers.release(SmqError(ErrorCode.NO_QUORUM, "m"))
+    names.host.settle(1)
+    (answer,) = names.answers
+    assert isinstance(answer, SmqError)
+    assert answer.code is ErrorCode.NO_QUORUM
+
+
+def test_a_topic_that_was_created_again_is_asked_for_under_its_new_id(names: Names) -> None:
+    names.ask(NAMES)
+    names.host.apply(DeleteTopic(name="a"))
+    names.create(b"2")
+    names.answer(GONE)
+    assert names.asked[1][0] == names.pids()
+    names.answer(END)
+    assert [isinstance(f, PartitionRange) for f in names.found()] == [True, True]
+
+
+def test_a_topic_that_was_deleted_meanwhile_is_unknown(names: Names) -> None:
+    names.ask(NAMES)
+    names.host.apply(DeleteTopic(name="a"))
+    names.answer(END)  # of a moment before
+    names.asked[-1][1]({})
+    assert [f.code for f in names.found() if isinstance(f, SmqError)] == [ErrorCode.UNKNOWN_TOPIC] * 2

@@ -57,7 +57,7 @@ class World:
     @property
     def questions(self) -> list[tuple[NodeId, wire.EndsQuery]]:
         """To other nodes."""
-        return [(peer, m) for peer, m in self.host.sent if isinstance(m, wire.EndsQuery)]
+        return self.host.sent_of(wire.EndsQuery)
 
     def report(self, hwm: int) -> None:
         """The leader answers the last question."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from smq.raft_state.commands import AdvanceClock, AdvanceLogStart
+from smq.raft_state.commands import AdvanceClock
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, Offset, ProducerEpoch, ProducerId, Sequence, TsNs
 from smq.raft_state.limits import CLOCK_ELAPSED_MS_MAX, PRODUCER_EXPIRATION_MS_MIN
@@ -29,8 +29,7 @@ def leader(producers_max: int = LIMIT) -> Host:
 
 def commit(host: Host, *batches: bytes) -> list[Answer]:
     answers = [host.produce(data) for data in batches]
-    host.settle()
-    host.advance(host.live.log.appended_end)
+    host.commit()
     host.settle(1)
     return answers
 
@@ -134,7 +133,7 @@ def test_a_batch_that_is_not_committed_yet_keeps_its_producer_known() -> None:
 def test_expired_producers_do_not_come_back_with_a_checkpoint_or_a_truncation() -> None:
     host = leader()
     commit(host, of(0), of(1))
-    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(1)))
+    host.move_log_start(1)
     host.settle()
     pass_expiration(host)
     host.reopen()
@@ -160,7 +159,7 @@ def jumped(host: Host) -> None:
     """It follows epoch 1 and has never seen the records below 9."""
     host.elect(PEER_A)
     host.advance(9)
-    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(9)))
+    host.move_log_start(9)
     host.settle()
 
 
@@ -201,7 +200,7 @@ def test_a_large_table_is_sent_in_pieces_as_the_link_has_room(monkeypatch: pytes
     monkeypatch.setattr(wire, "TABLE_PIECE_BYTES", 100)
     host = leader(producers_max=100)
     commit(host, *(of(p) for p in range(20)))
-    host.apply(AdvanceLogStart(partition=host.part.pid, offset=Offset(20)))
+    host.move_log_start(20)
     commit(host, of(99))
     probe = next(m for peer, m in reversed(host.sent) if peer == PEER_B and isinstance(m, wire.Probe))
     host.network.backlog = host.config.replica_inflight_bytes_max

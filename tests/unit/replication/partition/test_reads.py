@@ -1,5 +1,5 @@
-"""Fetches serve what is committed and right, wait for more, and say "out of range" only once the leader has said where
-the log ends."""
+"""Fetches serve what is committed and right, wait for more or for the medium, and say "out of range" only once the
+leader has said where the log ends."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -7,18 +7,20 @@ from typing import cast
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart, DeleteTopic
+from smq.raft_state.commands import DeleteTopic
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset, TsNs
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Cancel, Fetched, TimeKind, TimeOffset
 from smq.replication.commands.coalescing import Barriers
+from smq.replication.log.store import LogStore
 from smq.replication.log.stored_batch import ENVELOPE_BYTES, BatchDamaged, StoredValue
 from smq.replication.net import wire
 from smq.replication.partition.exact_ends import ATTEMPT_MS, RETRY_MS, ExactEnds
-from smq.replication.partition.reads import END_MS_MAX, REPAIRS_PER_POLL_MAX, Poll, Reads
+from smq.replication.partition.reads import END_MS_MAX, READ_MS_MAX, REPAIRS_PER_POLL_MAX, Poll, Reads
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replica import Replica
+from smq.replication.ports import Table
 from tests.unit.replication.support import ME, PEER_A, PEER_B, Host, batch
 
 STORED_BYTES = ENVELOPE_BYTES + len(batch())
@@ -55,8 +57,7 @@ class Reader:
     def commit(self, *batches: bytes) -> None:
         for data in batches:
             self.host.produce(data)
-        self.host.settle()
-        self.host.advance(self.host.live.log.appended_end)
+        self.host.commit()
         self.reads.wake(self.host.live)
         self.host.settle(1)
 
@@ -70,7 +71,7 @@ class Reader:
     @property
     def questions(self) -> list[tuple[NodeId, wire.EndsQuery]]:
         """To other nodes."""
-        return [(peer, m) for peer, m in self.host.sent if isinstance(m, wire.EndsQuery)]
+        return self.host.sent_of(wire.EndsQuery)
 
     def report(self, log_start: int, hwm: int, log_end: int) -> None:
         """The leader answers the last question."""
@@ -142,7 +143,7 @@ def test_a_cancelled_poll_is_never_answered(reader: Reader) -> None:
 @pytest.mark.parametrize("offset", [-1, 3, 99])
 def test_rule_13_out_of_range_is_said_only_after_a_barrier_and_names_the_range(reader: Reader, offset: int) -> None:
     reader.commit(batch(count=5))
-    reader.host.apply(AdvanceLogStart(partition=reader.host.part.pid, offset=Offset(4)))
+    reader.host.move_log_start(4)
     reader.fetch(offset)
     assert reader.results == []
     reader.barriers.release(LogIndex(9))
@@ -199,7 +200,7 @@ def test_a_log_start_that_passes_a_parked_fetch_is_reported(reader: Reader) -> N
     reader.host.elect(PEER_A)
     reader.fetch(5, max_wait_ms=60_000)
     reader.host.advance(8)
-    reader.host.apply(AdvanceLogStart(partition=reader.host.part.pid, offset=Offset(8)))
+    reader.host.move_log_start(8)
     reader.reads.wake(reader.host.live)
     reader.host.settle(1)
     reader.reads.wake(reader.host.live)
@@ -241,7 +242,7 @@ def test_the_largest_create_time_is_that_of_a_record_that_is_left(
 ) -> None:
     """The first batch has a newer record than all others, or as new a one, but log_start is after it."""
     reader.commit(*(encode_batch([NewRecord(None, b"v", ms) for ms in batch]) for batch in created_ms))
-    reader.host.apply(AdvanceLogStart(partition=reader.host.part.pid, offset=Offset(1)))
+    reader.host.move_log_start(1)
     assert reader.host.live.log.log_start == 1
     assert reader.host.offset_at(TimeKind.MAX_TIMESTAMP, 0) == newest
 
@@ -309,7 +310,7 @@ def test_a_batch_deleted_during_its_repair_is_out_of_range(reader: Reader, monke
     repairs = HeldRepairs(reader)
     cannot_be_read(reader, monkeypatch)
     reader.fetch(0)
-    reader.host.apply(AdvanceLogStart(partition=reader.host.part.pid, offset=Offset(2)))
+    reader.host.move_log_start(2)
     repairs.waiting.pop()(Outcome.DELETED)
     reader.host.settle(1)
     reader.barriers.release(LogIndex(9))
@@ -386,3 +387,217 @@ def test_a_topic_deleted_while_a_reader_waits_for_confirmation_is_unknown_and_no
     reader.barriers.release(LogIndex(1))
     reader.host.settle(1)
     assert reader.error.code is ErrorCode.UNKNOWN_TOPIC
+
+
+# ---------------------------------------------------------------------------------------------------------- slow reads
+# Reads that wait for the medium: nothing else waits for them, and no cold_reader waits for ever.
+LONG_MS = 4 * READ_MS_MAX
+
+
+def cold(host: Host) -> None:
+    """Durable batches leave memory."""
+    host.store = LogStore(host.disk, tail_bytes_kept=0)
+
+
+@pytest.fixture
+def cold_reader(monkeypatch: pytest.MonkeyPatch) -> Reader:
+    create = Host.create_partition
+
+    def create_cold(host: Host, start: int = 0) -> object:
+        cold(host)
+        return create(host, start)
+
+    monkeypatch.setattr(Host, "create_partition", create_cold)
+    return Reader()
+
+
+def test_a_fetch_from_the_disk_is_answered_when_its_read_ends_however_short_its_wait(cold_reader: Reader) -> None:
+    cold_reader.commit(batch(), batch())
+    cold_reader.host.disk.stall_reads(400)
+    cold_reader.fetch(0, max_wait_ms=0)
+    cold_reader.host.settle(300)
+    assert cold_reader.results == []
+    cold_reader.host.settle(300)
+    assert cold_reader.bases == [0, 1]
+
+
+def test_what_is_in_memory_is_served_while_the_disk_does_not_answer(cold_reader: Reader) -> None:
+    cold_reader.commit(batch())
+    cold_reader.host.disk.stall_reads(LONG_MS)
+    cold_reader.host.disk.stall(LONG_MS)
+    cold_reader.host.produce()
+    cold_reader.host.advance(2)
+    cold_reader.fetch(1)
+    assert cold_reader.bases == [1]
+
+
+def test_a_log_start_that_passes_a_read_is_out_of_range_and_no_damage(cold_reader: Reader) -> None:
+    cold_reader.commit(batch(), batch())
+    cold_reader.host.disk.stall_reads(200)
+    cold_reader.fetch(0)
+    cold_reader.host.move_log_start(1)
+    cold_reader.host.settle(400)
+    cold_reader.barriers.release(1)  # type: ignore[arg-type]  # any index
+    cold_reader.host.settle(1)
+    assert cold_reader.error.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert cold_reader.host.repairs.counts.found == 0
+
+
+def test_no_look_up_holds_up_the_loop(cold_reader: Reader) -> None:
+    host = cold_reader.host
+    cold_reader.commit(batch(), batch())
+    host.disk.stall_reads(400)
+    blocked: list[float] = []
+    host.disk.on_blocking_read = blocked.append
+    look_ups, found = host.look_ups(), list[object]()
+    for kind in TimeKind:
+        look_ups.time(host.live, kind, 0, 5_000, found.append)
+    look_ups.sized_run(host.live, Offset(0), 1 << 20, 5_000, found.append)
+    host.settle(300)
+    assert (found, blocked) == ([], [])
+    host.settle(300)
+    assert (len(found), blocked) == (len(TimeKind) + 1, [])
+    assert not any(isinstance(answer, SmqError) for answer in found)
+
+
+def test_a_look_up_whose_caller_has_gone_or_whose_time_is_over_leaves_the_queue(cold_reader: Reader) -> None:
+    host = cold_reader.host
+    cold_reader.commit(batch())
+    host.disk.stall_reads(LONG_MS)
+    look_ups, found = host.look_ups(), list[object]()
+    cancel = look_ups.time(host.live, TimeKind.TS_NS, 0, 100, found.append)
+    look_ups.time(host.live, TimeKind.TS_NS, 0, 100, found.append)
+    cancel()
+    assert len(host.disk.reads) == 1
+    host.settle(READ_MS_MAX + 100)
+    (error,) = found
+    assert isinstance(error, SmqError)
+    assert (error.code, host.disk.reads) == (ErrorCode.NODE_NOT_READY, {})
+
+
+def test_a_look_up_during_which_the_topic_goes_or_its_start_moves_finds_no_damage(cold_reader: Reader) -> None:
+    host = cold_reader.host
+    cold_reader.commit(batch(), batch())
+    host.disk.stall_reads(200)
+    look_ups, found = host.look_ups(), list[object]()
+    look_ups.time(host.live, TimeKind.TS_NS, 0, 5_000, found.append)
+    host.move_log_start(1)
+    host.settle(400)
+    (answer,) = found
+    assert isinstance(answer, TimeOffset)
+    assert answer.offset == 1
+    host.disk.stall_reads(200)
+    look_ups.time(host.live, TimeKind.TS_NS, 0, 5_000, found.append)
+    host.apply(DeleteTopic(name="t"))
+    host.store.drop(host.live.log)
+    host.settle(1_000)
+    gone = found[1]
+    assert isinstance(gone, SmqError)
+    assert (gone.code, host.repairs.counts.found) == (ErrorCode.UNKNOWN_TOPIC, 0)
+
+
+def test_a_topic_that_is_deleted_during_a_read_is_unknown_and_no_damage(cold_reader: Reader) -> None:
+    cold_reader.commit(batch())
+    host = cold_reader.host
+    host.disk.stall_reads(200)
+    cold_reader.fetch(0)
+    gone = SmqError(ErrorCode.UNKNOWN_TOPIC, "gone")
+    host.live.close(gone)
+    cold_reader.reads.fail_all(host.part.pid, gone)
+    host.repairs.forget(host.part.pid)
+    host.store.drop(host.live.log)
+    host.settle(1_000)
+    assert cold_reader.error.code is ErrorCode.UNKNOWN_TOPIC
+    assert (host.repairs.counts.found, host.messages(wire.FetchBatch), host.disk.reads) == (0, [], {})
+
+
+def test_a_read_that_has_begun_when_its_log_is_dropped_finds_no_damage(cold_reader: Reader) -> None:
+    cold_reader.commit(batch())
+    host = cold_reader.host
+    log = host.live.log
+    host.store.drop(log)
+    host.settle(1_000)
+    found: list[object] = []
+    assert log.read_later(Offset(0), Offset(1), 1, found.append) is not None
+    host.settle(1_000)
+    assert found == [None]
+
+
+def test_a_reader_does_not_wait_for_ever_and_one_that_has_gone_leaves_the_queue(cold_reader: Reader) -> None:
+    cold_reader.commit(batch())
+    cold_reader.host.disk.stall_reads(LONG_MS)
+    gone = [cold_reader.fetch(0) for _ in range(5)]
+    kept = cold_reader.fetch(0)
+    assert len(cold_reader.host.disk.reads) == 6
+    for poll in gone:
+        cold_reader.reads.cancel(poll)
+    assert len(cold_reader.host.disk.reads) == 1
+    cold_reader.host.settle(READ_MS_MAX + 100)
+    assert (kept.finished, cold_reader.host.disk.reads) == (True, {})
+    cold_reader.host.settle(LONG_MS)
+    assert (cold_reader.error.code, cold_reader.error.code.is_retriable) == (ErrorCode.NODE_NOT_READY, True), (
+        "it is answered once"
+    )
+
+
+def test_more_reads_than_may_wait_are_refused_and_abandoned_ones_make_room(cold_reader: Reader) -> None:
+    cold_reader.commit(batch())
+    cold_reader.host.disk.stall_reads(400)
+    cold_reader.host.disk.reads_max = 2
+    first, _ = cold_reader.fetch(0), cold_reader.fetch(0)
+    cold_reader.fetch(0)
+    assert cold_reader.error.code is ErrorCode.OVERLOADED
+    cold_reader.results.clear()
+    cold_reader.reads.cancel(first)
+    cold_reader.fetch(0)
+    cold_reader.host.settle(600)
+    assert len(cold_reader.results) == 2
+    assert all(isinstance(result, Fetched) for result in cold_reader.results)
+
+
+def test_a_stream_that_has_ended_reads_no_more() -> None:
+    host = Host()
+    cold(host)
+    host.create_partition()
+    host.elect(ME)
+    host.produce()
+    host.settle()
+    host.disk.stall_reads(1_000)
+    host.ack(PEER_A, 0)
+    assert len(host.disk.reads) == 1
+    host.live.resign()
+    assert host.disk.reads == {}
+
+
+def test_a_batch_that_the_medium_cannot_give_is_fetched_again_from_another_replica(cold_reader: Reader) -> None:
+    cold_reader.commit(batch(b"rotten"))
+    rows = cold_reader.host.disk.image.tables[Table.BATCHES]
+    whole, rows[rows.keys()[0]] = rows.values()[0], b""
+    cold_reader.fetch(0)
+    cold_reader.host.settle(100)
+    (asked,) = {p: m for p, m in cold_reader.host.sent if isinstance(m, wire.FetchBatch)}.items()
+    found = wire.FoundBatch(cold_reader.host.part.pid, asked[1].request, False, memoryview(whole))
+    cold_reader.host.repairs.on_found(asked[0], found)
+    cold_reader.host.settle(100)
+    assert cold_reader.bases == [0]
+
+
+def test_producers_and_other_followers_do_not_wait_for_a_follower_that_is_behind() -> None:
+    host = Host()
+    cold(host)
+    host.create_partition()
+    host.elect(ME)
+    for _ in range(3):
+        host.produce()
+    host.settle()
+    host.disk.stall_reads(1_000)
+    host.ack(PEER_A, 0)  # it needs what is on the disk only
+    sent = len(host.messages(wire.Append))
+    answer = host.produce()
+    host.settle(500)
+    assert (len(host.messages(wire.Append)), answer.result) == (sent, None)
+    host.settle(1_000)
+    host.ack(PEER_A, 3)  # the batch of the meantime goes with this answer
+    host.settle(1_000)
+    appended = [m for p, m in host.sent if p == PEER_A and isinstance(m, wire.Append)]
+    assert sum(len(m.values) for m in appended) == 4

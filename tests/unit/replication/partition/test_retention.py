@@ -24,8 +24,8 @@ from smq.replication.partition.log_search import LookUps
 from smq.replication.partition.replica import Replica
 from smq.replication.partition.retention import PAUSE_MS_MAX, Retainer
 from tests.unit.raft_state.support import advance, advances, pid, topic
-from tests.unit.replication.partition.compaction.test_passes import Keeper as Writer
-from tests.unit.replication.partition.compaction.test_passes import agree
+from tests.unit.replication.partition.compaction.support import Keeper as Writer
+from tests.unit.replication.partition.compaction.support import agree
 from tests.unit.replication.support import ME, PEER_A, Host
 
 DAY_MS = 86_400_000
@@ -50,8 +50,7 @@ class Keeper:
     def commit(self, *ages_ms: int, count: int = 1) -> None:
         for age_ms in ages_ms:
             self.host.produce(encode_batch([NewRecord(None, b"x" * 100, NOW_MS - age_ms)] * count))
-        self.host.settle()
-        self.host.advance(self.host.live.log.appended_end)
+        self.host.commit()
 
     def limit(self, **limits: int) -> None:
         set_ = tuple((f"retention.{name}", str(value)) for name, value in sorted(limits.items()))
@@ -149,7 +148,7 @@ def test_an_open_transaction_counts_and_does_not_go(records: int, start: int) ->
     writer.put(b"k", b"4")
     writer.put(b"k", b"5")
     host = writer.host
-    host.apply(AlterTopicConfig(name="t", set_=(("cleanup.policy", "delete"), ("retention.records", str(records)))))
+    host.configure(cleanup_policy="delete", retention_records=str(records))
     retainer = Retainer(host.node_host(), host.look_ups())
 
     def starts() -> list[int]:
@@ -176,7 +175,7 @@ def test_without_a_clock_nothing_goes_by_age(host: Host) -> None:
     host.produce(encode_batch([NewRecord(None, b"x", 1)]))
     host.settle()
     host.advance(1)
-    host.apply(AlterTopicConfig(name="t", set_=(("retention.ms", "1"),)))
+    host.configure(retention_ms="1")
     retainer.visit(host.live, host.clock.monotonic_ns())
     host.settle(50)
     assert host.proposed == []
@@ -212,11 +211,11 @@ def _deposed(host: Host) -> None:
 
 
 def _unlimited(host: Host) -> None:
-    host.apply(AlterTopicConfig(name="t", unset=("retention.records",)))
+    host.configure(retention_records=None)
 
 
 def _relaxed(host: Host) -> None:
-    host.apply(AlterTopicConfig(name="t", set_=(("retention.records", "100"),)))
+    host.configure(retention_records="100")
 
 
 @pytest.mark.parametrize("change", [_deposed, _unlimited, _relaxed])

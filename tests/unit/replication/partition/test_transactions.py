@@ -77,8 +77,7 @@ class World:
 
     def commit_all(self) -> None:
         """What is on disk is committed."""
-        self.host.settle()
-        self.host.advance(self.host.live.log.appended_end)
+        self.host.commit()
         self.drive()
 
     @property

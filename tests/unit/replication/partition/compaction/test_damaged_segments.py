@@ -2,20 +2,21 @@
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart, MarkIncomplete
+from smq.raft_state.commands import AdvanceLogStart
 from smq.raft_state.ids import Offset
 from smq.raft_state.state import Segment
 from smq.replication.log import partition_log
 from smq.replication.log.compaction.segment_writer import SegmentWriter
 from smq.replication.log.partition_log import PartitionLog
-from smq.replication.log.segments import NO_DIGEST, digest_of, replaced
+from smq.replication.log.segments import NO_DIGEST, digest_of, own_digest, replaced
 from smq.replication.log.stored_batch import TIME_APPEND, BatchDamaged, base_of_key, batch_key, parse_value, times_range
 from smq.replication.net.wire import FetchBatch, FoundBatch, Producers, SegmentPart, SegmentQuery
-from smq.replication.partition.compaction.segment_catch_up import PAUSE_NS, Segments, lowest_behind
+from smq.replication.partition.compaction.segment_catch_up import PAUSE_NS, lowest_behind
 from smq.replication.partition.repair import Outcome
 from smq.replication.partition.replicas import known_damage
 from smq.replication.ports import Put, Table
-from tests.unit.replication.partition.test_full_disk import fill, free
+from tests.unit.replication.partition.compaction.support import agree, segments_of
+from tests.unit.replication.partition.test_intake import fill, free
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, Host, batch, register
 from tests.unit.replication.test_rules import append, follower, stored
 
@@ -103,7 +104,7 @@ def test_a_cut_that_meets_damage_leaves_the_disk_alone_until_the_others_know(mon
         assert host.live.seal(host.part.epoch) is None
         host.reopen(incarnation)
     host.apply(register(ME, incarnation=INCARNATION + 2))
-    host.apply(MarkIncomplete(node=ME, incarnation=host.identity.incarnation, partitions=(host.part.pid,)))
+    host.mark_incomplete()
     assert not host.live.is_end_hidden
     again = [stored(batch(b"v"), n, 1, ts_ns=10 + 5 * n) for n in range(4, 10)]
     append(host, *again, epoch=host.part.epoch, peer=PEER_B)
@@ -113,7 +114,7 @@ def test_a_cut_that_meets_damage_leaves_the_disk_alone_until_the_others_know(mon
     assert (host.live.log.appended_end, host.live.is_end_hidden) == (10, False)
 
 
-def agree(host: Host) -> None:
+def agree_on_first(host: Host) -> None:
     part = host.part
     part.segments = [Segment(start=Offset(0), digest=host.live.log.segments.digest_at(Offset(0)))]
     part.compacted_end, part.compactions = Offset(8), 1
@@ -125,12 +126,12 @@ def test_a_cut_that_meets_damage_in_a_segment_fetches_it_again() -> None:
     host.settle()
     host.advance(10)
     compact(host)
-    agree(host)
+    agree_on_first(host)
     lose(host, 1)
     host.elect(PEER_B, end=10)
     host.settle()
     assert (host.live.log.appended_end, host.live.is_end_hidden) == (1, True)
-    host.apply(MarkIncomplete(node=ME, incarnation=host.identity.incarnation, partitions=(host.part.pid,)))
+    host.mark_incomplete()
     assert not host.live.is_end_hidden
     assert lowest_behind(host.live) is not None
 
@@ -138,14 +139,14 @@ def test_a_cut_that_meets_damage_in_a_segment_fetches_it_again() -> None:
 @pytest.fixture
 def agreed(host: Host) -> Host:
     """The state has the segment."""
-    agree(host)
+    agree_on_first(host)
     return host
 
 
 @pytest.fixture
 def trimmed(agreed: Host) -> Host:
     """Its log start has passed the lost batch: all of the segment stays."""
-    agreed.apply(AdvanceLogStart(partition=agreed.part.pid, offset=Offset(1)))
+    agreed.move_log_start(1)
     agreed.settle()
     return agreed
 
@@ -162,7 +163,6 @@ def test_a_batch_of_before_the_compaction_repairs_no_doubted_segment(agreed: Hos
     log.segments.doubt(Offset(0))
     for peer in (PEER_A, PEER_B):
         fetch = agreed.messages(FetchBatch)[-1]
-        assert isinstance(fetch, FetchBatch)
         agreed.repairs.on_found(peer, FoundBatch(log.pid, fetch.request, False, stored(batch(b"v"), 2, 1, ts_ns=20)))
     agreed.settle()
     assert outcomes == [Outcome.UNKNOWN]
@@ -181,7 +181,6 @@ def test_a_batch_that_comes_back_while_a_segment_is_installed_is_not_damaged_eve
     assert log.install(Offset(0), Offset(8), digest_of(segment), segment, old, lambda: None)
     for peer in (PEER_A, PEER_B):
         fetch = agreed.messages(FetchBatch)[-1]
-        assert isinstance(fetch, FetchBatch)
         assert log.is_installing
         agreed.repairs.on_found(peer, FoundBatch(log.pid, fetch.request, False, stored(batch(b"v"), 10, 1, ts_ns=60)))
     agreed.settle()
@@ -190,11 +189,10 @@ def test_a_batch_that_comes_back_while_a_segment_is_installed_is_not_damaged_eve
 
 def fetch_segment(host: Host) -> None:
     """As the leader sends it."""
-    segments = Segments(host.node_host(), host.look_ups(), {host.live.pid: host.live}.get, lambda _: None)
+    segments = segments_of(host)
     segments.visit(host.live, host.clock.monotonic_ns())
     host.settle()
     query = host.messages(SegmentQuery)[-1]
-    assert isinstance(query, SegmentQuery)
     values = [FIRST, *(v.value for v in host.live.log.read_segment(Offset(1), Offset(8), 1 << 20))]
     segments.on_part(PEER_A, SegmentPart(query.partition, query.request, [memoryview(value) for value in values]))
     host.settle()
@@ -255,7 +253,7 @@ def shortened() -> Host:
     log = host.live.log
     assert (log.appended_end, log.tail_damage is None) == (4, False)
     host.apply(register(ME, incarnation=INCARNATION + 1))
-    host.apply(MarkIncomplete(node=ME, incarnation=host.identity.incarnation, partitions=(host.part.pid,)))
+    host.mark_incomplete()
     host.part.segments = [Segment(start=Offset(0), digest=digest_of([parse_value(log.pid, value) for value in WHOLE]))]
     host.part.compacted_end, host.part.compactions = Offset(12), 1
     return host
@@ -263,12 +261,11 @@ def shortened() -> Host:
 
 def answer_query(host: Host, values: list[bytes]) -> None:
     """All replicas that are asked for the segment answer with this."""
-    segments = Segments(host.node_host(), host.look_ups(), {host.live.pid: host.live}.get, lambda _: None)
+    segments = segments_of(host)
     segments.visit(host.live, host.clock.monotonic_ns())
     host.settle(10)
     for peer in (PEER_A, PEER_B):
         query = host.messages(SegmentQuery)[-1]
-        assert isinstance(query, SegmentQuery)
         segments.on_part(peer, SegmentPart(query.partition, query.request, [memoryview(value) for value in values]))
         host.settle(10)
     host.settle()
@@ -284,7 +281,7 @@ def test_a_log_that_ends_before_damage_grows_by_the_segments_of_the_state(shorte
 
 def test_a_log_emptied_below_damage_keeps_a_whole_segment_that_contains_its_start(shortened: Host) -> None:
     """keep_from was never called: a replica does not while there is damage at the end of its log."""
-    shortened.apply(AdvanceLogStart(partition=shortened.part.pid, offset=Offset(6)))
+    shortened.move_log_start(6)
     live, log = shortened.live, shortened.live.log
     assert (log.log_start, log.appended_end, log.tail_damage) == (6, 6, None)
     live.on_producers(PEER_A, Producers(log.pid, shortened.part.epoch, 1, Offset(6), 0, 1, b""))
@@ -320,3 +317,69 @@ def test_what_is_behind_damage_stays_until_a_segment_takes_its_place(
     assert (log.appended_end, log.tail_damage is None) == (4, False)
     rows = shortened.disk.scan(Table.BATCHES, batch_key(log.pid, 5), batch_key(log.pid, 12))
     assert [value for _, value in rows] == WHOLE[5:]
+
+
+# --------------------------------------------------------------------------------------------------------- older bytes
+# A log that has not installed an agreed segment keeps its older bytes of it in whole: they may be the last ones.
+LOST = b"d" * 16  # digest of other bytes of [0, 6), which no replica holds
+
+
+def grown() -> Host:
+    """A follower with four batches of two records each, all of them committed."""
+    host = follower()
+    append(host, *[stored(batch(b"v", 2), base, 1, ts_ns=10 + base) for base in range(0, 8, 2)])
+    host.settle()
+    host.advance(8)
+    return host
+
+
+def move(host: Host, log_start: int) -> None:
+    host.move_log_start(log_start)
+    host.settle()
+
+
+def holds_whole(host: Host) -> bool:
+    """Whether it has whole bytes of [0, 6), as a leader needs them to give the agreed ones up."""
+    host.settle()
+    return own_digest(host.live.log, Offset(0), Offset(6)) != NO_DIGEST
+
+
+def test_a_restart_deletes_nothing_of_a_segment_that_the_log_never_had() -> None:
+    """The row of the segments has none of them."""
+    host = grown()
+    agree(host, 6, LOST)
+    move(host, 4)
+    assert holds_whole(host)
+    host.reopen()
+    assert holds_whole(host)
+    move(host, 6)
+    assert not holds_whole(host), "and then it goes as a whole"
+
+
+def test_a_log_opened_before_its_state_deletes_nothing() -> None:
+    """The node's Raft log is behind its log: the state is that of before the segment, when the log started inside a
+    batch."""
+    host = grown()
+    move(host, 1)
+    agree(host, 6, LOST)
+    move(host, 4)
+    part = host.part
+    newer = part.log_start, part.segments, part.compacted_end, part.compactions
+    part.log_start, part.segments, part.compacted_end, part.compactions = Offset(1), [], Offset(0), 0
+    host.reopen()
+    assert holds_whole(host)
+    part.log_start, part.segments, part.compacted_end, part.compactions = newer
+    host.live.on_applied()
+    assert holds_whole(host)
+
+
+def test_a_restart_goes_on_with_a_deletion_once_the_state_has_the_log_start() -> None:
+    host = grown()
+    host.live.log.keep_from(Offset(0))  # the process dies before it deletes anything
+    host.live.log.advance_log_start(Offset(4))
+    host.settle()
+    host.reopen()
+    assert holds_whole(host)
+    move(host, 4)
+    assert not holds_whole(host)
+    assert host.live.log.size_bytes > 0

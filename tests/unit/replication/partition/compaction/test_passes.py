@@ -2,63 +2,26 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from smq.raft_state.commands import AdvanceClock, AlterTopicConfig, Command, CompactSegment
-from smq.raft_state.ids import Offset
-from smq.records import NewRecord, build_batch, decode_batch, encode_batch, parse_header
+from smq.raft_state.commands import AdvanceClock, CompactSegment
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import NodeId, Offset
+from smq.records import decode_batch
 from smq.replication.log.compaction import cleaner
 from smq.replication.log.compaction.key_table import KeyTable
 from smq.replication.log.reader import LogReader
 from smq.replication.log.stored_batch import BatchDamaged, BatchInfo
 from smq.replication.net import wire
+from smq.replication.net.wire import StepQuery, StepReport
 from smq.replication.partition.compaction.passes import URGENT_RESET_MS, Compactor
-from smq.replication.partition.compaction.segment_catch_up import Segments
-from smq.replication.partition.markers import Markers
-from tests.unit.raft_state.support import add, init_transactions, proposed
-from tests.unit.raft_state.support import end as end_transaction
-from tests.unit.replication.support import ME, PEER_A, Host
+from tests.unit.replication.partition.compaction.support import LOST, RESET_MS, Keeper, Leader, agree
+from tests.unit.replication.partition.test_intake import RESERVE, fill, free
+from tests.unit.replication.support import ME, PEER_A, PEER_B
 
-RESET_MS = 60_000
 KEYS_4_BYTES = 100  # room for four keys
-LOST, LOST_TOO = b"bytes of no node", b"others of no one"
-
-
-class Leader:
-    """A leader with four committed batches, whose state names a digest that no replica holds."""
-
-    def __init__(self, *, policy: str = "compact") -> None:
-        self.host = Host()
-        self.host.config = replace(self.host.config, compaction_reset_ms=RESET_MS)
-        self.host.create_partition()
-        self.host.elect(ME)
-        self.host.apply(AlterTopicConfig(name="t", set_=(("cleanup.policy", policy),)))
-        for key in (b"a", b"b", b"a", b"c"):
-            self.host.produce(encode_batch([NewRecord(key, b"v", 1)]))
-        self.host.settle()
-        self.host.advance(4)
-        look_ups = self.host.look_ups()
-        node = self.host.node_host()
-        self.measures = node.measures
-        self.segments = Segments(node, look_ups, {self.host.live.pid: self.host.live}.get, lambda _: None)
-        self.compactor = Compactor(node, look_ups, self.segments)
-        self.agree(LOST)
-
-    def agree(self, digest: bytes) -> None:
-        agree(self.host, 3, digest)
-
-    def wait(self, ms: int) -> None:
-        for _ in range(ms // 500):
-            now_ns = self.host.clock.monotonic_ns()
-            self.compactor.visit(self.host.live, now_ns)
-            self.segments.visit(self.host.live, now_ns)
-            self.host.settle(500)
-
-    @property
-    def resets(self) -> list[CompactSegment]:
-        return [c for c in self.host.proposed if isinstance(c, CompactSegment) and c.is_reset]
+LOST_TOO = b"others of no one"
 
 
 def report(leader: Leader, end: int) -> None:
@@ -103,7 +66,6 @@ def test_a_batch_is_not_sent_while_a_segment_is_installed() -> None:
     host.live.log.is_installing = True
     host.repairs.on_fetch(PEER_A, host.live, wire.FetchBatch(host.part.pid, 5, Offset(1)))
     found = host.messages(wire.FoundBatch)[-1]
-    assert isinstance(found, wire.FoundBatch)
     assert (found.may_have, bytes(found.value)) == (True, b"")
 
 
@@ -123,121 +85,6 @@ def test_a_log_that_damage_has_shortened_no_longer_holds_its_segments() -> None:
     log.truncate(Offset(3))
     assert log.segments.end_of(Offset(0), b"digest of bytes.") == 2
     assert log.segments.end_of(Offset(2), b"other digest ...") is None
-
-
-def agree(host: Host, end: int, digest: bytes, tombstones_ms: int = 0) -> None:
-    """On the bytes of [0, end)."""
-    part = host.part
-    host.apply(
-        CompactSegment(
-            partition=part.pid,
-            epoch=part.epoch,
-            compactions_seen=part.compactions,
-            log_start_seen=part.log_start,
-            start=Offset(0),
-            end=Offset(end),
-            digest=digest,
-            tombstones_ms=tombstones_ms,
-        )
-    )
-
-
-class Keeper:
-    """The only replica of a partition, or its leader, which compacts at every look and keeps tombstones for a
-    second."""
-
-    def __init__(self, memory_bytes: int = 1 << 20, *, replication: int = 1, **config: Any) -> None:
-        self.host = Host()
-        config = {"compaction_memory_bytes": memory_bytes, "compaction_reset_ms": 5_000, **config}
-        self.host.config = replace(self.host.config, **config)
-        self.host.create_partition(replication=replication)
-        policy = (("cleanup.policy", "compact"), ("min.cleanable.dirty.ratio", "0"), ("delete.retention.ms", "1000"))
-        self.host.apply(AlterTopicConfig(name="t", set_=policy))
-        look_ups = self.host.look_ups()
-        replicas = {self.host.live.pid: self.host.live}
-        node = self.host.node_host()
-        self.measures = node.measures
-        self.segments = Segments(node, look_ups, replicas.get, lambda _: None)
-        self.compactor = Compactor(node, look_ups, self.segments)
-        self.endings = Markers(node, node.propose)
-        self._answered = 0
-
-    def put(self, key: bytes, value: bytes | None, created_ms: int = 1) -> None:
-        self._produce(encode_batch([NewRecord(key, value, created_ms)]))
-
-    def configure(self, **config: str) -> None:
-        set_ = tuple((name.replace("_", "."), value) for name, value in sorted(config.items()))
-        self.host.apply(AlterTopicConfig(name="t", set_=set_))
-
-    def put_in_transaction(self, key: bytes, value: bytes | None, *, commit: bool | None = True) -> None:
-        """None for `commit` leaves it open."""
-        host = self.host
-        host.apply(proposed(host.state, init_transactions("t")))
-        found = host.state.transactions["t"]
-        producer, epoch = found.producer_id, found.producer_epoch
-        host.apply(proposed(host.state, add("t", producer, epoch, host.part.pid)))
-        batch = encode_batch(
-            [NewRecord(key, value, 1)],
-            producer_id=producer,
-            producer_epoch=epoch,
-            base_sequence=0,
-            is_transactional=True,
-        )
-        self._produce(batch)
-        if commit is not None:
-            self.end(commit=commit)
-
-    def end(self, *, commit: bool) -> None:
-        state = self.host.state
-        found = state.transactions["t"]
-        change = end_transaction("t", found.producer_id, found.producer_epoch, commit=commit, fencing=False)
-        self.host.apply(proposed(state, change))
-        for _ in range(2):  # the marker, and the report that it is written
-            self.endings.drive(self.host.live)
-            self.settle()
-            self.apply_proposed()
-
-    def put_unreadable(self) -> None:
-        """A batch that says it is compressed, and is not."""
-        header = parse_header(encode_batch([NewRecord(b"k", b"old", 1)], codec="zstd"))
-        self._produce(build_batch(header, b"no zstd"))
-
-    def _produce(self, batch: bytes) -> None:
-        self.host.produce(batch)
-        self.settle()
-
-    def settle(self, ms: int = 0) -> None:
-        self.host.settle(ms)
-        self.host.advance(self.host.live.log.appended_end)
-        self.endings.drive(self.host.live)
-        self.host.settle()
-
-    def wait(self, ms: int) -> None:
-        """What is proposed meanwhile is applied."""
-        for _ in range(ms // 100):
-            self.compactor.visit(self.host.live, self.host.clock.monotonic_ns())
-            self.segments.visit(self.host.live, self.host.clock.monotonic_ns())
-            self.settle(100)
-            now_ms = self.host.clock.wall_ns() // 1_000_000
-            self.host.apply(AdvanceClock(seen_ms=self.host.state.expiry_clock_ms, elapsed_ms=100, now_ms=now_ms))
-            self.apply_proposed()
-
-    def apply_proposed(self) -> None:
-        while self._answered < len(self.host.proposed):
-            command: Command = self.host.proposed[self._answered]
-            self._answered += 1
-            self.host.answers[self._answered - 1](self.host.apply(command))
-
-    @property
-    def records(self) -> list[tuple[bytes | None, bytes | None]]:
-        log = self.host.live.log
-        found = log.read(log.log_start, log.appended_end, 1 << 20)
-        return [
-            (r.key, r.value)
-            for stored in found
-            if parse_header(stored.batch).count and not parse_header(stored.batch).is_control
-            for r in decode_batch(stored.batch)
-        ]
 
 
 @pytest.fixture
@@ -366,7 +213,7 @@ def test_a_look_for_what_is_dirty_goes_in_steps_and_on_where_the_last_one_ended(
 ) -> None:
     monkeypatch.setattr(cleaner, "DIRT_BATCHES_MAX", 3)
     keeper = Keeper()
-    keeper.configure(min_cleanable_dirty_ratio="1")
+    keeper.host.configure(min_cleanable_dirty_ratio="1")
     keeper.put(b"k", b"clean")
     keeper.wait(20_000)
     assert keeper.host.part.compacted_end == 1
@@ -379,14 +226,14 @@ def test_a_look_for_what_is_dirty_goes_in_steps_and_on_where_the_last_one_ended(
     keeper.wait(20_000)
     assert set(starts[4:]) == {8, 9}
     assert len(keeper.records) == 9, "not all of it is dirty"
-    keeper.configure(min_cleanable_dirty_ratio="0.5")
+    keeper.host.configure(min_cleanable_dirty_ratio="0.5")
     keeper.wait(20_000)
     assert keeper.records == [(b"k", b"the last")]
 
 
 def test_what_is_too_young_is_no_part_of_the_ratio(keeper: Keeper) -> None:
     """As in Kafka: the clean part and the part that may be cleaned are all of it."""
-    keeper.configure(min_cleanable_dirty_ratio="0.9", min_compaction_lag_ms="60000")
+    keeper.host.configure(min_cleanable_dirty_ratio="0.9", min_compaction_lag_ms="60000")
     keeper.wait(1_000)
     keeper.put(b"k", b"1")
     keeper.put(b"k", b"2")
@@ -406,7 +253,7 @@ def test_the_measures_say_what_compaction_did_and_how_long_it_has_not(keeper: Ke
     assert (measures.compacted_records.amount, keeper.compactor.dirty_bytes) == (2, 0)
     assert keeper.compactor.age_ms < 20_000
     done = measures.compactions.values["done",]
-    keeper.configure(min_cleanable_dirty_ratio="1")
+    keeper.host.configure(min_cleanable_dirty_ratio="1")
     log = keeper.host.live.log
     clean_bytes = log.size_bytes
     keeper.put(b"other", b"v")
@@ -417,7 +264,7 @@ def test_the_measures_say_what_compaction_did_and_how_long_it_has_not(keeper: Ke
     assert measures.compactions.values["damage",] > 1
     assert measures.compactions.values["done",] > done
     assert keeper.compactor.age_ms > 50_000
-    keeper.configure(cleanup_policy="delete")
+    keeper.host.configure(cleanup_policy="delete")
     keeper.wait(20_000)
     assert (keeper.compactor.age_ms, keeper.compactor.dirty_bytes) == (0, 0)
 
@@ -442,3 +289,400 @@ def test_a_look_at_what_no_replica_holds_is_no_whole_pass() -> None:
     leader.wait(RESET_MS - 5_000)
     assert "done" not in {result for (result,) in leader.measures.compactions.values}
     assert leader.compactor.age_ms > RESET_MS - 10_000
+
+
+# --------------------------------------------------------------------------------------------------------------- stops
+# What ends a compaction in its middle: nothing is lost that was not due, and a later one does the rest.
+LONG_MS = 30_000  # two looks at what may be compacted
+ALL = [(b"k", b"1"), (b"k", b"2"), (b"other", b"1"), (b"k", b"3")]
+LAST = [(b"other", b"1"), (b"k", b"3")]
+
+
+def set_policy(begun: Keeper, policy: str) -> None:
+    begun.host.configure(cleanup_policy=policy)
+
+
+@pytest.fixture
+def begun() -> Keeper:
+    """One that has begun."""
+    made = Keeper()
+    for key, value in ALL:
+        made.put(key, value)
+    made.look()
+    return made
+
+
+def is_agreed(begun: Keeper) -> bool:
+    return any(isinstance(command, CompactSegment) for command in begun.host.proposed)
+
+
+def agreement(begun: Keeper) -> CompactSegment:
+    while not is_agreed(begun):
+        begun.host.settle(10)
+    (command,) = begun.host.proposed
+    assert isinstance(command, CompactSegment)
+    return command
+
+
+def test_another_policy_ends_it_until_the_topic_is_compacted_again(begun: Keeper) -> None:
+    set_policy(begun, "delete")
+    begun.wait(LONG_MS)
+    assert begun.records == ALL
+    assert not is_agreed(begun)
+    set_policy(begun, "compact")
+    begun.wait(LONG_MS)
+    assert begun.records == LAST
+
+
+def test_what_is_agreed_is_installed_also_after_another_policy(begun: Keeper) -> None:
+    agreement(begun)
+    set_policy(begun, "delete")
+    begun.apply_proposed()
+    begun.settle(1_000)
+    assert begun.records == LAST
+
+
+def test_tombstones_that_are_to_be_kept_for_longer_are_kept_by_the_pass_under_way() -> None:
+    begun = Keeper()
+    begun.host.configure(delete_retention_ms="60000")
+    for key, value in ((b"k", b"1"), (b"k", None), (b"other", b"1")):
+        begun.put(key, value)
+    begun.wait(LONG_MS)
+    assert begun.records == [(b"k", None), (b"other", b"1")]
+    begun.host.settle(60_000)
+    seen_ms, now_ms = begun.host.state.expiry_clock_ms, begun.host.clock.wall_ns() // 1_000_000
+    begun.host.apply(AdvanceClock(seen_ms=seen_ms, elapsed_ms=60_000, now_ms=now_ms))
+    assert begun.begins()
+    begun.host.configure(delete_retention_ms="604800000")
+    begun.wait(LONG_MS)
+    assert begun.records == [(b"k", None), (b"other", b"1")]
+
+
+def test_a_full_disk_ends_it_until_there_is_space(begun: Keeper) -> None:
+    fill(begun.host)
+    begun.wait(LONG_MS)
+    assert begun.records == ALL
+    assert not is_agreed(begun), "nothing may be agreed that this node cannot write"
+    free(begun.host)
+    begun.wait(LONG_MS)
+    assert begun.records == LAST
+
+
+def test_a_disk_that_fills_between_agreement_and_installation_loses_nothing(begun: Keeper) -> None:
+    """What was agreed is then nowhere, and is given up; the next pass begins again."""
+    agreement(begun)
+    fill(begun.host)
+    begun.host.disk.capacity = begun.host.disk.size_bytes() + RESERVE // 2  # rows that say what is held have room
+    begun.host.space.refresh()
+    begun.wait(LONG_MS)
+    assert begun.host.part.compactions > 0
+    assert begun.measures.compactions.values["install",] > 0
+    assert begun.records == ALL
+    free(begun.host)
+    begun.wait(2 * LONG_MS)
+    assert begun.records == LAST
+    assert begun.host.live.log.segments.digest_at(Offset(0)) == begun.host.part.segments[0].digest
+
+
+REFUSED = SmqError(ErrorCode.STALE_EPOCH, "it has been compacted")
+
+
+def test_an_agreement_goes_on_if_only_its_repetition_is_answered(begun: Keeper) -> None:
+    """The leader of Raft ended once the entry was committed, so it was proposed again, and refused."""
+    begun.host.apply(agreement(begun))
+    begun.host.answers[-1](REFUSED)
+    begun.host.settle(1_000)
+    assert ("agree",) not in begun.measures.compactions.values
+    assert begun.records == LAST
+    assert begun.host.live.log.segments.digest_at(Offset(0)) == begun.host.part.segments[0].digest
+
+
+@pytest.mark.parametrize("digest", [None, b"of another pass."], ids=["refused", "another"])
+def test_a_refused_agreement_ends_it(begun: Keeper, digest: bytes | None) -> None:
+    command = agreement(begun)
+    if digest is not None:
+        begun.host.apply(replace(command, digest=digest))
+    begun.host.answers[-1](REFUSED)
+    begun.host.settle(1_000)
+    assert not begun.compactor.is_at_work
+    assert begun.measures.compactions.values["agree",] == 1
+    assert begun.records == ALL
+
+
+def test_it_does_not_wait_for_a_segment_that_has_been_deleted_meanwhile(begun: Keeper) -> None:
+    agreement(begun)
+    begun.apply_proposed()
+    begun.host.move_log_start(begun.host.part.hwm)
+    begun.wait(100)
+    assert not begun.compactor.is_at_work
+    assert ("install",) not in begun.measures.compactions.values
+    assert begun.records == []
+    assert begun.host.live.log.size_bytes == 0
+
+
+def test_nothing_is_agreed_while_a_segment_is_in_doubt(begun: Keeper) -> None:
+    """What the pass reads there may be older than what was agreed, and hold what has been removed since."""
+    begun.wait(LONG_MS)
+    agreed = len(begun.host.proposed)
+    begun.put(b"k", b"4")
+    has_begun = begun.begins()
+    begun.host.live.log.segments.doubt(Offset(0))
+    begun.host.settle(LONG_MS)
+    assert (has_begun, begun.compactor.is_at_work) == (True, False)
+    assert begun.host.proposed[agreed:] == []
+
+
+# ----------------------------------------------------------------------------------------------------------- log start
+# Compaction while the log start moves, as retention moves it every second: it goes on where the log begins by then.
+KEYS = 7
+
+
+class Trimmed(Keeper):
+    """Each step reads one batch, as it reads a mebibyte of a large log. What has been refused is answered."""
+
+    def apply_proposed(self) -> None:
+        while self._answered < len(self.host.proposed):
+            answer = self.host.answers[self._answered]
+            command = self.host.proposed[self._answered]
+            self._answered += 1
+            try:
+                answer(self.host.apply(command))
+            except SmqError as e:
+                answer(e)
+
+    def put_many(self, count: int, keys: int = KEYS) -> None:
+        for number in range(count):
+            self.put(b"%d" % (number % keys), b"v")
+
+    def delete_before(self, offset: int) -> None:
+        self.host.move_log_start(offset)
+
+    def set_segment_bytes(self, size: int) -> None:
+        self.host.config = replace(self.host.config, compaction_segment_bytes=size)
+        node = self.host.node_host()
+        self.measures = node.measures
+        self.compactor = Compactor(node, self.host.look_ups(), self.segments)
+
+    def begin(self) -> None:
+        assert self.begins()
+
+    def finish(self, *, step: int = 0) -> None:
+        """With `step`, so many offsets go each time that something could be agreed."""
+        for _ in range(10_000):
+            if not self.compactor.is_at_work:
+                return
+            self.host.settle(10)
+            if step and len(self.host.proposed) > self._answered:
+                self.delete_before(self.host.part.log_start + step)
+            self.apply_proposed()
+        raise AssertionError("the pass does not end")
+
+    @property
+    def results(self) -> set[str]:
+        return {result for (result,) in self.measures.compactions.values}
+
+
+@pytest.fixture
+def trimmed(monkeypatch: pytest.MonkeyPatch) -> Trimmed:
+    monkeypatch.setattr(cleaner, "STEP_BYTES", 1)
+    return Trimmed()
+
+
+def check(trimmed: Trimmed, keys: int = KEYS) -> None:
+    """No pass was abandoned, and the last record of each key is left."""
+    assert trimmed.results == {"done"}
+    assert len(trimmed.records) == keys
+    assert trimmed.host.part.compacted_end == trimmed.host.part.hwm
+    assert trimmed.host.live.log.log_start == trimmed.host.part.log_start
+
+
+def test_the_first_segment_is_made_although_the_log_start_moves_at_all_times(trimmed: Trimmed) -> None:
+    trimmed.put_many(400)
+    trimmed.begin()
+    for number in range(1, 300):
+        trimmed.host.settle(10)
+        trimmed.delete_before(number)
+        trimmed.apply_proposed()
+    trimmed.finish()
+    check(trimmed)
+
+
+def test_a_first_segment_that_is_refused_is_begun_again_and_is_smaller(trimmed: Trimmed) -> None:
+    """The log start passes seven batches while one is read and agreed on, and much more during a large segment."""
+    trimmed.put_many(400)
+    trimmed.begin()
+    refused = 0
+    while trimmed.compactor.is_at_work and not trimmed.host.part.segments:
+        trimmed.host.settle(10)
+        if len(trimmed.host.proposed) > trimmed._answered:
+            refused += 1
+            if refused <= 3:
+                trimmed.delete_before(trimmed.host.part.log_start + 7)
+            trimmed.apply_proposed()
+    agreed = [command for command in trimmed.host.proposed if isinstance(command, CompactSegment)]
+    assert [command.start for command in agreed] == [0, 7, 14, 21]
+    sizes = [command.end - command.start for command in agreed]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < sizes[0] // 2
+    trimmed.finish()
+    check(trimmed)
+
+
+def test_it_is_tried_again_later_if_the_log_start_never_rests(trimmed: Trimmed) -> None:
+    trimmed.put_many(40)
+    trimmed.begin()
+    trimmed.finish(step=1)
+    assert trimmed.results == {"agree"}
+    trimmed.begin()
+    trimmed.finish()
+    assert len(trimmed.records) == KEYS
+
+
+def test_the_segments_above_one_that_is_deleted_meanwhile_are_cleaned(trimmed: Trimmed) -> None:
+    trimmed.set_segment_bytes(1_000)
+    trimmed.put_many(60, 60)
+    trimmed.begin()
+    trimmed.finish()
+    ends = [trimmed.host.part.segment_end(number) for number in range(len(trimmed.host.part.segments))]
+    assert len(ends) > 3
+    trimmed.put_many(60, 60)
+    trimmed.begin()
+    for end in ends[1:-1]:
+        while trimmed.compactor.is_at_work and len(trimmed.host.proposed) == trimmed._answered:
+            trimmed.host.settle(1)
+        trimmed.delete_before(end)
+        trimmed.apply_proposed()
+    trimmed.finish()
+    check(trimmed, 60)
+
+
+def test_all_is_cleaned_after_the_log_start_has_passed_all_segments(trimmed: Trimmed) -> None:
+    trimmed.put_many(20)
+    trimmed.begin()
+    trimmed.finish()
+    trimmed.put_many(60)
+    trimmed.begin()
+    trimmed.host.settle(3)
+    trimmed.delete_before(25)
+    assert not trimmed.host.part.segments
+    trimmed.finish()
+    check(trimmed)
+
+
+def test_what_follows_a_small_first_segment_is_agreed_before_the_log_start_passes_that(trimmed: Trimmed) -> None:
+    """Compaction is four times as fast as the log start, but reads for longer for a whole segment than a small first
+    one lasts."""
+    trimmed.put_many(800)
+    size = trimmed.host.live.log.size_bytes // 800
+    trimmed.set_segment_bytes(64 * size + size // 2)
+    trimmed.begin()
+    for number in range(3_000):
+        if not trimmed.compactor.is_at_work:
+            break
+        trimmed.host.settle(2)
+        if number % 8 == 7 and trimmed.host.part.log_start < 700:
+            trimmed.delete_before(trimmed.host.part.log_start + 1)
+        trimmed.apply_proposed()
+    trimmed.finish()
+    check(trimmed)
+
+
+# ----------------------------------------------------------------------------------------------------- tombstone times
+# When tombstones go: their time begins once no replica has what they delete.
+LOOK_MS, KEPT_MS, STEP_MS = 500, 20_000, 2_000  # STEP_MS: a few looks
+DELETED = [(b"k", None), (b"other", b"v")]
+GONE = [(b"other", b"v")]
+
+
+class Replicated(Keeper):
+    """A leader with two followers, of which one or both may lag. A key has been deleted, and its record removed."""
+
+    def __init__(self) -> None:
+        super().__init__(replication=3, compaction_check_ms=LOOK_MS)
+        self.host.configure(delete_retention_ms=str(KEPT_MS))
+        self.lagging: set[NodeId] = {PEER_B}
+        self._seen = 0
+        for key, value in ((b"k", b"v"), (b"k", None), (b"other", b"v")):
+            self.put(key, value)
+        self.wait(STEP_MS)
+        assert self.records == DELETED
+
+    @property
+    def questions(self) -> list[StepQuery]:
+        return [message for message in self.host.messages(StepQuery) if isinstance(message, StepQuery)]
+
+    def settle(self, ms: int = 0) -> None:
+        self.host.settle(max(ms, 20))  # no longer, so that the replicated clock keeps up
+        self.host.advance(self.host.live.log.appended_end)
+        asked = self.questions
+        for query in asked[self._seen :]:
+            for peer in (PEER_A, PEER_B):
+                report = StepReport(query.partition, query.request, peer not in self.lagging)
+                self.compactor.on_step_report(peer, report)
+        self._seen = len(asked)
+
+
+@pytest.fixture
+def replicated() -> Replicated:
+    return Replicated()
+
+
+def test_a_tombstone_stays_for_its_time_after_the_last_replica_has_lost_what_it_deletes(replicated: Replicated) -> None:
+    """Until then that replica serves it, and a consumer that reads it there needs time to reach the tombstone."""
+    replicated.wait(2 * KEPT_MS)
+    replicated.lagging.clear()
+    replicated.wait(KEPT_MS - STEP_MS)
+    assert replicated.records == DELETED
+    replicated.wait(4 * STEP_MS)
+    assert replicated.records == GONE
+
+
+def test_a_tombstone_stays_while_a_replica_lags_when_its_time_has_passed(replicated: Replicated) -> None:
+    replicated.lagging.clear()
+    replicated.wait(2 * STEP_MS)
+    replicated.lagging.add(PEER_A)
+    replicated.wait(2 * KEPT_MS)
+    assert replicated.records == DELETED
+    replicated.lagging.clear()
+    replicated.wait(STEP_MS)
+    assert replicated.records == GONE
+
+
+def test_a_younger_tombstone_is_not_taken_for_one_of_which_all_replicas_were_in_step(replicated: Replicated) -> None:
+    replicated.lagging.clear()
+    replicated.wait(2 * STEP_MS)
+    replicated.lagging.add(PEER_B)
+    replicated.put(b"other", None)
+    replicated.put(b"last", b"v")
+    replicated.wait(2 * KEPT_MS)
+    replicated.lagging.clear()
+    replicated.wait(STEP_MS)
+    assert replicated.records == [(b"other", None), (b"last", b"v")]
+    replicated.wait(KEPT_MS + 2 * STEP_MS)
+    assert replicated.records == [(b"last", b"v")]
+
+
+def test_the_time_goes_on_with_other_leaders(replicated: Replicated) -> None:
+    """Otherwise no tombstone would ever go where leaders change every night."""
+    replicated.lagging.clear()
+    for _ in range(5):
+        replicated.wait(KEPT_MS // 5)
+        replicated.host.elect(ME)
+    replicated.wait(2 * STEP_MS)
+    assert replicated.records == GONE
+
+
+def test_the_replicas_are_seldom_asked_and_not_if_nothing_depends_on_it(replicated: Replicated) -> None:
+    before = len(replicated.questions)
+    replicated.wait(KEPT_MS)
+    assert 0 < len(replicated.questions) - before <= 2 * 10  # of each of the two
+    replicated.lagging.clear()
+    replicated.wait(2 * STEP_MS)
+    before = len(replicated.questions)
+    replicated.wait(KEPT_MS - 2 * STEP_MS)
+    assert len(replicated.questions) == before
+    replicated.wait(4 * STEP_MS)
+    assert replicated.records == GONE
+    before = len(replicated.questions)
+    replicated.wait(2 * KEPT_MS)
+    assert len(replicated.questions) == before

@@ -16,7 +16,7 @@ from smq.raft_state.command_codec import CodecError, UpgradeNeeded, decode_comma
 from smq.raft_state.ids import LogIndex, Offset, PartitionId
 from smq.raft_state.limits import PARTITION_ID_BYTES
 from smq.raft_state.machine import InvariantBroken, Machine
-from smq.raft_state.state import ClusterState, PartitionState, TransactionPhase
+from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.log.lineage import EpochRun, verified_end
 from smq.replication.log.partition_log import PartitionLog
 from smq.replication.log.reader import parse_stored
@@ -156,8 +156,6 @@ class _Judge:
     """Knows of one partition what the replicated state and the log itself say of its batches."""
 
     def __init__(self, disk: Disk, pid: PartitionId, state: ClusterState) -> None:
-        self._pid = pid
-        self._state = state
         self._part: PartitionState | None = state.partition(pid)
         self._log: PartitionLog | None = None
         with suppress(DataDamaged):
@@ -181,7 +179,8 @@ class _Judge:
         return Fate.COMMITTED
 
     def _is_aborted(self, info: BatchInfo) -> bool | None:
-        """None if the disk does not know. A marker that is in a log repeats a decision that was committed."""
+        """None if the disk does not know. A marker that is in a log repeats a decision that was committed. Of what is
+        open in the log, the state does not say: it may be ahead of the log, and speak of the producer's next one."""
         log, producer = self._log, info.producer_id
         if info.kind != BatchKind.TRANSACTIONAL:
             return False
@@ -190,13 +189,7 @@ class _Judge:
         if log.aborted.covers(producer, info.base):
             return True
         opened = log.producers.open_from(producer)
-        if opened is None or info.base < opened:
-            return False
-        transaction = self._state.transaction_of(producer)
-        if transaction is None or self._pid not in transaction.partitions:
-            return None
-        decided = {TransactionPhase.COMMITTING: False, TransactionPhase.ABORTING: True}
-        return decided.get(transaction.phase)
+        return None if opened is not None and info.base >= opened else False
 
 
 class _Unchanged:

@@ -1,12 +1,13 @@
-"""Offsets without records, on three real nodes: the Assignment lines of the behaviour checklist over AssignOffsets."""
+"""Offsets without records, given out by three real nodes to many callers. What one node answers to each request is
+tested in tests/unit/coordinator/grpc/test_offset_calls.py.
+"""
 
 import asyncio
 import secrets
-from collections.abc import Iterator
 
 import pytest
 
-from smq.clients import ErrorCode, OffsetAssigner, SmqError, SyncAdmin, SyncConsumer, SyncOffsetAssigner, SyncProducer
+from smq.clients import ErrorCode, OffsetAssigner, SmqError, SyncAdmin, SyncConsumer, SyncProducer
 from smq.testing.cluster import Cluster
 
 EXTERNAL = {"storage": "external"}
@@ -18,67 +19,21 @@ def bootstrap(cluster: Cluster) -> str:
 
 
 @pytest.fixture
-def admin(cluster: Cluster) -> Iterator[SyncAdmin]:
-    with SyncAdmin(bootstrap(cluster)) as admin:
-        yield admin
-
-
-@pytest.fixture
-def topic(admin: SyncAdmin) -> str:
-    """Of two partitions, under a name of its own."""
+def topic(cluster: Cluster) -> str:
+    """Under a name of its own."""
     name = f"external-{secrets.token_hex(4)}"
-    admin.create_topic(name, 2, config=EXTERNAL)
+    with SyncAdmin(bootstrap(cluster)) as admin:
+        admin.create_topic(name, config=EXTERNAL)
     return name
 
 
-@pytest.fixture
-def assigner(cluster: Cluster) -> Iterator[SyncOffsetAssigner]:
-    with SyncOffsetAssigner(bootstrap(cluster)) as assigner:
-        yield assigner
-
-
-def refused(code: ErrorCode) -> "pytest.RaisesExc[SmqError]":
-    return pytest.raises(SmqError, check=lambda error: error.code is code)
-
-
-def test_ten_singles_give_0_to_9_and_the_mark_follows_on_request(
-    admin: SyncAdmin, assigner: SyncOffsetAssigner, topic: str
-) -> None:
-    assert admin.partition_range(topic, 0).next_offset == 0
-    assert [assigner.assign(topic, 0) for _ in range(10)] == [(n, n) for n in range(10)]
-    assert admin.partition_range(topic, 0).hwm == 0
-    assert assigner.advance(topic, 0, 10) == 10
-    assert assigner.advance(topic, 0, 3) == 10
-    found = admin.partition_range(topic, 0)
-    assert (found.log_start, found.hwm, found.next_offset, found.replicas) == (0, 10, 10, ())
-
-
-def test_batches_of_5_and_3_and_a_range_of_its_own_in_the_other_partition(
-    assigner: SyncOffsetAssigner, topic: str
-) -> None:
-    given = [assigner.assign(topic, 0, 5), assigner.assign(topic, 1, 2), assigner.assign(topic, 0, 3)]
-    assert given == [(0, 4), (0, 1), (5, 7)]
-
-
-def test_impossible_requests_are_refused_saying_why(admin: SyncAdmin, assigner: SyncOffsetAssigner, topic: str) -> None:
-    with refused(ErrorCode.INVALID_REQUEST):
-        assigner.assign(topic, 0, 0)
-    with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
-        assigner.advance(topic, 0, 1)
-    with refused(ErrorCode.UNKNOWN_PARTITION):
-        assigner.assign(topic, 2)
-    ordinary = f"{topic}-log"
-    admin.create_topic(ordinary)
-    with refused(ErrorCode.WRONG_STORAGE):
-        assigner.assign(ordinary, 0)
-
-
 def test_records_are_neither_taken_nor_given(cluster: Cluster, topic: str) -> None:
-    with SyncProducer(bootstrap(cluster)) as producer, refused(ErrorCode.WRONG_STORAGE):
+    refused = pytest.raises(SmqError, check=lambda error: error.code is ErrorCode.WRONG_STORAGE)
+    with SyncProducer(bootstrap(cluster)) as producer, refused:
         producer.send(topic, b"v").result(timeout=30)
     with SyncConsumer(bootstrap(cluster)) as consumer:
         consumer.assign([(topic, 0)], "RESET_TO_EARLIEST")
-        with refused(ErrorCode.WRONG_STORAGE):
+        with refused:
             consumer.getmany(timeout_ms=30_000)
 
 

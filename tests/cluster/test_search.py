@@ -1,10 +1,7 @@
 """Searches and ends on three real nodes: from any replica, and on to the next page after the death of a node."""
 
-import subprocess
-
 from smq.clients import RecordFilter, SyncConsumer, SyncProducer
 from smq.testing.cluster import Cluster
-from smq.testing.node_process import CLI, run_cli
 
 COUNT = 3_000
 WANTED = RecordFilter(key_prefix=b"k7", headers={"parity": b"odd"})
@@ -67,27 +64,3 @@ def test_a_search_follows_what_is_written(cluster: Cluster) -> None:
             producer.send(topic, b"v", b"new", partition=0).result()
             assert next(following).offset == COUNT + number
         assert list(following) == []
-
-
-def test_the_command_line_searches_every_replica(cluster: Cluster) -> None:
-    topic = _fill(cluster)
-    wanted = ("--key-prefix", "k7", "--header", "parity=odd", "--output", "%o", "--bootstrap", cluster.servers)
-    for node in cluster.nodes:
-        read = run_cli("consume", topic, *wanted, "--from-replica", str(node))
-        assert (read.returncode, read.stderr) == (0, "")
-        assert [int(line) for line in read.stdout.splitlines()] == EXPECTED
-
-
-def test_the_command_line_follows_what_is_written(cluster: Cluster) -> None:
-    topic = _fill(cluster)
-    options = ("-f", "-o", str(COUNT), "--key", "new", "-n", "2", "--output", "%o", "--bootstrap", cluster.servers)
-    with (
-        subprocess.Popen([*CLI, "consume", topic, *options], stdout=subprocess.PIPE, text=True) as follower,
-        SyncProducer(_servers(cluster)) as producer,
-    ):
-        assert follower.stdout is not None
-        for place in (COUNT, COUNT + 2):
-            producer.send(topic, b"v", b"new", partition=0).result()
-            producer.send(topic, b"v", b"other", partition=0).result()
-            assert follower.stdout.readline() == f"{place}\n"
-        assert follower.wait(60) == 0

@@ -122,9 +122,7 @@ def python_read(servers: str, topic: str, offsets: Sequence[int]) -> list[Item]:
 def aiokafka_write(servers: str, topic: str, items: Sequence[Item], codec: str) -> None:
     async def run() -> None:
         producer = aiokafka.AIOKafkaProducer(
-            bootstrap_servers=servers,
-            compression_type=None if codec == "none" else codec,
-            enable_idempotence=True,
+            bootstrap_servers=servers, compression_type=None if codec == "none" else codec, enable_idempotence=True
         )
         await producer.start()
         sent = [

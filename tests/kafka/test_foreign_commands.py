@@ -24,18 +24,9 @@ from tests.kafka.transactions.test_clients import transactional
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 TOOL_S = 120
-OF_COMPACTION = {
-    "delete.retention.ms",
-    "max.compaction.lag.ms",
-    "min.cleanable.dirty.ratio",
-    "min.compaction.lag.ms",
-}
+OF_COMPACTION = {"delete.retention.ms", "max.compaction.lag.ms", "min.cleanable.dirty.ratio", "min.compaction.lag.ms"}
 # What smq does by default although Kafka does otherwise.
-OTHER_DEFAULTS = {
-    "flush.messages": "1",
-    "flush.ms": "0",
-    "retention.ms": "-1",
-}
+OTHER_DEFAULTS = {"flush.messages": "1", "flush.ms": "0", "retention.ms": "-1"}
 Tool = Callable[..., str]
 
 

@@ -64,9 +64,7 @@ def test_a_hanging_transaction_is_seen_and_aborted(
         producer.commit_transaction(PATIENCE_S)
     await_read(bootstrap, topic, [], partitions=2)
     wait_for(
-        "the marker is written",
-        lambda: admin.describe_transaction(name).summary.state == "CompleteAbort",
-        PATIENCE_S,
+        "the marker is written", lambda: admin.describe_transaction(name).summary.state == "CompleteAbort", PATIENCE_S
     )
 
 

@@ -21,7 +21,6 @@ from smq.clients import (
 from smq.clients.arguments import instant_ms, instant_ns, milliseconds
 from smq.clients.positions import parse_start
 from smq.testing.fake.runner import cluster_in_thread, cluster_of
-from smq.testing.loops import run
 
 WHERE = "127.0.0.1:1"
 NO_DURATIONS: list[Any] = ["5", None, True, math.nan, math.inf, -1, 1 << 31, timedelta(days=25), timedelta(seconds=-1)]
@@ -128,19 +127,16 @@ BAD_RECORDS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_a_wrong_record_is_refused_at_the_call_and_delays_no_other() -> None:
+async def test_a_wrong_record_is_refused_at_the_call_and_delays_no_other() -> None:
     """A topic that was no str used to raise in the sending loop again and again: nothing was sent any more."""
 
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, Producer(cluster.servers) as producer:
-            for name, wrong in BAD_RECORDS:
-                with pytest.raises(InvalidRequest, match=f"^INVALID_REQUEST: {name}"):
-                    producer.send(**{"topic": "t", "value": b"v", **wrong})
-                assert (await producer.send("t", b"good")).offset >= 0
-            await producer.flush()
-            assert len(cluster.stored_values("t")[0]) == len(BAD_RECORDS)
-
-    run(scenario())
+    async with cluster_of(1, t=1) as cluster, Producer(cluster.servers) as producer:
+        for name, wrong in BAD_RECORDS:
+            with pytest.raises(InvalidRequest, match=f"^INVALID_REQUEST: {name}"):
+                producer.send(**{"topic": "t", "value": b"v", **wrong})
+            assert (await producer.send("t", b"good")).offset >= 0
+        await producer.flush()
+        assert len(cluster.stored_values("t")[0]) == len(BAD_RECORDS)
 
 
 def test_the_blocking_producer_refuses_the_same_records_at_the_call() -> None:
@@ -169,43 +165,34 @@ def test_the_blocking_producer_refuses_the_same_records_at_the_call() -> None:
         ("topic", {"topic": 7}),
     ],
 )
-def test_a_wrong_bulk_send_is_refused_as_a_whole(name: str, wrong: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, Producer(cluster.servers) as producer:
-            with pytest.raises(InvalidRequest, match=name):
-                await producer.send_many(**{"topic": "t", "values": [b"v"], **wrong})
-            await producer.flush()
-            assert cluster.stored_values("t") == {0: []}
-
-    run(scenario())
+async def test_a_wrong_bulk_send_is_refused_as_a_whole(name: str, wrong: dict[str, Any]) -> None:
+    async with cluster_of(1, t=1) as cluster, Producer(cluster.servers) as producer:
+        with pytest.raises(InvalidRequest, match=name):
+            await producer.send_many(**{"topic": "t", "values": [b"v"], **wrong})
+        await producer.flush()
+        assert cluster.stored_values("t") == {0: []}
 
 
-def test_headers_of_a_generator_are_stored_although_the_topic_is_not_known_yet() -> None:
+async def test_headers_of_a_generator_are_stored_although_the_topic_is_not_known_yet() -> None:
     """They are read once for the check and once for the batch."""
 
-    async def scenario() -> None:
-        async with cluster_of(1) as cluster, Producer(cluster.servers) as producer, Consumer(cluster.servers) as reader:
-            cluster.create("late", 1)
-            sent: Any = (("n", b"%d" % n) for n in range(2))
-            await producer.send("late", b"v", headers=sent)
-            await reader.assign("late")
-            assert list((await anext(reader)).headers) == [("n", b"0"), ("n", b"1")]
-
-    run(scenario())
+    async with cluster_of(1) as cluster, Producer(cluster.servers) as producer, Consumer(cluster.servers) as reader:
+        cluster.create("late", 1)
+        sent: Any = (("n", b"%d" % n) for n in range(2))
+        await producer.send("late", b"v", headers=sent)
+        await reader.assign("late")
+        assert list((await anext(reader)).headers) == [("n", b"0"), ("n", b"1")]
 
 
 @pytest.mark.parametrize(
     "partitions", [b"t", None, 7, [7], [("t",)], [("t", "0")], [("t", -1)], [(7, 0)], {"t": "x"}, [""], ""]
 )
-def test_a_wrong_assignment_is_refused_and_the_old_one_stays(partitions: Any) -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, Consumer(cluster.servers) as consumer:
-            await consumer.assign("t")
-            with pytest.raises(InvalidRequest, match=r"partitions|offset type"):
-                await consumer.assign(partitions)
-            assert consumer.assignment() == [("t", 0)]
-
-    run(scenario())
+async def test_a_wrong_assignment_is_refused_and_the_old_one_stays(partitions: Any) -> None:
+    async with cluster_of(1, t=1) as cluster, Consumer(cluster.servers) as consumer:
+        await consumer.assign("t")
+        with pytest.raises(InvalidRequest, match=r"partitions|offset type"):
+            await consumer.assign(partitions)
+        assert consumer.assignment() == [("t", 0)]
 
 
 @pytest.mark.parametrize("start", [True, 1.5, b"earliest", "newest", (), ("EXACT_OFFSET",), ("EXACT_OFFSET", "1")])
@@ -236,46 +223,40 @@ def test_a_time_is_a_datetime_an_age_or_a_number() -> None:
     assert milliseconds("x", timedelta(seconds=1.5)) == 1_500.0
 
 
-def test_wrong_arguments_of_the_admin_are_named() -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, Admin(cluster.servers) as admin:
-            calls: list[tuple[str, Callable[[Any], Any], list[Any]]] = [
-                ("name", lambda bad: admin.create_topic(bad), [7, None, b"u", ["u"], "\udcff"]),
-                ("partition_count", lambda bad: admin.create_topic("u", bad), ["1", 1.0, True, 1 << 31]),
-                ("config", lambda bad: admin.create_topic("u", config=bad), [{"retention.ms": 5}, "a=b", {1: "x"}]),
-                ("start_offset", lambda bad: admin.create_topic("u", start_offset=bad), ["0", 0.5, 1 << 63]),
-                ("before_offset", lambda bad: admin.delete_records("t", 0, bad), ["0", 0.0, 1 << 63]),
-                ("node", lambda bad: admin.set_node_drained(bad, True), ["1", 1.0]),
-                ("drained", lambda bad: admin.set_node_drained(1, bad), [1, "yes"]),
-                ("set", lambda bad: admin.alter_topic("t", set=bad), [{"a": 1}, "a"]),
-                ("unset", lambda bad: admin.alter_topic("t", unset=bad), ["a", [1], 7]),
-                ("topics", lambda bad: admin.describe_cluster(bad), ["t", [7], 7]),
-                ("starts", lambda bad: admin.list_offsets(bad), ["t", [("t", 0)], {"t": 0}]),
-                ("group", lambda bad: admin.commit_offsets(bad, {("t", 0): 1}), ["", 7]),
-                ("offset", lambda bad: admin.commit_offsets("g", bad), ["t", {"t": 1}, {("t", 0): "1"}]),
-                ("partitions", lambda bad: admin.fetch_offsets("g", bad), ["t", [("t", "0")], 7]),
-            ]
-            for name, call, wrongs in calls:
-                for wrong in wrongs:
-                    with pytest.raises(InvalidRequest, match=name):
-                        await call(wrong)
-            assert cluster.applied == [], "nothing took effect"
-
-    run(scenario())
+async def test_wrong_arguments_of_the_admin_are_named() -> None:
+    async with cluster_of(1, t=1) as cluster, Admin(cluster.servers) as admin:
+        calls: list[tuple[str, Callable[[Any], Any], list[Any]]] = [
+            ("name", lambda bad: admin.create_topic(bad), [7, None, b"u", ["u"], "\udcff"]),
+            ("partition_count", lambda bad: admin.create_topic("u", bad), ["1", 1.0, True, 1 << 31]),
+            ("config", lambda bad: admin.create_topic("u", config=bad), [{"retention.ms": 5}, "a=b", {1: "x"}]),
+            ("start_offset", lambda bad: admin.create_topic("u", start_offset=bad), ["0", 0.5, 1 << 63]),
+            ("before_offset", lambda bad: admin.delete_records("t", 0, bad), ["0", 0.0, 1 << 63]),
+            ("node", lambda bad: admin.set_node_drained(bad, True), ["1", 1.0]),
+            ("drained", lambda bad: admin.set_node_drained(1, bad), [1, "yes"]),
+            ("set", lambda bad: admin.alter_topic("t", set=bad), [{"a": 1}, "a"]),
+            ("unset", lambda bad: admin.alter_topic("t", unset=bad), ["a", [1], 7]),
+            ("topics", lambda bad: admin.describe_cluster(bad), ["t", [7], 7]),
+            ("starts", lambda bad: admin.list_offsets(bad), ["t", [("t", 0)], {"t": 0}]),
+            ("group", lambda bad: admin.commit_offsets(bad, {("t", 0): 1}), ["", 7]),
+            ("offset", lambda bad: admin.commit_offsets("g", bad), ["t", {"t": 1}, {("t", 0): "1"}]),
+            ("partitions", lambda bad: admin.fetch_offsets("g", bad), ["t", [("t", "0")], 7]),
+        ]
+        for name, call, wrongs in calls:
+            for wrong in wrongs:
+                with pytest.raises(InvalidRequest, match=name):
+                    await call(wrong)
+        assert cluster.applied == [], "nothing took effect"
 
 
-def test_a_topic_stands_for_all_its_partitions() -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=3, u=2) as cluster, Consumer(cluster.servers) as consumer:
-            assert await consumer.assign("t") == {("t", 0): 0, ("t", 1): 0, ("t", 2): 0}
-            assert set(await consumer.assign(["t", ("u", 1)])) == {("t", 0), ("t", 1), ("t", 2), ("u", 1)}
-            cluster.topics["t"][1].hwm = 7
-            found = await consumer.assign({"t": "latest", ("t", 0): "earliest"})
-            assert found == {("t", 0): 0, ("t", 1): 7, ("t", 2): 0}
-            with pytest.raises(SmqError, match="no topic 'nope'"):
-                await consumer.assign("nope")
-
-    run(scenario())
+async def test_a_topic_stands_for_all_its_partitions() -> None:
+    async with cluster_of(1, t=3, u=2) as cluster, Consumer(cluster.servers) as consumer:
+        assert await consumer.assign("t") == {("t", 0): 0, ("t", 1): 0, ("t", 2): 0}
+        assert set(await consumer.assign(["t", ("u", 1)])) == {("t", 0), ("t", 1), ("t", 2), ("u", 1)}
+        cluster.topics["t"][1].hwm = 7
+        found = await consumer.assign({"t": "latest", ("t", 0): "earliest"})
+        assert found == {("t", 0): 0, ("t", 1): 7, ("t", 2): 0}
+        with pytest.raises(SmqError, match="no topic 'nope'"):
+            await consumer.assign("nope")
 
 
 def test_options_of_the_blocking_clients_are_those_of_the_others() -> None:

@@ -101,10 +101,7 @@ def test_grpc_failure_becomes_an_error_that_names_the_address(status: grpc.Statu
 @pytest.mark.parametrize(
     ("sign", "says"),
     [
-        (
-            "Ssl handshake failed: error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER",
-            "uses TLS, and",
-        ),
+        ("Ssl handshake failed: error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", "uses TLS, and"),
         ("error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED", "not signed by this client's CA"),
         ("connect: Connection refused (111)", "connection refused"),
         ("Hostname Verification Check failed.", "for another host name"),

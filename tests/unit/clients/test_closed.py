@@ -25,44 +25,40 @@ from smq.clients import (
 from smq.raft_state.errors import ErrorCode
 from smq.records import NewRecord
 from smq.testing.fake.runner import cluster_in_thread, cluster_of
-from smq.testing.loops import run
 
 
-def test_every_call_of_a_closed_asyncio_client_raises() -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster:
-            async with Producer(cluster.servers) as producer, Consumer(cluster.servers, group="g") as consumer:
-                await producer.send("t", b"v")
-                await consumer.assign("t")
-            async with Admin(cluster.servers) as admin, OffsetAssigner(cluster.servers) as assigner:
-                pass
-            calls: list[Callable[[], Any]] = [
-                lambda: consumer.getmany(timeout_ms=10),
-                lambda: consumer.getbatch(10),
-                lambda: anext(consumer),
-                lambda: consumer.seek("t", 0, 0),
-                lambda: consumer.assign("t"),
-                lambda: consumer.commit(),
-                lambda: consumer.committed(),
-                lambda: consumer.fetch_range("t", 0, 0),
-                lambda: consumer.start(),
-                lambda: producer.send_many("t", [b"v"]),
-                lambda: producer.flush(),
-                lambda: admin.list_topics(),
-                lambda: admin.node_status(cluster.nodes[1].address),
-                lambda: admin.create_topic("u"),
-                lambda: admin.start(),
-                lambda: assigner.assign("t", 0),
-            ]
-            for call in calls:
-                with pytest.raises(ClientClosed):
-                    await call()
+async def test_every_call_of_a_closed_asyncio_client_raises() -> None:
+    async with cluster_of(1, t=1) as cluster:
+        async with Producer(cluster.servers) as producer, Consumer(cluster.servers, group="g") as consumer:
+            await producer.send("t", b"v")
+            await consumer.assign("t")
+        async with Admin(cluster.servers) as admin, OffsetAssigner(cluster.servers) as assigner:
+            pass
+        calls: list[Callable[[], Any]] = [
+            lambda: consumer.getmany(timeout_ms=10),
+            lambda: consumer.getbatch(10),
+            lambda: anext(consumer),
+            lambda: consumer.seek("t", 0, 0),
+            lambda: consumer.assign("t"),
+            lambda: consumer.commit(),
+            lambda: consumer.committed(),
+            lambda: consumer.fetch_range("t", 0, 0),
+            lambda: consumer.start(),
+            lambda: producer.send_many("t", [b"v"]),
+            lambda: producer.flush(),
+            lambda: admin.list_topics(),
+            lambda: admin.node_status(cluster.nodes[1].address),
+            lambda: admin.create_topic("u"),
+            lambda: admin.start(),
+            lambda: assigner.assign("t", 0),
+        ]
+        for call in calls:
             with pytest.raises(ClientClosed):
-                producer.send("t", b"v")
-            await consumer.close()  # a second close is no mistake
-            await producer.close()
-
-    run(scenario())
+                await call()
+        with pytest.raises(ClientClosed):
+            producer.send("t", b"v")
+        await consumer.close()  # a second close is no mistake
+        await producer.close()
 
 
 def test_every_call_of_a_closed_blocking_client_raises() -> None:
@@ -171,13 +167,10 @@ def test_a_pool_of_forked_children_gets_the_error_too() -> None:
                 asked.get(30)
 
 
-def test_a_client_that_reaches_nobody_fails_within_its_timeout_and_says_that_nothing_was_sent() -> None:
-    async def scenario() -> None:
-        for client in (Admin("127.0.0.1:1", connect_timeout_ms=200), Producer("127.0.0.1:1", connect_timeout_ms=200)):
-            with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1") as caught:
-                await client.start()
-            assert caught.value.code.is_definite
-            assert "nothing was sent" in str(caught.value)
-            await client.close()
-
-    run(scenario())
+async def test_a_client_that_reaches_nobody_fails_within_its_timeout_and_says_that_nothing_was_sent() -> None:
+    for client in (Admin("127.0.0.1:1", connect_timeout_ms=200), Producer("127.0.0.1:1", connect_timeout_ms=200)):
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1") as caught:
+            await client.start()
+        assert caught.value.code.is_definite
+        assert "nothing was sent" in str(caught.value)
+        await client.close()

@@ -11,7 +11,6 @@ import pytest
 
 from smq.clients import Admin, Consumer, InvalidRequest, OffsetAssigner, Producer, RecordFilter, SyncProducer
 from smq.testing.fake.runner import cluster_in_thread, cluster_of
-from smq.testing.loops import run
 
 PARTITION: Final = {"topic": "t", "partition": 0}
 SEARCH: Final = {**PARTITION, "wanted": RecordFilter(), "start": "earliest", "end_offset": None}
@@ -103,19 +102,16 @@ async def finished(call: Callable[..., Any], given: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("cls", CALLS)
-def test_an_argument_of_another_type_is_refused_by_its_name(cls: type) -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, cls(cluster.servers, **OPTIONS.get(cls, {})) as client:
-            if cls is Consumer:
-                await client.assign("t")
-            for name, given in CALLS[cls].items():
-                for argument in given:
-                    for wrong in WRONG:
-                        with pytest.raises(InvalidRequest, match=OTHERWISE.get(argument, argument)):
-                            await finished(getattr(client, name), given | {argument: wrong})
-            assert cluster.applied == [], "nothing took effect"
-
-    run(scenario())
+async def test_an_argument_of_another_type_is_refused_by_its_name(cls: type) -> None:
+    async with cluster_of(1, t=1) as cluster, cls(cluster.servers, **OPTIONS.get(cls, {})) as client:
+        if cls is Consumer:
+            await client.assign("t")
+        for name, given in CALLS[cls].items():
+            for argument in given:
+                for wrong in WRONG:
+                    with pytest.raises(InvalidRequest, match=OTHERWISE.get(argument, argument)):
+                        await finished(getattr(client, name), given | {argument: wrong})
+        assert cluster.applied == [], "nothing took effect"
 
 
 @pytest.mark.parametrize(
@@ -132,13 +128,12 @@ def test_an_argument_of_another_type_is_refused_by_its_name(cls: type) -> None:
         (Consumer, "search", "follow", ""),
     ],
 )
-def test_what_is_empty_or_negative_does_not_pass_for_nothing(cls: type, name: str, argument: str, wrong: Any) -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, cls(cluster.servers, **OPTIONS.get(cls, {})) as client:
-            with pytest.raises(InvalidRequest, match=argument):
-                await finished(getattr(client, name), CALLS[cls][name] | {argument: wrong})
-
-    run(scenario())
+async def test_what_is_empty_or_negative_does_not_pass_for_nothing(
+    cls: type, name: str, argument: str, wrong: Any
+) -> None:
+    async with cluster_of(1, t=1) as cluster, cls(cluster.servers, **OPTIONS.get(cls, {})) as client:
+        with pytest.raises(InvalidRequest, match=argument):
+            await finished(getattr(client, name), CALLS[cls][name] | {argument: wrong})
 
 
 @pytest.mark.parametrize("wrong", ["3", [3], True, float("nan")])

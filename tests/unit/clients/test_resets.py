@@ -8,7 +8,6 @@ import pytest
 from smq.clients import Consumer, SyncConsumer
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.runner import cluster_of
-from smq.testing.loops import run
 from tests.unit.clients.test_consumer import consumer_of, fill
 
 P = ("t", 0)
@@ -61,106 +60,88 @@ async def read(consumer: Consumer, take: Take, count: int) -> list[int]:
 @pytest.mark.parametrize(("change", "first", "end"), [(recreate, 0, 5), (trim, 12, 15)])
 @pytest.mark.parametrize("more", [0, 15])
 @pytest.mark.parametrize("per_batch", [3, 10])
-def test_what_was_read_before_a_reset_comes_first_and_then_everything_from_its_position(
+async def test_what_was_read_before_a_reset_comes_first_and_then_everything_from_its_position(
     take: Take, change: Callable[[FakeCluster], None], first: int, end: int, more: int, per_batch: int
 ) -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, consumer_of(cluster, auto_offset_reset="earliest") as consumer:
-            fill(cluster, 10, per_batch=per_batch)
-            await consumer.assign("t")
-            assert await read(consumer, by_iteration, 2) == [0, 1]
-            await after_reset(cluster, consumer, change)
-            assert consumer.position(*P) == 2
-            fill(cluster, more)  # so that the new log of a topic reaches beyond the old one
-            new = range(first, end + more)
-            assert await read(consumer, take, 8 + len(new)) == [*range(2, 10), *new]
-            assert consumer.position(*P) == end + more
-
-    run(scenario())
+    async with cluster_of(1, t=1) as cluster, consumer_of(cluster, auto_offset_reset="earliest") as consumer:
+        fill(cluster, 10, per_batch=per_batch)
+        await consumer.assign("t")
+        assert await read(consumer, by_iteration, 2) == [0, 1]
+        await after_reset(cluster, consumer, change)
+        assert consumer.position(*P) == 2
+        fill(cluster, more)  # so that the new log of a topic reaches beyond the old one
+        new = range(first, end + more)
+        assert await read(consumer, take, 8 + len(new)) == [*range(2, 10), *new]
+        assert consumer.position(*P) == end + more
 
 
-def test_latest_is_the_end_at_the_reset_and_not_after_what_was_read() -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, consumer_of(cluster, auto_offset_reset="latest") as consumer:
-            fill(cluster, 10, per_batch=10)
-            await consumer.assign("t", "earliest")
-            await read(consumer, by_iteration, 2)
-            await after_reset(cluster, consumer, recreate)
-            fill(cluster, 3)
-            assert await read(consumer, by_iteration, 8 + 3) == [*range(2, 10), 5, 6, 7]
-
-    run(scenario())
+async def test_latest_is_the_end_at_the_reset_and_not_after_what_was_read() -> None:
+    async with cluster_of(1, t=1) as cluster, consumer_of(cluster, auto_offset_reset="latest") as consumer:
+        fill(cluster, 10, per_batch=10)
+        await consumer.assign("t", "earliest")
+        await read(consumer, by_iteration, 2)
+        await after_reset(cluster, consumer, recreate)
+        fill(cluster, 3)
+        assert await read(consumer, by_iteration, 8 + 3) == [*range(2, 10), 5, 6, 7]
 
 
-def test_a_discard_of_what_was_read_before_a_reset_passes_over_no_new_record() -> None:
+async def test_a_discard_of_what_was_read_before_a_reset_passes_over_no_new_record() -> None:
     """A pause fetches again from the position, which in the new log is not at its beginning."""
 
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, consumer_of(cluster, auto_offset_reset="earliest") as consumer:
-            fill(cluster, 10, per_batch=10)
-            await consumer.assign("t")
-            await read(consumer, by_iteration, 2)
-            await after_reset(cluster, consumer, recreate)
-            fill(cluster, 15)
-            await consumer.pause([P])
-            await consumer.resume([P])
-            assert await read(consumer, by_iteration, 20) == list(range(20))
-
-    run(scenario())
+    async with cluster_of(1, t=1) as cluster, consumer_of(cluster, auto_offset_reset="earliest") as consumer:
+        fill(cluster, 10, per_batch=10)
+        await consumer.assign("t")
+        await read(consumer, by_iteration, 2)
+        await after_reset(cluster, consumer, recreate)
+        fill(cluster, 15)
+        await consumer.pause([P])
+        await consumer.resume([P])
+        assert await read(consumer, by_iteration, 20) == list(range(20))
 
 
-def test_a_rewind_after_a_reset_passes_over_no_new_record() -> None:
+async def test_a_rewind_after_a_reset_passes_over_no_new_record() -> None:
     """As the blocking consumer does, which holds old records when the position has been reset."""
 
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, consumer_of(cluster, auto_offset_reset="earliest") as consumer:
-            fill(cluster, 10, per_batch=10)
-            await consumer.assign("t")
-            assert len((await consumer.getmany(timeout_ms=10_000))[P]) == 10
-            await after_reset(cluster, consumer, recreate)
-            fill(cluster, 15)
-            await consumer.rewind({P: 3})
-            assert await read(consumer, by_iteration, 20) == list(range(20))
-
-    run(scenario())
+    async with cluster_of(1, t=1) as cluster, consumer_of(cluster, auto_offset_reset="earliest") as consumer:
+        fill(cluster, 10, per_batch=10)
+        await consumer.assign("t")
+        assert len((await consumer.getmany(timeout_ms=10_000))[P]) == 10
+        await after_reset(cluster, consumer, recreate)
+        fill(cluster, 15)
+        await consumer.rewind({P: 3})
+        assert await read(consumer, by_iteration, 20) == list(range(20))
 
 
-def test_a_commit_before_the_reset_is_over_names_no_later_place_of_the_new_log() -> None:
-    async def scenario() -> None:
-        options = {"auto_offset_reset": "earliest", "group": "g"}
-        async with cluster_of(1, t=1) as cluster, consumer_of(cluster, **options) as consumer:
-            fill(cluster, 10, per_batch=10)
-            await consumer.assign("t")
-            await read(consumer, by_iteration, 2)
-            await after_reset(cluster, consumer, recreate)
-            fill(cluster, 15)
-            await consumer.commit()
-            assert (await consumer.committed())[P].offset == 0
-
-    run(scenario())
+async def test_a_commit_before_the_reset_is_over_names_no_later_place_of_the_new_log() -> None:
+    options = {"auto_offset_reset": "earliest", "group": "g"}
+    async with cluster_of(1, t=1) as cluster, consumer_of(cluster, **options) as consumer:
+        fill(cluster, 10, per_batch=10)
+        await consumer.assign("t")
+        await read(consumer, by_iteration, 2)
+        await after_reset(cluster, consumer, recreate)
+        fill(cluster, 15)
+        await consumer.commit()
+        assert (await consumer.committed())[P].offset == 0
 
 
-def test_a_commit_of_the_blocking_consumer_names_no_later_place_of_the_new_log() -> None:
+async def test_a_commit_of_the_blocking_consumer_names_no_later_place_of_the_new_log() -> None:
     """It returns records of the old one that it has read ahead, when the position is in the new one."""
 
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster:
-            fill(cluster, 10, per_batch=10)
-            consumer = await asyncio.to_thread(
-                lambda: SyncConsumer(cluster.servers, group="g", auto_offset_reset="earliest", max_wait_ms=50)
-            )
-            try:
-                await asyncio.to_thread(consumer.assign, "t")
-                records = iter(consumer)
-                assert [(await asyncio.to_thread(next, records)).offset for _ in range(4)] == [0, 1, 2, 3]
-                await asyncio.to_thread(consumer.commit)
-                assert (await asyncio.to_thread(consumer.committed))[P].offset == 4
-                await after_reset(cluster, consumer._consumer, recreate)
-                await asyncio.to_thread(consumer.commit)
-                assert (await asyncio.to_thread(consumer.committed))[P].offset == 0
-                found = [(await asyncio.to_thread(next, records)).offset for _ in range(6 + 5)]
-                assert found == [*range(4, 10), *range(5)]
-            finally:
-                await asyncio.to_thread(consumer.close)
-
-    run(scenario())
+    async with cluster_of(1, t=1) as cluster:
+        fill(cluster, 10, per_batch=10)
+        consumer = await asyncio.to_thread(
+            lambda: SyncConsumer(cluster.servers, group="g", auto_offset_reset="earliest", max_wait_ms=50)
+        )
+        try:
+            await asyncio.to_thread(consumer.assign, "t")
+            records = iter(consumer)
+            assert [(await asyncio.to_thread(next, records)).offset for _ in range(4)] == [0, 1, 2, 3]
+            await asyncio.to_thread(consumer.commit)
+            assert (await asyncio.to_thread(consumer.committed))[P].offset == 4
+            await after_reset(cluster, consumer._consumer, recreate)
+            await asyncio.to_thread(consumer.commit)
+            assert (await asyncio.to_thread(consumer.committed))[P].offset == 0
+            found = [(await asyncio.to_thread(next, records)).offset for _ in range(6 + 5)]
+            assert found == [*range(4, 10), *range(5)]
+        finally:
+            await asyncio.to_thread(consumer.close)

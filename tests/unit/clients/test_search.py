@@ -10,7 +10,6 @@ from smq.raft_state.errors import ErrorCode
 from smq.records import NewRecord, encode_batch
 from smq.testing.fake.cluster import FakeCluster
 from smq.testing.fake.runner import cluster_of
-from smq.testing.loops import run
 from tests.unit.clients.test_consumer import consumer_of
 
 
@@ -41,32 +40,26 @@ def fill(cluster: FakeCluster) -> None:
     ],
     ids=str,
 )
-def test_a_search_returns_what_passes_the_filter(wanted: RecordFilter, offsets: list[int]) -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
-            fill(cluster)
-            found = [record async for record in consumer.search("t", 0, wanted)]
-            assert [(r.offset, r.value, r.timestamp_ms) for r in found] == [(n, b"%d" % n, 1_000 + n) for n in offsets]
-            assert all(list(r.headers) == [("even", b"yes")] for r in found if r.offset % 2 == 0)
-
-    run(scenario())
+async def test_a_search_returns_what_passes_the_filter(wanted: RecordFilter, offsets: list[int]) -> None:
+    async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster)
+        found = [record async for record in consumer.search("t", 0, wanted)]
+        assert [(r.offset, r.value, r.timestamp_ms) for r in found] == [(n, b"%d" % n, 1_000 + n) for n in offsets]
+        assert all(list(r.headers) == [("even", b"yes")] for r in found if r.offset % 2 == 0)
 
 
-def test_pages_lead_to_one_another_across_consumers() -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster:
-            fill(cluster)
-            pages: list[list[int]] = []
-            cursor = None
-            while not pages or cursor is not None:
-                async with consumer_of(cluster) as consumer:
-                    page = await consumer.search_page("t", 0, RecordFilter(key=b"a"), cursor=cursor, max_records=3)
-                pages.append([r.offset for r in page.records])
-                cursor = page.cursor
-            assert pages == [[0, 3, 6], [9]]
-            assert (page.next_offset, page.end_offset) == (12, 12)
-
-    run(scenario())
+async def test_pages_lead_to_one_another_across_consumers() -> None:
+    async with cluster_of(1, t=1) as cluster:
+        fill(cluster)
+        pages: list[list[int]] = []
+        cursor = None
+        while not pages or cursor is not None:
+            async with consumer_of(cluster) as consumer:
+                page = await consumer.search_page("t", 0, RecordFilter(key=b"a"), cursor=cursor, max_records=3)
+            pages.append([r.offset for r in page.records])
+            cursor = page.cursor
+        assert pages == [[0, 3, 6], [9]]
+        assert (page.next_offset, page.end_offset) == (12, 12)
 
 
 @pytest.mark.parametrize(
@@ -80,28 +73,22 @@ def test_pages_lead_to_one_another_across_consumers() -> None:
     ],
     ids=str,
 )
-def test_a_search_begins_and_ends_where_it_is_asked_to(given: dict[str, Any], offsets: list[int]) -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
-            fill(cluster)
-            assert [r.offset async for r in consumer.search("t", 0, RecordFilter(key=b"c"), **given)] == offsets
-
-    run(scenario())
+async def test_a_search_begins_and_ends_where_it_is_asked_to(given: dict[str, Any], offsets: list[int]) -> None:
+    async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster)
+        assert [r.offset async for r in consumer.search("t", 0, RecordFilter(key=b"c"), **given)] == offsets
 
 
-def test_a_search_follows_new_records_to_its_end() -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, consumer_of(cluster, max_wait_ms=10_000) as consumer:
-            fill(cluster)
-            following = consumer.search("t", 0, RecordFilter(key=b"a"), start=6, end_offset=20, follow=True)
-            assert [(await anext(following)).offset for _ in range(2)] == [6, 9]
-            waiting = asyncio.ensure_future(anext(following))
-            await asyncio.sleep(0)
-            fill(cluster)
-            assert (await waiting).offset == 12
-            assert [record.offset async for record in following] == [15, 18]
-
-    run(scenario())
+async def test_a_search_follows_new_records_to_its_end() -> None:
+    async with cluster_of(1, t=1) as cluster, consumer_of(cluster, max_wait_ms=10_000) as consumer:
+        fill(cluster)
+        following = consumer.search("t", 0, RecordFilter(key=b"a"), start=6, end_offset=20, follow=True)
+        assert [(await anext(following)).offset for _ in range(2)] == [6, 9]
+        waiting = asyncio.ensure_future(anext(following))
+        await asyncio.sleep(0)
+        fill(cluster)
+        assert (await waiting).offset == 12
+        assert [record.offset async for record in following] == [15, 18]
 
 
 @pytest.mark.parametrize(
@@ -116,38 +103,29 @@ def test_a_search_follows_new_records_to_its_end() -> None:
     ],
     ids=str,
 )
-def test_a_filter_that_cannot_be_is_refused(wanted: RecordFilter) -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+async def test_a_filter_that_cannot_be_is_refused(wanted: RecordFilter) -> None:
+    async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+        with pytest.raises(SmqError) as refused:
+            await consumer.search_page("t", 0, wanted)
+        assert refused.value.code is ErrorCode.INVALID_REQUEST
+
+
+async def test_a_search_of_a_topic_that_does_not_exist_says_so() -> None:
+    async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
+        for start in ("RESET_TO_EARLIEST", 0):
             with pytest.raises(SmqError) as refused:
-                await consumer.search_page("t", 0, wanted)
-            assert refused.value.code is ErrorCode.INVALID_REQUEST
-
-    run(scenario())
+                await consumer.search_page("nowhere", 0, RecordFilter(), start=start)
+            assert refused.value.code is ErrorCode.UNKNOWN_TOPIC
 
 
-def test_a_search_of_a_topic_that_does_not_exist_says_so() -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster, consumer_of(cluster) as consumer:
-            for start in ("RESET_TO_EARLIEST", 0):
-                with pytest.raises(SmqError) as refused:
-                    await consumer.search_page("nowhere", 0, RecordFilter(), start=start)
-                assert refused.value.code is ErrorCode.UNKNOWN_TOPIC
+async def test_the_blocking_consumer_searches_too() -> None:
+    async with cluster_of(1, t=1) as cluster:
+        fill(cluster)
 
-    run(scenario())
+        def read() -> list[int]:
+            with SyncConsumer(cluster.servers, max_wait_ms=50) as consumer:
+                first = consumer.search_page("t", 0, RecordFilter(key=b"a"), max_records=1)
+                assert [r.offset for r in first.records] == [0]
+                return [record.offset for record in consumer.search("t", 0, RecordFilter(key=b"a"), start=1)]
 
-
-def test_the_blocking_consumer_searches_too() -> None:
-    async def scenario() -> None:
-        async with cluster_of(1, t=1) as cluster:
-            fill(cluster)
-
-            def read() -> list[int]:
-                with SyncConsumer(cluster.servers, max_wait_ms=50) as consumer:
-                    first = consumer.search_page("t", 0, RecordFilter(key=b"a"), max_records=1)
-                    assert [r.offset for r in first.records] == [0]
-                    return [record.offset for record in consumer.search("t", 0, RecordFilter(key=b"a"), start=1)]
-
-            assert await asyncio.to_thread(read) == [3, 6, 9]
-
-    run(scenario())
+        assert await asyncio.to_thread(read) == [3, 6, 9]

@@ -95,11 +95,7 @@ def test_rule_31_a_batch_that_is_not_newer_drops_what_is_staged_and_is_answered_
     ],
 )
 def test_rule_31_a_replay_with_other_rows_is_refused_and_changes_nothing(
-    driver: Driver,
-    batch_id: int,
-    before: tuple[int, bytes] | None,
-    now: tuple[int, bytes] | None,
-    why: str | None,
+    driver: Driver, batch_id: int, before: tuple[int, bytes] | None, now: tuple[int, bytes] | None, why: str | None
 ) -> None:
     """Dropped, its rows would be lost unnoticed. Without a fingerprint no node can compare them."""
     assert committed(driver, batch("app", 5, ("a", 0, 0), wrote=before))

@@ -105,8 +105,7 @@ DAMAGES: dict[str, Damage] = {
     "history's starts descend": lambda s: setattr(first(s), "history", epochs((0, 0), (0, 4), (1, 3))),
     "history begins late": lambda s: setattr(first(s), "history", epochs((1, 5))),
     "history begins at a log start that has moved": both(
-        lambda s: setattr(first(s), "log_start", Offset(5)),
-        lambda s: setattr(first(s), "history", epochs((1, 5))),
+        lambda s: setattr(first(s), "log_start", Offset(5)), lambda s: setattr(first(s), "history", epochs((1, 5)))
     ),
     "epoch starts above the hwm": lambda s: setattr(first(s), "history", epochs((0, 0), (1, 6))),
     "history with an epoch without records": both(

@@ -15,14 +15,7 @@ from smq.raft_state.command_codec import (
     encode_command,
     encode_reply,
 )
-from smq.raft_state.commands import (
-    AlterClusterConfig,
-    AlterTopicConfig,
-    Barrier,
-    FenceNode,
-    RaiseFeatureLevel,
-    Request,
-)
+from smq.raft_state.commands import AlterClusterConfig, AlterTopicConfig, Barrier, FenceNode, RaiseFeatureLevel, Request
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.ids import Incarnation, LogIndex, NodeId
 from smq.raft_state.limits import default_init

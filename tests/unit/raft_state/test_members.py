@@ -4,14 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from smq.raft_state.commands import (
-    AdvanceClock,
-    Command,
-    DeleteTopic,
-    FenceNode,
-    SetNodeDrained,
-    UnfenceNode,
-)
+from smq.raft_state.commands import AdvanceClock, Command, DeleteTopic, FenceNode, SetNodeDrained, UnfenceNode
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers import members as members_module

@@ -5,11 +5,7 @@ from dataclasses import replace
 import pytest
 
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.limits import (
-    CLOCK_ELAPSED_MS_MAX,
-    OFFSETS_RETENTION_MINUTES_DEFAULT,
-    OFFSETS_RETENTION_MINUTES_MAX,
-)
+from smq.raft_state.limits import CLOCK_ELAPSED_MS_MAX, OFFSETS_RETENTION_MINUTES_DEFAULT, OFFSETS_RETENTION_MINUTES_MAX
 from smq.raft_state.machine import Machine
 from tests.unit.raft_state.support import (
     Driver,
@@ -39,9 +35,7 @@ def expire_daily(driver: Driver, from_ms: int, to_ms: int) -> None:
         expire(driver, now_ms)
 
 
-def test_consumer_finds_its_offsets_after_30_days_but_not_after_the_retention(
-    driver: Driver,
-) -> None:
+def test_consumer_finds_its_offsets_after_30_days_but_not_after_the_retention(driver: Driver) -> None:
     stable(driver, "a")
     driver.ok(member_commit("g", 1, "a", (pid(1), 1_001), at_ms=DAY_MS))
     driver.ok(remove("g", 1, 1, "a", at_ms=DAY_MS))
@@ -107,9 +101,7 @@ def test_slow_clock_does_not_make_a_fresh_commit_expire(driver: Driver) -> None:
 FUTURE_MS = 50_000 * DAY_MS
 
 
-def test_commit_of_a_clock_from_the_future_expires_two_retentions_after_the_clock_has_seen_it(
-    driver: Driver,
-) -> None:
+def test_commit_of_a_clock_from_the_future_expires_two_retentions_after_the_clock_has_seen_it(driver: Driver) -> None:
     driver.ok(kept_minutes(1))
     expire(driver, DAY_MS)
     driver.ok(commit("memberless", (pid(1), 1), at_ms=FUTURE_MS))

@@ -2,12 +2,7 @@
 
 import pytest
 
-from smq.raft_state.ids import (
-    PartitionIndex,
-    key_partition,
-    murmur2,
-    ring_range,
-)
+from smq.raft_state.ids import PartitionIndex, key_partition, murmur2, ring_range
 
 # From Kafka's own UtilsTest.testMurmur2, as signed 32-bit integers.
 KAFKA_VECTORS = [

@@ -336,8 +336,7 @@ def test_a_command_of_the_transaction_before_changes_nothing(driver: Driver, com
     complete(driver)
     driver.ok(add("t", 0, 0, pid(1), groups=("g",)))
     driver.refused(
-        late,
-        ErrorCode.TRANSACTION_ENDING if command is ZOMBIE["staged offsets"] else ErrorCode.NOT_COORDINATOR,
+        late, ErrorCode.TRANSACTION_ENDING if command is ZOMBIE["staged offsets"] else ErrorCode.NOT_COORDINATOR
     )
 
 

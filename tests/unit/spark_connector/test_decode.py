@@ -8,15 +8,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from smq.records import (
     CODECS,

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 
 from smq.spark_connector.errors import DataLossError, OptionError
 from smq.spark_connector.options import ReadOptions, TimeUnit, read_options
-from smq.spark_connector.planning import (
-    MERGED_RECORDS_MAX,
-    SLICES_MAX,
-    Range,
-    SmqSlice,
-    plan_slices,
-    resolve_ranges,
-)
+from smq.spark_connector.planning import MERGED_RECORDS_MAX, SLICES_MAX, Range, SmqSlice, plan_slices, resolve_ranges
 from smq.spark_connector.read_bounds import PartitionKey, PartitionView, select_partitions
 
 NODES = ("a:1", "b:1", "c:1")

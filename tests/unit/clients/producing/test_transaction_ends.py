@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from smq.clients.cluster import now_ms
 from smq.clients.producing.producer_transactions import Transactions
 from smq.clients.producing.publish_stream import PublishStream
 from smq.raft_state.errors import ErrorCode
-from smq.testing.served import Served, serving
+from smq.testing.served import Served
 from tests.unit.clients.producing.test_producer_transactions import await_values, producer_of, servers
 
 CALL = Transactions._call
@@ -43,170 +42,149 @@ def small_producer_of(served: Served, interceptors: Iterable[ProducerInterceptor
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
-def test_a_record_sent_while_its_transaction_ends_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+async def test_a_record_sent_while_its_transaction_ends_is_refused(
+    served: Served, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    async def body(served: Served) -> None:
-        await served.create(partitions=2)
-        async with producer_of(served) as producer:
+    await served.create(partitions=2)
+    async with producer_of(served) as producer:
 
-            def refuses() -> None:
-                with pytest.raises(InvalidTransactionState, match=f"is being {end}.*: wait for {end}"):
-                    producer.send("t", b"late", partition=1)
-                with pytest.raises(InvalidTransactionState, match=f"wait for {end}.* and begin another"):
-                    producer.begin()
+        def refuses() -> None:
+            with pytest.raises(InvalidTransactionState, match=f"is being {end}.*: wait for {end}"):
+                producer.send("t", b"late", partition=1)
+            with pytest.raises(InvalidTransactionState, match=f"wait for {end}.* and begin another"):
+                producer.begin()
 
-            async def call(transactions: Transactions, *args: Any) -> Any:
-                refuses()
-                answer = await CALL(transactions, *args)
-                refuses()
-                return answer
+        async def call(transactions: Transactions, *args: Any) -> Any:
+            refuses()
+            answer = await CALL(transactions, *args)
+            refuses()
+            return answer
 
-            producer.begin()
-            await producer.send("t", b"first", partition=0)
-            with monkeypatch.context() as patch:
-                patch.setattr(Transactions, "_call", call)
-                await getattr(producer, end)()
-            async with producer.transaction():
-                await producer.send("t", b"second", partition=0)
-        await await_values(served, *([b"first"] if end == "commit" else []), b"second")
-
-    serving(tmp_path, body)
+        producer.begin()
+        await producer.send("t", b"first", partition=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(Transactions, "_call", call)
+            await getattr(producer, end)()
+        async with producer.transaction():
+            await producer.send("t", b"second", partition=0)
+    await await_values(served, *([b"first"] if end == "commit" else []), b"second")
 
 
 @pytest.mark.parametrize("interceptors", [[], [ProducerInterceptor()]], ids=["plain", "intercepted"])
 @pytest.mark.parametrize("is_keyed", [False, True], ids=["unkeyed", "keyed"])
-def test_a_commit_waits_for_a_send_many_that_waits_for_room(
-    tmp_path: Path, interceptors: list[ProducerInterceptor], is_keyed: bool
+async def test_a_commit_waits_for_a_send_many_that_waits_for_room(
+    served: Served, interceptors: list[ProducerInterceptor], is_keyed: bool
 ) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        values = [b"%0100d" % n for n in range(100)]
-        async with small_producer_of(served, interceptors) as producer:
-            producer.begin()
-            sending = asyncio.create_task(producer.send_many("t", values, keys=values if is_keyed else None))
-            await producer.send("t", b"")  # it is stored: the task has begun
-            assert not sending.done()
-            await producer.commit()
-            runs = await sending.result()
-            assert sum(run.last_offset - run.base_offset + 1 for run in runs) == 100
-        await await_values(served, b"", *values)
-
-    serving(tmp_path, body)
+    await served.create()
+    values = [b"%0100d" % n for n in range(100)]
+    async with small_producer_of(served, interceptors) as producer:
+        producer.begin()
+        sending = asyncio.create_task(producer.send_many("t", values, keys=values if is_keyed else None))
+        await producer.send("t", b"")  # it is stored: the task has begun
+        assert not sending.done()
+        await producer.commit()
+        runs = await sending.result()
+        assert sum(run.last_offset - run.base_offset + 1 for run in runs) == 100
+    await await_values(served, b"", *values)
 
 
 @pytest.mark.parametrize("interceptors", [[], [ProducerInterceptor()]], ids=["plain", "intercepted"])
-def test_an_abort_refuses_the_rest_of_a_send_many_that_waits_for_room(
-    tmp_path: Path, interceptors: list[ProducerInterceptor]
+async def test_an_abort_refuses_the_rest_of_a_send_many_that_waits_for_room(
+    served: Served, interceptors: list[ProducerInterceptor]
 ) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        async with small_producer_of(served, interceptors) as producer:
-            producer.begin()
-            sending = asyncio.create_task(producer.send_many("t", [b"%0100d" % n for n in range(100)]))
-            await asyncio.sleep(0)
-            aborting = asyncio.create_task(producer.abort())
-            with pytest.raises(InvalidTransactionState, match="ended by another call"):
-                await sending
-            await aborting
-            async with producer.transaction():
-                await producer.send("t", b"next")
-        await await_values(served, b"next")
-
-    serving(tmp_path, body)
+    await served.create()
+    async with small_producer_of(served, interceptors) as producer:
+        producer.begin()
+        sending = asyncio.create_task(producer.send_many("t", [b"%0100d" % n for n in range(100)]))
+        await asyncio.sleep(0)
+        aborting = asyncio.create_task(producer.abort())
+        with pytest.raises(InvalidTransactionState, match="ended by another call"):
+            await sending
+        await aborting
+        async with producer.transaction():
+            await producer.send("t", b"next")
+    await await_values(served, b"next")
 
 
-def test_a_commit_waits_for_offsets_that_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        async with producer_of(served) as producer, Admin(servers(served)) as admin:
-            producer.begin()
-            staging = asyncio.create_task(producer.send_offsets("g", {("t", 0): 5}))
-            await asyncio.sleep(0)
-            committing = asyncio.create_task(producer.commit())
-            await asyncio.sleep(0)
-            with pytest.raises(InvalidTransactionState, match="is being committed"):
-                await producer.send_offsets("g", {("t", 0): 6})
-            await committing
-            await staging
-            assert (await admin.fetch_offsets("g"))["t", 0].offset == 5
-
-    serving(tmp_path, body)
+async def test_a_commit_waits_for_offsets_that_are_under_way(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    await served.create()
+    async with producer_of(served) as producer, Admin(servers(served)) as admin:
+        producer.begin()
+        staging = asyncio.create_task(producer.send_offsets("g", {("t", 0): 5}))
+        await asyncio.sleep(0)
+        committing = asyncio.create_task(producer.commit())
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidTransactionState, match="is being committed"):
+            await producer.send_offsets("g", {("t", 0): 6})
+        await committing
+        await staging
+        assert (await admin.fetch_offsets("g"))["t", 0].offset == 5
 
 
-def test_a_commit_whose_answer_is_lost_takes_nothing_until_it_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_commit_whose_answer_is_lost_takes_nothing_until_it_is_known(
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def lose_answer(transactions: Transactions, *args: Any) -> Any:
         await CALL(transactions, *args)
         raise SmqError(ErrorCode.TIMED_OUT, "no answer")
 
-    async def body(served: Served) -> None:
-        await served.create()
-        async with producer_of(served) as producer:
-            producer.begin()
-            await producer.send("t", b"first")
-            with monkeypatch.context() as patch:
-                patch.setattr(Transactions, "_call", lose_answer)
-                with pytest.raises(Timeout):
-                    await producer.commit()
-            with pytest.raises(InvalidTransactionState, match=r"if it has failed, call commit\(\) or abort\(\) again"):
-                producer.send("t", b"late")
-            await producer.commit()
-            async with producer.transaction():
-                await producer.send("t", b"second")
-        await await_values(served, b"first", b"second")
-
-    serving(tmp_path, body)
+    await served.create()
+    async with producer_of(served) as producer:
+        producer.begin()
+        await producer.send("t", b"first")
+        with monkeypatch.context() as patch:
+            patch.setattr(Transactions, "_call", lose_answer)
+            with pytest.raises(Timeout):
+                await producer.commit()
+        with pytest.raises(InvalidTransactionState, match=r"if it has failed, call commit\(\) or abort\(\) again"):
+            producer.send("t", b"late")
+        await producer.commit()
+        async with producer.transaction():
+            await producer.send("t", b"second")
+    await await_values(served, b"first", b"second")
 
 
-def test_after_an_abort_that_has_failed_nothing_but_an_abort_is_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_after_an_abort_that_has_failed_nothing_but_an_abort_is_allowed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The records that it has dropped are missing in the transaction."""
 
     async def lose_question(_: Transactions, *__: Any) -> Any:
         raise SmqError(ErrorCode.TIMED_OUT, "no answer")
 
-    async def body(served: Served) -> None:
-        await served.create()
-        async with producer_of(served) as producer:
-            producer.begin()
-            await producer.send("t", b"stored")
-            dropped = producer.send("t", b"dropped")
-            with monkeypatch.context() as patch:
-                patch.setattr(Transactions, "_call", lose_question)
-                with pytest.raises(Timeout):
-                    await producer.abort()
-            assert isinstance(dropped.exception(), InvalidTransactionState)
-            for refused in (producer.commit(), producer.send_many("t", [b"late"])):
-                with pytest.raises(InvalidTransactionState, match="is being aborted"):
-                    await refused
-            await producer.abort()
-            async with producer.transaction():
-                await producer.send("t", b"next")
-        await await_values(served, b"next")
-
-    serving(tmp_path, body)
+    await served.create()
+    async with producer_of(served) as producer:
+        producer.begin()
+        await producer.send("t", b"stored")
+        dropped = producer.send("t", b"dropped")
+        with monkeypatch.context() as patch:
+            patch.setattr(Transactions, "_call", lose_question)
+            with pytest.raises(Timeout):
+                await producer.abort()
+        assert isinstance(dropped.exception(), InvalidTransactionState)
+        for refused in (producer.commit(), producer.send_many("t", [b"late"])):
+            with pytest.raises(InvalidTransactionState, match="is being aborted"):
+                await refused
+        await producer.abort()
+        async with producer.transaction():
+            await producer.send("t", b"next")
+    await await_values(served, b"next")
 
 
-def test_a_commit_says_that_another_task_has_aborted(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        async with producer_of(served) as producer:
-            producer.begin()
-            sent = producer.send("t", b"v")
-            committing = asyncio.create_task(producer.commit())
-            await asyncio.sleep(0)
-            await producer.abort()
-            with pytest.raises(InvalidTransactionState, match="ended by another call"):
-                await committing
-            assert isinstance(sent.exception(), InvalidTransactionState)
-            async with producer.transaction():
-                await producer.send("t", b"next")
-        await await_values(served, b"next")
-
-    serving(tmp_path, body)
+async def test_a_commit_says_that_another_task_has_aborted(served: Served) -> None:
+    await served.create()
+    async with producer_of(served) as producer:
+        producer.begin()
+        sent = producer.send("t", b"v")
+        committing = asyncio.create_task(producer.commit())
+        await asyncio.sleep(0)
+        await producer.abort()
+        with pytest.raises(InvalidTransactionState, match="ended by another call"):
+            await committing
+        assert isinstance(sent.exception(), InvalidTransactionState)
+        async with producer.transaction():
+            await producer.send("t", b"next")
+    await await_values(served, b"next")
 
 
 async def fail_to_start(_: Transactions) -> None:
@@ -218,8 +196,8 @@ async def cancel_start(_: Transactions) -> None:
 
 
 @pytest.mark.parametrize("start", [fail_to_start, cancel_start])
-def test_no_batch_of_an_aborted_transaction_comes_in_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any
+async def test_no_batch_of_an_aborted_transaction_comes_in_the_next_one(
+    served: Served, monkeypatch: pytest.MonkeyPatch, start: Any
 ) -> None:
     """The abort gets no new epoch while the batch is under way."""
     held: list[tuple[Any, ...]] = []
@@ -234,38 +212,35 @@ def test_no_batch_of_an_aborted_transaction_comes_in_the_next_one(
             SUBMIT(*held.pop())
         SUBMIT(*args)
 
-    async def body(served: Served) -> None:
-        await served.create()
-        async with producer_of(served) as producer:
-            producer.begin()
-            await producer.send("t", b"aborted")
-            with monkeypatch.context() as patch:
-                patch.setattr(PublishStream, "submit", hold)
-                dropped = producer.send("t", b"under way")
-                await is_held.wait()
-                patch.setattr(Transactions, "start", start)
-                with pytest.raises((Timeout, asyncio.CancelledError)):
-                    await producer.abort()
-            assert isinstance(dropped.exception(), Timeout)
-            with pytest.raises(InvalidTransactionState, match=r"is being aborted.*if it has failed, call it again"):
-                producer.begin()
-            with monkeypatch.context() as patch:
-                patch.delattr(Transactions, "_decide")  # it is not asked for again
+    await served.create()
+    async with producer_of(served) as producer:
+        producer.begin()
+        await producer.send("t", b"aborted")
+        with monkeypatch.context() as patch:
+            patch.setattr(PublishStream, "submit", hold)
+            dropped = producer.send("t", b"under way")
+            await is_held.wait()
+            patch.setattr(Transactions, "start", start)
+            with pytest.raises((Timeout, asyncio.CancelledError)):
                 await producer.abort()
-            monkeypatch.setattr(PublishStream, "submit", submit_after_held)
-            async with producer.transaction():
-                await producer.send("t", b"next")
-            assert not held
-        await await_values(served, b"next")
-
-    serving(tmp_path, body)
+        assert isinstance(dropped.exception(), Timeout)
+        with pytest.raises(InvalidTransactionState, match=r"is being aborted.*if it has failed, call it again"):
+            producer.begin()
+        with monkeypatch.context() as patch:
+            patch.delattr(Transactions, "_decide")  # it is not asked for again
+            await producer.abort()
+        monkeypatch.setattr(PublishStream, "submit", submit_after_held)
+        async with producer.transaction():
+            await producer.send("t", b"next")
+        assert not held
+    await await_values(served, b"next")
 
 
 @pytest.mark.parametrize("is_made", [False, True], ids=["commit lost", "commit made"])
 @pytest.mark.parametrize("is_answer", [False, True], ids=["question lost", "answer lost"])
 @pytest.mark.parametrize("failing", [1, 2], ids=["decision", "start"])
-def test_after_a_commit_without_an_answer_and_an_abort_that_failed_the_next_abort_says_how_it_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made: bool, is_answer: bool, failing: int
+async def test_after_a_commit_without_an_answer_and_an_abort_that_failed_the_next_abort_says_how_it_ended(
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_made: bool, is_answer: bool, failing: int
 ) -> None:
     calls = 0
 
@@ -279,33 +254,30 @@ def test_after_a_commit_without_an_answer_and_an_abort_that_failed_the_next_abor
                 await CALL(transactions, *args)
         raise SmqError(ErrorCode.TIMED_OUT, "no answer")
 
-    async def body(served: Served) -> None:
-        await served.create()
-        async with producer_of(served) as producer:
-            producer.begin()
-            await producer.send("t", b"first")
-            with monkeypatch.context() as patch:
-                patch.setattr(Transactions, "_call", call)
-                for end in (producer.commit, producer.abort):
-                    with pytest.raises(Timeout):
-                        await end()
-                for refused in (producer.commit(), producer.send_many("t", [b"late"])):
-                    with pytest.raises(InvalidTransactionState, match="is being aborted"):
-                        await refused
-                if is_made:
-                    with pytest.raises(InvalidTransactionState, match="has been committed"):
-                        await producer.abort()
-                else:
+    await served.create()
+    async with producer_of(served) as producer:
+        producer.begin()
+        await producer.send("t", b"first")
+        with monkeypatch.context() as patch:
+            patch.setattr(Transactions, "_call", call)
+            for end in (producer.commit, producer.abort):
+                with pytest.raises(Timeout):
+                    await end()
+            for refused in (producer.commit(), producer.send_many("t", [b"late"])):
+                with pytest.raises(InvalidTransactionState, match="is being aborted"):
+                    await refused
+            if is_made:
+                with pytest.raises(InvalidTransactionState, match="has been committed"):
                     await producer.abort()
-            async with producer.transaction():
-                await producer.send("t", b"second")
-        await await_values(served, *([b"first"] if is_made else []), b"second")
+            else:
+                await producer.abort()
+        async with producer.transaction():
+            await producer.send("t", b"second")
+    await await_values(served, *([b"first"] if is_made else []), b"second")
 
-    serving(tmp_path, body)
 
-
-def test_an_abort_succeeds_if_the_new_epoch_has_aborted_the_transaction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_abort_succeeds_if_the_new_epoch_has_aborted_the_transaction(
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
 
@@ -316,23 +288,20 @@ def test_an_abort_succeeds_if_the_new_epoch_has_aborted_the_transaction(
             raise SmqError(ErrorCode.TIMED_OUT, "no answer")
         return await CALL(transactions, *args)
 
-    async def body(served: Served) -> None:
-        await served.create()
-        async with producer_of(served) as producer:
-            producer.begin()
-            await producer.send("t", b"aborted")
-            with monkeypatch.context() as patch:
-                patch.setattr(Transactions, "_call", call)
-                await producer.abort()
-            assert calls > 1
-            async with producer.transaction():
-                await producer.send("t", b"next")
-        await await_values(served, b"next")
-
-    serving(tmp_path, body)
+    await served.create()
+    async with producer_of(served) as producer:
+        producer.begin()
+        await producer.send("t", b"aborted")
+        with monkeypatch.context() as patch:
+            patch.setattr(Transactions, "_call", call)
+            await producer.abort()
+        assert calls > 1
+        async with producer.transaction():
+            await producer.send("t", b"next")
+    await await_values(served, b"next")
 
 
-def test_an_abort_says_that_another_task_has_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_abort_says_that_another_task_has_committed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """And it is no abort of the next transaction, which that task begins immediately."""
     made, resumed = asyncio.Event(), asyncio.Event()
 
@@ -343,34 +312,31 @@ def test_an_abort_says_that_another_task_has_committed(tmp_path: Path, monkeypat
             await resumed.wait()
         return answer
 
-    async def body(served: Served) -> None:
-        await served.create()
-        async with producer_of(served) as producer:
+    await served.create()
+    async with producer_of(served) as producer:
 
-            async def work() -> None:
-                await producer.commit()
-                async with producer.transaction():
-                    await producer.send("t", b"second")
+        async def work() -> None:
+            await producer.commit()
+            async with producer.transaction():
+                await producer.send("t", b"second")
 
-            producer.begin()
-            await producer.send("t", b"first")
-            monkeypatch.setattr(Transactions, "_call", call)
-            working = asyncio.create_task(work())
-            await made.wait()
-            aborting = asyncio.create_task(producer.abort())
-            await asyncio.sleep(0)
-            resumed.set()
-            with pytest.raises(InvalidTransactionState, match="has been committed"):
-                await aborting
-            await working
-        await await_values(served, b"first", b"second")
-
-    serving(tmp_path, body)
+        producer.begin()
+        await producer.send("t", b"first")
+        monkeypatch.setattr(Transactions, "_call", call)
+        working = asyncio.create_task(work())
+        await made.wait()
+        aborting = asyncio.create_task(producer.abort())
+        await asyncio.sleep(0)
+        resumed.set()
+        with pytest.raises(InvalidTransactionState, match="has been committed"):
+            await aborting
+        await working
+    await await_values(served, b"first", b"second")
 
 
 @pytest.mark.parametrize(("end", "late"), [("commit", 2), ("abort", 4)])
-def test_two_tasks_that_end_a_transaction_in_the_same_way_do_not_end_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, late: int
+async def test_two_tasks_that_end_a_transaction_in_the_same_way_do_not_end_the_next_one(
+    served: Served, monkeypatch: pytest.MonkeyPatch, end: str, late: int
 ) -> None:
     begun, calls = asyncio.Event(), 0
 
@@ -381,30 +347,27 @@ def test_two_tasks_that_end_a_transaction_in_the_same_way_do_not_end_the_next_on
             await begun.wait()
         return await CALL(transactions, *args)
 
-    async def body(served: Served) -> None:
-        await served.create()
-        async with producer_of(served) as producer:
+    await served.create()
+    async with producer_of(served) as producer:
 
-            async def work() -> None:
-                await getattr(producer, end)()
-                async with producer.transaction():
-                    begun.set()
-                    await other
-                    await producer.send("t", b"second")
+        async def work() -> None:
+            await getattr(producer, end)()
+            async with producer.transaction():
+                begun.set()
+                await other
+                await producer.send("t", b"second")
 
-            producer.begin()
-            await producer.send("t", b"first")
-            monkeypatch.setattr(Transactions, "_call", call)
-            working = asyncio.create_task(work())
-            await asyncio.sleep(0)
-            other = asyncio.create_task(getattr(producer, end)())
-            await working
-        await await_values(served, *([b"first"] if end == "commit" else []), b"second")
-
-    serving(tmp_path, body)
+        producer.begin()
+        await producer.send("t", b"first")
+        monkeypatch.setattr(Transactions, "_call", call)
+        working = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        other = asyncio.create_task(getattr(producer, end)())
+        await working
+    await await_values(served, *([b"first"] if end == "commit" else []), b"second")
 
 
-def test_a_producer_that_is_fenced_asks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_producer_that_is_fenced_asks_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the task that waits for the abort's end nor a later call asks the cluster again."""
     starts = 0
     start = Transactions.start
@@ -414,26 +377,25 @@ def test_a_producer_that_is_fenced_asks_once(tmp_path: Path, monkeypatch: pytest
         starts += 1
         await start(transactions)
 
-    async def body(served: Served) -> None:
-        await served.create()
-        async with producer_of(served) as zombie:
-            zombie.begin()
-            await zombie.send("t", b"zombie")
-            async with producer_of(served):
-                monkeypatch.setattr(Transactions, "start", count)
-                errors = await asyncio.gather(zombie.abort(), zombie.abort(), return_exceptions=True)
-                assert [type(error) for error in errors] == [ProducerFenced] * 2
-                for end in (zombie.abort, zombie.commit):
-                    with pytest.raises(ProducerFenced):
-                        await end()
+    await served.create()
+    async with producer_of(served) as zombie:
+        zombie.begin()
+        await zombie.send("t", b"zombie")
+        async with producer_of(served):
+            monkeypatch.setattr(Transactions, "start", count)
+            errors = await asyncio.gather(zombie.abort(), zombie.abort(), return_exceptions=True)
+            assert [type(error) for error in errors] == [ProducerFenced] * 2
+            for end in (zombie.abort, zombie.commit):
                 with pytest.raises(ProducerFenced):
-                    zombie.begin()
-            assert starts == 1
+                    await end()
+            with pytest.raises(ProducerFenced):
+                zombie.begin()
+        assert starts == 1
 
-    serving(tmp_path, body)
 
-
-def test_close_does_not_wait_for_a_commit_that_gets_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_does_not_wait_for_a_commit_that_gets_no_answer(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, closed = asyncio.Event(), asyncio.Event()
 
     async def call(transactions: Transactions, *args: Any) -> Any:
@@ -441,65 +403,56 @@ def test_close_does_not_wait_for_a_commit_that_gets_no_answer(tmp_path: Path, mo
         await closed.wait()
         return await CALL(transactions, *args)
 
-    async def body(served: Served) -> None:
-        await served.create()
-        monkeypatch.setattr(producer_module, "CLOSE_TIMEOUT_S", 0.01)
-        async with producer_of(served) as producer:
-            producer.begin()
-            await producer.send("t", b"v")
-            monkeypatch.setattr(Transactions, "_call", call)
-            committing = asyncio.create_task(producer.commit())
-            await asked.wait()
-        closed.set()
-        with pytest.raises(SmqError, match="closed"):
-            await committing
-
-    serving(tmp_path, body)
+    await served.create()
+    monkeypatch.setattr(producer_module, "CLOSE_TIMEOUT_S", 0.01)
+    async with producer_of(served) as producer:
+        producer.begin()
+        await producer.send("t", b"v")
+        monkeypatch.setattr(Transactions, "_call", call)
+        committing = asyncio.create_task(producer.commit())
+        await asked.wait()
+    closed.set()
+    with pytest.raises(SmqError, match="closed"):
+        await committing
 
 
-def test_a_record_without_a_transaction_opens_none_at_the_coordinator(tmp_path: Path) -> None:
+async def test_a_record_without_a_transaction_opens_none_at_the_coordinator(served: Served) -> None:
     """The second line: the calls let no such record in."""
 
-    async def body(served: Served) -> None:
-        await served.create()
-        async with producer_of(served) as producer:
-            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            producer._accumulator.add(producer._topic("t"), None, b"late", (), 0, 0, future, now_ms())
-            producer._publisher.wake()
-            with pytest.raises(InvalidTransactionState, match="no transaction is open"):
-                await future
-            async with producer.transaction():
-                await producer.send("t", b"next")
-        await await_values(served, b"next")
-
-    serving(tmp_path, body)
+    await served.create()
+    async with producer_of(served) as producer:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        producer._accumulator.add(producer._topic("t"), None, b"late", (), 0, 0, future, now_ms())
+        producer._publisher.wake()
+        with pytest.raises(InvalidTransactionState, match="no transaction is open"):
+            await future
+        async with producer.transaction():
+            await producer.send("t", b"next")
+    await await_values(served, b"next")
 
 
-def test_a_record_that_a_thread_sends_while_another_one_commits_fails_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_record_that_a_thread_sends_while_another_one_commits_fails_alone(
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        errors: list[SmqError | None] = []
+    await served.create()
+    errors: list[SmqError | None] = []
 
-        def blocking() -> None:
-            with SyncProducer(servers(served), transactional_id="id", linger_ms=1) as producer:
+    def blocking() -> None:
+        with SyncProducer(servers(served), transactional_id="id", linger_ms=1) as producer:
 
-                async def call(transactions: Transactions, *args: Any) -> Any:
-                    late = await asyncio.to_thread(producer.send, "t", b"late")
-                    errors.append(await asyncio.to_thread(late.exception, 30))
-                    return await CALL(transactions, *args)
+            async def call(transactions: Transactions, *args: Any) -> Any:
+                late = await asyncio.to_thread(producer.send, "t", b"late")
+                errors.append(await asyncio.to_thread(late.exception, 30))
+                return await CALL(transactions, *args)
 
-                producer.begin()
-                producer.send("t", b"first").result()
-                with monkeypatch.context() as patch:
-                    patch.setattr(Transactions, "_call", call)
-                    producer.commit()
+            producer.begin()
+            producer.send("t", b"first").result()
+            with monkeypatch.context() as patch:
+                patch.setattr(Transactions, "_call", call)
+                producer.commit()
 
-        await asyncio.to_thread(blocking)
-        [error] = errors
-        assert isinstance(error, SmqError)
-        assert error.code is ErrorCode.INVALID_TRANSACTION_STATE
-        await await_values(served, b"first")
-
-    serving(tmp_path, body)
+    await asyncio.to_thread(blocking)
+    [error] = errors
+    assert isinstance(error, SmqError)
+    assert error.code is ErrorCode.INVALID_TRANSACTION_STATE
+    await await_values(served, b"first")

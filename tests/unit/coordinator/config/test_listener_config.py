@@ -94,10 +94,7 @@ OPEN = OUTSIDE.replace("127.0.0.1:9094", "0.0.0.0:9094")
     [
         ("insecure = true\n" + GOOD + 'grpc_address = "[::]:1"\n' + PEERS, "grpc_address is .*Set grpc_advertised to"),
         ("insecure = true\n" + GOOD + 'http_address = "0.0.0.0:1"\n' + PEERS, "Set http_advertised to"),
-        (
-            GOOD + 'grpc_advertised = "0.0.0.0:1"\n' + PEERS,
-            "grpc_advertised is 0.0.0.0:1, to which no client can",
-        ),
+        (GOOD + 'grpc_advertised = "0.0.0.0:1"\n' + PEERS, "grpc_advertised is 0.0.0.0:1, to which no client can"),
         (GOOD + 'kafka_advertised = "a:1"\n' + PEERS, "kafka_advertised is set, but kafka_address is not"),
         (
             GOOD + PEERS + '[listeners.outside]\nkafka_address = "127.0.0.1:1"\ngrpc_advertised = "a:1"\n',
@@ -117,20 +114,11 @@ OPEN = OUTSIDE.replace("127.0.0.1:9094", "0.0.0.0:9094")
         (GOOD + PEERS + OUTSIDE.replace("outside", "Outside"), "'Outside' cannot name a listener"),
         (GOOD + PEERS + OUTSIDE.replace("outside", "out-side"), "'out-side' cannot name a listener"),
         (GOOD + PEERS + "[listeners.outside]\n", "opens no port: give it a grpc_address or a kafka_address"),
-        (
-            GOOD + PEERS + OUTSIDE + 'http_address = "a:1"\n',
-            r"under \[listeners.outside\]: http_address",
-        ),
+        (GOOD + PEERS + OUTSIDE + 'http_address = "a:1"\n', r"under \[listeners.outside\]: http_address"),
         (GOOD + PEERS + OUTSIDE + 'tls = "no"\n', "listeners.outside.tls is 'no': it must be true or false"),
         (GOOD + PEERS + OUTSIDE + "tls = true\n", r"\[listeners.outside\] asks for TLS: name"),
-        (
-            GOOD + PEERS + OUTSIDE + 'key = "k"\n' + TLS,
-            r"needs a certificate and its key together",
-        ),
-        (
-            GOOD + PEERS + OUTSIDE + 'ca = "k"\n' + TLS,
-            r"needs a certificate and its key together",
-        ),
+        (GOOD + PEERS + OUTSIDE + 'key = "k"\n' + TLS, r"needs a certificate and its key together"),
+        (GOOD + PEERS + OUTSIDE + 'ca = "k"\n' + TLS, r"needs a certificate and its key together"),
         (GOOD + PEERS + OUTSIDE + 'certificate = "c"\nkey = "k"\n', r"\[listeners.outside\] asks for TLS"),
         (GOOD + PEERS + OPEN, "listeners.outside.kafka_address is 0.0.0.0:9094.*without TLS any client"),
         (GOOD + PEERS + OPEN + "tls = false\n" + TLS, "listeners.outside.kafka_address .*without TLS any client"),

@@ -23,7 +23,7 @@ from smq.raft_state.ids import DiskId, Incarnation, NodeId
 from smq.raft_state.state import ClusterState, NodeState
 from smq.replication.api import NodeApi
 from smq.testing.kafka_client import RawKafka
-from smq.testing.served import Served, serving
+from smq.testing.served import Served, served_node, serving
 
 ANY = ("127.0.0.1", 0)
 OUTSIDE = ListenerConfig(
@@ -77,8 +77,8 @@ def test_kafka_clients_are_told_the_addresses_of_their_listener(tmp_path: Path) 
     serve(tmp_path, scenario, kafka_advertised=("node-1.internal", 9092))
 
 
-def test_grpc_clients_are_told_the_addresses_of_their_listener(tmp_path: Path) -> None:
-    async def body(node: Served) -> None:
+async def test_grpc_clients_are_told_the_addresses_of_their_listener(tmp_path: Path) -> None:
+    async with served_node(tmp_path, grpc_advertised=("node-1.internal", 7401), listeners={"outside": OUTSIDE}) as node:
         own = await node.admin.DescribeCluster(pb.DescribeClusterRequest())
         assert (own.nodes[0].grpc_address, own.nodes[0].kafka_address) == ("node-1.internal:7401", "")
         async with grpc.aio.insecure_channel(format_address(node.server._grpc.bound["outside"])) as channel:
@@ -86,11 +86,9 @@ def test_grpc_clients_are_told_the_addresses_of_their_listener(tmp_path: Path) -
         assert outside.nodes[0].grpc_address == "grpc.example.org:443"
         assert outside.nodes[0].kafka_address == "kafka.example.org:9094"
 
-    serving(tmp_path, body, grpc_advertised=("node-1.internal", 7401), listeners={"outside": OUTSIDE})
 
-
-def test_sessions_are_the_nodes_and_not_of_one_listener(tmp_path: Path) -> None:
-    async def body(node: Served) -> None:
+async def test_sessions_are_the_nodes_and_not_of_one_listener(tmp_path: Path) -> None:
+    async with served_node(tmp_path, listeners={"outside": OUTSIDE}) as node:
         await node.create("t")
         start = pb.StartPublishSessionRequest(session_id="s", topic="t")
         async with grpc.aio.insecure_channel(format_address(node.server._grpc.bound["outside"])) as channel:
@@ -98,8 +96,6 @@ def test_sessions_are_the_nodes_and_not_of_one_listener(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await node.agent.StartPublishSession(start)
         assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
-
-    serving(tmp_path, body, listeners={"outside": OUTSIDE})
 
 
 def test_a_leader_without_the_listener_is_none_for_its_clients(tmp_path: Path) -> None:

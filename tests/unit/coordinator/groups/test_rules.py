@@ -187,8 +187,7 @@ def test_member_that_is_new_to_the_coordinator_gets_a_full_session() -> None:
 
 
 @pytest.mark.parametrize(
-    ("late", "waits", "silent"),
-    [((), (), ["a"]), ((), ("a",), []), (("b",), (), ["a", "b"]), (("b",), ("b",), ["a"])],
+    ("late", "waits", "silent"), [((), (), ["a"]), ((), ("a",), []), (("b",), (), ["a", "b"]), (("b",), ("b",), ["a"])]
 )
 def test_member_is_gone_when_it_is_silent_or_late_and_does_not_wait(
     late: tuple[str, ...], waits: tuple[str, ...], silent: list[str]

@@ -14,11 +14,7 @@ GROUP = "g"
 
 def request(asking: GroupMember, *, protocol_type: str = "consumer", takes_id_first: bool = True) -> Join:
     return Join(
-        group=GROUP,
-        member=asking,
-        protocol_type=protocol_type,
-        takes_id_first=takes_id_first,
-        can_skip_assignment=True,
+        group=GROUP, member=asking, protocol_type=protocol_type, takes_id_first=takes_id_first, can_skip_assignment=True
     )
 
 

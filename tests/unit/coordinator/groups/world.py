@@ -186,12 +186,7 @@ class Client:
 
     def sync(self, **assignments: bytes) -> "Client":
         """`assignments` by member name is for leaders; the ids are passed on as they are."""
-        request = Sync(
-            group=GROUP,
-            who=self.who,
-            generation=self.generation,
-            assignments=tuple(assignments.items()),
-        )
+        request = Sync(group=GROUP, who=self.who, generation=self.generation, assignments=tuple(assignments.items()))
         self.world.coordinator.sync(request, self.synced.append)
         return self
 

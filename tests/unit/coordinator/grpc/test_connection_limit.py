@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -50,28 +51,26 @@ def is_open(sock: socket.socket) -> bool:
     return False
 
 
-def with_limit(per_address_max: int, body: Callable[[World], Awaitable[None]]) -> None:
-    async def test() -> None:
-        server = grpc.aio.server()
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        limit = ConnectionLimit(frozenset({port}), per_address_max=per_address_max, scan_interval_s=0.005)
-        limit.start()
-        world = World(port, limit)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await body(world)
-        finally:
-            limit.stop()
-            for sock in world.sockets:
-                sock.close()
-            await server.stop(None)
-
-    asyncio.run(test())
+@asynccontextmanager
+async def with_limit(per_address_max: int) -> AsyncIterator[World]:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    limit = ConnectionLimit(frozenset({port}), per_address_max=per_address_max, scan_interval_s=0.005)
+    limit.start()
+    world = World(port, limit)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield world
+    finally:
+        limit.stop()
+        for sock in world.sockets:
+            sock.close()
+        await server.stop(None)
 
 
-def test_an_address_has_connections_up_to_its_limit_and_no_more() -> None:
-    async def body(world: World) -> None:
+async def test_an_address_has_connections_up_to_its_limit_and_no_more() -> None:
+    async with with_limit(3) as world:
         first = world.connect(3)
         await world.until(lambda: world.limit.open == 3)
         assert all(is_open(s) for s in first), "at the limit, not above"
@@ -80,21 +79,17 @@ def test_an_address_has_connections_up_to_its_limit_and_no_more() -> None:
         assert all(is_open(s) for s in first), "the first ones stay"
         await world.until(lambda: world.limit.counts.refused == 5)
 
-    with_limit(3, body)
 
-
-def test_another_address_has_a_limit_of_its_own() -> None:
-    async def body(world: World) -> None:
+async def test_another_address_has_a_limit_of_its_own() -> None:
+    async with with_limit(2) as world:
         flood = world.connect(9)
         others = world.connect(2, "127.0.0.9")
         await world.until(lambda: sum(is_open(s) for s in flood) == 2)
         assert all(is_open(s) for s in others)
 
-    with_limit(2, body)
 
-
-def test_a_connection_that_ends_makes_room_for_another() -> None:
-    async def body(world: World) -> None:
+async def test_a_connection_that_ends_makes_room_for_another() -> None:
+    async with with_limit(1) as world:
         (first,) = world.connect(1)
         await world.until(lambda: world.limit.open == 1)
         first.close()
@@ -103,10 +98,8 @@ def test_a_connection_that_ends_makes_room_for_another() -> None:
         await world.until(lambda: world.limit.open == 1)
         assert is_open(second)
 
-    with_limit(1, body)
 
-
-def test_a_scan_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scan_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan needs a descriptor itself, and those may run out."""
     failed = []
 
@@ -114,18 +107,16 @@ def test_a_scan_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> N
         failed.append(1)
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async def body(world: World) -> None:
+    async with with_limit(1) as world:
         with monkeypatch.context() as patched:
             patched.setattr("smq.coordinator.grpc.connection_limit.os.listdir", none_left)
             await world.until(lambda: bool(failed))
         flood = world.connect(3)
         await world.until(lambda: sum(is_open(s) for s in flood) == 1)
 
-    with_limit(1, body)
 
-
-def test_sockets_of_other_ports_are_left_alone() -> None:
-    async def body(world: World) -> None:
+async def test_sockets_of_other_ports_are_left_alone() -> None:
+    async with with_limit(1) as world:
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             pairs = []
@@ -138,5 +129,3 @@ def test_sockets_of_other_ports_are_left_alone() -> None:
             for client, served in pairs:
                 client.sendall(b"x")
                 assert served.recv(1) == b"x"
-
-    with_limit(1, body)

@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.limits import FETCH_WAIT_MS_MAX
 from smq.records import decode_batch
-from smq.testing.served import PATIENCE_S, Served, fails, publish_request, serving
+from smq.testing.served import PATIENCE_S, Served, fails, publish_request
 from tests.unit.coordinator.grpc.test_subscribe import Reader
 from tests.unit.coordinator.grpc.test_transactions_service import add, batch, end, publish, start
 
@@ -78,23 +77,20 @@ ENDS: dict[int, int] = {pb.READ_COMMITTED: OPEN, pb.READ_UNCOMMITTED: END}
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
-def test_a_fetch_a_subscription_and_a_search_give_each_reader_its_records(tmp_path: Path, isolation: int) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        fetched = await fetch(served, isolation)
-        assert values(fetched) == SEEN[isolation]
-        assert (fetched.hwm, fetched.lso) == (END, OPEN)
-        assert fetched.batches[-1].last_offset + 1 == ENDS[isolation]
-        answers = await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True, isolation=isolation)
-        assert {r.offset: r.value for a in answers for r in a.records} == SEEN[isolation]
-        assert (answers[0].started.hi, answers[-1].next_offset) == (ENDS[isolation], ENDS[isolation])
-        assert [a.at_end for a in answers] == [False] * (len(answers) - 1) + [True]
-        first = await served.broker.SearchRecords(_search(isolation, offset=0, max_records=1))
-        rest = await served.broker.SearchRecords(_search(isolation, cursor=first.cursor))
-        assert {r.offset: r.value for a in (first, rest) for r in a.records} == SEEN[isolation]
-        assert (rest.end_offset, rest.cursor) == (ENDS[isolation], b"")
-
-    serving(tmp_path, body)
+async def test_a_fetch_a_subscription_and_a_search_give_each_reader_its_records(served: Served, isolation: int) -> None:
+    await fill(served)
+    fetched = await fetch(served, isolation)
+    assert values(fetched) == SEEN[isolation]
+    assert (fetched.hwm, fetched.lso) == (END, OPEN)
+    assert fetched.batches[-1].last_offset + 1 == ENDS[isolation]
+    answers = await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True, isolation=isolation)
+    assert {r.offset: r.value for a in answers for r in a.records} == SEEN[isolation]
+    assert (answers[0].started.hi, answers[-1].next_offset) == (ENDS[isolation], ENDS[isolation])
+    assert [a.at_end for a in answers] == [False] * (len(answers) - 1) + [True]
+    first = await served.broker.SearchRecords(_search(isolation, offset=0, max_records=1))
+    rest = await served.broker.SearchRecords(_search(isolation, cursor=first.cursor))
+    assert {r.offset: r.value for a in (first, rest) for r in a.records} == SEEN[isolation]
+    assert (rest.end_offset, rest.cursor) == (ENDS[isolation], b"")
 
 
 def _search(isolation: int, **fields: Any) -> pb.SearchRecordsRequest:
@@ -102,40 +98,34 @@ def _search(isolation: int, **fields: Any) -> pb.SearchRecordsRequest:
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
-def test_latest_the_range_and_a_seek_follow_the_isolation(tmp_path: Path, isolation: int) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        latest = await list_offset(served, isolation, offset_type=pb.RESET_TO_LATEST)
-        assert (latest.offset, latest.hi) == (ENDS[isolation], ENDS[isolation])
-        far = await list_offset(served, isolation, offset_type=pb.RESET_TO_OFFSET, offset_value=99)
-        assert (far.offset, far.clamped) == (ENDS[isolation], True)
-        never = await list_offset(served, isolation, timestamp_ms=2**60)
-        assert never.offset == ENDS[isolation]
-        last = await list_offset(served, isolation, offset_type=pb.EXACT_OFFSET, offset_value=AFTER)
-        assert last.HasField("error") == (isolation == pb.READ_COMMITTED)
-        async with Reader(served, isolation=isolation) as reader:
-            await reader.read()
-            await reader.seek(ENDS[isolation])
-            while (await reader.read()).started.offset != ENDS[isolation]:
-                pass
-            await reader.seek(ENDS[isolation] + 1)
-            assert (await reader.error()).name == "OFFSET_OUT_OF_RANGE"
-
-    serving(tmp_path, body)
+async def test_latest_the_range_and_a_seek_follow_the_isolation(served: Served, isolation: int) -> None:
+    await fill(served)
+    latest = await list_offset(served, isolation, offset_type=pb.RESET_TO_LATEST)
+    assert (latest.offset, latest.hi) == (ENDS[isolation], ENDS[isolation])
+    far = await list_offset(served, isolation, offset_type=pb.RESET_TO_OFFSET, offset_value=99)
+    assert (far.offset, far.clamped) == (ENDS[isolation], True)
+    never = await list_offset(served, isolation, timestamp_ms=2**60)
+    assert never.offset == ENDS[isolation]
+    last = await list_offset(served, isolation, offset_type=pb.EXACT_OFFSET, offset_value=AFTER)
+    assert last.HasField("error") == (isolation == pb.READ_COMMITTED)
+    async with Reader(served, isolation=isolation) as reader:
+        await reader.read()
+        await reader.seek(ENDS[isolation])
+        while (await reader.read()).started.offset != ENDS[isolation]:
+            pass
+        await reader.seek(ENDS[isolation] + 1)
+        assert (await reader.error()).name == "OFFSET_OUT_OF_RANGE"
 
 
-def test_an_open_record_wakes_the_uncommitted_reader_and_its_end_the_committed_one(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        both = [asyncio.create_task(_next_record(served, isolation)) for isolation in ISOLATIONS]
-        who = await begin(served, "open", b"open")
-        async with asyncio.timeout(PATIENCE_S):
-            assert await both[1] == {0: b"open"}
-            assert not both[0].done()
-            await end(served, who, commit=True)
-            assert await both[0] == {0: b"open"}
-
-    serving(tmp_path, body)
+async def test_an_open_record_wakes_the_uncommitted_reader_and_its_end_the_committed_one(served: Served) -> None:
+    await served.create()
+    both = [asyncio.create_task(_next_record(served, isolation)) for isolation in ISOLATIONS]
+    who = await begin(served, "open", b"open")
+    async with asyncio.timeout(PATIENCE_S):
+        assert await both[1] == {0: b"open"}
+        assert not both[0].done()
+        await end(served, who, commit=True)
+        assert await both[0] == {0: b"open"}
 
 
 async def _next_record(served: Served, isolation: int, offset: int = 0) -> dict[int, bytes]:
@@ -143,71 +133,57 @@ async def _next_record(served: Served, isolation: int, offset: int = 0) -> dict[
     return values(await fetch(served, isolation, offset, max_wait_ms=FETCH_WAIT_MS_MAX))
 
 
-def test_a_committed_reader_wakes_when_the_first_of_two_open_transactions_ends(tmp_path: Path) -> None:
+async def test_a_committed_reader_wakes_when_the_first_of_two_open_transactions_ends(served: Served) -> None:
     """What it then gets ends far below the high water mark, where the second one begins."""
 
-    async def body(served: Served) -> None:
-        await served.create()
-        first = await begin(served, "first", b"first")
-        await begin(served, "second", b"second")
-        waiting = asyncio.create_task(_next_record(served, pb.READ_COMMITTED))
-        async with Reader(served) as reader:
-            await reader.read()
-            await end(served, first, commit=True)
-            async with asyncio.timeout(PATIENCE_S):
-                assert await waiting == {0: b"first"}
-            assert await reader.read_records(1) == [0]
-
-    serving(tmp_path, body)
+    await served.create()
+    first = await begin(served, "first", b"first")
+    await begin(served, "second", b"second")
+    waiting = asyncio.create_task(_next_record(served, pb.READ_COMMITTED))
+    async with Reader(served) as reader:
+        await reader.read()
+        await end(served, first, commit=True)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await waiting == {0: b"first"}
+        assert await reader.read_records(1) == [0]
 
 
-def test_a_group_that_read_uncommitted_goes_on_committed_where_it_was(tmp_path: Path) -> None:
+async def test_a_group_that_read_uncommitted_goes_on_committed_where_it_was(served: Served) -> None:
     """Beyond the last stable offset there is nothing for it yet, but its place is not out of range: it waits."""
 
-    async def body(served: Served) -> None:
-        who = await fill(served)
-        place = pb.PartitionOffset(topic="t", partition=0, offset=AFTER)
-        await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group="g", offsets=[place]))
-        found = await list_offset(served, pb.READ_COMMITTED, offset_type=pb.RESUME_OR_EARLIEST, group="g")
-        assert (found.offset, found.hi) == (AFTER, OPEN)
-        async with Reader(served, offset_type=pb.RESUME_OR_LATEST, group="g") as reader:
-            assert (await reader.read()).started.offset == AFTER
-            await end(served, who, commit=False)
-            assert await reader.read_records(1) == [AFTER]
-        beyond = pb.PartitionOffset(topic="t", partition=0, offset=99)
-        await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group="g", offsets=[beyond]))
-        gone = await list_offset(served, pb.READ_COMMITTED, offset_type=pb.RESUME_OR_EARLIEST, group="g")
-        assert gone.error.name == "OFFSET_OUT_OF_RANGE"
-
-    serving(tmp_path, body)
+    who = await fill(served)
+    place = pb.PartitionOffset(topic="t", partition=0, offset=AFTER)
+    await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group="g", offsets=[place]))
+    found = await list_offset(served, pb.READ_COMMITTED, offset_type=pb.RESUME_OR_EARLIEST, group="g")
+    assert (found.offset, found.hi) == (AFTER, OPEN)
+    async with Reader(served, offset_type=pb.RESUME_OR_LATEST, group="g") as reader:
+        assert (await reader.read()).started.offset == AFTER
+        await end(served, who, commit=False)
+        assert await reader.read_records(1) == [AFTER]
+    beyond = pb.PartitionOffset(topic="t", partition=0, offset=99)
+    await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group="g", offsets=[beyond]))
+    gone = await list_offset(served, pb.READ_COMMITTED, offset_type=pb.RESUME_OR_EARLIEST, group="g")
+    assert gone.error.name == "OFFSET_OUT_OF_RANGE"
 
 
-def test_a_cursor_is_of_one_isolation(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        for isolation, other in (ISOLATIONS, ISOLATIONS[::-1]):
-            first = await served.broker.SearchRecords(_search(isolation, offset=0, max_records=1))
-            refused = await fails(served.broker.SearchRecords(_search(other, cursor=first.cursor)))
-            assert (refused.name, "isolation" in refused.message) == ("INVALID_REQUEST", True)
-
-    serving(tmp_path, body)
+async def test_a_cursor_is_of_one_isolation(served: Served) -> None:
+    await fill(served)
+    for isolation, other in (ISOLATIONS, ISOLATIONS[::-1]):
+        first = await served.broker.SearchRecords(_search(isolation, offset=0, max_records=1))
+        refused = await fails(served.broker.SearchRecords(_search(other, cursor=first.cursor)))
+        assert (refused.name, "isolation" in refused.message) == ("INVALID_REQUEST", True)
 
 
-def test_an_unknown_isolation_is_refused_by_every_call(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        place = pb.FetchPartition(topic="t", partition=0, offset=0)
-        calls: list[Callable[[], Awaitable[Any]]] = [
-            lambda: served.broker.Fetch(pb.FetchRequest(partitions=[place], isolation=7)),  # type: ignore[arg-type]  # as a newer client
-            lambda: served.broker.SearchRecords(_search(7, offset=0)),
-            lambda: list_offset(served, 7, offset_type=pb.RESET_TO_LATEST),
-            lambda: served.subscribe(
-                offset_type=pb.RESET_TO_EARLIEST, isolation=7, subscription_id=secrets.token_hex(4)
-            ),
-        ]
-        for call in calls:
-            refused = await fails(call())
-            assert refused.name == "INVALID_REQUEST"
-            assert "READ_COMMITTED (0), READ_UNCOMMITTED (1)" in refused.message
-
-    serving(tmp_path, body)
+async def test_an_unknown_isolation_is_refused_by_every_call(served: Served) -> None:
+    await served.create()
+    place = pb.FetchPartition(topic="t", partition=0, offset=0)
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        lambda: served.broker.Fetch(pb.FetchRequest(partitions=[place], isolation=7)),  # type: ignore[arg-type]  # as a newer client
+        lambda: served.broker.SearchRecords(_search(7, offset=0)),
+        lambda: list_offset(served, 7, offset_type=pb.RESET_TO_LATEST),
+        lambda: served.subscribe(offset_type=pb.RESET_TO_EARLIEST, isolation=7, subscription_id=secrets.token_hex(4)),
+    ]
+    for call in calls:
+        refused = await fails(call())
+        assert refused.name == "INVALID_REQUEST"
+        assert "READ_COMMITTED (0), READ_UNCOMMITTED (1)" in refused.message

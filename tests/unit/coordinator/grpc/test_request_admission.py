@@ -13,7 +13,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator import limits
 from smq.coordinator.grpc.request_admission import RequestAdmission
 from smq.raft_state.errors import ErrorCode
-from smq.testing.served import PATIENCE_S, Served, fails, serving
+from smq.testing.served import PATIENCE_S, Served, fails, served_node
 
 PLACES = 4
 SLOW = 6
@@ -44,26 +44,21 @@ class Echo:
         return request.encode()
 
 
-def admitting(body: Callable[[Any, Echo], Awaitable[None]], **settings: Any) -> None:
-    """Runs `body` with a channel to a server of one method with admission."""
-
-    async def test() -> None:
-        echo = Echo()
-        server = grpc.aio.server(
-            interceptors=[RequestAdmission(**{"arrivals_max": PLACES, "slow_max": SLOW, **settings})]
-        )
-        method: Any = echo.call  # the stubs know only those of threads
-        handler = grpc.unary_unary_rpc_method_handler(method, text)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"Echo": handler}),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
-            async with asyncio.timeout(PATIENCE_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                await body(channel, echo)
-        finally:
-            await server.stop(None)
-
-    asyncio.run(test())
+@asynccontextmanager
+async def admitting(**settings: Any) -> AsyncIterator[tuple[Any, Echo]]:
+    """A channel to a server of one method with admission, and that method."""
+    echo = Echo()
+    server = grpc.aio.server(interceptors=[RequestAdmission(**{"arrivals_max": PLACES, "slow_max": SLOW, **settings})])
+    method: Any = echo.call  # the stubs know only those of threads
+    handler = grpc.unary_unary_rpc_method_handler(method, text)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"Echo": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with asyncio.timeout(PATIENCE_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel, echo
+    finally:
+        await server.stop(None)
 
 
 @asynccontextmanager
@@ -79,43 +74,37 @@ async def silent_calls(channel: Any, count: int = PLACES) -> AsyncIterator[list[
             call.cancel()
 
 
-def test_calls_whose_request_never_comes_block_no_others_and_the_oldest_are_ended() -> None:
-    async def body(channel: Any, _echo: Echo) -> None:
-        async with silent_calls(channel, 2 * PLACES + SLOW) as calls:
-            while sum(call.done() for call in calls) <= PLACES:  # all but those for which there is room
-                assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
-            for call in calls:
-                if call.done():
-                    ended = await fails(call)
-                    assert ended.code == ErrorCode.OVERLOADED.number
-                    assert ended.retriable
-            assert sum(not call.done() for call in calls) >= SLOW
-
-    admitting(body, arrival_s_max=0.05)
+async def test_calls_whose_request_never_comes_block_no_others_and_the_oldest_are_ended() -> None:
+    async with admitting(arrival_s_max=0.05) as (channel, _echo), silent_calls(channel, 2 * PLACES + SLOW) as calls:
+        while sum(call.done() for call in calls) <= PLACES:  # all but those for which there is room
+            assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
+        for call in calls:
+            if call.done():
+                ended = await fails(call)
+                assert ended.code == ErrorCode.OVERLOADED.number
+                assert ended.retriable
+        assert sum(not call.done() for call in calls) >= SLOW
 
 
-def test_the_more_calls_send_nothing_the_less_time_each_gets() -> None:
+async def test_the_more_calls_send_nothing_the_less_time_each_gets() -> None:
     """With the same time for each, the last in the queue would wait twice as long as this test does."""
 
-    async def body(channel: Any, _echo: Echo) -> None:
-        async with silent_calls(channel, 200 * PLACES):
+    async with admitting(arrival_s_max=PATIENCE_S / 100) as (channel, _echo), silent_calls(channel, 200 * PLACES):
+        assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
+
+
+async def test_calls_whose_request_never_comes_are_left_alone_while_there_are_places() -> None:
+    async with (
+        admitting(arrival_s_max=0.0, slow_max=0) as (channel, _echo),
+        silent_calls(channel, PLACES - 1) as calls,
+    ):
+        for _ in range(50):
             assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
-
-    admitting(body, arrival_s_max=PATIENCE_S / 100)
-
-
-def test_calls_whose_request_never_comes_are_left_alone_while_there_are_places() -> None:
-    async def body(channel: Any, _echo: Echo) -> None:
-        async with silent_calls(channel, PLACES - 1) as calls:
-            for _ in range(50):
-                assert await channel.unary_unary("/t/Echo")(b"x") == b"x"
-            assert not any(call.done() for call in calls)
-
-    admitting(body, arrival_s_max=0.0, slow_max=0)
+        assert not any(call.done() for call in calls)
 
 
-def test_a_slow_request_is_served_when_it_comes() -> None:
-    async def body(channel: Any, _echo: Echo) -> None:
+async def test_a_slow_request_is_served_when_it_comes() -> None:
+    async with admitting(arrival_s_max=0.05) as (channel, _echo):
         slow = channel.stream_unary("/t/Echo")()
         async with silent_calls(channel, PLACES):
             assert await channel.unary_unary("/t/Echo")(b"x") == b"x"  # so the slow ones have left their places
@@ -123,13 +112,11 @@ def test_a_slow_request_is_served_when_it_comes() -> None:
             await slow.done_writing()
             assert await slow == b"at last"
 
-    admitting(body, arrival_s_max=0.05)
 
-
-def test_a_request_that_came_is_served_however_long_it_takes() -> None:
+async def test_a_request_that_came_is_served_however_long_it_takes() -> None:
     """The time is that of its arrival, and small requests that are served hold no place."""
 
-    async def body(channel: Any, echo: Echo) -> None:
+    async with admitting(arrival_s_max=0.05) as (channel, echo):
         parked = [channel.unary_unary("/t/Echo")(b"park") for _ in range(3 * PLACES)]
         for _ in parked:
             await echo.parked.acquire()
@@ -139,11 +126,9 @@ def test_a_request_that_came_is_served_however_long_it_takes() -> None:
             echo.may_go.set()
             assert [await call for call in parked] == [b"park"] * len(parked)
 
-    admitting(body, arrival_s_max=0.05)
 
-
-def test_large_requests_have_a_budget_until_they_are_served() -> None:
-    async def body(channel: Any, echo: Echo) -> None:
+async def test_large_requests_have_a_budget_until_they_are_served() -> None:
+    async with admitting(large_bytes_max=2 * LARGE) as (channel, echo):
         ask = channel.unary_unary("/t/Echo")
         parked = [ask(b"park".ljust(LARGE)) for _ in range(2)]
         for _ in parked:
@@ -156,11 +141,9 @@ def test_large_requests_have_a_budget_until_they_are_served() -> None:
             await call
         assert await ask(b"x" * 2 * LARGE) == b"x" * 2 * LARGE
 
-    admitting(body, large_bytes_max=2 * LARGE)
 
-
-def test_calls_that_fail_or_are_withdrawn_give_their_places_back() -> None:
-    async def body(channel: Any, _echo: Echo) -> None:
+async def test_calls_that_fail_or_are_withdrawn_give_their_places_back() -> None:
+    async with admitting(large_bytes_max=LARGE, arrival_s_max=PATIENCE_S) as (channel, _echo):
         for _ in range(2 * PLACES):
             with pytest.raises(grpc.aio.AioRpcError) as unknown:
                 await channel.unary_unary("/t/NoSuchMethod")(b"")
@@ -172,8 +155,6 @@ def test_calls_that_fail_or_are_withdrawn_give_their_places_back() -> None:
                 pass
         async with silent_calls(channel, PLACES - 1):
             assert await channel.unary_unary("/t/Echo")(b"x" * LARGE) == b"x" * LARGE
-
-    admitting(body, large_bytes_max=LARGE, arrival_s_max=PATIENCE_S)
 
 
 async def count(requests: Any, context: Any) -> None:
@@ -260,11 +241,11 @@ def test_a_stream_that_has_spoken_once_may_be_silent_for_ever(tmp_path: Path) ->
     at_two_addresses(tmp_path, 1, body)
 
 
-def test_a_nodes_silent_streams_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_nodes_silent_streams_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     defaults: Any = RequestAdmission.__init__.__kwdefaults__
     monkeypatch.setitem(defaults, "silent_max", 2)
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path) as served:
         streams = [served.agent.SubscribeRecord(), served.agent.PublishRecord()]
         for stream in streams:
             await stream.wait_for_connection()
@@ -272,14 +253,9 @@ def test_a_nodes_silent_streams_are_counted(tmp_path: Path, monkeypatch: pytest.
         for stream in streams:
             stream.cancel()
 
-    serving(tmp_path, body)
 
-
-def test_a_nodes_methods_are_under_admission(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        garbled: Any = served.channel.unary_unary("/smq.v1.Admin/NodeStatus", None, None)
-        assert (await fails(garbled(b"\xff\xff"))).code == ErrorCode.INVALID_REQUEST.number
-        await fails(served.admin.CreateTopic(pb.CreateTopicRequest(name="t", partition_count=0)))
-        await served.create()
-
-    serving(tmp_path, body)
+async def test_a_nodes_methods_are_under_admission(served: Served) -> None:
+    garbled: Any = served.channel.unary_unary("/smq.v1.Admin/NodeStatus", None, None)
+    assert (await fails(garbled(b"\xff\xff"))).code == ErrorCode.INVALID_REQUEST.number
+    await fails(served.admin.CreateTopic(pb.CreateTopicRequest(name="t", partition_count=0)))
+    await served.create()

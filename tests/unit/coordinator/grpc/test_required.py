@@ -1,7 +1,6 @@
 """Fields that a request must set, because 0 would mean something."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from google.protobuf.descriptor import Descriptor
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.grpc.required import REQUIRED, check_required
 from smq.raft_state.errors import SmqError
-from smq.testing.served import Served, fails, serving
+from smq.testing.served import Served, fails
 
 # The other numbers and flags of requests: what an absent one means, and why that is harmless.
 DEFAULTS = {
@@ -90,34 +89,31 @@ def test_a_message_without_a_required_field_is_refused_and_zero_is_not_absent(ki
         check_required(made)
 
 
-def test_nothing_changes_by_requests_that_forget_a_field(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create("t", partitions=1)
-        await served.fill([5])
-        admin, broker, agent = served.admin, served.broker, served.agent
-        forgotten = pb.PartitionOffset(topic="t", offset=3)
-        calls = [
-            (admin.SetNodeDrained(pb.SetNodeDrainedRequest(node=1)), "drained"),
-            (admin.SetNodeDrained(pb.SetNodeDrainedRequest(drained=True)), "node"),
-            (admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=-1)), "partition"),
-            (admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", partition=0)), "before_offset"),
-            (admin.AlterTopic(pb.AlterTopicRequest(name="t")), "set and unset"),
-            (admin.AlterClusterConfig(pb.AlterClusterConfigRequest()), "set and unset"),
-            (broker.CommitOffsets(pb.CommitOffsetsRequest(group="g", offsets=[forgotten])), "partition"),
-            (broker.GetPartitionRangeInfo(pb.GetPartitionRangeInfoRequest(topic="t")), "partition"),
-            (broker.Fetch(pb.FetchRequest(partitions=[pb.FetchPartition(topic="t", partition=0)])), "offset"),
-        ]
-        for call, name in calls:
-            detail = await fails(call)
-            assert (detail.name, name in detail.message) == ("INVALID_REQUEST", True), detail
-        session = pb.StartPublishSessionRequest(session_id="s", topic="t", resume=True)
-        assert "producer_id" in (await fails(agent.StartPublishSession(session))).message
-        asked = pb.ListOffsetsPartition(topic="t", partition=0, offset_type=pb.EXACT_OFFSET)
-        listed = (await broker.ListOffsets(pb.ListOffsetsRequest(partitions=[asked]))).offsets[0]
-        assert "offset_value" in listed.error.message
-        (answer,) = await served.publish(pb.PublishRecordRequest(topic="t", batch=b"x"))
-        assert "partition" in answer.error.message
-        found = await broker.GetPartitionRangeInfo(pb.GetPartitionRangeInfoRequest(topic="t", partition=0))
-        assert (found.log_start, found.hwm) == (0, 5)
-
-    serving(tmp_path, body)
+async def test_nothing_changes_by_requests_that_forget_a_field(served: Served) -> None:
+    await served.create("t", partitions=1)
+    await served.fill([5])
+    admin, broker, agent = served.admin, served.broker, served.agent
+    forgotten = pb.PartitionOffset(topic="t", offset=3)
+    calls = [
+        (admin.SetNodeDrained(pb.SetNodeDrainedRequest(node=1)), "drained"),
+        (admin.SetNodeDrained(pb.SetNodeDrainedRequest(drained=True)), "node"),
+        (admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", before_offset=-1)), "partition"),
+        (admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", partition=0)), "before_offset"),
+        (admin.AlterTopic(pb.AlterTopicRequest(name="t")), "set and unset"),
+        (admin.AlterClusterConfig(pb.AlterClusterConfigRequest()), "set and unset"),
+        (broker.CommitOffsets(pb.CommitOffsetsRequest(group="g", offsets=[forgotten])), "partition"),
+        (broker.GetPartitionRangeInfo(pb.GetPartitionRangeInfoRequest(topic="t")), "partition"),
+        (broker.Fetch(pb.FetchRequest(partitions=[pb.FetchPartition(topic="t", partition=0)])), "offset"),
+    ]
+    for call, name in calls:
+        detail = await fails(call)
+        assert (detail.name, name in detail.message) == ("INVALID_REQUEST", True), detail
+    session = pb.StartPublishSessionRequest(session_id="s", topic="t", resume=True)
+    assert "producer_id" in (await fails(agent.StartPublishSession(session))).message
+    asked = pb.ListOffsetsPartition(topic="t", partition=0, offset_type=pb.EXACT_OFFSET)
+    listed = (await broker.ListOffsets(pb.ListOffsetsRequest(partitions=[asked]))).offsets[0]
+    assert "offset_value" in listed.error.message
+    (answer,) = await served.publish(pb.PublishRecordRequest(topic="t", batch=b"x"))
+    assert "partition" in answer.error.message
+    found = await broker.GetPartitionRangeInfo(pb.GetPartitionRangeInfoRequest(topic="t", partition=0))
+    assert (found.log_start, found.hwm) == (0, 5)

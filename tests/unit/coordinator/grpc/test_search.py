@@ -11,7 +11,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.grpc import search
 from smq.raft_state.errors import ErrorCode
 from smq.records import CODECS, NewRecord, encode_batch, parse_header, with_body
-from smq.testing.served import PATIENCE_S, Served, fails, serving
+from smq.testing.served import PATIENCE_S, Served, fails, served_node
 
 Batch = list[tuple[bytes | None, list[Any]]]  # keys and headers
 
@@ -59,7 +59,7 @@ def wanted(**fields: Any) -> pb.RecordFilter:
     return pb.RecordFilter(**fields, headers=headers)
 
 
-def test_every_condition_lets_its_records_through_and_all_must_hold(tmp_path: Path) -> None:
+async def test_every_condition_lets_its_records_through_and_all_must_hold(served: Served) -> None:
     conditions: list[tuple[pb.RecordFilter, list[int]]] = [
         (wanted(), [0, 1, 2, 3, 4, 5, 6]),
         (wanted(key=b"bob"), [1, 5]),
@@ -78,73 +78,58 @@ def test_every_condition_lets_its_records_through_and_all_must_hold(tmp_path: Pa
         (wanted(from_ms=601), []),
     ]
 
-    async def body(served: Served) -> None:
-        await fill(served)
-        for given, offsets in conditions:
-            assert await pages(served, filter=given) == [offsets], given
-
-    serving(tmp_path, body)
+    await fill(served)
+    for given, offsets in conditions:
+        assert await pages(served, filter=given) == [offsets], given
 
 
-def test_a_record_is_returned_as_it_was_sent(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        (record,) = (await page(served, filter=wanted(key=b"adam"))).records
-        assert (record.offset, record.timestamp_ms, record.value) == (3, 300, b"3")
-        assert [(h.key, h.value) for h in record.headers] == [("kind", b"y"), ("kind", b"x")]
-        streamed = await served.subscribe(partition=0, offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
-        assert record in [r for response in streamed for r in response.records]
-
-    serving(tmp_path, body)
+async def test_a_record_is_returned_as_it_was_sent(served: Served) -> None:
+    await fill(served)
+    (record,) = (await page(served, filter=wanted(key=b"adam"))).records
+    assert (record.offset, record.timestamp_ms, record.value) == (3, 300, b"3")
+    assert [(h.key, h.value) for h in record.headers] == [("kind", b"y"), ("kind", b"x")]
+    streamed = await served.subscribe(partition=0, offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
+    assert record in [r for response in streamed for r in response.records]
 
 
 @pytest.mark.parametrize("max_records", [1, 2, 3, 7, 500])
-def test_pages_follow_one_another_without_a_gap(tmp_path: Path, max_records: int) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        found = await pages(served, max_records=max_records)
-        assert [offset for each in found for offset in each] == list(range(7))
-        assert all(len(each) <= max_records for each in found)
-        found = await pages(served, max_records=max_records, filter=wanted(headers=[("kind", None)]))
-        assert [offset for each in found for offset in each] == [1, 3, 5]
-
-    serving(tmp_path, body)
+async def test_pages_follow_one_another_without_a_gap(served: Served, max_records: int) -> None:
+    await fill(served)
+    found = await pages(served, max_records=max_records)
+    assert [offset for each in found for offset in each] == list(range(7))
+    assert all(len(each) <= max_records for each in found)
+    found = await pages(served, max_records=max_records, filter=wanted(headers=[("kind", None)]))
+    assert [offset for each in found for offset in each] == [1, 3, 5]
 
 
-def test_a_page_is_bounded_in_bytes_and_a_large_record_comes_alone(tmp_path: Path) -> None:
+async def test_a_page_is_bounded_in_bytes_and_a_large_record_comes_alone(served: Served) -> None:
     large: list[Batch] = [[(b"k" * 40_000, [])], [(b"s", []), (b"k" * 9_000, []), (b"s", [])]]
 
-    async def body(served: Served) -> None:
-        await fill(served, large)
-        assert await pages(served, max_bytes=10_000) == [[0], [1, 2, 3]]
-        assert await pages(served, max_bytes=9_000) == [[0], [1], [2], [3]]
-
-    serving(tmp_path, body)
+    await fill(served, large)
+    assert await pages(served, max_bytes=10_000) == [[0], [1, 2, 3]]
+    assert await pages(served, max_bytes=9_000) == [[0], [1], [2], [3]]
 
 
-def test_a_search_covers_what_was_there_when_it_began(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        first = await page(served, max_records=5)
-        assert (first.next_offset, first.end_offset) == (5, 7)
-        (answer,) = await served.publish(
-            pb.PublishRecordRequest(topic="t", partition=0, batch=encode_batch([NewRecord(b"late", b"v", 0)]))
-        )
-        assert answer.base_offset == 7
-        last = await page(served, cursor=first.cursor)
-        assert ([r.offset for r in last.records], last.cursor, last.next_offset) == ([5, 6], b"", 7)
-        assert await pages(served, offset=2, end_offset=4) == [[2, 3]]
-        assert await pages(served, offset=4, end_offset=2) == [[]]
-        assert await pages(served, offset=8) == [[]]
-        assert await pages(served, offset=6, end_offset=99) == [[6, 7]]
-
-    serving(tmp_path, body)
+async def test_a_search_covers_what_was_there_when_it_began(served: Served) -> None:
+    await fill(served)
+    first = await page(served, max_records=5)
+    assert (first.next_offset, first.end_offset) == (5, 7)
+    (answer,) = await served.publish(
+        pb.PublishRecordRequest(topic="t", partition=0, batch=encode_batch([NewRecord(b"late", b"v", 0)]))
+    )
+    assert answer.base_offset == 7
+    last = await page(served, cursor=first.cursor)
+    assert ([r.offset for r in last.records], last.cursor, last.next_offset) == ([5, 6], b"", 7)
+    assert await pages(served, offset=2, end_offset=4) == [[2, 3]]
+    assert await pages(served, offset=4, end_offset=2) == [[]]
+    assert await pages(served, offset=8) == [[]]
+    assert await pages(served, offset=6, end_offset=99) == [[6, 7]]
 
 
-def test_a_page_ends_with_its_share_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_ends_with_its_share_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "SEARCH_SCAN_BYTES_MAX", 1)
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path) as served:
         await fill(served)
         assert await pages(served, filter=wanted(key=b"eve")) == [[], [], [6]]
         monkeypatch.setattr(search, "SEARCH_SCAN_BYTES_MAX", 1 << 20)
@@ -154,52 +139,41 @@ def test_a_page_ends_with_its_share_of_work(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(search, "SEARCH_SCAN_S_MAX", 1.0)
         assert len((await page(served, cursor=answer.cursor)).records) == 7
 
-    serving(tmp_path, body)
 
-
-def test_batches_that_are_too_old_are_not_decoded(tmp_path: Path) -> None:
+async def test_batches_that_are_too_old_are_not_decoded(served: Served) -> None:
     """Such a batch does not even decompress here."""
 
-    async def body(served: Served) -> None:
-        await fill(served)
-        sent = encode_batch([NewRecord(None, bytes(1_000), 700)], codec="zstd")
-        broken = with_body(parse_header(sent), sent, CODECS["zstd"], b"not zstd" * 10)
-        young = encode_batch([NewRecord(b"young", b"v", 9_000)])
-        for batch in (broken, young):
-            await served.publish(pb.PublishRecordRequest(topic="t", partition=0, batch=batch))
-        assert await pages(served, offset=7, filter=wanted(from_ms=701)) == [[8]]
-        refused = await fails(page(served, filter=wanted(key=b"young")))
-        assert refused.code == ErrorCode.INVALID_BATCH.number
-        assert "seek to 8 to read on" in refused.message
-
-    serving(tmp_path, body)
+    await fill(served)
+    sent = encode_batch([NewRecord(None, bytes(1_000), 700)], codec="zstd")
+    broken = with_body(parse_header(sent), sent, CODECS["zstd"], b"not zstd" * 10)
+    young = encode_batch([NewRecord(b"young", b"v", 9_000)])
+    for batch in (broken, young):
+        await served.publish(pb.PublishRecordRequest(topic="t", partition=0, batch=batch))
+    assert await pages(served, offset=7, filter=wanted(from_ms=701)) == [[8]]
+    refused = await fails(page(served, filter=wanted(key=b"young")))
+    assert refused.code == ErrorCode.INVALID_BATCH.number
+    assert "seek to 8 to read on" in refused.message
 
 
-def test_records_that_are_gone_between_two_pages_are_named(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        first = await page(served, max_records=1)
-        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", partition=0, before_offset=5))
-        gone = await fails(page(served, cursor=first.cursor))
-        assert (gone.code, gone.lo, gone.hi) == (ErrorCode.OFFSET_OUT_OF_RANGE.number, 5, 7)
-
-    serving(tmp_path, body)
+async def test_records_that_are_gone_between_two_pages_are_named(served: Served) -> None:
+    await fill(served)
+    first = await page(served, max_records=1)
+    await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", partition=0, before_offset=5))
+    gone = await fails(page(served, cursor=first.cursor))
+    assert (gone.code, gone.lo, gone.hi) == (ErrorCode.OFFSET_OUT_OF_RANGE.number, 5, 7)
 
 
-def test_a_first_page_at_the_end_waits_for_a_record(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        assert await pages(served, offset=7, max_wait_ms=1) == [[]]
-        assert await pages(served, offset=5, max_wait_ms=30_000) == [[5, 6]]
-        waiting = asyncio.create_task(page(served, offset=7, max_wait_ms=30_000, filter=wanted(key=b"late")))
-        await served.publish(
-            pb.PublishRecordRequest(topic="t", partition=0, batch=encode_batch([NewRecord(b"late", b"v", 0)]))
-        )
-        assert [r.offset for r in (await waiting).records] == [7]
-        assert (await fails(page(served, offset=9, max_wait_ms=1))).code == ErrorCode.OFFSET_OUT_OF_RANGE.number
-        assert (await fails(page(served, max_wait_ms=-1))).code == ErrorCode.INVALID_REQUEST.number
-
-    serving(tmp_path, body)
+async def test_a_first_page_at_the_end_waits_for_a_record(served: Served) -> None:
+    await fill(served)
+    assert await pages(served, offset=7, max_wait_ms=1) == [[]]
+    assert await pages(served, offset=5, max_wait_ms=30_000) == [[5, 6]]
+    waiting = asyncio.create_task(page(served, offset=7, max_wait_ms=30_000, filter=wanted(key=b"late")))
+    await served.publish(
+        pb.PublishRecordRequest(topic="t", partition=0, batch=encode_batch([NewRecord(b"late", b"v", 0)]))
+    )
+    assert [r.offset for r in (await waiting).records] == [7]
+    assert (await fails(page(served, offset=9, max_wait_ms=1))).code == ErrorCode.OFFSET_OUT_OF_RANGE.number
+    assert (await fails(page(served, max_wait_ms=-1))).code == ErrorCode.INVALID_REQUEST.number
 
 
 def _other_filter(fields: dict[str, Any]) -> None:
@@ -219,25 +193,21 @@ def _with_offset(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [_other_filter, _damaged, _other_partition, _with_offset])
-def test_a_cursor_goes_on_with_its_own_search_only(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    async def body(served: Served) -> None:
-        await fill(served, partitions=2)
-        fields = {"cursor": (await page(served, max_records=1)).cursor}
-        change(fields)
-        assert (await fails(page(served, **fields))).code == ErrorCode.INVALID_REQUEST.number
+async def test_a_cursor_goes_on_with_its_own_search_only(
+    served: Served, change: Callable[[dict[str, Any]], None]
+) -> None:
+    await fill(served, partitions=2)
+    fields = {"cursor": (await page(served, max_records=1)).cursor}
+    change(fields)
+    assert (await fails(page(served, **fields))).code == ErrorCode.INVALID_REQUEST.number
 
-    serving(tmp_path, body)
 
-
-def test_a_cursor_of_a_deleted_topic_is_refused(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        cursor = (await page(served, max_records=1)).cursor
-        await served.admin.DeleteTopic(pb.DeleteTopicRequest(name="t"))
-        await fill(served)
-        assert "was deleted" in (await fails(page(served, cursor=cursor))).message
-
-    serving(tmp_path, body)
+async def test_a_cursor_of_a_deleted_topic_is_refused(served: Served) -> None:
+    await fill(served)
+    cursor = (await page(served, max_records=1)).cursor
+    await served.admin.DeleteTopic(pb.DeleteTopicRequest(name="t"))
+    await fill(served)
+    assert "was deleted" in (await fails(page(served, cursor=cursor))).message
 
 
 @pytest.mark.parametrize(
@@ -260,26 +230,23 @@ def test_a_cursor_of_a_deleted_topic_is_refused(tmp_path: Path) -> None:
         ({"partition": 7}, ErrorCode.UNKNOWN_PARTITION, "7"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(
-    tmp_path: Path, fields: dict[str, Any], code: ErrorCode, words: str
+async def test_what_cannot_be_searched_is_refused(
+    served: Served, fields: dict[str, Any], code: ErrorCode, words: str
 ) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        refused = await fails(page(served, **fields))
-        assert refused.code == code.number
-        assert words in refused.message
-
-    serving(tmp_path, body)
+    await fill(served)
+    refused = await fails(page(served, **fields))
+    assert refused.code == code.number
+    assert words in refused.message
 
 
-def test_too_many_searches_are_refused_until_one_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_searches_are_refused_until_one_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(search, "SEARCHES_MAX", 0)
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path) as served:
         await fill(served)
         assert (await fails(page(served))).code == ErrorCode.OVERLOADED.number
         monkeypatch.setattr(search, "SEARCHES_MAX", 1)
         for _ in range(3):
             assert len((await page(served)).records) == 7
-
-    serving(tmp_path, body)

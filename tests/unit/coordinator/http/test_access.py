@@ -14,7 +14,7 @@ from smq.coordinator.config.node_toml import HttpConfig
 from smq.coordinator.http.access import read_token
 from smq.coordinator.server.composition import Server
 from smq.coordinator.user_errors import StartError
-from smq.testing.served import Served, node_config, serving
+from smq.testing.served import Served, node_config, served_node, serving
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of, dialling
 
 __all__ = ("authorities",)  # a fixture
@@ -102,13 +102,13 @@ def test_without_tls_the_token_is_asked_for_too(tmp_path: Path, token_file: Path
     asking(tmp_path, HttpConfig(probes="anyone", metrics="token", token_file=token_file), body)
 
 
-def test_http_may_be_plain_beside_ports_with_tls(authorities: Authorities, tmp_path: Path) -> None:
-    async def run(served: Served) -> None:
+async def test_http_may_be_plain_beside_ports_with_tls(authorities: Authorities, tmp_path: Path) -> None:
+    async with served_node(
+        tmp_path, tls=config_of(authorities.node(1)), http=HttpConfig(tls=False, metrics="anyone")
+    ) as served:
         url = f"http://{format_address(served.server.http_address)}/metrics"
         async with aiohttp.ClientSession() as session, session.get(url) as response:
             assert response.status == 200
-
-    serving(tmp_path, run, tls=config_of(authorities.node(1)), http=HttpConfig(tls=False, metrics="anyone"))
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"x" * 5000])
@@ -130,10 +130,10 @@ def test_a_node_without_its_token_file_does_not_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", [HttpConfig(probes="anyone"), HttpConfig(probes="anyone", tls=False)])
-def test_what_lets_probes_in_lets_no_stranger_read_the_console(
+async def test_what_lets_probes_in_lets_no_stranger_read_the_console(
     authorities: Authorities, tmp_path: Path, rule: HttpConfig
 ) -> None:
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path, tls=config_of(authorities.node(1)), http=rule) as served:
         scheme = "http" if rule.tls is False else "https"
         base = f"{scheme}://{format_address(served.server.http_address)}"
         async with aiohttp.ClientSession() as session:
@@ -145,5 +145,3 @@ def test_what_lets_probes_in_lets_no_stranger_read_the_console(
             if rule.tls is None:
                 async with session.get(base + "/console/topics", ssl=dialling(authorities.client())) as response:
                     assert response.status == 200
-
-    serving(tmp_path, body, tls=config_of(authorities.node(1)), http=rule)

@@ -45,27 +45,22 @@ def fetched(partition: int) -> bytes:
 
 def connected(world: HotPath, wire: Wire) -> Connection:
     connection = Connection(
-        gateway_to(NodeCalls(world.nodes[LEADER]), InflightBytes()),
-        on_open=lambda _: None,
-        on_close=lambda _: None,
+        gateway_to(NodeCalls(world.nodes[LEADER]), InflightBytes()), on_open=lambda _: None, on_close=lambda _: None
     )
     connection.connection_made(cast(Any, wire))
     return connection
 
 
-def test_an_answer_is_one_write_of_the_objects_that_the_log_keeps() -> None:
-    async def scenario() -> None:
-        world, wire = HotPath(partitions=3), Wire()
-        (partition,) = world.led_by(LEADER)
-        world.produce(LEADER, BATCHES * [(partition, encode_batch([NewRecord(None, b"v" * 16_000, 1_000)]))])
-        connected(world, wire).data_received(fetched(partition))
-        for _ in range(50):
-            await asyncio.sleep(0)
-            world.scheduler.run_for_ms(1)
-        (write,) = wire.writes
-        sent = [cast(memoryview, part).obj for part in write if len(part) >= LARGE_BYTES]
-        pid = world.nodes[LEADER].state.topics[TOPIC].partitions[partition].pid
-        kept = [world.disks[LEADER].get(Table.BATCHES, batch_key(pid, base)) for base in range(BATCHES)]
-        assert all(part is stored for part, stored in zip(sent, kept, strict=True))
-
-    asyncio.run(scenario())
+async def test_an_answer_is_one_write_of_the_objects_that_the_log_keeps() -> None:
+    world, wire = HotPath(partitions=3), Wire()
+    (partition,) = world.led_by(LEADER)
+    world.produce(LEADER, BATCHES * [(partition, encode_batch([NewRecord(None, b"v" * 16_000, 1_000)]))])
+    connected(world, wire).data_received(fetched(partition))
+    for _ in range(50):
+        await asyncio.sleep(0)
+        world.scheduler.run_for_ms(1)
+    (write,) = wire.writes
+    sent = [cast(memoryview, part).obj for part in write if len(part) >= LARGE_BYTES]
+    pid = world.nodes[LEADER].state.topics[TOPIC].partitions[partition].pid
+    kept = [world.disks[LEADER].get(Table.BATCHES, batch_key(pid, base)) for base in range(BATCHES)]
+    assert all(part is stored for part, stored in zip(sent, kept, strict=True))

@@ -54,14 +54,7 @@ class Clients:
         self._request = produced(world.led_by(node_id)[0], encode_batch([NewRecord(None, b"v" * 100, 1_000)]))
         gateway = gateway_to(NodeCalls(world.nodes[node_id]), InflightBytes())
         self.wires = [Wire() for _ in range(CLIENTS)]
-        self._connections = [
-            Connection(
-                gateway,
-                on_open=lambda _: None,
-                on_close=lambda _: None,
-            )
-            for _ in self.wires
-        ]
+        self._connections = [Connection(gateway, on_open=lambda _: None, on_close=lambda _: None) for _ in self.wires]
         for connection, wire in zip(self._connections, self.wires, strict=True):
             connection.connection_made(cast(Any, wire))
 

@@ -21,7 +21,6 @@ from smq.coordinator.server.composition import Server
 from smq.coordinator.user_errors import PortTaken
 from smq.raft_state.ids import NodeId
 from smq.testing.kafka_client import RawKafka
-from smq.testing.loops import run
 from smq.testing.served import PATIENCE_S, node_config
 
 ANY = ("127.0.0.1", 0)
@@ -87,70 +86,62 @@ def topics_of(metadata: Struct) -> dict[str, int]:
     return {topic["name"]: len(topic["partitions"]) for topic in metadata["topics"]}
 
 
-def test_the_port_of_a_node_that_starts_without_its_quorum_opens_with_the_state_of_the_quorum(tmp_path: Path) -> None:
-    async def test() -> None:
-        trio = Trio(tmp_path)
-        await trio.start(*IDS)
-        await trio.ready(*IDS)
-        await trio.ask(TWO, "CreateTopic", pb.CreateTopicRequest(name="old", partition_count=1))
-        await until(lambda: "old" in trio.running[ONE].node.state.topics)
-        await trio.stop(ONE)
-        await trio.ask(TWO, "CreateTopic", pb.CreateTopicRequest(name="new", partition_count=1))
-        await trio.ask(TWO, "AddPartitions", pb.AddPartitionsRequest(name="old", partition_count=3))
-        await trio.stop(TWO, THREE)
+async def test_the_port_of_a_node_that_starts_without_its_quorum_opens_with_the_state_of_the_quorum(
+    tmp_path: Path,
+) -> None:
+    trio = Trio(tmp_path)
+    await trio.start(*IDS)
+    await trio.ready(*IDS)
+    await trio.ask(TWO, "CreateTopic", pb.CreateTopicRequest(name="old", partition_count=1))
+    await until(lambda: "old" in trio.running[ONE].node.state.topics)
+    await trio.stop(ONE)
+    await trio.ask(TWO, "CreateTopic", pb.CreateTopicRequest(name="new", partition_count=1))
+    await trio.ask(TWO, "AddPartitions", pb.AddPartitionsRequest(name="old", partition_count=3))
+    await trio.stop(TWO, THREE)
 
-        await trio.start(ONE)
-        address = address_of(trio.running[ONE])
-        await until(lambda: trio.running[ONE].node.is_running)
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.to_thread(RawKafka, address)
-        asked = asyncio.create_task(asyncio.to_thread(first_metadata, address))
-        await trio.start(TWO)
-        found = await asked
-        assert topics_of(found) == {"old": 3, "new": 1}
-        assert ONE in {broker["node_id"] for broker in found["brokers"]}
+    await trio.start(ONE)
+    address = address_of(trio.running[ONE])
+    await until(lambda: trio.running[ONE].node.is_running)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.to_thread(RawKafka, address)
+    asked = asyncio.create_task(asyncio.to_thread(first_metadata, address))
+    await trio.start(TWO)
+    found = await asked
+    assert topics_of(found) == {"old": 3, "new": 1}
+    assert ONE in {broker["node_id"] for broker in found["brokers"]}
 
-        await trio.stop(TWO)  # the port stays open without a quorum, too
-        await until(lambda: not trio.running[ONE].node.is_ready)
-        assert topics_of(await asyncio.to_thread(first_metadata, address)) == {"old": 3, "new": 1}
-        await trio.stop(ONE)
-
-    run(test())
-
-
-def test_a_new_node_names_itself_in_its_first_metadata_and_is_ready_only_with_an_open_port(tmp_path: Path) -> None:
-    async def test() -> None:
-        server = Server(node_config(tmp_path, kafka_address=ANY), first_start=True)
-        await server.start()
-        asked = asyncio.create_task(asyncio.to_thread(first_metadata, address_of(server)))
-        await until(lambda: server.node.is_ready)
-        (await asyncio.to_thread(RawKafka, address_of(server))).close()
-        assert [broker["node_id"] for broker in (await asked)["brokers"]] == [1]
-        await server.stop()
-
-    run(test())
+    await trio.stop(TWO)  # the port stays open without a quorum, too
+    await until(lambda: not trio.running[ONE].node.is_ready)
+    assert topics_of(await asyncio.to_thread(first_metadata, address)) == {"old": 3, "new": 1}
+    await trio.stop(ONE)
 
 
-def test_a_closed_port_is_taken_all_the_same(tmp_path: Path) -> None:
-    async def test() -> None:
-        trio = Trio(tmp_path)
-        address = ("127.0.0.1", *free_ports(1))
-        await trio.start(ONE, kafka_address=address)
-        with pytest.raises(PortTaken, match="for Kafka"):
-            await trio.start(TWO, kafka_address=address)
-        await trio.stop(ONE)
+async def test_a_new_node_names_itself_in_its_first_metadata_and_is_ready_only_with_an_open_port(
+    tmp_path: Path,
+) -> None:
+    server = Server(node_config(tmp_path, kafka_address=ANY), first_start=True)
+    await server.start()
+    asked = asyncio.create_task(asyncio.to_thread(first_metadata, address_of(server)))
+    await until(lambda: server.node.is_ready)
+    (await asyncio.to_thread(RawKafka, address_of(server))).close()
+    assert [broker["node_id"] for broker in (await asked)["brokers"]] == [1]
+    await server.stop()
 
-    run(test())
+
+async def test_a_closed_port_is_taken_all_the_same(tmp_path: Path) -> None:
+    trio = Trio(tmp_path)
+    address = ("127.0.0.1", *free_ports(1))
+    await trio.start(ONE, kafka_address=address)
+    with pytest.raises(PortTaken, match="for Kafka"):
+        await trio.start(TWO, kafka_address=address)
+    await trio.stop(ONE)
 
 
-def test_a_node_whose_port_stays_closed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_whose_port_stays_closed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "KAFKA_NOTICE_S", 0.001)
 
-    async def test() -> None:
-        trio = Trio(tmp_path)
-        with capture_logs() as logged:
-            await trio.start(ONE)
-            await until(lambda: any(line["event"] == "kafka_closed" for line in logged))
-            await trio.stop(ONE)
-
-    run(test())
+    trio = Trio(tmp_path)
+    with capture_logs() as logged:
+        await trio.start(ONE)
+        await until(lambda: any(line["event"] == "kafka_closed" for line in logged))
+        await trio.stop(ONE)

@@ -40,12 +40,7 @@ print("went on")
 
 def run(script: str, stderr: int, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", script, *args],
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", script, *args], stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=60, check=False
     )
 
 

@@ -22,7 +22,7 @@ from smq.raft_state.ids import DiskId, Incarnation, NodeId
 from smq.raft_state.state import ClusterState, NodeState
 from smq.replication.api import NodeApi
 from smq.replication.net.listening import bind_listener
-from smq.testing.served import Served, node_config, serving
+from smq.testing.served import node_config, served_node
 
 
 @pytest.fixture(autouse=True)
@@ -148,17 +148,14 @@ def test_the_address_of_a_fenced_node_is_free() -> None:
     assert twin_of(node(1, incarnation=2, kafka="a:1"), gone) == ""
 
 
-def test_a_node_that_is_fenced_soon_is_no_twin() -> None:
-    async def run() -> None:
-        gone = node(2, kafka="a:1")
-        check, _, ended = checked(node(1, incarnation=2, kafka="a:1"), gone)
-        check.start()
-        await asyncio.sleep(0.005)
-        gone.fenced = True
-        await asyncio.gather(*check._tasks)
-        assert ended == []
-
-    asyncio.run(run())
+async def test_a_node_that_is_fenced_soon_is_no_twin() -> None:
+    gone = node(2, kafka="a:1")
+    check, _, ended = checked(node(1, incarnation=2, kafka="a:1"), gone)
+    check.start()
+    await asyncio.sleep(0.005)
+    gone.fenced = True
+    await asyncio.gather(*check._tasks)
+    assert ended == []
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -167,46 +164,38 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_an_unreachable_address_is_a_warning_until_it_is_reached() -> None:
+async def test_an_unreachable_address_is_a_warning_until_it_is_reached() -> None:
     (port,) = free_ports(1)
 
-    async def run() -> None:
-        reach = {"kafka_advertised": (("127.0.0.1", port), None), "grpc_advertised": (("name.invalid", 1), None)}
-        check, _, ended = checked(node(1), reach=reach)
-        check.start()
-        await _until(lambda: len(check.warnings()) == 2)
-        assert f"127.0.0.1:{port}, which it advertises as kafka_advertised" in check.warnings()[1]
-        assert "name.invalid:1, which it advertises as grpc_advertised" in check.warnings()[0]
-        listener = bind_listener("127.0.0.1", port)
-        await _until(lambda: len(check.warnings()) == 1)
-        listener.close()
-        check.stop()
-        assert ended == []
-
-    asyncio.run(run())
+    reach = {"kafka_advertised": (("127.0.0.1", port), None), "grpc_advertised": (("name.invalid", 1), None)}
+    check, _, ended = checked(node(1), reach=reach)
+    check.start()
+    await _until(lambda: len(check.warnings()) == 2)
+    assert f"127.0.0.1:{port}, which it advertises as kafka_advertised" in check.warnings()[1]
+    assert "name.invalid:1, which it advertises as grpc_advertised" in check.warnings()[0]
+    listener = bind_listener("127.0.0.1", port)
+    await _until(lambda: len(check.warnings()) == 1)
+    listener.close()
+    check.stop()
+    assert ended == []
 
 
-def test_warnings_of_the_check_are_in_the_status_of_the_node(tmp_path: Path) -> None:
+async def test_warnings_of_the_check_are_in_the_status_of_the_node(tmp_path: Path) -> None:
     (port,) = free_ports(1)
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path, grpc_advertised=("127.0.0.1", port)) as served:
         await _until(lambda: bool(served.server._self_check.warnings()))
         status = await served.admin.NodeStatus(pb.NodeStatusRequest())
         assert any("grpc_advertised" in warning for warning in status.warnings)
 
-    serving(tmp_path, body, grpc_advertised=("127.0.0.1", port))
 
-
-def test_a_second_process_of_a_node_is_refused_at_its_start(tmp_path: Path) -> None:
-    async def run() -> None:
-        first, second, other = free_ports(3)
-        peers = {NodeId(1): ("127.0.0.1", first), NodeId(2): ("127.0.0.1", other)}
-        server = Server(node_config(tmp_path / "first", peers=peers))
-        await server.start()
-        twin = Server(node_config(tmp_path / "second", peers=peers, nodes_address=("127.0.0.1", second)))
-        with pytest.raises(StartError, match=r"another process runs as node 1 of this cluster, at 127\.0\.0\.1"):
-            await twin.start()
-        assert not (tmp_path / "second").exists()  # a refused start leaves nothing behind
-        await server.stop()
-
-    asyncio.run(run())
+async def test_a_second_process_of_a_node_is_refused_at_its_start(tmp_path: Path) -> None:
+    first, second, other = free_ports(3)
+    peers = {NodeId(1): ("127.0.0.1", first), NodeId(2): ("127.0.0.1", other)}
+    server = Server(node_config(tmp_path / "first", peers=peers))
+    await server.start()
+    twin = Server(node_config(tmp_path / "second", peers=peers, nodes_address=("127.0.0.1", second)))
+    with pytest.raises(StartError, match=r"another process runs as node 1 of this cluster, at 127\.0\.0\.1"):
+        await twin.start()
+    assert not (tmp_path / "second").exists()  # a refused start leaves nothing behind
+    await server.stop()

@@ -16,7 +16,7 @@ from smq.raft_state.ids import Offset
 from smq.records import NewRecord, encode_batch, parse_header
 from smq.replication.partition.intake import Intake
 from smq.testing.kafka_client import RawKafka
-from smq.testing.served import Served, serving
+from smq.testing.served import Served, served_node
 
 BATCHES = 5  # as many as librdkafka's idempotent producer has in flight
 PRODUCER = 4711
@@ -45,7 +45,7 @@ def stored(served: Served) -> list[int]:
     return [parse_header(value.batch).base_sequence for value in values]
 
 
-def test_on_the_kafka_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_on_the_kafka_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def pipeline(address: str) -> list[list[KafkaError]]:
         """Sends everything without waiting, then everything from the first refused batch on, until none is left."""
         raw, left = RawKafka(address), list(range(BATCHES))
@@ -63,7 +63,7 @@ def test_on_the_kafka_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             raw.close()
         return rounds
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path, kafka_address=("127.0.0.1", 0)) as served:
         await served.create()
         refuse_once(monkeypatch)
         address = served.server.kafka_address
@@ -72,33 +72,28 @@ def test_on_the_kafka_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert rounds == [[KafkaError.NOT_ENOUGH_REPLICAS] * BATCHES, [KafkaError.NONE] * BATCHES]
         assert stored(served) == list(range(BATCHES))
 
-    serving(tmp_path, body, kafka_address=("127.0.0.1", 0))
-
 
 def requests(sequences: range) -> list[pb.PublishRecordRequest]:
     return [pb.PublishRecordRequest(partition=0, topic="t", correlation_id=n, batch=sent(n)) for n in sequences]
 
 
 @pytest.mark.parametrize("where", ["the node", "the stream"])
-def test_over_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        if where == "the node":
-            refuse_once(monkeypatch)
-        else:
-            admit, asked = PublishStream._admit, []
+async def test_over_grpc(served: Served, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    await served.create()
+    if where == "the node":
+        refuse_once(monkeypatch)
+    else:
+        admit, asked = PublishStream._admit, []
 
-            async def admit_later(self: PublishStream, size: int, timeout_ms: int) -> None:
-                asked.append(size)
-                if len(asked) == 1:
-                    raise overloaded("the node had no room")
-                await admit(self, size, timeout_ms)
+        async def admit_later(self: PublishStream, size: int, timeout_ms: int) -> None:
+            asked.append(size)
+            if len(asked) == 1:
+                raise overloaded("the node had no room")
+            await admit(self, size, timeout_ms)
 
-            monkeypatch.setattr(PublishStream, "_admit", admit_later)
-        answers = await served.publish(*requests(range(BATCHES)))
-        assert [a.error.name for a in answers] == ["OVERLOADED"] * BATCHES
-        answers = await served.publish(*requests(range(BATCHES)))
-        assert [(a.error.name, a.base_offset) for a in answers] == [("", n) for n in range(BATCHES)]
-        assert stored(served) == list(range(BATCHES))
-
-    serving(tmp_path, body)
+        monkeypatch.setattr(PublishStream, "_admit", admit_later)
+    answers = await served.publish(*requests(range(BATCHES)))
+    assert [a.error.name for a in answers] == ["OVERLOADED"] * BATCHES
+    answers = await served.publish(*requests(range(BATCHES)))
+    assert [(a.error.name, a.base_offset) for a in answers] == [("", n) for n in range(BATCHES)]
+    assert stored(served) == list(range(BATCHES))

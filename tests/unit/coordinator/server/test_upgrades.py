@@ -19,7 +19,6 @@ from smq.coordinator.server.composition import Server
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.replies import Done
 from smq.replication.node_config import NodeConfig
-from smq.testing.loops import run
 from smq.testing.served import PATIENCE_S, Served, fails, node_config, served_node
 
 
@@ -59,21 +58,20 @@ async def _get(server: Server, path: str) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-def test_an_older_smq_waits_says_so_and_serves_nothing_until_it_is_upgraded(tmp_path: Path, known: list[int]) -> None:
-    async def test() -> None:
-        await _use_level_two(tmp_path)
-        known[0] = 1
-        server = Server(node_config(tmp_path, kafka_address=("127.0.0.1", 0)))
-        await server.start()
-        await _wait(server, lambda node: node.waiting)
-        await asyncio.sleep(0.2)  # whatever else it might still begin
-        await _check_waiting(server)
-        await server.stop()
-        known[0] = LEVEL_TWO
-        async with served_node(tmp_path) as served:
-            await _check_intact(served)
-
-    run(test())
+async def test_an_older_smq_waits_says_so_and_serves_nothing_until_it_is_upgraded(
+    tmp_path: Path, known: list[int]
+) -> None:
+    await _use_level_two(tmp_path)
+    known[0] = 1
+    server = Server(node_config(tmp_path, kafka_address=("127.0.0.1", 0)))
+    await server.start()
+    await _wait(server, lambda node: node.waiting)
+    await asyncio.sleep(0.2)  # whatever else it might still begin
+    await _check_waiting(server)
+    await server.stop()
+    known[0] = LEVEL_TWO
+    async with served_node(tmp_path) as served:
+        await _check_intact(served)
 
 
 async def _check_waiting(server: Server) -> None:
@@ -117,31 +115,25 @@ async def _check_intact(served: Served) -> None:
     assert served.server.node.state.feature_level == LEVEL_TWO
 
 
-def test_a_node_that_an_operator_holds_back_is_refused_once_the_cluster_is_above(
+async def test_a_node_that_an_operator_holds_back_is_refused_once_the_cluster_is_above(
     tmp_path: Path, known: list[int]
 ) -> None:
     """It would understand everything, but a cluster never goes back."""
 
-    async def test() -> None:
-        await _use_level_two(tmp_path)
-        server = Server(node_config(tmp_path, tuning={"feature_level_max": 1}), first_start=True)
-        await server.start()
-        await _wait(server, lambda node: node.waiting)
-        assert "feature_level_max" in server.node.waiting
-        await server.stop()
-
-    run(test())
+    await _use_level_two(tmp_path)
+    server = Server(node_config(tmp_path, tuning={"feature_level_max": 1}), first_start=True)
+    await server.start()
+    await _wait(server, lambda node: node.waiting)
+    assert "feature_level_max" in server.node.waiting
+    await server.stop()
 
 
-def test_the_level_is_held_back_by_a_setting(tmp_path: Path, known: list[int]) -> None:
-    async def test() -> None:
-        async with served_node(tmp_path, tuning={"feature_level_max": 1}) as served:
-            done = asyncio.get_running_loop().create_future()
-            served.server.node.propose(Note(text="x"), 5_000, done.set_result)
-            error = await done
-            assert error.code is ErrorCode.FEATURE_NOT_ENABLED
-            assert served.server.node.state.feature_level == 1
-            described = await served.admin.DescribeCluster(pb.DescribeClusterRequest())
-            assert (described.feature_level, described.nodes[0].feature_level) == (1, 1)
-
-    run(test())
+async def test_the_level_is_held_back_by_a_setting(tmp_path: Path, known: list[int]) -> None:
+    async with served_node(tmp_path, tuning={"feature_level_max": 1}) as served:
+        done = asyncio.get_running_loop().create_future()
+        served.server.node.propose(Note(text="x"), 5_000, done.set_result)
+        error = await done
+        assert error.code is ErrorCode.FEATURE_NOT_ENABLED
+        assert served.server.node.state.feature_level == 1
+        described = await served.admin.DescribeCluster(pb.DescribeClusterRequest())
+        assert (described.feature_level, described.nodes[0].feature_level) == (1, 1)

@@ -120,96 +120,72 @@ async def _parked(log: Log, count: int) -> None:
             await asyncio.sleep(0)
 
 
-def test_a_fetch_that_waits_reserves_nothing_and_ends_with_the_first_record() -> None:
-    async def test() -> None:
-        log, reserve = Log(a=0, b=0), Reserve()
-        task = asyncio.create_task(_fetch(log, _want("a"), _want("b"), reserve=reserve))
+async def test_a_fetch_that_waits_reserves_nothing_and_ends_with_the_first_record() -> None:
+    log, reserve = Log(a=0, b=0), Reserve()
+    task = asyncio.create_task(_fetch(log, _want("a"), _want("b"), reserve=reserve))
+    await _parked(log, 2)
+    assert (reserve.taken, reserve.times) == (0, 1)
+    log.append("b")
+    assert _counts(await task) == [0, 1]
+    assert (reserve.taken, reserve.times, log.waiting) == (0, 2, 0)
+
+
+async def test_bytes_min_is_waited_for_over_all_partitions() -> None:
+    log = Log(a=1, b=0)
+    task = asyncio.create_task(_fetch(log, _want("a"), _want("b"), bytes_min=3 * BATCH_BYTES))
+    for _ in range(2):
         await _parked(log, 2)
-        assert (reserve.taken, reserve.times) == (0, 1)
+        assert not task.done()
         log.append("b")
-        assert _counts(await task) == [0, 1]
-        assert (reserve.taken, reserve.times, log.waiting) == (0, 2, 0)
-
-    asyncio.run(test())
+    assert _counts(await task) == [1, 2]
 
 
-def test_bytes_min_is_waited_for_over_all_partitions() -> None:
-    async def test() -> None:
-        log = Log(a=1, b=0)
-        task = asyncio.create_task(_fetch(log, _want("a"), _want("b"), bytes_min=3 * BATCH_BYTES))
-        for _ in range(2):
-            await _parked(log, 2)
-            assert not task.done()
-            log.append("b")
-        assert _counts(await task) == [1, 2]
-
-    asyncio.run(test())
+async def test_a_partition_at_its_own_cap_is_not_asked_again_and_again() -> None:
+    log = Log(a=50)
+    want = _want("a", max_bytes=BATCH_BYTES)
+    outcomes = await _fetch(log, want, bytes_min=5 * BATCH_BYTES, max_wait_ms=300)
+    assert _counts(outcomes) == [1]
+    assert log.calls <= 4
 
 
-def test_a_partition_at_its_own_cap_is_not_asked_again_and_again() -> None:
-    async def test() -> None:
-        log = Log(a=50)
-        want = _want("a", max_bytes=BATCH_BYTES)
-        outcomes = await _fetch(log, want, bytes_min=5 * BATCH_BYTES, max_wait_ms=300)
-        assert _counts(outcomes) == [1]
-        assert log.calls <= 4
-
-    asyncio.run(test())
-
-
-def test_a_full_response_is_answered_immediately() -> None:
-    async def test() -> None:
-        log = Log(a=5, b=5)
-        outcomes = await _fetch(log, _want("a"), _want("b"), bytes_max=7 * BATCH_BYTES, bytes_min=9_000)
-        assert _counts(outcomes) == [5, 2]
-        log = Log(a=5, b=2, c=1)  # c's only batch does not fit, and without it there is less than bytes_max
-        outcomes = await _fetch(log, *map(_want, "abc"), bytes_max=7 * BATCH_BYTES + 1, bytes_min=9_000)
-        assert _counts(outcomes) == [5, 2, 0]
-
-    asyncio.run(test())
+async def test_a_full_response_is_answered_immediately() -> None:
+    log = Log(a=5, b=5)
+    outcomes = await _fetch(log, _want("a"), _want("b"), bytes_max=7 * BATCH_BYTES, bytes_min=9_000)
+    assert _counts(outcomes) == [5, 2]
+    log = Log(a=5, b=2, c=1)  # c's only batch does not fit, and without it there is less than bytes_max
+    outcomes = await _fetch(log, *map(_want, "abc"), bytes_max=7 * BATCH_BYTES + 1, bytes_min=9_000)
+    assert _counts(outcomes) == [5, 2, 0]
 
 
 @pytest.mark.parametrize("code", [ErrorCode.OVERLOADED, ErrorCode.SHUTTING_DOWN])
-def test_a_refused_wait_ends_the_fetch_immediately(code: ErrorCode) -> None:
-    async def test() -> None:
-        log = Log(a=0, b=0)
-        log.refusal = SmqError(code, "m")
-        outcomes = await _fetch(log, _want("a"), _want("b"))
-        assert code in {o.code for o in outcomes if isinstance(o, SmqError)}
-        assert log.calls <= 6
-
-    asyncio.run(test())
+async def test_a_refused_wait_ends_the_fetch_immediately(code: ErrorCode) -> None:
+    log = Log(a=0, b=0)
+    log.refusal = SmqError(code, "m")
+    outcomes = await _fetch(log, _want("a"), _want("b"))
+    assert code in {o.code for o in outcomes if isinstance(o, SmqError)}
+    assert log.calls <= 6
 
 
-def test_an_error_of_one_partition_ends_the_wait_and_keeps_the_others_records() -> None:
-    async def test() -> None:
-        outcomes = await _fetch(Log(a=2), _want("a"), _want("nowhere"), bytes_min=9_000)
-        assert _counts(outcomes) == [2, -1]
-
-    asyncio.run(test())
+async def test_an_error_of_one_partition_ends_the_wait_and_keeps_the_others_records() -> None:
+    outcomes = await _fetch(Log(a=2), _want("a"), _want("nowhere"), bytes_min=9_000)
+    assert _counts(outcomes) == [2, -1]
 
 
-def test_nothing_within_the_time_is_an_empty_answer() -> None:
-    async def test() -> None:
-        log = Log(a=0)
-        assert _counts(await _fetch(log, _want("a"), max_wait_ms=0)) == [0]
-        assert log.waiting == 0
-
-    asyncio.run(test())
+async def test_nothing_within_the_time_is_an_empty_answer() -> None:
+    log = Log(a=0)
+    assert _counts(await _fetch(log, _want("a"), max_wait_ms=0)) == [0]
+    assert log.waiting == 0
 
 
-def test_one_deadline_bounds_the_reading_of_all_partitions() -> None:
+async def test_one_deadline_bounds_the_reading_of_all_partitions() -> None:
     """Those that were not begun by then are no error: their turn comes with the next fetch."""
 
-    async def test() -> None:
-        log, reserve = Log(a=1), Reserve()
-        log.is_stuck = True
-        outcomes = await _fetch(log, *[_want("a")] * 3 * FETCH_CONCURRENCY, answer_ms=100, reserve=reserve)
-        assert [o.code for o in outcomes if isinstance(o, SmqError)] == [ErrorCode.TIMED_OUT] * FETCH_CONCURRENCY
-        assert outcomes[FETCH_CONCURRENCY:] == [None] * 2 * FETCH_CONCURRENCY
-        assert (log.calls, reserve.taken, reserve.times) == (FETCH_CONCURRENCY, 0, 1)
-
-    asyncio.run(test())
+    log, reserve = Log(a=1), Reserve()
+    log.is_stuck = True
+    outcomes = await _fetch(log, *[_want("a")] * 3 * FETCH_CONCURRENCY, answer_ms=100, reserve=reserve)
+    assert [o.code for o in outcomes if isinstance(o, SmqError)] == [ErrorCode.TIMED_OUT] * FETCH_CONCURRENCY
+    assert outcomes[FETCH_CONCURRENCY:] == [None] * 2 * FETCH_CONCURRENCY
+    assert (log.calls, reserve.taken, reserve.times) == (FETCH_CONCURRENCY, 0, 1)
 
 
 @pytest.mark.parametrize(("lso", "told"), [(4, (1, 9, 4)), (None, (2, 8, 2))])

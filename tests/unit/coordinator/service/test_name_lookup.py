@@ -49,15 +49,12 @@ def test_a_topic_created_through_another_node_is_found_after_one_barrier(look_up
 
 
 @pytest.mark.parametrize("look_up", OF_TOPIC)
-def test_a_known_topic_costs_no_barrier_and_does_not_suspend(look_up: LookUp) -> None:
-    async def call() -> None:
-        node = LaggingNode()
-        node.state = state_with((TOPIC, TOPIC_ID))
-        with pytest.raises(StopIteration):  # the coroutine ends before it waits for anything
-            look_up(NodeCalls(node.api)).__await__().send(None)
-        assert node.barriers == 0
-
-    asyncio.run(call())
+async def test_a_known_topic_costs_no_barrier_and_does_not_suspend(look_up: LookUp) -> None:
+    node = LaggingNode()
+    node.state = state_with((TOPIC, TOPIC_ID))
+    with pytest.raises(StopIteration):  # the coroutine ends before it waits for anything
+        look_up(NodeCalls(node.api)).__await__().send(None)
+    assert node.barriers == 0
 
 
 @pytest.mark.parametrize("look_up", OF_TOPIC)

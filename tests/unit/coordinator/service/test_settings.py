@@ -15,11 +15,7 @@ def test_the_cluster_precedes_the_file_which_precedes_the_default() -> None:
     assert own.num_partitions(state) == 5
     driver.ok(settings(num_partitions=7))
     assert own.num_partitions(state) == 7
-    assert own.layers(state, NUM_PARTITIONS) == [
-        ("7", Source.CLUSTER),
-        ("5", Source.NODE_TOML),
-        ("1", Source.DEFAULT),
-    ]
+    assert own.layers(state, NUM_PARTITIONS) == [("7", Source.CLUSTER), ("5", Source.NODE_TOML), ("1", Source.DEFAULT)]
     driver.ok(settings(NUM_PARTITIONS))
     assert own.num_partitions(state) == 5
 

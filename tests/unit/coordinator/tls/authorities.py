@@ -38,10 +38,7 @@ class Authorities:
 
 def config_of(identity: Identity, *, client_certificates: bool = True) -> TlsConfig:
     return TlsConfig(
-        ca=identity.ca,
-        certificate=identity.certificate,
-        key=identity.key,
-        client_certificates=client_certificates,
+        ca=identity.ca, certificate=identity.certificate, key=identity.key, client_certificates=client_certificates
     )
 
 

@@ -20,7 +20,7 @@ from smq.coordinator.config.addresses import format_address
 from smq.coordinator.server.composition import Server
 from smq.coordinator.tls.certificate_files import Identity
 from smq.coordinator.tls.loading import client_context
-from smq.testing.served import PATIENCE_S, Served, serving
+from smq.testing.served import PATIENCE_S, Served, served_node, serving
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of, dialling
 
 __all__ = ("authorities",)  # a fixture
@@ -135,18 +135,16 @@ def test_plain_text_to_a_tls_port_gets_nothing(authorities: Authorities, tmp_pat
     secured(tmp_path, authorities, body)
 
 
-def test_tls_to_a_plain_port_is_an_error_and_no_harm(authorities: Authorities, tmp_path: Path) -> None:
+async def test_tls_to_a_plain_port_is_an_error_and_no_harm(authorities: Authorities, tmp_path: Path) -> None:
     identity = authorities.client()
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path, kafka_address=("127.0.0.1", 0)) as served:
         s = Secured(served, authorities)
         async with asyncio.timeout(PATIENCE_S):
             assert not await s.over_grpc(client_tls(identity, identity.ca), within_ms=SOON_MS)
             assert not await s.over_http(dialling(identity))
             assert not await s.over_kafka(dialling(identity))
         await served.create("still-there")
-
-    serving(tmp_path, body, kafka_address=("127.0.0.1", 0))
 
 
 def test_without_client_certificates_the_node_is_checked_and_the_client_is_not(

@@ -15,7 +15,7 @@ from smq.coordinator.config.node_toml import ListenerConfig, ServerConfig
 from smq.coordinator.server.composition import Server
 from smq.coordinator.tls.certificate_files import Identity
 from smq.coordinator.user_errors import StartError
-from smq.testing.served import Served, node_config, serving
+from smq.testing.served import Served, node_config, served_node
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of, dialling
 
 __all__ = ("authorities",)  # a fixture
@@ -50,11 +50,11 @@ def kafka_address(served: Served, listener: str) -> tuple[str, int]:
     return str(host), int(port)
 
 
-def test_each_port_shows_the_certificate_of_its_listener(authorities: Authorities, tmp_path: Path) -> None:
+async def test_each_port_shows_the_certificate_of_its_listener(authorities: Authorities, tmp_path: Path) -> None:
     other = authorities.stranger(9)
     other_ca = authorities.other / "ca" / "ca.crt"
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path, **with_outside(authorities, other)) as served:
         grpc = served.server._grpc.bound
         async with Admin(format_address(grpc["outside"]), tls=Tls(ca=other_ca)) as admin:  # no client's certificate
             assert await admin.list_topics() == []
@@ -64,13 +64,13 @@ def test_each_port_shows_the_certificate_of_its_listener(authorities: Authoritie
         assert kafka["outside"] == await asyncio.to_thread(shown, grpc["outside"])
         assert kafka["outside"] != own
 
-    serving(tmp_path, body, **with_outside(authorities, other))
 
-
-def test_a_renewed_certificate_of_a_listener_is_shown_after_a_reload(authorities: Authorities, tmp_path: Path) -> None:
+async def test_a_renewed_certificate_of_a_listener_is_shown_after_a_reload(
+    authorities: Authorities, tmp_path: Path
+) -> None:
     other = authorities.stranger(9)
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path, **with_outside(authorities, other)) as served:
         before = await asyncio.to_thread(shown, kafka_address(served, "outside"))
         own = await asyncio.to_thread(shown, kafka_address(served, ""))
         authorities.stranger(9)  # writes the same files again
@@ -79,29 +79,24 @@ def test_a_renewed_certificate_of_a_listener_is_shown_after_a_reload(authorities
         assert before != after
         assert own == await asyncio.to_thread(shown, kafka_address(served, ""))
 
-    serving(tmp_path, body, **with_outside(authorities, other))
 
-
-def test_an_unusable_certificate_of_a_listener_is_refused_by_its_name(authorities: Authorities, tmp_path: Path) -> None:
+async def test_an_unusable_certificate_of_a_listener_is_refused_by_its_name(
+    authorities: Authorities, tmp_path: Path
+) -> None:
     absent = Identity(directory=tmp_path / "absent")
     config: ServerConfig = node_config(tmp_path, **with_outside(authorities, absent))
 
-    async def run() -> None:
-        with pytest.raises(StartError, match=r"\[listeners\.outside\]: cannot read .*absent"):
-            await Server(config).start()
-
-    asyncio.run(run())
+    with pytest.raises(StartError, match=r"\[listeners\.outside\]: cannot read .*absent"):
+        await Server(config).start()
 
 
-def test_the_end_of_a_listeners_certificate_is_in_the_metrics(authorities: Authorities, tmp_path: Path) -> None:
+async def test_the_end_of_a_listeners_certificate_is_in_the_metrics(authorities: Authorities, tmp_path: Path) -> None:
     other = authorities.stranger(9)
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path, **with_outside(authorities, other)) as served:
         from smq.coordinator.http.collectors import ConnectionCollector
 
         families = {f.name: f for f in ConnectionCollector({}, {}, served.server._tls).collect()}
         ends = {s.labels["of"]: s.value for s in families["smq_tls_certificate_end_timestamp_seconds"].samples}
         assert ends["listener outside"] > time.time()
         assert set(ends) == {"node", "ca", "listener outside"}
-
-    serving(tmp_path, body, **with_outside(authorities, other))

@@ -6,7 +6,8 @@ import os
 import pickle
 import shlex
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from smq.replication.net.listening import bind_listener
 from smq.replication.net.peer_tls import node_uri
 from smq.replication.net.tcp import TcpNetwork, TcpSettings
 from tests.unit.coordinator.tls.authorities import CLUSTER_ID, Authorities, authorities, config_of, dialling, node_tls
-from tests.unit.replication.net.test_tcp import CONTROL, DATA, ONE, PATIENCE_S, TWO, Recorder, frame, hello_frame, run
+from tests.unit.replication.net.test_tcp import CONTROL, DATA, ONE, PATIENCE_S, TWO, Recorder, frame, hello_frame
 
 __all__ = ("authorities",)  # a fixture
 QUICK = TcpSettings(redial_min_ms=1, redial_max_ms=10)
@@ -77,19 +78,17 @@ class SecurePair:
             listener.close()
 
 
-def with_pair(body: Callable[[SecurePair], Coroutine[None, None, None]]) -> None:
-    async def test() -> None:
-        pair = SecurePair()
-        try:
-            await body(pair)
-        finally:
-            pair.close()
-
-    run(test)
+@asynccontextmanager
+async def with_pair() -> AsyncIterator[SecurePair]:
+    pair = SecurePair()
+    try:
+        yield pair
+    finally:
+        pair.close()
 
 
-def test_nodes_with_their_own_certificates_exchange_messages_of_all_sizes(authorities: Authorities) -> None:
-    async def body(pair: SecurePair) -> None:
+async def test_nodes_with_their_own_certificates_exchange_messages_of_all_sizes(authorities: Authorities) -> None:
+    async with with_pair() as pair:
         for node in (ONE, TWO):
             pair.start(node, node_tls(authorities.node(node), node))
         await pair.both_open()
@@ -100,8 +99,6 @@ def test_nodes_with_their_own_certificates_exchange_messages_of_all_sizes(author
         for node in (ONE, TWO):
             await pair.handlers[node].wait_count("message", 4, DATA)
             assert pair.handlers[node].messages(DATA) == [b"small", b"", big, b"after"]
-
-    with_pair(body)
 
 
 # -------------------------------------------------------------------------------------------------- getting in
@@ -129,13 +126,13 @@ def _intruders(a: Authorities) -> dict[str, Callable[[], ssl.SSLContext | None]]
         "plain text",
     ],
 )
-def test_no_peer_speaks_as_node_1_without_its_certificate(authorities: Authorities, intruder: str) -> None:
+async def test_no_peer_speaks_as_node_1_without_its_certificate(authorities: Authorities, intruder: str) -> None:
     """A hello of node 1, right to the last byte, and what pysyncobj would have unpickled."""
     hello = hello_frame()
     pickled = pickle.dumps(("os.system", "true"))
     payload = hello + frame(pickled)
 
-    async def body(pair: SecurePair) -> None:
+    async with with_pair() as pair:
         handler = pair.start(TWO, node_tls(authorities.node(2), 2))
         assert await pair.read_answer(_intruders(authorities)[intruder](), payload) == b""
         assert handler.events == []
@@ -143,10 +140,8 @@ def test_no_peer_speaks_as_node_1_without_its_certificate(authorities: Authoriti
         assert await pair.read_answer(dialling(authorities.node(1)), hello) != b""
         assert handler.events[0] == ("open", ONE, CONTROL)
 
-    with_pair(body)
 
-
-def test_a_pickle_from_a_peer_is_bytes_to_the_network_and_nothing_runs(
+async def test_a_pickle_from_a_peer_is_bytes_to_the_network_and_nothing_runs(
     authorities: Authorities, tmp_path: Path
 ) -> None:
     class Bomb:
@@ -155,15 +150,13 @@ def test_a_pickle_from_a_peer_is_bytes_to_the_network_and_nothing_runs(
 
     pickled = pickle.dumps(Bomb())
 
-    async def body(pair: SecurePair) -> None:
+    async with with_pair() as pair:
         handler = pair.start(TWO, node_tls(authorities.node(2), 2))
         payload = hello_frame() + frame(pickled)
         assert await pair.read_answer(dialling(authorities.node(1)), payload) != b""
         await handler.wait_count("message", 1)
         assert handler.messages() == [pickled]
         assert not (tmp_path / "ran").exists()
-
-    with_pair(body)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +168,7 @@ def test_a_pickle_from_a_peer_is_bytes_to_the_network_and_nothing_runs(
         ("no TLS", ""),
     ],
 )
-def test_a_node_does_not_speak_to_a_listener_that_is_not_the_peer(
+async def test_a_node_does_not_speak_to_a_listener_that_is_not_the_peer(
     authorities: Authorities, kind: str, says: str
 ) -> None:
     """Node 1 dials, and a stranger has taken node 2's address: it receives nothing, not even a hello."""
@@ -187,7 +180,7 @@ def test_a_node_does_not_speak_to_a_listener_that_is_not_the_peer(
     }
     identity = makers[kind]()
 
-    async def body(pair: SecurePair) -> None:
+    async with with_pair() as pair:
         heard: list[bytes] = []
 
         async def on_connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -203,8 +196,6 @@ def test_a_node_does_not_speak_to_a_listener_that_is_not_the_peer(
         server.close()
         assert handler.events == []
         assert set(heard) <= {b"", b"\x16"}, "a TLS greeting at most, and never our hello"
-
-    with_pair(body)
 
 
 async def _refused(logged: list[Any]) -> str:
@@ -226,30 +217,26 @@ def _listening(identity: Identity | None) -> ssl.SSLContext | None:
 
 
 @pytest.mark.parametrize("secure", [ONE, TWO])
-def test_a_node_with_tls_and_one_without_never_open_a_session(authorities: Authorities, secure: NodeId) -> None:
-    async def body(pair: SecurePair) -> None:
+async def test_a_node_with_tls_and_one_without_never_open_a_session(authorities: Authorities, secure: NodeId) -> None:
+    async with with_pair() as pair:
         with capture_logs() as logged:
             for node in (ONE, TWO):
                 pair.start(node, node_tls(authorities.node(node), node) if node == secure else None)
             await _refused(logged)
         assert pair.handlers[ONE].events == pair.handlers[TWO].events == []
 
-    with_pair(body)
-
 
 # ------------------------------------------------------------------------------------------ unfinished handshakes
-def test_an_unfinished_handshake_is_dropped_in_time(authorities: Authorities) -> None:
-    async def body(pair: SecurePair) -> None:
+async def test_an_unfinished_handshake_is_dropped_in_time(authorities: Authorities) -> None:
+    async with with_pair() as pair:
         pair.start(TWO, node_tls(authorities.node(2), 2), TcpSettings(hello_timeout_ms=50))
         assert await pair.read_answer(None, b"\x16\x03\x01") == b"", "the beginning of a TLS record, and no more"
 
-    with_pair(body)
 
-
-def test_unfinished_handshakes_keep_no_peer_out(authorities: Authorities) -> None:
+async def test_unfinished_handshakes_keep_no_peer_out(authorities: Authorities) -> None:
     """As many as there are places, and more; none of them would end by itself while the test runs."""
 
-    async def body(pair: SecurePair) -> None:
+    async with with_pair() as pair:
         settings = TcpSettings(redial_min_ms=1, redial_max_ms=10, hello_timeout_ms=60_000, pending_connections_max=4)
         pair.start(TWO, node_tls(authorities.node(2), 2), settings)
         held = [await asyncio.open_connection(*pair.peers[TWO]) for _ in range(12)]
@@ -260,12 +247,10 @@ def test_unfinished_handshakes_keep_no_peer_out(authorities: Authorities) -> Non
         for _, writer in held:
             writer.close()
 
-    with_pair(body)
-
 
 # ------------------------------------------------------------------------------------------------------ reload
-def test_renewed_files_are_used_for_new_connections_and_old_ones_live_on(authorities: Authorities) -> None:
-    async def body(pair: SecurePair) -> None:
+async def test_renewed_files_are_used_for_new_connections_and_old_ones_live_on(authorities: Authorities) -> None:
+    async with with_pair() as pair:
         tls = node_tls(authorities.node(2), 2)
         pair.start(TWO, tls)
         pair.start(ONE, node_tls(authorities.node(1), 1))
@@ -277,23 +262,20 @@ def test_renewed_files_are_used_for_new_connections_and_old_ones_live_on(authori
         assert pair.networks[ONE].is_open(TWO, CONTROL)
         assert pair.handlers[ONE].events.count(("close", TWO, CONTROL)) == 0
 
-    with_pair(body)
 
-
-def test_changed_files_are_noticed_by_themselves(authorities: Authorities, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changed_files_are_noticed_by_themselves(
+    authorities: Authorities, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("smq.coordinator.tls.contexts._POLL_S", 0.01)
 
-    async def test() -> None:
-        tls = node_tls(authorities.node(2), 2)
-        before = tls.listening
-        tls.start()
-        authorities.node(2)
-        async with asyncio.timeout(PATIENCE_S):
-            while tls.listening is before:  # noqa: ASYNC110 - it looks now and then, and so do we
-                await asyncio.sleep(0.01)
-        tls.stop()
-
-    run(test)
+    tls = node_tls(authorities.node(2), 2)
+    before = tls.listening
+    tls.start()
+    authorities.node(2)
+    async with asyncio.timeout(PATIENCE_S):
+        while tls.listening is before:  # noqa: ASYNC110 - it looks now and then, and so do we
+            await asyncio.sleep(0.01)
+    tls.stop()
 
 
 def test_files_that_cannot_be_used_leave_the_old_ones_in_force_until_they_can(authorities: Authorities) -> None:

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from smq.coordinator.config.node_toml import HttpConfig
-from smq.testing.served import Served, serving
+from smq.testing.served import Served, served_node
 from tests.skips import needs, program
 from tests.unit.coordinator.http.console.test_pages import EVIL, fill, numbered
 
@@ -36,10 +36,10 @@ async def browse(served: Served, directory: Path, path: str, *options: str) -> s
     return written.decode()
 
 
-def test_scripts_in_records_and_names_do_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_scripts_in_records_and_names_do_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.unit.coordinator.http.console.test_pages.EVIL", OWNED)
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path) as served:
         await fill(served)
         for path in ("topics/t/messages", "topics/t/messages?contains=%22%3E%3Cscript%3Edocument.title=1", "groups"):
             shown = await browse(served, tmp_path, path, "--dump-dom")
@@ -47,21 +47,16 @@ def test_scripts_in_records_and_names_do_not_run(tmp_path: Path, monkeypatch: py
             assert "<script" not in shown.lower(), "the browser has made no element of it"
         assert "document.title='owned'" in await browse(served, tmp_path, "topics/t/messages", "--dump-dom")
 
-    serving(tmp_path, body)
 
-
-def test_the_style_is_loaded_and_follows_the_colour_scheme(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        images = {}
-        for scheme, number in (("dark", 0), ("light", 1)):
-            file = tmp_path / f"{scheme}.png"
-            size = ("--window-size=800,600", f"--screenshot={file}")
-            await browse(served, tmp_path, "topics", *size, f"--blink-settings=preferredColorScheme={number}")
-            images[scheme] = corner(file)
-        assert images["dark"] < 64 < 192 < images["light"]
-
-    serving(tmp_path, body)
+async def test_the_style_is_loaded_and_follows_the_colour_scheme(served: Served, tmp_path: Path) -> None:
+    await fill(served)
+    images = {}
+    for scheme, number in (("dark", 0), ("light", 1)):
+        file = tmp_path / f"{scheme}.png"
+        size = ("--window-size=800,600", f"--screenshot={file}")
+        await browse(served, tmp_path, "topics", *size, f"--blink-settings=preferredColorScheme={number}")
+        images[scheme] = corner(file)
+    assert images["dark"] < 64 < 192 < images["light"]
 
 
 def corner(file: Path) -> float:
@@ -124,10 +119,10 @@ async def opened(directory: Path) -> AsyncIterator[Tab]:
         await process.wait()
 
 
-def test_a_person_changes_something_by_forms_and_the_page_of_a_stranger_cannot(tmp_path: Path) -> None:
+async def test_a_person_changes_something_by_forms_and_the_page_of_a_stranger_cannot(tmp_path: Path) -> None:
     """The browser itself says where a form comes from."""
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path, http=HttpConfig(console_changes=True)) as served:
         await fill(served)
         port = served.server.http_address[1]
         async with opened(tmp_path) as tab:
@@ -144,24 +139,20 @@ def test_a_person_changes_something_by_forms_and_the_page_of_a_stranger_cannot(t
             await tab.run("document.querySelector('form').submit()")
             await tab.shows("main", "must come from a page of this console")
 
-    serving(tmp_path, body, http=HttpConfig(console_changes=True))
 
-
-def test_a_page_that_follows_shows_records_as_they_come_and_keeps_its_place(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        async with opened(tmp_path) as tab:
-            # The page does not end, so it is never complete: `go` would wait for that.
-            await tab._call(
-                "Page.navigate",
-                url=f"http://127.0.0.1:{served.server.http_address[1]}/console/topics/t/messages?tail=on",
-            )
-            for count in (30, 60):
-                await served.publish(*numbered(30, first=count - 30))
-                while await tab.run("document.querySelectorAll('tbody tr').length") != count:  # noqa: ASYNC110 # the browser draws
-                    await asyncio.sleep(0.05)
-                await tab.run("document.querySelector('a').focus(); window.mark = 1")
-            assert await tab.run("window.mark") == 1, "it is still the same page"
-            assert await tab.run("document.activeElement.tagName") == "A"
-
-    serving(tmp_path, body)
+async def test_a_page_that_follows_shows_records_as_they_come_and_keeps_its_place(
+    served: Served, tmp_path: Path
+) -> None:
+    await served.create()
+    async with opened(tmp_path) as tab:
+        # The page does not end, so it is never complete: `go` would wait for that.
+        await tab._call(
+            "Page.navigate", url=f"http://127.0.0.1:{served.server.http_address[1]}/console/topics/t/messages?tail=on"
+        )
+        for count in (30, 60):
+            await served.publish(*numbered(30, first=count - 30))
+            while await tab.run("document.querySelectorAll('tbody tr').length") != count:  # noqa: ASYNC110 # the browser draws
+                await asyncio.sleep(0.05)
+            await tab.run("document.querySelector('a').focus(); window.mark = 1")
+        assert await tab.run("window.mark") == 1, "it is still the same page"
+        assert await tab.run("document.activeElement.tagName") == "A"

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from smq.coordinator.http.console.changes.pages import Tokens
 from smq.coordinator.http.console.refusals import Forbidden
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.testing.served import Served, node_config, serving
+from smq.testing.served import Served, node_config, served_node
 from tests.unit.coordinator.http.console.test_pages import EVIL, Page, check_is_safe, fill, get, numbered, transactional
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of, dialling
 
@@ -78,12 +78,16 @@ class Browser:
         return [event.text for event in self.served.server._console.events.events if event.kind == "change"]
 
 
-def browsing(tmp_path: Path, body: Callable[[Browser], Awaitable[None]], http: HttpConfig = ON) -> None:
-    async def run(served: Served) -> None:
+@asynccontextmanager
+async def browsing(directory: Path, http: HttpConfig = ON) -> AsyncIterator[Browser]:
+    async with served_node(directory, http=http) as served:
         await fill(served)
-        await body(Browser(served))
+        yield Browser(served)
 
-    serving(tmp_path, run, http=http)
+
+@pytest.fixture
+def browser(tmp_path: Path) -> AbstractAsyncContextManager[Browser]:
+    return browsing(tmp_path)
 
 
 async def committed(served: Served, group: str = EVIL) -> dict[int, int]:
@@ -92,8 +96,8 @@ async def committed(served: Served, group: str = EVIL) -> dict[int, int]:
 
 
 # ------------------------------------------------------------------------------------------------------------- off
-def test_while_changes_are_off_no_address_of_one_allows_any_method(tmp_path: Path) -> None:
-    async def body(browser: Browser) -> None:
+async def test_while_changes_are_off_no_address_of_one_allows_any_method(tmp_path: Path) -> None:
+    async with browsing(tmp_path, HttpConfig()) as browser:
         for action in pages.ACTIONS:
             path = action.path.removeprefix("/console/").replace("{name}", "t")
             for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD"):
@@ -107,36 +111,28 @@ def test_while_changes_are_off_no_address_of_one_allows_any_method(tmp_path: Pat
             assert not any("/drain" in link or "/delete" in link for link in page.links())
         assert "t" in browser.served.server.node.state.topics
 
-    browsing(tmp_path, body, HttpConfig())
 
-
-def test_pages_that_show_something_allow_no_change_even_when_changes_are_on(tmp_path: Path) -> None:
-    async def body(browser: Browser) -> None:
-        for method in ("POST", "PUT", "DELETE", "PATCH"):
-            for path in ("", "topics", "topics/t", "topics/t/messages", "groups", "settings", "events"):
-                assert (await browser.ask(method, path, Origin=browser.origin)).status == 405
-        for method in ("PUT", "DELETE", "PATCH"):
-            assert (await browser.ask(method, "topics/t/delete", Origin=browser.origin)).status == 405
-
-    browsing(tmp_path, body)
+async def test_pages_that_show_something_allow_no_change_even_when_changes_are_on(browser: Browser) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        for path in ("", "topics", "topics/t", "topics/t/messages", "groups", "settings", "events"):
+            assert (await browser.ask(method, path, Origin=browser.origin)).status == 405
+    for method in ("PUT", "DELETE", "PATCH"):
+        assert (await browser.ask(method, "topics/t/delete", Origin=browser.origin)).status == 405
 
 
 # -------------------------------------------------------------------------------------------------------------- on
-def test_a_reset_is_shown_first_and_then_made_as_it_was_shown(tmp_path: Path) -> None:
-    async def body(browser: Browser) -> None:
-        path = f"groups/{EVIL_GROUP}/reset"
-        page = await browser.plan(path, way="latest", topics="t:0")
-        assert "t 0 0 5 +5" in page.text
-        assert await committed(browser.served) == {0: 0, 1: 0}, "nothing has changed yet"
-        await browser.served.publish(*numbered(3))
-        answer = await browser.confirm(page, path)
-        assert answer.status == 303
-        assert await committed(browser.served) == {0: 5, 1: 0}, "what was shown, and not a later end"
-        (event,) = browser.events()
-        assert "offsets reset, t/0 to 5; by 127.0.0.1" in event
-        check_is_safe(await get(browser.served, "events"))
-
-    browsing(tmp_path, body)
+async def test_a_reset_is_shown_first_and_then_made_as_it_was_shown(browser: Browser) -> None:
+    path = f"groups/{EVIL_GROUP}/reset"
+    page = await browser.plan(path, way="latest", topics="t:0")
+    assert "t 0 0 5 +5" in page.text
+    assert await committed(browser.served) == {0: 0, 1: 0}, "nothing has changed yet"
+    await browser.served.publish(*numbered(3))
+    answer = await browser.confirm(page, path)
+    assert answer.status == 303
+    assert await committed(browser.served) == {0: 5, 1: 0}, "what was shown, and not a later end"
+    (event,) = browser.events()
+    assert "offsets reset, t/0 to 5; by 127.0.0.1" in event
+    check_is_safe(await get(browser.served, "events"))
 
 
 @pytest.mark.parametrize(
@@ -149,94 +145,79 @@ def test_a_reset_is_shown_first_and_then_made_as_it_was_shown(tmp_path: Path) ->
         ("latest", "", {0: 5, 1: 0}),
     ],
 )
-def test_every_way_of_a_reset(tmp_path: Path, way: str, value: str, expected: dict[int, int]) -> None:
-    async def body(browser: Browser) -> None:
-        place = pb.PartitionOffset(topic="t", partition=0, offset=4)
-        await browser.served.broker.CommitOffsets(pb.CommitOffsetsRequest(group=EVIL, offsets=[place]))
-        await browser.made(f"groups/{EVIL_GROUP}/reset", way=way, value=value)
-        assert await committed(browser.served) == expected
-
-    browsing(tmp_path, body)
+async def test_every_way_of_a_reset(browser: Browser, way: str, value: str, expected: dict[int, int]) -> None:
+    place = pb.PartitionOffset(topic="t", partition=0, offset=4)
+    await browser.served.broker.CommitOffsets(pb.CommitOffsetsRequest(group=EVIL, offsets=[place]))
+    await browser.made(f"groups/{EVIL_GROUP}/reset", way=way, value=value)
+    assert await committed(browser.served) == expected
 
 
-def test_a_group_with_members_is_refused_and_its_members_are_named(tmp_path: Path) -> None:
-    async def body(browser: Browser) -> None:
-        plan = await browser.plan("groups/g/reset", way="latest", topics="t")
-        assert "there is no group 'g'" in plan.text
-        address = format_address(browser.served.server.grpc_address)
-        paths = ("groups/g/reset", "groups/g/forget")
-        async with Consumer(address, group="g") as consumer:
-            await consumer.subscribe("t")
-            await consumer.getmany(timeout_ms=5_000, max_records=1)
-            await consumer.commit()
-            for path in paths:
-                page = await browser.plan(path, way="latest")
-                assert (page.status, "group g has members: " in page.text) == (409, True), page.text
-            await consumer.close()
-        shown = {path: await browser.plan(path, way="latest") for path in paths}
-        before = await committed(browser.served, "g")
-        async with Consumer(address, group="g") as consumer:
-            await consumer.subscribe("t")
-            await consumer.getmany(timeout_ms=5_000, max_records=1)
-            for path in paths:
-                answer = await browser.confirm(shown[path], path)
-                assert (answer.status, "has members: " in answer.text) == (409, True), "it joined after the dry run"
-        assert await committed(browser.served, "g") == before
-        assert browser.events() == []
-
-    browsing(tmp_path, body)
+async def test_a_group_with_members_is_refused_and_its_members_are_named(browser: Browser) -> None:
+    plan = await browser.plan("groups/g/reset", way="latest", topics="t")
+    assert "there is no group 'g'" in plan.text
+    address = format_address(browser.served.server.grpc_address)
+    paths = ("groups/g/reset", "groups/g/forget")
+    async with Consumer(address, group="g") as consumer:
+        await consumer.subscribe("t")
+        await consumer.getmany(timeout_ms=5_000, max_records=1)
+        await consumer.commit()
+        for path in paths:
+            page = await browser.plan(path, way="latest")
+            assert (page.status, "group g has members: " in page.text) == (409, True), page.text
+        await consumer.close()
+    shown = {path: await browser.plan(path, way="latest") for path in paths}
+    before = await committed(browser.served, "g")
+    async with Consumer(address, group="g") as consumer:
+        await consumer.subscribe("t")
+        await consumer.getmany(timeout_ms=5_000, max_records=1)
+        for path in paths:
+            answer = await browser.confirm(shown[path], path)
+            assert (answer.status, "has members: " in answer.text) == (409, True), "it joined after the dry run"
+    assert await committed(browser.served, "g") == before
+    assert browser.events() == []
 
 
-def test_offsets_are_forgotten(tmp_path: Path) -> None:
-    async def body(browser: Browser) -> None:
-        await browser.made(f"groups/{EVIL_GROUP}/forget", topics="t:1")
-        assert await committed(browser.served) == {0: 0}
-        page = await browser.plan(f"groups/{EVIL_GROUP}/forget", topics="t:1")
-        assert "Nothing would change" in page.text
-
-    browsing(tmp_path, body)
+async def test_offsets_are_forgotten(browser: Browser) -> None:
+    await browser.made(f"groups/{EVIL_GROUP}/forget", topics="t:1")
+    assert await committed(browser.served) == {0: 0}
+    page = await browser.plan(f"groups/{EVIL_GROUP}/forget", topics="t:1")
+    assert "Nothing would change" in page.text
 
 
-def test_a_topic_is_deleted_once_its_name_is_typed(tmp_path: Path) -> None:
-    async def body(browser: Browser) -> None:
-        page = await browser.plan("topics/t/delete")
-        for typed in ("", "T", "t "):
-            answer = await browser.confirm(page, "topics/t/delete", typed=typed)
-            assert (answer.status, "type t to confirm" in answer.text) == (400, True)
-        assert "t" in browser.served.server.node.state.topics
-        assert (await browser.confirm(page, "topics/t/delete", typed="t")).status == 303
-        assert "t" not in browser.served.server.node.state.topics
-        assert browser.events() == ["topic t: deleted; by 127.0.0.1"]
-        await browser.served.create("t")
-        answer = await browser.confirm(page, "topics/t/delete", typed="t")
-        assert (answer.status, "already" in answer.text) == (403, True), "a reload of the answer deletes no other topic"
-        page = await browser.plan("topics/t/delete")
-        await browser.served.admin.DeleteTopic(pb.DeleteTopicRequest(name="t"))
-        await browser.served.create("t")
-        answer = await browser.confirm(page, "topics/t/delete", typed="t")
-        assert (answer.status, "made again" in answer.text) == (400, True)
-        assert "t" in browser.served.server.node.state.topics
-
-    browsing(tmp_path, body)
+async def test_a_topic_is_deleted_once_its_name_is_typed(browser: Browser) -> None:
+    page = await browser.plan("topics/t/delete")
+    for typed in ("", "T", "t "):
+        answer = await browser.confirm(page, "topics/t/delete", typed=typed)
+        assert (answer.status, "type t to confirm" in answer.text) == (400, True)
+    assert "t" in browser.served.server.node.state.topics
+    assert (await browser.confirm(page, "topics/t/delete", typed="t")).status == 303
+    assert "t" not in browser.served.server.node.state.topics
+    assert browser.events() == ["topic t: deleted; by 127.0.0.1"]
+    await browser.served.create("t")
+    answer = await browser.confirm(page, "topics/t/delete", typed="t")
+    assert (answer.status, "already" in answer.text) == (403, True), "a reload of the answer deletes no other topic"
+    page = await browser.plan("topics/t/delete")
+    await browser.served.admin.DeleteTopic(pb.DeleteTopicRequest(name="t"))
+    await browser.served.create("t")
+    answer = await browser.confirm(page, "topics/t/delete", typed="t")
+    assert (answer.status, "made again" in answer.text) == (400, True)
+    assert "t" in browser.served.server.node.state.topics
 
 
 @pytest.mark.parametrize(
     ("query", "start"), [({"offset": "3"}, 3), ({"offset": "end"}, 5), ({"before": "1970-01-01T00:00:03Z"}, 2)]
 )
-def test_a_topic_is_trimmed(tmp_path: Path, query: dict[str, str], start: int) -> None:
-    async def body(browser: Browser) -> None:
-        if query.get("offset") == "3":
-            await browser.served.publish(*numbered(4, partition=1))
-        await browser.made("topics/t/trim", typed="t", **query)
-        parts = browser.served.server.node.state.topics["t"].partitions
-        assert parts[0].log_start == start
-
-    browsing(tmp_path, body)
+async def test_a_topic_is_trimmed(browser: Browser, query: dict[str, str], start: int) -> None:
+    if query.get("offset") == "3":
+        await browser.served.publish(*numbered(4, partition=1))
+    await browser.made("topics/t/trim", typed="t", **query)
+    parts = browser.served.server.node.state.topics["t"].partitions
+    assert parts[0].log_start == start
 
 
-def test_a_transaction_is_aborted_and_not_the_one_that_came_after_it(tmp_path: Path) -> None:
-    async def body(browser: Browser) -> None:
-        path = f"transactions/{EVIL_GROUP}/abort"
+async def test_a_transaction_is_aborted_and_not_the_one_that_came_after_it(browser: Browser) -> None:
+    path = f"transactions/{EVIL_GROUP}/abort"
+    try:
         async with transactional(browser.served, EVIL) as producer:
             producer.begin()
             await producer.send("t", b"v", partition=1)
@@ -252,76 +233,61 @@ def test_a_transaction_is_aborted_and_not_the_one_that_came_after_it(tmp_path: P
                 await browser.made(path)
                 answer = await browser.plan(path)
                 assert (answer.status, "no open transaction" in answer.text) == (409, True)
-        assert not any(path in link for link in (await get(browser.served, f"transactions/{EVIL_GROUP}")).links())
-
-    async def run(browser: Browser) -> None:
-        try:
-            await body(browser)
-        except SmqError as e:  # both producers are fenced, and say so when they are closed
-            if e.code is not ErrorCode.PRODUCER_FENCED:
-                raise
-
-    browsing(tmp_path, run)
+    except SmqError as e:  # both producers are fenced, and say so when they are closed
+        if e.code is not ErrorCode.PRODUCER_FENCED:
+            raise
+    assert not any(path in link for link in (await get(browser.served, f"transactions/{EVIL_GROUP}")).links())
 
 
-def test_a_node_is_drained_and_undrained(tmp_path: Path) -> None:
-    async def body(browser: Browser) -> None:
-        node = browser.served.server.node
-        page = await browser.plan("nodes/1/drain")
-        assert "No other node is in service" in page.text
-        await browser.made("nodes/1/drain")
-        assert node.state.nodes[node.node_id].drained
-        assert "is drained already" in (await browser.plan("nodes/1/drain")).text
-        overview = await get(browser.served, "")
-        assert "/console/nodes/1/undrain" in overview.links()
-        assert "warn" in [attributes.get("class") for _, attributes in overview.tags], "drained looks like any node"
-        await browser.made("nodes/1/undrain")
-        assert not node.state.nodes[node.node_id].drained
-        assert len(browser.events()) == 2
-
-    browsing(tmp_path, body)
+async def test_a_node_is_drained_and_undrained(browser: Browser) -> None:
+    node = browser.served.server.node
+    page = await browser.plan("nodes/1/drain")
+    assert "No other node is in service" in page.text
+    await browser.made("nodes/1/drain")
+    assert node.state.nodes[node.node_id].drained
+    assert "is drained already" in (await browser.plan("nodes/1/drain")).text
+    overview = await get(browser.served, "")
+    assert "/console/nodes/1/undrain" in overview.links()
+    assert "warn" in [attributes.get("class") for _, attributes in overview.tags], "drained looks like any node"
+    await browser.made("nodes/1/undrain")
+    assert not node.state.nodes[node.node_id].drained
+    assert len(browser.events()) == 2
 
 
 # -------------------------------------------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
     "origin", ["", "null", "http://evil.example", "http://127.0.0.1:1", "https://evil.example:7402"]
 )
-def test_a_form_of_another_page_changes_nothing(tmp_path: Path, origin: str) -> None:
-    async def body(browser: Browser) -> None:
-        page = await browser.plan("topics/t/delete")
-        answer = await browser.confirm(page, "topics/t/delete", typed="t", origin=origin)
-        assert (answer.status, "must come from a page of this console" in answer.text) == (403, True)
-        check_is_safe(answer)
-        host = await browser.ask("POST", "topics/t/delete", Host="evil.example", Origin="http://evil.example")
-        assert host.status == 421
-        assert "t" in browser.served.server.node.state.topics
-        assert browser.events() == []
-
-    browsing(tmp_path, body)
+async def test_a_form_of_another_page_changes_nothing(browser: Browser, origin: str) -> None:
+    page = await browser.plan("topics/t/delete")
+    answer = await browser.confirm(page, "topics/t/delete", typed="t", origin=origin)
+    assert (answer.status, "must come from a page of this console" in answer.text) == (403, True)
+    check_is_safe(answer)
+    host = await browser.ask("POST", "topics/t/delete", Host="evil.example", Origin="http://evil.example")
+    assert host.status == 421
+    assert "t" in browser.served.server.node.state.topics
+    assert browser.events() == []
 
 
-def test_a_token_is_for_the_change_that_was_shown_and_nothing_else(tmp_path: Path) -> None:
-    async def body(browser: Browser) -> None:
-        path = f"groups/{EVIL_GROUP}/reset"
-        page = await browser.plan(path, way="latest")
-        other = await browser.plan("topics/t/delete")
-        change = json.dumps([["t", 0, 1], ["t", 1, 0]], separators=(",", ":"))
-        for changed in (
-            {"token": ""},
-            {"token": "9" * 11 + ".0"},
-            {"token": "é.x"},
-            {"change": change},
-            {"change": ""},
-        ):
-            answer = await browser.confirm(page, path, **changed)
-            assert (answer.status, "not a change that this console has shown" in answer.text) == (403, True), changed
-        token = next(a["value"] for tag, a in other.tags if a.get("name") == "token") or ""
-        assert (await browser.confirm(page, path, token=token)).status == 403, "of another action"
-        assert (await browser.confirm(page, "groups/other/reset")).status == 403, "of another group"
-        assert await committed(browser.served) == {0: 0, 1: 0}
-        assert browser.events() == []
-
-    browsing(tmp_path, body)
+async def test_a_token_is_for_the_change_that_was_shown_and_nothing_else(browser: Browser) -> None:
+    path = f"groups/{EVIL_GROUP}/reset"
+    page = await browser.plan(path, way="latest")
+    other = await browser.plan("topics/t/delete")
+    change = json.dumps([["t", 0, 1], ["t", 1, 0]], separators=(",", ":"))
+    for changed in (
+        {"token": ""},
+        {"token": "9" * 11 + ".0"},
+        {"token": "é.x"},
+        {"change": change},
+        {"change": ""},
+    ):
+        answer = await browser.confirm(page, path, **changed)
+        assert (answer.status, "not a change that this console has shown" in answer.text) == (403, True), changed
+    token = next(a["value"] for tag, a in other.tags if a.get("name") == "token") or ""
+    assert (await browser.confirm(page, path, token=token)).status == 403, "of another action"
+    assert (await browser.confirm(page, "groups/other/reset")).status == 403, "of another group"
+    assert await committed(browser.served) == {0: 0, 1: 0}
+    assert browser.events() == []
 
 
 def test_a_token_works_once_and_for_ten_minutes() -> None:
@@ -358,32 +324,26 @@ def test_a_token_works_once_and_for_ten_minutes() -> None:
         (f"transactions/{EVIL_GROUP}/abort", {}, 409, "there is no transactional id"),
     ],
 )
-def test_a_change_that_makes_no_sense_says_what_to_write(
-    tmp_path: Path, path: str, query: dict[str, str], status: int, says: str
+async def test_a_change_that_makes_no_sense_says_what_to_write(
+    browser: Browser, path: str, query: dict[str, str], status: int, says: str
 ) -> None:
-    async def body(browser: Browser) -> None:
-        page = await browser.plan(path, **query)
-        assert (page.status, says in page.text) == (status, True), page.text
-
-    browsing(tmp_path, body)
+    page = await browser.plan(path, **query)
+    assert (page.status, says in page.text) == (status, True), page.text
 
 
-def test_a_change_whose_outcome_is_not_known_says_so_and_is_an_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_change_whose_outcome_is_not_known_says_so_and_is_an_event(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(browser: Browser) -> None:
-        page = await browser.plan("nodes/1/drain")
+    page = await browser.plan("nodes/1/drain")
 
-        async def silent(*_arguments: object) -> None:
-            raise SmqError(ErrorCode.TIMED_OUT, "no answer")
+    async def silent(*_arguments: object) -> None:
+        raise SmqError(ErrorCode.TIMED_OUT, "no answer")
 
-        monkeypatch.setattr("smq.clients.Admin.set_node_drained", silent)
-        answer = await browser.confirm(page, "nodes/1/drain")
-        assert (answer.status, "may have been done all the same" in answer.text) == (503, True)
-        (event,) = browser.events()
-        assert "it may have been made" in event
-
-    browsing(tmp_path, body)
+    monkeypatch.setattr("smq.clients.Admin.set_node_drained", silent)
+    answer = await browser.confirm(page, "nodes/1/drain")
+    assert (answer.status, "may have been done all the same" in answer.text) == (503, True)
+    (event,) = browser.events()
+    assert "it may have been made" in event
 
 
 # --------------------------------------------------------------------------------------------------------- protection
@@ -413,10 +373,11 @@ def test_a_node_whose_console_strangers_reach_does_not_start_with_changes_on(
     check(**public, tls=certificates)
 
 
-def test_with_certificates_only_a_client_with_one_changes_anything_and_is_named(
+async def test_with_certificates_only_a_client_with_one_changes_anything_and_is_named(
     authorities: Authorities, tmp_path: Path
 ) -> None:
-    async def run(served: Served) -> None:
+    rule = HttpConfig(probes="anyone", console_changes=True)
+    async with served_node(tmp_path, tls=config_of(authorities.node(1)), http=rule) as served:
         browser = Browser(served, "https", dialling(authorities.client()))
         await browser.made("nodes/1/drain")
         (event,) = browser.events()
@@ -426,20 +387,14 @@ def test_with_certificates_only_a_client_with_one_changes_anything_and_is_named(
         for method in ("GET", "POST"):
             assert (await stranger.ask(method, "nodes/1/undrain", Origin=stranger.origin)).status == 403
 
-    rule = HttpConfig(probes="anyone", console_changes=True)
-    serving(tmp_path, run, tls=config_of(authorities.node(1)), http=rule)
 
-
-def test_forms_stay_forms_whatever_names_hold(tmp_path: Path) -> None:
-    async def body(browser: Browser) -> None:
-        page = await get(browser.served, f"groups/{EVIL_GROUP}")
-        check_is_safe(page)
-        assert "Changes are switched on." in page.text
-        targets = [a["action"] for tag, a in page.tags if tag == "form"]
-        assert targets == [f"/console/groups/{EVIL_GROUP}/reset", f"/console/groups/{EVIL_GROUP}/forget"]
-        plan = await browser.plan(f"groups/{EVIL_GROUP}/reset", way="latest", topics="t")
-        assert [a["action"] for tag, a in plan.tags if tag == "form"] == targets[:1]
-        check_is_safe(await browser.plan("topics/t/delete"))
-        await asyncio.sleep(0)
-
-    browsing(tmp_path, body)
+async def test_forms_stay_forms_whatever_names_hold(browser: Browser) -> None:
+    page = await get(browser.served, f"groups/{EVIL_GROUP}")
+    check_is_safe(page)
+    assert "Changes are switched on." in page.text
+    targets = [a["action"] for tag, a in page.tags if tag == "form"]
+    assert targets == [f"/console/groups/{EVIL_GROUP}/reset", f"/console/groups/{EVIL_GROUP}/forget"]
+    plan = await browser.plan(f"groups/{EVIL_GROUP}/reset", way="latest", topics="t")
+    assert [a["action"] for tag, a in plan.tags if tag == "form"] == targets[:1]
+    check_is_safe(await browser.plan("topics/t/delete"))
+    await asyncio.sleep(0)

@@ -18,43 +18,37 @@ from smq.coordinator.http.console.events import EVENTS_MAX, FILE, Event, EventFi
 from smq.coordinator.limits import STATUS_EVENTS_MAX
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.replication.monitoring.anomalies import Kind
-from smq.testing.served import PATIENCE_S, Served, serving
+from smq.testing.served import PATIENCE_S, Served, served_node, serving
 from tests.unit.coordinator.http.console.test_pages import check_is_safe, get, scraped
 
 
-def test_the_time_line_shows_topics_settings_groups_and_leaders(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        events = served.server._console.events
-        await events.look()
-        await served.create("made")
-        setting = pb.AlterClusterConfigRequest(set={"num.partitions": "4"})
-        await served.admin.AlterClusterConfig(setting)
-        await events.look()
-        await served.admin.DeleteTopic(pb.DeleteTopicRequest(name="made"))
-        await events.look()
-        page = await get(served, "events")
-        for expected in ("this process has started", "made: created", "made: deleted", "num.partitions: now 4"):
-            assert expected in page.text
-        assert page.text.index("made: deleted") < page.text.index("made: created"), "the newest first"
-
-    serving(tmp_path, body)
+async def test_the_time_line_shows_topics_settings_groups_and_leaders(served: Served) -> None:
+    events = served.server._console.events
+    await events.look()
+    await served.create("made")
+    setting = pb.AlterClusterConfigRequest(set={"num.partitions": "4"})
+    await served.admin.AlterClusterConfig(setting)
+    await events.look()
+    await served.admin.DeleteTopic(pb.DeleteTopicRequest(name="made"))
+    await events.look()
+    page = await get(served, "events")
+    for expected in ("this process has started", "made: created", "made: deleted", "num.partitions: now 4"):
+        assert expected in page.text
+    assert page.text.index("made: deleted") < page.text.index("made: created"), "the newest first"
 
 
-def test_an_anomaly_is_an_event_and_a_metric(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        events = served.server._console.events
-        await events.look()
-        served.server.node._anomalies.note(Kind.LOG_DIFFERS, "t/0: <b>another batch</b>")
-        await events.look()
-        await events.look()
-        found = [event.text for event in events.events if event.kind == "anomaly"]
-        assert found == ["log-differs: t/0: <b>another batch</b>"], "once"
-        assert "log-differs: t/0: <b>another batch</b>" in (await get(served, "events")).text
-        lines = await scraped(served)
-        assert 'smq_anomalies_total{kind="log-differs"} 1.0' in lines
-        assert 'smq_anomalies_total{kind="hwm-back"} 0.0' in lines
-
-    serving(tmp_path, body)
+async def test_an_anomaly_is_an_event_and_a_metric(served: Served) -> None:
+    events = served.server._console.events
+    await events.look()
+    served.server.node._anomalies.note(Kind.LOG_DIFFERS, "t/0: <b>another batch</b>")
+    await events.look()
+    await events.look()
+    found = [event.text for event in events.events if event.kind == "anomaly"]
+    assert found == ["log-differs: t/0: <b>another batch</b>"], "once"
+    assert "log-differs: t/0: <b>another batch</b>" in (await get(served, "events")).text
+    lines = await scraped(served)
+    assert 'smq_anomalies_total{kind="log-differs"} 1.0' in lines
+    assert 'smq_anomalies_total{kind="hwm-back"} 0.0' in lines
 
 
 def test_a_node_shows_after_a_restart_what_it_saw_before(tmp_path: Path) -> None:
@@ -114,24 +108,21 @@ def test_the_newest_events_of_the_other_nodes_are_shown_and_a_silent_node_is_nam
     assert (shown.count("both"), shown.count("node 2")) == (1, 1), "what both nodes saw is there once"
 
 
-def test_a_nodes_status_has_its_newest_events_and_its_free_disk(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        events = served.server._console.events
-        await events.look()
-        for n in range(30):
-            events.add("change", f"number {n}")
-        async with Admin(format_address(served.server.grpc_address)) as admin:
-            status = await admin.node_status(1)
-            brief = await admin.node_status(1, with_replicas=False)
-        assert len(status.events) == STATUS_EVENTS_MAX
-        changes = [e.text for e in status.events if e.kind == "change"]
-        assert changes[-10:] == [f"number {n}" for n in range(20, 30)], "the oldest first"
-        assert 0 < status.disk_free_bytes <= status.disk_total_bytes
-        assert brief.events == status.events
-        assert (len(status.replicas), brief.replicas) == (1, ())
-
-    serving(tmp_path, body)
+async def test_a_nodes_status_has_its_newest_events_and_its_free_disk(served: Served) -> None:
+    await served.create()
+    events = served.server._console.events
+    await events.look()
+    for n in range(30):
+        events.add("change", f"number {n}")
+    async with Admin(format_address(served.server.grpc_address)) as admin:
+        status = await admin.node_status(1)
+        brief = await admin.node_status(1, with_replicas=False)
+    assert len(status.events) == STATUS_EVENTS_MAX
+    changes = [e.text for e in status.events if e.kind == "change"]
+    assert changes[-10:] == [f"number {n}" for n in range(20, 30)], "the oldest first"
+    assert 0 < status.disk_free_bytes <= status.disk_total_bytes
+    assert brief.events == status.events
+    assert (len(status.replicas), brief.replicas) == (1, ())
 
 
 def test_the_file_of_events_stays_small_and_a_disk_without_room_costs_nothing(tmp_path: Path) -> None:
@@ -149,8 +140,8 @@ def test_the_file_of_events_stays_small_and_a_disk_without_room_costs_nothing(tm
     assert EventFile(tmp_path).load() == ([], 0)
 
 
-def test_members_that_join_and_leave_are_named(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
+async def test_members_that_join_and_leave_are_named(tmp_path: Path) -> None:
+    async with served_node(tmp_path, settings={"group.initial.rebalance.delay.ms": "0"}) as served:
         await served.create(partitions=2)
         events = served.server._console.events
         await events.look()
@@ -169,33 +160,28 @@ def test_members_that_join_and_leave_are_named(tmp_path: Path) -> None:
         assert any(text.endswith(f"1 members; new: {name}") for text in found), found
         assert any(text.endswith(f"0 members; gone: {name}") for text in found), found
 
-    serving(tmp_path, body, settings={"group.initial.rebalance.delay.ms": "0"})
 
+async def test_what_a_node_missed_is_no_event_of_its_own_when_it_catches_up(served: Served, tmp_path: Path) -> None:
+    node, is_ready = served.server.node, False
 
-def test_what_a_node_missed_is_no_event_of_its_own_when_it_catches_up(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        node, is_ready = served.server.node, False
+    class Late:
+        """The same node, as it is while it applies old entries."""
 
-        class Late:
-            """The same node, as it is while it applies old entries."""
+        def __getattr__(self, name: str) -> Any:
+            return getattr(node, name)
 
-            def __getattr__(self, name: str) -> Any:
-                return getattr(node, name)
+        def status(self) -> Any:
+            return replace(node.status(), is_ready=is_ready)
 
-            def status(self) -> Any:
-                return replace(node.status(), is_ready=is_ready)
-
-        late: Any = Late()
-        events = EventLog(late, tmp_path)
-        await events.look()
-        await served.create("old")
-        await events.look()
-        is_ready = True
-        await served.create("last")
-        await events.look()
-        assert list(events.events) == []
-        await served.create("new")
-        await events.look()
-        assert "new: created" in [event.text for event in events.events]
-
-    serving(tmp_path, body)
+    late: Any = Late()
+    events = EventLog(late, tmp_path)
+    await events.look()
+    await served.create("old")
+    await events.look()
+    is_ready = True
+    await served.create("last")
+    await events.look()
+    assert list(events.events) == []
+    await served.create("new")
+    await events.look()
+    assert "new: created" in [event.text for event in events.events]

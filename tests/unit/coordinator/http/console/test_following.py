@@ -14,7 +14,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.http.console import following
 from smq.coordinator.service.calls import NodeCalls
 from smq.replication.api import Fetched
-from smq.testing.served import PATIENCE_S, Served, serving
+from smq.testing.served import PATIENCE_S, Served, served_node
 from tests.unit.coordinator.http.console.test_pages import Page, check_is_safe, fill, get, numbered, transactional
 
 
@@ -53,65 +53,53 @@ async def following_page(served: Served, query: str) -> AsyncIterator[Reader]:
         yield Reader(response)
 
 
-def test_every_record_is_shown_once_in_order_at_any_rate(tmp_path: Path) -> None:
+async def test_every_record_is_shown_once_in_order_at_any_rate(served: Served) -> None:
     """More than a page of them comes between two looks."""
 
-    async def body(served: Served) -> None:
-        await served.create()
-        await served.publish(*numbered(60))
-        async with following_page(served, "") as reader:
-            assert await reader.until(50) == list(range(10, 60)), "it begins with the newest"
-            await served.publish(*numbered(400, first=60))
-            assert await reader.until(450) == list(range(10, 460))
-
-    serving(tmp_path, body)
+    await served.create()
+    await served.publish(*numbered(60))
+    async with following_page(served, "") as reader:
+        assert await reader.until(50) == list(range(10, 60)), "it begins with the newest"
+        await served.publish(*numbered(400, first=60))
+        assert await reader.until(450) == list(range(10, 460))
 
 
 @pytest.mark.parametrize(
     ("start", "first"), [("time=1970-01-01T00:00:50Z", 50), ("offset=3", 3), ("at=0-7", 7), ("offset=end", 10)]
 )
-def test_following_begins_where_it_is_asked_to(tmp_path: Path, start: str, first: int) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        await served.publish(*numbered(60))
-        async with following_page(served, start) as reader:
-            await reader.until(60 - first)
-            await served.publish(*numbered(5, first=60))
-            assert await reader.until(65 - first) == list(range(first, 65))
-
-    serving(tmp_path, body)
+async def test_following_begins_where_it_is_asked_to(served: Served, start: str, first: int) -> None:
+    await served.create()
+    await served.publish(*numbered(60))
+    async with following_page(served, start) as reader:
+        await reader.until(60 - first)
+        await served.publish(*numbered(5, first=60))
+        assert await reader.until(65 - first) == list(range(first, 65))
 
 
-def test_all_partitions_are_followed_and_a_search_leaves_out_what_does_not_match(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create(partitions=3)
-        async with following_page(served, "partition=all&contains=5") as reader:
-            for n in range(20):
-                await served.publish(*numbered(1, partition=n % 3, first=n))
-            await served.publish(*numbered(1, partition=1, first=50))
-            assert await reader.until(3) == [5, 15, 50]
-
-    serving(tmp_path, body)
+async def test_all_partitions_are_followed_and_a_search_leaves_out_what_does_not_match(served: Served) -> None:
+    await served.create(partitions=3)
+    async with following_page(served, "partition=all&contains=5") as reader:
+        for n in range(20):
+            await served.publish(*numbered(1, partition=n % 3, first=n))
+        await served.publish(*numbered(1, partition=1, first=50))
+        assert await reader.until(3) == [5, 15, 50]
 
 
-def test_what_a_transaction_aborts_is_passed_and_what_it_commits_is_shown(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        async with following_page(served, "") as reader, transactional(served, "x") as producer:
-            for n in range(6):
-                producer.begin()
-                producer.send("t", b"value-%d" % n)
-                await producer.flush()
-                await (producer.abort() if n % 2 else producer.commit())
-            assert await reader.until(3) == [0, 2, 4]
-
-    serving(tmp_path, body)
+async def test_what_a_transaction_aborts_is_passed_and_what_it_commits_is_shown(served: Served) -> None:
+    await served.create()
+    async with following_page(served, "") as reader, transactional(served, "x") as producer:
+        for n in range(6):
+            producer.begin()
+            producer.send("t", b"value-%d" % n)
+            await producer.flush()
+            await (producer.abort() if n % 2 else producer.commit())
+        assert await reader.until(3) == [0, 2, 4]
 
 
-def test_the_page_ends_whole_and_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_page_ends_whole_and_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "ROWS_MAX", 100)
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path) as served:
         await served.create()
         await served.publish(*numbered(130))
         async with following_page(served, "offset=0") as reader:
@@ -132,38 +120,30 @@ def test_the_page_ends_whole_and_says_where_to_go_on(tmp_path: Path, monkeypatch
             page = await reader.rest()
         check_is_safe(page)
 
-    serving(tmp_path, body)
+
+async def test_a_link_of_a_page_that_follows_follows(served: Served) -> None:
+    await served.create()
+    await served.publish(*numbered(130))
+    page = await get(served, "topics/t/messages?offset=50&format=json&contains=value")
+    (follow,) = [link for link in page.links() if "tail=on" in link]
+    assert all(part in follow for part in ("at=0-100", "format=json", "contains=value"))
+    async with following_page(served, "offset=0") as reader:
+        await reader.until(130)
+    assert 'name="tail" value="on" checked' in reader.html
 
 
-def test_a_link_of_a_page_that_follows_follows(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        await served.publish(*numbered(130))
-        page = await get(served, "topics/t/messages?offset=50&format=json&contains=value")
-        (follow,) = [link for link in page.links() if "tail=on" in link]
-        assert all(part in follow for part in ("at=0-100", "format=json", "contains=value"))
-        async with following_page(served, "offset=0") as reader:
-            await reader.until(130)
-        assert 'name="tail" value="on" checked' in reader.html
-
-    serving(tmp_path, body)
+async def test_records_that_retention_deletes_before_they_are_shown_end_the_page_with_the_range(served: Served) -> None:
+    await served.create()
+    await served.publish(*numbered(10))
+    await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", partition=0, before_offset=8))
+    async with following_page(served, "at=0-2") as reader:
+        assert "is outside [8, 10]" in (await reader.rest()).text
 
 
-def test_records_that_retention_deletes_before_they_are_shown_end_the_page_with_the_range(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        await served.publish(*numbered(10))
-        await served.admin.DeleteRecords(pb.DeleteRecordsRequest(topic="t", partition=0, before_offset=8))
-        async with following_page(served, "at=0-2") as reader:
-            assert "is outside [8, 10]" in (await reader.rest()).text
-
-    serving(tmp_path, body)
-
-
-def test_too_many_pages_are_refused_until_one_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_pages_are_refused_until_one_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "FOLLOWERS_MAX", 2)
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path) as served:
         await served.create()
         await served.publish(*numbered(1))
         async with following_page(served, "") as one, following_page(served, "") as two:
@@ -176,8 +156,6 @@ def test_too_many_pages_are_refused_until_one_is_closed(tmp_path: Path, monkeypa
         async with following_page(served, "") as three:
             assert await three.until(1) == [0]
 
-    serving(tmp_path, body)
-
 
 async def all_gone(served: Served) -> None:
     async with asyncio.timeout(PATIENCE_S):
@@ -185,90 +163,78 @@ async def all_gone(served: Served) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_browser_that_goes_away_while_it_follows_the_end_leaves_nothing_behind(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        host, port = served.server.http_address
-        before = asyncio.all_tasks()
-        for number in range(30):
-            _, writer = await asyncio.open_connection(host, port)
-            request = f"GET /console/topics/t/messages?tail=on&contains=x HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
-            writer.write(request.encode()[: None if number % 2 else -2])  # half of them in the middle of the request
-            await writer.drain()
-            if number % 3 == 0:
-                await asyncio.sleep(0.001)  # the page is on its way
-            writer.transport.abort()
-        server, followers = served.server, served.server._console.followers
+async def test_a_browser_that_goes_away_while_it_follows_the_end_leaves_nothing_behind(served: Served) -> None:
+    await fill(served)
+    host, port = served.server.http_address
+    before = asyncio.all_tasks()
+    for number in range(30):
+        _, writer = await asyncio.open_connection(host, port)
+        request = f"GET /console/topics/t/messages?tail=on&contains=x HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
+        writer.write(request.encode()[: None if number % 2 else -2])  # half of them in the middle of the request
+        await writer.drain()
+        if number % 3 == 0:
+            await asyncio.sleep(0.001)  # the page is on its way
+        writer.transport.abort()
+    server, followers = served.server, served.server._console.followers
+    async with asyncio.timeout(PATIENCE_S):
+        # Their number alone does not say it, since a task of `before` may end, too.
+        while server._http.acceptor.open or followers.count or len(asyncio.all_tasks()) > len(before):  # noqa: ASYNC110 # no event says so
+            await asyncio.sleep(0.005)
+    assert server.node.replicas.reads._parked_count == 0
+    assert (await get(served, "topics/t/messages")).status == 200
+
+
+async def test_a_node_that_stops_ends_the_page_and_does_not_wait_for_its_reader(served: Served) -> None:
+    await served.create()
+    await served.publish(*numbered(1))
+    async with following_page(served, "") as reader:
+        await reader.until(1)
         async with asyncio.timeout(PATIENCE_S):
-            # Their number alone does not say it, since a task of `before` may end, too.
-            while server._http.acceptor.open or followers.count or len(asyncio.all_tasks()) > len(before):  # noqa: ASYNC110 # no event says so
-                await asyncio.sleep(0.005)
-        assert server.node.replicas.reads._parked_count == 0
-        assert (await get(served, "topics/t/messages")).status == 200
-
-    serving(tmp_path, body)
+            await served.server.stop()
+        page = await reader.rest()
+    check_is_safe(page)
+    assert "The node stops" in page.text
 
 
-def test_a_node_that_stops_ends_the_page_and_does_not_wait_for_its_reader(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        await served.publish(*numbered(1))
-        async with following_page(served, "") as reader:
-            await reader.until(1)
-            async with asyncio.timeout(PATIENCE_S):
-                await served.server.stop()
-            page = await reader.rest()
-        check_is_safe(page)
-        assert "The node stops" in page.text
+async def test_the_first_page_is_loaded_again_only_if_that_is_asked_for_and_can_be_stopped(served: Served) -> None:
+    def reloads(page: Page) -> list[str | None]:
+        return [a["content"] for tag, a in page.tags if tag == "meta" and a.get("http-equiv") == "refresh"]
 
-    serving(tmp_path, body)
+    page = await get(served, "")
+    assert reloads(page) == []
+    assert "/console/?update=on" in page.links()
+    page = await get(served, "?update=on")
+    assert reloads(page) == ["30"]
+    assert "Stop updating" in page.text
+    check_is_safe(page)
 
 
-def test_the_first_page_is_loaded_again_only_if_that_is_asked_for_and_can_be_stopped(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        def reloads(page: Page) -> list[str | None]:
-            return [a["content"] for tag, a in page.tags if tag == "meta" and a.get("http-equiv") == "refresh"]
-
-        page = await get(served, "")
-        assert reloads(page) == []
-        assert "/console/?update=on" in page.links()
-        page = await get(served, "?update=on")
-        assert reloads(page) == ["30"]
-        assert "Stop updating" in page.text
-        check_is_safe(page)
-
-    serving(tmp_path, body)
-
-
-def test_a_copy_that_lags_is_waited_for_and_not_asked_again_and_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_copy_that_lags_is_waited_for_and_not_asked_again_and_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is committed is not here yet: the end is known, and there are no batches."""
     asked = 0
 
-    async def body(served: Served) -> None:
-        await served.create()
-        await served.publish(*numbered(1))
-        followers = served.server._console.followers
-        fetch = NodeCalls.fetch
+    await served.create()
+    await served.publish(*numbered(1))
+    followers = served.server._console.followers
+    fetch = NodeCalls.fetch
 
-        async def lagging(*arguments: Any, **options: Any) -> Fetched:
-            nonlocal asked
-            asked += 1
-            return replace(await fetch(*arguments, **options), batches=[])
+    async def lagging(*arguments: Any, **options: Any) -> Fetched:
+        nonlocal asked
+        asked += 1
+        return replace(await fetch(*arguments, **options), batches=[])
 
-        pauses = asyncio.Semaphore(0)
+    pauses = asyncio.Semaphore(0)
 
-        async def paused() -> None:
-            pauses.release()
-            await asyncio.sleep(0)
+    async def paused() -> None:
+        pauses.release()
+        await asyncio.sleep(0)
 
-        monkeypatch.setattr(NodeCalls, "fetch", lagging)
-        monkeypatch.setattr(followers, "_pause", paused)
-        async with following_page(served, "offset=0"), asyncio.timeout(PATIENCE_S):
-            for _ in range(3):
-                await pauses.acquire()
-        monkeypatch.setattr(NodeCalls, "fetch", fetch)
-        assert asked <= 3 + pauses._value + 2, "one read for each pause"
-
-    serving(tmp_path, body)
+    monkeypatch.setattr(NodeCalls, "fetch", lagging)
+    monkeypatch.setattr(followers, "_pause", paused)
+    async with following_page(served, "offset=0"), asyncio.timeout(PATIENCE_S):
+        for _ in range(3):
+            await pauses.acquire()
+    monkeypatch.setattr(NodeCalls, "fetch", fetch)
+    assert asked <= 3 + pauses._value + 2, "one read for each pause"

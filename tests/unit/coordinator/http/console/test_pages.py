@@ -18,7 +18,7 @@ from smq.coordinator.http.console.markup import POLICY, text
 from smq.coordinator.http.console.site import Console
 from smq.coordinator.service.settings import Settings
 from smq.records import NewRecord, encode_batch
-from smq.testing.served import Served, node_config, serving
+from smq.testing.served import Served, node_config, served_node
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
 VOID = {"meta", "link", "input", "br", "img"}
@@ -105,49 +105,46 @@ def transactional(served: Served, name: str) -> Producer:
     return Producer(format_address(served.server.grpc_address), transactional_id=name)
 
 
-def test_every_page_is_whole_and_safe_whatever_names_and_records_hold(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        async with transactional(served, EVIL) as producer, producer.transaction():
-            await producer.send("t", EVIL.encode(), partition=1)
-        group = quote(EVIL, safe="")
-        paths = ("", "topics", "topics/t", "topics/t/messages", "groups", f"groups/{group}", "transactions")
-        for path in (*paths, f"transactions/{group}", "settings", "events"):
-            page = await get(served, path)
-            assert page.status == 200, path
-            check_is_safe(page)
-        seen: set[str] = set()
-        waiting = ["/console/"]
-        while waiting:  # every link of the console leads somewhere
-            link = waiting.pop()
-            if link in seen or link.startswith("#") or "tail=on" in link:  # test_following follows those
-                continue
-            seen.add(link)
-            page = await get(served, link.removeprefix("/console/"))
-            assert page.status == 200, link
-            check_is_safe(page)
-            waiting += page.links()
-        assert len(seen) > 10
-        for missing in (
-            f"topics/{group}",
-            f"groups/{group}x",
-            f"transactions/{group}x",
-            f"topics/t/messages?contains={group}&offset={group}",
-        ):
-            page = await get(served, missing)
-            assert page.status in (400, 404), missing
-            check_is_safe(page)
-
-    serving(tmp_path, body)
+async def test_every_page_is_whole_and_safe_whatever_names_and_records_hold(served: Served) -> None:
+    await fill(served)
+    async with transactional(served, EVIL) as producer, producer.transaction():
+        await producer.send("t", EVIL.encode(), partition=1)
+    group = quote(EVIL, safe="")
+    paths = ("", "topics", "topics/t", "topics/t/messages", "groups", f"groups/{group}", "transactions")
+    for path in (*paths, f"transactions/{group}", "settings", "events"):
+        page = await get(served, path)
+        assert page.status == 200, path
+        check_is_safe(page)
+    seen: set[str] = set()
+    waiting = ["/console/"]
+    while waiting:  # every link of the console leads somewhere
+        link = waiting.pop()
+        if link in seen or link.startswith("#") or "tail=on" in link:  # test_following follows those
+            continue
+        seen.add(link)
+        page = await get(served, link.removeprefix("/console/"))
+        assert page.status == 200, link
+        check_is_safe(page)
+        waiting += page.links()
+    assert len(seen) > 10
+    for missing in (
+        f"topics/{group}",
+        f"groups/{group}x",
+        f"transactions/{group}x",
+        f"topics/t/messages?contains={group}&offset={group}",
+    ):
+        page = await get(served, missing)
+        assert page.status in (400, 404), missing
+        check_is_safe(page)
 
 
-def test_records_are_counted_before_the_replicated_state_has_their_mark(
+async def test_records_are_counted_before_the_replicated_state_has_their_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Producers are answered earlier than that: no page denies what is committed."""
     monkeypatch.setattr("smq.replication.partition.replicas.hwm_advances", lambda replica: [])
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path) as served:
         await fill(served)
         assert served.server.node.state.topics["t"].partitions[0].hwm == 0
         assert "t 2 1 all 5" in (await get(served, "topics")).text
@@ -156,22 +153,17 @@ def test_records_are_counted_before_the_replicated_state_has_their_mark(
         await history.sample()
         assert history.lags[EVIL][-1] == 5
 
-    serving(tmp_path, body)
 
-
-def test_records_are_shown_as_text_json_or_hex(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        plain = await get(served, "topics/t/messages")
-        assert EVIL in plain.text
-        assert "null" in plain.text
-        assert "ff 00 62 69" in plain.text, "no text: hex shows what it is"
-        assert "a\ufffdb\u241b[31m" in plain.text, "nothing turns the direction of text, or is invisible"
-        assert "1970-01-01 00:00:01.000 UTC" in plain.text
-        assert '"a": [ 1, "<b>" ]' in (await get(served, "topics/t/messages?format=json")).text
-        assert "7b 22 61 22" in (await get(served, "topics/t/messages?format=hex")).text
-
-    serving(tmp_path, body)
+async def test_records_are_shown_as_text_json_or_hex(served: Served) -> None:
+    await fill(served)
+    plain = await get(served, "topics/t/messages")
+    assert EVIL in plain.text
+    assert "null" in plain.text
+    assert "ff 00 62 69" in plain.text, "no text: hex shows what it is"
+    assert "a\ufffdb\u241b[31m" in plain.text, "nothing turns the direction of text, or is invisible"
+    assert "1970-01-01 00:00:01.000 UTC" in plain.text
+    assert '"a": [ 1, "<b>" ]' in (await get(served, "topics/t/messages?format=json")).text
+    assert "7b 22 61 22" in (await get(served, "topics/t/messages?format=hex")).text
 
 
 async def values(served: Served, query: str) -> list[int]:
@@ -189,87 +181,73 @@ def numbered(count: int, partition: int = 0, first: int = 0) -> list[pb.PublishR
     return [produce(record, partition=partition) for record in records]
 
 
-def test_records_are_found_by_offset_time_end_and_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        await served.publish(*numbered(120))
+async def test_records_are_found_by_offset_time_end_and_text(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    await served.create()
+    await served.publish(*numbered(120))
 
-        assert await values(served, "offset=10") == list(range(10, 60))
-        assert await values(served, "") == list(range(50))
-        assert await values(served, "offset=end") == list(range(70, 120))
-        assert await values(served, "time=1970-01-01T00:01:30") == list(range(90, 120))
-        assert await values(served, "contains=value-11") == [11, *range(110, 120)]
-        assert await values(served, "contains=head117.") == [117], "headers, too"
-        assert await values(served, "offset=end&contains=value-3") == [3, *range(30, 40)], "the newest that match"
-        page = await get(served, "topics/t/messages?offset=10")
-        assert any("at=0-60" in link for link in page.links()), "the later ones"
-        assert any("before=0-10" in link for link in page.links()), "the earlier ones"
-        assert await values(served, "before=0-60") == list(range(10, 60))
-        monkeypatch.setattr(record_reads, "SEARCHED_RECORDS_MAX", 30)
-        page = await get(served, "topics/t/messages?contains=value-119")
-        assert "Searched 30 records, up to offset 30" in page.text
-        assert any("at=0-30" in link and "contains=value-119" in link for link in page.links())
-
-    serving(tmp_path, body)
+    assert await values(served, "offset=10") == list(range(10, 60))
+    assert await values(served, "") == list(range(50))
+    assert await values(served, "offset=end") == list(range(70, 120))
+    assert await values(served, "time=1970-01-01T00:01:30") == list(range(90, 120))
+    assert await values(served, "contains=value-11") == [11, *range(110, 120)]
+    assert await values(served, "contains=head117.") == [117], "headers, too"
+    assert await values(served, "offset=end&contains=value-3") == [3, *range(30, 40)], "the newest that match"
+    page = await get(served, "topics/t/messages?offset=10")
+    assert any("at=0-60" in link for link in page.links()), "the later ones"
+    assert any("before=0-10" in link for link in page.links()), "the earlier ones"
+    assert await values(served, "before=0-60") == list(range(10, 60))
+    monkeypatch.setattr(record_reads, "SEARCHED_RECORDS_MAX", 30)
+    page = await get(served, "topics/t/messages?contains=value-119")
+    assert "Searched 30 records, up to offset 30" in page.text
+    assert any("at=0-30" in link and "contains=value-119" in link for link in page.links())
 
 
-def test_a_search_ends_at_an_offset_or_a_time(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        await served.publish(*numbered(120))
-        assert await values(served, "offset=10&to=12") == [10, 11, 12]
-        assert await values(served, "time=10000000000000") == []
-        later, until = "time=1970-01-01T00:00:20Z", "until=1970-01-01T00:00:23Z"
-        assert await values(served, f"{later}&{until}") == [20, 21, 22]
-        assert await values(served, f"{until}&to=1") == [0, 1], "the nearer one of both"
-        assert await values(served, "offset=end&to=5") == [0, 1, 2, 3, 4, 5]
-        assert await values(served, "to=90&contains=value-9") == [9, 90]
-        page = await get(served, "topics/t/messages?to=110&contains=value")
-        assert any("at=0-50" in link and "to=110" in link for link in page.links()), "the end stays"
-        assert await values(served, "offset=20&to=10") == []
-
-    serving(tmp_path, body)
+async def test_a_search_ends_at_an_offset_or_a_time(served: Served) -> None:
+    await served.create()
+    await served.publish(*numbered(120))
+    assert await values(served, "offset=10&to=12") == [10, 11, 12]
+    assert await values(served, "time=10000000000000") == []
+    later, until = "time=1970-01-01T00:00:20Z", "until=1970-01-01T00:00:23Z"
+    assert await values(served, f"{later}&{until}") == [20, 21, 22]
+    assert await values(served, f"{until}&to=1") == [0, 1], "the nearer one of both"
+    assert await values(served, "offset=end&to=5") == [0, 1, 2, 3, 4, 5]
+    assert await values(served, "to=90&contains=value-9") == [9, 90]
+    page = await get(served, "topics/t/messages?to=110&contains=value")
+    assert any("at=0-50" in link and "to=110" in link for link in page.links()), "the end stays"
+    assert await values(served, "offset=20&to=10") == []
 
 
-def test_all_partitions_are_one_page_in_the_order_of_time_and_links_leave_none_out(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create(partitions=3)
-        for n in range(60):  # one after another, so that each is later than the one before it
-            await served.publish(*numbered(1, partition=n % 2, first=n))
-        seen: list[int] = []
-        query = "partition=all"
-        while query:
-            page = await get(served, f"topics/t/messages?{query}")
-            check_is_safe(page)
-            seen += [int(word[6:]) for word in page.text.split() if word.startswith("value-")]
-            later = [link for link in page.links() if "&at=" in link and "tail" not in link]
-            query = later[0].partition("?")[2] if later else ""
-        assert seen == list(range(60))
-        assert await values(served, "partition=all&offset=end") == list(range(10, 60))
-        (earlier,) = [
-            a for a in (await get(served, "topics/t/messages?partition=all&offset=end")).links() if "before" in a
-        ]
-        assert await values(served, earlier.partition("?")[2]) == list(range(10))
-
-    serving(tmp_path, body)
+async def test_all_partitions_are_one_page_in_the_order_of_time_and_links_leave_none_out(served: Served) -> None:
+    await served.create(partitions=3)
+    for n in range(60):  # one after another, so that each is later than the one before it
+        await served.publish(*numbered(1, partition=n % 2, first=n))
+    seen: list[int] = []
+    query = "partition=all"
+    while query:
+        page = await get(served, f"topics/t/messages?{query}")
+        check_is_safe(page)
+        seen += [int(word[6:]) for word in page.text.split() if word.startswith("value-")]
+        later = [link for link in page.links() if "&at=" in link and "tail" not in link]
+        query = later[0].partition("?")[2] if later else ""
+    assert seen == list(range(60))
+    assert await values(served, "partition=all&offset=end") == list(range(10, 60))
+    (earlier,) = [a for a in (await get(served, "topics/t/messages?partition=all&offset=end")).links() if "before" in a]
+    assert await values(served, earlier.partition("?")[2]) == list(range(10))
 
 
-def test_the_newest_are_found_behind_offsets_without_records(tmp_path: Path) -> None:
+async def test_the_newest_are_found_behind_offsets_without_records(served: Served) -> None:
     """Aborted transactions and their marks leave hundreds of offsets without one."""
 
-    async def body(served: Served) -> None:
-        await served.create()
-        await served.publish(*numbered(60))
-        async with transactional(served, "x") as producer:
-            for _ in range(30):
-                producer.begin()
-                for _ in range(5):
-                    producer.send("t", b"never")
-                await producer.flush()
-                await producer.abort()
-        assert await values(served, "offset=end") == list(range(10, 60))
-
-    serving(tmp_path, body)
+    await served.create()
+    await served.publish(*numbered(60))
+    async with transactional(served, "x") as producer:
+        for _ in range(30):
+            producer.begin()
+            for _ in range(5):
+                producer.send("t", b"never")
+            await producer.flush()
+            await producer.abort()
+    assert await values(served, "offset=end") == list(range(10, 60))
 
 
 @pytest.mark.parametrize(
@@ -293,50 +271,43 @@ def test_the_newest_are_found_behind_offsets_without_records(tmp_path: Path) -> 
         ("offset=77", 200, "is outside [0, 5]"),
     ],
 )
-def test_a_request_that_makes_no_sense_says_what_to_write(
-    tmp_path: Path, query: str, status: int, expected: str
+async def test_a_request_that_makes_no_sense_says_what_to_write(
+    served: Served, query: str, status: int, expected: str
 ) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        page = await get(served, f"topics/t/messages?{query}")
-        assert (page.status, expected in page.text) == (status, True), page.text
-        check_is_safe(page)
-
-    serving(tmp_path, body)
+    await fill(served)
+    page = await get(served, f"topics/t/messages?{query}")
+    assert (page.status, expected in page.text) == (status, True), page.text
+    check_is_safe(page)
 
 
-def test_a_batch_that_does_not_decode_is_one_line_and_hides_no_other(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        await served.publish(produce(NewRecord(None, b"before", 1)), produce(NewRecord(None, bytes(50_000), 1)))
-        await served.publish(produce(NewRecord(None, b"after", 1)))
-        whole = record_reads.DECODED_BYTES_MAX
-        bomb = encode_batch([NewRecord(None, bytes(200_000), 1)], codec="gzip")
-        await served.publish(pb.PublishRecordRequest(topic="t", partition=0, batch=bomb))
-        record_reads.DECODED_BYTES_MAX = 100_000  # type: ignore[misc]  # so that a small batch is too large
-        try:
-            page = await get(served, "topics/t/messages")
-        finally:
-            record_reads.DECODED_BYTES_MAX = whole  # type: ignore[misc]  # as above
-        assert page.status == 200
-        assert "before" in page.text
-        assert "after" in page.text
-        assert "cannot be shown" in page.text
-        assert "45,904 more bytes" in page.text, "long values are cut"
-
-    serving(tmp_path, body)
+async def test_a_batch_that_does_not_decode_is_one_line_and_hides_no_other(served: Served) -> None:
+    await served.create()
+    await served.publish(produce(NewRecord(None, b"before", 1)), produce(NewRecord(None, bytes(50_000), 1)))
+    await served.publish(produce(NewRecord(None, b"after", 1)))
+    whole = record_reads.DECODED_BYTES_MAX
+    bomb = encode_batch([NewRecord(None, bytes(200_000), 1)], codec="gzip")
+    await served.publish(pb.PublishRecordRequest(topic="t", partition=0, batch=bomb))
+    record_reads.DECODED_BYTES_MAX = 100_000  # type: ignore[misc]  # so that a small batch is too large
+    try:
+        page = await get(served, "topics/t/messages")
+    finally:
+        record_reads.DECODED_BYTES_MAX = whole  # type: ignore[misc]  # as above
+    assert page.status == 200
+    assert "before" in page.text
+    assert "after" in page.text
+    assert "cannot be shown" in page.text
+    assert "45,904 more bytes" in page.text, "long values are cut"
 
 
 @pytest.mark.parametrize(
     ("host", "status"), [("evil.example", 421), ("127.0.0.1:1", 200), ("localhost", 200), ("[::1]:7402", 200)]
 )
-def test_a_name_that_a_stranger_controls_does_not_reach_the_console(tmp_path: Path, host: str, status: int) -> None:
+async def test_a_name_that_a_stranger_controls_does_not_reach_the_console(
+    served: Served, host: str, status: int
+) -> None:
     """A page of evil.example whose name is made to mean 127.0.0.1 could read what the console shows."""
 
-    async def body(served: Served) -> None:
-        assert (await get(served, "topics", Host=host)).status == status
-
-    serving(tmp_path, body)
+    assert (await get(served, "topics", Host=host)).status == status
 
 
 @pytest.mark.parametrize(
@@ -358,17 +329,14 @@ def test_only_with_tls_on_this_port_every_name_will_do_because_a_stranger_has_no
     assert Console(node, Settings({}), config, node)._is_own_host("broker.example:7402") is takes_any_name
 
 
-def test_nothing_can_be_changed_through_it(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await served.create()
-        base = f"http://127.0.0.1:{served.server.http_address[1]}/console"
-        async with aiohttp.ClientSession() as session:
-            for method in ("POST", "PUT", "DELETE", "PATCH"):
-                for path in ("/", "/topics", "/topics/t", "/groups"):
-                    async with session.request(method, base + path) as response:
-                        assert response.status == 405
-
-    serving(tmp_path, body)
+async def test_nothing_can_be_changed_through_it(served: Served) -> None:
+    await served.create()
+    base = f"http://127.0.0.1:{served.server.http_address[1]}/console"
+    async with aiohttp.ClientSession() as session:
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            for path in ("/", "/topics", "/topics/t", "/groups"):
+                async with session.request(method, base + path) as response:
+                    assert response.status == 405
 
 
 async def scraped(served: Served) -> list[str]:
@@ -378,76 +346,67 @@ async def scraped(served: Served) -> list[str]:
         return (await response.text()).splitlines()
 
 
-def test_the_lag_of_a_group_is_drawn_with_its_figures_in_words(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        history = served.server._console.history
-        path = f"groups/{quote(EVIL, safe='')}"
-        history.lags.clear()
-        await history.sample()
-        assert "drawn once there are two samples" in (await get(served, path)).text
-        await served.publish(produce(NewRecord(None, b"v", 1)))
-        await history.sample()
-        page = await get(served, path)
-        (image,) = [a for tag, a in page.tags if tag == "svg"]
-        assert image["role"] == "img"
-        assert "from 5 to 6, at most 6" in (image["aria-label"] or "")
-        beyond = pb.PartitionOffset(topic="t", partition=0, offset=10**12)
-        await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group=EVIL, offsets=[beyond]))
-        assert "999,999,999,994 beyond the end" in (await get(served, path)).text
-
-    serving(tmp_path, body)
+async def test_the_lag_of_a_group_is_drawn_with_its_figures_in_words(served: Served) -> None:
+    await fill(served)
+    history = served.server._console.history
+    path = f"groups/{quote(EVIL, safe='')}"
+    history.lags.clear()
+    await history.sample()
+    assert "drawn once there are two samples" in (await get(served, path)).text
+    await served.publish(produce(NewRecord(None, b"v", 1)))
+    await history.sample()
+    page = await get(served, path)
+    (image,) = [a for tag, a in page.tags if tag == "svg"]
+    assert image["role"] == "img"
+    assert "from 5 to 6, at most 6" in (image["aria-label"] or "")
+    beyond = pb.PartitionOffset(topic="t", partition=0, offset=10**12)
+    await served.broker.CommitOffsets(pb.CommitOffsetsRequest(group=EVIL, offsets=[beyond]))
+    assert "999,999,999,994 beyond the end" in (await get(served, path)).text
 
 
-def test_open_transactions_come_first_and_name_what_they_hold_up(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        async with transactional(served, EVIL) as producer, producer.transaction():
-            await producer.send("t", b"v", partition=1)
-        async with transactional(served, "open") as producer:
-            producer.begin()
-            await producer.send("t", b"v", partition=1)
-            await producer.flush()
-            await producer.send_offsets(EVIL, {("t", 0): 3})
-            page = await get(served, "transactions")
-            assert "Open or ending 1 Transactional ids 2" in page.text
-            assert page.text.count("Ongoing") == 2, "in both tables"
-            assert page.text.count("CompleteCommit") == 1, "that one has ended"
-            shown = await get(served, "transactions/open")
-            for expected in ("State Ongoing", "t/1", "smq txn abort"):
-                assert expected in shown.text
-            assert f"groups/{quote(EVIL, safe='')}" in " ".join(shown.links())
-            check_is_safe(shown)
-            assert "smq_cluster_open_transactions 1.0" in await scraped(served)
-            await producer.abort()
-        assert "Ongoing" not in (await get(served, "transactions")).text
-        assert "smq_cluster_open_transactions 0.0" in await scraped(served)
-
-    serving(tmp_path, body)
+async def test_open_transactions_come_first_and_name_what_they_hold_up(served: Served) -> None:
+    await fill(served)
+    async with transactional(served, EVIL) as producer, producer.transaction():
+        await producer.send("t", b"v", partition=1)
+    async with transactional(served, "open") as producer:
+        producer.begin()
+        await producer.send("t", b"v", partition=1)
+        await producer.flush()
+        await producer.send_offsets(EVIL, {("t", 0): 3})
+        page = await get(served, "transactions")
+        assert "Open or ending 1 Transactional ids 2" in page.text
+        assert page.text.count("Ongoing") == 2, "in both tables"
+        assert page.text.count("CompleteCommit") == 1, "that one has ended"
+        shown = await get(served, "transactions/open")
+        for expected in ("State Ongoing", "t/1", "smq txn abort"):
+            assert expected in shown.text
+        assert f"groups/{quote(EVIL, safe='')}" in " ".join(shown.links())
+        check_is_safe(shown)
+        assert "smq_cluster_open_transactions 1.0" in await scraped(served)
+        await producer.abort()
+    assert "Ongoing" not in (await get(served, "transactions")).text
+    assert "smq_cluster_open_transactions 0.0" in await scraped(served)
 
 
-def test_a_topic_shows_the_records_per_second_that_it_takes(tmp_path: Path) -> None:
-    async def body(served: Served) -> None:
-        await fill(served)
-        history = served.server._console.history
-        await history.sample()
-        await served.publish(*(produce(NewRecord(None, b"v", 1)) for _ in range(50)))
-        await history.sample()
-        rate = history.rates["t"]
-        assert rate > 0
-        assert f"{round(rate):,}" in (await get(served, "topics")).text
-        by_partition = [history.partition_rates[p.pid] for p in served.server.node.state.topics["t"].partitions]
-        assert by_partition == [rate, 0]
-        page = await get(served, "topics/t")
-        assert f"B, the leader's copy {round(rate):,} records 1" in page.text, "the first partition takes all of them"
-        await history.sample()
-        assert history.rates["t"] == 0
-        await served.admin.DeleteTopic(pb.DeleteTopicRequest(name="t"))
-        await history.sample()
-        assert not history.rates
-        assert not history.partition_rates
-
-    serving(tmp_path, body)
+async def test_a_topic_shows_the_records_per_second_that_it_takes(served: Served) -> None:
+    await fill(served)
+    history = served.server._console.history
+    await history.sample()
+    await served.publish(*(produce(NewRecord(None, b"v", 1)) for _ in range(50)))
+    await history.sample()
+    rate = history.rates["t"]
+    assert rate > 0
+    assert f"{round(rate):,}" in (await get(served, "topics")).text
+    by_partition = [history.partition_rates[p.pid] for p in served.server.node.state.topics["t"].partitions]
+    assert by_partition == [rate, 0]
+    page = await get(served, "topics/t")
+    assert f"B, the leader's copy {round(rate):,} records 1" in page.text, "the first partition takes all of them"
+    await history.sample()
+    assert history.rates["t"] == 0
+    await served.admin.DeleteTopic(pb.DeleteTopicRequest(name="t"))
+    await history.sample()
+    assert not history.rates
+    assert not history.partition_rates
 
 
 def test_values_are_escaped_and_control_characters_become_visible() -> None:
@@ -456,14 +415,11 @@ def test_values_are_escaped_and_control_characters_become_visible() -> None:
     assert (text(None), text(1_234)) == ("-", "1,234")
 
 
-def test_a_topic_of_a_thousand_partitions_is_shown_in_pages_of_two_hundred(tmp_path: Path) -> None:
+async def test_a_topic_of_a_thousand_partitions_is_shown_in_pages_of_two_hundred(served: Served) -> None:
 
-    async def body(served: Served) -> None:
-        await served.create("wide", partitions=1_000)
-        page = await get(served, "topics/wide")
-        assert sum(tag == "tr" for tag, _ in page.tags) == 201
-        assert any("first=200" in link for link in page.links())
-        last = await get(served, "topics/wide?first=900")
-        assert sum(tag == "tr" for tag, _ in last.tags) == 101
-
-    serving(tmp_path, body)
+    await served.create("wide", partitions=1_000)
+    page = await get(served, "topics/wide")
+    assert sum(tag == "tr" for tag, _ in page.tags) == 201
+    assert any("first=200" in link for link in page.links())
+    last = await get(served, "topics/wide?first=900")
+    assert sum(tag == "tr" for tag, _ in last.tags) == 101

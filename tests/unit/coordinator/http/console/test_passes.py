@@ -2,7 +2,6 @@
 pauses is counted, in calls of functions, which are the same on any machine.
 """
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
@@ -194,45 +193,34 @@ def console_of(node: Any, directory: Path) -> Console:
 
 
 @pytest.mark.parametrize(("path", "names"), PAGES, ids=[path for path, _ in PAGES])
-def test_a_page_of_a_large_cluster_does_a_bounded_amount_of_work_between_two_pauses(
+async def test_a_page_of_a_large_cluster_does_a_bounded_amount_of_work_between_two_pauses(
     wide: Wide, tmp_path: Path, path: str, names: dict[str, str]
 ) -> None:
-    async def body() -> None:
-        console = console_of(wide, tmp_path)
-        await console.history.sample()
-        await console.events.look()
-        for n in range(1_000):
-            console.events.add("node", f"event {n}")
-        handler = {route.path: route.handler for route in console.routes()}[path]
-        query = "?contains=nowhere" if "messages" in path else ""
-        request = make_mocked_request(
-            "GET", path.format(**names) + query, headers={"Host": "localhost"}, match_info=names
-        )
-        counted = Counted(handler(request))
-        response = await counted
-        assert response.status == 200, response.text
-        assert max(counted.passes) <= CALLS_MAX, sorted(counted.passes)[-5:]
-
-    asyncio.run(body())
+    console = console_of(wide, tmp_path)
+    await console.history.sample()
+    await console.events.look()
+    for n in range(1_000):
+        console.events.add("node", f"event {n}")
+    handler = {route.path: route.handler for route in console.routes()}[path]
+    query = "?contains=nowhere" if "messages" in path else ""
+    request = make_mocked_request("GET", path.format(**names) + query, headers={"Host": "localhost"}, match_info=names)
+    counted = Counted(handler(request))
+    response = await counted
+    assert response.status == 200, response.text
+    assert max(counted.passes) <= CALLS_MAX, sorted(counted.passes)[-5:]
 
 
-def test_every_kind_of_page_is_among_them(wide: Wide, tmp_path: Path) -> None:
-    async def body() -> None:
-        pages = {route.path for route in console_of(wide, tmp_path).routes() if route.method == "GET"}
-        assert pages - {"/console", "/console/style.css"} == {path for path, _ in PAGES}
-
-    asyncio.run(body())
+async def test_every_kind_of_page_is_among_them(wide: Wide, tmp_path: Path) -> None:
+    pages = {route.path for route in console_of(wide, tmp_path).routes() if route.method == "GET"}
+    assert pages - {"/console", "/console/style.css"} == {path for path, _ in PAGES}
 
 
-def test_the_looks_behind_the_pages_pause_after_a_turn(wide: Wide, tmp_path: Path) -> None:
+async def test_the_looks_behind_the_pages_pause_after_a_turn(wide: Wide, tmp_path: Path) -> None:
     """They go over all partitions, groups and offsets."""
 
-    async def body() -> None:
-        console = console_of(wide, tmp_path)
-        for look in (console.history.sample, console.history.sample, console.events.look, console.events.look):
-            counted = Counted(look())
-            await counted
-            assert max(counted.passes) <= CALLS_MAX
-            assert len(counted.passes) >= TOPICS * PARTITIONS / ITEMS_PER_TURN
-
-    asyncio.run(body())
+    console = console_of(wide, tmp_path)
+    for look in (console.history.sample, console.history.sample, console.events.look, console.events.look):
+        counted = Counted(look())
+        await counted
+        assert max(counted.passes) <= CALLS_MAX
+        assert len(counted.passes) >= TOPICS * PARTITIONS / ITEMS_PER_TURN

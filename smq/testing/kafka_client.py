@@ -7,6 +7,7 @@ client would send.
 import ast
 import socket
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smq.coordinator.kafka.api_keys import ApiKey, is_header_flexible, request_message, response_message
@@ -117,6 +118,39 @@ class RawKafka:
         requested = [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": timestamp}]}]
         fields = {"replica_id": -1, "isolation_level": isolation_level, "topics": requested}
         body = self.call(ApiKey.LIST_OFFSETS, version, **fields)
+        answer: Struct = body["topics"][0]["partitions"][0]
+        return answer
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        version: int = 7,
+        is_dry: bool = False,
+        assignments: Mapping[int, Sequence[int]] | None = None,
+        configs: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> Struct:
+        """The answer for that topic. Numbers that `fields` do not name are the cluster's to choose."""
+        requested = {
+            "name": name,
+            "num_partitions": -1,
+            "replication_factor": -1,
+            "assignments": [{"partition_index": i, "broker_ids": nodes} for i, nodes in (assignments or {}).items()],
+            "configs": [{"name": key, "value": value} for key, value in (configs or {}).items()],
+            **fields,
+        }
+        body = self.call(ApiKey.CREATE_TOPICS, version, topics=[requested], timeout_ms=20_000, validate_only=is_dry)
+        answer: Struct = body["topics"][0]
+        return answer
+
+    def commit(
+        self, group: str, topic: str, offset: int, *, version: int = 8, topic_id: bytes = bytes(16), **fields: Any
+    ) -> Struct:
+        """Commits for partition 0, of no member; the answer for that partition. `fields` are those of the partition."""
+        partition = {"partition_index": 0, "committed_offset": offset, "committed_metadata": ""} | fields
+        topics = [{"name": topic, "topic_id": topic_id, "partitions": [partition]}]
+        body = self.call(ApiKey.OFFSET_COMMIT, version, group_id=group, topics=topics)
         answer: Struct = body["topics"][0]["partitions"][0]
         return answer
 

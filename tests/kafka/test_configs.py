@@ -186,10 +186,8 @@ def test_a_setting_that_changes_nothing_is_accepted_and_described_with_the_reaso
     raw = leader(topic)
     assert _altered(raw, topic, (key, SET, value)) == KafkaError.NONE
     assert _altered(raw, topic, (key, SET, other)) == KafkaError.INVALID_CONFIG
-    creation = {"name": f"{topic}-{key}", "num_partitions": 1, "replication_factor": 3}
     for given, code in ((other, KafkaError.INVALID_CONFIG), (value, KafkaError.NONE)):
-        requested = creation | {"configs": [{"name": key, "value": given}]}
-        (answer,) = raw.call(ApiKey.CREATE_TOPICS, 7, topics=[requested], timeout_ms=20_000)["topics"]
+        answer = raw.create_topic(f"{topic}-{key}", configs={key: given})
         assert answer["error_code"] == code, answer["error_message"]
     (found,) = [config for config in _described(raw, topic)["configs"] if config["name"] == key]
     assert (found["read_only"], found["config_source"]) == (True, 5)
@@ -268,8 +266,7 @@ def test_the_command_line_gives_a_node_its_own_defaults(tmp_path: Path) -> None:
         assert (own | {"broker.rack": "a", "default.replication.factor": "1"}).items() <= _values(answer).items()
         sources = {config["name"]: config["config_source"] for config in answer["configs"]}
         assert [sources[key] for key in own] == [4, 4, 4]
-        requested = {"name": "t", "num_partitions": -1, "replication_factor": -1}
-        (created,) = raw.call(ApiKey.CREATE_TOPICS, 7, topics=[requested], timeout_ms=20_000)["topics"]
+        created = raw.create_topic("t")
         assert created["num_partitions"] == 4, created["error_message"]
         raw.close()
     finally:
@@ -316,8 +313,7 @@ def test_settings_of_the_cluster_take_effect_at_every_node(
         assert changes.items() <= _values(answer).items()
         (found,) = [config for config in answer["configs"] if config["name"] == "group.initial.rebalance.delay.ms"]
         assert [(s["value"], s["source"]) for s in found["synonyms"]] == [("7", 3), ("0", 4), ("3000", 5)]
-        requested = {"name": f"{prefix}-{number}", "num_partitions": -1, "replication_factor": -1}
-        (created,) = raw.call(ApiKey.CREATE_TOPICS, 7, topics=[requested], timeout_ms=20_000)["topics"]
+        created = raw.create_topic(f"{prefix}-{number}")
         assert (created["num_partitions"], created["replication_factor"]) == (4, 2), created["error_message"]
         raw.close()
     assert settings(("num.partitions", DELETE, None)) == KafkaError.NONE
@@ -363,10 +359,7 @@ def test_defaults_of_new_topics_are_described_with_their_source(
     (found,) = _described(raw, "3", kind=BROKER, configuration_keys=["log.retention.ms"])["configs"]
     assert (found["value"], found["config_source"], found["read_only"]) == ("86400000", 3, False)
     for is_dry in (True, False):
-        requested = {"name": f"{newer}-made", "num_partitions": 1, "replication_factor": 3}
-        (made,) = raw.call(ApiKey.CREATE_TOPICS, 7, topics=[requested], timeout_ms=20_000, validate_only=is_dry)[
-            "topics"
-        ]
+        made = raw.create_topic(f"{newer}-made", is_dry=is_dry)
         assert ("retention.ms", "86400000") in {(c["name"], c["value"]) for c in made["configs"]}
     raw.close()
 

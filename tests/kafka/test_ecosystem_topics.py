@@ -86,9 +86,7 @@ def acting(config: dict[str, str]) -> dict[str, str]:
 def test_a_topic_is_created_with_what_its_creator_sends(raw: RawKafka, new_topic: NewTopic, name: str) -> None:
     version, partitions, config = CREATED[name]
     topic = f"{new_topic()}.{name}"
-    configs = [{"name": key, "value": value} for key, value in config.items()]
-    requested = {"name": topic, "num_partitions": partitions, "replication_factor": 3, "configs": configs}
-    (answer,) = raw.call(ApiKey.CREATE_TOPICS, version, topics=[requested], timeout_ms=20_000)["topics"]
+    answer = raw.create_topic(topic, version=version, configs=config, num_partitions=partitions, replication_factor=3)
     assert answer["error_code"] == KafkaError.NONE, answer["error_message"]
     shown = described(raw, topic)
     assert acting(config).items() <= shown.items()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -400,31 +401,27 @@ def test_without_acknowledgement_there_is_no_answer(leader: Leader, new_topic: N
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "ü", "x" * 250, "x" * 30_000], ids=lambda name: name[:4])
 def test_an_illegal_topic_name_is_refused(leader: Leader, new_topic: NewTopic, name: str) -> None:
     raw = leader(new_topic())
-    requested = {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
-    body = raw.call(ApiKey.CREATE_TOPICS, 5, topics=[requested | {"name": name}])
-    assert body["topics"][0]["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
+    assert raw.create_topic(name)["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
     for may_create in (True, False):
         body = raw.call(ApiKey.METADATA, 9, topics=[{"name": name}], allow_auto_topic_creation=may_create)
         assert body["topics"][0]["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.parametrize(
-    ("group", "offset", "metadata", "code"),
+    ("group", "metadata", "code"),
     [
-        ("", 1, "", KafkaError.INVALID_GROUP_ID),
-        ("g" * 30_000, 1, "", KafkaError.INVALID_GROUP_ID),
-        ("g", 1, "m" * 5_000, KafkaError.OFFSET_METADATA_TOO_LARGE),
+        ("", "", KafkaError.INVALID_GROUP_ID),
+        ("g" * 30_000, "", KafkaError.INVALID_GROUP_ID),
+        ("g", "m" * 5_000, KafkaError.OFFSET_METADATA_TOO_LARGE),
     ],
     ids=["no group", "long group", "long metadata"],
 )
 def test_a_commit_that_makes_no_sense_is_refused(
-    leader: Leader, new_topic: NewTopic, group: str, offset: int, metadata: str, code: KafkaError
+    leader: Leader, new_topic: NewTopic, group: str, metadata: str, code: KafkaError
 ) -> None:
     topic = new_topic()
-    partitions = [{"partition_index": 0, "committed_offset": offset, "committed_metadata": metadata}]
-    raw = leader(topic)
-    body = raw.call(ApiKey.OFFSET_COMMIT, 8, group_id=group, topics=[{"name": topic, "partitions": partitions}])
-    assert body["topics"][0]["partitions"][0]["error_code"] == code
+    answer = leader(topic).commit(group, topic, 1, committed_metadata=metadata)
+    assert answer["error_code"] == code
 
 
 @pytest.mark.parametrize("version", range(1, 11))
@@ -435,10 +432,8 @@ def test_every_version_of_offset_fetch_returns_the_commit(
     raw = coordinator("v")
     topic_id = cluster.nodes[1].raw.describe(topic).topics[0].topic_id
     ids = {"name": topic, "topic_id": topic_id}
-    part = {"partition_index": 0, "committed_offset": 5, "committed_metadata": "m", "committed_leader_epoch": 3}
-    partitions = [part]
-    body = raw.call(ApiKey.OFFSET_COMMIT, version, group_id="v", topics=[ids | {"partitions": partitions}])
-    assert body["topics"][0]["partitions"][0]["error_code"] == KafkaError.NONE
+    part: dict[str, Any] = {"committed_metadata": "m", "committed_leader_epoch": 3, "topic_id": topic_id}
+    assert raw.commit("v", topic, 5, version=version, **part)["error_code"] == KafkaError.NONE
     requested = {"group_id": "v", "topics": [ids | {"partition_indexes": [0, 1]}]}
     body = raw.call(ApiKey.OFFSET_FETCH, version, **requested, groups=[requested])
     found = (body["groups"][0] if version >= 8 else body)["topics"][0]["partitions"]
@@ -456,10 +451,7 @@ def test_negative_offset_is_kept_for_kafka_clients_and_is_no_position_for_reader
     leader(topic)
     raw, name = coordinator("reset"), "kafka-cg-reset"
     for committed in (0, offset):
-        partitions = [{"partition_index": 0, "committed_offset": committed, "committed_metadata": "m"}]
-        topics = [{"name": topic, "partitions": partitions}]
-        body = raw.call(ApiKey.OFFSET_COMMIT, 8, group_id="reset", topics=topics)
-        assert body["topics"][0]["partitions"][0]["error_code"] == KafkaError.NONE
+        assert raw.commit("reset", topic, committed, committed_metadata="m")["error_code"] == KafkaError.NONE
     requested = {"group_id": "reset", "topics": [{"name": topic, "partition_indexes": [0]}]}
     body = raw.call(ApiKey.OFFSET_FETCH, 7, **requested)
     found = body["topics"][0]["partitions"][0]
@@ -482,8 +474,7 @@ def test_group_without_members_and_offsets_is_still_empty_and_not_dead(
     cluster: Cluster, coordinator: Leader, new_topic: NewTopic
 ) -> None:
     topic, raw = new_topic(), coordinator("bare")
-    partitions = [{"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}]
-    raw.call(ApiKey.OFFSET_COMMIT, 8, group_id="bare", topics=[{"name": topic, "partitions": partitions}])
+    raw.commit("bare", topic, 5)
     topics = [{"name": topic, "partitions": [{"partition_index": 0}]}]
     assert raw.call(ApiKey.OFFSET_DELETE, 0, group_id="bare", topics=topics)["error_code"] == 0
     (described,) = raw.call(ApiKey.DESCRIBE_GROUPS, 5, groups=["bare"])["groups"]
@@ -492,13 +483,10 @@ def test_group_without_members_and_offsets_is_still_empty_and_not_dead(
 
 def test_a_node_that_does_not_coordinate_the_group_takes_no_commit_of_it(cluster: Cluster, new_topic: NewTopic) -> None:
     """Not even without a member: late, after a partition, it would overwrite commits taken meanwhile by other nodes."""
-    partitions = [{"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}]
-    requested = {"group_id": "v", "topics": [{"name": new_topic(), "partitions": partitions}]}
-    codes = []
+    topic, codes = new_topic(), []
     for node in cluster.nodes.values():
         with closing(RawKafka(node.kafka)) as raw:
-            body = raw.call(ApiKey.OFFSET_COMMIT, 8, **requested)
-            codes.append(body["topics"][0]["partitions"][0]["error_code"])
+            codes.append(raw.commit("v", topic, 5)["error_code"])
     assert sorted(codes) == [KafkaError.NONE, *[KafkaError.NOT_COORDINATOR] * (len(cluster.nodes) - 1)]
 
 

@@ -2,6 +2,8 @@
 may do."""
 
 from collections.abc import Callable
+from contextlib import closing
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -29,15 +31,6 @@ def raw(cluster: Cluster, leader: Leader, new_topic: NewTopic) -> RawKafka:
     return leader(new_topic())
 
 
-def _create(raw: RawKafka, name: str, assignments: dict[int, list[int]] | None = None, **fields: object) -> Struct:
-    rows = [{"partition_index": index, "broker_ids": nodes} for index, nodes in (assignments or {}).items()]
-    numbers = {"num_partitions": -1, "replication_factor": -1}
-    requested = {"name": name, "assignments": rows, "configs": []} | numbers | fields
-    (answer,) = raw.call(ApiKey.CREATE_TOPICS, 7, topics=[requested], timeout_ms=20_000)["topics"]
-    found: Struct = answer
-    return found
-
-
 def _grow(raw: RawKafka, name: str, count: int, assignments: list[list[int]] | None, *, is_dry: bool = False) -> Struct:
     rows = [{"broker_ids": nodes} for nodes in assignments] if assignments is not None else None
     requested = {"name": name, "count": count, "assignments": rows}
@@ -54,7 +47,7 @@ def _replicas(cluster: Cluster, topic: str) -> list[list[int]]:
 
 # --------------------------------------------------------------------------------------------- assignments
 def test_replicas_are_placed_as_the_request_says(cluster: Cluster, raw: RawKafka) -> None:
-    answer = _create(raw, "placed", {1: [3, 1], 0: [2, 3]})
+    answer = raw.create_topic("placed", assignments={1: [3, 1], 0: [2, 3]})
     assert answer["error_code"] == KafkaError.NONE, answer["error_message"]
     assert (answer["num_partitions"], answer["replication_factor"]) == (2, 2)
     assert _replicas(cluster, "placed") == [[2, 3], [3, 1]]
@@ -67,43 +60,30 @@ def test_replicas_are_placed_as_the_request_says(cluster: Cluster, raw: RawKafka
 
 
 @pytest.mark.parametrize(
-    ("assignments", "code"),
+    "assignments",
     [
-        ({0: [1, 1]}, KafkaError.INVALID_REPLICA_ASSIGNMENT),
-        ({0: [1, 9]}, KafkaError.INVALID_REPLICA_ASSIGNMENT),
-        ({0: []}, KafkaError.INVALID_REPLICA_ASSIGNMENT),
-        ({0: [1, 2], 1: [3]}, KafkaError.INVALID_REPLICA_ASSIGNMENT),
-        ({0: [1, 2], 2: [3, 1]}, KafkaError.INVALID_REPLICA_ASSIGNMENT),
-        ({1: [1, 2]}, KafkaError.INVALID_REPLICA_ASSIGNMENT),
-        ({0: [1, 2, 3, 1, 2, 3] * 100}, KafkaError.INVALID_REPLICA_ASSIGNMENT),
-        ({0: [-1]}, KafkaError.INVALID_REPLICA_ASSIGNMENT),
+        {0: [1, 1]},
+        {0: [1, 9]},
+        {0: []},
+        {0: [1, 2], 1: [3]},
+        {0: [1, 2], 2: [3, 1]},
+        {1: [1, 2]},
+        {0: [1, 2, 3, 1, 2, 3] * 100},
+        {0: [-1]},
     ],
     ids=["twice", "unknown", "none", "lengths", "gap", "not from 0", "long", "negative"],
 )
-def test_an_assignment_that_cannot_be_made_is_refused(
-    raw: RawKafka, assignments: dict[int, list[int]], code: KafkaError
-) -> None:
-    assert _create(raw, "unplaced", assignments)["error_code"] == code
-    dry = raw.call(
-        ApiKey.CREATE_TOPICS,
-        7,
-        topics=[
-            {
-                "name": "unplaced",
-                "num_partitions": -1,
-                "replication_factor": -1,
-                "assignments": [{"partition_index": i, "broker_ids": nodes} for i, nodes in assignments.items()],
-            }
-        ],
-        timeout_ms=20_000,
-        validate_only=True,
-    )
-    assert dry["topics"][0]["error_code"] == code
+def test_an_assignment_that_cannot_be_made_is_refused(raw: RawKafka, assignments: dict[int, list[int]]) -> None:
+    for is_dry in (True, False):
+        answer = raw.create_topic("unplaced", assignments=assignments, is_dry=is_dry)
+        assert answer["error_code"] == KafkaError.INVALID_REPLICA_ASSIGNMENT
 
 
 def test_an_assignment_excludes_numbers(raw: RawKafka) -> None:
-    assert _create(raw, "unplaced", {0: [1]}, num_partitions=1)["error_code"] == KafkaError.INVALID_REQUEST
-    assert _create(raw, "unplaced", {0: [1]}, replication_factor=1)["error_code"] == KafkaError.INVALID_REQUEST
+    for number in ("num_partitions", "replication_factor"):
+        numbers: dict[str, Any] = {number: 1}
+        answer = raw.create_topic("unplaced", assignments={0: [1]}, **numbers)
+        assert answer["error_code"] == KafkaError.INVALID_REQUEST
 
 
 @pytest.mark.parametrize("is_dry", [True, False])
@@ -132,25 +112,23 @@ def test_librdkafkas_admin_client_assigns_replicas(cluster: Cluster, bootstrap: 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"configs": [{"name": "cleanup.policy", "value": "compact"}]},
-        {"configs": [{"name": "no.such.key", "value": "1"}]},
+        {"configs": {"cleanup.policy": "compact"}},
+        {"configs": {"no.such.key": "1"}},
         {"num_partitions": 0},
         {"num_partitions": 10_001},
         {"replication_factor": 99},
-        {"assignments": [{"partition_index": 7, "broker_ids": [9]}]},
+        {"assignments": {7: [9]}},
     ],
     ids=["value", "key", "partitions", "too many", "replicas", "assignment"],
 )
 def test_a_topic_that_exists_is_reported_before_its_settings_are_judged(
-    cluster: Cluster, new_topic: NewTopic, fields: dict[str, object], validate_only: bool
+    cluster: Cluster, new_topic: NewTopic, fields: dict[str, Any], validate_only: bool
 ) -> None:
     topic = new_topic()
     for node in cluster.nodes.values():
-        raw = RawKafka(node.kafka)
-        requested = {"name": topic, "num_partitions": -1, "replication_factor": -1, "configs": []} | fields
-        body = raw.call(ApiKey.CREATE_TOPICS, 7, topics=[requested], timeout_ms=20_000, validate_only=validate_only)
-        assert body["topics"][0]["error_code"] == KafkaError.TOPIC_ALREADY_EXISTS
-        raw.close()
+        with closing(RawKafka(node.kafka)) as raw:
+            answer = raw.create_topic(topic, is_dry=validate_only, **fields)
+        assert answer["error_code"] == KafkaError.TOPIC_ALREADY_EXISTS
 
 
 @pytest.mark.parametrize("name", INTERNAL_TOPICS)

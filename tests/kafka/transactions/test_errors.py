@@ -1,6 +1,7 @@
 """Wrong requests around transactions, in both protocols: Kafka's own code, nothing hangs, nothing is half visible."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import pytest
@@ -12,9 +13,8 @@ from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
 from smq.testing.node_process import wait_for
 from tests.kafka.reading import PATIENCE_S
-from tests.kafka.transactions.raw import add, end, fresh, init
+from tests.kafka.transactions.raw import JOINING, Tx, add, committed, data, end, finish, fresh, init, write
 from tests.kafka.transactions.test_clients import await_read, read
-from tests.kafka.transactions.test_second_protocol import JOINING, committed, data, finish, write
 
 NewTopic = Callable[..., str]
 Connect = Callable[[str], RawKafka]
@@ -32,29 +32,22 @@ def commit(raw: RawKafka, name: str, producer: int, epoch: int, version: int, *,
     return end(raw, name, producer, epoch, commit=commit)
 
 
-def test_what_was_never_begun_cannot_be_ended(owner: Connect, version: int) -> None:
-    name, unknown = fresh("tx"), fresh("unknown")
-    raw = owner(name)
-    producer = init(raw, name)["producer_id"]
-    assert commit(raw, name, producer, 0, version) == KafkaError.INVALID_TXN_STATE
+def test_what_was_never_begun_cannot_be_ended(tx: Tx, owner: Connect, version: int) -> None:
+    unknown = fresh("unknown")
+    assert commit(tx.raw, tx.name, tx.id, 0, version) == KafkaError.INVALID_TXN_STATE
     for is_commit in (True, False):
-        code = commit(owner(unknown), unknown, producer, 0, version, commit=is_commit)
+        code = commit(owner(unknown), unknown, tx.id, 0, version, commit=is_commit)
         assert code == KafkaError.INVALID_PRODUCER_ID_MAPPING
-        code = commit(raw, name, producer + 1_000, 0, version, commit=is_commit)
+        code = commit(tx.raw, tx.name, tx.id + 1_000, 0, version, commit=is_commit)
         assert code == KafkaError.INVALID_PRODUCER_ID_MAPPING
 
 
-def test_an_ended_transaction_is_not_ended_the_other_way(
-    owner: Connect, leader: Connect, new_topic: NewTopic, bootstrap: str, version: int
-) -> None:
-    topic, name = new_topic(), fresh("tx")
-    raw = owner(name)
-    producer = init(raw, name)["producer_id"]
-    assert add(raw, name, producer, 0, topic) == KafkaError.NONE
-    assert write(leader(topic), name, topic, producer, 0, version=version)["error_code"] == KafkaError.NONE
-    assert commit(raw, name, producer, 0, version) == KafkaError.NONE
-    assert commit(raw, name, producer, 0, version, commit=False) == KafkaError.INVALID_TXN_STATE
-    await_read(bootstrap, topic, [b"v"])
+def test_an_ended_transaction_is_not_ended_the_other_way(tx: Tx, bootstrap: str, version: int) -> None:
+    assert tx.add(0) == KafkaError.NONE
+    assert tx.write(0, version=version) == KafkaError.NONE
+    assert commit(tx.raw, tx.name, tx.id, 0, version) == KafkaError.NONE
+    assert commit(tx.raw, tx.name, tx.id, 0, version, commit=False) == KafkaError.INVALID_TXN_STATE
+    await_read(bootstrap, tx.topic, [b"v"])
 
 
 class Batch(NamedTuple):
@@ -159,71 +152,59 @@ def idempotent_producer(raw: RawKafka) -> int:
 
 
 @pytest.mark.parametrize("epoch", [0, 2], ids=["older", "never given"])
-def test_a_request_of_another_epoch_changes_nothing(
-    owner: Connect, leader: Connect, coordinator: Connect, new_topic: NewTopic, epoch: int
-) -> None:
-    topic, name, group = new_topic(), fresh("tx"), fresh("group")
-    raw, at_leader, of_group = owner(name), leader(topic), coordinator(group)
-    producer = init(raw, name)["producer_id"]
-    assert init(raw, name)["producer_epoch"] == 1
-    assert add(raw, name, producer, 1, topic) == KafkaError.NONE
-    offset = write(at_leader, name, topic, producer, 1)["base_offset"]
-    who = {"transactional_id": name, "producer_id": producer, "producer_epoch": epoch}
-    offsets = [{"name": topic, "partitions": [{"partition_index": 0, "committed_offset": 7}]}]
+def test_a_request_of_another_epoch_changes_nothing(tx: Tx, coordinator: Connect, epoch: int) -> None:
+    group = fresh("group")
+    of_group = coordinator(group)
+    assert init(tx.raw, tx.name)["producer_epoch"] == 1
+    assert tx.add(1) == KafkaError.NONE
+    assert tx.write(1) == KafkaError.NONE
+    who = {"transactional_id": tx.name, "producer_id": tx.id, "producer_epoch": epoch}
+    offsets = [{"name": tx.topic, "partitions": [{"partition_index": 0, "committed_offset": 7}]}]
 
     def stage(version: int) -> int:
         body = of_group.call(ApiKey.TXN_OFFSET_COMMIT, version, group_id=group, topics=offsets, **who)
         return int(body["topics"][0]["partitions"][0]["error_code"])
 
     def add_offsets(version: int) -> int:
-        return int(raw.call(ApiKey.ADD_OFFSETS_TO_TXN, version, group_id=group, **who)["error_code"])
+        return int(tx.raw.call(ApiKey.ADD_OFFSETS_TO_TXN, version, group_id=group, **who)["error_code"])
 
     for version, code in ((1, KafkaError.INVALID_PRODUCER_EPOCH), (3, KafkaError.PRODUCER_FENCED)):
-        assert add(raw, name, producer, epoch, topic, version) == code
+        assert tx.add(epoch, version) == code
         assert add_offsets(version) == code
         for is_commit in (True, False):
-            assert end(raw, name, producer, epoch, commit=is_commit, version=version) == code
+            assert tx.end(epoch, commit=is_commit, version=version) == code
     for is_commit in (True, False):
-        assert finish(raw, name, producer, epoch, commit=is_commit)[0] == KafkaError.PRODUCER_FENCED
+        assert tx.finish(epoch, commit=is_commit)[0] == KafkaError.PRODUCER_FENCED
     assert [stage(version) for version in (3, 5)] == [KafkaError.INVALID_PRODUCER_EPOCH] * 2
     for version, code in ((3, KafkaError.INVALID_PRODUCER_EPOCH), (4, KafkaError.PRODUCER_FENCED)):
-        refused = init(raw, name, version, producer_id=producer, producer_epoch=epoch)
+        refused = init(tx.raw, tx.name, version, producer_id=tx.id, producer_epoch=epoch)
         assert refused["error_code"] == code
-    assert committed(at_leader, topic) == offset, "it is still open"
-    commit_and_wait(raw, name, producer, at_leader, topic, offset)
+    assert tx.committed() == 0, "it is still open"
+    commit_and_wait(tx.raw, tx.name, tx.id, tx.leader, tx.topic, 0)
 
 
 def test_a_transactional_producer_may_write_plainly_where_it_has_no_transaction(
-    owner: Connect, leader: Connect, new_topic: NewTopic, bootstrap: str
+    tx: Tx, leader: Connect, new_topic: NewTopic, bootstrap: str
 ) -> None:
     """As an idempotent one, in Kafka too."""
-    topic, other, name = new_topic(), new_topic(), fresh("tx")
-    raw, at_leader = owner(name), leader(other)
-    producer = init(raw, name)["producer_id"]
-    assert add(raw, name, producer, 0, topic) == KafkaError.NONE
-    plain = batch(b"p", producer_id=producer, producer_epoch=0, base_sequence=0)
-    assert at_leader.produce(other, plain)["error_code"] == KafkaError.NONE
+    other = new_topic()
+    assert tx.add(0) == KafkaError.NONE
+    plain = batch(b"p", producer_id=tx.id, producer_epoch=0, base_sequence=0)
+    assert leader(other).produce(other, plain)["error_code"] == KafkaError.NONE
     await_read(bootstrap, other, [b"p"])
 
 
-def test_an_unknown_partition_costs_the_transaction_nothing(
-    owner: Connect, leader: Connect, new_topic: NewTopic, bootstrap: str, version: int
-) -> None:
-    topic, name = new_topic(), fresh("tx")
-    raw, at_leader = owner(name), leader(topic)
-    producer = init(raw, name)["producer_id"]
-    assert add(raw, name, producer, 0, topic) == KafkaError.NONE
-    unknown = write(at_leader, name, fresh("nowhere"), producer, 0, version=version)
-    assert unknown["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
-    place = {"name": topic, "partition_data": [{"index": 7, "records": [data(producer, 0)]}]}
-    body = at_leader.call(
-        ApiKey.PRODUCE, version, transactional_id=name, acks=-1, timeout_ms=10_000, topic_data=[place]
-    )
-    (there,) = body["responses"][0]["partition_responses"]
+def test_an_unknown_partition_costs_the_transaction_nothing(tx: Tx, bootstrap: str, version: int) -> None:
+    assert tx.add(0) == KafkaError.NONE
+    nowhere = replace(tx, topic=fresh("nowhere"))
+    assert nowhere.write(0, version=version) == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+    place = {"name": tx.topic, "partition_data": [{"index": 7, "records": [data(tx.id, 0)]}]}
+    fields = {"transactional_id": tx.name, "acks": -1, "timeout_ms": 10_000, "topic_data": [place]}
+    (there,) = tx.leader.call(ApiKey.PRODUCE, version, **fields)["responses"][0]["partition_responses"]
     assert there["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
-    assert write(at_leader, name, topic, producer, 0, version=version)["error_code"] == KafkaError.NONE
-    assert commit(raw, name, producer, 0, version) == KafkaError.NONE
-    await_read(bootstrap, topic, [b"v"])
+    assert tx.write(0, version=version) == KafkaError.NONE
+    assert commit(tx.raw, tx.name, tx.id, 0, version) == KafkaError.NONE
+    await_read(bootstrap, tx.topic, [b"v"])
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1, 900_001])

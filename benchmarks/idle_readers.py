@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+import uvloop
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.config.addresses import format_address
 from smq.records import NewRecord, encode_batch
-from smq.testing.served import Served, serving
+from smq.testing.served import Served, served_node
 
 READERS: Final = 24
 RECORDS: Final = 1_200
@@ -29,6 +30,12 @@ WAIT_S: Final = 20.0
 def _resident_mib() -> int:
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) >> 10
+
+
+async def _measure() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        async with served_node(Path(directory)) as served:
+            await _node(served)
 
 
 async def _node(served: Served) -> None:
@@ -69,5 +76,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         asyncio.run(_readers(sys.argv[1]))
     else:
-        with tempfile.TemporaryDirectory() as directory:
-            serving(Path(directory), _node)
+        uvloop.run(_measure())

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from smq.coordinator.config.node_toml import HttpConfig, ServerConfig, TlsConfig
 from smq.coordinator.server.composition import Server
 from smq.raft_state.ids import NodeId
 from smq.replication.storage.directory import FIRST_START_FILE
-from smq.testing.served import Served, fails, node_config, serving
+from smq.testing.served import fails, node_config, served_node
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of
 
 __all__ = ("authorities",)  # a fixture
@@ -48,21 +48,20 @@ def config(tmp_path: Path) -> ServerConfig:
     return node_config(tmp_path, http_address=("127.0.0.1", *free_ports(1)))
 
 
-def with_node(tmp_path: Path, config: ServerConfig, health: Health, body: Callable[[Ask], Awaitable[None]]) -> None:
-    async def run(_: Served) -> None:
-        async def ask(*arguments: str, config: ServerConfig = config, **env: str) -> Result:
-            return await asyncio.to_thread(health, config, *arguments, **env)
-
-        await body(ask)
+@asynccontextmanager
+async def with_node(directory: Path, config: ServerConfig, health: Health) -> AsyncIterator[Ask]:
+    async def ask(*arguments: str, config: ServerConfig = config, **env: str) -> Result:
+        return await asyncio.to_thread(health, config, *arguments, **env)
 
     changes = {name: getattr(config, name) for name in ("http_address", "http_advertised", "http", "tls", "insecure")}
-    serving(tmp_path, run, **changes)
+    async with served_node(directory, **changes):
+        yield ask
 
 
-def test_a_node_that_runs_and_is_ready_ends_the_command_with_0(
+async def test_a_node_that_runs_and_is_ready_ends_the_command_with_0(
     tmp_path: Path, config: ServerConfig, health: Health
 ) -> None:
-    async def body(ask: Ask) -> None:
+    async with with_node(tmp_path, config, health) as ask:
         done = await ask()
         assert (done.exit_code, done.stdout) == (0, "node 1 is running\n")
         assert (await ask("--ready")).stdout == "node 1 is ready\n"
@@ -71,29 +70,25 @@ def test_a_node_that_runs_and_is_ready_ends_the_command_with_0(
         refused = await ask(SMQ_HTTP_ADDRESS=f"127.0.0.1:{other}")  # a variable wins, as for `smq serve`
         assert (refused.exit_code, f"127.0.0.1:{other}" in refused.stderr) == (1, True)
 
-    with_node(tmp_path, config, health, body)
 
-
-def test_a_port_that_listens_on_every_address_is_asked_on_this_machine(
+async def test_a_port_that_listens_on_every_address_is_asked_on_this_machine(
     tmp_path: Path, config: ServerConfig, health: Health
 ) -> None:
-    async def body(ask: Ask) -> None:
-        assert (await ask("--ready")).exit_code == 0
-
     for host in ("0.0.0.0", "::"):
         everywhere = replace(config, http_address=(host, config.http_address[1]), insecure=True)
         everywhere = replace(everywhere, http_advertised=("127.0.0.1", config.http_address[1]))
-        with_node(tmp_path / host, everywhere, health, body)
+        async with with_node(tmp_path / host, everywhere, health) as ask:
+            assert (await ask("--ready")).exit_code == 0
 
 
 @pytest.mark.parametrize("rule", [HttpConfig(), HttpConfig(probes="anyone")], ids=["clients", "anyone"])
-def test_a_node_with_tls_is_asked_over_tls_by_its_own_name(
+async def test_a_node_with_tls_is_asked_over_tls_by_its_own_name(
     authorities: Authorities, tmp_path: Path, config: ServerConfig, health: Health, rule: HttpConfig
 ) -> None:
     def tls_of(node: int, **kwargs: Any) -> TlsConfig:
         return config_of(authorities.node(node, **kwargs))
 
-    async def body(ask: Ask) -> None:
+    async with with_node(tmp_path, replace(config, tls=tls_of(1), http=rule), health) as ask:
         for question in ((), ("--ready",)):
             assert (await ask(*question)).exit_code == 0
         second = replace(config, node_id=NodeId(2), peers={NodeId(2): ("127.0.0.1", 1)}, tls=tls_of(2))
@@ -107,15 +102,11 @@ def test_a_node_with_tls_is_asked_over_tls_by_its_own_name(
         missing = await ask(config=replace(config, tls=lost))
         assert (missing.exit_code, "are not a certificate and its key" in missing.stderr) == (1, True)
 
-    with_node(tmp_path, replace(config, tls=tls_of(1), http=rule), health, body)
 
-
-def test_another_node_at_the_address_is_named(tmp_path: Path, config: ServerConfig, health: Health) -> None:
-    async def body(ask: Ask) -> None:
+async def test_another_node_at_the_address_is_named(tmp_path: Path, config: ServerConfig, health: Health) -> None:
+    async with with_node(tmp_path, config, health) as ask:
         refused = await ask(config=replace(config, node_id=NodeId(2), peers={NodeId(2): ("127.0.0.1", 1)}))
         assert (refused.exit_code, "node 1 answers at" in refused.stderr) == (1, True)
-
-    with_node(tmp_path, config, health, body)
 
 
 def test_a_node_without_a_majority_runs_and_is_not_ready(config: ServerConfig, health: Health) -> None:

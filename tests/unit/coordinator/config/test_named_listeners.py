@@ -1,12 +1,13 @@
 """A node with two ways in: its clients get the addresses of the listener that they came through, and no other."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import grpc
 import pytest
+import uvloop
 
 from smq.clients.errors import detail_from_error
 from smq.clients.pb import smq_pb2 as pb
@@ -23,7 +24,8 @@ from smq.raft_state.ids import DiskId, Incarnation, NodeId
 from smq.raft_state.state import ClusterState, NodeState
 from smq.replication.api import NodeApi
 from smq.testing.kafka_client import RawKafka
-from smq.testing.served import Served, served_node, serving
+from smq.testing.loops import in_thread
+from smq.testing.served import Served, served_node
 
 ANY = ("127.0.0.1", 0)
 OUTSIDE = ListenerConfig(
@@ -35,17 +37,22 @@ OUTSIDE = ListenerConfig(
 )
 
 
-def serve(tmp_path: Path, scenario: Callable[[Served, Callable[[str], str]], Any], **config: Any) -> None:
-    """`scenario` runs in a thread and gets the bound Kafka address of each listener."""
+@asynccontextmanager
+async def with_topic(directory: Path, **config: Any) -> AsyncIterator[Served]:
+    given = {"kafka_address": ANY, "listeners": {"outside": OUTSIDE}, **config}
+    async with served_node(directory, **given) as served:
+        await served.create("t")
+        yield served
 
-    async def body(node: Served) -> None:
-        await node.create("t")
-        server = node.server._kafka
+
+@contextmanager
+def serve(directory: Path, **config: Any) -> Iterator[tuple[Served, dict[str, str]]]:
+    """A node in another thread, and the bound Kafka address of each of its listeners."""
+    with in_thread(with_topic(directory, **config), uvloop.new_event_loop) as served:
+        server = served.server._kafka
         assert server is not None
-        bound = {name: a._listener.getsockname()[:2] for name, a in server.acceptors.items()}
-        await asyncio.to_thread(scenario, node, lambda name: format_address(cast(Address, bound[name])))
-
-    serving(tmp_path, body, **{"kafka_address": ANY, "listeners": {"outside": OUTSIDE}, **config})
+        bound = {name: cast(Address, a._listener.getsockname()[:2]) for name, a in server.acceptors.items()}
+        yield served, {name: format_address(address) for name, address in bound.items()}
 
 
 def described(raw: RawKafka) -> dict[str, set[tuple[str, int]]]:
@@ -65,16 +72,14 @@ def described(raw: RawKafka) -> dict[str, set[tuple[str, int]]]:
 
 
 def test_kafka_clients_are_told_the_addresses_of_their_listener(tmp_path: Path) -> None:
-    def scenario(_node: Served, address_of: Callable[[str], str]) -> None:
+    with serve(tmp_path, kafka_advertised=("node-1.internal", 9092)) as (_, addresses):
         told = {}
         for listener in ("", "outside"):
-            raw = RawKafka(address_of(listener))
+            raw = RawKafka(addresses[listener])
             told[listener] = described(raw)
             raw.close()
-        assert all(addresses == {("kafka.example.org", 9094)} for addresses in told["outside"].values())
-        assert all(addresses == {("node-1.internal", 9092)} for addresses in told[""].values())
-
-    serve(tmp_path, scenario, kafka_advertised=("node-1.internal", 9092))
+    assert all(found == {("kafka.example.org", 9094)} for found in told["outside"].values())
+    assert all(found == {("node-1.internal", 9092)} for found in told[""].values())
 
 
 async def test_grpc_clients_are_told_the_addresses_of_their_listener(tmp_path: Path) -> None:
@@ -99,16 +104,14 @@ async def test_sessions_are_the_nodes_and_not_of_one_listener(tmp_path: Path) ->
 
 
 def test_a_leader_without_the_listener_is_none_for_its_clients(tmp_path: Path) -> None:
-    def scenario(node: Served, address_of: Callable[[str], str]) -> None:
+    with serve(tmp_path) as (node, addresses):
         node.server.node.state.nodes[NodeId(1)].listeners = ()
-        raw = RawKafka(address_of("outside"))
+        raw = RawKafka(addresses["outside"])
         answer = raw.call(ApiKey.METADATA, 12, topics=[{"topic_id": bytes(16), "name": "t"}])
         raw.close()
         assert answer["brokers"] == []
         (partition,) = answer["topics"][0]["partitions"]
         assert (partition["error_code"], partition["leader_id"]) == (KafkaError.LEADER_NOT_AVAILABLE, -1)
-
-    serve(tmp_path, scenario)
 
 
 # -------------------------------------------------------------------------------------------- hints in errors

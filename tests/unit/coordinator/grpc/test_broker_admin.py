@@ -11,7 +11,7 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.limits import FETCH_PARTITIONS_MAX
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.records import decode_batch, parse_header
-from smq.testing.served import PATIENCE_S, Served, fails, publish_request, serving
+from smq.testing.served import PATIENCE_S, Served, fails, publish_request, served_node
 
 
 def part(offset: int = 0, **fields: Any) -> pb.FetchPartition:
@@ -235,8 +235,8 @@ async def committed(served: Served, group: str = "g", **fields: Any) -> list[tup
     return sorted((o.partition, o.offset, o.metadata) for o in response.offsets)
 
 
-def test_a_commit_is_read_back_overwritten_and_survives_a_restart(tmp_path: Path) -> None:
-    async def first(served: Served) -> None:
+async def test_a_commit_is_read_back_overwritten_and_survives_a_restart(tmp_path: Path) -> None:
+    async with served_node(tmp_path) as served:
         await served.create(partitions=3)
         assert await committed(served) == []
         await commit(served, 0, partition=2, metadata="m")
@@ -247,12 +247,8 @@ def test_a_commit_is_read_back_overwritten_and_survives_a_restart(tmp_path: Path
         only = [pb.TopicPartition(topic="t", partition=1), pb.TopicPartition(topic="t", partition=2)]
         assert await committed(served, partitions=only) == [(2, 0, "m")]
         assert await committed(served, "another") == []
-
-    async def second(served: Served) -> None:
+    async with served_node(tmp_path) as served:
         assert await committed(served) == [(0, 7, ""), (2, 0, "m")]
-
-    serving(tmp_path, first)
-    serving(tmp_path, second)
 
 
 @pytest.mark.parametrize(

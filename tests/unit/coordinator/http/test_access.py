@@ -2,7 +2,8 @@
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from smq.coordinator.config.node_toml import HttpConfig
 from smq.coordinator.http.access import read_token
 from smq.coordinator.server.composition import Server
 from smq.coordinator.user_errors import StartError
-from smq.testing.served import Served, node_config, served_node, serving
+from smq.testing.served import node_config, served_node
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of, dialling
 
 __all__ = ("authorities",)  # a fixture
@@ -22,8 +23,9 @@ TOKEN = "t" * 32
 Ask = Callable[..., Awaitable[tuple[int, str]]]
 
 
-def asking(tmp_path: Path, rule: HttpConfig, body: Callable[[Ask], Awaitable[None]], tls: Any = None) -> None:
-    async def run(served: Served) -> None:
+@asynccontextmanager
+async def asking(directory: Path, rule: HttpConfig, tls: Any = None) -> AsyncIterator[Ask]:
+    async with served_node(directory, tls=tls, http=rule) as served:
         scheme = "http" if tls is None else "https"
         address = format_address(served.server.http_address)
 
@@ -35,9 +37,7 @@ def asking(tmp_path: Path, rule: HttpConfig, body: Callable[[Ask], Awaitable[Non
             ):
                 return response.status, await response.text()
 
-        await body(ask)
-
-    serving(tmp_path, run, tls=tls, http=rule)
+        yield ask
 
 
 @pytest.fixture
@@ -47,10 +47,10 @@ def token_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_probes_for_anyone_tell_strangers_nothing_and_clients_everything(
+async def test_probes_for_anyone_tell_strangers_nothing_and_clients_everything(
     authorities: Authorities, tmp_path: Path
 ) -> None:
-    async def body(ask: Ask) -> None:
+    async with asking(tmp_path, HttpConfig(probes="anyone"), config_of(authorities.node(1))) as ask:
         stranger, client = dialling(None), dialling(authorities.client())
         assert await ask("/healthz", stranger) == (200, '{"status": "ok"}')
         assert await ask("/readyz", stranger) == (200, '{"ready": true}')
@@ -60,21 +60,21 @@ def test_probes_for_anyone_tell_strangers_nothing_and_clients_everything(
         assert (status, "show a client's certificate" in text) == (403, True)
         assert (await ask("/metrics", client))[0] == 200
 
-    asking(tmp_path, HttpConfig(probes="anyone"), body, config_of(authorities.node(1)))
 
-
-def test_a_certificate_of_a_strange_authority_is_refused_even_if_none_is_needed(
+async def test_a_certificate_of_a_strange_authority_is_refused_even_if_none_is_needed(
     authorities: Authorities, tmp_path: Path
 ) -> None:
-    async def body(ask: Ask) -> None:
+    async with asking(tmp_path, HttpConfig(probes="anyone"), config_of(authorities.node(1))) as ask:
         with pytest.raises(aiohttp.ClientError):
             await ask("/healthz", dialling(authorities.stranger()))
 
-    asking(tmp_path, HttpConfig(probes="anyone"), body, config_of(authorities.node(1)))
 
-
-def test_metrics_open_to_the_token_and_to_clients(authorities: Authorities, tmp_path: Path, token_file: Path) -> None:
-    async def body(ask: Ask) -> None:
+async def test_metrics_open_to_the_token_and_to_clients(
+    authorities: Authorities, tmp_path: Path, token_file: Path
+) -> None:
+    rule = HttpConfig(metrics="token", token_file=token_file)
+    renew, remove = token_file.write_text, token_file.unlink
+    async with asking(tmp_path, rule, config_of(authorities.node(1))) as ask:
         stranger, client = dialling(None), dialling(authorities.client())
         assert (await ask("/metrics", stranger, token=TOKEN))[0] == 200
         assert (await ask("/metrics", client))[0] == 200
@@ -88,18 +88,12 @@ def test_metrics_open_to_the_token_and_to_clients(authorities: Authorities, tmp_
         remove()
         assert (await ask("/metrics", stranger, token="n" * 32))[0] == 401
 
-    renew, remove = token_file.write_text, token_file.unlink
-    rule = HttpConfig(metrics="token", token_file=token_file)
-    asking(tmp_path, rule, body, config_of(authorities.node(1)))
 
-
-def test_without_tls_the_token_is_asked_for_too(tmp_path: Path, token_file: Path) -> None:
-    async def body(ask: Ask) -> None:
+async def test_without_tls_the_token_is_asked_for_too(tmp_path: Path, token_file: Path) -> None:
+    async with asking(tmp_path, HttpConfig(probes="anyone", metrics="token", token_file=token_file)) as ask:
         assert (await ask("/metrics"))[0] == 401
         assert (await ask("/metrics", token=TOKEN))[0] == 200
         assert '"pid"' in (await ask("/readyz"))[1]  # from this machine
-
-    asking(tmp_path, HttpConfig(probes="anyone", metrics="token", token_file=token_file), body)
 
 
 async def test_http_may_be_plain_beside_ports_with_tls(authorities: Authorities, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from smq.coordinator.config.addresses import format_address
 from smq.coordinator.service import tracing, tracing_otel
 from smq.coordinator.user_errors import StartError
 from smq.records import NewRecord, encode_batch
-from smq.testing.served import PATIENCE_S, Served, serving
+from smq.testing.served import PATIENCE_S, Served, served_node
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
@@ -52,17 +52,15 @@ def named(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
     return [span for span in exporter.get_finished_spans() if span.name == name]
 
 
-def test_a_sampled_record_is_followed_from_its_arrival_to_its_reader(
+async def test_a_sampled_record_is_followed_from_its_arrival_to_its_reader(
     tmp_path: Path, exporter: InMemorySpanExporter
 ) -> None:
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path) as served:
         await served.create()
         assert await publish(served, traced_batch(SAMPLED, OTHER)) == ""
         answers = await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
         headers = [(h.key, h.value) for answer in answers for record in answer.records for h in record.headers]
         assert headers == [("traceparent", SAMPLED.encode()), ("traceparent", OTHER.encode())]
-
-    serving(tmp_path, body)
     (produce,) = named(exporter, "produce")
     assert produce.context is not None
     assert produce.parent is not None
@@ -87,8 +85,8 @@ def test_a_sampled_record_is_followed_from_its_arrival_to_its_reader(
     assert produce.resource.attributes["service.name"] == "smq"
 
 
-def test_what_nobody_has_sampled_is_not_traced(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
-    async def body(served: Served) -> None:
+async def test_what_nobody_has_sampled_is_not_traced(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
+    async with served_node(tmp_path) as served:
         await served.create()
         for batch in (
             traced_batch(UNSAMPLED),
@@ -98,20 +96,18 @@ def test_what_nobody_has_sampled_is_not_traced(tmp_path: Path, exporter: InMemor
         ):
             assert await publish(served, batch) == ""
         assert await served.subscribe(offset_type=pb.RESET_TO_EARLIEST, stop_at_end=True)
-
-    serving(tmp_path, body)
     assert exporter.get_finished_spans() == ()
 
 
-def test_metadata_names_the_parent_and_an_error_ends_the_span(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
-    async def body(served: Served) -> None:
+async def test_metadata_names_the_parent_and_an_error_ends_the_span(
+    tmp_path: Path, exporter: InMemorySpanExporter
+) -> None:
+    async with served_node(tmp_path) as served:
         await served.create()
         whole = encode_batch([NewRecord(None, b"v", 1_000)])
         assert await publish(served, whole, {"traceparent": OTHER}) == ""
         damaged = whole[:-1] + bytes([whole[-1] ^ 1])
         assert await publish(served, damaged, {"traceparent": SAMPLED}) == "CORRUPT_BATCH"
-
-    serving(tmp_path, body)
     good, bad = sorted(named(exporter, "produce"), key=lambda span: span.status.is_ok, reverse=True)
     assert good.parent is not None
     assert bad.parent is not None
@@ -121,8 +117,8 @@ def test_metadata_names_the_parent_and_an_error_ends_the_span(tmp_path: Path, ex
     assert bad.attributes["error.type"] == "CORRUPT_BATCH"
 
 
-def test_a_kafka_clients_record_is_followed_the_same_way(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
-    async def body(served: Served) -> None:
+async def test_a_kafka_clients_record_is_followed_the_same_way(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
+    async with served_node(tmp_path, kafka_address=("127.0.0.1", 0)) as served:
         await served.create()
         assert served.server.kafka_address is not None
         servers = format_address(served.server.kafka_address)
@@ -132,8 +128,6 @@ def test_a_kafka_clients_record_is_followed_the_same_way(tmp_path: Path, exporte
         async with consumer:
             record = await asyncio.wait_for(consumer.getone(), PATIENCE_S)
         assert record.headers == (("traceparent", SAMPLED.encode()),)
-
-    serving(tmp_path, body, kafka_address=("127.0.0.1", 0))
     (produce,) = named(exporter, "produce")
     assert produce.parent is not None
     assert f"{produce.parent.span_id:016x}" == SPAN
@@ -141,18 +135,16 @@ def test_a_kafka_clients_record_is_followed_the_same_way(tmp_path: Path, exporte
     assert {span.name for span in exporter.get_finished_spans()} >= STAGES
 
 
-def test_a_ratio_samples_what_carries_no_trace(
+async def test_a_ratio_samples_what_carries_no_trace(
     tmp_path: Path, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "1.0")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "the-log")
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path) as served:
         await served.create()
         await served.fill([3])
-
-    serving(tmp_path, body)
     (produce,) = named(exporter, "produce")
     assert produce.parent is None
     assert produce.resource.attributes["service.name"] == "the-log"
@@ -175,16 +167,15 @@ def test_without_the_variable_nothing_of_opentelemetry_is_loaded() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_exporter_that_is_not_installed_refuses_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_exporter_that_is_not_installed_refuses_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "carrier-pigeon")
-
-    async def body(_served: Served) -> None: ...
-
     with pytest.raises(StartError, match=r"'carrier-pigeon', which is not installed.*console"):
-        serving(tmp_path, body)
+        await served_node(tmp_path).__aenter__()
 
 
-def test_without_the_packages_the_node_starts_and_says_how_to_get_them(
+async def test_without_the_packages_the_node_starts_and_says_how_to_get_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
@@ -193,9 +184,7 @@ def test_without_the_packages_the_node_starts_and_says_how_to_get_them(
     warnings: list[dict[str, str]] = []
     monkeypatch.setattr(tracing._log, "warning", lambda _event, **fields: warnings.append(fields), raising=False)
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path) as served:
         await served.create()
         await served.fill([1])
-
-    serving(tmp_path, body)
     assert [w["advice"] for w in warnings] == ["install smq with its extra otel, or unset OTEL_TRACES_EXPORTER"]

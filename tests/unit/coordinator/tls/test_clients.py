@@ -4,9 +4,9 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import grpc
@@ -20,7 +20,7 @@ from smq.coordinator.config.addresses import format_address
 from smq.coordinator.server.composition import Server
 from smq.coordinator.tls.certificate_files import Identity
 from smq.coordinator.tls.loading import client_context
-from smq.testing.served import PATIENCE_S, Served, served_node, serving
+from smq.testing.served import PATIENCE_S, Served, served_node
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of, dialling
 
 __all__ = ("authorities",)  # a fixture
@@ -74,26 +74,25 @@ class Secured:
         return answered
 
 
-def secured(
-    tmp_path: Path, a: Authorities, body: Callable[[Secured], Any], *, client_certificates: bool = True
-) -> None:
-    async def run(served: Served) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await body(Secured(served, a))
-
+@asynccontextmanager
+async def secured(directory: Path, a: Authorities, *, client_certificates: bool = True) -> AsyncIterator[Secured]:
     tls = config_of(a.node(1), client_certificates=client_certificates)
-    serving(tmp_path, run, tls=tls, kafka_address=("127.0.0.1", 0))
+    async with (
+        served_node(directory, tls=tls, kafka_address=("127.0.0.1", 0)) as served,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        yield Secured(served, a)
 
 
 def ca_of(a: Authorities) -> Path:
     return a.ours / "ca" / "ca.crt"
 
 
-def test_a_client_with_its_certificate_is_served_on_every_port(authorities: Authorities, tmp_path: Path) -> None:
+async def test_a_client_with_its_certificate_is_served_on_every_port(authorities: Authorities, tmp_path: Path) -> None:
     identity = authorities.client()
     tls = client_tls(identity, identity.ca)
 
-    async def body(s: Secured) -> None:
+    async with secured(tmp_path, authorities) as s:
         async with Admin(s.grpc, tls=tls) as admin:
             await admin.create_topic("t")
         async with Producer(s.grpc, tls=tls) as producer:
@@ -107,32 +106,26 @@ def test_a_client_with_its_certificate_is_served_on_every_port(authorities: Auth
         assert await s.over_http(context)
         assert await s.over_kafka(context)
 
-    secured(tmp_path, authorities, body)
 
-
-def test_no_client_is_admitted_without_a_certificate_of_ours(authorities: Authorities, tmp_path: Path) -> None:
+async def test_no_client_is_admitted_without_a_certificate_of_ours(authorities: Authorities, tmp_path: Path) -> None:
     a = authorities
     intruders = {"none": None, "another authority": a.stranger(1), "ended": a.client("old", days=-1)}
 
-    async def body(s: Secured) -> None:
+    async with secured(tmp_path, a) as s:
         for name, identity in intruders.items():
             assert not await s.over_grpc(client_tls(identity, ca_of(a)), within_ms=SOON_MS), name
             assert not await s.over_http(dialling(identity)), name
             assert not await s.over_kafka(dialling(identity)), name
         assert await s.over_grpc(client_tls(a.client(), ca_of(a)))  # so it was not the node that did not answer
 
-    secured(tmp_path, a, body)
 
-
-def test_plain_text_to_a_tls_port_gets_nothing(authorities: Authorities, tmp_path: Path) -> None:
-    async def body(s: Secured) -> None:
+async def test_plain_text_to_a_tls_port_gets_nothing(authorities: Authorities, tmp_path: Path) -> None:
+    async with secured(tmp_path, authorities) as s:
         with pytest.raises(SmqError, match="no node answers"):
             async with Admin(s.grpc, connect_timeout_ms=SOON_MS):
                 pass
         assert not await s.over_http(None)
         assert not await s.over_kafka(None)
-
-    secured(tmp_path, authorities, body)
 
 
 async def test_tls_to_a_plain_port_is_an_error_and_no_harm(authorities: Authorities, tmp_path: Path) -> None:
@@ -147,12 +140,12 @@ async def test_tls_to_a_plain_port_is_an_error_and_no_harm(authorities: Authorit
         await served.create("still-there")
 
 
-def test_without_client_certificates_the_node_is_checked_and_the_client_is_not(
+async def test_without_client_certificates_the_node_is_checked_and_the_client_is_not(
     authorities: Authorities, tmp_path: Path
 ) -> None:
     a = authorities
 
-    async def body(s: Secured) -> None:
+    async with secured(tmp_path, a, client_certificates=False) as s:
         assert await s.over_grpc(Tls(ca=ca_of(a)))
         assert await s.over_http(dialling(None))
         assert await s.over_kafka(dialling(None))
@@ -160,17 +153,15 @@ def test_without_client_certificates_the_node_is_checked_and_the_client_is_not(
             "the client trusts another authority"
         )
 
-    secured(tmp_path, a, body, client_certificates=False)
 
-
-def test_a_client_does_not_speak_to_a_node_under_a_name_that_is_not_its_own(
+async def test_a_client_does_not_speak_to_a_node_under_a_name_that_is_not_its_own(
     authorities: Authorities, tmp_path: Path
 ) -> None:
     """The certificate is for 127.0.0.1; any server could be behind 127.0.0.2."""
     identity = authorities.client()
     tls = client_tls(identity, identity.ca)
 
-    async def body(s: Secured) -> None:
+    async with secured(tmp_path, authorities) as s:
         async with await _relay("127.0.0.2", s.server.grpc_address) as relay:
             host, port = relay.sockets[0].getsockname()[:2]
             s.grpc = f"{host}:{port}"
@@ -178,8 +169,6 @@ def test_a_client_does_not_speak_to_a_node_under_a_name_that_is_not_its_own(
         async with await _relay("127.0.0.1", s.server.grpc_address) as relay:
             s.grpc = format_address(relay.sockets[0].getsockname()[:2])
             assert await s.over_grpc(tls)
-
-    secured(tmp_path, authorities, body)
 
 
 async def _relay(host: str, target: tuple[str, int]) -> asyncio.Server:
@@ -200,11 +189,13 @@ async def _relay(host: str, target: tuple[str, int]) -> asyncio.Server:
     return await asyncio.start_server(on_connect, host, 0)
 
 
-def test_renewed_files_are_shown_to_new_connections_on_every_port(authorities: Authorities, tmp_path: Path) -> None:
+async def test_renewed_files_are_shown_to_new_connections_on_every_port(
+    authorities: Authorities, tmp_path: Path
+) -> None:
     identity = authorities.client()
     tls = client_tls(identity, identity.ca)
 
-    async def body(s: Secured) -> None:
+    async with secured(tmp_path, authorities) as s:
         assert s.server.kafka_address is not None
         ports = (s.server.grpc_address, s.server.kafka_address, s.server.http_address)
         async with Admin(s.grpc, tls=tls) as admin:
@@ -218,8 +209,6 @@ def test_renewed_files_are_shown_to_new_connections_on_every_port(authorities: A
             await admin.list_topics()  # over the old connection
         assert await s.over_grpc(tls)
 
-    secured(tmp_path, authorities, body)
-
 
 def _shown(port: tuple[str, int]) -> bytes:
     """The certificate that a listener shows."""
@@ -227,10 +216,10 @@ def _shown(port: tuple[str, int]) -> bytes:
         return secure.getpeercert(binary_form=True) or b""
 
 
-def test_ends_of_certificates_are_shown_in_metrics_and_status(authorities: Authorities, tmp_path: Path) -> None:
+async def test_ends_of_certificates_are_shown_in_metrics_and_status(authorities: Authorities, tmp_path: Path) -> None:
     identity = authorities.client()
 
-    async def body(s: Secured) -> None:
+    async with secured(tmp_path, authorities) as s:
         async with Admin(s.grpc, tls=client_tls(identity, identity.ca)) as admin:
             status = await admin.node_status(1)
         url = f"https://{format_address(s.server.http_address)}/metrics"
@@ -243,8 +232,6 @@ def test_ends_of_certificates_are_shown_in_metrics_and_status(authorities: Autho
         assert (float(line.split()[-1]), status.certificate_ends_ms) == (end_s, int(end_s * 1000))
         assert "smq_tls_reload_failing 0.0" in lines
 
-    secured(tmp_path, authorities, body)
-
 
 def test_half_of_a_clients_identity_is_refused() -> None:
     with pytest.raises(SmqError, match="its key together"):
@@ -256,29 +243,25 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         Admin("127.0.0.1:1", tls=Tls(ca=tmp_path / "absent"))
 
 
-def test_clients_without_settings_take_their_files_from_the_environment(
+async def test_clients_without_settings_take_their_files_from_the_environment(
     authorities: Authorities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     identity = authorities.client()
 
-    async def body(s: Secured) -> None:
+    async with secured(tmp_path, authorities) as s:
         monkeypatch.setenv("SMQ_TLS_CA", str(identity.ca))
         monkeypatch.setenv("SMQ_TLS_CERTIFICATE", str(identity.certificate))
         monkeypatch.setenv("SMQ_TLS_KEY", str(identity.key))
         async with Admin(s.grpc) as admin:
             assert await admin.list_topics() == []
 
-    secured(tmp_path, authorities, body)
 
-
-def test_grpc_answers_a_wrong_certificate_with_unavailable(authorities: Authorities, tmp_path: Path) -> None:
+async def test_grpc_answers_a_wrong_certificate_with_unavailable(authorities: Authorities, tmp_path: Path) -> None:
     """What clients of other languages see."""
     ca = ca_of(authorities).read_bytes()
 
-    async def body(s: Secured) -> None:
+    async with secured(tmp_path, authorities) as s:
         async with grpc.aio.secure_channel(s.grpc, grpc.ssl_channel_credentials(ca)) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await AdminStub(channel).DescribeCluster(pb.DescribeClusterRequest())
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-
-    secured(tmp_path, authorities, body)

@@ -18,7 +18,7 @@ from smq.coordinator.http.console.events import EVENTS_MAX, FILE, Event, EventFi
 from smq.coordinator.limits import STATUS_EVENTS_MAX
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.replication.monitoring.anomalies import Kind
-from smq.testing.served import PATIENCE_S, Served, served_node, serving
+from smq.testing.served import PATIENCE_S, Served, served_node
 from tests.unit.coordinator.http.console.test_pages import check_is_safe, get, scraped
 
 
@@ -51,7 +51,7 @@ async def test_an_anomaly_is_an_event_and_a_metric(served: Served) -> None:
     assert 'smq_anomalies_total{kind="hwm-back"} 0.0' in lines
 
 
-def test_a_node_shows_after_a_restart_what_it_saw_before(tmp_path: Path) -> None:
+async def test_a_node_shows_after_a_restart_what_it_saw_before(tmp_path: Path) -> None:
     """A crash: the first process writes nothing when it ends."""
     (tmp_path / "data").mkdir()
     before = EventFile(tmp_path / "data")
@@ -59,7 +59,7 @@ def test_a_node_shows_after_a_restart_what_it_saw_before(tmp_path: Path) -> None
     path = tmp_path / "data" / FILE
     path.write_bytes(path.read_bytes() + b"00000000 [1,2,3]\n" + b"torn")
 
-    async def body(served: Served) -> None:
+    async with served_node(tmp_path) as served:
         events = served.server._console.events
         async with asyncio.timeout(PATIENCE_S):
             while len(events.events) < 3:  # noqa: ASYNC110 # read by another thread
@@ -71,8 +71,6 @@ def test_a_node_shows_after_a_restart_what_it_saw_before(tmp_path: Path) -> None
         events.add("change", "made now")
         await events.save()
         assert "made now" in path.read_text(), "immediately, and not when the process ends"
-
-    serving(tmp_path, body)
     kept, damaged = EventFile(tmp_path / "data").load()
     assert damaged == 0
     assert [kept[0].kind, kept[-1].text] == ["leader", "node 1: this process stops"]

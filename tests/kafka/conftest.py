@@ -1,6 +1,7 @@
 """Fixtures of the Kafka tests: one cluster of three processes for all tests that leave it unchanged."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from smq.testing.kafka_client import RawKafka
 from tests.live import _faulty, cluster, fault_cluster, new_topic
 
 HERE = Path(__file__).parent
+Connect = Callable[[str], RawKafka]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,47 +34,31 @@ def bootstrap(cluster: Cluster) -> str:
 
 
 @pytest.fixture
-def coordinator(cluster: Cluster) -> Iterator[Callable[[str], RawKafka]]:
-    """A connection to the node that coordinates a group."""
-    opened = []
-
-    def connect(group: str) -> RawKafka:
-        opened.append(RawKafka(cluster.nodes[1].kafka))
-        requested = {"key_type": 0, "coordinator_keys": [group]}
-        (found,) = opened[-1].call(ApiKey.FIND_COORDINATOR, 4, **requested)["coordinators"]
-        opened.append(RawKafka(f"{found['host']}:{found['port']}"))
-        return opened[-1]
-
-    yield connect
-    for raw in opened:
-        raw.close()
+def connect() -> Iterator[Connect]:
+    """A connection to an address; it is closed after the test."""
+    with ExitStack() as stack:
+        yield lambda address: stack.enter_context(closing(RawKafka(address)))
 
 
 @pytest.fixture
-def leader(cluster: Cluster) -> Iterator[Callable[[str], RawKafka]]:
+def leader(cluster: Cluster, connect: Connect) -> Connect:
     """A connection to the node that leads partition 0 of a topic."""
-    opened = []
-
-    def connect(topic: str) -> RawKafka:
-        opened.append(RawKafka(cluster.nodes[cluster.wait_leader(topic, 0)].kafka))
-        return opened[-1]
-
-    yield connect
-    for raw in opened:
-        raw.close()
+    return lambda topic: connect(cluster.nodes[cluster.wait_leader(topic, 0)].kafka)
 
 
 @pytest.fixture
-def owner(cluster: Cluster) -> Iterator[Callable[[str], RawKafka]]:
+def coordinator(cluster: Cluster, connect: Connect) -> Connect:
+    """A connection to the node that coordinates a group."""
+    return lambda group: _coordinator(cluster, connect, 0, group)
+
+
+@pytest.fixture
+def owner(cluster: Cluster, connect: Connect) -> Connect:
     """A connection to the node that coordinates a transactional id."""
-    opened: list[RawKafka] = []
+    return lambda name: _coordinator(cluster, connect, 1, name)
 
-    def connect(name: str) -> RawKafka:
-        opened.append(RawKafka(cluster.nodes[1].kafka))
-        (found,) = opened[-1].call(ApiKey.FIND_COORDINATOR, 4, key_type=1, coordinator_keys=[name])["coordinators"]
-        opened.append(RawKafka(f"{found['host']}:{found['port']}"))
-        return opened[-1]
 
-    yield connect
-    for raw in opened:
-        raw.close()
+def _coordinator(cluster: Cluster, connect: Connect, kind: int, name: str) -> RawKafka:
+    asked = connect(cluster.nodes[1].kafka)
+    (found,) = asked.call(ApiKey.FIND_COORDINATOR, 4, key_type=kind, coordinator_keys=[name])["coordinators"]
+    return connect(f"{found['host']}:{found['port']}")

@@ -27,7 +27,7 @@ from smq.records import (
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import RawKafka, batch
 
-Leader = Callable[[str], RawKafka]
+Connect = Callable[[str], RawKafka]
 NewTopic = Callable[..., str]
 LONG_MS = 60_000  # beyond the patience of the clients here: only an answer that does not wait for it comes in time
 
@@ -37,7 +37,7 @@ def _records(answer: Struct) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------------- versions
-def test_api_versions_lists_what_is_served(leader: Leader, new_topic: NewTopic) -> None:
+def test_api_versions_lists_what_is_served(leader: Connect, new_topic: NewTopic) -> None:
     raw = leader(new_topic())
     for version in range(5):
         body = raw.call(ApiKey.API_VERSIONS, version, client_software_name="x", client_software_version="1")
@@ -46,7 +46,7 @@ def test_api_versions_lists_what_is_served(leader: Leader, new_topic: NewTopic) 
         assert listed == served | {ApiKey.PRODUCE: (0, served[ApiKey.PRODUCE][1])}, "older librdkafka compresses then"
 
 
-def test_an_unknown_version_of_api_versions_is_answered_in_version_0(leader: Leader, new_topic: NewTopic) -> None:
+def test_an_unknown_version_of_api_versions_is_answered_in_version_0(leader: Connect, new_topic: NewTopic) -> None:
     raw = leader(new_topic())
     raw.send_frame(struct.pack(">hhih", ApiKey.API_VERSIONS, 99, 5, -1) + b"\0\3x\2y\0")
     correlation, body = raw.receive(ApiKey.API_VERSIONS, 0)
@@ -58,7 +58,7 @@ def test_an_unknown_version_of_api_versions_is_answered_in_version_0(leader: Lea
 
 @pytest.mark.parametrize("version", range(SERVED[ApiKey.PRODUCE].versions.lo, SERVED[ApiKey.PRODUCE].versions.hi + 1))
 def test_every_version_of_produce_and_fetch_moves_the_same_bytes(
-    cluster: Cluster, leader: Leader, new_topic: NewTopic, version: int
+    cluster: Cluster, leader: Connect, new_topic: NewTopic, version: int
 ) -> None:
     topic = new_topic()
     raw = leader(topic)
@@ -69,7 +69,7 @@ def test_every_version_of_produce_and_fetch_moves_the_same_bytes(
 
 
 @pytest.mark.parametrize("version", range(SERVED[ApiKey.FETCH].versions.lo, SERVED[ApiKey.FETCH].versions.hi + 1))
-def test_every_version_of_fetch_answers(cluster: Cluster, leader: Leader, new_topic: NewTopic, version: int) -> None:
+def test_every_version_of_fetch_answers(cluster: Cluster, leader: Connect, new_topic: NewTopic, version: int) -> None:
     topic = new_topic()
     raw = leader(topic)
     raw.produce(topic, batch(b"a"))
@@ -90,7 +90,7 @@ def test_every_version_of_fetch_answers(cluster: Cluster, leader: Leader, new_to
 
 
 # ---------------------------------------------------------------------------------------------------- fetch
-def test_a_fetch_waits_for_records_and_not_longer(leader: Leader, new_topic: NewTopic) -> None:
+def test_a_fetch_waits_for_records_and_not_longer(leader: Connect, new_topic: NewTopic) -> None:
     topic = new_topic()
     waiting, producing = leader(topic), leader(topic)
     found = []
@@ -105,10 +105,12 @@ def test_a_fetch_waits_for_records_and_not_longer(leader: Leader, new_topic: New
     assert waiting.call(ApiKey.FETCH, 12, **fields)["throttle_time_ms"] == 0, "a client that waits is not slowed down"
 
 
-def test_a_fetch_of_many_partitions_waits_for_min_bytes(cluster: Cluster, new_topic: NewTopic) -> None:
+def test_a_fetch_of_many_partitions_waits_for_min_bytes(
+    connect: Connect, cluster: Cluster, new_topic: NewTopic
+) -> None:
     topic = new_topic(2, replication_factor=3)
     leader = cluster.wait_leader(topic, 0)
-    raw, small = RawKafka(cluster.nodes[leader].kafka), batch(b"x")
+    raw, small = connect(cluster.nodes[leader].kafka), batch(b"x")
     raw.produce(topic, small)
     requested = [{"partition": p, "fetch_offset": 0, "partition_max_bytes": 1 << 20} for p in (1, 0)]
     sent = raw.send(
@@ -120,27 +122,26 @@ def test_a_fetch_of_many_partitions_waits_for_min_bytes(cluster: Cluster, new_to
         topics=[{"topic": topic, "partitions": requested}],
         forgotten_topics_data=[],
     )
-    other = RawKafka(cluster.nodes[leader].kafka)
+    other = connect(cluster.nodes[leader].kafka)
     other.produce(topic, small)
     got, body = raw.receive(ApiKey.FETCH, 12)
     assert got == sent
     assert [len(p["records"]) for p in body["responses"][0]["partitions"]] == [0, 2 * len(small)]
-    raw.close()
-    other.close()
 
 
-def test_a_follower_serves_what_is_committed(cluster: Cluster, leader: Leader, new_topic: NewTopic) -> None:
+def test_a_follower_serves_what_is_committed(
+    connect: Connect, cluster: Cluster, leader: Connect, new_topic: NewTopic
+) -> None:
     topic = new_topic()
     leader(topic).produce(topic, batch(b"everywhere"))
     for node in cluster.nodes.values():
-        raw = RawKafka(node.kafka)
+        raw = connect(node.kafka)
         answer = raw.fetch(topic, 0, max_wait_ms=10_000)
         assert answer["error_code"] == KafkaError.NONE
         assert validate_produced(_records(answer)).count == 1
-        raw.close()
 
 
-def test_offsets_and_epochs_that_do_not_exist_are_distinguished(leader: Leader, new_topic: NewTopic) -> None:
+def test_offsets_and_epochs_that_do_not_exist_are_distinguished(leader: Connect, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     raw.produce(topic, batch(b"a"))
@@ -150,7 +151,7 @@ def test_offsets_and_epochs_that_do_not_exist_are_distinguished(leader: Leader, 
     assert raw.fetch("nowhere", 0)["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_fetch_session_is_declined(leader: Leader, new_topic: NewTopic) -> None:
+def test_a_fetch_session_is_declined(leader: Connect, new_topic: NewTopic) -> None:
     raw = leader(new_topic())
     fields = {"replica_id": -1, "max_wait_ms": 0, "min_bytes": 1, "topics": [], "forgotten_topics_data": []}
     assert raw.call(ApiKey.FETCH, 12, session_epoch=0, **fields)["session_id"] == 0
@@ -159,7 +160,7 @@ def test_a_fetch_session_is_declined(leader: Leader, new_topic: NewTopic) -> Non
 
 
 # -------------------------------------------------------------------------------------------------- offsets
-def test_list_offsets_finds_ends_times_and_the_latest_record(leader: Leader, new_topic: NewTopic) -> None:
+def test_list_offsets_finds_ends_times_and_the_latest_record(leader: Connect, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     assert raw.list_offset(topic, -3)["offset"] == -1
@@ -178,7 +179,9 @@ def test_list_offsets_finds_ends_times_and_the_latest_record(leader: Leader, new
     assert (latest["offset"], latest["timestamp"]) == (2, 12_000)
 
 
-def test_list_offsets_fences_by_epoch_and_answers_for_each_partition_alone(leader: Leader, new_topic: NewTopic) -> None:
+def test_list_offsets_fences_by_epoch_and_answers_for_each_partition_alone(
+    leader: Connect, new_topic: NewTopic
+) -> None:
     topic = new_topic()
     raw = leader(topic)
     raw.produce(topic, batch(b"a"))
@@ -194,13 +197,13 @@ def test_list_offsets_fences_by_epoch_and_answers_for_each_partition_alone(leade
 
 
 def test_a_write_through_one_node_is_visible_at_every_node_from_then_on(
-    cluster: Cluster, leader: Leader, new_topic: NewTopic
+    connect: Connect, cluster: Cluster, leader: Connect, new_topic: NewTopic
 ) -> None:
     """Ends and starts are linearizable at every node, which asks the leader. Kafka's clients ask it themselves."""
     topic = new_topic()
     writing = leader(topic)
     nodes = list(cluster.nodes.values())
-    others = [RawKafka(node.kafka) for node in nodes]
+    others = [connect(node.kafka) for node in nodes]
     for n in range(1, 20):
         writing.produce(topic, batch(b"v"))
         assert [node.raw.range_info(topic, 0).hwm for node in nodes] == [n] * len(nodes)
@@ -211,11 +214,9 @@ def test_a_write_through_one_node_is_visible_at_every_node_from_then_on(
         others[n % 3].call(ApiKey.DELETE_RECORDS, 2, topics=requested, timeout_ms=5_000)
         assert [node.raw.range_info(topic, 0).log_start for node in nodes] == [n] * len(nodes)
         assert writing.list_offset(topic, -2)["offset"] == n
-    for raw in others:
-        raw.close()
 
 
-def test_the_end_of_an_epoch_is_reported(leader: Leader, new_topic: NewTopic) -> None:
+def test_the_end_of_an_epoch_is_reported(leader: Connect, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     raw.produce(topic, batch(b"a"))
@@ -238,7 +239,7 @@ def _init(raw: RawKafka, **fields: object) -> tuple[int, int]:
     return body["producer_id"], body["producer_epoch"]
 
 
-def test_a_repeated_batch_is_stored_once_and_a_gap_is_refused(leader: Leader, new_topic: NewTopic) -> None:
+def test_a_repeated_batch_is_stored_once_and_a_gap_is_refused(leader: Connect, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     producer_id, epoch = _init(raw)
@@ -256,7 +257,7 @@ def test_a_repeated_batch_is_stored_once_and_a_gap_is_refused(leader: Leader, ne
     assert raw.list_offset(topic, -1)["offset"] == 3
 
 
-def test_an_epoch_that_was_never_given_out_begins_at_sequence_0(leader: Leader, new_topic: NewTopic) -> None:
+def test_an_epoch_that_was_never_given_out_begins_at_sequence_0(leader: Connect, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     producer_id, epoch = _init(raw)
@@ -288,7 +289,7 @@ def test_an_epoch_that_was_never_given_out_begins_at_sequence_0(leader: Leader, 
     ],
 )
 def test_a_refused_batch_says_which_of_its_records_are_bad(
-    leader: Leader, new_topic: NewTopic, config: dict[str, str], code: KafkaError, bad: list[int]
+    leader: Connect, new_topic: NewTopic, config: dict[str, str], code: KafkaError, bad: list[int]
 ) -> None:
     topic = new_topic(config=config)
     raw, now_ms = leader(topic), time.time_ns() // 1_000_000
@@ -301,11 +302,11 @@ def test_a_refused_batch_says_which_of_its_records_are_bad(
 
 
 # ---------------------------------------------------------------------------------------------------- leaders
-def test_another_node_names_the_leader(cluster: Cluster, new_topic: NewTopic) -> None:
+def test_another_node_names_the_leader(connect: Connect, cluster: Cluster, new_topic: NewTopic) -> None:
     topic = new_topic()
     number = cluster.wait_leader(topic, 0)
     other = next(node for node in cluster.nodes.values() if node.id != number)
-    raw = RawKafka(other.kafka)
+    raw = connect(other.kafka)
     data = [{"name": topic, "partition_data": [{"index": 0, "records": [batch(b"v")]}]}]
     body = raw.call(ApiKey.PRODUCE, 10, acks=-1, timeout_ms=5_000, topic_data=data)
     answer = body["responses"][0]["partition_responses"][0]
@@ -314,7 +315,6 @@ def test_another_node_names_the_leader(cluster: Cluster, new_topic: NewTopic) ->
     assert [(e["node_id"], f"{e['host']}:{e['port']}") for e in body["node_endpoints"]] == [
         (number, cluster.nodes[number].kafka)
     ]
-    raw.close()
 
 
 # -------------------------------------------------------------------------------------------------- bad input
@@ -349,7 +349,7 @@ def _flagged(flag: int) -> bytes:
     ids=["null", "empty", "short", "magic", "crc", "record", "length", "cut", "two", "too large", "txn", "control"],
 )
 def test_a_batch_that_is_none_is_refused_and_nothing_else(
-    leader: Leader, new_topic: NewTopic, records: bytes | None, code: KafkaError
+    leader: Connect, new_topic: NewTopic, records: bytes | None, code: KafkaError
 ) -> None:
     assert batch(b"v")[16] == MAGIC
     topic = new_topic()
@@ -358,7 +358,7 @@ def test_a_batch_that_is_none_is_refused_and_nothing_else(
     assert raw.produce(topic, batch(b"good"))["base_offset"] == 0
 
 
-def test_acks_and_partitions_that_do_not_exist_are_refused(leader: Leader, new_topic: NewTopic) -> None:
+def test_acks_and_partitions_that_do_not_exist_are_refused(leader: Connect, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     assert raw.produce(topic, batch(b"v"), acks=7)["error_code"] == KafkaError.INVALID_REQUIRED_ACKS
@@ -367,15 +367,17 @@ def test_acks_and_partitions_that_do_not_exist_are_refused(leader: Leader, new_t
     assert unknown["error_code"] == KafkaError.UNKNOWN_TOPIC_ID
 
 
-def test_a_topic_that_may_not_be_created_by_naming_it_is_not(leader: Leader, new_topic: NewTopic) -> None:
+def test_a_topic_that_may_not_be_created_by_naming_it_is_not(leader: Connect, new_topic: NewTopic) -> None:
     raw = leader(new_topic())
     for _ in range(2):
         body = raw.call(ApiKey.METADATA, 9, topics=[{"name": "uncreated"}], allow_auto_topic_creation=False)
         assert body["topics"][0]["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_all_clients_that_create_a_topic_by_naming_it_at_the_same_time_succeed(cluster: Cluster) -> None:
-    connections = [RawKafka(node.kafka) for node in cluster.nodes.values() for _ in range(4)]
+def test_all_clients_that_create_a_topic_by_naming_it_at_the_same_time_succeed(
+    connect: Connect, cluster: Cluster
+) -> None:
+    connections = [connect(node.kafka) for node in cluster.nodes.values() for _ in range(4)]
     sent = [
         raw.send(ApiKey.METADATA, 9, topics=[{"name": "raced"}], allow_auto_topic_creation=True) for raw in connections
     ]
@@ -383,11 +385,9 @@ def test_all_clients_that_create_a_topic_by_naming_it_at_the_same_time_succeed(c
     assert [correlation for correlation, _ in found] == sent
     codes = {body["topics"][0]["error_code"] for _, body in found}
     assert codes == {KafkaError.NONE}
-    for raw in connections:
-        raw.close()
 
 
-def test_without_acknowledgement_there_is_no_answer(leader: Leader, new_topic: NewTopic) -> None:
+def test_without_acknowledgement_there_is_no_answer(leader: Connect, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     data = [{"name": topic, "partition_data": [{"index": 0, "records": [batch(b"v")]}]}]
@@ -399,7 +399,7 @@ def test_without_acknowledgement_there_is_no_answer(leader: Leader, new_topic: N
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "ü", "x" * 250, "x" * 30_000], ids=lambda name: name[:4])
-def test_an_illegal_topic_name_is_refused(leader: Leader, new_topic: NewTopic, name: str) -> None:
+def test_an_illegal_topic_name_is_refused(leader: Connect, new_topic: NewTopic, name: str) -> None:
     raw = leader(new_topic())
     assert raw.create_topic(name)["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
     for may_create in (True, False):
@@ -417,7 +417,7 @@ def test_an_illegal_topic_name_is_refused(leader: Leader, new_topic: NewTopic, n
     ids=["no group", "long group", "long metadata"],
 )
 def test_a_commit_that_makes_no_sense_is_refused(
-    leader: Leader, new_topic: NewTopic, group: str, metadata: str, code: KafkaError
+    leader: Connect, new_topic: NewTopic, group: str, metadata: str, code: KafkaError
 ) -> None:
     topic = new_topic()
     answer = leader(topic).commit(group, topic, 1, committed_metadata=metadata)
@@ -426,7 +426,7 @@ def test_a_commit_that_makes_no_sense_is_refused(
 
 @pytest.mark.parametrize("version", range(1, 11))
 def test_every_version_of_offset_fetch_returns_the_commit(
-    cluster: Cluster, coordinator: Leader, new_topic: NewTopic, version: int
+    cluster: Cluster, coordinator: Connect, new_topic: NewTopic, version: int
 ) -> None:
     topic = new_topic()
     raw = coordinator("v")
@@ -444,7 +444,7 @@ def test_every_version_of_offset_fetch_returns_the_commit(
 
 @pytest.mark.parametrize("offset", [-1, -2, -1_001])
 def test_negative_offset_is_kept_for_kafka_clients_and_is_no_position_for_readers(
-    cluster: Cluster, coordinator: Leader, leader: Leader, new_topic: NewTopic, offset: int
+    cluster: Cluster, coordinator: Connect, leader: Connect, new_topic: NewTopic, offset: int
 ) -> None:
     """KafkaJS commits -1 and -2 to reset a group. Clients take a negative offset as none: their setting decides."""
     topic = new_topic()
@@ -471,7 +471,7 @@ def test_negative_offset_is_kept_for_kafka_clients_and_is_no_position_for_reader
 
 
 def test_group_without_members_and_offsets_is_still_empty_and_not_dead(
-    cluster: Cluster, coordinator: Leader, new_topic: NewTopic
+    cluster: Cluster, coordinator: Connect, new_topic: NewTopic
 ) -> None:
     topic, raw = new_topic(), coordinator("bare")
     raw.commit("bare", topic, 5)
@@ -490,7 +490,7 @@ def test_a_node_that_does_not_coordinate_the_group_takes_no_commit_of_it(cluster
     assert sorted(codes) == [KafkaError.NONE, *[KafkaError.NOT_COORDINATOR] * (len(cluster.nodes) - 1)]
 
 
-def test_records_are_not_deleted_beyond_the_end(leader: Leader, new_topic: NewTopic) -> None:
+def test_records_are_not_deleted_beyond_the_end(leader: Connect, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     raw.produce(topic, batch(b"a", b"b"))
@@ -523,7 +523,7 @@ def test_records_are_not_deleted_beyond_the_end(leader: Leader, new_topic: NewTo
     ids=["negative", "oversized", "no header", "unknown key", "old", "new", "nested length", "client id", "http"],
 )
 def test_bytes_that_are_no_request_close_their_connection_alone(
-    leader: Leader, new_topic: NewTopic, data: bytes
+    leader: Connect, new_topic: NewTopic, data: bytes
 ) -> None:
     topic = new_topic()
     bystander, raw = leader(topic), leader(topic)
@@ -532,7 +532,7 @@ def test_bytes_that_are_no_request_close_their_connection_alone(
     assert bystander.produce(topic, batch(b"v"))["base_offset"] == 0
 
 
-def test_pipelined_requests_are_answered_in_their_order(leader: Leader, new_topic: NewTopic) -> None:
+def test_pipelined_requests_are_answered_in_their_order(leader: Connect, new_topic: NewTopic) -> None:
     topic = new_topic()
     raw = leader(topic)
     data = [{"name": topic, "partition_data": [{"index": 0, "records": [batch(b"v")]}]}]
@@ -553,7 +553,7 @@ def test_pipelined_requests_are_answered_in_their_order(leader: Leader, new_topi
     assert offsets == list(range(400))
 
 
-def test_a_request_in_single_bytes_is_a_request(leader: Leader, new_topic: NewTopic) -> None:
+def test_a_request_in_single_bytes_is_a_request(leader: Connect, new_topic: NewTopic) -> None:
     raw = leader(new_topic())
     raw.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for byte in struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 0, 77, -1):
@@ -561,7 +561,7 @@ def test_a_request_in_single_bytes_is_a_request(leader: Leader, new_topic: NewTo
     assert raw.receive(ApiKey.API_VERSIONS, 0)[0] == 77
 
 
-def test_a_client_that_reads_nothing_stops_no_other_client(leader: Leader, new_topic: NewTopic) -> None:
+def test_a_client_that_reads_nothing_stops_no_other_client(leader: Connect, new_topic: NewTopic) -> None:
     topic = new_topic()
     deaf, bystander = leader(topic), leader(topic)
     for _ in range(8):

@@ -11,7 +11,7 @@ from typing import Any, get_origin
 import pytest
 
 import smq.clients
-from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.errors import ErrorCode
 
 UNITS = ("_ms", "_ns", "_s", "_bytes")  # in a parameter's name, which says the unit by itself
 UNITLESS = {"timeout": "seconds"}  # names that the standard library has chosen
@@ -109,10 +109,3 @@ def test_an_error_that_is_named_exists(owner: str, function: Callable[..., Any])
     documents = (function.__doc__ or "") + (public_classes()[owner].__doc__ or "")
     capitals = set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", documents))
     assert capitals <= CODES.union(smq.clients.OFFSET_TYPES)
-
-
-def test_every_error_class_is_public_and_says_its_code() -> None:
-    for code in ErrorCode:
-        cls = type(SmqError(code, "why"))
-        if cls is not SmqError:
-            assert getattr(smq.clients, cls.__name__) is cls

@@ -1,6 +1,5 @@
 """The modules that an executor or a small script loads when it imports the clients."""
 
-import inspect
 import subprocess
 import sys
 
@@ -55,14 +54,3 @@ def test_every_error_that_a_caller_can_meet_has_a_class_of_its_own(code: ErrorCo
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Prodcuer'"):
         smq.clients.Prodcuer  # noqa: B018 the access is the test
-
-
-CLIENTS = ["Admin", "Consumer", "OffsetAssigner", "Producer"]
-
-
-@pytest.mark.parametrize("name", [*CLIENTS, *(f"Sync{name}" for name in CLIENTS), "Delivery", "Serde"])
-def test_every_public_method_of_a_client_says_what_it_does(name: str) -> None:
-    kind = getattr(smq.clients, name)
-    public = {n: m for n, m in inspect.getmembers(kind) if not n.startswith("_") and not isinstance(m, type)}
-    assert kind.__doc__
-    assert [n for n, method in public.items() if not (inspect.getdoc(method) or "").strip()] == []

@@ -40,10 +40,6 @@ def methods() -> Iterator[tuple[str, str, Callable[..., Any]]]:
                 yield owner, name, function
 
 
-def all_methods() -> list[Any]:
-    return [pytest.param(owner, function, id=f"{owner}.{name}") for owner, name, function in methods()]
-
-
 def is_remote(owner: str, function: Callable[..., Any]) -> bool:
     """Whether it asks the cluster, or waits for it: coroutines do, and what stands for them in the blocking clients."""
     original = inspect.unwrap(getattr(BLOCKING.get(owner), function.__name__, function))
@@ -77,17 +73,16 @@ def test_every_public_class_has_a_docstring_of_its_own(name: str) -> None:
     assert not doc.startswith(f"{name}(")  # what a dataclass writes without one
 
 
-@pytest.mark.parametrize(("owner", "function"), all_methods())
-def test_every_public_method_has_a_docstring(owner: str, function: Callable[..., Any]) -> None:
-    assert function.__doc__
+def test_every_public_method_has_a_docstring() -> None:
+    assert [f"{owner}.{name}" for owner, name, function in methods() if not function.__doc__] == []
 
 
-@pytest.mark.parametrize(("owner", "function"), all_methods())
-def test_times_and_sizes_are_named_with_their_unit(owner: str, function: Callable[..., Any]) -> None:
-    doc = function.__doc__ or ""
-    for name in measured(function):
-        assert re.search(rf"`{name}`", doc)
-        assert UNITLESS.get(name, "") in doc
+def test_times_and_sizes_are_named_with_their_unit() -> None:
+    for owner, method, function in methods():
+        doc = function.__doc__ or ""
+        for name in measured(function):
+            assert re.search(rf"`{name}`", doc), (owner, method, name)
+            assert UNITLESS.get(name, "") in doc, (owner, method, name)
 
 
 @pytest.mark.parametrize("name", public_classes())
@@ -98,14 +93,16 @@ def test_times_and_sizes_of_the_options_are_named_in_the_class_docstring(name: s
     assert [option for option in measured(public_classes()[name]) if f"`{option}`" not in doc] == []
 
 
-@pytest.mark.parametrize(("owner", "function"), all_methods())
-def test_a_method_that_asks_the_cluster_names_its_errors(owner: str, function: Callable[..., Any]) -> None:
-    if is_remote(owner, function):
-        assert CODES.intersection(re.findall(r"\b[A-Z_]{5,}\b", function.__doc__ or ""))
+def test_a_method_that_asks_the_cluster_names_its_errors() -> None:
+    asking = [(owner, name, function) for owner, name, function in methods() if is_remote(owner, function)]
+    named = re.compile(r"\b[A-Z_]{5,}\b")
+    silent = [(o, name) for o, name, f in asking if not CODES.intersection(named.findall(f.__doc__ or ""))]
+    assert silent == []
+    assert len(asking) > 60
 
 
-@pytest.mark.parametrize(("owner", "function"), all_methods())
-def test_an_error_that_is_named_exists(owner: str, function: Callable[..., Any]) -> None:
-    documents = (function.__doc__ or "") + (public_classes()[owner].__doc__ or "")
-    capitals = set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", documents))
-    assert capitals <= CODES.union(smq.clients.OFFSET_TYPES)
+def test_an_error_that_is_named_exists() -> None:
+    for owner, name, function in methods():
+        documents = (function.__doc__ or "") + (public_classes()[owner].__doc__ or "")
+        capitals = set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", documents))
+        assert capitals <= CODES.union(smq.clients.OFFSET_TYPES), (owner, name)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import click
@@ -74,6 +75,7 @@ CARD = (
 )
 
 
+@cache
 def _tracked() -> list[Path]:
     """Every committed file that is still there, or every file if this is not a git checkout."""
     try:
@@ -104,6 +106,7 @@ def _sources() -> list[Path]:
     return [path for path in _tracked() if path.suffix == ".py" and not _is_generated(path)]
 
 
+@cache
 def _lines() -> list[tuple[str, str]]:
     """(place, line) of every line that a person wrote."""
     return [

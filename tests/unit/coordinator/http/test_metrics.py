@@ -16,40 +16,25 @@ from smq.raft_state.commands import (
     AdvanceExternalHwms,
     Assignment,
     AssignOffsets,
-    CreateTopic,
     DeleteTopic,
     ExternalAdvance,
     OffsetCommit,
-    RegisterNode,
 )
-from smq.raft_state.ids import (
-    DiskId,
-    Epoch,
-    Incarnation,
-    LogIndex,
-    NodeId,
-    Offset,
-    PartitionId,
-    PartitionIndex,
-    RequestId,
-    TopicId,
-    TsNs,
-    partition_id,
-)
+from smq.raft_state.ids import Epoch, LogIndex, NodeId, Offset, PartitionId, TsNs
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import Backlog, NodeApi, ReplicaStatus
 from smq.replication.monitoring.measures import Traffic
-from tests.unit.raft_state.support import commit, proposed
+from tests.unit.raft_state.support import commit, external_topic, pid, proposed, register, rid, topic
 
 PARTITIONS = 1_200
 GROUP = 'a "group" of \\'
 NOW_NS = 10_000_000_000
 FOUND = {
-    (GROUP, partition_id(TopicId(b"t" * 16), PartitionIndex(0))): Backlog(500, TsNs(7_500_000_000)),
-    (GROUP, partition_id(TopicId(b"t" * 16), PartitionIndex(1))): Backlog(0, TsNs(-1)),
-    (GROUP, partition_id(TopicId(b"x" * 16), PartitionIndex(0))): Backlog(1, TsNs(1)),  # its topic has been deleted
+    (GROUP, pid(1)): Backlog(500, TsNs(7_500_000_000)),
+    (GROUP, pid(1, 1)): Backlog(0, TsNs(-1)),
+    (GROUP, pid(9)): Backlog(1, TsNs(1)),  # its topic has been deleted
 }
 BACKLOGS = Backlogs(FOUND, 0)
 
@@ -63,21 +48,8 @@ class FakeNode:
     def __init__(self) -> None:
         self.machine, self.read = Machine(), 0
         self.machine.apply(LogIndex(0), default_init("c"))
-        self.machine.apply(
-            LogIndex(1),
-            RegisterNode(
-                node=self.node_id,
-                incarnation=Incarnation(1),
-                disk=DiskId(b"d" * 16),
-                grpc_address="h:1",
-                http_address="h:2",
-                kafka_address="",
-            ),
-        )
-        topic = CreateTopic(
-            name="t", topic_id=TopicId(b"t" * 16), partition_count=PARTITIONS, replication_factor=1, created_ms=0
-        )
-        self.machine.apply(LogIndex(2), topic)
+        self.machine.apply(LogIndex(1), register(1))
+        self.machine.apply(LogIndex(2), topic(1, "t", PARTITIONS, replicas=1))
         items = tuple(OffsetCommit(partition=p.pid, offset=Offset(0)) for p in self.state.topics["t"].partitions)
         self.machine.apply(LogIndex(3), proposed(self.state, replace(commit(GROUP), items=items)))
 
@@ -150,19 +122,10 @@ def test_a_partitions_bytes_are_counters_and_everything_else_is_a_gauge() -> Non
 
 def create_external(node: FakeNode, partitions: int) -> list[PartitionId]:
     """Of partition i, i + 3 offsets are assigned and i + 1 can be read."""
-    topic = CreateTopic(
-        name="images",
-        topic_id=TopicId(b"i" * 16),
-        partition_count=partitions,
-        replication_factor=0,
-        config=(("storage", "external"),),
-        created_ms=0,
-    )
-    node.machine.apply(LogIndex(4), topic)
+    node.machine.apply(LogIndex(4), external_topic(2, "images", partitions))
     pids = [p.pid for p in node.state.topics["images"].partitions]
     assignments = tuple(
-        Assignment(request_id=RequestId(i.to_bytes(16, "big")), partition=pid, count=i + 3, not_before=Offset(0))
-        for i, pid in enumerate(pids)
+        Assignment(request_id=rid(i), partition=p, count=i + 3, not_before=Offset(0)) for i, p in enumerate(pids)
     )
     node.machine.apply(LogIndex(5), AssignOffsets(items=assignments))
     advances = tuple(ExternalAdvance(partition=pid, offset=Offset(i + 1)) for i, pid in enumerate(pids))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from smq.coordinator.limits import MIB
 from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
-from smq.raft_state.commands import Command, CreateTopic, FenceNode
+from smq.raft_state.commands import Command, FenceNode
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import (
     DiskId,
@@ -40,6 +41,7 @@ from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import ActiveProducer, DoneFn, NodeApi, ReplicaStatus
 from smq.replication.ports import Quorum, QuorumReplica
+from tests.unit.raft_state.support import topic as created
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, register
 
 NO_QUORUM = SmqError(ErrorCode.NO_QUORUM, "no majority")
@@ -79,16 +81,8 @@ class Node:
         done(SmqError(reply.code, reply.message) if isinstance(reply, Rejected) else reply)
 
     def create(self, name: str, partitions: int = 1, config: tuple[tuple[str, str], ...] = ()) -> None:
-        topic_id = TopicId(name.encode().ljust(16, b"."))
-        command = CreateTopic(
-            name=name,
-            topic_id=topic_id,
-            partition_count=partitions,
-            replication_factor=0 if config else 3,
-            config=config,
-            created_ms=0,
-        )
-        self.apply(command)
+        made = created(0, name, partitions, replicas=0 if config else 3)
+        self.apply(replace(made, topic_id=TopicId(name.encode().ljust(16, b".")), config=config))
 
     def part(self, name: str, index: int = 0) -> PartitionState:
         part = self.state.partition_of(name, index)

@@ -13,13 +13,13 @@ from smq.coordinator.server import composition as server_module
 from smq.coordinator.server import self_check
 from smq.coordinator.server.composition import Server
 from smq.coordinator.server.self_check import FAR_MS
-from smq.raft_state.commands import RegisterNode
 from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import DiskId, Incarnation, NodeId
+from smq.raft_state.ids import NodeId
 from smq.raft_state.replies import Reply
 from smq.replication.net.tcp import TcpNetwork
 from smq.replication.nodes.identity import StartRefused
 from smq.testing.served import PATIENCE_S, node_config
+from tests.unit.raft_state.support import register
 from tests.unit.replication.net.test_tcp import Recorder
 
 ONE, TWO, THREE = NodeId(1), NodeId(2), NodeId(3)
@@ -83,14 +83,7 @@ def test_an_address_that_another_node_advertises_ends_the_server(tmp_path: Path,
     async def register_the_other(server: Server) -> None:
         await until(lambda: server.node.is_ready)
         answered: asyncio.Future[Reply | SmqError] = asyncio.get_running_loop().create_future()
-        other = RegisterNode(
-            node=TWO,
-            incarnation=Incarnation(1),
-            disk=DiskId(bytes(16)),
-            grpc_address="broker.example.org:7401",
-            http_address="",
-            kafka_address="",
-        )
+        other = register(TWO, address="broker.example.org:7401")
         server.node.propose(other, PATIENCE_S * 1_000, answered.set_result)
         assert not isinstance(await answered, SmqError)
         assert ended == []

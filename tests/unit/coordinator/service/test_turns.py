@@ -13,12 +13,13 @@ from smq.coordinator.kafka import metadata
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.service import turns
 from smq.coordinator.service.turns import Turns
-from smq.raft_state.commands import CreateTopic, RegisterNode
-from smq.raft_state.ids import DiskId, Incarnation, LogIndex, NodeId, TopicId
+from smq.raft_state.ids import LogIndex
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState
 from smq.replication.api import NodeApi
+from tests.unit.raft_state.support import register
+from tests.unit.raft_state.support import topic as created
 
 TOPICS, PARTITIONS = 3, 400
 
@@ -26,15 +27,9 @@ TOPICS, PARTITIONS = 3, 400
 def state() -> ClusterState:
     machine = Machine()
     machine.apply(LogIndex(0), default_init("c"))
-    addresses: dict[str, Any] = {"grpc_address": "h:1", "http_address": "h:2", "kafka_address": "h:3"}
-    register = RegisterNode(node=NodeId(1), incarnation=Incarnation(1), disk=DiskId(b"d" * 16), **addresses)
-    machine.apply(LogIndex(1), register)
+    machine.apply(LogIndex(1), register(1, kafka="h:3"))
     for n in range(TOPICS):
-        topic_id = TopicId(bytes([n]) * 16)
-        topic = CreateTopic(
-            name=f"t{n}", topic_id=topic_id, partition_count=PARTITIONS, replication_factor=1, created_ms=0
-        )
-        machine.apply(LogIndex(2 + n), topic)
+        machine.apply(LogIndex(2 + n), created(n, partitions=PARTITIONS, replicas=1))
     return machine.state
 
 

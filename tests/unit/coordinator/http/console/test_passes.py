@@ -16,26 +16,15 @@ from aiohttp.test_utils import make_mocked_request
 from smq.coordinator.http.console.site import Console
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.turns import ITEMS_PER_TURN
-from smq.raft_state.commands import CreateTopic, OffsetCommit, RegisterNode
-from smq.raft_state.ids import (
-    DiskId,
-    Incarnation,
-    LogIndex,
-    NodeId,
-    Offset,
-    PartitionId,
-    ProducerEpoch,
-    ProducerId,
-    TopicId,
-    TsNs,
-)
+from smq.raft_state.commands import OffsetCommit
+from smq.raft_state.ids import LogIndex, NodeId, Offset, PartitionId, ProducerEpoch, ProducerId, TsNs
 from smq.raft_state.limits import default_init
 from smq.raft_state.machine import Machine
 from smq.raft_state.state import ClusterState, PartitionState, TransactionPhase, TransactionState
 from smq.records import NewRecord, encode_batch
 from smq.replication.api import Backlog, Fetched, PartitionRange, StoredBatch
 from smq.testing.served import node_config
-from tests.unit.raft_state.support import commit, proposed
+from tests.unit.raft_state.support import commit, proposed, register, topic
 
 TOPICS, PARTITIONS, GROUPS, COMMITS, TRANSACTIONS = 30, 1_000, 1_000, 20, 10_000
 RECORDS = 5_000
@@ -52,21 +41,9 @@ class Wide:
         self.machine = Machine()
         self._index = 0
         self._apply(default_init("c"))
-        registered = RegisterNode(
-            node=self.node_id,
-            incarnation=Incarnation(1),
-            disk=DiskId(b"d" * 16),
-            grpc_address="h:1",
-            http_address="h:2",
-            kafka_address="",
-        )
-        self._apply(registered)
+        self._apply(register(1))
         for n in range(TOPICS):
-            name, topic_id = f"t{n}", TopicId(n.to_bytes(16, "big"))
-            made = CreateTopic(
-                name=name, topic_id=topic_id, partition_count=PARTITIONS, replication_factor=1, created_ms=0
-            )
-            self._apply(made)
+            self._apply(topic(n, partitions=PARTITIONS, replicas=1))
         first = self.state.topics["t0"].partitions
         for n in range(GROUPS):
             items = tuple(

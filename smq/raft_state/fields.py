@@ -1,7 +1,7 @@
 """The kinds of field that commands, replies and snapshots share, beyond the plain ones of `binary`.
 
 Owns the bytes of what is inside a command: partition ids, commits, members, high water marks, results. It must never
-change a layout that a released version wrote. `command_table` and `snapshot_parts` import it.
+change a layout that a released version wrote. `command_table`, `state` and `snapshot_parts` import it.
 """
 
 import struct

@@ -15,18 +15,16 @@ from smq.raft_state.binary import INT64, TEXT, Bytes, CodecError, Group, Reader,
 from smq.raft_state.command_codec import UpgradeNeeded
 from smq.raft_state.ids import PartitionIndex
 from smq.raft_state.snapshot_parts import (
-    APP,
     ASSIGNED,
     ASSIGNED_BEFORE,
-    CLUSTER,
     CLUSTER_CONFIG,
     COORDINATORS,
     NODES,
     PRODUCER,
     REPLY,
-    USER,
     read_assigned,
     read_commit,
+    read_fields,
     read_group,
     read_partition,
     read_topic,
@@ -42,7 +40,9 @@ from smq.raft_state.snapshot_parts import (
     write_transaction,
 )
 from smq.raft_state.state import (
-    AppState,
+    APP,
+    CLUSTER,
+    USER,
     ClusterState,
     GroupState,
     TopicState,
@@ -201,7 +201,7 @@ def _read_head(reader: Reader, known_level: int) -> ClusterState:
         )
     if level < 1:
         raise CodecError(f"a snapshot of feature level {level}: there is none below 1")
-    state = ClusterState(feature_level=level, **{name: kind.read(reader) for name, kind in CLUSTER.fields})
+    state = ClusterState(feature_level=level, **read_fields(reader, CLUSTER))
     state.config = dict(CLUSTER_CONFIG.read(reader))
     state.nodes = {node.node: node for node in NODES.read(reader)}
     state.coordinators = list(COORDINATORS.read(reader))
@@ -267,8 +267,8 @@ def _read_transaction(reader: Reader, state: ClusterState) -> Steps[None]:
 
 def _read_apps(reader: Reader, state: ClusterState) -> Steps[None]:
     for number in range(read_count(reader)):
-        name, batch_id, used_ms, fingerprint = APP.read(reader)
-        state.apps[name] = AppState(batch_id=batch_id, used_ms=used_ms, fingerprint=fingerprint)
+        name = TEXT.read(reader)
+        state.apps[name] = APP.read(reader)
         if number % PIECE_ITEMS == 0:
             yield
 

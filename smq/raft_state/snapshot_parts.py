@@ -1,21 +1,19 @@
 """The bytes of what a snapshot is made of: nodes, topics, partitions, groups, commits, users, replies, assignments.
 
-Owns the layout of each, writer and reader side by side. It must never skip an entry or choose
-an order: `snapshot` does that. Only `snapshot` imports it.
+Owns the writer and the reader of what has more than the fields of one record, or is so frequent that it is written by
+hand. `state` has the records. It must never skip an entry or choose an order: `snapshot` does that. Only `snapshot`
+imports it.
 """
 
 import struct
 from typing import Any, Final
 
 from smq.raft_state.binary import (
-    FLAG,
     INT16,
-    INT32,
     INT64,
     TEXT,
     U8,
     U16,
-    U32,
     Blob,
     CodecError,
     Fixed,
@@ -26,29 +24,28 @@ from smq.raft_state.binary import (
     read_count,
     write_count,
 )
-from smq.raft_state.fields import ANY_ID, CONFIG, CREDENTIALS, FINGERPRINT, GROUP_MEMBER, LISTENERS
+from smq.raft_state.fields import CONFIG
 from smq.raft_state.ids import PartitionId, PartitionIndex, RequestId, TopicId
 from smq.raft_state.limits import (
-    BIRTH_ID_BYTES,
-    DISK_ID_BYTES,
-    GROUP_BYTES_MAX,
     PARTITION_ID_BYTES,
     REQUEST_ID_BYTES,
     SEGMENT_DIGEST_BYTES,
     TEXT_BYTES_MAX,
-    TOPIC_ID_BYTES,
 )
 from smq.raft_state.state import (
+    APP,
+    GROUP,
+    MEMBER,
+    NODE,
+    SLOT,
+    TOPIC,
+    TRANSACTION,
     AppState,
     Assigned,
-    ClusterState,
     CommittedOffset,
-    CoordinatorSlot,
     EpochStart,
     GroupPhase,
     GroupState,
-    MemberState,
-    NodeState,
     PartitionState,
     ProducerMark,
     Segment,
@@ -56,55 +53,19 @@ from smq.raft_state.state import (
     TransactionOutcome,
     TransactionPhase,
     TransactionState,
-    UserState,
 )
 
-CLUSTER: Final = Record(
-    ClusterState,
-    (
-        ("cluster_id", TEXT),
-        ("birth", Fixed(BIRTH_ID_BYTES)),
-        ("topics_max", INT64),
-        ("partitions_max", INT64),
-        ("groups_max", INT64),
-        ("replies_max", INT64),
-        ("next_producer_id", INT64),
-        ("expiry_clock_ms", INT64),
-        ("generation_floor", INT32),
-        ("offset_commits", INT64),
-        ("changes_floor", INT64),
-        ("transaction_changes_floor", INT64),
-        ("decoy_secret", ANY_ID),
-    ),
-)
 CLUSTER_CONFIG: Final = CONFIG
-NODES: Final = Many(
-    Record(
-        NodeState,
-        (
-            ("node", INT32),
-            ("incarnation", INT64),
-            ("disk", Fixed(DISK_ID_BYTES)),
-            ("grpc_address", TEXT),
-            ("http_address", TEXT),
-            ("kafka_address", TEXT),
-            ("fenced", FLAG),
-            ("drained", FLAG),
-            ("rack", TEXT),
-            ("feature_level", INT32),
-            ("listeners", LISTENERS),
-        ),
-    )
-)
-COORDINATORS: Final = Many(Record(CoordinatorSlot, (("node", INT32), ("incarnation", INT64), ("epoch", INT32))))
+NODES: Final = Many(NODE)
+COORDINATORS: Final = Many(SLOT)
+
+
+def read_fields(reader: Reader, record: Record) -> dict[str, Any]:
+    """Those of a record whose class has others beside them."""
+    return {name: kind.read(reader) for name, kind in record.fields}
+
 
 # ---------------------------------------------------------------------------------------- topics, partitions
-_TOPIC: Final = (
-    ("name", TEXT),
-    ("topic_id", Fixed(TOPIC_ID_BYTES)),
-    ("replication_factor", INT32),
-    ("created_ms", INT64),
-)
 _CONFIG_PAIR: Final = Group((TEXT, TEXT))
 # ..., number of replicas, of incomplete ones, of marks, of segments, length of the history
 _PARTITION: Final = struct.Struct(">iqiqqqqqqqBBBII")
@@ -116,8 +77,7 @@ _SEGMENT: Final = struct.Struct(f">q{SEGMENT_DIGEST_BYTES}sq?")
 def write_topic(topic: TopicState) -> bytes:
     """Without its partitions."""
     out = bytearray()
-    for name, kind in _TOPIC:
-        kind.write(out, getattr(topic, name))
+    TOPIC.write(out, topic)
     write_count(out, len(topic.config))
     for pair in sorted(topic.config.items()):
         _CONFIG_PAIR.write(out, pair)
@@ -126,7 +86,7 @@ def write_topic(topic: TopicState) -> bytes:
 
 def read_topic(reader: Reader) -> TopicState:
     """Inverse of `write_topic`."""
-    fields: dict[str, Any] = {name: kind.read(reader) for name, kind in _TOPIC}
+    fields = read_fields(reader, TOPIC)
     config = dict(_CONFIG_PAIR.read(reader) for _ in range(read_count(reader)))
     return TopicState(config=config, partitions=[], **fields)
 
@@ -194,16 +154,7 @@ def read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> 
 
 # --------------------------------------------------------------------------------------------------- groups
 _PHASE: Final = U8
-_GROUP: Final = (
-    ("generation", INT32),
-    ("protocol_type", TEXT),
-    ("protocol", TEXT),
-    ("leader", TEXT),
-    ("emptied_ms", INT64),
-    ("changes", INT64),
-    ("was_unused", FLAG),
-)
-_MEMBERS: Final = Many(Record(MemberState, (("member", GROUP_MEMBER), ("assignment", Blob(U32, GROUP_BYTES_MAX)))))
+_MEMBERS: Final = Many(MEMBER)
 _COMMIT: Final = struct.Struct(f">{PARTITION_ID_BYTES}sqqiqH")  # ..., length of the metadata
 
 
@@ -212,8 +163,7 @@ def write_group(group: GroupState) -> bytes:
     out = bytearray()
     TEXT.write(out, group.name)
     out += _PHASE.pack(group.phase)
-    for name, kind in _GROUP:
-        kind.write(out, getattr(group, name))
+    GROUP.write(out, group)
     _MEMBERS.write(out, tuple(group.members.values()))
     return bytes(out)
 
@@ -225,7 +175,7 @@ def read_group(reader: Reader) -> GroupState:
         phase = GroupPhase(number)
     except ValueError as e:
         raise CodecError(f"a group in phase {number}") from e
-    fields: dict[str, Any] = {field: kind.read(reader) for field, kind in _GROUP}
+    fields = read_fields(reader, GROUP)
     members = {m.member.member_id: m for m in _MEMBERS.read(reader)}
     return GroupState(name=name, phase=phase, members=members, **fields)
 
@@ -252,27 +202,13 @@ def read_commit(reader: Reader) -> tuple[PartitionId, CommittedOffset]:
 
 
 # --------------------------------------------------------------------------------------------- transactions
-_TRANSACTION: Final = (
-    ("transactional_id", TEXT),
-    ("producer_id", INT64),
-    ("producer_epoch", INT16),
-    ("last_epoch", INT16),
-    ("ended_id", INT64),
-    ("ended_epoch", INT16),
-    ("timeout_ms", INT32),
-    ("is_temporary", FLAG),
-    ("changes", INT64),
-    ("started_ms", INT64),
-    ("used_ms", INT64),
-)
 _PARTITIONS: Final = Many(Fixed(PARTITION_ID_BYTES))
 
 
 def write_transaction(transaction: TransactionState) -> bytes:
     """Without its staged offsets, but with the number of groups that have some."""
     out = bytearray()
-    for name, kind in _TRANSACTION:
-        kind.write(out, getattr(transaction, name))
+    TRANSACTION.write(out, transaction)
     out += bytes((transaction.phase, transaction.outcome))
     _PARTITIONS.write(out, tuple(sorted(transaction.partitions)))
     write_count(out, len(transaction.offsets))
@@ -281,7 +217,7 @@ def write_transaction(transaction: TransactionState) -> bytes:
 
 def read_transaction(reader: Reader) -> tuple[TransactionState, int]:
     """Inverse of `write_transaction`; also the number of groups."""
-    fields: dict[str, Any] = {name: kind.read(reader) for name, kind in _TRANSACTION}
+    fields = read_fields(reader, TRANSACTION)
     phase, outcome = reader.take(2)
     try:
         transaction = TransactionState(phase=TransactionPhase(phase), outcome=TransactionOutcome(outcome), **fields)
@@ -292,16 +228,10 @@ def read_transaction(reader: Reader) -> tuple[TransactionState, int]:
 
 
 # -------------------------------------------------------------------------------------------------- apps
-APP: Final = Group((TEXT, INT64, INT64, FINGERPRINT))
-
-
 def write_app(out: bytearray, item: tuple[str, AppState]) -> None:
     name, app = item
-    APP.write(out, (name, app.batch_id, app.used_ms, app.fingerprint))
-
-
-# -------------------------------------------------------------------------------------------------- users
-USER: Final = Record(UserState, (("name", TEXT), ("credentials", CREDENTIALS)))
+    TEXT.write(out, name)
+    APP.write(out, app)
 
 
 # ------------------------------------------------------------------------- producers, replies, assignments

@@ -1,6 +1,7 @@
 """The replicated state: plain records that only `machine` may change.
 
-Any module on the node may read them between two applies; only the machine may write them.
+Any module on the node may read them between two applies; only the machine may write them. After a class comes the
+record of those of its fields that a snapshot writes one after another, in that order.
 Invariant of a partition: log_start <= hwm <= next_offset, and hwm never goes back. A majority of logs
 commits, and the hwm follows: what is committed may lie beyond it, and seals decide who may lead.
 """
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from smq.raft_state.binary import FLAG, INT16, INT32, INT64, TEXT, U32, Blob, Fixed, Record
 from smq.raft_state.commands import (
     NO_FINGERPRINT,
     NO_LEADER_EPOCH,
@@ -19,6 +21,7 @@ from smq.raft_state.commands import (
     Listener,
     ScramCredential,
 )
+from smq.raft_state.fields import ANY_ID, CREDENTIALS, FINGERPRINT, GROUP_MEMBER, LISTENERS
 from smq.raft_state.ids import (
     NO_BIRTH,
     NO_PRODUCER,
@@ -38,7 +41,15 @@ from smq.raft_state.ids import (
     TsNs,
     partition_id,
 )
-from smq.raft_state.limits import COORDINATOR_SLOTS, MEMBER_BYTES_OVERHEAD, PRODUCER_EPOCH_RETIRED
+from smq.raft_state.limits import (
+    BIRTH_ID_BYTES,
+    COORDINATOR_SLOTS,
+    DISK_ID_BYTES,
+    GROUP_BYTES_MAX,
+    MEMBER_BYTES_OVERHEAD,
+    PRODUCER_EPOCH_RETIRED,
+    TOPIC_ID_BYTES,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +65,24 @@ class NodeState:
     rack: str = ""  # the failure zone, by the name that Kafka clients use; "" for none
     feature_level: int = 1  # the highest that its process knows
     listeners: tuple[Listener, ...] = ()  # by name, beside the addresses above
+
+
+NODE: Final = Record(
+    NodeState,
+    (
+        ("node", INT32),
+        ("incarnation", INT64),
+        ("disk", Fixed(DISK_ID_BYTES)),
+        ("grpc_address", TEXT),
+        ("http_address", TEXT),
+        ("kafka_address", TEXT),
+        ("fenced", FLAG),
+        ("drained", FLAG),
+        ("rack", TEXT),
+        ("feature_level", INT32),
+        ("listeners", LISTENERS),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +179,18 @@ class TopicState:
     partitions: list[PartitionState]
 
 
+# Its partitions and its config follow.
+TOPIC: Final = Record(
+    TopicState,
+    (
+        ("name", TEXT),
+        ("topic_id", Fixed(TOPIC_ID_BYTES)),
+        ("replication_factor", INT32),
+        ("created_ms", INT64),
+    ),
+)
+
+
 class Assigned(NamedTuple):
     """The offsets that a request received: `count` offsets from `base` on."""
 
@@ -201,6 +242,9 @@ class MemberState:
         return MEMBER_BYTES_OVERHEAD + 4 * texts + sum(4 * len(name) + len(data) for name, data in m.protocols)
 
 
+MEMBER: Final = Record(MemberState, (("member", GROUP_MEMBER), ("assignment", Blob(U32, GROUP_BYTES_MAX))))
+
+
 def members_bytes(members: dict[str, MemberState]) -> int:
     """The cost of the members of one group."""
     return sum(m.metadata_bytes + len(m.assignment) for m in members.values())
@@ -230,6 +274,21 @@ class GroupState:
     def static_member(self, instance_id: str) -> MemberState | None:
         """The member that has this instance id."""
         return next((m for m in self.members.values() if m.member.instance_id == instance_id), None)
+
+
+# Name and phase come before; members and offsets follow.
+GROUP: Final = Record(
+    GroupState,
+    (
+        ("generation", INT32),
+        ("protocol_type", TEXT),
+        ("protocol", TEXT),
+        ("leader", TEXT),
+        ("emptied_ms", INT64),
+        ("changes", INT64),
+        ("was_unused", FLAG),
+    ),
+)
 
 
 class TransactionPhase(enum.IntEnum):
@@ -298,6 +357,25 @@ class TransactionState:
         return len(self.partitions) + sum(1 + len(staged) for staged in self.offsets.values())
 
 
+# Phase, outcome, partitions and staged offsets follow.
+TRANSACTION: Final = Record(
+    TransactionState,
+    (
+        ("transactional_id", TEXT),
+        ("producer_id", INT64),
+        ("producer_epoch", INT16),
+        ("last_epoch", INT16),
+        ("ended_id", INT64),
+        ("ended_epoch", INT16),
+        ("timeout_ms", INT32),
+        ("is_temporary", FLAG),
+        ("changes", INT64),
+        ("started_ms", INT64),
+        ("used_ms", INT64),
+    ),
+)
+
+
 @dataclass(slots=True, kw_only=True)
 class AppState:
     """The last batch that an app has committed, and when it last committed or repeated one, by the clock of expiry."""
@@ -305,6 +383,10 @@ class AppState:
     batch_id: int
     used_ms: int
     fingerprint: Fingerprint = NO_FINGERPRINT
+
+
+# Its name comes before.
+APP: Final = Record(AppState, (("batch_id", INT64), ("used_ms", INT64), ("fingerprint", FINGERPRINT)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +397,9 @@ class UserState:
     credentials: tuple[ScramCredential, ...]
 
 
+USER: Final = Record(UserState, (("name", TEXT), ("credentials", CREDENTIALS)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSlot:
     """The coordinator of the groups and transactional ids of one slot. The epoch counts the coordinators; 0 before the
@@ -323,6 +408,9 @@ class CoordinatorSlot:
     node: NodeId
     incarnation: Incarnation
     epoch: Epoch
+
+
+SLOT: Final = Record(CoordinatorSlot, (("node", INT32), ("incarnation", INT64), ("epoch", INT32)))
 
 
 _NO_COORDINATOR = CoordinatorSlot(node=NodeId(0), incarnation=Incarnation(0), epoch=Epoch(0))
@@ -407,3 +495,24 @@ class ClusterState:
         """The partition of a topic, or None if either does not exist in this state."""
         found = self.topics.get(topic)
         return found.partitions[index] if found is not None and 0 <= index < len(found.partitions) else None
+
+
+# Settings, nodes, topics and all other collections follow (see `snapshot`).
+CLUSTER: Final = Record(
+    ClusterState,
+    (
+        ("cluster_id", TEXT),
+        ("birth", Fixed(BIRTH_ID_BYTES)),
+        ("topics_max", INT64),
+        ("partitions_max", INT64),
+        ("groups_max", INT64),
+        ("replies_max", INT64),
+        ("next_producer_id", INT64),
+        ("expiry_clock_ms", INT64),
+        ("generation_floor", INT32),
+        ("offset_commits", INT64),
+        ("changes_floor", INT64),
+        ("transaction_changes_floor", INT64),
+        ("decoy_secret", ANY_ID),
+    ),
+)

@@ -1,6 +1,7 @@
 """The fake cluster's admin service: topics, groups, nodes and their status.
 
-Owns how the shared state is described and changed. `runner` registers it.
+Owns how the shared state is described and changed. What no test needs is left out, such as transactions, which the
+fake log does not take. `runner` registers it.
 """
 
 from google.protobuf.message import Message
@@ -90,24 +91,6 @@ class Admin(AdminServicer):
             return pb.DeleteGroupResponse()
 
         return self.node.cluster.once(request.request_id, "delete group", change)
-
-    @answering
-    async def ListTransactions(self, _request: pb.ListTransactionsRequest) -> Message:
-        """There are none: the fake log takes no transactions."""
-        return pb.ListTransactionsResponse()
-
-    @answering
-    async def DescribeTransaction(self, request: pb.DescribeTransactionRequest) -> Message:
-        raise _no_transaction(request.transactional_id)
-
-    @answering
-    async def AbortTransaction(self, request: pb.AbortTransactionRequest) -> Message:
-        raise _no_transaction(request.transactional_id)
-
-    @answering
-    async def ListApps(self, _request: pb.ListAppsRequest) -> Message:
-        """As for transactions."""
-        return pb.ListAppsResponse()
 
     @answering
     async def DeleteOffsets(self, request: pb.DeleteOffsetsRequest) -> Message:
@@ -214,7 +197,3 @@ class Admin(AdminServicer):
                 is_leader = log.leader == self.node.number
                 answer.replicas.add(topic=name, partition=index, is_leader=is_leader, hwm=log.hwm, verified_end=log.end)
         return answer
-
-
-def _no_transaction(name: str) -> SmqError:
-    return SmqError(ErrorCode.UNKNOWN_TRANSACTIONAL_ID, f"there is no transactional id {name!r}")

@@ -26,6 +26,7 @@ from smq.raft_state.errors import (
     InternalError,
     InvalidBatch,
     InvalidConfig,
+    InvalidCredential,
     InvalidOffset,
     InvalidPartitionCount,
     InvalidReplicaAssignment,
@@ -66,8 +67,10 @@ from smq.raft_state.errors import (
     UnknownSession,
     UnknownTopic,
     UnknownTransactionalId,
+    UnknownUser,
     Unreachable,
     UpgradeNeeded,
+    UserExists,
     WrongStorage,
 )
 
@@ -114,6 +117,7 @@ __all__ = [
     "InternalError",
     "InvalidBatch",
     "InvalidConfig",
+    "InvalidCredential",
     "InvalidOffset",
     "InvalidPartitionCount",
     "InvalidReplicaAssignment",
@@ -170,8 +174,10 @@ __all__ = [
     "UnknownSession",
     "UnknownTopic",
     "UnknownTransactionalId",
+    "UnknownUser",
     "Unreachable",
     "UpgradeNeeded",
+    "UserExists",
     "WrongStorage",
 ]
 

@@ -32,7 +32,7 @@ _LAZY: Final = {"export": "smq.coordinator.cli.disk_export:disk_export"}
 
 @click.group(cls=CommandGroup, lazy=_LAZY)
 def disk() -> None:
-    """Works on the data DIRECTORY of a stopped node: after a restore, to change its store, or to save what it holds."""
+    """Works on a stopped node's data DIRECTORY: after a restore, to change its store, or to save what it holds."""
 
 
 @disk.command("renew")

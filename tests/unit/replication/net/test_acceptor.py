@@ -1,4 +1,5 @@
-"""Which connections a port accepts: the limits of connections, addresses and descriptors, at, below and above each."""
+"""A node's port: what it listens at, which connections it accepts, and what a starting node learns at its own
+address."""
 
 import asyncio
 import errno
@@ -10,12 +11,20 @@ import pytest
 from structlog.testing import capture_logs
 
 from smq.coordinator import limits
+from smq.coordinator.cli.cluster_dir import free_ports
 from smq.coordinator.server.process import ConnectionCaps, divide
 from smq.coordinator.user_errors import StartError
+from smq.raft_state.ids import NodeId
 from smq.replication.net.acceptor import AcceptLimits, Acceptor, Ticket
-from smq.replication.net.listening import bind_listener
-from tests.unit.replication.net.test_tcp import PATIENCE_S, run
+from smq.replication.net.duplicates import AddressAnswer
+from smq.replication.net.frames import FrameKind
+from smq.replication.net.listening import bind_closed, bind_listener, open_closed, plain_host
+from smq.replication.net.tcp import TcpNetwork, TcpSettings
+from smq.replication.ports import Channel
+from tests.unit.replication.net.test_tcp import PATIENCE_S, Recorder, frame, hello_payload, on_loop, run
 
+# ------------------------------------------------------------------------------------------------------------ acceptor
+# Which connections a port accepts: the limits of connections, addresses and descriptors, at, below and above each.
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -189,3 +198,199 @@ def test_too_few_descriptors_are_refused_with_the_limit_to_raise() -> None:
     assert isinstance(divide(limits.DESCRIPTORS_MIN), ConnectionCaps)
     with pytest.raises(StartError, match=r"255 files.*ulimit -n, LimitNOFILE"):
         divide(limits.DESCRIPTORS_MIN - 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- listening
+# Listening sockets: names, both kinds of addresses, and how a client's address is written.
+@pytest.mark.parametrize(
+    ("listen", "dial"),
+    [
+        ("::", "127.0.0.1"),
+        ("::", "::1"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("localhost", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "::1"),
+    ],
+)
+def test_a_listener_is_reached_by_the_addresses_that_it_stands_for(listen: str, dial: str) -> None:
+    with bind_listener(listen, 0) as listener:
+        listener.setblocking(True)
+        client = socket.create_connection((dial, listener.getsockname()[1]), timeout=5)
+        accepted, address = listener.accept()
+        assert plain_host(address[0]) == dial
+        assert client.getsockname()[1] == address[1]
+        client.close()
+        accepted.close()
+
+
+def test_one_address_listens_for_itself_alone() -> None:
+    with bind_listener("::1", 0) as listener, pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5)
+
+
+def test_a_name_that_leads_nowhere_is_an_os_error() -> None:
+    with pytest.raises(OSError):
+        bind_listener("name.invalid", 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("::ffff:10.0.0.1", "10.0.0.1"), ("10.0.0.1", "10.0.0.1"), ("fd00::1", "fd00::1")]
+)
+def test_an_ipv4_client_of_a_socket_for_both_kinds_is_written_as_ipv4(host: str, expected: str) -> None:
+    assert plain_host(host) == expected
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
+def test_a_closed_port_refuses_clients_and_other_owners_until_it_is_opened(host: str) -> None:
+    (port,) = free_ports(1)
+    with bind_closed(host, port) as closed:
+        for bind in (bind_closed, bind_listener):
+            with pytest.raises(OSError, match="in use"):
+                bind(host, port)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+        open_closed(closed)
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+
+
+def test_a_port_is_bound_and_opened_while_connections_of_its_last_owner_are_closing() -> None:
+    with bind_listener("127.0.0.1", 0) as listener:
+        listener.setblocking(True)
+        port = listener.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port), timeout=5)
+        listener.accept()[0].close()  # the first to close: its end lingers in the system
+        client.close()
+    with bind_closed("127.0.0.1", port) as closed:
+        open_closed(closed)
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+
+
+# --------------------------------------------------------------------------------------------------------- own address
+# What a starting node learns at its own address: itself, another process of this node, or nothing of use.
+ONE, TWO = NodeId(1), NodeId(2)
+
+
+def network(node: NodeId, address: tuple[str, int] | None = None, cluster_id: str = "c") -> TcpNetwork:
+    listener = bind_listener(*(address or ("127.0.0.1", 0)))
+    peers = dict.fromkeys((ONE, TWO), ("127.0.0.1", 1)) | {node: listener.getsockname()[:2]}
+    settings = TcpSettings(connect_timeout_ms=300, redial_min_ms=1, redial_max_ms=10)
+    return TcpNetwork(
+        loop=asyncio.get_running_loop(),
+        node_id=node,
+        cluster_id=cluster_id,
+        peers=peers,
+        listener=listener,
+        settings=settings,
+    )
+
+
+def address_of(one: TcpNetwork) -> tuple[str, int]:
+    return "127.0.0.1", one.port
+
+
+@on_loop
+async def test_a_node_finds_itself_at_its_own_address() -> None:
+    me = network(TWO)
+    found = await me.ask_own_address(address_of(me))
+    assert me.is_me(found.process)
+    me.close()
+
+
+@on_loop
+async def test_another_process_of_the_node_is_found_whether_it_serves_or_is_about_to() -> None:
+    first, second = network(TWO), network(TWO)
+    await first.ask_own_address(address_of(first))  # a process that is still opening its disk
+    asked = asyncio.create_task(second.ask_own_address(address_of(first)))
+    await asyncio.sleep(0)
+    first.start(Recorder())
+    for found in (await asked, await second.ask_own_address(address_of(first))):
+        assert found.process
+        assert not second.is_me(found.process)
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize(("node", "cluster_id"), [(ONE, "c"), (TWO, "other")])
+def test_another_node_at_the_address_is_no_process_of_this_one(node: NodeId, cluster_id: str) -> None:
+    async def test() -> None:
+        me, other = network(TWO), network(node, cluster_id=cluster_id)
+        other.start(Recorder())
+        found = await me.ask_own_address(address_of(other))
+        assert not found.process
+        assert "another node, or another program" in found.reason
+        me.close()
+        other.close()
+
+    run(test)
+
+
+@on_loop
+async def test_a_dead_address_is_a_reason() -> None:
+    me = network(TWO)
+    (port,) = free_ports(1)
+    found = await me.ask_own_address(("127.0.0.1", port))
+    assert found == AddressAnswer(reason=found.reason)
+    assert "refused" in found.reason.lower() or "connect" in found.reason.lower()
+    me.close()
+
+
+@on_loop
+async def test_a_program_that_says_nothing_is_given_up() -> None:
+    silent = bind_listener("127.0.0.1", 0)
+    me = network(TWO)
+    assert (await me.ask_own_address(silent.getsockname())).reason == "timed out"
+    me.close()
+    silent.close()
+
+
+@on_loop
+async def test_a_peer_that_dials_before_the_start_gets_its_session_after_it() -> None:
+    me = network(TWO)
+    peer = network(ONE)
+    peer._peers[TWO] = address_of(me)
+    handlers = Recorder(), Recorder()
+    peer.start(handlers[0])
+    for _ in range(3):
+        await me.ask_own_address(address_of(me))
+    assert handlers[0].events == []
+    me.start(handlers[1])
+    await handlers[0].wait_count("open", 1)
+    await handlers[1].wait_count("open", 1)
+    me.close()
+    peer.close()
+
+
+@on_loop
+async def test_the_answer_to_a_second_process_is_the_end_of_its_connection() -> None:
+    me = network(TWO)
+    me.start(Recorder())
+    reader, writer = await asyncio.open_connection(*address_of(me))
+    writer.write(frame(hello_payload(sender=TWO, receiver=TWO), FrameKind.WHO))
+    async with asyncio.timeout(20):
+        assert await reader.read() != b""
+    assert not me.is_open(TWO, Channel.CONTROL)
+    writer.close()
+    me.close()
+
+
+def test_both_sides_of_a_session_learn_how_far_the_other_clock_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        clocks = {ONE: iter(range(1_000_000, 2_000_000)), TWO: iter(range(9_000_000, 10_000_000))}
+        seen: dict[NodeId, int] = {}
+        two = network(TWO)
+        one = network(ONE)
+        one._peers[TWO] = address_of(two)
+        for node, known in ((ONE, one), (TWO, two)):
+            known._on_clock = seen.__setitem__
+            monkeypatch.setattr(known, "_wall_ms", clocks[node].__next__)
+            known.start(Recorder())
+        async with asyncio.timeout(20):
+            while len(seen) < 2:  # noqa: ASYNC110 - a state of the networks, not an event
+                await asyncio.sleep(0.001)
+        assert 7_900_000 < seen[TWO] < 8_100_000
+        assert -8_100_000 < seen[ONE] < -7_900_000
+        one.close()
+        two.close()
+
+    run(test)

@@ -1,26 +1,40 @@
 """Transactions at a partition's leader: which batches it takes, its control batches, and what committed readers get."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from smq.raft_state.commands import AdvanceLogStart, CompleteTransactions, Coordinated, WrittenMarker
-from smq.raft_state.errors import SmqError
-from smq.raft_state.ids import Epoch, Incarnation, LogIndex, Offset, ProducerEpoch, ProducerId
+from smq.raft_state.commands import (
+    AdvanceLogStart,
+    Command,
+    CompleteTransactions,
+    Coordinated,
+    JoinTransactions,
+    WrittenMarker,
+)
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import Epoch, Incarnation, LogIndex, Offset, PartitionId, ProducerEpoch, ProducerId
 from smq.raft_state.limits import PRODUCER_EPOCH_RETIRED
+from smq.raft_state.replies import Reply
 from smq.raft_state.state import TransactionPhase
 from smq.records import CONTROL_MASK, NewRecord, encode_batch, is_commit_marker, parse_header
-from smq.replication.api import Fetched
+from smq.replication.api import DoneFn, Fetched
 from smq.replication.commands.coalescing import Barriers
+from smq.replication.commands.proposer import Proposer
+from smq.replication.host import Host as NodeHost
 from smq.replication.partition.admission import NotYetKnown
 from smq.replication.partition.exact_ends import ExactEnds, end_at_leader
 from smq.replication.partition.markers import Markers
 from smq.replication.partition.reads import Poll, Reads
 from smq.replication.partition.replica import status_of
-from tests.unit.raft_state.support import add, init_transactions, proposed
+from smq.replication.partition.transaction_joins import ENDING_MS_MAX, TransactionJoins
+from smq.replication.runtime.deadlines import Deadlines
+from smq.testing.virtual.clock import Scheduler
+from tests.unit.raft_state.support import add, coordinated, end, init_transactions, pid, proposed, topic, written
 from tests.unit.raft_state.support import end as end_transaction
-from tests.unit.replication.support import INCARNATION, ME, PEER_A, Host, register
+from tests.unit.replication.support import INCARNATION, ME, PEER_A, Host, process_clock, register
 
 
 class World:
@@ -387,3 +401,176 @@ def test_rule_30_a_follower_that_lags_does_not_tell_a_last_stable_offset_beyond_
     world.host.advance(9)
     assert world.host.live.known_commit_point() == 9
     assert world.host.live.stable_end == status_of(world.host.live).lso == 1
+
+
+# --------------------------------------------------------------------------------------------------- transaction joins
+# Partitions join the transactions of their batches: one command for many, and nothing overtakes.
+LATE = SmqError(ErrorCode.TIMED_OUT, "late")
+
+
+def batch(producer: int = 0, epoch: int = 0, sequence: int = 0) -> bytes:
+    return encode_batch(
+        [NewRecord(None, b"v", 1)],
+        producer_id=producer,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        is_transactional=True,
+    )
+
+
+class Joins:
+    """A node whose Raft the test plays: producer 0 of "t" and producer 1 of "u" are in epoch 0."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler()
+        clock = process_clock(self.scheduler)
+        self.driver = coordinated()
+        self.driver.ok(topic(2, partitions=1, replicas=1))
+        self.driver.ok(init_transactions("t"))
+        self.driver.ok(init_transactions("u"))
+        self.proposed: list[tuple[JoinTransactions, DoneFn[Reply]]] = []
+        self.deadlines, self.clock = Deadlines(), clock
+        host = SimpleNamespace(clock=clock, deadlines=self.deadlines, deliver=lambda fn: fn(), state=self.state)
+        proposer = SimpleNamespace(propose=self._propose, late=lambda: LATE)
+        self.joins = TransactionJoins(cast(NodeHost, host), cast(Proposer, proposer))
+        self.results: list[str] = []
+
+    @property
+    def state(self) -> object:
+        return self.driver.machine.state
+
+    def _propose(self, command: Command, _timeout_ms: int, done: DoneFn[Reply], /, *, send_until_ns: int) -> None:
+        assert isinstance(command, JoinTransactions)
+        assert send_until_ns > 0
+        self.proposed.append((command, done))
+
+    def start(self, at: PartitionId, data: bytes, name: str, timeout_ms: int = 5_000) -> None:
+        self.joins.start(at, parse_header(data), timeout_ms, self.note(name))
+
+    def note(self, name: str) -> Callable[..., None]:
+        def done(result: SmqError | None = None) -> None:
+            self.results.append(name if result is None else f"{name}: {result.code.name}")
+
+        return done
+
+    def pass_ms(self, ms: int = 0) -> None:
+        self.scheduler.run_for_ms(ms)
+        self.deadlines.run(self.clock.monotonic_ns())
+
+    def answer(self) -> None:
+        """The oldest command is applied, and answered."""
+        command, done = self.proposed.pop(0)
+        done(self.driver.apply(command).reply)
+        self.pass_ms()
+
+    def end(self, epoch: int = 0) -> None:
+        self.driver.ok(end("t", 0, epoch, commit=True, bumping=True))
+
+    def complete(self) -> None:
+        """The markers of "t" are written, and this node has applied it."""
+        transaction = self.driver.machine.state.transactions["t"]
+        items = [(p, 0, 0, transaction.changes) for p in sorted(transaction.partitions)]
+        self.driver.ok(written(*items))
+        self.joins.on_completions()
+        self.pass_ms()
+
+
+@pytest.fixture
+def joining() -> Joins:
+    return Joins()
+
+
+def test_all_that_begin_in_one_turn_share_a_command_and_each_gets_its_own_result(joining: Joins) -> None:
+    joining.start(pid(1), batch(), "a")
+    joining.start(pid(2), batch(epoch=3), "b")
+    joining.start(pid(1), batch(producer=1), "c")
+    joining.pass_ms()
+    assert [len(command.items) for command, _ in joining.proposed] == [3]
+    joining.answer()
+    assert joining.results == ["a", "b: PRODUCER_FENCED", "c"]
+    assert joining.driver.machine.state.transactions["t"].partitions == {pid(1)}
+    assert not joining.joins.behind
+
+
+def test_what_comes_meanwhile_waits_behind_in_its_order_and_others_do_not(joining: Joins) -> None:
+    joining.start(pid(1), batch(), "first")
+    joining.pass_ms()
+    assert [joining.joins.hold(pid(1), batch(sequence=n), joining.note(f"behind {n}")) for n in (1, 2)] == [True, True]
+    assert not joining.joins.hold(pid(2), batch(), joining.note("elsewhere"))
+    assert not joining.joins.hold(pid(1), batch(producer=1), joining.note("of another producer"))
+    assert not joining.joins.hold(pid(1), b"garbled", joining.note("garbled"))
+    joining.answer()
+    assert joining.results == ["first", "behind 1", "behind 2"]
+
+
+def test_after_a_refusal_the_others_are_let_in_to_be_judged_themselves(joining: Joins) -> None:
+    joining.start(pid(1), batch(epoch=1), "first")
+    joining.pass_ms()
+    joining.joins.hold(pid(1), batch(epoch=1, sequence=1), joining.note("behind"))
+    joining.answer()
+    assert joining.results == ["first: PRODUCER_FENCED", "behind"]
+
+
+def test_one_that_is_let_in_may_have_to_join_again_and_holds_the_rest_back(joining: Joins) -> None:
+    joining.start(pid(1), batch(epoch=1), "first")
+    joining.pass_ms()
+    joining.joins.hold(pid(1), batch(), lambda: joining.start(pid(1), batch(), "second"))
+    joining.joins.hold(pid(1), batch(sequence=1), lambda: joining.results.append(str(len(joining.joins.behind))))
+    joining.answer()
+    joining.answer()
+    assert joining.results == ["first: PRODUCER_FENCED", "1", "second"]
+
+
+def test_the_next_transaction_waits_for_the_markers_of_the_last_one(joining: Joins) -> None:
+    joining.start(pid(1), batch(), "first")
+    joining.pass_ms()
+    joining.answer()
+    joining.end()
+    joining.start(pid(1), batch(epoch=1), "next")
+    joining.pass_ms()
+    joining.answer()
+    assert (joining.results, joining.proposed) == (["first"], []), "it waits"
+    joining.complete()
+    joining.answer()
+    assert joining.results == ["first", "next"]
+
+
+def test_markers_that_are_complete_before_the_answer_comes_are_not_missed(joining: Joins) -> None:
+    joining.start(pid(1), batch(), "first")
+    joining.pass_ms()
+    joining.answer()
+    joining.end()
+    joining.start(pid(1), batch(epoch=1), "next")
+    joining.pass_ms()
+    command, done = joining.proposed.pop(0)
+    reply = joining.driver.apply(command).reply
+    joining.complete()
+    done(reply)
+    joining.pass_ms()
+    joining.answer()
+    assert joining.results == ["first", "next"]
+
+
+def test_markers_that_do_not_come_are_not_waited_for_without_end(joining: Joins) -> None:
+    joining.start(pid(1), batch(), "first")
+    joining.pass_ms()
+    joining.answer()
+    joining.end()
+    joining.start(pid(1), batch(epoch=1), "next")
+    for _ in range(2 * ENDING_MS_MAX // 100):
+        joining.pass_ms(100)
+        while joining.proposed:
+            joining.answer()
+    assert joining.results == ["first", "next: TRANSACTION_ENDING"]
+
+
+def test_a_join_ends_with_its_deadline_and_with_its_node(joining: Joins) -> None:
+    joining.start(pid(1), batch(), "late", timeout_ms=50)
+    joining.pass_ms(60)
+    assert joining.results == ["late: TIMED_OUT"]
+    joining.start(pid(1), batch(), "first")
+    joining.pass_ms()
+    joining.joins.hold(pid(1), batch(sequence=1), joining.note("behind"))
+    joining.start(pid(2), batch(), "second")
+    joining.joins.close(SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping"))
+    assert "second: SHUTTING_DOWN" in joining.results

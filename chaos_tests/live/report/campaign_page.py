@@ -5,12 +5,11 @@ Owns index.html of a campaign's directory, made from the summaries in it. Its fi
 
 import html
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from chaos_tests.live.report.ledger import FAILOVER_SAYS, failovers, history, overview, struck
-from chaos_tests.live.report.page import PROMISES, REPORT, STYLE, write_report
+from chaos_tests.live.report.page import PROMISES, REPORT, STYLE, Html, table, write_report
 from chaos_tests.live.report.summary import SUMMARY, read_summary
 
 INDEX: Final = "index.html"
@@ -51,10 +50,10 @@ def _page(runs: list[tuple[str, dict[str, Any]]]) -> str:
     parts = [f"<h1>{name}, <span class='{colour}'>{verdict}</span></h1>"]
     parts += ["<h2>What was promised</h2><ul>", *(f"<li>{line}</li>" for line in PROMISES), "</ul>"]
     if good:
-        parts += ["<h2>All together</h2>", _table((), overview(good))]
-        parts += ["<h2>What was done to the clusters</h2>", _table(("fault", "", "times"), struck(good))]
+        parts += ["<h2>All together</h2>", table((), overview(good))]
+        parts += ["<h2>What was done to the clusters</h2>", table(("fault", "", "times"), struck(good))]
         columns = ("failover after", "times", "min ms", "p50 ms", "p99 ms", "max ms")
-        parts += ["<h2>Failover</h2>", f"<p>{FAILOVER_SAYS}</p>", _table(columns, failovers(good))]
+        parts += ["<h2>Failover</h2>", f"<p>{FAILOVER_SAYS}</p>", table(columns, failovers(good))]
     parts += ["<h2>Each history</h2>", _histories(runs)]
     head = f"<!doctype html><meta charset='utf-8'><title>{name}, {verdict}</title><style>{STYLE}</style>"
     return f"{head}{''.join(parts)}\n"
@@ -67,27 +66,8 @@ def _histories(runs: list[tuple[str, dict[str, Any]]]) -> str:
         if summary["violations"] or summary["invalid"]:
             colour = "bad"
             verdict = "invalid" if summary["invalid"] else ", ".join(sorted(summary["anomalies"]))
-        cells = (
-            f"<a href='{html.escape(name)}/{REPORT}'>{html.escape(name)}</a>",
-            html.escape(", ".join(fault["name"] for fault in summary["faults"])),
-            f"<span class='{colour}'>{html.escape(verdict)}</span>",
-        )
-        numbers = f"<td class='n'>{summary['seconds']:.0f}</td><td class='n'>{summary['acked_records']:,}</td>"
-        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}{numbers}</tr>")
-    head = "<tr><th>history</th><th>faults</th><th>verdict</th><th class='n'>s</th><th class='n'>records</th></tr>"
-    return f"<table>{head}{''.join(rows)}</table>"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Numbers and their headings are right-aligned."""
-    body = [list(row) for row in rows]
-
-    def cell(tag: str, value: object, *, is_number: bool) -> str:
-        text = f"{value:,}" if isinstance(value, int) else html.escape(str(value))
-        return f"<{tag} class='n'>{text}</{tag}>" if is_number else f"<{tag}>{text}</{tag}>"
-
-    lines = []
-    if head and body:
-        lines.append([cell("th", name, is_number=isinstance(body[0][i], int)) for i, name in enumerate(head)])
-    lines += [[cell("td", value, is_number=isinstance(value, int)) for value in row] for row in body]
-    return f"<table>{''.join('<tr>' + ''.join(line) + '</tr>' for line in lines)}</table>"
+        link = Html(f"<a href='{html.escape(name)}/{REPORT}'>{html.escape(name)}</a>")
+        faults = ", ".join(fault["name"] for fault in summary["faults"])
+        verdict = Html(f"<span class='{colour}'>{html.escape(verdict)}</span>")
+        rows.append((link, faults, verdict, round(summary["seconds"]), summary["acked_records"]))
+    return table(("history", "faults", "verdict", "s", "records"), rows)

@@ -6,6 +6,7 @@ Owns report.html of a run's directory, made only from history.jsonl and summary.
 import html
 import io
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,8 +79,7 @@ def _page(summary: dict[str, Any], events: list[Event]) -> str:
         "<h2>Operations</h2>" + _operations(summary),
     ]
     if summary["unavailable"]:
-        rows = "".join(f"<tr><td>{k}</td><td>{html.escape(v)}</td></tr>" for k, v in summary["unavailable"].items())
-        parts.append(f"<h2>Faults that this machine did not allow</h2><table>{rows}</table>")
+        parts.append(f"<h2>Faults that this machine did not allow</h2>{table((), summary['unavailable'].items())}")
     body = "\n".join(parts)
     return f"<!doctype html><meta charset='utf-8'><title>{html.escape(title)}</title><style>{STYLE}</style>{body}\n"
 
@@ -102,51 +102,52 @@ def _findings(summary: dict[str, Any]) -> str:
         return f"<p class='bad'>The run is invalid and proves nothing:</p><ul>{reasons}</ul>"
     if not summary["violations"]:
         return "<p class='good'>Nothing. Every checker passed over the whole history.</p>"
-    counts = "".join(f"<tr><td>{k}</td><td class='n'>{n}</td></tr>" for k, n in sorted(summary["anomalies"].items()))
     first = "\n\n".join(summary["violations"][:5])
-    return (
-        f"<table><tr><th>anomaly</th><th class='n'>times</th></tr>{counts}</table>"
-        f"<p>The first with their witnesses:</p><pre>{html.escape(first)}</pre>"
-    )
+    counts = table(("anomaly", "times"), sorted(summary["anomalies"].items()))
+    return f"{counts}<p>The first with their witnesses:</p><pre>{html.escape(first)}</pre>"
 
 
 def _faults(summary: dict[str, Any]) -> str:
-    rows = []
-    for fault in summary["faults"]:
-        says = "<br>".join(html.escape(line) for line in (fault["says"], *fault["told"]))
-        cells = (
-            f"{fault['start_s']:.1f}",
-            f"{fault['end_s'] - fault['start_s']:.1f}",
-            f"{fault['acks_during']:,}",
-            _ms(fault["failover_ms"]),
-            _ms(fault["recovery_ms"]),
+    head = ("fault", "", "nodes", "at s", "for s", "acks meanwhile", "failover ms", "all well after ms")
+    rows = [
+        (
+            fault["name"],
+            Html("<br>".join(html.escape(line) for line in (fault["says"], *fault["told"]))),
+            ", ".join(map(str, fault["nodes"])),
+            round(fault["start_s"], 1),
+            round(fault["end_s"] - fault["start_s"], 1),
+            fault["acks_during"],
+            *(ms and round(ms) for ms in (fault["failover_ms"], fault["recovery_ms"])),
         )
-        nodes = ", ".join(map(str, fault["nodes"]))
-        rows.append(
-            f"<tr><td>{html.escape(fault['name'])}</td><td>{says}</td><td>{nodes}</td>"
-            + "".join(f"<td class='n'>{cell}</td>" for cell in cells)
-            + "</tr>"
-        )
-    head = (
-        "<tr><th>fault</th><th></th><th>nodes</th><th class='n'>at s</th><th class='n'>for s</th><th class='n'>acks "
-        "meanwhile</th><th class='n'>failover ms</th><th class='n'>all well after ms</th></tr>"
-    )
-    return f"<table>{head}{''.join(rows)}</table><p>{_TIMES}</p>"
-
-
-def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f}"
+        for fault in summary["faults"]
+    ]
+    return f"{table(head, rows)}<p>{_TIMES}</p>"
 
 
 def _operations(summary: dict[str, Any]) -> str:
-    rows = "".join(
-        f"<tr><td>{name}</td><td>{_OPERATIONS.get(name, '')}</td>"
-        + "".join(f"<td class='n'>{found.get(kind, 0):,}</td>" for kind in _COLOURS)
-        + "</tr>"
-        for name, found in summary["operations"].items()
-    )
-    head = "<tr><th></th><th></th><th class='n'>ok</th><th class='n'>unknown</th><th class='n'>refused</th></tr>"
-    return f"<table>{head}{rows}</table>"
+    found = summary["operations"].items()
+    rows = [(name, _OPERATIONS.get(name, ""), *(of.get(kind, 0) for kind in _COLOURS)) for name, of in found]
+    return table(("", "", "ok", "unknown", "refused"), rows)
+
+
+class Html(str):
+    """A cell that is HTML already."""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Numbers, those that are not known and their headings are right-aligned."""
+    body = [list(row) for row in rows]
+
+    def cell(tag: str, value: object, *, is_number: bool) -> str:
+        text = "" if value is None else f"{value:,}" if isinstance(value, int | float) else html.escape(str(value))
+        text = value if isinstance(value, Html) else text
+        return f"<{tag} class='n'>{text}</{tag}>" if is_number else f"<{tag}>{text}</{tag}>"
+
+    lines = [[cell("td", value, is_number=not isinstance(value, str)) for value in row] for row in body]
+    if head and body:
+        first = [cell("th", name, is_number=not isinstance(body[0][i], str)) for i, name in enumerate(head)]
+        lines.insert(0, first)
+    return f"<table>{''.join('<tr>' + ''.join(line) + '</tr>' for line in lines)}</table>"
 
 
 def _picture(summary: dict[str, Any], events: list[Event]) -> str:

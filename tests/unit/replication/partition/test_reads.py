@@ -390,7 +390,7 @@ def test_a_topic_deleted_while_a_reader_waits_for_confirmation_is_unknown_and_no
 
 
 # ---------------------------------------------------------------------------------------------------------- slow reads
-# Reads that wait for the medium: nothing else waits for them, and no cold_reader waits for ever.
+# Reads that wait for the medium: nothing else waits for them, and no reader waits for ever.
 LONG_MS = 4 * READ_MS_MAX
 
 

@@ -35,7 +35,7 @@ class Liveness:
     ) -> None:
         """`own_disk`: the condition of this node's own. `is_connected`: whether a peer has a session for CONTROL."""
         self._config = config
-        self._heard_time = HeardTime(clock, config.session_timeout_ms // _GONE_SHARE)
+        self._heard_time = HeardTime(clock, config.session_timeout_ms // _GONE_SHARE, config.tick_interval_ms)
         self._applied = applied
         self._engine = engine
         self._own_disk = own_disk

@@ -71,7 +71,7 @@ class Raft:
         self._rng = rng
         self._disk = disk
         self.timing = timing
-        self._heard_time = HeardTime(clock, timing.election_timeout_min_ms)
+        self._heard_time = HeardTime(clock, timing.election_timeout_min_ms, timing.tick_ms)
         self._on_fatal = on_fatal
         self.journal = RaftJournal()
         start = rng.randbytes(START_BYTES)

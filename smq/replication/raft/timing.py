@@ -19,6 +19,7 @@ class RaftTiming:
     heartbeat_ms: int = 50
     leader_fallback_ms: int = 500
     snapshot_entries: int = 5000
+    tick_ms: int = 20  # between two looks at the clock
 
     def __post_init__(self) -> None:
         if not 0 < 3 * self.heartbeat_ms < self.election_timeout_min_ms < self.election_timeout_max_ms:
@@ -36,4 +37,5 @@ class RaftTiming:
             heartbeat_ms=config.raft_heartbeat_ms,
             leader_fallback_ms=config.election_timeout_min_ms,
             snapshot_entries=config.raft_snapshot_entries,
+            tick_ms=config.tick_interval_ms,
         )

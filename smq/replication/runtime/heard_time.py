@@ -15,15 +15,17 @@ from smq.replication.ports import Clock
 
 _NS_PER_MS: Final = 1_000_000
 LOOKS_MIN: Final = 3  # at the clock, with the messages between two of them handled, before a silence means anything
+TICKS_MAX: Final = 3  # that count of the time between two looks: a node that is later than that lacks processor time
 
 
 class HeardTime:
-    """Advances between two looks by a part of `silence_ms`, the shortest silence that it is to measure. So it also ends
-    the wait of a node that is always late. Its user looks at each tick."""
+    """Advances between two looks by some ticks at most, and by a part of `silence_ms`, the shortest silence that it is
+    to measure. So on a machine that is too busy it is slow: there the others get no processor for long, either. But it
+    also ends the wait of a node that is always late. Its user looks at each tick."""
 
-    def __init__(self, clock: Clock, silence_ms: int) -> None:
+    def __init__(self, clock: Clock, silence_ms: int, tick_ms: int) -> None:
         self._clock = clock
-        self._step_ns_max = silence_ms * _NS_PER_MS // LOOKS_MIN
+        self._step_ns_max = min(silence_ms * _NS_PER_MS // LOOKS_MIN, TICKS_MAX * tick_ms * _NS_PER_MS)
         self._looked_ns = clock.monotonic_ns()
         self._now_ns = self._looked_ns
 

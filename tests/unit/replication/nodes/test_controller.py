@@ -66,7 +66,13 @@ class World(NodeParts):
     def __init__(self, *, is_initialised: bool = True, known: int = 1, level_max: int = 0) -> None:
         super().__init__(known_level=known)
         peers = dict.fromkeys((ME, PEER_A, PEER_B), ("h", 1))
-        self.config = replace(self.config, peers=peers, feature_level_known=known, feature_level_max=level_max)
+        self.config = replace(
+            self.config,
+            peers=peers,
+            feature_level_known=known,
+            feature_level_max=level_max,
+            tick_interval_ms=STEP_MS,
+        )
         self.engine = ScriptedEngine()
         self.engine.leader = ME
         self.in_flight = self.in_flight_max = 0  # of the proposals

@@ -73,7 +73,7 @@ producer.flush()
 - A commit is a Raft commit, fenced by the member's generation and the coordinator's epoch. In a group without members
   any client may commit, but likewise only at the coordinator.
 - CreateTopics and CreatePartitions place replicas as the client assigns them; the first one is the preferred leader.
-- There are no ACLs: authorized operations name everything, and DescribeAcls answers SECURITY_DISABLED.
+- ACLs are Kafka's, for users of ports that ask for them ([security.md](security.md#rights)).
 - Group `g` is group `kafka-cg-g` for gRPC and the command line, with the same offsets.
 
 ## For administrators' tools
@@ -127,7 +127,7 @@ producer.flush()
 
 ## What is not there yet
 
-The new group protocol of KIP-848, ACLs, and of SASL GSSAPI, OAUTHBEARER and tokens without SaslAuthenticate. A
+The new group protocol of KIP-848, and of SASL GSSAPI, OAUTHBEARER and tokens without SaslAuthenticate. A
 consumer with `group.protocol=consumer` gets UNSUPPORTED_VERSION: set `classic`. Keys not in the table below are not
 advertised; using one closes the connection.
 

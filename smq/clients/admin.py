@@ -36,7 +36,10 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, parse_starts, resolve_starts
 from smq.clients.tls import Tls
 from smq.clients.types import (
+    ACL_FIELDS,
     ISOLATIONS,
+    Acl,
+    AclDecision,
     AppSummary,
     ClusterDescription,
     ClusterSetting,
@@ -53,6 +56,7 @@ from smq.clients.types import (
     TransactionDescription,
     TransactionSummary,
     User,
+    acl_from_message,
     app_from_message,
     cluster_from_message,
     group_from_message,
@@ -387,6 +391,42 @@ class Admin(Lifecycle):
 
         await self._call(run)
 
+    # -- rules about users
+
+    async def list_acls(self) -> list[Acl]:
+        """All rules. NO_QUORUM."""
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListAclsResponse:
+            return await node.admin.ListAcls(pb.ListAclsRequest(timeout_ms=node_ms), timeout=call_s)
+
+        return [acl_from_message(acl) for acl in (await self._call(run)).acls]
+
+    async def alter_acls(self, *, add: Iterable[Acl] = (), remove: Iterable[Acl] = ()) -> None:
+        """Adds rules and removes others, all or none. In force on each node once it has applied that. What is there
+        already, or gone already, is no error. LIMIT_EXCEEDED."""
+        request_id, added, removed = _new_request_id(), _acls("add", add), _acls("remove", remove)
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = build(pb.AlterAclsRequest, add=added, remove=removed, request_id=request_id, timeout_ms=node_ms)
+            await node.admin.AlterAcls(request, timeout=call_s)
+
+        await self._call(run)
+
+    async def test_acl(
+        self, user: str, operation: str, resource: str, name: str, *, host: str = "127.0.0.1"
+    ) -> AclDecision:
+        """Whether a user at that address may do this, and by which rule. NO_QUORUM."""
+        given = {"user": user, "operation": operation, "resource": resource, "name": name, "host": host}
+        for argument, value in given.items():
+            check_name(argument, value)
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.TestAclResponse:
+            return await node.admin.TestAcl(pb.TestAclRequest(**given, timeout_ms=node_ms), timeout=call_s)
+
+        answer = await self._call(run)
+        rule = acl_from_message(answer.rule) if answer.HasField("rule") else None
+        return AclDecision(is_allowed=answer.allowed, is_super_user=answer.super_user, rule=rule)
+
     # -- groups
 
     async def list_groups(self) -> list[GroupSummary]:
@@ -540,6 +580,13 @@ async def fetch_offsets(
 
     answer = await cluster.call(run, timeout_ms=timeout_ms)
     return {(o.topic, o.partition): CommittedOffset(offset=o.offset, metadata=o.metadata) for o in answer.offsets}
+
+
+def _acls(argument: str, given: Iterable[Acl]) -> list[pb.Acl]:
+    found = list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(acl, Acl) for acl in found):
+        raise invalid(f"{argument} must be a list of Acl, not {shown(given)}")
+    return [build(pb.Acl, **{name: getattr(acl, name) for name in ACL_FIELDS}) for acl in found]
 
 
 def _new_request_id() -> bytes:

@@ -4,7 +4,7 @@ Owns the shapes, and how they are read from the wire. Plain data: it must never 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from smq.clients.lag_totals import LagFigures, LagTotal, lags_by_member, total_of
@@ -322,6 +322,36 @@ class User:
 
     name: str
     mechanisms: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acl:
+    """A rule about what a user may do, in Kafka's words. "*" stands for every user, every host, and every name of a
+    literal pattern."""
+
+    user: str
+    operation: str  # all, read, write, create, delete, alter, describe, describe_configs, alter_configs, ...
+    resource: str  # topic, group, cluster, transactional_id
+    name: str
+    pattern: str = "literal"  # or prefixed
+    permission: str = "allow"  # or deny, which beats it
+    host: str = "*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AclDecision:
+    """`rule` is the one that decides; None for a super user, or if no rule matches."""
+
+    is_allowed: bool
+    is_super_user: bool
+    rule: Acl | None
+
+
+def acl_from_message(acl: pb.Acl) -> Acl:
+    return Acl(**{name: getattr(acl, name) for name in ACL_FIELDS})
+
+
+ACL_FIELDS = tuple(field.name for field in fields(Acl))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

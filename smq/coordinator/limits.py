@@ -149,6 +149,7 @@ SASL_TOKEN_BYTES_MAX: Final = 8 << 10  # a name, a nonce and a proof have a tent
 LOGIN_FAILED_DELAY_S: Final = 0.1  # before a refusal, as in Kafka: a connection guesses ten times a second
 LOGIN_FAILED_LINGER_S: Final = 1.0  # for the client to take the refusal, and to end TLS
 PASSWORD_CHECKS_WAITING_MAX: Final = 128  # 10 ms each: a client of PLAIN waits a second at most, or connects again
+DECISIONS_MAX: Final = 20_000  # remembered about rights: some 200 bytes each, made again in microseconds
 USERS_CHECK_S: Final = 0.25  # how often a node looks whether users have changed: connections end well within a second
 
 # File descriptors of this process that no client gets: the disk, the listeners, the log, those of Python and gRPC

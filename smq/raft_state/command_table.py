@@ -19,6 +19,7 @@ from smq.raft_state.cluster_config import CLUSTER_CONFIG
 from smq.raft_state.commands import Command, Coordinated, Request
 from smq.raft_state.config_keys import ConfigKey
 from smq.raft_state.fields import (
+    ACLS,
     ANY_ID,
     ASSIGNMENTS,
     CONFIG,
@@ -35,6 +36,7 @@ from smq.raft_state.fields import (
     OffsetRequests,
 )
 from smq.raft_state.handlers import (
+    acls,
     batches,
     cluster_config,
     compaction,
@@ -191,6 +193,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("may_replace", FLAG),
         ("decoy_secret", ANY_ID),
     ),
+    _command(62, commands.AlterAcls, acls.alter_acls, *_REQUEST, ("add", ACLS), ("remove", ACLS)),
     _command(61, commands.DeleteUser, users.delete_user, *_REQUEST, ("name", TEXT)),
     # topics
     _command(

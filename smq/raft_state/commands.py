@@ -185,6 +185,27 @@ class DeleteUser(Request):
     name: str
 
 
+class Acl(NamedTuple):
+    """A rule about who may do what to which resources, under Kafka's numbers: see `handlers.acls`. "*" stands for every
+    user and every host, and for every name of a literal pattern."""
+
+    resource: int
+    pattern: int  # literal or prefixed
+    name: str
+    principal: str  # User:NAME
+    host: str
+    operation: int
+    permission: int  # deny or allow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterAcls(Request):
+    """Adds rules and removes others, all or none. What is there already, or gone already, is no error."""
+
+    add: tuple[Acl, ...] = ()
+    remove: tuple[Acl, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTopic(Request):
     """Creates a topic. Without `assignments` the machine places its replicas evenly, on nodes that are neither fenced

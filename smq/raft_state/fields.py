@@ -26,6 +26,7 @@ from smq.raft_state.binary import (
     write_count,
 )
 from smq.raft_state.commands import (
+    Acl,
     Assignment,
     Fingerprint,
     GroupMember,
@@ -50,6 +51,20 @@ OFFSET_COMMITS: Final = Many(
 )
 FINGERPRINT: Final = Record(Fingerprint, (("rows", INT64), ("digest", Blob(U8, DIGEST_BYTES_MAX))))
 LISTENERS: Final = Many(Record(Listener, (("name", TEXT), ("grpc_address", TEXT), ("kafka_address", TEXT))))
+ACLS: Final = Many(
+    Record(
+        Acl,
+        (
+            ("resource", INT32),
+            ("pattern", INT32),
+            ("name", TEXT),
+            ("principal", TEXT),
+            ("host", TEXT),
+            ("operation", INT32),
+            ("permission", INT32),
+        ),
+    )
+)
 CREDENTIALS: Final = Many(
     Record(
         ScramCredential,

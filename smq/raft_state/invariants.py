@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
+from smq.raft_state.handlers.acls import acl_fault
 from smq.raft_state.handlers.users import credential_fault, name_fault
 from smq.raft_state.ids import (
     NO_NODE,
@@ -20,6 +21,7 @@ from smq.raft_state.ids import (
     split_partition_id,
 )
 from smq.raft_state.limits import (
+    ACLS_MAX,
     APPS_MAX,
     ASSIGNED_MAX,
     COORDINATOR_SLOTS,
@@ -85,6 +87,7 @@ def check_steps(state: ClusterState) -> Iterator[None]:
     yield from _check_transactions(state)
     _check_apps(state)
     _check_users(state)
+    _check_acls(state)
     yield from _check_assigned(state)
     for cache in state.replies:
         yield
@@ -275,6 +278,12 @@ def _check_users(state: ClusterState) -> None:
         is_in_order = bool(mechanisms) and all(a < b for a, b in pairwise(mechanisms))
         _require(is_in_order, f"user {name!r} has the mechanisms {mechanisms}")
         _require(not any(map(credential_fault, user.credentials)), f"user {name!r} has a bad credential")
+
+
+def _check_acls(state: ClusterState) -> None:
+    _require(len(state.acls) <= ACLS_MAX, "more rules than ACLS_MAX")
+    _require(all(a < b for a, b in pairwise(state.acls)), "the rules do not ascend")
+    _require(not any(map(acl_fault, state.acls)), "a rule that is none")
 
 
 def _check_epochs(transaction: TransactionState) -> None:

@@ -80,6 +80,11 @@ SCRAM_ITERATIONS_MAX: Final = 16_384  # Kafka's: a login by PLAIN costs a node a
 SCRAM_SALT_BYTES_MAX: Final = 128  # clients make 16 to 64
 DECOY_SECRET_BYTES: Final = 32  # of the salts that unknown users seem to have
 
+# --- rules about users
+ACLS_MAX: Final = 10_000  # a few for each user; a snapshot has 2 MB of them
+ACL_NAME_BYTES_MAX: Final = 512  # as a group's name
+HOST_BYTES_MAX: Final = 64  # an address
+
 # --- transactions
 TRANSACTIONAL_IDS_MAX: Final = 20_000  # one per task of a stream job; an id that is not used expires
 TRANSACTIONAL_ID_BYTES_MAX: Final = 512  # as a group's name

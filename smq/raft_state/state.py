@@ -16,6 +16,7 @@ from smq.raft_state.binary import FLAG, INT16, INT32, INT64, TEXT, U32, Blob, Fi
 from smq.raft_state.commands import (
     NO_FINGERPRINT,
     NO_LEADER_EPOCH,
+    Acl,
     Fingerprint,
     GroupMember,
     Listener,
@@ -471,6 +472,7 @@ class ClusterState:
     transaction_items: int = 0
     apps: dict[str, AppState] = field(default_factory=dict)  # by the name that their batches give
     users: Mapping[str, UserState] = field(default_factory=dict)  # another object after each change
+    acls: tuple[Acl, ...] = ()  # sorted, and another object after each change
     decoy_secret: bytes = field(default=b"", repr=False)  # of the salts that unknown users seem to have
     replies: tuple[ReplyCache, ...] = field(default_factory=_no_replies)  # by `Cache`
     assigned: OrderedDict[RequestId, Assigned] = field(default_factory=OrderedDict)  # the latest ones, oldest first

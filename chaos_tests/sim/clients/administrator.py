@@ -1,5 +1,5 @@
 """Administrators: one owns a setting of the cluster, another topics whose replicas it assigns itself, a third a default
-of new topics, a fourth a user; and one uses what only feature level 2 has.
+of new topics, a fourth a user, a fifth its rights; and one uses what only feature level 2 has.
 
 Owns what they change and read back. No other client changes their setting or their topics. So every later look, at any
 node and after a barrier, must show what was acknowledged last. A change is repeated under its request id until its
@@ -19,7 +19,9 @@ from smq.raft_state.cluster_config import (
     broker_name,
 )
 from smq.raft_state.commands import (
+    Acl,
     AddPartitions,
+    AlterAcls,
     AlterClusterConfig,
     AlterTopicConfig,
     AlterUser,
@@ -146,6 +148,33 @@ def _iterations(state: ClusterState, name: str, mechanisms: Iterable[int]) -> st
     user = state.users.get(name)
     found = {c.mechanism: str(c.iterations) for c in user.credentials} if user is not None else {}
     return " ".join(found.get(mechanism, "") for mechanism in mechanisms)
+
+
+class RuleOwner(Administrator):
+    """Grants and revokes what one user may do. The rules that there are say which change was the last."""
+
+    def run(self) -> Script:
+        principal, number, rules = f"User:{self.name}", 0, set[Acl]()
+        while not self.world.stopped:
+            yield self.think()
+            number += 1
+            new = Acl(2, 3, f"topic-{number}", principal, "*", 3, self.rng.choice((2, 3)))
+            old = frozenset(self.rng.sample(sorted(rules), self.rng.randint(0, len(rules))))
+            rules = (rules - old) | {new}
+            command = AlterAcls(request_id=self.new_id(), add=(new,), remove=tuple(sorted(old)))
+            if not (yield from self.change("set", command, name=principal, v=_names(rules))):
+                return
+            for _ in range(LOOKS):
+                yield self.think()
+                yield from self.look("setting", lambda state: _rules_of(state, principal), name=principal)
+
+
+def _names(rules: Iterable[Acl]) -> str:
+    return " ".join(f"{acl.name}:{acl.permission}" for acl in sorted(rules))
+
+
+def _rules_of(state: ClusterState, principal: str) -> str:
+    return _names(acl for acl in state.acls if acl.principal == principal)
 
 
 class Defaulter(Administrator):

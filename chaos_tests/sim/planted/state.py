@@ -11,6 +11,7 @@ from chaos_tests.sim.planted.partitions import BROKEN
 from chaos_tests.sim.replacement import Fault, PlantedBug, replace
 from smq.raft_state.commands import (
     AdvanceLogStart,
+    AlterAcls,
     AlterClusterConfig,
     AlterUser,
     Assignment,
@@ -18,6 +19,7 @@ from smq.raft_state.commands import (
     RegisterNode,
     Request,
 )
+from smq.raft_state.handlers.acls import Permission
 from smq.raft_state.ids import NO_BIRTH, NO_DISK, LogIndex, NodeId, Offset
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied, Done, OffsetsAssigned
@@ -85,6 +87,13 @@ def _those_alone(original: Fault, state: ClusterState, command: AlterUser) -> Ap
     if command.set_ and isinstance(applied.reply, Done):
         user = UserState(name=command.name, credentials=command.set_)
         state.users = {**state.users, command.name: user}
+    return applied
+
+
+def _keeps_denials(original: Fault, state: ClusterState, command: AlterAcls) -> Applied:
+    kept = tuple(acl for acl in state.acls if acl in command.remove and acl.permission == Permission.DENY)
+    applied: Applied = original(state, command)
+    state.acls = tuple(sorted({*state.acls, *kept}))
     return applied
 
 
@@ -179,6 +188,14 @@ STATE_BUGS: Final = (
         faults=(replace(_HANDLERS + "users:alter_user", by=_those_alone),),
         scenario="settings",
         anomalies=frozenset({"stale-setting"}),
+    ),
+    PlantedBug(
+        name="denials-are-not-revoked",
+        rule="a rule that is revoked is gone, on every node",
+        faults=(replace(_HANDLERS + "acls:alter_acls", by=_keeps_denials),),
+        scenario="settings",
+        anomalies=frozenset({"stale-setting"}),
+        seeds=8,
     ),
     PlantedBug(
         name="defaults-of-new-topics-forgotten",

@@ -3588,6 +3588,198 @@ class DeleteUserResponse(_message.Message):
 Global___DeleteUserResponse: _TypeAlias = DeleteUserResponse  # noqa: Y015
 
 @_typing.final
+class Acl(_message.Message):
+    """In Kafka's words, in lower case."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    PATTERN_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    PERMISSION_FIELD_NUMBER: _builtins.int
+    resource: _builtins.str
+    """topic, group, cluster, transactional_id"""
+    pattern: _builtins.str
+    """literal, prefixed"""
+    name: _builtins.str
+    """"*" literally: every name"""
+    user: _builtins.str
+    """"*": every user"""
+    host: _builtins.str
+    """an address, or "*" """
+    operation: _builtins.str
+    """all, read, write, create, delete, alter, describe, ..."""
+    permission: _builtins.str
+    """allow, deny"""
+    def __init__(
+        self,
+        *,
+        resource: _builtins.str = ...,
+        pattern: _builtins.str = ...,
+        name: _builtins.str = ...,
+        user: _builtins.str = ...,
+        host: _builtins.str = ...,
+        operation: _builtins.str = ...,
+        permission: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "name", b"name", "operation", b"operation", "pattern", b"pattern", "permission", b"permission", "resource", b"resource", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Acl: _TypeAlias = Acl  # noqa: Y015
+
+@_typing.final
+class ListAclsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    timeout_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAclsRequest: _TypeAlias = ListAclsRequest  # noqa: Y015
+
+@_typing.final
+class ListAclsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def acls(self) -> _containers.RepeatedCompositeFieldContainer[Global___Acl]: ...
+    def __init__(
+        self,
+        *,
+        acls: _abc.Iterable[Global___Acl] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acls", b"acls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAclsResponse: _TypeAlias = ListAclsResponse  # noqa: Y015
+
+@_typing.final
+class AlterAclsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADD_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.bytes
+    timeout_ms: _builtins.int
+    @_builtins.property
+    def add(self) -> _containers.RepeatedCompositeFieldContainer[Global___Acl]: ...
+    @_builtins.property
+    def remove(self) -> _containers.RepeatedCompositeFieldContainer[Global___Acl]: ...
+    def __init__(
+        self,
+        *,
+        add: _abc.Iterable[Global___Acl] | None = ...,
+        remove: _abc.Iterable[Global___Acl] | None = ...,
+        request_id: _builtins.bytes = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "remove", b"remove", "request_id", b"request_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterAclsRequest: _TypeAlias = AlterAclsRequest  # noqa: Y015
+
+@_typing.final
+class AlterAclsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterAclsResponse: _TypeAlias = AlterAclsResponse  # noqa: Y015
+
+@_typing.final
+class TestAclRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    host: _builtins.str
+    operation: _builtins.str
+    resource: _builtins.str
+    name: _builtins.str
+    timeout_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        user: _builtins.str = ...,
+        host: _builtins.str = ...,
+        operation: _builtins.str = ...,
+        resource: _builtins.str = ...,
+        name: _builtins.str = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "name", b"name", "operation", b"operation", "resource", b"resource", "timeout_ms", b"timeout_ms", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TestAclRequest: _TypeAlias = TestAclRequest  # noqa: Y015
+
+@_typing.final
+class TestAclResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALLOWED_FIELD_NUMBER: _builtins.int
+    SUPER_USER_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    allowed: _builtins.bool
+    super_user: _builtins.bool
+    @_builtins.property
+    def rule(self) -> Global___Acl:
+        """by which; absent for a super user, or if no rule matches"""
+
+    def __init__(
+        self,
+        *,
+        allowed: _builtins.bool = ...,
+        super_user: _builtins.bool = ...,
+        rule: Global___Acl | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "rule", b"rule", "super_user", b"super_user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TestAclResponse: _TypeAlias = TestAclResponse  # noqa: Y015
+
+@_typing.final
 class CreateTopicRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

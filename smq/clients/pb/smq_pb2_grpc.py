@@ -1271,6 +1271,21 @@ class AdminStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteUserRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteUserResponse.FromString,
                 _registered_method=True)
+        self.ListAcls = channel.unary_unary(
+                '/smq.v1.Admin/ListAcls',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListAclsRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListAclsResponse.FromString,
+                _registered_method=True)
+        self.AlterAcls = channel.unary_unary(
+                '/smq.v1.Admin/AlterAcls',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterAclsRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterAclsResponse.FromString,
+                _registered_method=True)
+        self.TestAcl = channel.unary_unary(
+                '/smq.v1.Admin/TestAcl',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.TestAclRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.TestAclResponse.FromString,
+                _registered_method=True)
         self.DescribeCluster = channel.unary_unary(
                 '/smq.v1.Admin/DescribeCluster',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeClusterRequest.SerializeToString,
@@ -1420,6 +1435,27 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAcls(self, request, context):
+        """The rules about what users may do, read after a barrier.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterAcls(self, request, context):
+        """Adds rules and removes others, all or none. What is there already, or gone already, is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TestAcl(self, request, context):
+        """What this node decides about a user, and by which rule.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeCluster(self, request, context):
         """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier).
         """
@@ -1534,6 +1570,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DeleteUser,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteUserRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DeleteUserResponse.SerializeToString,
+            ),
+            'ListAcls': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAcls,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListAclsRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListAclsResponse.SerializeToString,
+            ),
+            'AlterAcls': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterAcls,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterAclsRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterAclsResponse.SerializeToString,
+            ),
+            'TestAcl': grpc.unary_unary_rpc_method_handler(
+                    servicer.TestAcl,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.TestAclRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.TestAclResponse.SerializeToString,
             ),
             'DescribeCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeCluster,
@@ -2039,6 +2090,87 @@ class Admin:
             '/smq.v1.Admin/DeleteUser',
             smq_dot_clients_dot_pb_dot_smq__pb2.DeleteUserRequest.SerializeToString,
             smq_dot_clients_dot_pb_dot_smq__pb2.DeleteUserResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAcls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/ListAcls',
+            smq_dot_clients_dot_pb_dot_smq__pb2.ListAclsRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.ListAclsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterAcls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/AlterAcls',
+            smq_dot_clients_dot_pb_dot_smq__pb2.AlterAclsRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.AlterAclsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TestAcl(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/TestAcl',
+            smq_dot_clients_dot_pb_dot_smq__pb2.TestAclRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.TestAclResponse.FromString,
             options,
             channel_credentials,
             insecure,

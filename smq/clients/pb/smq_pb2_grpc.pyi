@@ -511,6 +511,12 @@ class AdminStub:
     """Creates a user, or replaces the credentials of the mechanisms that it names."""
     DeleteUser: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DeleteUserRequest, _smq_pb2.DeleteUserResponse]
     """With all its credentials. Its open connections end."""
+    ListAcls: _grpc.UnaryUnaryMultiCallable[_smq_pb2.ListAclsRequest, _smq_pb2.ListAclsResponse]
+    """The rules about what users may do, read after a barrier."""
+    AlterAcls: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AlterAclsRequest, _smq_pb2.AlterAclsResponse]
+    """Adds rules and removes others, all or none. What is there already, or gone already, is no error."""
+    TestAcl: _grpc.UnaryUnaryMultiCallable[_smq_pb2.TestAclRequest, _smq_pb2.TestAclResponse]
+    """What this node decides about a user, and by which rule."""
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterRequest, _smq_pb2.DescribeClusterResponse]
     """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier)."""
     NodeStatus: _grpc.UnaryUnaryMultiCallable[_smq_pb2.NodeStatusRequest, _smq_pb2.NodeStatusResponse]
@@ -563,6 +569,12 @@ class AdminAsyncStub(AdminStub):
     """Creates a user, or replaces the credentials of the mechanisms that it names."""
     DeleteUser: _aio.UnaryUnaryMultiCallable[_smq_pb2.DeleteUserRequest, _smq_pb2.DeleteUserResponse]  # type: ignore[assignment]
     """With all its credentials. Its open connections end."""
+    ListAcls: _aio.UnaryUnaryMultiCallable[_smq_pb2.ListAclsRequest, _smq_pb2.ListAclsResponse]  # type: ignore[assignment]
+    """The rules about what users may do, read after a barrier."""
+    AlterAcls: _aio.UnaryUnaryMultiCallable[_smq_pb2.AlterAclsRequest, _smq_pb2.AlterAclsResponse]  # type: ignore[assignment]
+    """Adds rules and removes others, all or none. What is there already, or gone already, is no error."""
+    TestAcl: _aio.UnaryUnaryMultiCallable[_smq_pb2.TestAclRequest, _smq_pb2.TestAclResponse]  # type: ignore[assignment]
+    """What this node decides about a user, and by which rule."""
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterRequest, _smq_pb2.DescribeClusterResponse]  # type: ignore[assignment]
     """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier)."""
     NodeStatus: _aio.UnaryUnaryMultiCallable[_smq_pb2.NodeStatusRequest, _smq_pb2.NodeStatusResponse]  # type: ignore[assignment]
@@ -720,6 +732,30 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.DeleteUserResponse, _abc.Awaitable[_smq_pb2.DeleteUserResponse]]:
         """With all its credentials. Its open connections end."""
+
+    @_abc_1.abstractmethod
+    def ListAcls(
+        self,
+        request: _smq_pb2.ListAclsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.ListAclsResponse, _abc.Awaitable[_smq_pb2.ListAclsResponse]]:
+        """The rules about what users may do, read after a barrier."""
+
+    @_abc_1.abstractmethod
+    def AlterAcls(
+        self,
+        request: _smq_pb2.AlterAclsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.AlterAclsResponse, _abc.Awaitable[_smq_pb2.AlterAclsResponse]]:
+        """Adds rules and removes others, all or none. What is there already, or gone already, is no error."""
+
+    @_abc_1.abstractmethod
+    def TestAcl(
+        self,
+        request: _smq_pb2.TestAclRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.TestAclResponse, _abc.Awaitable[_smq_pb2.TestAclResponse]]:
+        """What this node decides about a user, and by which rule."""
 
     @_abc_1.abstractmethod
     def DescribeCluster(

@@ -11,6 +11,8 @@ from smq.clients.metadata import Servers
 from smq.clients.positions import Start
 from smq.clients.sync.background_loop import BlockingClient, documented_as
 from smq.clients.types import (
+    Acl,
+    AclDecision,
     AppSummary,
     ClusterDescription,
     ClusterSetting,
@@ -144,6 +146,15 @@ class SyncAdmin(BlockingClient):
 
     def change_password(self, name: str, password: str) -> None:
         self._run(self._admin.change_password(name, password))
+
+    def list_acls(self) -> list[Acl]:
+        return self._run(self._admin.list_acls())
+
+    def alter_acls(self, *, add: Iterable[Acl] = (), remove: Iterable[Acl] = ()) -> None:
+        self._run(self._admin.alter_acls(add=add, remove=remove))
+
+    def test_acl(self, user: str, operation: str, resource: str, name: str, *, host: str = "127.0.0.1") -> AclDecision:
+        return self._run(self._admin.test_acl(user, operation, resource, name, host=host))
 
     def delete_user(self, name: str) -> None:
         self._run(self._admin.delete_user(name))

@@ -28,6 +28,7 @@ from smq.raft_state.errors import SmqError
 # Command -> the module that defines it, under the command's own name. Each is imported when it is used: a server's
 # imports would make every `smq produce` wait.
 _MODULES: Final = {
+    "acl": "smq.coordinator.cli.commands.acl",
     "cert": "smq.coordinator.cli.commands.cert",
     "cluster": "smq.coordinator.cli.commands.cluster",
     "completion": "smq.coordinator.cli.commands.completion",
@@ -52,6 +53,7 @@ _MODULES: Final = {
 }
 # The first sentence of each command's help (a test compares).
 SUMMARIES: Final = {
+    "acl": "Grants, revokes, lists and tests what users may do.",
     "cert": "Makes certificates for TLS, signed by an authority of its own.",
     "cluster": "Runs a cluster of several node processes on this machine, in the foreground.",
     "completion": "Prints a script that lets SHELL complete commands, options, topics and groups.",

@@ -100,7 +100,7 @@ def report_tls(config: ServerConfig, data_dir: Path) -> None:
             f"TLS is on: export SMQ_CLUSTER_DIR={data_dir.absolute()} lets `smq` find the addresses and certificates"
         )
     if config.sasl:
-        report("Kafka clients must log in, by SASL_SSL: `smq user create NAME` makes a user, by that certificate")
+        report("Kafka clients must log in, by SASL_SSL: `smq user create` and `smq acl grant` work by that certificate")
 
 
 def addresses_of(config: ServerConfig) -> str:

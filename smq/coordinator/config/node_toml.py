@@ -50,7 +50,8 @@ T = TypeVar("T")
 Advertised = Annotated[Address, "advertised"]  # in the file also a table by node id, so that all nodes can share one
 Probes = Literal["clients", "anyone"]
 Metrics = Literal["clients", "token", "anyone"]
-Sasl = tuple[str, ...]
+Sasl = Annotated[tuple[str, ...], "mechanisms"]
+SuperUsers = Annotated[tuple[str, ...], "users"]
 _PASSWORD_IN_TOKEN: Final = "PLAIN"
 SASL_MECHANISMS: Final = (*scram.BY_NAME, _PASSWORD_IN_TOKEN)
 
@@ -143,6 +144,7 @@ class ServerConfig:
     kafka_advertised: Advertised | None = None
     sasl: Sasl = ()
     sasl_session_ms: int | None = None
+    super_users: SuperUsers = ()  # that may do everything
     listeners: Listeners = field(default_factory=dict)  # further ways in, by name
     http: HttpConfig = field(default_factory=HttpConfig)
     rack: str = ""  # the node's location: a Kafka client of the same rack reads from it
@@ -295,6 +297,7 @@ def _read(base_dir: Path, raw: Mapping[str, Any]) -> ServerConfig:
         Metrics: partial(_choice, get_args(Metrics)),
         Engine: _engine,
         Sasl: _sasl,
+        SuperUsers: _super_users,
         NodeId: _node_id,
         Path: lambda key, value: base_dir / _plain(str, key, value),
         Address: parse_address,
@@ -333,6 +336,14 @@ def _engine(key: str, value: object) -> Engine:
     if _plain(str, key, value) not in tuple(Engine):
         raise ConfigError(f"{key} is {value!r}: it must be {' or '.join(Engine)}")
     return Engine(str(value))
+
+
+def _super_users(key: str, value: object) -> SuperUsers:
+    """A list; of a variable of the environment, a text with commas."""
+    found = [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(name, str) and name for name in found):
+        raise ConfigError(f"{key} is {value!r}: it must be a list of users' names")
+    return tuple(found)
 
 
 def _sasl(key: str, value: object) -> Sasl:

@@ -1,14 +1,15 @@
-"""The Admin service: topics, settings, users, groups and transactions, and views of the cluster and of this node.
+"""The Admin service: topics, settings, users, rules, groups and transactions, and views of cluster and node.
 
 Owns no state: changes are proposed as commands or handed to the coordinator of a group or transactional id, and views
 are read from what the node has applied. Only the composition root imports it.
 """
 
+import enum
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from smq import __version__
 from smq.clients import scram
@@ -21,6 +22,7 @@ from smq.coordinator.grpc.required import check_fields
 from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, STATUS_EVENTS_MAX
 from smq.coordinator.service.audience import Audience, told_of
+from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.group_lag import PHASES, GroupPosition, Lag, assigned_partitions, lags_of, positions
 from smq.coordinator.service.name_lookup import find_group, find_partition, find_topic, has_leader, known_ranges
@@ -32,8 +34,10 @@ from smq.coordinator.service.turns import Turns
 from smq.coordinator.tls.contexts import NodeTls
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, cluster_value, offsets_retention_ms
 from smq.raft_state.commands import (
+    Acl,
     AddPartitions,
     AdvanceLogStart,
+    AlterAcls,
     AlterClusterConfig,
     AlterTopicConfig,
     AlterUser,
@@ -46,6 +50,7 @@ from smq.raft_state.commands import (
 from smq.raft_state.config_keys import known_at
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.handlers.acls import PRINCIPAL, Operation, Pattern, Permission, Resource
 from smq.raft_state.ids import NO_REQUEST, NodeId, Offset, TopicId, split_partition_id
 from smq.raft_state.limits import DECOY_SECRET_BYTES, TOPIC_PARTITIONS_MAX
 from smq.raft_state.replies import TopicCreated
@@ -77,6 +82,7 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
         tls: NodeTls | None,
         own_warnings: Callable[[], list[str]],
         events: Callable[[], Iterable[tuple[float, str, str]]],
+        authorizer: Authorizer,
     ) -> None:
         self.audience = Audience(node=node)
         self._calls = NodeCalls(node)
@@ -85,6 +91,7 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
         self._tls = tls
         self._own_warnings = own_warnings
         self._events = events
+        self._authorizer = authorizer
 
     @property
     def _state(self) -> ClusterState:
@@ -228,6 +235,33 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
         command = DeleteUser(request_id=request_id_of(request.request_id), name=request.name)
         await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
         return pb.DeleteUserResponse()
+
+    # --------------------------------------------------------------------------------------------------- acls
+    @guarded
+    async def ListAcls(self, request: pb.ListAclsRequest, context: Context) -> pb.ListAclsResponse:
+        await self._calls.barrier(deadline_ms(request.timeout_ms, context))
+        return pb.ListAclsResponse(acls=map(_acl_info, self._state.acls))
+
+    @guarded
+    async def AlterAcls(self, request: pb.AlterAclsRequest, context: Context) -> pb.AlterAclsResponse:
+        if not request.add and not request.remove:
+            raise SmqError(ErrorCode.INVALID_REQUEST, "add and remove are empty: name at least one rule")
+        command = AlterAcls(
+            request_id=request_id_of(request.request_id),
+            add=tuple(map(_acl, request.add)),
+            remove=tuple(map(_acl, request.remove)),
+        )
+        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
+        return pb.AlterAclsResponse()
+
+    @guarded
+    async def TestAcl(self, request: pb.TestAclRequest, context: Context) -> pb.TestAclResponse:
+        operation, resource = _word(Operation, request.operation), _word(Resource, request.resource)
+        await self._calls.barrier(deadline_ms(request.timeout_ms, context))
+        allowed, rule = self._authorizer.why(request.user, request.host, operation, resource, request.name)
+        is_super = self._authorizer.is_super(request.user)
+        shown = _acl_info(rule) if rule is not None else None
+        return pb.TestAclResponse(allowed=allowed, super_user=is_super, rule=shown)
 
     # -------------------------------------------------------------------------------------------------- views
     @guarded
@@ -466,6 +500,42 @@ def _credential(given: pb.ScramCredential) -> ScramCredential:
         salt=given.salt,
         stored_key=given.stored_key,
         server_key=given.server_key,
+    )
+
+
+K = TypeVar("K", bound=enum.IntEnum)
+
+
+def _word(kinds: type[K], word: str) -> K:
+    try:
+        return kinds[word.upper().replace("-", "_")]
+    except KeyError:
+        known = ", ".join(kind.name.lower() for kind in kinds)
+        message = f"{kinds.__name__.lower()} {word[:80]!r} is none of {known}"
+        raise SmqError(ErrorCode.INVALID_REQUEST, message) from None
+
+
+def _acl(given: pb.Acl) -> Acl:
+    return Acl(
+        resource=_word(Resource, given.resource),
+        pattern=_word(Pattern, given.pattern),
+        name=given.name,
+        principal=PRINCIPAL + given.user,
+        host=given.host,
+        operation=_word(Operation, given.operation),
+        permission=_word(Permission, given.permission),
+    )
+
+
+def _acl_info(acl: Acl) -> pb.Acl:
+    return pb.Acl(
+        resource=Resource(acl.resource).name.lower(),
+        pattern=Pattern(acl.pattern).name.lower(),
+        name=acl.name,
+        user=acl.principal.removeprefix(PRINCIPAL),
+        host=acl.host,
+        operation=Operation(acl.operation).name.lower(),
+        permission=Permission(acl.permission).name.lower(),
     )
 
 

@@ -53,6 +53,8 @@ class ApiKey(enum.IntEnum):
     END_TXN = 26
     TXN_OFFSET_COMMIT = 28
     DESCRIBE_ACLS = 29
+    CREATE_ACLS = 30
+    DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
     DESCRIBE_LOG_DIRS = 35
@@ -115,6 +117,8 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.END_TXN: Served("EndTxn", Versions(0, 5)),
         ApiKey.TXN_OFFSET_COMMIT: Served("TxnOffsetCommit", Versions(0, 5)),
         ApiKey.DESCRIBE_ACLS: Served("DescribeAcls", Versions(1, 3)),
+        ApiKey.CREATE_ACLS: Served("CreateAcls", Versions(1, 3)),
+        ApiKey.DELETE_ACLS: Served("DeleteAcls", Versions(1, 3)),
         ApiKey.DESCRIBE_CONFIGS: Served("DescribeConfigs", Versions(1, 4)),
         ApiKey.ALTER_CONFIGS: Served("AlterConfigs", Versions(0, 2)),
         ApiKey.DESCRIBE_LOG_DIRS: Served("DescribeLogDirs", Versions(1, 5)),

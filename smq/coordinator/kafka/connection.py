@@ -20,6 +20,7 @@ import structlog
 
 from smq.coordinator.kafka import metadata
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey, is_header_flexible, request_decoder, response_encoder
+from smq.coordinator.kafka.authorization import Access, Complete, Refusal, check
 from smq.coordinator.kafka.codec import Budget, Buffer, CodecError, Struct, read_nullable_string, read_tags
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import Gateway
@@ -119,7 +120,7 @@ class _Slot:
     """The place of one answer in the queue. `size` is what it holds: the request's bytes, then the answer's.
     `is_counted`: it is one of the connection's fetches. `began_ns`: of a Produce request that is timed; 0 of others."""
 
-    __slots__ = ("began_ns", "is_counted", "is_done", "parts", "size")
+    __slots__ = ("began_ns", "complete", "is_counted", "is_done", "parts", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -127,6 +128,7 @@ class _Slot:
         self.is_done = False
         self.is_counted = False
         self.parts: list[Buffer] | None = None  # None when done: the client wants no answer
+        self.complete: Complete | None = None  # what the user's rights add to the answer, and take from it
 
 
 class Connection(asyncio.Protocol):
@@ -139,8 +141,10 @@ class Connection(asyncio.Protocol):
         on_open: Callable[["Connection"], None],
         on_close: Callable[["Connection"], None],
         login: Login | None = None,
+        access_of: Callable[[str, str], Access] | None = None,
     ) -> None:
-        """With a `login`, the client is served once it has proven its user."""
+        """With a `login`, the client is served once it has proven its user, as far as that user's rights go: those of
+        `access_of(user, host)`."""
         self._gateway = gateway
         self._times = gateway.request_times.series(SERVED[ApiKey.PRODUCE].name)
         self._times_later = self._times.later
@@ -165,6 +169,8 @@ class Connection(asyncio.Protocol):
         self._fetches = asyncio.Semaphore(KAFKA_FETCHES_PER_CONNECTION_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._login = login
+        self._access_of = access_of
+        self._access: Access | None = None  # None on a listener that asks for no user: everything is allowed
         self._is_proving = False  # its user, or answering ApiVersions before: one request at a time
         self._is_reading = True
         self._is_writable = True
@@ -370,6 +376,8 @@ class Connection(asyncio.Protocol):
             self._is_proving = True
             self._run(self._prove(slot, request, self._login))
             return
+        if self._access is not None and not self._is_allowed(self._access, slot, request):
+            return
         if request.key == ApiKey.PRODUCE and request.body is not None:
             slot.began_ns = began_ns
             # Not closures: each variable that they share is one more object for the garbage collector, per request.
@@ -378,6 +386,24 @@ class Connection(asyncio.Protocol):
             ProduceCall(self._gateway, request.version, respond, fail, oversize).start(request.body)
             return
         self._run(self._serve(slot, request, began_ns or time.monotonic_ns()))
+
+    def _is_allowed(self, access: Access, slot: _Slot, request: Request) -> bool:
+        """Whether a handler gets the request, or what is left of it. If not, it is answered."""
+        if request.body is None:
+            return True  # it asks for the versions
+        is_unanswered = request.key == ApiKey.PRODUCE and request.body["acks"] == 0
+        try:
+            slot.complete = check(access, request.key, request.version, request.body)
+        except Refusal as e:
+            if is_unanswered:
+                self._on_failed_without_answer()
+            else:
+                self._finish(slot, request, e.answer)
+            return False
+        if is_unanswered and slot.complete is not None:  # a part of it is refused, and only the end can say so
+            self._on_failed_without_answer()
+            return False
+        return True
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work)
@@ -392,6 +418,8 @@ class Connection(asyncio.Protocol):
             raise SaslMisuse("its user was deleted, or has another password")
         if login.is_open and key not in _LOGIN_KEYS:
             login.check_session(self._loop.time())
+            if self._access is None:
+                raise SaslMisuse("its user's rights are not known")
             return False
         if key not in _LOGIN_KEYS and not (key == ApiKey.API_VERSIONS and login.is_new):
             raise SaslMisuse(f"a request of key {key} before its user was proven")
@@ -405,6 +433,8 @@ class Connection(asyncio.Protocol):
                 body = login.handshake(request.body)
             elif request.key == ApiKey.SASL_AUTHENTICATE and request.body is not None:
                 body = await login.authenticate(request.body, self._loop.time())
+                if login.identity is not None and self._access is None and self._access_of is not None:
+                    self._access = self._access_of(login.identity.user, self._peer.rpartition(":")[0])
             else:
                 body = await answer(self._gateway, request)
             if login.has_failed:
@@ -450,6 +480,8 @@ class Connection(asyncio.Protocol):
             self._times_later.append(time.monotonic_ns() - slot.began_ns)
         if self._transport is None:
             return
+        if slot.complete is not None and body is not None:
+            body = slot.complete(body)
         slot.parts = encode_response(request, body) if body is not None else None
         slot.is_done = True
         grown, slot.size = -slot.size, sum(map(len, slot.parts or ()))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeAlias
 
 from smq.coordinator.kafka import (
-    authorization,
+    acls,
     committed_offsets,
     config_admin,
     group_admin,
@@ -60,7 +60,9 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.ADD_OFFSETS_TO_TXN: producer_requests.add_offsets_to_txn,
     ApiKey.END_TXN: producer_requests.end_txn,
     ApiKey.TXN_OFFSET_COMMIT: txn_offset_commit,
-    ApiKey.DESCRIBE_ACLS: authorization.describe_acls,
+    ApiKey.DESCRIBE_ACLS: acls.describe_acls,
+    ApiKey.CREATE_ACLS: acls.create_acls,
+    ApiKey.DELETE_ACLS: acls.delete_acls,
     ApiKey.DESCRIBE_CONFIGS: config_admin.describe_configs,
     ApiKey.ALTER_CONFIGS: config_admin.alter_configs,
     ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs,

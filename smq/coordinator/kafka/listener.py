@@ -13,10 +13,12 @@ from functools import partial
 from typing import Final
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
+from smq.coordinator.kafka.authorization import Access
 from smq.coordinator.kafka.connection import Connection
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.sasl import Login
 from smq.coordinator.limits import USERS_CHECK_S
+from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
@@ -57,6 +59,7 @@ class KafkaServer:
         data_dir: str,
         limits: AcceptLimits,
         measures: ProcessMeasures,
+        authorizer: Authorizer,
     ) -> None:
         gateway = Gateway(
             calls=NodeCalls(node),
@@ -68,7 +71,9 @@ class KafkaServer:
             inflight=InflightBytes(),
             request_times=measures.kafka_request,
         )
-        self._users = Users(lambda: node.state)
+        self._state = lambda: node.state
+        self._users = Users(self._state)
+        self._authorizer = authorizer
         self._sockets = [port.socket for port in ports]
         self._connections: set[Connection] = set()
         self.acceptors = {
@@ -115,7 +120,11 @@ class KafkaServer:
             on_open=self._connections.add,  # after the TLS handshake, not before
             on_close=on_close,
             login=Login(self._users, port.sasl, port.session_ms_max) if port.sasl else None,
+            access_of=self._access_of,
         )
+
+    def _access_of(self, user: str, host: str) -> Access:
+        return Access(self._authorizer, user, host, self._state)
 
     async def _follow_users(self) -> None:
         """Ends the connections of users that have been deleted or have another password, idle ones included."""

@@ -42,6 +42,7 @@ from smq.coordinator.server.pauses import HeapKeeper, LoopLag
 from smq.coordinator.server.process import ConnectionCaps, configure_logs, die, keep_freed_memory, take_descriptors
 from smq.coordinator.server.self_check import ClockCheck, Reach, SelfCheck
 from smq.coordinator.service.audience import OWN
+from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.bound_ports import listener
 from smq.coordinator.service.lag_monitor import LagMonitor
 from smq.coordinator.service.settings import Settings
@@ -234,6 +235,7 @@ class Server:
         self._groups = self._group_coordinator(clock)
         self._self_check = SelfCheck(self.node, config.peers, self._reach(ports), lambda why: die(StartRefused(why)))
         self._lags = LagMonitor(self.node)
+        self._authorizer = Authorizer(lambda: self.node.state, config.super_users)
         self._console = Console(self.node, self._settings, config, self._open_admin)
         self._add_services()
         self._kafka = self._kafka_server(ports.kafka, caps.kafka_limits(len(ports.kafka)))
@@ -346,6 +348,7 @@ class Server:
                 self._tls.node,
                 self._warnings,
                 lambda: self._console.events.events,
+                self._authorizer,
             ),
         )
 
@@ -371,6 +374,7 @@ class Server:
             data_dir=str(self._config.data_dir.absolute()),
             limits=accept,
             measures=self._measures,
+            authorizer=self._authorizer,
         )
 
     @asynccontextmanager

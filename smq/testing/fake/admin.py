@@ -152,6 +152,27 @@ class Admin(AdminServicer):
         return self.node.cluster.once(request.request_id, "delete user", change)
 
     @answering
+    async def ListAcls(self, _request: pb.ListAclsRequest) -> Message:
+        return pb.ListAclsResponse(acls=self.node.cluster.acls)
+
+    @answering
+    async def AlterAcls(self, request: pb.AlterAclsRequest) -> Message:
+        cluster = self.node.cluster
+
+        def change() -> Message:
+            kept = [acl for acl in cluster.acls if acl not in (*request.remove, *request.add)]
+            cluster.acls = [*kept, *request.add]
+            return pb.AlterAclsResponse()
+
+        return cluster.once(request.request_id, "alter acls", change)
+
+    @answering
+    async def TestAcl(self, request: pb.TestAclRequest) -> Message:
+        """By name alone."""
+        rules = [acl for acl in self.node.cluster.acls if (acl.user, acl.name) == (request.user, request.name)]
+        return pb.TestAclResponse(allowed=bool(rules), rule=rules[0] if rules else None)
+
+    @answering
     async def DescribeCluster(self, request: pb.DescribeClusterRequest) -> Message:
         cluster = self.node.cluster
         answer = pb.DescribeClusterResponse(cluster_id="fake", raft_leader=1)

@@ -47,6 +47,7 @@ class FakeCluster:
         self.fenced: set[int] = set()  # nodes reported as fenced although they are up
         self.groups: dict[str, pb.DescribeGroupResponse] = {}
         self.users: dict[str, pb.UserInfo] = {}
+        self.acls: list[pb.Acl] = []
         self.config: dict[str, str] = {}  # only the settings that are set: the fake knows no defaults
         self.fetch_bytes_max = BATCH_BYTES_MAX  # per partition of an answer: a small one makes a read take several
         self.hidden: set[int] = set()  # base offsets of batches without a record to read

@@ -31,6 +31,8 @@ CALLS: Final[dict[type, dict[str, dict[str, Any]]]] = {
         "partition_range": PARTITION,
         "list_offsets": {"starts": {("t", 0): 0}, "group": None, "reset_if_gone": False, "isolation": "read_committed"},
         "alter_cluster_config": {"set": {}, "unset": []},
+        "alter_acls": {"add": [], "remove": []},
+        "test_acl": {"user": "u", "operation": "read", "resource": "topic", "name": "t", "host": "h"},
         "create_user": NAMED | {"password": "secret"},
         "change_password": NAMED | {"password": "secret"},
         "delete_user": NAMED,

@@ -1,11 +1,13 @@
 """Short ways to drive a Machine in tests: every command goes through the codec, every state through the invariants."""
 
 from dataclasses import replace
+from typing import Any
 
 from smq.raft_state.command_codec import decode_command, encode_command
 from smq.raft_state.commands import (
     NO_FINGERPRINT,
     UNSEEN,
+    Acl,
     AddToTransaction,
     AdvanceClock,
     AdvanceExternalHwms,
@@ -134,6 +136,12 @@ def credential(mechanism: int, iterations: int = 4_096) -> ScramCredential:
 def user(name: str, *credentials: ScramCredential, unset: tuple[int, ...] = (), request: int = 0) -> AlterUser:
     request_id = rid(request) if request else RequestId(b"")
     return AlterUser(request_id=request_id, name=name, set_=credentials, unset=unset, decoy_secret=b"x" * 32)
+
+
+def acl(name: str, operation: int = 3, permission: int = 3, **fields: Any) -> Acl:
+    """User:alice may read the topic of this name."""
+    given: dict[str, Any] = {"resource": 2, "pattern": 3, "principal": "User:alice", "host": "*"} | fields
+    return Acl(name=name, operation=operation, permission=permission, **given)
 
 
 def listener(name: str) -> Listener:

@@ -481,3 +481,32 @@ async def test_a_user_is_made_once_and_changed_only_if_it_is_there(served: Serve
     assert not served.server.node.state.users
     await admin.AlterUser(pb.AlterUserRequest(name="a", credentials=one))
     assert served.server.node.state.decoy_secret == secret
+
+
+def rule(name: str = "t", **fields: Any) -> pb.Acl:
+    given = {"resource": "topic", "pattern": "literal", "user": "a", "host": "*", "permission": "allow"}
+    return pb.Acl(**({"name": name, "operation": "read"} | given | fields))
+
+
+async def test_rules_are_changed_together_and_decide(tmp_path: Path) -> None:
+    async with served_node(tmp_path, super_users=("root",)) as served:
+        admin = served.admin
+        await admin.AlterAcls(pb.AlterAclsRequest(add=[rule(), rule("x", permission="deny", pattern="prefixed")]))
+        assert sorted(acl.name for acl in (await admin.ListAcls(pb.ListAclsRequest())).acls) == ["t", "x"]
+        for user, name, allowed, by in (("a", "t", True, "t"), ("a", "xy", False, "x"), ("b", "t", False, "")):
+            asked = pb.TestAclRequest(user=user, host="h", operation="describe", resource="topic", name=name)
+            asked.operation = "read" if name == "xy" else "describe"
+            found = await admin.TestAcl(asked)
+            assert (found.allowed, found.rule.name, found.super_user) == (allowed, by, False)
+        root = pb.TestAclRequest(user="root", host="h", operation="alter", resource="cluster", name="kafka-cluster")
+        found = await admin.TestAcl(root)
+        assert (found.allowed, found.super_user, found.HasField("rule")) == (True, True, False)
+        for request in (
+            pb.AlterAclsRequest(),
+            pb.AlterAclsRequest(add=[rule(resource="planet")], remove=[rule()]),
+            pb.AlterAclsRequest(add=[rule(), rule(user="")], remove=[rule()]),
+            pb.AlterAclsRequest(add=[rule("other", resource="cluster")], remove=[rule()]),
+        ):
+            assert (await fails(admin.AlterAcls(request))).name == "INVALID_REQUEST"
+        await admin.AlterAcls(pb.AlterAclsRequest(remove=[rule(), rule("never")]))
+        assert [acl.name for acl in (await admin.ListAcls(pb.ListAclsRequest())).acls] == ["x"]

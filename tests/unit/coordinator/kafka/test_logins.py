@@ -16,12 +16,14 @@ from smq.coordinator.config.node_toml import ListenerConfig
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.limits import SASL_REQUEST_BYTES_MAX
-from smq.raft_state.commands import AlterUser, Command, CreateTopic, DeleteUser, ScramCredential
+from smq.raft_state.commands import AlterAcls, AlterUser, Command, CreateTopic, DeleteUser, ScramCredential
+from smq.raft_state.handlers.acls import Operation, Permission
 from smq.raft_state.ids import TopicId
 from smq.raft_state.state import ClusterState
-from smq.testing.kafka_client import RawKafka
+from smq.testing.kafka_client import RawKafka, batch
 from smq.testing.served import PATIENCE_S, Served, serving
 from tests.unit.coordinator.kafka.test_sasl import final_message
+from tests.unit.raft_state.support import acl
 
 ANY = ("127.0.0.1", 0)
 MECHANISM = BY_NAME["SCRAM-SHA-256"]
@@ -71,7 +73,7 @@ class Port:
 
 
 def with_port(tmp_path: Path, scenario: Callable[[Port], None], **config: Any) -> None:
-    """A node with the user alice, whose password is "pencil"."""
+    """A node with the super user alice, whose password is "pencil"."""
 
     async def body(served: Served) -> None:
         port = Port(served, asyncio.get_running_loop())
@@ -81,7 +83,8 @@ def with_port(tmp_path: Path, scenario: Callable[[Port], None], **config: Any) -
         await asyncio.to_thread(port.change, topic)
         await asyncio.to_thread(scenario, port)
 
-    serving(tmp_path, body, **{"kafka_address": ANY, "listeners": {"outside": OUTSIDE}, **config})
+    fields: dict[str, Any] = {"kafka_address": ANY, "listeners": {"outside": OUTSIDE}, "super_users": ("alice",)}
+    serving(tmp_path, body, **(fields | config))
 
 
 def log_in(raw: RawKafka, name: str = "alice", password: str = "pencil") -> KafkaError:
@@ -218,3 +221,73 @@ def test_a_listener_that_asks_for_no_user_says_so(tmp_path: Path) -> None:
         assert raw.call(ApiKey.METADATA, 12, topics=None)["topics"]
 
     with_port(tmp_path, scenario)
+
+
+# ------------------------------------------------------------------------------------------------------- rights
+DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+def seen(raw: RawKafka) -> list[str]:
+    return [topic["name"] for topic in raw.call(ApiKey.METADATA, 12, topics=None)["topics"]]
+
+
+def test_a_user_may_do_what_the_rules_say_and_nothing_before(tmp_path: Path) -> None:
+    read, write = acl("t", Operation.READ), acl("t", Operation.WRITE)
+
+    def scenario(port: Port) -> None:
+        raw = port.connect()
+        assert log_in(raw) is KafkaError.NONE
+        assert raw.call(ApiKey.DESCRIBE_CLUSTER, 1, endpoint_type=1)["brokers"]
+        assert seen(raw) == []
+        named = raw.call(ApiKey.METADATA, 12, topics=[{"name": n, "topic_id": bytes(16)} for n in ("t", "none")])
+        assert [topic["error_code"] for topic in named["topics"]] == [DENIED, DENIED]  # there or not
+        assert raw.produce("t", batch(b"x"))["error_code"] == DENIED
+        assert raw.fetch("t", 0)["error_code"] == DENIED
+        assert raw.call(ApiKey.CREATE_TOPICS, 7, **create("mine"))["topics"][0]["error_code"] == DENIED
+        mine = [{"name": "alice", "mechanism": 1}]
+        refused = raw.call(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, deletions=mine, upsertions=[])["results"][0]
+        assert refused["error_code"] == KafkaError.CLUSTER_AUTHORIZATION_FAILED
+        port.change(AlterAcls(add=(read,)))
+        assert seen(raw) == ["t"]
+        assert raw.fetch("t", 0)["error_code"] == KafkaError.NONE
+        assert raw.produce("t", batch(b"x"))["error_code"] == DENIED
+        port.change(AlterAcls(add=(write,)))
+        assert raw.produce("t", batch(b"x"))["error_code"] == KafkaError.NONE
+        assert raw.fetch("t", 0)["records"]
+        port.change(AlterAcls(add=(acl("", Operation.ALL, Permission.DENY)._replace(name="t"),)))
+        assert seen(raw) == []
+        assert raw.produce("t", batch(b"x"))["error_code"] == DENIED
+        assert set(port.state.topics) == {"t"}
+        assert "alice" in port.state.users
+
+    with_port(tmp_path, scenario, super_users=())
+
+
+def test_a_right_that_ends_while_a_fetch_waits_ends_the_fetch(tmp_path: Path) -> None:
+    def scenario(port: Port) -> None:
+        port.change(AlterAcls(add=(acl("t", Operation.READ),)))
+        raw, other = port.connect(), port.connect("")
+        assert log_in(raw) is KafkaError.NONE
+        parts = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}]
+        fields = {"max_wait_ms": 20_000, "min_bytes": 1, "max_bytes": 1 << 20}
+        raw.send(ApiKey.FETCH, 11, replica_id=-1, topics=[{"topic": "t", "partitions": parts}], **fields)
+        time.sleep(0.3)  # for the node to have it
+        port.change(AlterAcls(remove=(acl("t", Operation.READ),)))
+        assert other.produce("t", batch(b"secret"))["error_code"] == KafkaError.NONE
+        _, answer = raw.receive(ApiKey.FETCH, 11)
+        (found,) = answer["responses"][0]["partitions"]
+        assert (found["error_code"], found["records"] or b"") == (DENIED, b"")
+
+    with_port(tmp_path, scenario, super_users=())
+
+
+def test_a_producer_without_acknowledgements_learns_of_a_refusal_by_the_end(tmp_path: Path) -> None:
+    def scenario(port: Port) -> None:
+        raw = port.connect()
+        assert log_in(raw) is KafkaError.NONE
+        data = [{"name": "t", "partition_data": [{"index": 0, "records": [batch(b"x")]}]}]
+        raw.send(ApiKey.PRODUCE, 9, acks=0, timeout_ms=1_000, topic_data=data)
+        assert raw.is_closed_by_node()
+        assert port.connect("").fetch("t", 0)["records"] in (None, b"", [])
+
+    with_port(tmp_path, scenario, super_users=())

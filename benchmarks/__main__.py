@@ -35,7 +35,7 @@ from benchmarks.peers.page import write_page
 from benchmarks.peers.systems import SYSTEMS
 from benchmarks.report import Report, machine
 from benchmarks.spark import reads, sink, stages
-from benchmarks.storage import offset_kinds, rounds, stores
+from benchmarks.storage import offset_kinds, stores
 from smq.testing.cluster import Cluster
 
 Section = Callable[[Cluster, Report], None]
@@ -77,7 +77,6 @@ def _sections_alone(quick: bool) -> dict[str, Callable[[Report], None]]:
     return {
         "judging": lambda r: judging.measure(r, operations=100_000 if quick else 1_000_000),
         "commands": lambda r: commands.measure(r, times=3 if quick else 15),
-        "rounds": lambda r: rounds.measure(r, rounds=300 if quick else 3_000),
         "metrics": lambda r: metrics.measure(r, pairs=20 if quick else 1000),
         "offset-kinds": lambda r: offset_kinds.measure(r, records=100_000 if quick else 1_000_000),
         "stores": lambda r: stores.measure(r, rounds=100 if quick else 1_000, stream_mib=32 if quick else 256),

@@ -53,7 +53,7 @@ COUNTED: Final[tuple[tuple[str, Callable[..., None]], ...]] = (
     ("smq.replication.monitoring.measures:Series.observe", _nothing),
     ("smq.replication.monitoring.measures:Series.fold", _forgotten),
     ("smq.replication.monitoring.measures:Histogram.observe", _nothing),
-    ("smq.replication.storage.disk:StoreDisk._measure", _nothing),
+    ("smq.replication.storage.disk:NodeLogDisk._measure", _nothing),
     ("smq.replication.commands.proposer:Proposer._count", _nothing),
 )
 PAIRS_OF_WARM_UP: Final = 5

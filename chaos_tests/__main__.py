@@ -41,7 +41,6 @@ def main(arguments: list[str] | None = None) -> int:
         "--keep", type=Path, help="directory of live histories, of `sim --resume`, or of `images` and `flips`"
     )
     images = commands.add_parser("images", help="crash images of a node's file: power loss in the middle of commits")
-    images.add_argument("--engine", default="lmdb", choices=["lmdb", "sqlite"], help="the store (default lmdb)")
     images.add_argument("--count", type=int, default=10_000, help="how many (default 10000)")
     images.add_argument("--out", type=Path, default=Path("crash-images"), help="directory for run.json")
     flips = commands.add_parser("flips", help="damage to a node's file that a simulated cluster must survive")
@@ -156,14 +155,13 @@ def _long_run(options: argparse.Namespace) -> int:
     from chaos_tests.crash.recorder import RecordingError
     from chaos_tests.sim.ledger import LedgerError
     from chaos_tests.sim.long_runs import bit_flips, crash_images
-    from smq.replication.storage.engine import Engine
 
     if options.count < 1:
         print("--count must be at least 1", file=sys.stderr)
         return 2
     try:
         if options.command == "images":
-            return crash_images(options.count, options.out, Engine(options.engine))
+            return crash_images(options.count, options.out)
         return bit_flips(options.count, options.out)
     except (LedgerError, RecordingError) as e:
         print(e, file=sys.stderr)

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.report import Report, percentile
-from benchmarks.storage.rounds import written_bytes
-from benchmarks.storage.stores import PID, QUEUED_BYTES, RealStore
+from benchmarks.storage.stores import PID, QUEUED_BYTES, RealStore, written_bytes
 from smq.replication.ports import Op, Put, Table
-from smq.replication.storage.engine import Engine
 
 RECORD_BYTES: Final = 100
 RECORDS_PER_BATCH: Final = (1, 100)
@@ -132,7 +130,7 @@ def measure(report: Report, *, records: int) -> None:
         offsets = [rng.randrange(count) for _ in range(1_000)]
         for kind in (_Native, _TimesOnly, _Mapped):
             with tempfile.TemporaryDirectory(prefix="smq-bench-") as folder:
-                store = RealStore(Path(folder) / "store", Engine.LMDB)
+                store = RealStore(Path(folder) / "store")
                 _measure(report, kind(store, per_batch), store, count, batch, offsets)
                 store.disk.close()
 

@@ -1,8 +1,8 @@
-"""The stores behind the Disk port, beside one another: LMDB, SQLite, and a dict in memory as the floor.
+"""One node's disk alone, beside a dict in memory as the floor.
 
 Owns these figures: rounds that wait for the disk, a stream of batches, reads of them, the deletion of the older half,
-the file's size, and a start. The stores alternate, so that what else the machine does hits all of them. Needs no
-cluster.
+the files' size, and a start. The two alternate, so that what else the machine does hits both. Bytes are those that this
+process hands to the block layer. Needs no cluster.
 """
 
 import queue
@@ -17,20 +17,42 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.report import Report, percentile
-from benchmarks.storage.rounds import fail, round_ops, written_bytes
-from smq.replication.log.stored_batch import home_of
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
-from smq.replication.storage.engine import Engine
-from smq.replication.storage.opening import open_disk
+from smq.replication.storage.disk import NodeLogDisk
 from smq.testing.virtual.clock import Machine, Process, Scheduler, SimClock
 from smq.testing.virtual.disk import FakeDisk
 
-ROUNDS: Final = {"100 B": 250, "16 KB": 16_300, "1 MB": 1_000_000}  # of the stored batch
+ROUNDS: Final = {
+    "100 B": (1, 250),
+    "16 KB": (1, 16_300),
+    "6 x 16 KB": (6, 16_300),
+    "63 x 16 KB": (63, 16_300),
+}  # batches
 TURN: Final = 10  # rounds of one store before the next has its turn
 STREAMS: Final = {"250 B": 250, "16 KB": 16_300, "1 MB": 1_000_000}
 QUEUED_BYTES: Final = 4 << 20  # submitted before the writer has to be waited for
 FETCH_BYTES: Final = 1 << 20
 PID: Final = b"p" * 20
+
+
+def round_ops(number: int, batches: int, size: int) -> list[Op]:
+    """What that many batches write on a node, with Raft's entry."""
+    ops: list[Op] = []
+    for base in range(number * batches, (number + 1) * batches):
+        key = base.to_bytes(8, "big")
+        ops.append(Put(Table.BATCHES, PID + key, bytes(size)))
+        ops.append(Put(Table.TIMES, PID + b"\x00" + key * 2, bytes(42)))
+    entry = number.to_bytes(8, "big")
+    return [*ops, Put(Table.RAFT_LOG, entry, bytes(90)), Put(Table.RAFT_META, b"journal", bytes(29))]
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def written_bytes() -> int:
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["write_bytes"])
 
 
 class Store(ABC):
@@ -52,12 +74,12 @@ class Store(ABC):
         while self.disk.durable_seq < self.disk.submitted_seq:
             self.run_next()
 
-    def turn(self, size: int) -> None:
+    def turn(self, batches: int, size: int) -> None:
         before = written_bytes()
         for _ in range(TURN):
             self.count += 1
             began = time.perf_counter()
-            self.disk.submit(round_ops(self.count, size))
+            self.disk.submit(round_ops(self.count, batches, size))
             self.settle()
             self.taken.append((time.perf_counter() - began) * 1000)
         self.written += written_bytes() - before
@@ -89,12 +111,11 @@ class Store(ABC):
 class RealStore(Store):
     """On a disk, at `path`."""
 
-    def __init__(self, path: Path, engine: Engine) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        self.engine = engine
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.disk = open_disk(path, engine, call_soon_threadsafe=self._calls.put, on_fatal=fail, home_of=home_of)
+        self.disk = NodeLogDisk(path, call_soon_threadsafe=self._calls.put, on_fatal=fail)
 
     def run_next(self) -> None:
         self._calls.get()()
@@ -114,23 +135,22 @@ class _Memory(Store):
 
 
 def _stores(folder: Path) -> dict[str, Store]:
-    made: dict[str, Store] = {engine.value: RealStore(folder / engine, engine) for engine in Engine}
-    return {**made, "memory": _Memory()}
+    return {"disk": RealStore(folder / "disk"), "memory": _Memory()}
 
 
 def measure(report: Report, *, rounds: int, stream_mib: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for name, size in ROUNDS.items():
-            _measure_rounds(report, Path(folder), name, size, rounds if size < 1 << 19 else rounds // 5)
+        for name, (batches, size) in ROUNDS.items():
+            _measure_rounds(report, Path(folder), name, batches, size, rounds if batches < 10 else rounds // 5)
         for name, size in STREAMS.items():
             _measure_stream(report, Path(folder), name, size, (stream_mib << 20) // max(size, 2_000))
 
 
-def _measure_rounds(report: Report, folder: Path, name: str, size: int, rounds: int) -> None:
-    stores = _stores(folder / f"rounds-{size}")
+def _measure_rounds(report: Report, folder: Path, name: str, batches: int, size: int, rounds: int) -> None:
+    stores = _stores(folder / f"rounds-{batches}-{size}")
     for _ in range(rounds // TURN):
         for store in stores.values():
-            store.turn(size)
+            store.turn(batches, size)
     for label, store in stores.items():
         p50, p99 = percentile(store.taken, 50), percentile(store.taken, 99)
         kb = store.written / len(store.taken) / 1024
@@ -170,7 +190,7 @@ def _measure_start(report: Report, store: Store, name: str, label: str) -> None:
     copy = store.path.with_name(store.path.name + "-killed")
     shutil.copytree(store.path, copy)
     began = time.perf_counter()
-    again = RealStore(copy, store.engine)
+    again = RealStore(copy)
     ms = (time.perf_counter() - began) * 1000
     report.add(f"start after a kill, batches of {name}, {label}", f"{ms:.0f} ms", ms=ms)
     again.disk.close()

@@ -1,6 +1,6 @@
 """A process that compacts a log as a node does, and prints how far it has come. Recorded by `recorder`.
 
-    python -m chaos_tests.crash.compacting DIRECTORY ENGINE
+    python -m chaos_tests.crash.compacting DIRECTORY
 
 Owns the course, a list of steps that can be computed again: batches of three keys, one aborted transaction per round,
 the segments that take their place, a segment that replaces two others, and one with which the log grows. Also the
@@ -26,7 +26,6 @@ from smq.replication.log.segments import digest_of, own_digest, replaced
 from smq.replication.log.store import LogStore
 from smq.replication.log.stored_batch import StoredValue, build_value, parse_value
 from smq.replication.ports import Disk
-from smq.replication.storage.engine import Engine
 
 PID: Final = PartitionId(b"compaction's images.")
 ROUNDS: Final = 4
@@ -34,7 +33,6 @@ BATCHES: Final = 5  # a round, before its control batch
 KEYS: Final = 3
 PRODUCER: Final = 7
 SIZES: Final = (10, 300, 5_000)  # inline in a leaf, and on overflow pages
-WRITE_AHEAD_BYTES: Final = 64 << 10  # small, so that it is full again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +173,9 @@ def _all(log: PartitionLog) -> Iterator[StoredValue]:
         at = found[-1].end
 
 
-def main(directory: str, engine: Engine) -> None:
+def main(directory: str) -> None:
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    disk = open_store(
-        directory, engine, call_soon_threadsafe=calls.put, on_fatal=_fail, write_ahead_bytes=WRITE_AHEAD_BYTES
-    )
+    disk = open_store(directory, call_soon_threadsafe=calls.put, on_fatal=_fail)
     log = LogStore(disk, tail_bytes_kept=0).create(PID, Offset(0))
     for number, step in enumerate(course(), 1):
         take(log, step)
@@ -194,4 +190,4 @@ def _fail(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Engine(sys.argv[2]))
+    main(sys.argv[1])

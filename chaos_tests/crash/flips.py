@@ -9,7 +9,6 @@ checksums, so a damaged tree may end the process that walks it by a signal.
 import json
 import os
 import queue
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,23 +17,24 @@ from pathlib import Path
 from random import Random
 from typing import Final, cast
 
+from chaos_tests.crash.stores import crash
 from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.identity import StartRefused, claim_identity
-from smq.replication.ports import DataDamaged, Delete, Disk, Put, Table
+from smq.replication.ports import DataDamaged, Disk, Put, Table
 from smq.replication.storage.directory import DiskOpenError
-from smq.replication.storage.disk import KEY_BYTES_MAX
-from smq.replication.storage.disk_lmdb import LmdbDisk
-from smq.replication.storage.environment_lmdb import DATA_FILE
+from smq.replication.storage.disk import NodeLogDisk
 from smq.replication.storage.format_version import FORMAT_KEY
-from smq.replication.storage.write_ahead import WRITE_AHEAD_FILE, WRITE_AHEAD_KEY
+from smq.replication.storage.frames import KEY_BYTES_MAX
+from smq.replication.storage.index import DATA_FILE, PLACE_KEY
+from smq.replication.storage.node_log import LOG_DIRECTORY
 from smq.testing.virtual.disk import DiskImage
 
 PAGE_BYTES: Final = 4096
-DATABASE_SHARE: Final = 0.8  # of the damages
+INDEX_SHARE: Final = 0.5  # of the damages
 LATE_SHARE: Final = 0.1  # of the rows of each table, the last ones
 LATE_ROWS_MAX: Final = 100  # of each table
 LATE_ROWS: Final = 10  # per round
-NOTHING: Final = Delete(Table.META, b"x", b"x")  # goes to LMDB, with its submission
+FILE_BYTES: Final = 1 << 20
 REFUSED: Final = 3  # exit code: the directory is refused with a message, as by a node
 WALK_S: Final = 30
 
@@ -43,9 +43,12 @@ def flipped(image: DiskImage, rng: Random) -> tuple[DiskImage | None, str]:
     """(the image after bit flips in its file or a truncation, or None if a node would not run on it; the outcome)."""
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "node"
-        name = DATA_FILE if rng.random() < DATABASE_SHARE else WRITE_AHEAD_FILE
-        _write(image, directory, late_share=LATE_SHARE if name == WRITE_AHEAD_FILE else 0)
-        kind = f"{name}, {_damage(directory / name, rng)}"
+        is_index = rng.random() < INDEX_SHARE
+        _write(image, directory, late_share=LATE_SHARE if not is_index else 0)
+        file = directory / DATA_FILE
+        if not is_index:
+            file = rng.choice(sorted((directory / LOG_DIRECTORY).iterdir()))
+        kind = f"{DATA_FILE if is_index else LOG_DIRECTORY}, {_damage(file, rng)}"
         reading = [sys.executable, "-m", "chaos_tests.crash.flips", str(directory)]
         try:
             ended = subprocess.run(reading, check=False, capture_output=True, timeout=WALK_S)
@@ -59,7 +62,7 @@ def flipped(image: DiskImage, rng: Random) -> tuple[DiskImage | None, str]:
     found = DiskImage(is_damaged=True)
     for name, rows in json.loads(ended.stdout).items():
         found.tables[Table(name)].update((bytes.fromhex(key), bytes.fromhex(value)) for key, value in rows)
-    for own in (FORMAT_KEY, WRITE_AHEAD_KEY):
+    for own in (FORMAT_KEY, PLACE_KEY):
         found.tables[Table.META].pop(own, None)
     return found, f"{kind}: {_difference(image, found)}"
 
@@ -88,28 +91,30 @@ def is_refused_as_foreign(image: DiskImage, config: NodeConfig) -> bool:
 
 
 def _write(image: DiskImage, directory: Path, *, late_share: float) -> None:
-    """As a node that was stopped in order leaves it; or, with some of the rows in the write-ahead file alone, as one
-    that was killed. Rows of earlier damage whose keys LMDB reads but does not write are left out."""
+    """As a node that was stopped in order leaves it; or, with some of the rows in the log alone, as one that was
+    killed. Rows of earlier damage whose keys the index reads but does not take are left out."""
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    written = directory.with_name("written")
-    disk = LmdbDisk(written, call_soon_threadsafe=calls.put, on_fatal=_fail, map_size=1 << 30)
+    disk = NodeLogDisk(directory, call_soon_threadsafe=calls.put, on_fatal=_fail, file_bytes=FILE_BYTES)
     late: list[Put] = []
     for table, rows in image.tables.items():
         puts = [Put(table, key, value) for key, value in rows.items() if 0 < len(key) <= KEY_BYTES_MAX]
         first = len(puts) - int(len(puts) * late_share)
-        disk.submit([NOTHING, *puts[:first]])
+        disk.submit(puts[:first])
         late += puts[first:][-LATE_ROWS_MAX:]
-        disk.submit([NOTHING, *puts[first:][:-LATE_ROWS_MAX]])
-    while disk.durable_seq < disk.submitted_seq:
-        calls.get()()
+        disk.submit(puts[first:][:-LATE_ROWS_MAX])
+    if late:
+        disk.close()
+        while not calls.empty():
+            calls.get()()
+        disk = NodeLogDisk(directory, call_soon_threadsafe=calls.put, on_fatal=_fail, file_bytes=FILE_BYTES)
     for at in range(0, len(late), LATE_ROWS):
         disk.submit(late[at : at + LATE_ROWS])
         while disk.durable_seq < disk.submitted_seq:
             calls.get()()
-    if not late:
+    if late:
+        crash(disk)
+    else:
         disk.close()
-    shutil.copytree(written, directory)
-    disk.close()
 
 
 def _fail(error: BaseException) -> None:
@@ -149,7 +154,7 @@ def _difference(before: DiskImage, after: DiskImage) -> str:
 
 def _read(directory: str) -> int:
     try:
-        disk = LmdbDisk(directory, call_soon_threadsafe=lambda fn: None, on_fatal=_fail, map_size=1 << 30)
+        disk = NodeLogDisk(directory, call_soon_threadsafe=lambda fn: None, on_fatal=_fail, file_bytes=FILE_BYTES)
         rows = {table: disk.scan(table, b"", b"\xff" * 512) for table in Table}
     except (DiskOpenError, DataDamaged) as e:
         sys.stderr.write(f"{e}\n")

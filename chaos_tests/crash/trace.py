@@ -1,14 +1,17 @@
 """A recorded trace: the writes to a node's files, their syncs and the acknowledgements between them, as text.
 
 Owns the format, one event per line, and the images that a power loss at any event may leave. An unsynced write may be
-on the disk completely, in part (some sectors) or not at all, in any order. It must never look into the files' contents.
-A stored trace is compressed by xz and encoded in base64, so that it stays text.
+on the disk completely, in part (some sectors) or not at all, in any order; of the changes of names since a directory
+was synced, the first few are. It must never look into the files' contents. A stored trace is compressed by xz and
+encoded in base64, so that it stays text. A file has a label for ever, whatever its name is.
 
     d ID BASE64      bytes that writes name (each once)
     w FILE OFFSET ID a write; durable after the next sync of that file
     W FILE OFFSET ID a write through O_DSYNC; durable when the next event begins
     t FILE SIZE      ftruncate; durable as a write is
     s FILE           fdatasync has returned
+    n NAME FILE OLD  the file has this name now, and no longer the old one; `-` for no file: the name is gone
+    N                the names are durable
     a START END INDEX   acknowledged: log start, log end, last index of the journal
 """
 
@@ -43,13 +46,24 @@ class Sync:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    name: str
+    file: str | None  # None: the name is gone
+    old: str = ""  # the name that it had until now
+
+
+@dataclass(frozen=True, slots=True)
+class NamesSynced: ...
+
+
+@dataclass(frozen=True, slots=True)
 class Acked:
     log_start: int
     log_end: int
     journal_index: int
 
 
-Event = Write | Truncate | Sync | Acked
+Event = Write | Truncate | Sync | Named | NamesSynced | Acked
 
 
 @dataclass(slots=True)
@@ -60,26 +74,31 @@ class Trace:
         """The trace of a store that never waits for its disk when it writes that file."""
         spoilt: list[Event] = []
         for event in self.events:
-            if isinstance(event, Write) and event.file == file:
+            if isinstance(event, Write) and _is_of(event.file, file):
                 spoilt.append(replace(event, is_synced=False))
-            elif not (isinstance(event, Sync) and event.file == file):
+            elif not (isinstance(event, Sync) and _is_of(event.file, file)):
                 spoilt.append(event)
         return Trace(spoilt)
 
     def with_late_syncs(self, file: str) -> "Trace":
         """The trace of a store that goes on to its other file before what it wrote to this one is durable."""
         spoilt: list[Event] = []
-        is_late = False
+        is_late, late = False, ""
         for event in self.events:
-            if isinstance(event, Acked) or event.file != file:
+            if isinstance(event, Acked | Named | NamesSynced) or not _is_of(event.file, file):
                 spoilt.append(event)
                 if is_late and isinstance(event, Write):
-                    spoilt.append(Sync(file))
+                    spoilt.append(Sync(late))
                     is_late = False
             elif isinstance(event, Write):
                 spoilt.append(replace(event, is_synced=False))
-                is_late = True
+                is_late, late = True, event.file
         return Trace(spoilt)
+
+
+def _is_of(label: str, kind: str) -> bool:
+    """Whether a file is of that kind: the suffix of its first name."""
+    return label.partition("#")[0].endswith(kind)
 
 
 def dump(trace: Trace) -> bytes:
@@ -96,6 +115,10 @@ def dump(trace: Trace) -> bytes:
                 lines.append(f"t {file} {size}")
             case Sync(file):
                 lines.append(f"s {file}")
+            case Named(name, named, old):
+                lines.append(f"n {name} {named or '-'} {old}")
+            case NamesSynced():
+                lines.append("N")
             case Acked(start, end, index):
                 lines.append(f"a {start} {end} {index}")
     return base64.encodebytes(lzma.compress("\n".join(lines).encode(), preset=9))
@@ -116,6 +139,10 @@ def parse(lines: Iterable[str]) -> Trace:
             trace.events.append(Write(rest[0], int(rest[1]), blobs[rest[2]], kind == "W"))
         elif kind == "t":
             trace.events.append(Truncate(rest[0], int(rest[1])))
+        elif kind == "n":
+            trace.events.append(Named(rest[0], rest[1] if rest[1] != "-" else None, rest[2]))
+        elif kind == "N":
+            trace.events.append(NamesSynced())
         elif kind == "s":
             trace.events.append(Sync(rest[0]))
         else:
@@ -138,6 +165,8 @@ def images(trace: Trace, seed: int, count: int) -> Iterable[Image]:
     moments = sorted(rng.randrange(first + 1, len(trace.events)) for _ in range(count))
     durable, acked, at = _Files(), Acked(0, 0, 0), 0
     pending: list[Write | Truncate] = []
+    names: dict[str, str] = {}
+    renamed: list[Named] = []  # and not durable
     for moment in moments:
         while at < moment:
             event = trace.events[at]
@@ -157,9 +186,26 @@ def images(trace: Trace, seed: int, count: int) -> Iterable[Image]:
                         pending = [*pending, event]
                 case Truncate():
                     pending = [*pending, event]
+                case Named():
+                    renamed.append(event)
+                case NamesSynced():
+                    names, renamed = _named(names, renamed), []
         under_way = trace.events[at]
         torn = [*pending, under_way] if isinstance(under_way, Write | Truncate) else pending
-        yield Image(_torn(durable, torn, rng).contents(), acked)
+        contents = _torn(durable, torn, rng).contents()
+        found = _named(names, renamed[: rng.randint(0, len(renamed))])
+        yield Image({name: contents.get(file, b"") for name, file in found.items()}, acked)
+
+
+def _named(names: dict[str, str], changes: list[Named]) -> dict[str, str]:
+    names = names.copy()
+    for change in changes:
+        names.pop(change.old, None)
+        if change.file is not None:
+            names[change.name] = change.file
+        else:
+            names.pop(change.name, None)
+    return names
 
 
 class _Files:

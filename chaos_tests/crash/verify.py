@@ -4,6 +4,7 @@ Owns the verdict on one image. It uses the production store throughout.
 """
 
 import queue
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from smq.replication.log.store import LogStore
 from smq.replication.ports import DataDamaged, Disk
 from smq.replication.raft.journal import RaftJournal
 from smq.replication.storage.directory import DiskOpenError
-from smq.replication.storage.engine import Engine, engine_of
+from smq.replication.storage.node_log import LOG_DIRECTORY
 
 
 def log_and_journal(disk: Disk, acked: Acked) -> str:
@@ -26,15 +27,16 @@ def log_and_journal(disk: Disk, acked: Acked) -> str:
 def verdict(directory: Path, image: Image, judge: Callable[[Disk, Acked], str] = log_and_journal) -> str:
     """Empty if the image opens and passes; otherwise the problem."""
     directory.mkdir(mode=0o700, exist_ok=True)
+    shutil.rmtree(directory / LOG_DIRECTORY, ignore_errors=True)
     for old in directory.iterdir():
         old.unlink()
+    (directory / LOG_DIRECTORY).mkdir()
     for name, content in image.files.items():
         (directory / name).write_bytes(content)
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     fatal: list[BaseException] = []
     try:
-        engine = engine_of(directory) or Engine.LMDB
-        disk = open_store(directory, engine, call_soon_threadsafe=calls.put, on_fatal=fatal.append)
+        disk = open_store(directory, call_soon_threadsafe=calls.put, on_fatal=fatal.append)
     except DiskOpenError as e:
         return f"it does not open: {e}"
     try:

@@ -34,7 +34,6 @@ from chaos_tests.live.report.page import REPORT, write_report
 from chaos_tests.live.report.summary import SUMMARY, Summary, new_summary, read_summary
 from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE, tls_from_environment
 from smq.raft_state.errors import SmqError
-from smq.replication.storage.engine import Engine
 from smq.testing.node_process import ClusterError
 
 NODES: Final = (1, 3, 5)
@@ -51,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--histories", type=int, default=1, help="how many (default 1)")
     parser.add_argument("--minutes", type=float, help="instead of a number: as many as fit into this time")
     parser.add_argument("--nodes", type=int, default=3, choices=NODES, help="nodes of the cluster (default 3)")
-    parser.add_argument("--engine", choices=list(Engine), default=Engine.LMDB, help="the nodes' store (default lmdb)")
     parser.add_argument("--faults", type=int, help=f"faults per history (default {FAULTS_MIN}; `short`: 2)")
     parser.add_argument("--network", choices=("auto", "loopback", "namespaces"), default="auto")
     parser.add_argument("--disks", choices=("auto", "directories", "images"), default="auto")
@@ -74,9 +72,6 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         given = vars(options)[option.removeprefix("--").replace("-", "_")]
         if given is not None:
             os.environ[variable] = given
-    if options.plant and options.engine != Engine.LMDB:
-        print("--plant breaks nodes with LMDB: it cannot be combined with another --engine", file=sys.stderr)
-        return 2
     if options.faults is None:
         options.faults = len(SCENARIOS["short"]) if options.scenario == "short" else FAULTS_MIN
     try:
@@ -92,8 +87,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     seed, done, bad = options.seed, 0, 0
     try:
         while time.monotonic() < give_up if give_up is not None else done < options.histories:
-            of_store = "" if options.engine == Engine.LMDB else f"-{options.engine}"
-            kind = f"{options.scenario}-{options.nodes}{of_store}-{options.plant or 'good'}"
+            kind = f"{options.scenario}-{options.nodes}-{options.plant or 'good'}"
             directory = options.out / f"{kind}-{seed:06d}"
             if (directory / SUMMARY).exists():
                 holds = _has_held(directory)
@@ -113,8 +107,6 @@ def _use_external_cluster(options: argparse.Namespace) -> None:
     """The other options must suit an existing cluster. ClusterError if it does not answer."""
     if options.plant:
         raise PlanError("--plant breaks nodes that this command starts: it cannot be combined with --servers")
-    if options.engine != Engine.LMDB:
-        raise PlanError("--engine is of nodes that this command starts: it cannot be combined with --servers")
     options.nodes = len(described(_addresses(options), tls_from_environment()))
     options.scenario = "hooks" if options.hooks else "workload"
 
@@ -186,7 +178,6 @@ def _fleet(options: argparse.Namespace, directory: Path, seed: int, topic: str) 
         disks=disks.Images(directory / "disks") if has_images else disks.Directories(),
         clocks=clocks.Clocks(directory / "clocks") if clocks.why_not() is None else None,
         tuning=TUNING,
-        engine=Engine(options.engine),
     )
     if options.plant:
         fleet.serve = command_of(options.plant)
@@ -247,7 +238,7 @@ def _replay(options: argparse.Namespace, seed: int) -> str:
     else:
         parts = ["python -m chaos_tests run", f"--scenario {options.scenario}", f"--seed {seed}"]
         parts += [f"--nodes {options.nodes}", f"--faults {options.faults}"]
-        parts += [f"--network {options.network}", f"--disks {options.disks}", f"--engine {options.engine}"]
+        parts += [f"--network {options.network}", f"--disks {options.disks}"]
     parts += [word for word, is_set in (("--no-kafka", options.no_kafka), ("--spark", options.spark)) if is_set]
     if options.plant:
         parts.append(f"--plant {options.plant}")

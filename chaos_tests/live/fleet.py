@@ -19,7 +19,6 @@ from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
 from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import load_config
 from smq.raft_state.errors import SmqError
-from smq.replication.storage.engine import Engine
 from smq.testing.node_client import Unanswered
 from smq.testing.node_process import ASK_S, ClusterError, Node, Nodes, add_tuning, wait_for
 
@@ -33,11 +32,10 @@ class Fleet(Nodes):
     disks: Disks
     clocks: Clocks | None = None
     tuning: dict[str, int] = field(default_factory=dict)
-    engine: Engine = Engine.LMDB
 
     def start(self) -> None:
         """Creates the cluster and starts every node; returns when all are ready."""
-        paths = prepare_cluster(self.root / "nodes", self.size, Ports(grpc=0, http=0, kafka=0), engine=self.engine)
+        paths = prepare_cluster(self.root / "nodes", self.size, Ports(grpc=0, http=0, kafka=0))
         self.network.prepare(paths)
         for path in paths:
             add_tuning(path, self.tuning)

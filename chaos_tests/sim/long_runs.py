@@ -20,7 +20,6 @@ from chaos_tests.sim.ledger import code_commit
 from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import load
 from smq.replication.ports import Disk
-from smq.replication.storage.engine import Engine
 
 RUN: Final = "run.json"
 SUBMISSIONS: Final = 400  # in the trace that images are made from
@@ -72,14 +71,14 @@ def damage_files(count: int) -> Iterator[Damages]:
         yield sums
 
 
-def crash_images(count: int, out: Path, engine: Engine) -> int:
+def crash_images(count: int, out: Path) -> int:
     """The command `images`."""
     commit, begun = code_commit(), time.monotonic()
-    trace = record(SUBMISSIONS, engine=engine)
+    trace = record(SUBMISSIONS)
     with tempfile.TemporaryDirectory() as folder:
         found = list(image_failures(trace, Path(folder), count))
     figures = {"images": count, "minutes": _minutes(begun)}
-    command = f"python -m chaos_tests images --engine {engine} --count {count}"
+    command = f"python -m chaos_tests images --count {count}"
     return _keep(LongRun("crash images", commit, command, figures, found), out)
 
 

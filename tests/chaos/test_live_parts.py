@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from chaos_tests.__main__ import main
 from chaos_tests.checkers.judge import judge
 from chaos_tests.live.environment import sockets
 from chaos_tests.live.environment.links import Link, Links, both
@@ -44,8 +43,8 @@ from smq.coordinator.cli.cluster_dir import Ports, prepare_cluster
 from smq.coordinator.config.node_toml import load_config
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import Put, Table
-from smq.replication.storage.engine import Engine
-from smq.replication.storage.opening import open_disk
+from smq.replication.storage.disk import NodeLogDisk
+from smq.replication.storage.index import DATA_FILE
 from smq.testing.node_process import ClusterError, Node, Nodes
 from tests.pages import claimed
 from tests.unit.coordinator.http.test_metrics import FakeNode, scrape
@@ -256,18 +255,17 @@ def test_the_next_fault_waits_for_replicas_that_may_lack_what_they_acknowledged(
 
 
 # ---------------------------------------------------------------------------------------------------- damaged files
-@pytest.mark.parametrize("engine", list(Engine))
-def test_a_damaged_tree_is_known_before_the_next_fault(tmp_path: Path, engine: Engine) -> None:
-    disk = open_disk(tmp_path, engine, call_soon_threadsafe=lambda fn: None, on_fatal=lambda e: None)
+def test_a_damaged_tree_is_known_before_the_next_fault(tmp_path: Path) -> None:
+    disk = NodeLogDisk(tmp_path, call_soon_threadsafe=lambda fn: None, on_fatal=lambda e: None)
     disk.submit([Put(Table.BATCHES, b"%06d" % i, bytes(500)) for i in range(2_000)])
     disk.close()
-    assert has_complete_tree(tmp_path, engine)
-    file = tmp_path / engine.data_file
+    assert has_complete_tree(tmp_path)
+    file = tmp_path / DATA_FILE
     middle = file.stat().st_size // 2 // 4096 * 4096
     with file.open("r+b") as f:
         f.seek(middle)
         f.write(bytes(16 * 4096))
-    assert not has_complete_tree(tmp_path, engine)
+    assert not has_complete_tree(tmp_path)
 
 
 # -------------------------------------------------------------------------------------------------- hostile bytes
@@ -488,16 +486,6 @@ def test_a_member_that_gets_its_assignment_again_shares_it_with_no_other_member(
     for each in (member, member if second == "same" else other):
         each._assigned(_Assigned(3), [TopicPartition(partition.topic, partition.index)])
     assert {violation.anomaly for violation in judge(world.recorder.events)} == anomalies
-
-
-def test_a_bug_is_not_planted_into_a_store_that_it_is_not_in(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The run would find nothing, and would seem to show that the checks are blind."""
-    arguments = ["run", "--plant", "no-metasync", "--engine", "sqlite", "--out", str(tmp_path / "out")]
-    assert main(arguments) == 2
-    assert "cannot be combined with another --engine" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("plant", PLANTED.values(), ids=lambda plant: plant.name)

@@ -32,8 +32,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def file_bytes(cluster: Cluster) -> list[int]:
-    """The size of each node's database."""
-    return [next(node.data_dir.rglob("data.mdb")).stat().st_size for node in cluster.nodes.values()]
+    """What each node's log and index take of its disk."""
+    return [
+        sum(file.stat().st_blocks * 512 for file in node.data_dir.rglob("*") if file.is_file())
+        for node in cluster.nodes.values()
+    ]
 
 
 def await_start(node: RawNode, topic: str, offset: int) -> None:

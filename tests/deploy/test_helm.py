@@ -164,7 +164,7 @@ def test_values_reach_the_objects_and_the_nodes(chart: Chart, monkeypatch: pytes
     for word in ("fast", "1Ti", "8Gi", "registry.example.org/smq:1", "company", "192.0.2.0/24", "nvme", "high", "pull"):
         assert re.search(rf"(: |- )'?{re.escape(word)}'?$", text, re.MULTILINE), word
     for config in configs(manifests, monkeypatch):
-        assert (config.cluster_id, config.storage_engine) == ("production", "sqlite")
+        assert config.cluster_id == "production"
         assert config.settings == {"num.partitions": "12"}
     off = Release(values={"networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}})
     by_default, kinds = ({m["kind"] for m in chart.rendered(release)} for release in (Release(), off))

@@ -12,7 +12,7 @@ from chaos_tests.sim.run import simulate
 from chaos_tests.sim.scenario import load
 from smq.replication.nodes.identity import CLUSTER_KEY, DISK_KEY
 from smq.replication.ports import Table
-from smq.replication.storage.disk import KEY_BYTES_MAX
+from smq.replication.storage.frames import KEY_BYTES_MAX
 from smq.testing.virtual.disk import DiskImage
 from tests.unit.replication.nodes.test_identity import CONFIG, claim
 

@@ -22,13 +22,13 @@ from typing import Final
 from chaos_tests.live.fleet import Fleet
 from smq.clients.pb import smq_pb2 as pb
 from smq.raft_state.errors import SmqError
-from smq.replication.storage.engine import Engine
+from smq.replication.storage.index import DATA_FILE
 from smq.testing.node_client import Unanswered
 
 _STORM_KILLS: Final = 3
 _PAGE: Final = 4096
 FLIPS: Final = 20  # bits per fault
-DATABASE_SHARE: Final = 0.75  # of the damages to files
+INDEX_SHARE: Final = 0.5  # of the damages to files
 _DAMAGED_START_S: Final = 20.0
 _MEMORY_SLACK: Final = 16 << 20
 _HOSTILE_BYTES: Final = 4096
@@ -166,13 +166,13 @@ def wiped(arena: Arena) -> list[int]:
 
 
 def damaged(change: Callable[[Arena, Path], int]) -> Strike:
-    """Damages a file of a stopped node: mostly the database, sometimes the write-ahead file before it."""
+    """Damages a file of a stopped node: the index, or one of the log."""
 
     def strike(arena: Arena) -> list[int]:
         node = arena.any_node()
         arena.fleet.kill(node)
-        name = arena.fleet.engine.data_file if arena.rng.random() < DATABASE_SHARE else "data.wal"
-        (file,) = arena.fleet.nodes[node].data_dir.rglob(name)
+        pattern = DATA_FILE if arena.rng.random() < INDEX_SHARE else "log/*.log"
+        file = arena.rng.choice(sorted(arena.fleet.nodes[node].data_dir.rglob(pattern)))
         arena.flips += change(arena, file)
         return [node]
 
@@ -211,7 +211,7 @@ def repaired(arena: Arena, nodes: list[int]) -> None:
     the node in the middle of the next fault, and then two of three nodes would be down."""
     for node in nodes:
         member = arena.fleet.nodes[node]
-        is_complete = has_complete_tree(member.data_dir, arena.fleet.engine)
+        is_complete = has_complete_tree(member.data_dir)
         arena.fleet.run(node)
         give_up = time.monotonic() + _DAMAGED_START_S
         is_ready = False
@@ -229,10 +229,9 @@ def repaired(arena: Arena, nodes: list[int]) -> None:
         arena.fleet.run(node)
 
 
-def has_complete_tree(data_dir: Path, engine: Engine) -> bool:
+def has_complete_tree(data_dir: Path) -> bool:
     """For a node that is down. A damaged tree may end the process that walks it."""
-    module = {Engine.LMDB: "environment_lmdb", Engine.SQLITE: "database_sqlite"}[engine]
-    code = f"from smq.replication.storage.{module} import walk; walk({str(data_dir)!r})"
+    code = f"from smq.replication.storage.index import walk; walk({str(data_dir)!r})"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 

@@ -5,6 +5,7 @@ Owns the list PLANTED and the process that runs a broken node:
 else; the live harness must find every one.
 """
 
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -29,9 +30,9 @@ class Plant:
 
 
 def _open_with(**changed: Any) -> None:
-    from smq.replication.storage import disk_lmdb
+    from smq.replication.storage import index
 
-    library: Any = vars(disk_lmdb)["lmdb"]  # through its one adapter, as in all code that uses LMDB
+    library: Any = vars(index)["lmdb"]  # through its one adapter, as in all code that uses LMDB
     original = library.open
 
     def opened(*arguments: Any, **options: Any) -> Any:
@@ -40,11 +41,13 @@ def _open_with(**changed: Any) -> None:
     library.open = opened
 
 
-def _no_sync() -> None:
-    from smq.replication.storage import write_ahead
+def _without_sync(original: Fault, path: Any, flags: int) -> Any:
+    return original(path, flags & ~os.O_DSYNC)
 
+
+def _no_sync() -> None:
     _open_with(sync=False, metasync=False)
-    vars(write_ahead).update(_WAITS=0, _DIRECT=0)
+    replace("smq.replication.storage.node_log:_opened", by=_without_sync).install()
 
 
 def _no_metasync() -> None:

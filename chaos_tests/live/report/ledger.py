@@ -145,7 +145,7 @@ def page(entries: Iterable[Entry]) -> str:
         "- A history is about a minute long. Faults that need days to build up (slow leaks, counters that wrap) are "
         "not in it; the simulation's virtual hours are many runs of some twenty virtual seconds, too.",
         "- Each line holds for its commit alone. What was changed since was tested by the suites, not by these runs.",
-        "- The simulation runs neither LMDB, SQLite, sockets, gRPC nor the Kafka and Spark clients; the live histories "
+        "- The simulation runs neither LMDB, sockets, gRPC nor the Kafka and Spark clients; the live histories "
         "run them, but few schedules of theirs. Crash images are of one node's file, recorded on one file system.",
         "- Flipped bits are judged by what clients are served. A bit that damages nothing that is read counts too.",
         "- Lying disks (which acknowledge a flush and lose it later) are not part of it: no log on one disk survives "

@@ -32,7 +32,6 @@ from smq.coordinator.tls.certificate_files import Identity, client_identity, tls
 from smq.coordinator.user_errors import ConfigError, UserError
 from smq.raft_state.cluster_config import AUTO_CREATE, GROUP_INITIAL_DELAY_MS
 from smq.raft_state.ids import NodeId
-from smq.replication.storage.engine import Engine
 
 PORT_STEP: Final = 10  # between two nodes of one machine
 NODES_MAX: Final = 9  # processes on one machine; a larger cluster belongs on more machines
@@ -68,7 +67,6 @@ def prepare_cluster(
     *,
     new_peer_ports: bool = False,
     racks: Sequence[str] = (),
-    engine: Engine | None = None,
     settings: Mapping[str, str] | None = None,
     secure: Secure | None = None,
     sasl: tuple[str, ...] | None = None,
@@ -77,10 +75,10 @@ def prepare_cluster(
     """Creates or updates the nodes' node.toml files and returns their paths, node 1 first. ConfigError if the directory
     holds another cluster than the requested one. The user does not choose the ports between nodes: they are free ports,
     and stay the same unless `new_peer_ports` says that one was taken meanwhile. `racks` are those of the nodes, in
-    order; if it is empty, they stay as they are. So do an engine and mechanisms of SASL that are None, and the settings
-    that `settings` does not name. `secure` gives TLS to nodes that have none. With `are_ports_checked` nothing is
-    written for ports that are taken: PortTaken. A port that stays as it was is left to its node, which may find that it
-    runs already."""
+    order; if it is empty, they stay as they are. So do mechanisms of SASL that are None, and the settings that
+    `settings` does not name. `secure` gives TLS to nodes that have none. With `are_ports_checked` nothing is written
+    for ports that are taken: PortTaken. A port that stays as it was is left to its node, which may find that it runs
+    already."""
     found = find_nodes(directory)
     before = [load_config(path) for path in found]
     configs = before or _new_cluster(node_count)
@@ -93,8 +91,6 @@ def prepare_cluster(
     configs = _with_kafka(configs, is_free=ports.are_free)
     configs = _with_ports(configs, ports, new_peer_ports)
     configs = _with_racks(configs, racks)
-    if engine is not None:
-        configs = [replace(c, storage_engine=engine) for c in configs]
     if settings:
         check_settings(settings)
         configs = [replace(c, settings={**c.settings, **settings}) for c in configs]

@@ -16,7 +16,6 @@ from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import ServerConfig
 from smq.coordinator.user_errors import PortTaken
 from smq.raft_state.cluster_config import IN_NODE_TOML
-from smq.replication.storage.engine import Engine
 
 _START_ATTEMPTS: Final = 3  # a free port may be taken between its choice and its use, but hardly three times in a row
 
@@ -46,11 +45,6 @@ settings_option = click.option(
     metavar="KEY=VALUE",
     multiple=True,
     help=f"A setting under [settings] of node.toml; may be repeated. Keys: {', '.join(IN_NODE_TOML)}.",
-)
-engine_option = click.option(
-    "--storage-engine",
-    type=click.Choice([engine.value for engine in Engine]),
-    help="What stores the data. Default: as last time, or lmdb.",
 )
 ready_file = click.option(
     "--ready-file",

@@ -35,7 +35,6 @@ from smq.raft_state.commands import Listener
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import LISTENERS_MAX, RACK_BYTES_MAX
 from smq.replication.node_config import NodeConfig
-from smq.replication.storage.engine import Engine
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")  # without hyphens: it is part of the names of variables
 _NODE_ID_MAX: Final = 2**31 - 1
@@ -133,7 +132,6 @@ class ServerConfig:
     node_id: NodeId
     cluster_id: str
     data_dir: Path
-    storage_engine: Engine = Engine.LMDB
     peers: Peers
     nodes_address: Address | None = None
     grpc_address: Address = ("127.0.0.1", 0)
@@ -295,7 +293,6 @@ def _read(base_dir: Path, raw: Mapping[str, Any]) -> ServerConfig:
         **{kind: partial(_plain, kind) for kind in _PLAIN},
         Probes: partial(_choice, get_args(Probes)),
         Metrics: partial(_choice, get_args(Metrics)),
-        Engine: _engine,
         Sasl: _sasl,
         SuperUsers: _super_users,
         NodeId: _node_id,
@@ -330,12 +327,6 @@ def _choice(choices: tuple[str, ...], key: str, value: object) -> str:
     if value not in choices:
         raise ConfigError(f"{key} is {value!r}: it must be {' or '.join(map(repr, choices))}")
     return str(value)
-
-
-def _engine(key: str, value: object) -> Engine:
-    if _plain(str, key, value) not in tuple(Engine):
-        raise ConfigError(f"{key} is {value!r}: it must be {' or '.join(Engine)}")
-    return Engine(str(value))
 
 
 def _super_users(key: str, value: object) -> SuperUsers:

@@ -50,7 +50,6 @@ from smq.coordinator.service.tracing import traced
 from smq.coordinator.tls.port_tls import PortTls
 from smq.coordinator.user_errors import EXIT_FAILED, StartError
 from smq.raft_state.commands import Listener
-from smq.replication.log.stored_batch import home_of
 from smq.replication.monitoring.measures import ProcessMeasures
 from smq.replication.net.acceptor import AcceptLimits
 from smq.replication.net.tcp import TcpNetwork
@@ -61,8 +60,7 @@ from smq.replication.ports import DataDamaged
 from smq.replication.raft.timing import RaftTiming
 from smq.replication.runtime.asyncio_runtime import AsyncioClock, SystemRng, ThreadCompute
 from smq.replication.storage.directory import FIRST_START_FILE, DiskOpenError, is_used
-from smq.replication.storage.disk import SWITCH_INTERVAL_S, StoreDisk
-from smq.replication.storage.opening import open_disk
+from smq.replication.storage.disk import SWITCH_INTERVAL_S, NodeLogDisk
 
 log = structlog.get_logger(__name__)
 
@@ -159,16 +157,17 @@ class Server:
                 reach[key] = told(bound, advertised), context
         return reach
 
-    def _open_disk(self, clock: AsyncioClock) -> StoreDisk:
+    def _open_disk(self, clock: AsyncioClock) -> NodeLogDisk:
         try:
-            return open_disk(
+            disk = NodeLogDisk(
                 self._config.data_dir,
-                self._config.storage_engine,
                 call_soon_threadsafe=clock.call_soon_threadsafe,
                 on_fatal=die,
                 call_soon=clock.call_soon,
-                home_of=home_of,
             )
+            if disk.remark:
+                log.error("the disk was repaired", path=str(self._config.data_dir), what=disk.remark)
+            return disk
         except DiskOpenError as e:
             raise StartError(str(e)) from e
 
@@ -216,7 +215,7 @@ class Server:
             on_refused=lambda why: die(StartRefused(why)),
         )
 
-    async def _start(self, clock: AsyncioClock, disk: StoreDisk, ports: "_Ports", network: TcpNetwork) -> None:
+    async def _start(self, clock: AsyncioClock, disk: NodeLogDisk, ports: "_Ports", network: TcpNetwork) -> None:
         config, caps = self._config, ports.caps
         self._disk, self._peers = disk, network
         self._compute = ThreadCompute(clock)

@@ -57,7 +57,6 @@ _TIME_KEY: Final = struct.Struct(">20sBQQ")
 # CRC, size, epoch, records, max create time, producer id, producer epoch, sequence, kind
 _INDEX: Final = struct.Struct(">IIiiqqhiB")
 _INDEX_CRC_BYTES: Final = 4
-_OFFSET_BYTES: Final = 8  # a batch begins with its base offset, in the same form as in a key
 
 
 class BatchDamaged(DataDamaged):
@@ -214,19 +213,6 @@ def append_time_key(pid: PartitionId, ts_ns: int, base: int) -> bytes:
 
 def append_time_of_key(key: bytes) -> TsNs:
     return TsNs(int.from_bytes(key[-16:-8], "big"))
-
-
-def home_of(key: bytes, head: bytes) -> bytes | None:
-    """The key that belongs to the batch whose stored value begins with these bytes, if it is one of this key's
-    partition; None otherwise, or if they are damaged. Only the envelope's CRC is checked: it covers the offset."""
-    if len(head) < ENVELOPE_BYTES + CRC_START:
-        return None
-    version, flags, zero, crc, ts_ns = _ENVELOPE.unpack_from(head)
-    covered = head[ENVELOPE_BYTES : ENVELOPE_BYTES + CRC_START]
-    pid = key[:PARTITION_ID_BYTES]
-    if version != ENVELOPE_VERSION or zero or crc32c(_COVERED.pack(pid, version, flags, ts_ns) + covered) != crc:
-        return None
-    return pid + covered[:_OFFSET_BYTES]
 
 
 def create_time_key(pid: PartitionId, create_ms: int, base: int) -> bytes:

@@ -293,12 +293,12 @@ class NodeMeasures:
 
 @dataclass(slots=True)
 class DiskMeasures:
-    """Of the disk's one writer: its thread alone changes them."""
+    """Of the disk's writer, but for the series of the index: its thread alone changes each."""
 
     write: Histogram = field(
         default_factory=lambda: Histogram(
             "smq_disk_write_seconds",
-            "Time of one synced write: of a small round to the write-ahead file, or of a transaction of the store.",
+            "Time of one synced write: of a round to the log, or of a transaction of the index.",
             "to",
         )
     )

@@ -1,9 +1,9 @@
-"""Copies a stopped node's data directory, from one store to another.
+"""Copies a stopped node's data directory, to another disk.
 
 Owns the order that makes a copy whole or absent: it is written beside its place, read again and compared with what was
-read of the original, and only then renamed. The rows are the same in every store, except those that describe the
-directory itself. It must never change what a row holds: a damaged value stays damaged, and its node repairs it. With
-one that cannot be read there is no copy.
+read of the original, and only then renamed. All rows are copied, except those that describe the directory itself. It
+must never change what a row holds: a damaged value stays damaged, and its node repairs it. With one that cannot be read
+there is no copy.
 """
 
 import fcntl
@@ -24,16 +24,15 @@ from smq.replication.storage.directory import (
     make_directory,
     sync_directory,
 )
-from smq.replication.storage.disk import KEY_BYTES_MAX
-from smq.replication.storage.engine import Engine
 from smq.replication.storage.format_version import FORMAT_KEY
+from smq.replication.storage.frames import KEY_BYTES_MAX
+from smq.replication.storage.index import PLACE_KEY
 from smq.replication.storage.offline import OfflineDisk, OfflineFailed
-from smq.replication.storage.write_ahead import WRITE_AHEAD_KEY
 
 SLICE_BYTES: Final = 4 << 20  # of values, in memory at a time and in one transaction
 _NAMED_MAX: Final = 10  # values, in a message
 UNFINISHED: Final = ".copying"  # after the name, until the copy is whole
-_OF_THE_DIRECTORY: Final = frozenset((FORMAT_KEY, WRITE_AHEAD_KEY))  # rows of table meta
+_OF_THE_DIRECTORY: Final = frozenset((FORMAT_KEY, PLACE_KEY))  # rows of table meta
 _LAST: Final = b"\xff" * (KEY_BYTES_MAX + 1)
 Row = tuple[bytes, bytes]
 
@@ -63,19 +62,17 @@ class Summary:
         return Copied(self._rows, self._size, self._hash.hexdigest())
 
 
-def copy_directory(
-    source: Path, to: Path, found: Engine, wanted: Engine, told: Callable[[str], None], mark: Put
-) -> Copied:
+def copy_directory(source: Path, to: Path, told: Callable[[str], None], mark: Put) -> Copied:
     """`told` gets what happens, as an operator reads it. The original gets `mark`, a row of table meta, before the copy
     gets its name; the copy never has it. Raises DiskOpenError, for either directory, or OfflineFailed. A copy that was
     interrupted begins again."""
     _refuse_used(to)
     unfinished = to.with_name(to.name + UNFINISHED)
     with ExitStack() as held:
-        with OfflineDisk(source, found) as original:
+        with OfflineDisk(source) as original:
             held.enter_context(_emptied(unfinished))
             _refuse_used(to)  # another copy may have ended since
-            copied = _filled(unfinished, wanted, original, _OF_THE_DIRECTORY | {mark.key}, told)
+            copied = _filled(unfinished, original, _OF_THE_DIRECTORY | {mark.key}, told)
             original.disk.submit([mark])
             original.settle()
         unfinished.rename(to)  # after the last commit to the original, which may fail
@@ -83,13 +80,11 @@ def copy_directory(
     return copied
 
 
-def _filled(
-    unfinished: Path, wanted: Engine, original: OfflineDisk, left_out: Set[bytes], told: Callable[[str], None]
-) -> Copied:
+def _filled(unfinished: Path, original: OfflineDisk, left_out: Set[bytes], told: Callable[[str], None]) -> Copied:
     """The copy, written and read again."""
     read = Summary()
     unreadable: list[str] = []
-    with OfflineDisk(unfinished, wanted) as copy:
+    with OfflineDisk(unfinished) as copy:
         for table in Table:
             told(f"copying table {table.value}")
             for rows in _slices(original, table, left_out, unreadable):
@@ -103,17 +98,17 @@ def _filled(
             "from them. Copy it once `smq status` shows no damage, or start with an empty directory"
         )
     told("reading the copy")
-    if summary_of(unfinished, wanted) != read.copied():
+    if summary_of(unfinished) != read.copied():
         raise OfflineFailed(
             f"{unfinished} does not hold what was written to it: its disk changes data. Copy to another disk"
         )
     return read.copied()
 
 
-def summary_of(directory: Path, engine: Engine) -> Copied:
+def summary_of(directory: Path) -> Copied:
     """Raises DiskOpenError or OfflineFailed."""
     summary = Summary()
-    with OfflineDisk(directory, engine) as opened:
+    with OfflineDisk(directory) as opened:
         for table in Table:
             for rows in _slices(opened, table, _OF_THE_DIRECTORY, []):
                 summary.add(table, rows)

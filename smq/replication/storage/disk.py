@@ -1,50 +1,41 @@
-"""The real disk: one store behind a write-ahead file, one writer thread, group commit.
+"""The real disk: one log per node, an index of it, one writer thread, group commit.
 
-Owns the data directory (its lock), the threads, and the decision which rounds go to the write-ahead file first: small
-ones that only put rows. All others go to the store, with everything that is only in that file. A subclass per engine
-is the store: its transactions, its walks and its space. It must never know what the keys and values mean, and never
-call back from a thread other than the loop's.
-- Any error of the writer is fatal to the process: a store that carries on after a failed commit is in an unknown state.
-- Every call of a store gives up the GIL, so the process should run with SWITCH_INTERVAL_S: beside a busy loop, a
-  transaction of 30 puts took 36 ms with Python's default of 5 ms, and 0.7 ms with 0.5 ms.
+Owns the data directory (its lock) and the threads: one appends rounds to the log, the only durable path; one brings
+the index up to the log behind the acknowledgements, and collects what is dead; some read. It must never know what the
+keys and values mean, and never call back from a thread other than the loop's.
+- Any error of the writer or of the index is fatal to the process: what is on disk after a failed sync is unknown.
+- Every call of LMDB gives up the GIL, so the process should run with SWITCH_INTERVAL_S.
 """
 
 import os
 import threading
 import time
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import ClassVar, Final
+from queue import SimpleQueue
+from typing import Final
 
 from smq.replication.monitoring.measures import DiskMeasures
-from smq.replication.ports import DataDamaged, Examined, GiveUp, Op, Put, Rows, Space, T, Table
-from smq.replication.storage.directory import REPLACE_ADVICE, DiskOpenError, lock_directory, make_directory
-from smq.replication.storage.engine import StoreName, refuse_other_engine
+from smq.replication.ports import DataDamaged, Delete, Examined, GiveUp, Op, Put, Rows, Space, T, Table
+from smq.replication.storage.collection import Collection
+from smq.replication.storage.directory import REPLACE_ADVICE, lock_directory, make_directory
+from smq.replication.storage.format_version import refuse_old_files
+from smq.replication.storage.frames import encode_round, located
 from smq.replication.storage.hang import CLOSE_S_MAX, DiskHung
-from smq.replication.storage.pending_rows import PendingRows
-from smq.replication.storage.rows import Row, WalkedRows, examined, within
+from smq.replication.storage.node_log import FILE_BYTES, NodeLog
+from smq.replication.storage.overlay import Overlay, Piece
+from smq.replication.storage.recovery import open_index
+from smq.replication.storage.rows import Moment
 from smq.replication.storage.workers import Workers
-from smq.replication.storage.write_ahead import (
-    ROUND_BYTES_MAX,
-    WRITE_AHEAD_FILE,
-    WRITE_AHEAD_KEY,
-    Active,
-    WriteAhead,
-    encode_rows,
-    make_file,
-    recover,
-)
 
-COMMIT_BYTES_MAX: Final = 16 << 20  # of values per transaction: some 50 ms of a slow disk; LMDB's own cap is 512 MiB
-PENDING_S_MAX: Final = 30.0  # without a submission: what rots in the write-ahead file is then in the store
-KEY_BYTES_MAX: Final = 511  # LMDB's, and every store's: a directory can be copied from one to another
+COMMIT_BYTES_MAX: Final = 16 << 20  # of values per round: some 50 ms of a slow disk
+PENDING_S_MAX: Final = 5.0  # then the index gets what it does not have, however little
+RETIRED_S: Final = 0.2  # between two looks whether a file is still read
 READERS: Final = 6  # threads: one read may take seconds on a failing medium. One place has at most four (see Workers)
 SWITCH_INTERVAL_S: Final = 0.0005  # for sys.setswitchinterval, set by the composition root
 READS_QUEUED_MAX: Final = 10_000  # a small object each; above the partitions that one fetch may name
@@ -58,11 +49,8 @@ class _Submission:
     done: Callable[[], None] | None
 
 
-class StoreDisk(WalkedRows):
+class NodeLogDisk:
     """See the Disk port. Raises DiskOpenError from the constructor."""
-
-    engine: ClassVar[StoreName]
-    errors: ClassVar[tuple[type[Exception], ...]]  # that the store raises
 
     def __init__(
         self,
@@ -71,10 +59,10 @@ class StoreDisk(WalkedRows):
         call_soon_threadsafe: Callable[[Callable[[], None]], object],
         on_fatal: Callable[[BaseException], None],
         call_soon: Callable[[Callable[[], None]], object] | None = None,
-        write_ahead_bytes: int,
+        file_bytes: int = FILE_BYTES,
     ) -> None:
         """`call_soon`: of the loop that submits; what one turn of it submits then shares one synced write. None: a
-        caller without a loop. `write_ahead_bytes`: of a file that has to be made."""
+        caller without a loop. `file_bytes`: the full size of a file of the log."""
         self._path = Path(path)
         self.measures = DiskMeasures()
         self._submissions, self._sizes = self.measures.submissions.series(), self.measures.size.series()
@@ -85,10 +73,17 @@ class StoreDisk(WalkedRows):
         with ExitStack() as undo:  # whatever ends the rest, an interrupt too, gives everything back
             self._lock_fd = lock_directory(self._path)
             undo.callback(os.close, self._lock_fd)
-            refuse_other_engine(self._path, self.engine)
-            self._pending = PendingRows(self._open_store(undo, write_ahead_bytes))
-            self._write_ahead = self._open_write_ahead()
+            refuse_old_files(self._path)
+            self._log = NodeLog(self._path, file_bytes)
+            undo.callback(self._log.close)
+            self._index = open_index(
+                self._path, self._log, readers=READERS + 3
+            )  # the loop, the examiner and the keeper
+            undo.callback(self._index.close)
+            self._overlay = Overlay(self._log.end)
             undo.pop_all()
+        self._collection = Collection(self._index, self._log, file_bytes)
+        self._collection.sweep()
         workers = partial(Workers, post=self._post, on_error=on_fatal)
         self._readers = workers("smq-disk-reader", threads=READERS, queued_max=READS_QUEUED_MAX)
         self._examiner = workers("smq-disk-examiner", threads=1, queued_max=1)
@@ -98,91 +93,24 @@ class StoreDisk(WalkedRows):
         self._turn: list[_Submission] = []  # of this turn of the loop: the writer gets them when it ends
         # Turns; None: close. Bounded by the node's in-flight cap.
         self._queue: SimpleQueue[list[_Submission] | None] = SimpleQueue()
-        self._taken: deque[_Submission] = deque()  # from the queue: what the previous transaction had no room for
+        self._taken: deque[_Submission] = deque()  # from the queue: what the previous round had no room for
         self._group_bytes = 0  # of the group that the writer has
-        self._writes = 0  # that are durable
+        self._writes = 0  # that are durable, of both threads
         self._is_failed = False
         self._is_closed = False
+        self._changed = threading.Condition()  # what the writer and the keeper wait for
+        self._pending_since = 0.0  # when the oldest round came that the index does not have; 0 without one
+        self._is_wanted = False  # the index should take all rounds now
+        self._has_written_all = False
         self._writer = threading.Thread(target=self._write_forever, name="smq-disk-writer", daemon=True)
+        self._keeper = threading.Thread(target=self._keep_forever, name="smq-disk-keeper", daemon=True)
         self._writer.start()
+        self._keeper.start()
 
-    # ----------------------------------------------------------------------------------------- the store
-    @abstractmethod
-    def _open_store(self, undo: ExitStack, write_ahead_bytes: int) -> int:
-        """Opens the store, or makes it with its format version and the row of the write-ahead file. Returns the number
-        of the last transaction. `undo` gives back what was opened if the rest fails."""
-
-    @abstractmethod
-    def _close_store(self) -> None: ...
-
-    @abstractmethod
-    def _write(self, ops: Sequence[Op], active: Active) -> int:
-        """One durable transaction with these ops and the row of the write-ahead file. Returns its number."""
-
-    @abstractmethod
-    def _walk(
-        self,
-        table: Table,
-        start: bytes,
-        stop: bytes,
-        *,
-        reverse: bool = False,
-        limit: int = 1 << 30,
-        is_loop: bool = True,
-        lowest: bytes | None = None,
-        bytes_wanted: int = 1 << 62,
-    ) -> AbstractContextManager[Iterator[Row]]:
-        """Rows of one moment, pending ones included; with `lowest`, beginning as `read_from`. `is_loop`: on the loop,
-        or on a thread of the disk's own. DataDamaged for any error of the store.
-
-        The pending rows are taken before the transaction begins: if it is newer than they are, it has them all."""
-
-    @abstractmethod
-    def _find(self, find: Callable[[Rows], T]) -> T:
-        """Runs it on a thread of the disk's own, over one moment of all tables. Raises DataDamaged."""
-
-    @abstractmethod
-    def _reusable_bytes(self) -> int:
-        """Of the store's own file."""
-
-    @abstractmethod
-    def _store_files(self) -> tuple[str, ...]:
-        """The names of those that exist."""
-
-    @abstractmethod
-    def _prepare_recovery(self) -> None:
-        """Before the pending rows of a crash are brought to the store."""
-
-    @abstractmethod
-    def _settle_start(self) -> None:
-        """After the first transaction."""
-
-    @abstractmethod
-    def _tidy(self) -> None:
-        """On the writer's thread, after a transaction was reported."""
-
-    def _open_write_ahead(self) -> WriteAhead:
-        """Brings the rounds that a crash left in the file to the store, and begins a new generation."""
-        path, data_file = self._path / WRITE_AHEAD_FILE, self._path / self.engine.data_file
-        try:
-            active = Active.decode(self.get(Table.META, WRITE_AHEAD_KEY))
-            if not active.generation and not path.exists():
-                make_file(path, active.size)
-            rounds = recover(path, active)
-            for puts in rounds:
-                self._pending.add(puts)
-            self._prepare_recovery()
-            active = active.next(has_rounds=bool(rounds))
-            self._commit([], active)
-            self._settle_start()
-        except DataDamaged as e:
-            raise DiskOpenError(f"{data_file} is damaged: {e}. {REPLACE_ADVICE}") from e
-        except self.errors as e:
-            raise DiskOpenError(
-                f"{path} cannot be brought into {data_file.name}: {e}. If the disk is full, free space on it. If the "
-                f"file is damaged: {REPLACE_ADVICE}"
-            ) from e
-        return WriteAhead(path, active)
+    @property
+    def remark(self) -> str:
+        """For an operator: what the start has found, and repaired."""
+        return self._index.remark
 
     # ------------------------------------------------------------------------------------------ writes
     @property
@@ -229,34 +157,29 @@ class StoreDisk(WalkedRows):
         try:
             while (group := self._next_group()) is not None:
                 began_ns = time.monotonic_ns()
-                is_small = bool(group) and self._write_small(group)
-                if not is_small:
-                    self._commit(group, active := self._write_ahead.next())
-                    self._write_ahead.restart(active)
+                self._write(group)
+                if self._is_failed:  # the index: nothing is reported any more
+                    return
                 self._writes += 1
-                self._measure(group, began_ns, "write_ahead" if is_small else str(self.engine))
+                self._measure(group, began_ns)
                 self._post(partial(self._report, group))
-                if not is_small:
-                    self._tidy()
-            self._commit([], self._write_ahead.closed())
+                self._log.reserve()
         except BaseException as e:  # noqa: BLE001  # after any error the disk's state is unknown: the process must end
-            self._is_failed = True
-            self._post(partial(self._on_fatal, e))
+            self._fail(e)
+        finally:
+            with self._changed:
+                self._has_written_all = True
+                self._changed.notify_all()
 
-    def _measure(self, group: list[_Submission], began_ns: int, to: str) -> None:
-        self.measures.write.observe(time.monotonic_ns() - began_ns, to)
-        if group:
-            self._submissions.observe(len(group))
-            self._sizes.observe(self._group_bytes)
+    def _measure(self, group: list[_Submission], began_ns: int) -> None:
+        self.measures.write.observe(time.monotonic_ns() - began_ns, "log")
+        self._submissions.observe(len(group))
+        self._sizes.observe(self._group_bytes)
 
     def _next_group(self) -> list[_Submission] | None:
-        """Waits for a submission, and takes those queued after it. None at close; empty if none has come for a while,
-        and the store does not have everything."""
+        """Waits for a submission, and takes those queued after it. None at close."""
         if not self._taken:
-            try:
-                turn = self._queue.get(timeout=PENDING_S_MAX if self._pending.count else None)
-            except Empty:
-                return []
+            turn = self._queue.get()
             if turn is None:
                 return None
             self._taken.extend(turn)
@@ -273,41 +196,44 @@ class StoreDisk(WalkedRows):
 
     def _takes_more(self) -> bool:
         """Whether another turn has come."""
-        try:
-            turn = self._queue.get_nowait()
-        except Empty:
+        if self._queue.empty():
             return False
+        turn = self._queue.get()
         if turn is None:
             self._queue.put(None)  # after this group the thread ends: nothing may be submitted after a close
             return False
         self._taken.extend(turn)
         return True
 
-    def _write_small(self, group: list[_Submission]) -> bool:
-        """Writes the round to the write-ahead file if it is a small one, and has space there."""
-        size = 0
-        puts: list[Put] = []
-        for submission in group:
-            size += submission.size
-            if size > ROUND_BYTES_MAX:
-                return False
-            for op in submission.ops:
-                if not isinstance(op, Put) or not 0 < len(op.key) <= KEY_BYTES_MAX:
-                    return False  # a key that the store does not take is an error now, not when the store gets it
-                puts.append(op)
-        rows = encode_rows(puts)
-        if not self._write_ahead.has_space(len(rows)) or not self._pending.has_space(len(puts)):
-            return False
-        if rows:
-            self._write_ahead.append(rows)
-            self._pending.add(puts)
-        return True
+    def _write(self, group: list[_Submission]) -> None:
+        """One frame, one sync. What reads see is durable."""
+        ops = group[0].ops if len(group) == 1 else list(chain(*(submission.ops for submission in group)))
+        if not ops:
+            return
+        made = encode_round(ops)
+        file, values_at = self._log.append(made)
+        changes = located(ops, made, file, values_at)
+        self._overlay.add(changes, self._log.end, len(made.rows) + self._group_bytes)
+        makes_room = self._collection.is_short and any(
+            isinstance(op, Delete) and op.table is Table.BATCHES for op in ops
+        )
+        with self._changed:
+            self._is_wanted |= makes_room  # what is deleted counts as soon as the index knows
+            if not self._pending_since or makes_room:
+                self._pending_since = self._pending_since or time.monotonic()
+                self._changed.notify_all()
+            elif self._overlay.grows.is_full:
+                self._changed.notify_all()
+                while self._overlay.grows.is_overfull and not self._is_failed:
+                    self._changed.wait()
 
-    def _commit(self, group: list[_Submission], active: Active) -> None:
-        """Brings the round to the store with everything pending. The rounds of another generation than `active` no
-        longer count."""
-        ops = list(chain(self._pending.all(), *(submission.ops for submission in group)))
-        self._pending.clear(self._write(ops, active))
+    def _fail(self, error: BaseException) -> None:
+        """Reported once."""
+        with self._changed:
+            is_first, self._is_failed = not self._is_failed, True
+            self._changed.notify_all()
+        if is_first:
+            self._post(partial(self._on_fatal, error))
 
     def _post(self, fn: Callable[[], None]) -> None:
         try:
@@ -322,7 +248,94 @@ class StoreDisk(WalkedRows):
             if submission.done is not None:
                 submission.done()
 
+    # ------------------------------------------------------------------------------------------- the index
+    def _keep_forever(self) -> None:
+        """The keeper thread. In between, the collection takes one step at a time."""
+        try:
+            while not self._is_failed:
+                if self._is_due():
+                    self._take_layer()
+                elif self._has_written_all:
+                    self._index.set_place(self._log.end, is_clean=True)
+                    return
+                elif not self._collection.step():
+                    self._wait_for_work()
+        except BaseException as e:  # noqa: BLE001  # what is on disk is unknown, as for the writer
+            self._fail(e)
+
+    def _is_due(self) -> bool:
+        since = self._pending_since
+        if not since:
+            return False
+        is_old = time.monotonic() - since >= PENDING_S_MAX
+        return is_old or self._is_wanted or self._has_written_all or self._overlay.grows.is_full
+
+    def _take_layer(self) -> None:
+        began_ns = time.monotonic_ns()
+        with self._changed:
+            self._pending_since = 0.0
+            self._is_wanted = False
+            layer = self._overlay.take()
+        self._index.apply(layer)
+        self._overlay.forget_taken()
+        with self._changed:
+            self._changed.notify_all()
+        self._writes += 1
+        self.measures.write.observe(time.monotonic_ns() - began_ns, "index")
+        self._collection.sweep()
+
+    def _wait_for_work(self) -> None:
+        with self._changed:
+            if self._is_due() or self._has_written_all or self._is_failed:
+                return
+            since = self._pending_since
+            left = max(since + PENDING_S_MAX - time.monotonic(), 0.0) if since else None
+            if self._log.retired:
+                left = min(left, RETIRED_S) if left is not None else RETIRED_S
+            self._changed.wait(left)
+        self._log.reclaim()
+
+    def settle(self) -> None:
+        """The index gets all rounds soon."""
+        with self._changed:
+            self._is_wanted = bool(self._pending_since)
+            self._changed.notify_all()
+
     # ------------------------------------------------------------------------------------------- reads
+    @contextmanager
+    def _moment(self, table: Table, start: bytes, stop: bytes) -> Iterator[Moment]:
+        """For reads of that table within these keys."""
+        pin = self._log.pins.enter()
+        try:
+            pieces = self._overlay.pieces(table, start, stop)
+            with self._index.snapshot() as snapshot:
+                yield Moment(snapshot, lambda _table, _start, _stop: pieces, self._log)
+        finally:
+            self._log.pins.leave(pin)
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        with self._moment(table, key, key + b"\x00") as moment:
+            return moment.get(table, key)
+
+    def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        reverse: bool = False,
+        limit: int = 1 << 30,
+        bytes_max: int = 1 << 62,
+    ) -> list[tuple[bytes, bytes]]:
+        with self._moment(table, start, stop) as moment:
+            return moment.scan(table, start, stop, reverse=reverse, limit=limit, bytes_max=bytes_max)
+
+    def scan_keys(
+        self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
+    ) -> list[bytes]:
+        with self._moment(table, start, stop) as moment:
+            return moment.scan_keys(table, start, stop, reverse=reverse, limit=limit)
+
     def read_from(
         self,
         table: Table,
@@ -336,8 +349,8 @@ class StoreDisk(WalkedRows):
     ) -> GiveUp | None:
         def job() -> Callable[[], None]:
             try:
-                with self._walk(table, start, stop, is_loop=False, lowest=lowest, bytes_wanted=bytes_max) as rows:
-                    return partial(done, within(rows, bytes_max))
+                with self._moment(table, lowest, stop) as moment:
+                    return partial(done, moment.scan_from(table, lowest, start, stop, bytes_max))
             except DataDamaged as e:
                 return partial(done, e)
 
@@ -348,11 +361,27 @@ class StoreDisk(WalkedRows):
     ) -> GiveUp | None:
         def job() -> Callable[[], None]:
             try:
-                return partial(done, self._find(find))
+                with self._whole_moment() as moment:
+                    return partial(done, find(moment))
             except DataDamaged as e:
                 return partial(done, e)
 
         return self._readers.submit(job, ("look-ups", place), b"")  # a long one holds up no fetch
+
+    @contextmanager
+    def _whole_moment(self) -> Iterator[Moment]:
+        """For reads of any table."""
+        pin = self._log.pins.enter()
+        try:
+            layers = self._overlay.copies()
+
+            def pieces(table: Table, start: bytes, stop: bytes) -> list[Piece]:
+                return [layer.piece(table, start, stop) for layer in layers]
+
+            with self._index.snapshot() as snapshot:
+                yield Moment(snapshot, pieces, self._log)
+        finally:
+            self._log.pins.leave(pin)
 
     def examine(
         self,
@@ -365,33 +394,38 @@ class StoreDisk(WalkedRows):
     ) -> None:
         def job() -> Callable[[], None]:
             try:
-                with self._walk(table, start, stop, is_loop=False) as rows:
-                    return partial(done, examined(rows, bytes_max, check))
+                with self._moment(table, start, stop) as moment:
+                    return partial(done, moment.examined(table, start, stop, bytes_max, check))
             except DataDamaged as e:
                 raise DataDamaged(f"{e}. {REPLACE_ADVICE}") from e
 
         if self._examiner.submit(job, b"", b"") is None:
             raise RuntimeError("a slice is examined already")
 
+    # ------------------------------------------------------------------------------------------- space
     def space(self) -> Space:
-        """Pending rows count as written."""
+        """What the log has reserved counts as free, and as reusable what the collection gives back."""
         found = os.statvfs(self._path)
         return Space(
-            free_bytes=max(found.f_bavail * found.f_frsize - self._pending.size, 0),
+            free_bytes=found.f_bavail * found.f_frsize + self._log.reserved_bytes,
             total_bytes=found.f_blocks * found.f_frsize,
-            reusable_bytes=self._reusable_bytes(),
+            reusable_bytes=self._collection.reusable_bytes,
         )
 
     def size_bytes(self) -> int:
-        return sum(os.stat(self._path / name).st_blocks * 512 for name in (*self._store_files(), WRITE_AHEAD_FILE))
+        return self._log.size_bytes() + self._index.size_bytes()
 
+    # ------------------------------------------------------------------------------------------- the end
     def _has_ended(self) -> bool:
         """Waits for the threads, as long as writes go on. A disk may hang for ever without an error."""
-        writes = -1
-        while self._writer.is_alive() and writes != self._writes:
-            writes = self._writes
-            self._writer.join(CLOSE_S_MAX)
-        return not self._writer.is_alive() and all(w.close(CLOSE_S_MAX) for w in (self._readers, self._examiner))
+        for thread in (self._writer, self._keeper):
+            writes = -1
+            while thread.is_alive() and writes != self._writes:
+                writes = self._writes
+                thread.join(CLOSE_S_MAX)
+            if thread.is_alive():
+                return False
+        return all(w.close(CLOSE_S_MAX) for w in (self._readers, self._examiner))
 
     def close(self) -> None:
         if self._is_closed:
@@ -402,6 +436,6 @@ class StoreDisk(WalkedRows):
         if not self._has_ended():
             self._on_fatal(DiskHung(self._path))
             return  # a thread still uses what would be closed
-        self._write_ahead.close()
-        self._close_store()
+        self._log.close()
+        self._index.close()
         os.close(self._lock_fd)

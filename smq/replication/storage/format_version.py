@@ -1,25 +1,30 @@
-"""The version of the on-disk format, the same for every store: the tables, their keys and their values.
+"""The version of the on-disk format: the log's frames, the index's tables, their keys and their values.
 
-Owns its row, the rows of a new directory, and the refusal of another version. It must never read or write a file.
+Owns the number, and the refusal of another one and of what earlier versions left. It must never read or write a file.
 """
 
 from pathlib import Path
 from typing import Final
 
 from smq.replication.storage.directory import FormatUnsupported
-from smq.replication.storage.write_ahead import WRITE_AHEAD_KEY, Active
 
-FORMAT_VERSION: Final = 2
-FORMAT_KEY: Final = b"format_version"
-_FORMAT_BYTES: Final = 4
+FORMAT_VERSION: Final = 3
+FORMAT_KEY: Final = b"format_version"  # of table meta
+FORMAT_BYTES: Final = 4
+_OLD_FILES: Final = ("data.wal", "data.sqlite3")
+_ADVICE: Final = (
+    "use the version that wrote it, or move the directory away and start with an empty one while the others are up"
+)
 
 
-def first_rows(write_ahead_bytes: int) -> dict[bytes, bytes]:
-    """Of table meta."""
-    return {
-        FORMAT_KEY: FORMAT_VERSION.to_bytes(_FORMAT_BYTES, "big"),
-        WRITE_AHEAD_KEY: Active(write_ahead_bytes, b"", b"").encode(),
-    }
+def refuse_old_files(path: Path) -> None:
+    """FormatUnsupported if the directory holds files of an earlier format."""
+    for name in _OLD_FILES:
+        if (path / name).exists():
+            raise FormatUnsupported(
+                f"{path} holds {name}, of an earlier on-disk format; this version of smq reads format "
+                f"{FORMAT_VERSION}: {_ADVICE}"
+            )
 
 
 def check_format(path: Path, found: bytes) -> None:
@@ -27,6 +32,5 @@ def check_format(path: Path, found: bytes) -> None:
     version = int.from_bytes(found, "big")
     if version != FORMAT_VERSION:
         raise FormatUnsupported(
-            f"{path} has on-disk format {version}, this version of smq reads format {FORMAT_VERSION}: use the version "
-            "that wrote it, or move the directory away and start with an empty one while the others are up"
+            f"{path} has on-disk format {version}, this version of smq reads format {FORMAT_VERSION}: {_ADVICE}"
         )

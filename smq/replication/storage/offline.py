@@ -9,8 +9,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Final, Self
 
-from smq.replication.storage.engine import Engine
-from smq.replication.storage.opening import open_disk
+from smq.replication.storage.disk import NodeLogDisk
 
 _STEP_S: Final = 3600  # without a report from the disk
 
@@ -22,11 +21,11 @@ class OfflineFailed(Exception):
 class OfflineDisk:
     """Open within its block. Raises DiskOpenError from the constructor."""
 
-    def __init__(self, directory: Path, engine: Engine) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._failures: list[BaseException] = []
         self._calls: SimpleQueue[Any] = SimpleQueue()  # what the disk wants to be run
-        self.disk = open_disk(directory, engine, call_soon_threadsafe=self._calls.put, on_fatal=self._failures.append)
+        self.disk = NodeLogDisk(directory, call_soon_threadsafe=self._calls.put, on_fatal=self._failures.append)
 
     def run_until(self, is_done: Callable[[], bool]) -> None:
         """Raises OfflineFailed."""

@@ -1,120 +1,32 @@
-"""Rows as the disk reads them: merged from the store and from those that it does not have yet, and taken within bounds.
+"""Rows of one moment: from the index and what is in front of it, with the batches read from the log.
 
-Owns the order of a merge. It must never touch a disk. Only the real disk and its parts import it.
+Owns how many rows a read takes, and reads batches that lie together as one. It must never change anything.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from functools import partial
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 
 from smq.replication.ports import Examined, Table
+from smq.replication.storage.frames import Location, parse_location
+from smq.replication.storage.index import Snapshot
+from smq.replication.storage.node_log import NodeLog
+from smq.replication.storage.overlay import Pair, Piece
 
-# Key, size of the value if it is known unread, and how to read it: empty if the medium cannot give it
-Row = tuple[bytes, int | None, Callable[[], bytes]]
-Pair = tuple[bytes, bytes]
-# Of a key of table BATCHES and the first bytes of a value: the key that the value belongs to, if it is intact and of
-# the same partition
-HomeOf = Callable[[bytes, bytes], bytes | None]
-
-
-def merged(rows: Iterator[Row], pending: list[Pair], *, reverse: bool) -> Iterator[Row]:
-    """Both in order; of two with the same key, the pending one. A row of the store must be read before the next one."""
-    return _interleaved(rows, pending, reverse=reverse) if pending else rows
+Pieces = Callable[[Table, bytes, bytes], Sequence[Piece]]
 
 
-def _interleaved(rows: Iterator[Row], pending: list[Pair], *, reverse: bool) -> Iterator[Row]:
-    ours = iter(pending)
-    mine = next(ours, None)
-    for row in rows:
-        key = row[0]
-        while mine is not None and (mine[0] > key if reverse else mine[0] < key):
-            yield _held(mine)
-            mine = next(ours, None)
-        if mine is not None and mine[0] == key:
-            yield _held(mine)
-            mine = next(ours, None)
-        else:
-            yield row
-    while mine is not None:
-        yield _held(mine)
-        mine = next(ours, None)
+class Moment:
+    """The port's Rows, within a transaction of the index and a pin of the log's files."""
 
+    def __init__(self, snapshot: Snapshot, pieces: Pieces, log: NodeLog) -> None:
+        """`pieces`: of the overlay, as of a moment before the transaction began."""
+        self._snapshot = snapshot
+        self._pieces = pieces
+        self._log = log
 
-def _held(pair: Pair) -> Row:
-    key, value = pair
-    return key, len(value), partial(bytes, value)
-
-
-def beginning_at(rows: Iterator[Row], start: bytes) -> Iterator[Row]:
-    """Without the first row if the second is not beyond `start` either: both sides of a merge gave their last one."""
-    first, second = next(rows, None), next(rows, None)
-    if first is not None and (second is None or second[0] > start):
-        yield first
-    if second is not None:
-        yield second
-        yield from rows
-
-
-def nothing() -> None:
-    """Gives up a read that has ended."""
-
-
-def taken(rows: Iterator[Row], limit: int, bytes_max: int) -> list[Pair]:
-    pairs: list[Pair] = []
-    total = 0
-    for key, _, read_value in rows:
-        value = read_value()
-        pairs.append((key, value))
-        total += len(value)
-        if len(pairs) >= limit or total >= bytes_max:
-            break
-    return pairs
-
-
-def within(rows: Iterator[Row], bytes_max: int) -> list[Pair]:
-    """For rows whose sizes are known. Ends before the row that would make the values' total exceed `bytes_max`, but not
-    before the first. It must see merged rows: if the store's ended there, newer pending ones would follow after a gap.
-    """
-    pairs: list[Pair] = []
-    left = bytes_max
-    for key, size, read_value in rows:
-        assert size is not None
-        if size > left and pairs:
-            break
-        pairs.append((key, read_value()))
-        left -= size
-    return pairs
-
-
-def examined(rows: Iterator[Row], bytes_max: int, check: Callable[[bytes, bytes], bool]) -> Examined:
-    """For rows whose sizes are known."""
-    damaged: list[bytes] = []
-    unreadable: list[bytes] = []
-    total = 0
-    next_key = None
-    for key, size, read_value in rows:
-        value = read_value()
-        if len(value) != size:
-            unreadable.append(key)
-        if not check(key, value):
-            damaged.append(key)
-        total += len(value)
-        if total >= bytes_max:
-            next_key = key + b"\x00"
-            break
-    return Examined(damaged=damaged, unreadable=unreadable, size=total, next_key=next_key)
-
-
-class WalkedRows(ABC):
-    """The port's Rows, read by one walk over a table."""
-
-    @abstractmethod
-    def _walk(
-        self, table: Table, start: bytes, stop: bytes, *, reverse: bool, limit: int
-    ) -> AbstractContextManager[Iterator[Row]]:
-        """The rows in [start, stop), to be read within the block. Of pending rows at most `limit` are merged in."""
+    def _rows(self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[Pair]:
+        if start >= stop:
+            return iter(())
+        return self._snapshot.rows(table, start, stop, self._pieces(table, start, stop), reverse=reverse)
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         rows = self.scan(table, key, key + b"\x00", limit=1)
@@ -129,16 +41,86 @@ class WalkedRows(ABC):
         reverse: bool = False,
         limit: int = 1 << 30,
         bytes_max: int = 1 << 62,
-    ) -> list[tuple[bytes, bytes]]:
-        if limit <= 0 or start >= stop:
-            return []
-        with self._walk(table, start, stop, reverse=reverse, limit=limit) as rows:
-            return taken(rows, limit, bytes_max)
+    ) -> list[Pair]:
+        taken = _Taken(table)
+        if limit > 0:
+            for key, row in self._rows(table, start, stop, reverse=reverse):
+                taken.add(key, row)
+                if len(taken.keys) >= limit or taken.size >= bytes_max:
+                    break
+        return taken.pairs(self._log)
 
     def scan_keys(
         self, table: Table, start: bytes, stop: bytes, *, reverse: bool = False, limit: int = 1 << 30
     ) -> list[bytes]:
-        if limit <= 0 or start >= stop:
+        keys: list[bytes] = []
+        if limit > 0:
+            for key, _ in self._rows(table, start, stop, reverse=reverse):
+                keys.append(key)
+                if len(keys) >= limit:
+                    break
+        return keys
+
+    def scan_from(self, table: Table, lowest: bytes, start: bytes, stop: bytes, bytes_max: int) -> list[Pair]:
+        """As the port's `read_from`."""
+        before = next(self._rows(table, lowest, min(start + b"\x00", stop), reverse=True), None)
+        taken = _Taken(table)
+        for key, row in self._rows(table, before[0] if before is not None else start, stop):
+            if taken.keys and taken.size + taken.size_of(key, row) > bytes_max:
+                break
+            taken.add(key, row)
+        return taken.pairs(self._log)
+
+    def examined(
+        self, table: Table, start: bytes, stop: bytes, bytes_max: int, check: Callable[[bytes, bytes], bool]
+    ) -> Examined:
+        taken = _Taken(table)
+        next_key = None
+        for key, row in self._rows(table, start, stop):
+            taken.add(key, row)
+            if taken.size >= bytes_max:
+                next_key = key + b"\x00"
+                break
+        pairs = taken.pairs(self._log)
+        return Examined(
+            damaged=[key for key, value in pairs if not check(key, value)],
+            unreadable=taken.unreadable(pairs),
+            size=sum(len(value) for _, value in pairs),
+            next_key=next_key,
+        )
+
+
+class _Taken:
+    """Rows whose values have yet to be read: those of batches are where they lie."""
+
+    def __init__(self, table: Table) -> None:
+        self._is_batches = table is Table.BATCHES
+        self.keys: list[bytes] = []
+        self._values: list[bytes] = []
+        self._locations: list[Location | None] = []
+        self.size = 0
+
+    def size_of(self, key: bytes, row: bytes) -> int:
+        location = parse_location(key, row) if self._is_batches else None
+        return len(row) if not self._is_batches else location.length if location is not None else 0
+
+    def add(self, key: bytes, row: bytes) -> None:
+        self.keys.append(key)
+        if self._is_batches:
+            location = parse_location(key, row)
+            self._locations.append(location)
+            self.size += location.length if location is not None else 0
+        else:
+            self._values.append(row)
+            self.size += len(row)
+
+    def pairs(self, log: NodeLog) -> list[Pair]:
+        values = log.read(self._locations) if self._is_batches else self._values
+        return list(zip(self.keys, values, strict=True))
+
+    def unreadable(self, pairs: Sequence[Pair]) -> list[bytes]:
+        """Of the pairs: those that the medium cannot give."""
+        if not self._is_batches:
             return []
-        with self._walk(table, start, stop, reverse=reverse, limit=limit) as rows:
-            return [key for key, _, _ in islice(rows, limit)]
+        found = zip(pairs, self._locations, strict=True)
+        return [key for (key, value), at in found if at is None or len(value) != at.length]

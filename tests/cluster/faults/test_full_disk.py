@@ -17,7 +17,6 @@ import pytest
 
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.replication.partition.intake import REFRESHES_PER_RESERVE
-from smq.replication.storage.engine import Engine
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import Node, run_cli, wait_for
 
@@ -87,7 +86,8 @@ def test_a_full_file_system_refuses_records_and_nothing_else(small_disk: Path) -
         offsets, refused = _fill(cluster, "t")
         assert "free space on that disk" in refused.message or "free space on its disk" in refused.message
         usage = shutil.disk_usage(small_disk)
-        assert (RESERVE_MIB << 19) < usage.free < (RESERVE_MIB + 64) << 20  # LMDB's free pages are room, too
+        # What the log has reserved, and what the collection gives back, is room, too.
+        assert (RESERVE_MIB << 18) < usage.free < (RESERVE_MIB + 64) << 20
 
         # Raft goes on, and readers do.
         node.create_topic("another", 4, replication_factor=3)
@@ -117,14 +117,13 @@ def _missing_mib(error: SmqError) -> int:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("engine", Engine)
-def test_a_full_disk_takes_records_again_once_what_it_names_is_deleted(tmp_path: Path, engine: Engine) -> None:
+def test_a_full_disk_takes_records_again_once_what_it_names_is_deleted(tmp_path: Path) -> None:
     """On 340 MB, which leave some 70 beside the reserve: fewer than 288 MiB are ever deleted. Batches of another size
     come after them, into the space of those."""
     with _tmpfs(tmp_path / "small", "340000000") as root:
         cluster = Cluster(root, size=1)
         try:
-            node = cluster.start("--storage-engine", engine.value).nodes[1]
+            node = cluster.start().nodes[1]
             node.raw.create_topic("t", 1, replication_factor=1)
             for size in (100_000, 1_000_000, 60_000, 100_000):
                 offsets, refused = _fill(cluster, "t", bytes(size))
@@ -148,9 +147,12 @@ def _trim(node: Node, offset: int) -> None:
 
 
 def _is_missing_less(cluster: Cluster, missing: int) -> bool:
-    with pytest.raises(SmqError) as caught:
+    """Or nothing is: whole files come back, which held more than batches."""
+    try:
         cluster.nodes[1].raw.publish_values("t", 0, [b"x"])
-    return _missing_mib(caught.value) < missing
+    except SmqError as refused:
+        return _missing_mib(refused) < missing
+    return True
 
 
 def test_the_command_line_names_a_disk_below_its_reserve_while_it_waits_and_fails(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from smq.raft_state.ids import PartitionId
 from smq.replication.log.stored_batch import batch_key
 from smq.replication.ports import Put, Table
 from smq.replication.storage.directory import DirectoryInUse
-from smq.replication.storage.engine import Engine
 from smq.replication.storage.offline import OfflineDisk
 from smq.testing.cluster import Cluster
 from smq.testing.node_process import run_cli, wait_for
@@ -100,7 +99,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def _damage(cluster: Cluster, record: dict[str, Any]) -> bool:
     """Flips a bit of the batch with this record, which is its only one."""
     try:
-        with OfflineDisk(cluster.nodes[SURVIVOR].data_dir, Engine.LMDB) as opened:
+        with OfflineDisk(cluster.nodes[SURVIVOR].data_dir) as opened:
             ((pid, value),) = (
                 (PartitionId(key[:20]), value)
                 for key, value in opened.disk.scan(Table.BATCHES, b"", b"\xff" * 32)

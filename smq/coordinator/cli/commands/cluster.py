@@ -15,7 +15,6 @@ from smq.coordinator.cli.common import counted, parse_settings
 from smq.coordinator.cli.starting import (
     addresses_of,
     auth_option,
-    engine_option,
     grpc_port,
     http_port,
     kafka_port,
@@ -31,7 +30,6 @@ from smq.coordinator.cli.starting import (
 )
 from smq.coordinator.cli.supervisor import Supervisor
 from smq.coordinator.config.node_toml import SASL_MECHANISMS
-from smq.replication.storage.engine import Engine
 
 _NODES_DEFAULT: Final = 3
 
@@ -48,7 +46,6 @@ _NODES_DEFAULT: Final = 3
 @http_port
 @kafka_port
 @click.option("--racks", default="", help="One per node, such as a,b,c. Kafka clients read in their own rack.")
-@engine_option
 @settings_option
 @tls_option
 @auth_option
@@ -60,7 +57,6 @@ def cluster(
     http_port: int | None,
     kafka_port: int | None,
     racks: str,
-    storage_engine: str | None,
     settings: tuple[str, ...],
     tls: bool,
     auth: bool,
@@ -84,7 +80,6 @@ def cluster(
                 ports,
                 new_peer_ports=is_retry,
                 racks=named,
-                engine=Engine(storage_engine) if storage_engine else None,
                 settings=parse_settings(settings),
                 secure=secure,
                 sasl=SASL_MECHANISMS if auth else None,

@@ -20,7 +20,8 @@ from smq.replication.raft.journal import JournalWriter, RaftJournal
 from smq.replication.runtime.asyncio_runtime import SystemRng
 from smq.replication.storage.copying import copy_directory
 from smq.replication.storage.directory import DiskOpenError
-from smq.replication.storage.engine import Engine, engine_of
+from smq.replication.storage.index import DATA_FILE
+from smq.replication.storage.node_log import LOG_DIRECTORY
 from smq.replication.storage.offline import OfflineDisk, OfflineFailed
 
 directory_argument = click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -32,7 +33,7 @@ _LAZY: Final = {"export": "smq.coordinator.cli.disk_export:disk_export"}
 
 @click.group(cls=CommandGroup, lazy=_LAZY)
 def disk() -> None:
-    """Works on a stopped node's data DIRECTORY: after a restore, to change its store, or to save what it holds."""
+    """Works on a stopped node's data DIRECTORY: after a restore, to move it, or to save what it holds."""
 
 
 @disk.command("renew")
@@ -80,28 +81,21 @@ def disk_forget(directory: Path) -> None:
 @disk.command("copy")
 @click.argument("source", metavar="FROM", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("to", metavar="TO", type=click.Path(path_type=Path))
-@click.option(
-    "--engine",
-    type=click.Choice([engine.value for engine in Engine]),
-    required=True,
-    help="The copy's store: storage_engine in node.toml.",
-)
 @json_option
-def disk_copy(source: Path, to: Path, engine: str, as_json: bool) -> None:
-    """Copies the data directory FROM to a new directory TO, with the store of your choice.
+def disk_copy(source: Path, to: Path, as_json: bool) -> None:
+    """Copies the data directory FROM to a new directory TO, such as one on another disk.
 
     The copy appears under its name when it is complete and has been read again and compared. Until then it is
     TO.copying; if the command is interrupted, run it again. FROM keeps its rows. The copy is the same disk of the same
     node: no node starts on FROM any more, unless `smq disk renew` has made it another disk.
 
-    Example: smq disk copy /var/lib/smq /var/lib/smq-new --engine sqlite
+    Example: smq disk copy /var/lib/smq /mnt/new/smq
     """
+    _refuse_foreign(source)
     try:
         copied = copy_directory(
             source,
             to,
-            _engine_of(source),
-            Engine(engine),
             lambda what: click.echo(what, err=True),
             copied_to(str(to.absolute())),
         )
@@ -109,33 +103,27 @@ def disk_copy(source: Path, to: Path, engine: str, as_json: bool) -> None:
         raise UserError(f"nothing was copied: {e}") from e
     done(
         f"{to} holds the {copied.rows} rows of {source}, {copied.size} bytes, SHA-256 {copied.digest}. Now set "
-        f'data_dir = "{to}" and storage_engine = "{engine}" for this node, start it, and remove {source} once it runs',
+        f'data_dir = "{to}" for this node, start it, and remove {source} once it runs',
         as_json=as_json,
         directory=str(to),
-        engine=engine,
         rows=copied.rows,
         bytes=copied.size,
         sha256=copied.digest,
     )
 
 
-def _engine_of(directory: Path) -> Engine:
-    try:
-        found = engine_of(directory)
-    except DiskOpenError as e:
-        raise UserError(str(e)) from e
-    if found is None:
-        files = " or ".join(engine.data_file for engine in Engine)
-        raise UserError(f"{directory} holds no {files}: name a node's data directory (`data_dir` in node.toml)")
-    return found
+def _refuse_foreign(directory: Path) -> None:
+    """Opening an empty directory would make it a node's."""
+    if not (directory / DATA_FILE).exists() and not (directory / LOG_DIRECTORY).exists():
+        raise UserError(f"{directory} holds no {DATA_FILE}: name a node's data directory (`data_dir` in node.toml)")
 
 
 @contextmanager
 def opened(directory: Path) -> Iterator[Disk]:
     """The disk; committed and closed after the block. UserError if there is none, it is in use, or it is damaged."""
-    engine = _engine_of(directory)
+    _refuse_foreign(directory)
     try:
-        with OfflineDisk(directory, engine) as found:
+        with OfflineDisk(directory) as found:
             if found.disk.get(Table.META, DISK_KEY) is None:
                 raise UserError(f"{directory} has no disk id: no node has run on it")
             yield found.disk

@@ -20,7 +20,6 @@ from smq.coordinator.cli.common import parse_settings
 from smq.coordinator.cli.starting import (
     addresses_of,
     config_option,
-    engine_option,
     grpc_port,
     http_port,
     kafka_port,
@@ -38,7 +37,6 @@ from smq.coordinator.cli.supervisor import describe_node
 from smq.coordinator.config.environment import strangers
 from smq.coordinator.config.node_toml import check_config, known_keys, load_config
 from smq.coordinator.server.composition import Server, run_server
-from smq.replication.storage.engine import Engine
 
 _READY_POLL_S: Final = 0.02
 
@@ -56,7 +54,6 @@ _READY_POLL_S: Final = 0.02
 @grpc_port
 @http_port
 @kafka_port
-@engine_option
 @settings_option
 @tls_option
 @ready_file
@@ -67,7 +64,6 @@ def dev(
     grpc_port: int | None,
     http_port: int | None,
     kafka_port: int | None,
-    storage_engine: str | None,
     settings: tuple[str, ...],
     tls: bool,
     ready_file: Path | None,
@@ -89,7 +85,6 @@ def dev(
                     1,
                     ports,
                     new_peer_ports=is_retry,
-                    engine=Engine(storage_engine) if storage_engine else None,
                     settings=parse_settings(settings),
                     secure=secure_maker() if tls else None,
                     are_ports_checked=True,

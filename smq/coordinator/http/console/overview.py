@@ -180,7 +180,6 @@ def settings_page(node: NodeApi, settings: Settings, config: ServerConfig) -> li
     mine = [
         ("Cluster", config.cluster_id),
         ("Data directory", str(config.data_dir.absolute())),
-        ("Storage engine", config.storage_engine),
         ("Rack", config.rack or "-"),
         ("TLS", "on" if config.tls is not None else "off"),
         ("Largest request, bytes", str(config.request_bytes_max)),

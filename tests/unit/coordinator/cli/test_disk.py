@@ -17,11 +17,9 @@ from smq.replication.nodes.identity import DISK_KEY, StartRefused, claim_identit
 from smq.replication.ports import Table
 from smq.replication.raft.journal import JournalWriter, RaftJournal
 from smq.replication.raft.messages import NO_OP
-from smq.replication.storage.directory import DiskOpenError
-from smq.replication.storage.disk import StoreDisk
-from smq.replication.storage.engine import Engine, engine_of
+from smq.replication.storage.directory import FormatUnsupported
+from smq.replication.storage.disk import NodeLogDisk
 from smq.replication.storage.offline import OfflineDisk, OfflineFailed
-from smq.replication.storage.opening import open_disk
 
 CONFIG = NodeConfig(node_id=NodeId(1), cluster_id="c", peers={})
 
@@ -34,17 +32,16 @@ def fail_to_call(_: Callable[[], None]) -> None:
     raise AssertionError("nothing was opened")
 
 
-def opened(directory: Path) -> StoreDisk:
+def opened(directory: Path) -> NodeLogDisk:
     calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-    engine = engine_of(directory) or Engine.LMDB
-    return open_disk(directory, engine, call_soon_threadsafe=calls.put, on_fatal=fail)
+    return NodeLogDisk(directory, call_soon_threadsafe=calls.put, on_fatal=fail)
 
 
-@pytest.fixture(params=list(Engine))
-def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
     """Of a node that has run, and has heard of others' disks."""
     calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-    disk = open_disk(tmp_path / "data", request.param, call_soon_threadsafe=calls.put, on_fatal=fail)
+    disk = NodeLogDisk(tmp_path / "data", call_soon_threadsafe=calls.put, on_fatal=fail)
     claim_identity(disk, CONFIG, Random(1), 1, lambda: None)
     journal = RaftJournal()
     journal.add(bytes([NO_OP]), 1, 0)
@@ -94,7 +91,7 @@ def test_a_directory_of_no_node_or_in_use_is_refused_in_a_sentence(
     (tmp_path / "empty").mkdir()
     result = smq(*command, tmp_path / "empty")
     assert result.exit_code == 1
-    assert "holds no data.mdb or data.sqlite3" in result.output
+    assert "holds no data.mdb" in result.output
     assert list((tmp_path / "empty").iterdir()) == []
     opened(tmp_path / "fresh").close()
     result = smq(*command, tmp_path / "fresh")
@@ -105,28 +102,26 @@ def test_a_directory_of_no_node_or_in_use_is_refused_in_a_sentence(
     running.close()
 
 
-def test_a_directory_with_two_data_files_is_refused_by_all_commands_and_starts(directory: Path, tmp_path: Path) -> None:
-    """Either could be the newer one: the other has lost what is acknowledged."""
-    for engine in Engine:
-        (directory / engine.data_file).touch()
-    for command in (["renew"], ["forget", "--yes"], ["copy", "--engine", "lmdb", directory]):
-        result = smq(*command, tmp_path / "to" if command[0] == "copy" else directory)
-        assert (result.exit_code, "data.mdb and data.sqlite3" in result.output) == (1, True)
+def test_a_directory_of_an_earlier_format_is_refused_by_all_commands_and_starts(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in ("data.mdb", "data.wal"):
+        (old / name).touch()
+    for command in (["renew", old], ["forget", "--yes", old], ["copy", old, tmp_path / "to"]):
+        result = smq(*command)
+        assert (result.exit_code, "data.wal, of an earlier on-disk format" in result.output) == (1, True)
         assert "Traceback" not in result.output
-    for engine in Engine:
-        with pytest.raises(DiskOpenError, match="of two storage engines"):
-            open_disk(directory, engine, call_soon_threadsafe=fail_to_call, on_fatal=fail)
+    with pytest.raises(FormatUnsupported, match="move the directory away"):
+        NodeLogDisk(old, call_soon_threadsafe=fail_to_call, on_fatal=fail)
 
 
-@pytest.mark.parametrize("engine", list(Engine))
-def test_a_copy_is_a_nodes_directory_with_the_other_store(directory: Path, tmp_path: Path, engine: Engine) -> None:
+def test_a_copy_is_a_nodes_directory(directory: Path, tmp_path: Path) -> None:
     disk = opened(directory)
     before = disk.get(Table.META, DISK_KEY)
     disk.close()
-    result = smq("copy", directory, tmp_path / "to", "--engine", engine)
+    result = smq("copy", directory, tmp_path / "to")
     assert result.exit_code == 0, result.output
-    assert f'storage_engine = "{engine}"' in result.output
-    assert engine_of(tmp_path / "to") is engine
+    assert f'data_dir = "{tmp_path / "to"}"' in result.output
     disk = opened(tmp_path / "to")
     assert disk.get(Table.META, DISK_KEY) == before
     claim_identity(disk, CONFIG, Random(2), 2, lambda: None)  # a node starts on it
@@ -147,14 +142,14 @@ def test_no_node_starts_on_what_was_copied_until_it_is_another_disk(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", interrupt)
-        assert smq("copy", directory, tmp_path / "to", "--engine", "sqlite").exit_code == 130
+        assert smq("copy", directory, tmp_path / "to").exit_code == 130
     for _ in range(2):
         disk = opened(directory)
         with pytest.raises(StartRefused, match=rf"copied to {re.escape(str(tmp_path / 'to'))}.*smq disk renew"):
             claim_identity(disk, CONFIG, Random(2), 2, lambda: None)
         disk.close()
         if not (tmp_path / "to").exists():
-            assert smq("copy", directory, tmp_path / "to", "--engine", "sqlite").exit_code == 0
+            assert smq("copy", directory, tmp_path / "to").exit_code == 0
     copy = opened(tmp_path / "to")
     claim_identity(copy, CONFIG, Random(2), 2, lambda: None)
     before = copy.get(Table.META, DISK_KEY)
@@ -179,19 +174,17 @@ def test_a_copy_whose_original_cannot_be_closed_has_no_name(
 
     with monkeypatch.context() as patch:
         patch.setattr(OfflineDisk, "__exit__", fail_to_close)
-        result = smq("copy", directory, tmp_path / "to", "--engine", "sqlite")
+        result = smq("copy", directory, tmp_path / "to")
     assert result.exit_code == 1
     assert "nothing was copied" in result.output
     assert not (tmp_path / "to").exists()
-    assert smq("copy", directory, tmp_path / "to", "--engine", "sqlite").exit_code == 0
+    assert smq("copy", directory, tmp_path / "to").exit_code == 0
 
 
 def test_a_copy_of_a_directory_in_use_or_to_one_is_refused_in_a_sentence(directory: Path, tmp_path: Path) -> None:
     running = opened(directory)
-    result = smq("copy", directory, tmp_path / "to", "--engine", "sqlite")
+    result = smq("copy", directory, tmp_path / "to")
     assert (result.exit_code, "is in use" in result.output, "Traceback" in result.output) == (1, True, False)
     running.close()
-    result = smq("copy", directory, directory, "--engine", "sqlite")
+    result = smq("copy", directory, directory)
     assert (result.exit_code, "is not empty" in result.output) == (1, True)
-    result = smq("copy", directory, tmp_path / "to", "--engine", "sqlte")
-    assert (result.exit_code, "sqlite" in result.output) == (2, True)

@@ -19,7 +19,6 @@ from smq.replication.log.store import LogStore
 from smq.replication.node_config import NodeConfig
 from smq.replication.nodes.identity import claim_identity
 from smq.replication.ports import Disk
-from smq.replication.storage.engine import Engine
 from smq.replication.storage.offline import OfflineDisk
 from tests.unit.replication.storage.support import make_batch
 from tests.unit.replication.test_salvage import commands, pid_of, write_journal
@@ -38,7 +37,7 @@ def write_log(disk: Disk, pid: PartitionId, *batches: bytes) -> None:
 def directory(tmp_path: Path) -> Path:
     """Of partition 0 two batches are committed; of partition 1 none is known to be, and of OTHER nothing is known."""
     records = [encode_batch([NewRecord(b"k", b"%d" % n, 1)]) for n in range(2)]
-    with OfflineDisk(tmp_path / "data", Engine.SQLITE) as opened:
+    with OfflineDisk(tmp_path / "data") as opened:
         claim_identity(opened.disk, NodeConfig(node_id=NodeId(1), cluster_id="c", peers={}), Random(1), 1, lambda: None)
         write_journal(opened.disk, entries := commands(partitions=2, hwm=2), committed=len(entries))
         for pid in (pid_of(0), pid_of(1), OTHER):
@@ -73,7 +72,7 @@ def test_what_is_not_known_to_be_committed_has_files_of_its_own(directory: Path)
 
 
 def test_a_batch_that_does_not_decode_is_missing_and_the_rest_is_not(directory: Path) -> None:
-    with OfflineDisk(directory, Engine.SQLITE) as opened:
+    with OfflineDisk(directory) as opened:
         write_log(opened.disk, pid_of(0), encode_batch([NewRecord(b"k", b"0", 1)]), make_batch())
     done = export(directory, "--json", "--topic", "t")
     assert done.exit_code == 1

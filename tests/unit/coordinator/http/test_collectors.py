@@ -108,7 +108,7 @@ async def test_writes_of_the_disk_raft_and_groups_are_counted(served: Served) ->
     assert after(name, result="committed") > before(name, result="committed") > 0
     assert after("smq_raft_commit_seconds_count") == after(name, result="committed")
     writes = "smq_disk_write_seconds_count"
-    assert after(writes, to="write_ahead") > before(writes, to="write_ahead") > 0
+    assert after(writes, to="log") > before(writes, to="log") > 0
     assert after("smq_disk_write_submissions_count") > 0
 
 

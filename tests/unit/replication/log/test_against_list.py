@@ -25,7 +25,7 @@ from smq.replication.log.stored_batch import StoredValue, build_value, parse_val
 from smq.replication.ports import DataDamaged
 from tests.examples import examples
 from tests.unit.replication.log.support import PID, fold
-from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness, make_batch
+from tests.unit.replication.storage.support import FakeHarness, Harness, StoreHarness, make_batch
 
 FAR = 1 << 41  # every offset beyond 2^40
 
@@ -406,7 +406,7 @@ class LmdbLogAgainstList(LogAgainstList):
     def __init__(self) -> None:
         super().__init__()
         self.path = Path(tempfile.mkdtemp(prefix="smq-test-"))
-        self.begin(LmdbHarness(self.path / "node"))
+        self.begin(StoreHarness(self.path / "node"))
 
     def teardown(self) -> None:
         super().teardown()

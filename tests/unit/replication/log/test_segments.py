@@ -40,7 +40,7 @@ from smq.replication.ports import Delete, Put, Table
 from tests.examples import examples
 from tests.unit.replication.log.committed_readers import check_readers, of_fetch
 from tests.unit.replication.log.support import PID, flipped
-from tests.unit.replication.storage.support import FakeHarness, Harness, LmdbHarness
+from tests.unit.replication.storage.support import FakeHarness, Harness, StoreHarness
 
 EVERY = "CHECKPOINT_BATCHES"
 PRODUCERS = (1, 2)  # of transactions
@@ -233,7 +233,7 @@ class Segments(RuleBasedStateMachine):
         # Checkpoints between all batches: most lie inside a compacted batch later.
         vars(partition_log)[EVERY] = 1
         self.folder = Path(tempfile.mkdtemp(prefix="smq-segments-"))
-        self.nodes = [Node(FakeHarness(n) if kind == "fake" else LmdbHarness(self.folder / str(n))) for n in range(2)]
+        self.nodes = [Node(FakeHarness(n) if kind == "fake" else StoreHarness(self.folder / str(n))) for n in range(2)]
         self.leader, self.follower = self.nodes
         self.borders: dict[int, int] = {}  # start -> end of the segments of the state
         self.gone: set[int] = set()

@@ -20,7 +20,6 @@ from smq.replication.log.stored_batch import (
     batch_key,
     build_value,
     create_time_key,
-    home_of,
     index_row,
     info_of,
     parse_index_row,
@@ -100,25 +99,12 @@ def test_time_keys_sort_like_their_times(a: int, b: int, base_a: int, base_b: in
         assert start < append_time_key(PID, a, base_a) < after_append_time(PID, a) < stop
 
 
-def test_the_first_bytes_of_a_value_name_its_key() -> None:
-    value, info = sample()
-    key, wrong = batch_key(PID, info.base), batch_key(PID, info.base + 1)
-    assert (home_of(key, value[:37]), home_of(wrong, value)) == (key, key)
-    for at in range(37):
-        damaged = bytearray(value)
-        damaged[at] ^= 1
-        assert home_of(key, bytes(damaged)) is None, at
-    assert home_of(key, value[:36]) is None
-    assert home_of(key, b"\x00" * 4_096) is None
-
-
 def test_a_batch_is_damaged_in_any_other_partition_even_at_its_offset() -> None:
-    value, info = sample()
+    value, _ = sample()
     for bit in range(8 * len(PID)):
         other = PartitionId((int.from_bytes(PID, "big") ^ 1 << bit).to_bytes(len(PID), "big"))
         with pytest.raises(DataDamaged, match="its partition"):
             parse_value(other, value)
-        assert home_of(batch_key(other, info.base), value) is None
 
 
 def test_keys_of_a_partition_lie_together() -> None:

@@ -7,24 +7,19 @@ so that a test runs unchanged over the real disk and the simulated one.
 import heapq
 import random
 import struct
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Protocol
 
 from crc32c import crc32c
 
-from smq.replication.log.stored_batch import home_of
-from smq.replication.ports import Delete, Disk, Op, Put, Table
-from smq.replication.storage.disk import StoreDisk
-from smq.replication.storage.disk_lmdb import LmdbDisk
-from smq.replication.storage.disk_sqlite import SqliteDisk
-from smq.replication.storage.write_ahead import WRITE_AHEAD_BYTES
+from smq.replication.ports import Disk, Op, Put, Table
+from smq.replication.storage.disk import NodeLogDisk
+from smq.replication.storage.node_log import FILE_BYTES
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 
 SETTLE_TIMEOUT_S = 60
-D = TypeVar("D", bound=StoreDisk)
 
 
 class ManualTimer:
@@ -145,25 +140,27 @@ class FakeHarness:
         self.fake.close()
 
 
-class StoreHarness(ABC, Generic[D]):
-    """Of a real disk."""
+class StoreHarness:
+    """Of the real disk."""
 
-    def __init__(self, path: Path, write_ahead_bytes: int = WRITE_AHEAD_BYTES) -> None:
+    def __init__(self, path: Path, file_bytes: int = FILE_BYTES) -> None:
         self.path = path
-        self.write_ahead_bytes = write_ahead_bytes
+        self.file_bytes = file_bytes
         self.fatal: list[BaseException] = []
         self.posts = 0
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._open()
 
-    @abstractmethod
-    def _opened(self) -> D: ...
-
     def _open(self) -> None:
-        self._disk = self._opened()
+        self._disk = NodeLogDisk(
+            self.path,
+            call_soon_threadsafe=self._calls.put,
+            on_fatal=self.fatal.append,
+            file_bytes=self.file_bytes,
+        )
 
     @property
-    def disk(self) -> D:
+    def disk(self) -> NodeLogDisk:
         return self._disk
 
     def settle(self) -> None:
@@ -188,16 +185,20 @@ class StoreHarness(ABC, Generic[D]):
         while not self._calls.empty():
             self._calls.get()()
 
-    def reopen(self) -> D:
+    def reopen(self) -> NodeLogDisk:
         self._disk.close()
         self.settle()
         self._open()
         return self._disk
 
-    def settle_in_store(self) -> None:
-        """Until nothing is in the write-ahead file alone: a round that deletes takes everything with it."""
-        self._disk.submit([Delete(Table.META, b"x", b"x")])
+    def crash(self) -> NodeLogDisk:
+        """As kill -9 between two system calls: the threads end, and the index does not get what it does not have."""
         self.settle()
+        disk = self._disk
+        disk._is_failed = True
+        disk.close()
+        self._open()
+        return self._disk
 
     def submit_failing(self) -> None:
         self._disk.submit([Put(Table.RAFT_LOG, b"k" * 1000, b"keys have at most 511 bytes")])
@@ -206,33 +207,14 @@ class StoreHarness(ABC, Generic[D]):
         self._disk.close()
 
 
-class LmdbHarness(StoreHarness[LmdbDisk]):
-    def __init__(self, path: Path, map_size: int = 1 << 30, write_ahead_bytes: int = WRITE_AHEAD_BYTES) -> None:
-        self.map_size = map_size
-        super().__init__(path, write_ahead_bytes)
+class SmallFilesHarness(StoreHarness):
+    """With files so small that the log goes from one to the next all the time, and what is dead is collected."""
 
-    def _opened(self) -> LmdbDisk:
-        return LmdbDisk(
-            self.path,
-            call_soon_threadsafe=self._calls.put,
-            on_fatal=self.fatal.append,
-            home_of=home_of,
-            map_size=self.map_size,
-            write_ahead_bytes=self.write_ahead_bytes,
-        )
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, file_bytes=64 << 10)
 
 
-class SqliteHarness(StoreHarness[SqliteDisk]):
-    def _opened(self) -> SqliteDisk:
-        return SqliteDisk(
-            self.path,
-            call_soon_threadsafe=self._calls.put,
-            on_fatal=self.fatal.append,
-            write_ahead_bytes=self.write_ahead_bytes,
-        )
-
-
-HARNESSES: Final = {"lmdb": LmdbHarness, "sqlite": SqliteHarness}
+HARNESSES: Final = {"node log": StoreHarness, "small files": SmallFilesHarness}
 
 
 def make_batch(

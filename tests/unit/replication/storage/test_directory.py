@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from smq.replication.storage.directory import DiskOpenError, is_used, lock_directory, make_directory, sync_directory
-from smq.replication.storage.engine import Engine
-from smq.replication.storage.opening import open_disk
+from smq.replication.storage.disk import NodeLogDisk
 
 SOMEBODY_ELSE = 65534  # the customary user without files
 
@@ -62,15 +61,14 @@ def test_a_lock_file_in_a_volume_of_root_is_refused_with_the_owner_of_what_is_in
         lock_directory(volume)
 
 
-@pytest.mark.parametrize("engine", list(Engine))
-def test_no_store_opens_in_a_volume_of_root(volume: Path, engine: Engine) -> None:
+def test_no_disk_opens_in_a_volume_of_root(volume: Path) -> None:
     def unused(*_: object) -> None:
         raise AssertionError("nothing has been opened")
 
     path = volume / "smq-data-of-a-test"
     assert not is_used(path)
     with pytest.raises(DiskOpenError, match="belongs to user 0, and this process is user"):
-        open_disk(path, engine, call_soon_threadsafe=unused, on_fatal=unused, call_soon=unused)
+        NodeLogDisk(path, call_soon_threadsafe=unused, on_fatal=unused, call_soon=unused)
 
 
 @pytest.fixture

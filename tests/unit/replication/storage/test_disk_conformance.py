@@ -13,15 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
-from smq.replication.storage.disk import StoreDisk
-from smq.replication.storage.engine import Engine
-from smq.replication.storage.opening import open_disk
+from smq.replication.storage.disk import NodeLogDisk
 from tests.examples import examples
 from tests.unit.replication.storage.support import (
     FakeHarness,
     Harness,
-    LmdbHarness,
-    SqliteHarness,
+    SmallFilesHarness,
     StoreHarness,
 )
 
@@ -138,9 +135,8 @@ def test_close_commits_queued_submissions(harness: Harness) -> None:
     assert len(harness.reopen().scan_keys(T, FIRST, BEYOND)) == 100
 
 
-@pytest.mark.parametrize("engine", list(Engine))
-def test_what_a_turn_of_the_loop_submits_shares_one_write(tmp_path: Path, engine: Engine) -> None:
-    turn, disk = opened_on_a_loop(tmp_path, engine)
+def test_what_a_turn_of_the_loop_submits_shares_one_write(tmp_path: Path) -> None:
+    turn, disk = opened_on_a_loop(tmp_path)
     for i in range(100):
         disk.submit(put(b"%03d" % i))
     (end_turn,) = turn
@@ -151,24 +147,23 @@ def test_what_a_turn_of_the_loop_submits_shares_one_write(tmp_path: Path, engine
     assert (shared.count, shared.total) == (1, 100)
 
 
-@pytest.mark.parametrize("engine", list(Engine))
-def test_a_close_in_the_middle_of_a_turn_commits_what_was_submitted_in_it(tmp_path: Path, engine: Engine) -> None:
-    turn, disk = opened_on_a_loop(tmp_path, engine)
+def test_a_close_in_the_middle_of_a_turn_commits_what_was_submitted_in_it(tmp_path: Path) -> None:
+    turn, disk = opened_on_a_loop(tmp_path)
     for key in (b"first", b"second"):
         disk.submit(put(key))
     disk.close()
     (end_turn,) = turn
     end_turn()  # the loop goes on for a moment
-    _, disk = opened_on_a_loop(tmp_path, engine)
+    _, disk = opened_on_a_loop(tmp_path)
     assert disk.scan_keys(T, FIRST, BEYOND) == [b"first", b"second"]
     disk.close()
 
 
-def opened_on_a_loop(path: Path, engine: Engine) -> tuple[list[Callable[[], None]], StoreDisk]:
+def opened_on_a_loop(path: Path) -> tuple[list[Callable[[], None]], NodeLogDisk]:
     """The disk, and what it wants to be called when the turn ends."""
     turn: list[Callable[[], None]] = []
-    disk = open_disk(
-        path, engine, call_soon_threadsafe=lambda _report: None, on_fatal=lambda _error: None, call_soon=turn.append
+    disk = NodeLogDisk(
+        path, call_soon_threadsafe=lambda _report: None, on_fatal=lambda _error: None, call_soon=turn.append
     )
     return turn, disk
 
@@ -281,21 +276,16 @@ class StoreAgainstDict(DiskAgainstDict):
 
     def __init__(self) -> None:
         super().__init__()
-        self.crashes = 0
         self.path = Path(tempfile.mkdtemp(prefix="smq-test-"))
         self.harness = type(self).open_store(self.path / "node")
 
     @rule()
     def crash(self) -> None:
         """Goes on with the directory as kill -9 would leave it."""
-        self.settle()
         harness = self.harness
         assert isinstance(harness, StoreHarness)
-        self.crashes += 1
-        copy = self.path / f"node-{self.crashes}"
-        shutil.copytree(harness.path, copy)
-        harness.close()
-        self.harness = type(self).open_store(copy)
+        harness.crash()
+        self.settled = True
 
     def teardown(self) -> None:
         super().teardown()
@@ -309,18 +299,18 @@ STORE_SETTINGS = settings(
 )
 
 
-class LmdbAgainstDict(StoreAgainstDict):
-    open_store = LmdbHarness
+class NodeLogAgainstDict(StoreAgainstDict):
+    open_store = StoreHarness
 
 
-class SqliteAgainstDict(StoreAgainstDict):
-    open_store = SqliteHarness
+class SmallFilesAgainstDict(StoreAgainstDict):
+    open_store = SmallFilesHarness
 
 
-TestLmdbAgainstDict = LmdbAgainstDict.TestCase
-TestLmdbAgainstDict.settings = STORE_SETTINGS
-TestSqliteAgainstDict = SqliteAgainstDict.TestCase
-TestSqliteAgainstDict.settings = STORE_SETTINGS
+TestNodeLogAgainstDict = NodeLogAgainstDict.TestCase
+TestNodeLogAgainstDict.settings = STORE_SETTINGS
+TestSmallFilesAgainstDict = SmallFilesAgainstDict.TestCase
+TestSmallFilesAgainstDict.settings = STORE_SETTINGS
 
 
 # ---------------------------------------------------------------------------------------- reads off the loop

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -16,9 +15,9 @@ from smq.replication.log.reader import LogReader
 from smq.replication.log.store import LogStore
 from smq.replication.log.stored_batch import StoredValue
 from smq.replication.ports import DataDamaged, GiveUp, Table
-from smq.replication.storage import pages_lmdb
 from smq.replication.storage.disk import READERS
-from tests.unit.replication.storage.support import LmdbHarness, SqliteHarness
+from smq.replication.storage.rows import Moment
+from tests.unit.replication.storage.support import StoreHarness
 
 BATCHES = 5
 SLOW = PartitionId(b"s" * 20)
@@ -30,21 +29,19 @@ Answers = list[list[StoredValue] | DataDamaged | None]
 class SlowMedium:
     """A node with several partitions. Its medium gives nothing of the first one until `go_on`."""
 
-    def __init__(self, harness: LmdbHarness | SqliteHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
         self.harness = harness
         self.begun: SimpleQueue[None] = SimpleQueue()
         self.go_on = threading.Event()
         self.logs = {pid: self._filled(pid) for pid in (SLOW, *OTHERS)}
-        monkeypatch.setattr(pages_lmdb, "_NOWAIT", None)  # nothing is in memory
-        owner = type(harness.disk)
-        walk = owner._walk
+        scan_from = Moment.scan_from
 
-        def slow_walk(*arguments: Any, **options: Any) -> AbstractContextManager[Any]:
-            if arguments[1] is Table.BATCHES and arguments[2].startswith(SLOW) and not options["is_loop"]:
+        def slow_scan(*arguments: Any) -> list[tuple[bytes, bytes]]:
+            if arguments[1] is Table.BATCHES and arguments[2].startswith(SLOW):
                 self._wait()
-            return walk(*arguments, **options)
+            return scan_from(*arguments)
 
-        monkeypatch.setattr(owner, "_walk", slow_walk)
+        monkeypatch.setattr(Moment, "scan_from", slow_scan)
 
     def _filled(self, pid: PartitionId) -> PartitionLog:
         log = LogStore(self.harness.disk, tail_bytes_kept=0).create(pid, Offset(0))
@@ -81,9 +78,9 @@ class SlowMedium:
         assert all(isinstance(found, list) and len(found) == 1 for found in answers)
 
 
-@pytest.fixture(params=[LmdbHarness, SqliteHarness])
-def medium(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
-    harness = request.param(tmp_path / "node")
+@pytest.fixture
+def medium(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    harness = StoreHarness(tmp_path / "node")
     made = SlowMedium(harness, monkeypatch)
     yield made
     made.go_on.set()

@@ -60,7 +60,7 @@ SUMMARIES: Final = {
     "config": "Shows and changes the settings of the whole cluster, which have Kafka's names.",
     "consume": "Writes the records of TOPIC, one per line: the value, with --json all fields, or what --output says.",
     "dev": "Runs one node in the foreground, for development.",
-    "disk": "Works on a stopped node's data DIRECTORY: after a restore, to change its store, or to save what it holds.",
+    "disk": "Works on a stopped node's data DIRECTORY: after a restore, to move it, or to save what it holds.",
     "doctor": "Examines nodes, quorum, partitions, disks, certificates, clocks, versions and elections.",
     "first-start": "Begins a new cluster.",
     "group": "Lists, watches, changes and deletes consumer groups.",

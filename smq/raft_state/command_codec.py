@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from smq.raft_state.binary import Bytes, CodecError, Reader
+from smq.raft_state.binary import Buffer, CodecError, Reader
 from smq.raft_state.cluster_config import CLUSTER_CONFIG
 from smq.raft_state.command_table import COMMANDS, REPLIES, ROW_OF, Row
 from smq.raft_state.commands import Command
@@ -99,7 +99,7 @@ class _Table:
             raise CodecError(f"{type(value).__name__} has {len(out)} bytes, at most {COMMAND_BYTES_MAX} are allowed")
         return bytes(out)
 
-    def decode(self, data: Bytes, known: int) -> Any:
+    def decode(self, data: Buffer, known: int) -> Any:
         if len(data) > COMMAND_BYTES_MAX:
             raise CodecError(f"a {self.what} of {len(data)} bytes, at most {COMMAND_BYTES_MAX} are allowed")
         reader = Reader(data)
@@ -129,7 +129,7 @@ def encode_command(command: Command, level: int = FEATURE_LEVEL) -> bytes:
     return _COMMANDS.encode(command, level)
 
 
-def decode_command(data: Bytes, known: int = FEATURE_LEVEL) -> Command:
+def decode_command(data: Buffer, known: int = FEATURE_LEVEL) -> Command:
     """Inverse of `encode_command`. UpgradeNeeded for a command above the `known` level; CodecError for anything
     else."""
     return cast(Command, _COMMANDS.decode(data, known))
@@ -140,6 +140,6 @@ def encode_reply(reply: Reply, level: int = FEATURE_LEVEL) -> bytes:
     return _REPLIES.encode(reply, level)
 
 
-def decode_reply(data: Bytes, known: int = FEATURE_LEVEL) -> Reply:
+def decode_reply(data: Buffer, known: int = FEATURE_LEVEL) -> Reply:
     """Inverse of `encode_reply`. UpgradeNeeded for a reply above the `known` level; CodecError for anything else."""
     return cast(Reply, _REPLIES.decode(data, known))

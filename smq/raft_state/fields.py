@@ -1,7 +1,7 @@
 """The kinds of field that commands, replies and snapshots share, beyond the plain ones of `binary`.
 
 Owns the bytes of what is inside a command: partition ids, commits, members, high water marks, results. It must never
-change a layout that a released version wrote. `command_table`, `state` and `snapshot_parts` import it.
+change a layout that a released version wrote. `command_table`, `state` and `snapshot_parts` import it, and replication.
 """
 
 import struct
@@ -43,6 +43,8 @@ from smq.raft_state.replies import OffsetsAssigned
 # one of a wrong length with a typed rejection; otherwise the proposer would meet an exception.
 ANY_ID: Final = Blob(U8, 255)
 PARTITION: Final = Fixed(PARTITION_ID_BYTES)
+EPOCH: Final = INT32
+OFFSET: Final = INT64
 ASSIGNMENTS: Final = Many(Many(INT32))
 CONFIG: Final = Many(Group((TEXT, TEXT)))
 NAMED_BLOBS: Final = Many(Group((TEXT, Blob(U32, COMMAND_BYTES_MAX))))

@@ -20,7 +20,7 @@ from smq.raft_state.limits import REQUEST_ID_BYTES
 from smq.raft_state.refusal import Refused
 from smq.raft_state.replies import Applied, Rejected, Reply
 from smq.raft_state.snapshot import (
-    Bytes,
+    Buffer,
     Steps,
     decode_steps,
     encode_state,
@@ -66,12 +66,12 @@ class Machine:
         return state_pieces(self.state)
 
     @classmethod
-    def restore(cls, snapshot: Bytes) -> "Machine":
+    def restore(cls, snapshot: Buffer) -> "Machine":
         """A machine in the state of a snapshot. CodecError or InvariantBroken if the snapshot is not valid."""
         return run_through(cls.restoring(snapshot, FEATURE_LEVEL))
 
     @classmethod
-    def restoring(cls, snapshot: Bytes, known_level: int) -> "Steps[Machine]":
+    def restoring(cls, snapshot: Buffer, known_level: int) -> "Steps[Machine]":
         """As `restore`, with one millisecond of work between two yields. UpgradeNeeded above the known level."""
         state = yield from decode_steps(snapshot, known_level)
         yield from check_steps(state)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Collection, Generator, Iterator
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from smq.raft_state.binary import INT64, TEXT, Bytes, CodecError, Group, Reader, read_count, write_count
+from smq.raft_state.binary import INT64, TEXT, Buffer, CodecError, Group, Reader, read_count, write_count
 from smq.raft_state.command_codec import UpgradeNeeded
 from smq.raft_state.fields import ACLS
 from smq.raft_state.ids import PartitionIndex
@@ -53,7 +53,7 @@ from smq.raft_state.state import (
 )
 
 __all__ = [
-    "Bytes",
+    "Buffer",
     "Steps",
     "decode_state",
     "decode_steps",
@@ -149,7 +149,7 @@ def _list_parts(items: Collection[T], write: Callable[[bytearray, T], None]) -> 
     yield bytes(out)
 
 
-def decode_state(data: Bytes, known_level: int) -> ClusterState:
+def decode_state(data: Buffer, known_level: int) -> ClusterState:
     """Inverse of `encode_state`; CodecError for any other bytes. The caller checks the invariants."""
     return run_through(decode_steps(data, known_level))
 
@@ -163,7 +163,7 @@ def run_through(steps: Steps[T]) -> T:
             return cast(T, end.value)
 
 
-def decode_steps(data: Bytes, known_level: int) -> Steps[ClusterState]:
+def decode_steps(data: Buffer, known_level: int) -> Steps[ClusterState]:
     """As `decode_state`, with one millisecond of work between two yields. UpgradeNeeded above the known level."""
     reader = Reader(data)
     state = _read_head(reader, known_level)

@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from smq.raft_state.binary import CodecError
 from smq.raft_state.ids import NodeId, PartitionId
 from smq.replication.commands.proposer import Proposer
 from smq.replication.host import Host
@@ -80,7 +81,7 @@ class Dispatcher:
             return
         try:
             messages = wire.split(payload)
-        except wire.WireError as e:
+        except CodecError as e:
             _refused(peer, channel, e)
             return
         for message in messages:
@@ -92,7 +93,7 @@ class Dispatcher:
                 decoded = wire.decode(message)
                 if peer not in self._births.shut or isinstance(decoded, _GREETINGS):
                     self._dispatch(peer, decoded)
-            except (wire.WireError, DataDamaged) as e:
+            except (CodecError, DataDamaged) as e:
                 _refused(peer, channel, e)
 
     def _dispatch(self, peer: NodeId, message: wire.Message) -> None:

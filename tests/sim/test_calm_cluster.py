@@ -9,6 +9,7 @@ import pytest
 from chaos_tests.sim.cluster import Cluster, SimHost
 from chaos_tests.sim.run import Simulation
 from chaos_tests.sim.scenario import find
+from smq.raft_state.binary import CodecError
 from smq.raft_state.command_codec import decode_command
 from smq.raft_state.commands import CreateTopic, DeleteTopic, RegisterNode
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -372,5 +373,5 @@ def test_a_heartbeat_that_speaks_for_another_node_is_refused() -> None:
     assert simulation._boot()
     one, two, three = (host.api for host in simulation.cluster.hosts.values())
     beat = wire.Heartbeat(two.incarnation, (three.engine.marks.own,))
-    with pytest.raises(wire.WireError, match="speaks of itself as node"):
+    with pytest.raises(CodecError, match="speaks of itself as node"):
         one.heartbeats.on_heartbeat(two.node_id, beat)

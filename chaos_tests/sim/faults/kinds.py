@@ -19,10 +19,10 @@ from chaos_tests.sim.rpc import Script, Sleep
 from smq.raft_state.commands import SetNodeDrained
 from smq.raft_state.ids import NodeId, RequestId
 from smq.replication.api import Acks
-from smq.replication.net.disk_marks import Mark, unpack_marks
+from smq.replication.net.disk_marks import MARKS, Mark
 from smq.replication.nodes.identity import DISK_KEY
 from smq.replication.ports import Channel, Table
-from smq.replication.raft.journal import MARKS_KEY, marks_of
+from smq.replication.raft.journal import MARKS_KEY, is_whole_row, parse_meta
 from smq.testing.virtual.clock import NS_PER_MS, Process
 from smq.testing.virtual.disk import DiskImage, FakeDisk
 
@@ -423,8 +423,11 @@ def _is_known_as_old(fault: Fault, copy: DiskImage) -> bool:
 
 
 def _marks_on(image: DiskImage) -> tuple[int, tuple[Mark, ...]]:
-    writes, marks = marks_of(image.tables[Table.RAFT_META].get(MARKS_KEY))
-    return writes, unpack_marks(marks)
+    row = image.tables[Table.RAFT_META].get(MARKS_KEY)
+    if row is None or not is_whole_row(MARKS_KEY, row):
+        return 0, ()
+    writes, marks = parse_meta(MARKS_KEY, row)
+    return writes, MARKS.unpack(marks)
 
 
 def clock_jump(fault: Fault) -> Script:

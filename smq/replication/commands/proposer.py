@@ -289,11 +289,8 @@ class Proposer:
 
     # ------------------------------------------------------------------------------------------- messages
     def on_propose(self, peer: NodeId, message: wire.Propose) -> None:
-        """Another node's proposal: this node may be the Raft leader."""
-        try:
-            decode_command(message.command, self._known_level)  # what does not decode must never enter the log
-        except CodecError as e:
-            raise wire.WireError(f"a proposal that does not decode: {e}") from e
+        """Another node's proposal: this node may be the Raft leader. CodecError if it does not decode."""
+        decode_command(message.command, self._known_level)  # what does not decode must never enter the log
 
         def reply_with(outcome: Committed | ProposalLost) -> None:
             if isinstance(outcome, Committed):

@@ -19,6 +19,8 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from smq.raft_state.binary import BYTE, INT64, UINT32, UINT64, CodecError, Layout
+from smq.raft_state.fields import PARTITION
 from smq.raft_state.ids import Offset, PartitionId, ProducerId
 from smq.records import CONTROL_MASK, TRANSACTIONAL_MASK
 from smq.replication.api import Aborted, StoredBatch
@@ -26,8 +28,8 @@ from smq.replication.log.log_state import LogState
 from smq.replication.log.stored_batch import TIME_ABORTED, StoredValue, info_of_stored
 from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
 
-_KEY: Final = struct.Struct(">20sBQQ")
-_ROW: Final = struct.Struct(">Iq")
+_KEY: Final = Layout(PARTITION, BYTE, UINT64, UINT64)
+_ROW: Final = Layout(UINT32, INT64)
 _CRC_BYTES: Final = 4
 _ATTRIBUTES_AT: Final = 22  # of a batch: the low byte, which has the flags
 _PRODUCER_ID_AT: Final = 43
@@ -248,10 +250,11 @@ def aborted_row(pid: PartitionId, aborted: Aborted) -> tuple[bytes, bytes]:
 
 def parse_aborted_row(key: bytes, value: bytes) -> Aborted:
     """Inverse of `aborted_row`; DataDamaged if the CRC differs."""
-    if len(key) != _KEY.size or len(value) != _ROW.size:
-        raise DataDamaged(f"the row at {key.hex()} of table times has a wrong size")
-    if crc32c(key + value[_CRC_BYTES:]) != int.from_bytes(value[:_CRC_BYTES], "big"):
+    try:
+        _, _, marker, first = _KEY.unpack(key)
+        crc, producer_id = _ROW.unpack(value)
+    except CodecError as e:
+        raise DataDamaged(f"the row at {key.hex()} of table times does not decode: {e}") from e
+    if crc32c(key + value[_CRC_BYTES:]) != crc:
         raise DataDamaged(f"the row at {key.hex()} of table times does not match its CRC-32C")
-    _, _, marker, first = _KEY.unpack(key)
-    _, producer_id = _ROW.unpack(value)
     return Aborted(Offset(marker), Offset(first), ProducerId(producer_id))

@@ -15,13 +15,14 @@ end it names. So a table of 100,000 producers, which is 16 MB, is not written ea
 changes since have become as large as the table: all in all a checkpoint writes at most twice what has changed.
 """
 
-import struct
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
-from smq.raft_state.ids import Epoch, Offset, PartitionId, Sequence, TsNs
+from smq.raft_state.binary import FLAG, INT64, Bytes, CodecError, Items, TaggedLayout
+from smq.raft_state.fields import EPOCH, OFFSET
+from smq.raft_state.ids import Offset, PartitionId, Sequence, TsNs
 from smq.records import INT32_MAX
 from smq.replication.api import Aborted
 from smq.replication.log.lineage import EpochRun, extend_runs, runs_from, runs_to
@@ -37,11 +38,6 @@ CHAIN_ROWS_MAX: Final = 1024  # checkpoints with changes after a full one: 10 ms
 
 NO_CREATE_TIME: Final = -(1 << 63)
 _NOWHERE: Final = Offset(-1)
-# version, end, last ts_ns, largest create time, bytes so far, aborted transactions so far, end of the checkpoint before
-# (-1: this is full), runs
-_STATE: Final = struct.Struct(">BqqqqqqI")
-_RUN: Final = struct.Struct(">iqq")
-_PARTITION: Final = struct.Struct(">Bqq?")  # version, log_start, end of the base, whether the producers are complete
 _CRC_BYTES: Final = 4
 
 
@@ -129,11 +125,30 @@ def check_order(pid: PartitionId, infos: list[BatchInfo], end: Offset, last_ts_n
 
 
 class Checkpoint(NamedTuple):
-    """One row. `before` is the end of the checkpoint that it continues, -1 if it is full."""
+    """One row. The numbers, and the runs, are those of a LogState at `end`. `before` is the end of the checkpoint that
+    it continues, -1 if it is full."""
 
-    state: LogState  # without the producers
+    end: Offset
+    last_ts_ns: TsNs
+    create_ms_max: int
+    bytes_total: int
+    aborted: int
     before: Offset
+    runs: tuple[EpochRun, ...]
     producers: bytes
+
+
+_CHECKPOINT: Final = TaggedLayout(
+    CHECKPOINT_VERSION,
+    Checkpoint,
+    ("end", OFFSET),
+    ("last_ts_ns", INT64),
+    ("create_ms_max", INT64),
+    ("bytes_total", INT64),
+    ("aborted", INT64),
+    ("before", OFFSET),
+    rest=[("runs", Items(EPOCH, OFFSET, OFFSET, make=EpochRun._make)), ("producers", Bytes())],
+)
 
 
 def next_checkpoint(state: LogState) -> bytes:
@@ -163,55 +178,32 @@ def load_checkpoint(row: bytes, row_at: Callable[[Offset], bytes | None]) -> Log
     newest = decode_checkpoint(row)
     chain = [newest]
     while (before := chain[-1].before) != _NOWHERE:
-        older = row_at(before) if before < chain[-1].state.end else None
+        older = row_at(before) if before < chain[-1].end else None
         if older is None:
             raise DataDamaged(f"the checkpoint at {before}, which a newer one continues, is missing")
         chain.append(decode_checkpoint(older))
-    state = newest.state
+    state = LogState(newest.end)
+    state.last_ts_ns, state.create_ms_max, state.bytes_total = newest[1:4]
+    state.aborted, state.runs = newest.aborted, list(newest.runs)
     try:
         for checkpoint in reversed(chain):
             state.producers.add(checkpoint.producers)
     except ValueError as e:
         raise DataDamaged(f"a checkpoint does not decode: {e}") from e
     changes_bytes = sum(len(checkpoint.producers) for checkpoint in chain[:-1])
-    state.saved = Saved(state.end, chain[-1].state.end, changes_bytes, len(chain))
+    state.saved = Saved(state.end, chain[-1].end, changes_bytes, len(chain))
     return state
 
 
 def _encode_checkpoint(state: LogState, before: Offset, producers: bytes) -> bytes:
-    parts = [
-        _STATE.pack(
-            CHECKPOINT_VERSION,
-            state.end,
-            state.last_ts_ns,
-            state.create_ms_max,
-            state.bytes_total,
-            state.aborted,
-            before,
-            len(state.runs),
-        )
-    ]
-    parts.extend(_RUN.pack(*run) for run in state.runs)
-    parts.append(producers)
-    return sealed(b"".join(parts))
+    numbers = (state.end, state.last_ts_ns, state.create_ms_max, state.bytes_total, state.aborted)
+    return encoded(_CHECKPOINT, Checkpoint(*numbers, before, tuple(state.runs), producers))
 
 
 def decode_checkpoint(value: bytes) -> Checkpoint:
     """A single row. Raises DataDamaged."""
-    body = unsealed(value, "a checkpoint")
-    try:
-        version, end, last_ts_ns, create_ms_max, bytes_total, aborted, before, run_count = _STATE.unpack_from(body)
-        if version != CHECKPOINT_VERSION:
-            raise DataDamaged(f"checkpoint version {version} is unknown")
-        state = LogState(Offset(end))
-        state.last_ts_ns, state.create_ms_max, state.bytes_total = TsNs(last_ts_ns), create_ms_max, bytes_total
-        state.aborted = aborted
-        stop = _STATE.size + run_count * _RUN.size
-        for epoch, start, run_end in _RUN.iter_unpack(body[_STATE.size : stop]):
-            state.runs.append(EpochRun(Epoch(epoch), Offset(start), Offset(run_end)))
-    except (ValueError, struct.error) as e:
-        raise DataDamaged(f"a checkpoint does not decode: {e}") from e
-    return Checkpoint(state, Offset(before), body[stop:])
+    checkpoint: Checkpoint = decoded(_CHECKPOINT, value, "a checkpoint")
+    return checkpoint
 
 
 class PartitionRow(NamedTuple):
@@ -220,30 +212,43 @@ class PartitionRow(NamedTuple):
     has_producers: bool  # whether the producer state is complete
 
 
+_PARTITION: Final = TaggedLayout(
+    CHECKPOINT_VERSION, PartitionRow, ("log_start", OFFSET), ("base_end", OFFSET), ("has_producers", FLAG)
+)
+
+
 def encode_partition(row: PartitionRow) -> bytes:
-    return sealed(_PARTITION.pack(CHECKPOINT_VERSION, *row))
+    return encoded(_PARTITION, row)
 
 
 def decode_partition(value: bytes) -> PartitionRow:
     """Raises DataDamaged."""
-    body = unsealed(value, "a partition's row")
-    if len(body) != _PARTITION.size or body[0] != CHECKPOINT_VERSION:
-        raise DataDamaged("a partition's row does not decode")
-    _, log_start, base_end, has_producers = _PARTITION.unpack(body)
-    return PartitionRow(Offset(log_start), Offset(base_end), has_producers)
+    row: PartitionRow = decoded(_PARTITION, value, "a partition's row")
+    return row
+
+
+def encoded(layout: TaggedLayout, row: Any) -> bytes:
+    """With its CRC."""
+    return sealed(b"".join(layout.encode(row)))
 
 
 def sealed(body: bytes) -> bytes:
-    """With its CRC."""
-    return body + crc32c(body).to_bytes(_CRC_BYTES, "big")
+    return body + _crc(body)
 
 
-def unsealed(value: bytes, what: str) -> bytes:
-    """Inverse of `sealed`. Raises DataDamaged."""
-    body = value[:-_CRC_BYTES]
-    if len(value) <= _CRC_BYTES or crc32c(body).to_bytes(_CRC_BYTES, "big") != value[-_CRC_BYTES:]:
+def decoded(layout: TaggedLayout, value: bytes, what: str) -> Any:
+    """Inverse of `encoded`. Raises DataDamaged."""
+    body = memoryview(value)[:-_CRC_BYTES]
+    if _crc(body) != value[-_CRC_BYTES:]:
         raise DataDamaged(f"{what} does not match its CRC-32C")
-    return body
+    try:
+        return layout.decode(body)
+    except CodecError as e:
+        raise DataDamaged(f"{what} does not decode: {e}") from e
+
+
+def _crc(body: bytes | memoryview) -> bytes:
+    return crc32c(body).to_bytes(_CRC_BYTES, "big")
 
 
 def partition_key(pid: PartitionId) -> bytes:

@@ -9,7 +9,8 @@ A producer's open transaction is part of its entry, and so is the last one that 
 yet that the marker is committed takes it for open. An entry with an open transaction is never forgotten.
 
 An entry is one bytes object, because a node may hold hundreds of thousands: 160 bytes of memory with one batch, 290
-with five. A snapshot is the entries one after another, and copies of a table share their entries.
+with five. It is written by hand, for speed: each batch of a producer makes a new one. A snapshot is the entries one
+after another, and copies of a table share their entries.
 """
 
 import struct

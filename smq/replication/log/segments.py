@@ -7,16 +7,17 @@ row is written in the same transaction as the bytes. It must never change a log:
     CHECKPOINTS  partition(20) 0 0  -> version, compacted_end, compactions, (start, end, digest) of each, CRC
 """
 
-import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import count
 from typing import Final, NamedTuple
 
+from smq.raft_state.binary import INT64, Fixed, Rows, TaggedLayout
+from smq.raft_state.fields import OFFSET
 from smq.raft_state.ids import Offset, PartitionId, TsNs
 from smq.raft_state.limits import SEGMENT_DIGEST_BYTES
-from smq.replication.log.log_state import sealed, unsealed
+from smq.replication.log.log_state import decoded, encoded
 from smq.replication.log.reader import LogReader
 from smq.replication.log.stored_batch import (
     TIME_APPEND,
@@ -34,17 +35,24 @@ from smq.replication.log.stored_batch import (
     info_of_stored,
     times_range,
 )
-from smq.replication.ports import DataDamaged, Delete, Op, Put, Table
+from smq.replication.ports import Delete, Op, Put, Table
 
 NO_DIGEST: Final = bytes(SEGMENT_DIGEST_BYTES)  # of bytes that have never been compacted
-_VERSION: Final = 2
-_HEAD: Final = struct.Struct(">Bqq")
-_HEAD_1: Final = struct.Struct(">Bq")  # of version 1, without the compactions
 _NOWHERE: Final = Offset(0)
-_SEGMENT: Final = struct.Struct(f">qq{SEGMENT_DIGEST_BYTES}s")  # start, end, digest
 _numbers: Final = count()
 _PART_BYTES: Final = 1 << 20  # read at a time for a digest
 _LAST_OFFSET: Final = b"\xff" * 8  # sorts after that of every row of a time
+
+
+class _Row(NamedTuple):
+    compacted_end: Offset
+    segments: tuple[tuple[Offset, Offset, bytes], ...]  # start, end, digest
+    compactions: int = 0
+
+
+_SEGMENTS: Final = ("segments", Rows(OFFSET, OFFSET, Fixed(SEGMENT_DIGEST_BYTES)))
+_ROW: Final = TaggedLayout(2, _Row, ("compacted_end", OFFSET), ("compactions", INT64), rest=[_SEGMENTS])
+_ROW_1: Final = TaggedLayout(1, _Row, ("compacted_end", OFFSET), rest=[_SEGMENTS])  # of version 1
 
 
 class HeldSegments:
@@ -114,32 +122,23 @@ class HeldSegments:
     def _rows(self) -> list[tuple[Offset, Offset, bytes]]:
         return list(zip(self._starts, self._ends, self._digests, strict=True))
 
-    def _fill(self, rows: list[tuple[Offset, Offset, bytes]]) -> None:
+    def _fill(self, rows: Sequence[tuple[Offset, Offset, bytes]]) -> None:
         self.changes = next(_numbers)
         self._starts = [row[0] for row in rows]
         self._ends = [row[1] for row in rows]
         self._digests = [row[2] for row in rows]
 
     def encode(self) -> bytes:
-        head = _HEAD.pack(_VERSION, self.compacted_end, self.compactions)
-        return sealed(head + b"".join(_SEGMENT.pack(*row) for row in self._rows()))
+        return encoded(_ROW, _Row(self.compacted_end, tuple(self._rows()), self.compactions))
 
     @classmethod
     def decode(cls, row: bytes) -> "HeldSegments":
         """Inverse of `encode`. Raises DataDamaged."""
-        body = unsealed(row, "the row of the segments")
-        try:
-            version, compacted_end = _HEAD_1.unpack_from(body)
-            if version not in (1, _VERSION):
-                raise DataDamaged(f"a row of segments of version {version} is unknown")
-            head = _HEAD_1 if version == 1 else _HEAD
-            compactions = 0 if version == 1 else _HEAD.unpack_from(body)[2]
-            rows = [(Offset(s), Offset(e), digest) for s, e, digest in _SEGMENT.iter_unpack(body[head.size :])]
-        except struct.error as e:
-            raise DataDamaged(f"the row of the segments does not decode: {e}") from e
-        held = cls(Offset(compacted_end))
-        held.compactions = compactions
-        held._fill(rows)
+        layout = _ROW_1 if row[:1] == b"\x01" else _ROW
+        found: _Row = decoded(layout, row, "the row of the segments")
+        held = cls(found.compacted_end)
+        held.compactions = found.compactions
+        held._fill(found.segments)
         return held
 
 

@@ -6,7 +6,6 @@ and read those that fail once more; the loop only receives the results, slice by
 itself. Only the maintenance of the disk uses it.
 """
 
-import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Final, TypeAlias
 
 from crc32c import crc32c
 
+from smq.raft_state.binary import BYTE, INT64, UINT32, UINT64, Layout, Reader
 from smq.raft_state.ids import Offset, PartitionId
 from smq.replication.log.aborted import parse_aborted_row
 from smq.replication.log.log_state import decode_checkpoint, decode_partition, partition_key
@@ -30,7 +30,9 @@ SLICES_PER_SAVE: Final = 64  # between two writes of the position: a restart rea
 TABLES: Final = (Table.RAFT_META, Table.RAFT_LOG, Table.CHECKPOINTS, Table.TIMES, Table.BATCHES)
 
 _KEY: Final = b"scrub"
-_POSITION: Final = struct.Struct(">IBBQqqQ")  # crc, version, table, bytes so far, started ms, ended ms, passes
+# CRC of what follows, version, table, bytes so far, started ms, ended ms, passes; then the key
+_POSITION: Final = Layout(UINT32, BYTE, BYTE, UINT64, INT64, INT64, UINT64)
+_CRC_BYTES: Final = 4
 _VERSION: Final = 1
 _BEYOND_ALL: Final = b"\xff" * 64
 _PID_BYTES: Final = 20
@@ -127,11 +129,12 @@ class Scrubber:
     def start(self) -> None:
         """Restores the position. If it cannot be read, the pass starts again."""
         value = self._disk.get(Table.META, _KEY)
-        if value is None or len(value) < _POSITION.size or crc32c(value[4:]) != int.from_bytes(value[:4], "big"):
+        if value is None or len(value) < _POSITION.size:
             return
-        _, version, table, size, started_ms, ended_ms, passes = _POSITION.unpack_from(value)
-        if version == _VERSION and table < len(TABLES):
-            self._table, self._key = table, value[_POSITION.size :]
+        reader = Reader(value)
+        crc, version, table, size, started_ms, ended_ms, passes = _POSITION.read(reader)
+        if crc == crc32c(value[_CRC_BYTES:]) and version == _VERSION and table < len(TABLES):
+            self._table, self._key = table, bytes(reader.rest())
             self.progress = ScrubProgress(size, started_ms, ended_ms, passes)
             if not table and not self._key:
                 self._wait_for_next_pass()
@@ -184,10 +187,9 @@ class Scrubber:
     def _save_position(self) -> None:
         self._slices_unsaved = 0
         p = self.progress
-        body = (
-            _POSITION.pack(0, _VERSION, self._table, p.read_bytes, p.started_ms, p.ended_ms, p.passes)[4:] + self._key
-        )
-        self._disk.submit([Put(Table.META, _KEY, crc32c(body).to_bytes(4, "big") + body)])
+        fields = (_VERSION, self._table, p.read_bytes, p.started_ms, p.ended_ms, p.passes)
+        crc = crc32c(_POSITION.pack(0, *fields)[_CRC_BYTES:] + self._key)
+        self._disk.submit([Put(Table.META, _KEY, _POSITION.pack(crc, *fields) + self._key)])
 
     # ------------------------------------------------------------------------------------------------- damage
     def _check_again(self) -> bool:

@@ -4,22 +4,18 @@ Owns the value and its packing, which Raft and the messages between nodes share.
 `raft.voters`.
 """
 
-import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from smq.raft_state.binary import INT32, UINT64, Fixed, Rows
 from smq.raft_state.ids import DiskId, NodeId
 from smq.raft_state.limits import DISK_ID_BYTES, NODES_MAX
 
 START_BYTES: Final = 8
 DISKS_KEPT_MAX: Final = 4  # per node, the latest: an older one differs from the registered one by its id
 MARKS_MAX: Final = NODES_MAX * DISKS_KEPT_MAX
-_MARK: Final = struct.Struct(f">i{DISK_ID_BYTES}s{START_BYTES}sQQ")
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """Of a node's disk: `writes` were durable when its process `start` (random bytes) reported them, `base` of them
     when that process began."""
 
@@ -30,14 +26,6 @@ class Mark:
     writes: int
 
 
-def pack_marks(marks: Iterable[Mark]) -> bytes:
-    return b"".join(_MARK.pack(m.node, m.disk, m.start, m.base, m.writes) for m in marks)
-
-
-def unpack_marks(data: bytes | memoryview) -> tuple[Mark, ...]:
-    """Inverse of `pack_marks`. ValueError for anything else."""
-    if len(data) % _MARK.size or len(data) > (MARKS_MAX + 1) * _MARK.size:
-        raise ValueError(f"{len(data)} bytes of marks")
-    return tuple(
-        Mark(NodeId(n), DiskId(d), start, base, writes) for n, d, start, base, writes in _MARK.iter_unpack(data)
-    )
+MARKS: Final = Rows(
+    INT32, Fixed(DISK_ID_BYTES), Fixed(START_BYTES), UINT64, UINT64, make=Mark._make, count_max=MARKS_MAX + 1
+)

@@ -1,9 +1,9 @@
 """Messages between nodes, other than Raft's own: shapes and bytes.
 
 Owns the first byte of every message on both channels, and how the messages that a turn sends to one peer share a frame.
-The bytes of a message are a row of the table at the end; the two that are sent for every batch, Append and Ack, are
-written by hand. Parsing is bounded: for any input, `decode` returns a message or raises WireError, and only the session
-that it came from suffers. No pickle, ever.
+The bytes of a message are a row of the table at the end. The two that are sent for every batch, Append and Ack, are
+written by hand: the table makes no message as fast. Parsing is bounded: for any input, `decode` returns a message or
+raises CodecError, and only the session that it came from suffers. No pickle, ever.
 """
 
 import enum
@@ -11,9 +11,29 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from smq.raft_state.binary import FLAG, INT32, INT64, Fixed
+from smq.raft_state.binary import (
+    BYTE,
+    FLAG,
+    INT32,
+    INT64,
+    UINT32,
+    UINT64,
+    Bytes,
+    Choice,
+    CodecError,
+    Fixed,
+    Items,
+    Layout,
+    Pieces,
+    Reader,
+    TaggedLayout,
+    View,
+    cut,
+    packed,
+)
+from smq.raft_state.fields import EPOCH, OFFSET, PARTITION
 from smq.raft_state.ids import (
     NO_BIRTH,
     NO_DISK,
@@ -29,24 +49,7 @@ from smq.raft_state.ids import (
 )
 from smq.raft_state.limits import BIRTH_ID_BYTES, DISK_ID_BYTES, NODES_MAX, SEGMENT_DIGEST_BYTES
 from smq.replication.monitoring.anomalies import DIGEST_BYTES
-from smq.replication.net.disk_marks import Mark, pack_marks, unpack_marks
-from smq.replication.net.layout import (
-    BYTE,
-    EPOCH,
-    OFFSET,
-    PARTITION,
-    UINT32,
-    UINT64,
-    Bytes,
-    Choice,
-    Items,
-    MessageLayout,
-    Pieces,
-    View,
-    cut,
-    packed,
-)
-from smq.replication.net.layout import WireError as WireError
+from smq.replication.net.disk_marks import MARKS, Mark
 from smq.replication.ports import Buffer, Quorum, QuorumReplica
 
 RAFT: Final = 0  # the rest of the message belongs to the engine
@@ -402,71 +405,53 @@ Message: TypeAlias = (
 
 
 # ------------------------------------------------------------------------------------------------------------ bytes
-class _Marks:
-    """The marks of a heartbeat, the sender's own first."""
-
-    def write(self, value: tuple[Mark, ...]) -> tuple[bytes, Sequence[Buffer]]:
-        return b"", (pack_marks(value),)
-
-    def read(self, payload: memoryview) -> tuple[Mark, ...]:
-        try:
-            marks = unpack_marks(payload)
-        except ValueError as e:
-            raise WireError(f"a heartbeat: {e}") from e
-        if not marks:
-            raise WireError("a heartbeat without its sender's mark")
-        return marks
-
-
 class _Quorum:
     """A description of Raft's quorum."""
 
-    _HEAD: Final = struct.Struct(">iqqII")  # leader, term, committed end; how many voters and observers follow
-    _REPLICA: Final = struct.Struct(">i?16sqqq")
+    _HEAD: Final = Layout(INT32, INT64, INT64, UINT32, UINT32)  # leader, term, committed end; voters, observers
+    _REPLICA: Final = Layout(INT32, FLAG, Fixed(DISK_ID_BYTES), INT64, INT64, INT64)  # the flag: its disk is known
 
-    def write(self, value: Quorum) -> tuple[bytes, Sequence[Buffer]]:
+    def parts(self, value: Quorum) -> Sequence[Buffer]:
         counts = (len(value.voters), len(value.observers))
         head = self._HEAD.pack(value.leader, value.term, value.committed_end, *counts)
         replicas = [
             self._REPLICA.pack(r.node, bool(r.disk), r.disk, r.end, r.heard_ms, r.caught_up_ms)
             for r in (*value.voters, *value.observers)
         ]
-        return head, replicas
+        return [head, *replicas]
 
-    def read(self, payload: memoryview) -> Quorum:
-        leader, term, committed_end, voter_count, observer_count = self._HEAD.unpack_from(payload)
-        body = payload[self._HEAD.size :]
-        if len(body) != (voter_count + observer_count) * self._REPLICA.size:
-            raise WireError(f"{voter_count} voters and {observer_count} observers do not fit {len(body)} bytes")
-        replicas = tuple(
-            QuorumReplica(
-                node=NodeId(node),
-                disk=DiskId(disk if has_disk else b""),
-                end=end,
-                heard_ms=heard_ms,
-                caught_up_ms=caught_up_ms,
-            )
-            for node, has_disk, disk, end, heard_ms, caught_up_ms in self._REPLICA.iter_unpack(body)
-        )
+    def read(self, reader: Reader) -> Quorum:
+        leader, term, committed_end, voters, observers = self._HEAD.read(reader)
         return Quorum(
-            leader=NodeId(leader),
-            term=Term(term),
+            leader=leader,
+            term=term,
             committed_end=committed_end,
-            voters=replicas[:voter_count],
-            observers=replicas[voter_count:],
+            voters=self._REPLICA.read_rows(reader, voters, _replica),
+            observers=self._REPLICA.read_rows(reader, observers, _replica),
         )
+
+
+def _replica(fields: Sequence[Any]) -> QuorumReplica:
+    node, has_disk, disk, end, heard_ms, caught_up_ms = fields
+    disk = DiskId(disk if has_disk else b"")
+    return QuorumReplica(node=node, disk=disk, end=end, heard_ms=heard_ms, caught_up_ms=caught_up_ms)
+
+
+def _check_heartbeat(m: Heartbeat) -> None:
+    if not m.marks:
+        raise CodecError("a heartbeat without its sender's mark")
 
 
 def _check_piece(m: Producers) -> None:
     if not m.piece < m.pieces <= TABLE_PIECES_MAX:
-        raise WireError(f"piece {m.piece} of {m.pieces} of a table of producers")
+        raise CodecError(f"piece {m.piece} of {m.pieces} of a table of producers")
 
 
 def _check_ends(m: EndsReport) -> None:
     for end in m.ends:
         offsets = end[3:]
         if offsets[0] < 0 or list(offsets) != sorted(offsets):
-            raise WireError(f"no partition ends with outcome {end.outcome} and offsets {offsets}")
+            raise CodecError(f"no partition ends with outcome {end.outcome} and offsets {offsets}")
 
 
 _SEGMENT_DIGEST: Final = Fixed(SEGMENT_DIGEST_BYTES)
@@ -493,7 +478,7 @@ _APPEND_TAG: Final = 18
 _SEVERAL_TAG: Final = 23  # a frame of several messages: see `joined`
 
 _TABLE: Final = (
-    MessageLayout(
+    TaggedLayout(
         1,
         Heartbeat,
         _INCARNATION,
@@ -503,23 +488,24 @@ _TABLE: Final = (
         ("digest", Fixed(DIGEST_BYTES)),
         _BIRTH,
         ("may_found", FLAG),
-        rest=("marks", _Marks()),
+        rest=[("marks", MARKS)],
+        check=_check_heartbeat,
     ),
-    MessageLayout(11, Birth, _BIRTH, ("forgotten", Fixed(DISK_ID_BYTES)), rest=("disks", _DISKS)),
-    MessageLayout(2, Propose, _REQUEST, rest=("command", Bytes())),
-    MessageLayout(3, Proposed, _REQUEST, ("outcome", BYTE), ("index", INT64), rest=("reply", Bytes())),
-    MessageLayout(4, ElectionQuery, _QUERY, ("term", INT64), rest=("partitions", _EPOCHS)),
-    MessageLayout(5, ElectionReport, _QUERY, _INCARNATION, rest=("logs", _LOGS)),
-    MessageLayout(6, Resign, rest=("partitions", _EPOCHS)),
-    MessageLayout(7, Transfer, _PARTITION, _EPOCH, ("target", INT32)),
-    MessageLayout(8, ReadIndex, _REQUEST),
-    MessageLayout(9, EndsQuery, _REQUEST, _INCARNATION, ("wait_ms", UINT32), rest=("partitions", _PARTITIONS)),
-    MessageLayout(10, EndsReport, _REQUEST, _INCARNATION, rest=("ends", _ENDS), check=_check_ends),
-    MessageLayout(14, DescribeQuorum, _REQUEST),
-    MessageLayout(15, QuorumDescribed, _REQUEST, rest=("quorum", _Quorum())),
-    MessageLayout(16, Probe, _PARTITION, _EPOCH, _STREAM),
-    MessageLayout(19, Ping, ("number", UINT64), ("is_answer", FLAG)),
-    MessageLayout(
+    TaggedLayout(11, Birth, _BIRTH, ("forgotten", Fixed(DISK_ID_BYTES)), rest=[("disks", _DISKS)]),
+    TaggedLayout(2, Propose, _REQUEST, rest=[("command", Bytes())]),
+    TaggedLayout(3, Proposed, _REQUEST, ("outcome", BYTE), ("index", INT64), rest=[("reply", Bytes())]),
+    TaggedLayout(4, ElectionQuery, _QUERY, ("term", INT64), rest=[("partitions", _EPOCHS)]),
+    TaggedLayout(5, ElectionReport, _QUERY, _INCARNATION, rest=[("logs", _LOGS)]),
+    TaggedLayout(6, Resign, rest=[("partitions", _EPOCHS)]),
+    TaggedLayout(7, Transfer, _PARTITION, _EPOCH, ("target", INT32)),
+    TaggedLayout(8, ReadIndex, _REQUEST),
+    TaggedLayout(9, EndsQuery, _REQUEST, _INCARNATION, ("wait_ms", UINT32), rest=[("partitions", _PARTITIONS)]),
+    TaggedLayout(10, EndsReport, _REQUEST, _INCARNATION, rest=[("ends", _ENDS)], check=_check_ends),
+    TaggedLayout(14, DescribeQuorum, _REQUEST),
+    TaggedLayout(15, QuorumDescribed, _REQUEST, rest=[("quorum", _Quorum())]),
+    TaggedLayout(16, Probe, _PARTITION, _EPOCH, _STREAM),
+    TaggedLayout(19, Ping, ("number", UINT64), ("is_answer", FLAG)),
+    TaggedLayout(
         20,
         Producers,
         _PARTITION,
@@ -528,16 +514,16 @@ _TABLE: Final = (
         ("at", OFFSET),
         ("piece", UINT32),
         ("pieces", UINT32),
-        rest=("table", Bytes()),
+        rest=[("table", Bytes())],
         check=_check_piece,
     ),
-    MessageLayout(21, FetchBatch, _PARTITION, _REQUEST, ("offset", OFFSET)),
-    MessageLayout(
-        22, FoundBatch, _PARTITION, _REQUEST, ("may_have", FLAG), ("segment", _SEGMENT_DIGEST), rest=("value", View())
+    TaggedLayout(21, FetchBatch, _PARTITION, _REQUEST, ("offset", OFFSET)),
+    TaggedLayout(
+        22, FoundBatch, _PARTITION, _REQUEST, ("may_have", FLAG), ("segment", _SEGMENT_DIGEST), rest=[("value", View())]
     ),
-    MessageLayout(24, Sealed, _PARTITION, _EPOCH),
-    MessageLayout(25, Commits, rest=("points", _POINTS)),
-    MessageLayout(
+    TaggedLayout(24, Sealed, _PARTITION, _EPOCH),
+    TaggedLayout(25, Commits, rest=[("points", _POINTS)]),
+    TaggedLayout(
         26,
         SegmentQuery,
         _PARTITION,
@@ -547,9 +533,9 @@ _TABLE: Final = (
         ("digest", _SEGMENT_DIGEST),
         ("at", OFFSET),
     ),
-    MessageLayout(27, SegmentPart, _PARTITION, _REQUEST, ("is_busy", FLAG), rest=("values", Pieces())),
-    MessageLayout(28, StepQuery, _PARTITION, _REQUEST, ("digest", _SEGMENT_DIGEST)),
-    MessageLayout(29, StepReport, _PARTITION, _REQUEST, ("is_in_step", FLAG)),
+    TaggedLayout(27, SegmentPart, _PARTITION, _REQUEST, ("is_busy", FLAG), rest=[("values", Pieces())]),
+    TaggedLayout(28, StepQuery, _PARTITION, _REQUEST, ("digest", _SEGMENT_DIGEST)),
+    TaggedLayout(29, StepReport, _PARTITION, _REQUEST, ("is_in_step", FLAG)),
 )
 _OF_CLASS: Final = {layout.cls: layout for layout in _TABLE}
 
@@ -567,14 +553,14 @@ def encode(message: Message) -> list[Buffer]:
 
 
 def decode(payload: memoryview) -> Message:
-    """The one message in `payload`, which is not empty and whose first byte is not RAFT. WireError otherwise."""
+    """The one message in `payload`, which is not empty and whose first byte is not RAFT. CodecError otherwise."""
     decoder = _DECODERS.get(payload[0])
     if decoder is None:
-        raise WireError(f"unknown message kind {payload[0]}")
+        raise CodecError(f"unknown message kind {payload[0]}")
     try:
         return decoder(payload)
     except struct.error as e:
-        raise WireError(f"message kind {payload[0]} of {len(payload)} bytes: {e}") from e
+        raise CodecError(f"message kind {payload[0]} of {len(payload)} bytes: {e}") from e
 
 
 def _append(payload: memoryview) -> Append:
@@ -608,16 +594,16 @@ def joined(messages: Sequence[Sequence[Buffer]]) -> Sequence[Buffer]:
 
 
 def split(payload: memoryview) -> Sequence[memoryview]:
-    """The encoded messages in a frame's payload. WireError if they do not fill it, or if one is empty."""
+    """The encoded messages in a frame's payload. CodecError if they do not fill it, or if one is empty."""
     if not payload:
-        raise WireError("an empty message")
+        raise CodecError("an empty message")
     if payload[0] != _SEVERAL_TAG:
         return (payload,)
     try:
         count = _SEVERAL.unpack_from(payload)[1]
     except struct.error as e:
-        raise WireError(f"a frame of several messages has {len(payload)} bytes") from e
+        raise CodecError(f"a frame of several messages has {len(payload)} bytes") from e
     messages = cut(payload, _SEVERAL.size, count)
     if not all(messages):
-        raise WireError("an empty message among several")
+        raise CodecError("an empty message among several")
     return messages

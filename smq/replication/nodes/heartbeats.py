@@ -5,6 +5,7 @@ disk, the latest digest of its replicated state. A heartbeat must be the first m
 is counted only from a disk whose memory is known (rule 18).
 """
 
+from smq.raft_state.binary import CodecError
 from smq.raft_state.ids import NodeId
 from smq.replication.host import Host
 from smq.replication.monitoring.anomalies import StateWatch
@@ -66,7 +67,7 @@ class Heartbeats:
     def on_heartbeat(self, peer: NodeId, beat: wire.Heartbeat) -> None:
         own, *known = beat.marks
         if own.node != peer:
-            raise wire.WireError(f"node {peer} speaks of itself as node {own.node}")
+            raise CodecError(f"node {peer} speaks of itself as node {own.node}")
         if not self._births.hear(peer, beat.birth, own.disk, may_found=beat.may_found):
             return
         self._states.heard(peer, beat.digest_index, beat.digest)

@@ -6,19 +6,19 @@ other nodes. The disk id names the directory itself, so that the others notice i
 Raft data was lost.
 """
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from crc32c import crc32c
 
-from smq.raft_state.ids import BirthId, DiskId, Incarnation, NodeId
+from smq.raft_state.binary import INT32, INT64, UINT32, CodecError, Fixed, Layout, Reader, Rows
+from smq.raft_state.ids import DiskId, Incarnation
 from smq.raft_state.limits import BIRTH_ID_BYTES, DISK_ID_BYTES
 from smq.replication.net.wire import Birth
 from smq.replication.node_config import NodeConfig
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Rng, Table
-from smq.replication.raft.journal import has_voted
+from smq.replication.raft.journal import has_voted, is_whole_row
 
 CLUSTER_KEY: Final = b"cluster_id"
 NODE_KEY: Final = b"node_id"
@@ -28,10 +28,10 @@ BIRTH_KEY: Final = b"birth"
 DISK_KEY: Final = b"disk_id"
 REPLACED_KEY: Final = b"raft_replaced"
 COPIED_KEY: Final = b"copied_to"
-_INT: Final = struct.Struct(">q")
-_CRC: Final = struct.Struct(">I")  # of key and value: a bit of it that has flipped is no other cluster
-_BORN: Final = struct.Struct(f">i{DISK_ID_BYTES}s")  # a node, and its disk
-
+_INCARNATION: Final = Layout(INT64)
+# CRC and birth. The CRC is of key and value: a bit of it that has flipped is no other cluster.
+_BIRTH: Final = Layout(UINT32, Fixed(BIRTH_ID_BYTES))
+_BORN: Final = Rows(INT32, Fixed(DISK_ID_BYTES))  # each node, and its disk
 
 _REPLACE: Final = "Replace it with an empty one while the others are up"
 
@@ -60,9 +60,10 @@ def claim_identity(disk: Disk, config: NodeConfig, rng: Rng, at_least: int, done
     if stored_birth(disk) is not None:
         _check_voters(disk, voters)
     stored = disk.get(Table.META, INCARNATION_KEY)
-    if stored is not None and len(stored) != _INT.size:
-        raise DataDamaged(f"meta/incarnation has {len(stored)} bytes, not {_INT.size}")
-    last = _INT.unpack(stored)[0] if stored is not None else 0
+    try:
+        last = _INCARNATION.unpack(stored)[0] if stored is not None else 0
+    except CodecError as e:
+        raise DataDamaged(f"meta/incarnation has {e}") from e
     incarnation = Incarnation(max(last + 1, at_least))
     disk_id = _disk_id(disk, rng, is_first=stored is None)
     ops = [
@@ -70,7 +71,7 @@ def claim_identity(disk: Disk, config: NodeConfig, rng: Rng, at_least: int, done
         Put(Table.META, NODE_KEY, str(config.node_id).encode()),
         Put(Table.META, VOTERS_KEY, voters.encode()),
         Put(Table.META, DISK_KEY, disk_id),
-        Put(Table.META, INCARNATION_KEY, _INT.pack(incarnation)),
+        Put(Table.META, INCARNATION_KEY, _INCARNATION.pack(incarnation)),
     ]
     disk.submit(ops, done)
     return Claim(incarnation=incarnation, disk=disk_id)
@@ -86,18 +87,21 @@ def stored_birth(disk: Disk) -> Birth | None:
                 f"build before the first release. {_REPLACE}"
             )
         return None
-    body = stored[_CRC.size :]
-    rest = len(body) - BIRTH_ID_BYTES
-    if rest < 0 or rest % _BORN.size or _CRC.unpack_from(stored)[0] != crc32c(BIRTH_KEY + body):
+    if not is_whole_row(BIRTH_KEY, stored):
         raise DataDamaged(f"meta/birth fails its checksum. {_REPLACE}")
-    disks = _BORN.iter_unpack(body[BIRTH_ID_BYTES:])
-    return Birth(BirthId(body[:BIRTH_ID_BYTES]), tuple((NodeId(node), DiskId(disk_id)) for node, disk_id in disks))
+    reader = Reader(stored)
+    try:
+        _, birth = _BIRTH.read(reader)
+        return Birth(birth, _BORN.read(reader))
+    except CodecError as e:
+        raise DataDamaged(f"meta/birth does not decode: {e}. {_REPLACE}") from e
 
 
 def birth_row(birth: Birth) -> Put:
     """As `stored_birth` reads it."""
-    body = birth.birth + b"".join(_BORN.pack(*item) for item in birth.disks)
-    return Put(Table.META, BIRTH_KEY, _CRC.pack(crc32c(BIRTH_KEY + body)) + body)
+    disks = _BORN.pack(birth.disks)
+    crc = crc32c(BIRTH_KEY + birth.birth + disks)
+    return Put(Table.META, BIRTH_KEY, _BIRTH.pack(crc, birth.birth) + disks)
 
 
 def _disk_id(disk: Disk, rng: Rng, *, is_first: bool) -> DiskId:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
+from smq.raft_state.binary import CodecError
 from smq.raft_state.commands import CompleteReplica
 from smq.raft_state.errors import ErrorCode, ErrorDetails, OutOfOrderSequence, SmqError
 from smq.raft_state.ids import NO_EPOCH, Epoch, Incarnation, NodeId, Offset, PartitionId, TsNs
@@ -534,7 +535,7 @@ class Replica:
         try:
             log.adopt_producers(table)
         except ValueError as e:
-            raise wire.WireError(f"producers that cannot be adopted: {e}") from e
+            raise CodecError(f"producers that cannot be adopted: {e}") from e
         self._stream_seen = message.stream
         self._note_durable()
 

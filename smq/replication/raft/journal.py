@@ -2,9 +2,10 @@
 
 Owns the rows of the tables RAFT_LOG and RAFT_META. It reads them at the start; after that it only changes what is in
 memory, and collects what is to be persisted until `take_changes` hands it out, as one submission: a truncation, what
-replaces it and the term that caused it are on disk together or not at all. A JournalWriter submits them. The journal
-must never write by itself, nor drop an entry that it cannot read: damage is an error, RaftDamaged. The engine and its
-roles import it, and tools that write a journal without an engine.
+replaces it and the term that caused it are on disk together or not at all. A JournalWriter submits them. The rows of
+RAFT_LOG, one per command, are written by hand, for speed. The journal must never write by itself, nor drop an entry
+that it cannot read: damage is an error, RaftDamaged. The engine and its roles import it, and tools that write a journal
+without an engine.
 
 On disk, all integers big-endian, every CRC a CRC-32C of the key and of everything after the CRC:
     RAFT_LOG   index u64          -> crc u32, term u64, entry (type byte, command)
@@ -20,10 +21,11 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from crc32c import crc32c
 
+from smq.raft_state.binary import UINT64, Bytes, CodecError, TaggedLayout
 from smq.raft_state.ids import NodeId
 from smq.replication.ports import DataDamaged, Delete, Disk, Op, Put, Table
 from smq.replication.raft.messages import NO_OP
@@ -34,10 +36,6 @@ _VERSION: Final = 1
 _CRC = struct.Struct(">I")
 _KEY = struct.Struct(">Q")
 _LOG = struct.Struct(">Q")  # term
-_VOTE = struct.Struct(">BQQ")
-_BOUNDS = struct.Struct(">BQQQ")
-_SNAPSHOT = struct.Struct(">BQQ")
-_MARKS = struct.Struct(">BQ")
 
 _VOTE_KEY: Final = b"vote"
 _BOUNDS_KEY: Final = b"journal"
@@ -80,7 +78,7 @@ def set_aside(disk: Disk) -> list[Op]:
 def has_voted(disk: Disk) -> bool:
     """Whether this directory has taken part in an election, as far as its rows can be read."""
     stored = disk.get(Table.RAFT_META, _VOTE_KEY)
-    return stored is not None and stored[_CRC.size :] != _VOTE.pack(_VERSION, 0, 0)
+    return stored is not None and stored[_CRC.size :] != b"".join(_META[_VOTE_KEY].encode(_Vote(0, 0)))
 
 
 def forget_set_aside() -> list[Op]:
@@ -97,13 +95,36 @@ class Snapshot:
     state: bytes
 
     @property
-    def header(self) -> bytes:
-        return _SNAPSHOT.pack(_VERSION, self.index, self.term)
-
-    @property
     def crc(self) -> int:
-        """As stored and as sent: over key, header and state."""
-        return crc32c(self.state, crc32c(_SNAPSHOT_KEY + self.header))
+        """As stored and as sent: over the row's key, its fields and the state."""
+        head, state = _META[_SNAPSHOT_KEY].encode(self)
+        return crc32c(state, crc32c(_SNAPSHOT_KEY + bytes(head)))
+
+
+class _Vote(NamedTuple):
+    term: int
+    voted_for: int  # 0: none
+
+
+class _Bounds(NamedTuple):
+    first: int
+    last: int
+    commit: int
+
+
+class Reports(NamedTuple):
+    """How many writes this disk has had, and what other disks have reported of theirs."""
+
+    writes: int
+    marks: bytes
+
+
+_META: Final = {
+    _VOTE_KEY: TaggedLayout(_VERSION, _Vote, ("term", UINT64), ("voted_for", UINT64)),
+    _BOUNDS_KEY: TaggedLayout(_VERSION, _Bounds, ("first", UINT64), ("last", UINT64), ("commit", UINT64)),
+    _SNAPSHOT_KEY: TaggedLayout(_VERSION, Snapshot, ("index", UINT64), ("term", UINT64), rest=[("state", Bytes())]),
+    MARKS_KEY: TaggedLayout(_VERSION, Reports, ("writes", UINT64), rest=[("marks", Bytes())]),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,46 +174,28 @@ class RaftJournal:
         self._entries, self._bytes, self.snapshot = [], 0, None
         self._term, self._voted_for, self._commit = 0, None, 1  # an attempt before this one may have met damage
         self._durable_index, self._is_stored = 0, False
-        has_marks = self._load_marks(disk)
-        bounds = _load_meta(disk, _BOUNDS_KEY)
-        vote = _load_meta(disk, _VOTE_KEY)
-        self._load_snapshot(disk)
+        reports: Reports | None = _load_meta(disk, MARKS_KEY)
+        self._writes, self.marks = reports or (0, b"")  # as on a new disk
+        self.base_writes = self.durable_writes = self._writes
+        bounds: _Bounds | None = _load_meta(disk, _BOUNDS_KEY)
+        vote: _Vote | None = _load_meta(disk, _VOTE_KEY)
+        self.snapshot = _load_meta(disk, _SNAPSHOT_KEY)
         yield from self._load_entries(disk)
         if bounds is None and vote is None and self.snapshot is None and not self._entries:
             if disk.get(Table.META, _STARTED_KEY) is not None:
                 raise damaged(Table.RAFT_LOG, "all of it", "both of Raft's tables are empty")
             return  # a new node: its first submission writes vote and bounds together
-        if vote is None or len(vote) != _VOTE.size:
+        if vote is None:
             raise damaged(Table.RAFT_META, _VOTE_KEY.decode(), "term and vote are missing")
-        if bounds is None or len(bounds) != _BOUNDS.size:
+        if bounds is None:
             raise damaged(Table.RAFT_META, _BOUNDS_KEY.decode(), "the journal's bounds are missing")
-        if not has_marks:
+        if not self._writes:
             raise damaged_marks("the count of writes is missing")
-        _, self._term, voted_for = _VOTE.unpack(vote)
-        self._voted_for = NodeId(voted_for) if voted_for else None
-        _, first, last, self._commit = _BOUNDS.unpack(bounds)
-        self._check_bounds(first, last)
-        self._durable_index = last
+        self._term, self._voted_for = vote.term, NodeId(vote.voted_for) if vote.voted_for else None
+        self._commit = bounds.commit
+        self._check_bounds(bounds.first, bounds.last)
+        self._durable_index = bounds.last
         self._is_stored = True
-
-    def _load_marks(self, disk: Disk) -> bool:
-        """False if there are none, as on a new disk."""
-        _load_meta(disk, MARKS_KEY)  # checks it
-        try:
-            self._writes, self.marks = marks_of(disk.get(Table.RAFT_META, MARKS_KEY))
-        except struct.error as e:
-            raise damaged_marks(e) from e
-        self.base_writes = self.durable_writes = self._writes
-        return self._writes > 0
-
-    def _load_snapshot(self, disk: Disk) -> None:
-        body = _load_meta(disk, _SNAPSHOT_KEY)
-        if body is None:
-            return
-        if len(body) < _SNAPSHOT.size:
-            raise damaged(Table.RAFT_META, _SNAPSHOT_KEY.decode(), "it is cut")
-        _, index, term = _SNAPSHOT.unpack_from(body)
-        self.snapshot = Snapshot(index=index, term=term, state=body[_SNAPSHOT.size :])
 
     def _load_entries(self, disk: Disk) -> Iterator[None]:
         start = _FIRST_KEY
@@ -340,7 +343,7 @@ class RaftJournal:
         del self._entries[:position]
         self.snapshot = snapshot
         self._bytes_at_snapshot = self._bytes
-        self._ops.append(_snapshot_put(snapshot))
+        self._ops.append(_meta_put(_SNAPSHOT_KEY, snapshot))
         self._ops.append(Delete(Table.RAFT_LOG, _FIRST_KEY, _KEY.pack(first_kept)))
 
     def install(self, snapshot: Snapshot) -> None:
@@ -351,7 +354,7 @@ class RaftJournal:
         self._unsynced = deque((writes, 0) for writes, _ in self._unsynced)
         self._commit = snapshot.index
         self.snapshot = snapshot
-        self._ops.append(_snapshot_put(snapshot))
+        self._ops.append(_meta_put(_SNAPSHOT_KEY, snapshot))
         self._ops.append(Delete(Table.RAFT_LOG, _FIRST_KEY, _END_KEY))
         # The entry itself was compacted away at the leader; its index and term are all that is ever asked of it.
         self.add(bytes([NO_OP]), snapshot.index, snapshot.term)
@@ -367,9 +370,8 @@ class RaftJournal:
         if is_first:
             self._ops.append(Put(Table.META, _STARTED_KEY, b"1"))
         if vote_changed or is_first:
-            self._ops.append(_meta_put(_VOTE_KEY, _VOTE.pack(_VERSION, self._term, self._voted_for or 0)))
-        bounds = _BOUNDS.pack(_VERSION, self.first_index, self.last_index, self._commit)
-        self._ops.append(_meta_put(_BOUNDS_KEY, bounds))
+            self._ops.append(_meta_put(_VOTE_KEY, _Vote(self._term, self._voted_for or 0)))
+        self._ops.append(_meta_put(_BOUNDS_KEY, _Bounds(self.first_index, self.last_index, self._commit)))
         self._writes += 1
         self._ops.append(self._marks_put())
         self._is_stored = True
@@ -398,12 +400,12 @@ class RaftJournal:
 
     def _marks_put(self) -> Put:
         self._marks_changed = False
-        return _meta_put(MARKS_KEY, _MARKS.pack(_VERSION, self._writes) + self.marks)
+        return _meta_put(MARKS_KEY, Reports(self._writes, self.marks))
 
     def rewrite_row(self, table: Table, key: bytes) -> None:
         """Writes a row again from memory that has rotted since it was read at the start."""
         if table is Table.RAFT_META and key == _SNAPSHOT_KEY and self.snapshot is not None:
-            self._ops.append(_snapshot_put(self.snapshot))
+            self._ops.append(_meta_put(_SNAPSHOT_KEY, self.snapshot))
         elif table is Table.RAFT_LOG and len(key) == _KEY.size and self._entries:
             index = _KEY.unpack(key)[0]
             if self.first_index <= index <= self.last_index:
@@ -447,28 +449,25 @@ class JournalWriter:
         self._on_durable()
 
 
-def _load_meta(disk: Disk, key: bytes) -> bytes | None:
+def _load_meta(disk: Disk, key: bytes) -> Any:
+    """What the row holds; None if there is none."""
     value = disk.get(Table.RAFT_META, key)
-    if value is None:
-        return None
-    body = value[_CRC.size :]
+    return None if value is None else parse_meta(key, value)
+
+
+def parse_meta(key: bytes, value: bytes) -> Any:
+    """What a row of RAFT_META holds. Raises RaftDamaged."""
     if not is_whole_row(key, value):
         raise damaged(Table.RAFT_META, key.decode(), "the checksum does not match")
-    if body[0] != _VERSION:
-        raise damaged(Table.RAFT_META, key.decode(), f"format version {body[0]} is not {_VERSION}")
-    return body
+    try:
+        return _META[key].decode(memoryview(value)[_CRC.size :])
+    except CodecError as e:
+        raise damaged(Table.RAFT_META, key.decode(), f"it does not decode: {e}") from e
 
 
 def is_whole_row(key: bytes, value: bytes) -> bool:
     """Whether a row of RAFT_LOG or RAFT_META matches its CRC."""
     return len(value) > _CRC.size and crc32c(value[_CRC.size :], crc32c(key)) == _CRC.unpack_from(value)[0]
-
-
-def marks_of(row: bytes | None) -> tuple[int, bytes]:
-    """Writes of Raft's memory, and what other disks reported. A new disk has none."""
-    if row is None:
-        return 0, b""
-    return _MARKS.unpack_from(row, _CRC.size)[1], row[_CRC.size + _MARKS.size :]
 
 
 def damaged_marks(why: object) -> RaftDamaged:
@@ -480,9 +479,6 @@ def _entry_put(command: bytes, index: int, term: int) -> Put:
     return Put(Table.RAFT_LOG, key, _CRC.pack(crc32c(command, crc32c(key + head))) + head + command)
 
 
-def _meta_put(key: bytes, body: bytes) -> Put:
+def _meta_put(key: bytes, value: Any) -> Put:
+    body = b"".join(_META[key].encode(value))
     return Put(Table.RAFT_META, key, _CRC.pack(crc32c(body, crc32c(key))) + body)
-
-
-def _snapshot_put(snapshot: Snapshot) -> Put:
-    return Put(Table.RAFT_META, _SNAPSHOT_KEY, _CRC.pack(snapshot.crc) + snapshot.header + snapshot.state)

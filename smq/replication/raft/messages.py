@@ -1,9 +1,9 @@
 """Raft's messages between two nodes, and their bytes.
 
-Owns the wire form of Raft's own CONTROL messages, as a table (net/layout.py); Append, which carries the entries, is
-written by hand. There is no pickle, and nothing in a message is ever executed. A message that does not decode to the
-last byte is refused with WireError, and none of it is used. It must never do I/O or hold state. Everything in this
-package may import it.
+Owns the wire form of Raft's own CONTROL messages, as a table; Append, which carries the entries of every proposal, is
+written by hand, for speed. There is no pickle, and nothing in a message is ever executed. A message that does not
+decode to the last byte is refused with CodecError, and none of it is used. It must never do I/O or hold state.
+Everything in this package may import it.
 """
 
 import struct
@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from smq.raft_state.binary import FLAG, Fixed
+from smq.raft_state.binary import FLAG, UINT32, UINT64, Bounded, CodecError, Fixed, TaggedLayout, View
 from smq.raft_state.ids import DiskId
 from smq.raft_state.limits import DISK_ID_BYTES
-from smq.replication.net.layout import UINT32, UINT64, Bounded, MessageLayout, View, WireError
 from smq.replication.ports import Buffer
 
 NUMBER_MAX: Final = 1 << 62  # terms and indexes beyond it are noise: at a million a second it takes 146,000 years
@@ -164,17 +163,17 @@ _CANDIDATE: Final = (_TERM, ("last_index", _NUMBER), ("last_term", _NUMBER), _DI
 
 def _check_chunk(m: SnapshotChunk) -> None:
     if m.size > SNAPSHOT_BYTES_MAX or m.offset + len(m.data) > m.size:
-        raise WireError(f"{len(m.data)} bytes at {m.offset} of a snapshot of {m.size}")
+        raise CodecError(f"{len(m.data)} bytes at {m.offset} of a snapshot of {m.size}")
 
 
 _TABLE: Final = (
-    MessageLayout(1, RequestVote, *_CANDIDATE),
-    MessageLayout(2, PreVote, *_CANDIDATE),
-    MessageLayout(3, Vote, _TERM, _DISK),
-    MessageLayout(4, PreVoteGranted, _TERM, _DISK),
-    MessageLayout(5, TermNotice, _TERM),
-    MessageLayout(6, TimeoutNow, _TERM),
-    MessageLayout(
+    TaggedLayout(1, RequestVote, *_CANDIDATE),
+    TaggedLayout(2, PreVote, *_CANDIDATE),
+    TaggedLayout(3, Vote, _TERM, _DISK),
+    TaggedLayout(4, PreVoteGranted, _TERM, _DISK),
+    TaggedLayout(5, TermNotice, _TERM),
+    TaggedLayout(6, TimeoutNow, _TERM),
+    TaggedLayout(
         8,
         SnapshotChunk,
         _TERM,
@@ -184,12 +183,12 @@ _TABLE: Final = (
         ("size", UINT64),
         ("crc", UINT32),
         ("offset", UINT64),
-        rest=("data", View()),
+        rest=[("data", View())],
         check=_check_chunk,
     ),
-    MessageLayout(9, AppendReply, _TERM, _NUMBERED, ("next_index", _NUMBER), ("success", FLAG), ("reset", FLAG), _DISK),
-    MessageLayout(10, Confirm, _TERM, _NUMBERED),
-    MessageLayout(11, Confirmed, _TERM, _NUMBERED, _DISK),
+    TaggedLayout(9, AppendReply, _TERM, _NUMBERED, ("next_index", _NUMBER), ("success", FLAG), ("reset", FLAG), _DISK),
+    TaggedLayout(10, Confirm, _TERM, _NUMBERED),
+    TaggedLayout(11, Confirmed, _TERM, _NUMBERED, _DISK),
 )
 _OF_CLASS: Final = {layout.cls: layout for layout in _TABLE}
 
@@ -210,38 +209,38 @@ def _encode_append(m: Append) -> bytes:
 
 
 def decode(payload: Buffer) -> Message:
-    """Inverse of `encode`, for one complete message. WireError for anything else."""
+    """Inverse of `encode`, for one complete message. CodecError for anything else."""
     view = memoryview(payload)
     decoder = _DECODERS.get(view[0]) if view else None
     if decoder is None:
-        raise WireError(f"message of unknown kind {view[0]}" if view else "an empty message")
+        raise CodecError(f"message of unknown kind {view[0]}" if view else "an empty message")
     try:
         return decoder(view)
     except struct.error as e:
-        raise WireError(f"message of kind {view[0]} with {len(view)} bytes: {e}") from e
+        raise CodecError(f"message of kind {view[0]} with {len(view)} bytes: {e}") from e
 
 
 def _decode_append(view: memoryview) -> Append:
     _, term, number, commit, prev_index, prev_term, count = _APPEND.unpack_from(view)
     if (highest := max(term, number, commit, prev_index, prev_term)) > NUMBER_MAX:
-        raise WireError(f"{highest} is no term or index")
+        raise CodecError(f"{highest} is no term or index")
     if count * (_ENTRY.size + 1) > len(view) - _APPEND.size:
-        raise WireError(f"{count} entries do not fit {len(view)} bytes")
+        raise CodecError(f"{count} entries do not fit {len(view)} bytes")
     entries = []
     at = _APPEND.size
     for _ in range(count):
         entry_term, length = _ENTRY.unpack_from(view, at)
         at += _ENTRY.size
         if not 1 <= length <= ENTRY_BYTES_MAX or at + length > len(view):
-            raise WireError(f"an entry of {length} bytes")
+            raise CodecError(f"an entry of {length} bytes")
         # A copy, because the journal keeps it and must not pin the whole message.
         entry = bytes(view[at : at + length])
         at += length
         if entry[0] not in ENTRY_TYPES or not prev_term <= entry_term <= term:
-            raise WireError(f"an entry of type {entry[0]} and term {entry_term}")
+            raise CodecError(f"an entry of type {entry[0]} and term {entry_term}")
         entries.append((entry_term, entry))
     if at != len(view):
-        raise WireError(f"{len(view) - at} bytes after the last entry")
+        raise CodecError(f"{len(view) - at} bytes after the last entry")
     return Append(term=term, number=number, commit=commit, prev_index=prev_index, prev_term=prev_term, entries=entries)
 
 

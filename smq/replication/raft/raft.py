@@ -9,9 +9,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from smq.raft_state.binary import CodecError
 from smq.raft_state.ids import DiskId, LogIndex, NodeId, Term
 from smq.replication.net.disk_marks import START_BYTES
-from smq.replication.net.layout import WireError
 from smq.replication.ports import (
     Buffer,
     Clock,
@@ -133,7 +133,7 @@ class Raft:
         yield from self.journal.load(self._disk)
         try:
             self.marks.load()
-        except ValueError as e:
+        except CodecError as e:
             raise damaged_marks(e) from e
         if self.journal.snapshot is not None:
             yield from self._applier.restore(self.journal.snapshot)
@@ -201,7 +201,7 @@ class Raft:
         """A message that does not decode is dropped: Raft tolerates lost messages."""
         try:
             message = decode(payload)
-        except WireError as e:
+        except CodecError as e:
             if peer not in self._malformed_from:
                 self._malformed_from.add(peer)
                 log.warning("node %d sent something that is not a Raft message: %s", peer, e)

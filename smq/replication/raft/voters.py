@@ -10,7 +10,7 @@ it.
 from collections.abc import Callable, Iterable, Sequence
 
 from smq.raft_state.ids import DiskId, NodeId
-from smq.replication.net.disk_marks import DISKS_KEPT_MAX, Mark, pack_marks, unpack_marks
+from smq.replication.net.disk_marks import DISKS_KEPT_MAX, MARKS, Mark
 from smq.replication.raft.journal import RaftJournal
 
 
@@ -96,8 +96,8 @@ class DiskMarks:
         self._claims: dict[NodeId, Mark] = {}  # each peer's report about itself in the present session
 
     def load(self) -> None:
-        """Reads what this directory knew about the others. ValueError if it does not decode."""
-        self._known = {(mark.node, mark.disk): mark for mark in unpack_marks(self._journal.marks)}
+        """Reads what this directory knew about the others. CodecError if it does not decode."""
+        self._known = {(mark.node, mark.disk): mark for mark in MARKS.unpack(self._journal.marks)}
 
     @property
     def own(self) -> Mark:
@@ -124,7 +124,7 @@ class DiskMarks:
             elif mark.node == self._node_id and self._is_beyond_own(mark):
                 forgotten = mark
         if self.known != before:
-            self._journal.keep_marks(pack_marks(self.known))
+            self._journal.keep_marks(MARKS.pack(self.known))
         return forgotten
 
     def doubts(self, node: NodeId, disk: DiskId) -> bool:

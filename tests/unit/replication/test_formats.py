@@ -34,7 +34,7 @@ from smq.replication.log.aborted import aborted_row, parse_aborted_row
 from smq.replication.log.segments import HeldSegments
 from smq.replication.log.stored_batch import BatchInfo, BatchKind
 from smq.replication.net import wire
-from smq.replication.net.disk_marks import Mark, pack_marks
+from smq.replication.net.disk_marks import MARKS, Mark
 from smq.replication.net.frames import FrameKind, Hello, encode_hello, frame_header
 from smq.replication.net.wire import SegmentPart, SegmentQuery, StepQuery, StepReport
 from smq.replication.ports import Channel, Quorum, QuorumReplica, Table
@@ -144,7 +144,7 @@ def journal_lines() -> Iterator[str]:
     journal.add(bytes([raft.REGULAR]) + b"three", 3, 1)
     journal.commit_to(2)
     journal.compact(Snapshot(index=2, term=1, state=b"state"), 2)
-    journal.keep_marks(pack_marks([MARK]))
+    journal.keep_marks(MARKS.pack([MARK]))
     JournalWriter(disk, journal, lambda: None).flush()
     scheduler.run_for_ms(10)
     assert not errors

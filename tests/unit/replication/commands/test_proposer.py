@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from chaos_tests.sim.levels import LEVEL_TWO, Note, level_two
+from smq.raft_state.binary import CodecError
 from smq.raft_state.command_codec import FEATURE_LEVEL, decode_command, encode_reply
 from smq.raft_state.commands import Command, CommitOffsets
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -289,7 +290,7 @@ def test_an_answer_after_the_deadline_is_ignored(world: World) -> None:
 
 def test_another_nodes_proposal_that_does_not_decode_never_reaches_the_engine(world: World) -> None:
     world.lead(ME)
-    with pytest.raises(wire.WireError):
+    with pytest.raises(CodecError):
         world.proposer.on_propose(OTHER, wire.Propose(1, b"\x80\x04pickle"))
     assert world.engine.queue == []
 

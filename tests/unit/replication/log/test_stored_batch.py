@@ -1,5 +1,7 @@
 """The bytes of the log on disk, pinned: a change here is a change of the on-disk format."""
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,9 @@ from smq.replication.log.log_state import (
     decode_checkpoint,
     decode_partition,
     partition_key,
+    sealed,
 )
+from smq.replication.log.segments import HeldSegments
 from smq.replication.log.stored_batch import (
     BatchInfo,
     after_append_time,
@@ -66,11 +70,13 @@ def test_bytes_that_are_no_stored_batch_are_damage(data: bytes) -> None:
         parse_value(PID, data)
 
 
-@given(st.binary(max_size=120))
-def test_bytes_that_are_no_row_are_damage(data: bytes) -> None:
-    for decode in (decode_checkpoint, decode_partition):
+@given(st.binary(max_size=120), st.integers(0, 3))
+def test_bytes_that_are_no_row_are_damage(data: bytes, version: int) -> None:
+    for decode in (decode_checkpoint, decode_partition, HeldSegments.decode):
         with pytest.raises(DataDamaged):
             decode(data)
+        with contextlib.suppress(DataDamaged):  # with a CRC that fits
+            decode(sealed(bytes([version]) + data))
     with pytest.raises(DataDamaged):
         parse_index_row(append_time_key(PID, 1, 1), data)
 

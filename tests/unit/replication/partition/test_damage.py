@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from smq.raft_state.binary import CodecError
 from smq.raft_state.commands import MarkIncomplete
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import Epoch, NodeId, Offset, ProducerEpoch, ProducerId, Sequence, TsNs
@@ -643,7 +644,7 @@ def test_producers_are_taken_from_the_leader_in_its_epoch_alone(peer: NodeId, ep
 
 def test_producers_that_do_not_decode_are_refused() -> None:
     host = jumped()
-    with pytest.raises(wire.WireError, match="cannot be adopted"):
+    with pytest.raises(CodecError, match="cannot be adopted"):
         host.live.on_producers(PEER_A, wire.Producers(host.part.pid, Epoch(1), 1, Offset(9), 0, 1, b"\x01"))
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smq.raft_state.binary import CodecError
 from smq.raft_state.ids import DiskId
-from smq.replication.net.layout import WireError
 from smq.replication.raft.messages import (
     ENTRY_BYTES_MAX,
     NO_OP,
@@ -72,7 +72,7 @@ def test_a_cut_or_lengthened_message_is_refused_or_another_chunk(message: Messag
     for damaged in (cut, raw + b"\0"):
         if isinstance(message, SnapshotChunk) and len(damaged) > 50:
             continue  # a chunk's data has the length it has: the whole snapshot's checksum covers it
-        with pytest.raises(WireError):
+        with pytest.raises(CodecError):
             decode(damaged)
 
 
@@ -80,7 +80,7 @@ def test_a_cut_or_lengthened_message_is_refused_or_another_chunk(message: Messag
 def test_noise_is_refused_or_decodes_and_never_raises_another_error(noise: bytes) -> None:
     try:
         decode(noise)
-    except WireError:
+    except CodecError:
         pass
 
 
@@ -92,7 +92,7 @@ class Bomb:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickled_message_is_refused_and_not_executed(protocol: int) -> None:
     for payload in (Bomb(), {"type": "append_entries", "term": 1}):
-        with pytest.raises(WireError):
+        with pytest.raises(CodecError):
             decode(pickle.dumps(payload, protocol))
     assert not os.path.exists("/tmp/smq-pickle-was-executed")
 
@@ -100,23 +100,23 @@ def test_a_pickled_message_is_refused_and_not_executed(protocol: int) -> None:
 @pytest.mark.parametrize("entry", [b"\x02" + pickle.dumps(("add", "host:1")), b"\x03\x80", b""])
 def test_entries_of_the_librarys_membership_and_version_types_are_refused(entry: bytes) -> None:
     append = Append(term=3, number=1, commit=0, prev_index=1, prev_term=1, entries=[(3, entry)])
-    with pytest.raises(WireError):
+    with pytest.raises(CodecError):
         decode(to_bytes(append))
 
 
 def test_an_oversized_entry_or_snapshot_is_refused() -> None:
     entry = bytes(ENTRY_BYTES_MAX + 1)
     append = Append(term=3, number=1, commit=0, prev_index=1, prev_term=1, entries=[(3, entry)])
-    with pytest.raises(WireError, match="an entry of"):
+    with pytest.raises(CodecError, match="an entry of"):
         decode(to_bytes(append))
     chunk = SnapshotChunk(
         term=1, number=1, index=1, index_term=1, size=SNAPSHOT_BYTES_MAX + 1, crc=0, offset=0, data=b""
     )
-    with pytest.raises(WireError, match="of a snapshot of"):
+    with pytest.raises(CodecError, match="of a snapshot of"):
         decode(to_bytes(chunk))
 
 
 def test_an_entry_of_a_term_after_the_messages_is_refused() -> None:
     append = Append(term=3, number=1, commit=0, prev_index=1, prev_term=1, entries=[(4, bytes([REGULAR]))])
-    with pytest.raises(WireError):
+    with pytest.raises(CodecError):
         decode(to_bytes(append))

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from smq.raft_state.ids import DiskId, NodeId
-from smq.replication.net.disk_marks import DISKS_KEPT_MAX, Mark, pack_marks, unpack_marks
+from smq.replication.net.disk_marks import DISKS_KEPT_MAX, MARKS, Mark
 from smq.replication.raft.journal import RaftJournal
 from smq.replication.raft.voters import DiskMarks, has_forgotten
 
@@ -167,6 +167,6 @@ def test_a_process_has_not_forgotten_what_it_wrote_itself() -> None:
 
 def test_marks_come_back_as_they_were_packed_and_nothing_else_does() -> None:
     marks = (mark_of_b(1, 10, 50), OF_C)
-    assert unpack_marks(pack_marks(marks)) == marks
-    with pytest.raises(ValueError, match="bytes of marks"):
-        unpack_marks(pack_marks(marks)[:-1])
+    assert MARKS.unpack(MARKS.pack(marks)) == marks
+    with pytest.raises(ValueError, match="43 bytes are left over"):
+        MARKS.unpack(MARKS.pack(marks)[:-1])

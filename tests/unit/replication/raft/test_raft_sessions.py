@@ -9,7 +9,7 @@ import pytest
 
 from smq.raft_state.ids import DiskId, LogIndex, NodeId
 from smq.raft_state.replies import Applied, Done
-from smq.replication.net.disk_marks import START_BYTES, Mark, pack_marks
+from smq.replication.net.disk_marks import MARKS, START_BYTES, Mark
 from smq.replication.ports import Buffer, Op, Put, Table
 from smq.replication.raft.applier import LONG_BYTES
 from smq.replication.raft.messages import (
@@ -195,7 +195,7 @@ def test_what_other_disks_reported_is_stored_without_waiting_for_another_write(d
     desk.engine.marks.receive(A, Mark(A, DISK, b"s" * START_BYTES, 3, 7), ())
     assert desk.rows == {}
     desk.engine.flush_marks()
-    assert pack_marks(desk.engine.marks.known) in desk.rows[b"marks"]
+    assert MARKS.pack(desk.engine.marks.known) in desk.rows[b"marks"]
     assert len(desk.engine.marks.known) == 1
     desk.rows.clear()
     desk.engine.flush_marks()

@@ -8,8 +8,7 @@ know what a job reads. Only the real disk imports it.
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
@@ -191,38 +190,3 @@ class Workers:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
-
-
-class Gate:
-    """Many may pass together, or one alone: reads of the map, and its move."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._inside = 0
-        self._is_shut = False
-
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        with self._changed:
-            while self._is_shut:
-                self._changed.wait()
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        with self._changed:
-            self._is_shut = True
-            while self._inside:
-                self._changed.wait()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._is_shut = False
-                self._changed.notify_all()

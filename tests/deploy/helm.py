@@ -48,7 +48,7 @@ DIFFERENT: Final = Release(
         "tolerations": [{"key": "smq", "operator": "Exists"}],
         "priorityClassName": "high",
         "podAnnotations": {"example.org/team": "data"},
-        "variables": {"SMQ_SETTINGS__NUM_PARTITIONS": "12", "SMQ_SCRUB_PERIOD_S": "7"},
+        "variables": {"SMQ_SETTINGS__NUM_PARTITIONS": "12", "SMQ_TUNING__SCRUB_PERIOD_S": "7"},
     },
 )
 

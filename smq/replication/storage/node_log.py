@@ -316,7 +316,7 @@ class NodeLog:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
                 try:
                     if spare is None:
-                        os.posix_fallocate(fd, 0, size)
+                        _reserve(fd, size)
                     body = _HEADER.pack(_MAGIC, FORMAT_VERSION, number, generation, size)
                     os.pwrite(fd, (crc32c(body).to_bytes(_CRC_BYTES, "big") + body).ljust(PAGE_BYTES, b"\x00"), 0)
                     os.fsync(fd)
@@ -528,6 +528,14 @@ class NodeLog:
             for file in self.files.values():
                 file.handle = None
             self._open.clear()
+
+
+def _reserve(fd: int, size: int) -> None:
+    allocate = getattr(os, "posix_fallocate", None)  # which macOS does not have
+    if allocate is None:
+        os.ftruncate(fd, size)
+    else:
+        allocate(fd, 0, size)
 
 
 def new_generation() -> bytes:

@@ -126,7 +126,7 @@ def test_kafkas_tools_manage_users_who_then_log_in(tmp_path: Path) -> None:
         made = alice.alter_user_scram_credentials([tools.UserScramCredentialUpsertion("bob", info, b"bobs", b"salt")])
         made["bob"].result(30)
         bob = connect("bob", "bobs")
-        found = bob.describe_user_scram_credentials(["bob"])["bob"].result(30)
+        found = alice.describe_user_scram_credentials(["bob"])["bob"].result(30)
         assert [(i.mechanism, i.iterations) for i in found.scram_credential_infos] == [(sha_256, 4_096)]
         gone = alice.alter_user_scram_credentials([tools.UserScramCredentialDeletion("bob", sha_256)])
         gone["bob"].result(30)

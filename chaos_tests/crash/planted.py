@@ -15,10 +15,11 @@ def _without_sync(original: Fault, path: Any, flags: int) -> Any:
 
 def _named_too_early(_original: Fault, log: Any, file: Any) -> None:
     """The index names the copies, and their file's own name is not durable."""
-    whole = file.path.with_suffix(".sorted")
-    file.path.rename(whole)
-    file.path = whole
-    log.files[file.number] = file
+    with log._names:  # the recorder cannot tell the order of two calls at a time
+        whole = file.path.with_suffix(".sorted")
+        file.path.rename(whole)
+        file.path = whole
+        log.files[file.number] = file
 
 
 def _place_before_rows(original: Fault, index: Any, layer: Any) -> None:

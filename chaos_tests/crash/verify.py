@@ -40,11 +40,14 @@ def verdict(directory: Path, image: Image, judge: Callable[[Disk, Acked], str] =
     except DiskOpenError as e:
         return f"it does not open: {e}"
     try:
-        return judge(disk, image.acked)
+        said = judge(disk, image.acked)
     except DataDamaged as e:
-        return f"it is damaged: {e}"
+        said = f"it is damaged: {e}"
     finally:
         disk.close()
+    while not calls.empty():
+        calls.get()()
+    return said or (f"it fails: {fatal[0]!r}" if fatal else "")
 
 
 def _log_verdict(disk: Disk, acked: Acked) -> str:

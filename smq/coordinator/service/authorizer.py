@@ -7,11 +7,13 @@ change of the rules is in force with the next decision after a node has applied 
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 from typing import Final
 
 from smq.coordinator.limits import DECISIONS_MAX
 from smq.raft_state.commands import Acl
 from smq.raft_state.handlers.acls import ANY, PRINCIPAL, Operation, Pattern, Permission, Resource
+from smq.raft_state.limits import ACL_NAME_BYTES_MAX
 from smq.raft_state.state import ClusterState
 
 # To do the first is to see what one does: an allowed operation allows these, too. A denied one denies itself alone.
@@ -28,8 +30,11 @@ class Authorizer:
         self._state = state
         self._super_users = frozenset(super_users)
         self._acls: tuple[Acl, ...] | None = None
-        self._literal: dict[tuple[int, str], list[Acl]] = {}
-        self._prefixed: dict[int, list[Acl]] = {}
+        # By principal first: what a user asks for costs as much as the rules about that user, not as all.
+        self._all: dict[str, list[Acl]] = {}
+        self._literal: dict[tuple[str, int, str], list[Acl]] = {}
+        self._prefixed: dict[tuple[str, int], list[Acl]] = {}
+        self._hosts: dict[str, str] = {}  # as a rule writes an address -> as sockets do
         self._decided: dict[tuple[str, str, Operation, Resource, str], bool] = {}
 
     def is_super(self, user: str) -> bool:
@@ -42,22 +47,26 @@ class Authorizer:
         key = user, host, operation, resource, name
         known = self._decided.get(key)
         if known is None:
-            known = self._decides(*key)
+            known = self.why(*key)[0]
             if len(self._decided) >= DECISIONS_MAX:
                 self._decided.clear()
-            self._decided[key] = known
+            if len(name) <= ACL_NAME_BYTES_MAX:  # of a request a name may have as many bytes as the request
+                self._decided[key] = known
         return known
 
     def may_any(self, user: str, host: str, operation: Operation, resource: Resource) -> bool:
-        """Whether a rule allows it for some name."""
+        """Whether a rule allows it for some name, and no rule denies it for all those names."""
         if user in self._super_users:
             return True
-        allowed = (operation, Operation.ALL)
-        return any(
-            acl.permission == Permission.ALLOW and acl.resource == resource and acl.operation in allowed
-            for acl in self._state().acls
-            if _is_of(acl, user, host)
-        )
+        self._follow()
+        # What a prefix allows is judged by a name of it that no literal rule has.
+        names = {
+            acl.name + "\0" if acl.pattern == Pattern.PREFIXED else acl.name
+            for principal in _principals(user)
+            for acl in self._all.get(principal, ())
+            if acl.permission == Permission.ALLOW and acl.resource == resource
+        }
+        return any(self.may(user, host, operation, resource, name) for name in names)
 
     def why(self, user: str, host: str, operation: Operation, resource: Resource, name: str) -> tuple[bool, Acl | None]:
         """The decision, and the rule that it follows; none for a super user, or if no rule matches."""
@@ -66,8 +75,9 @@ class Authorizer:
         self._follow()
         allowed: Acl | None = None
         allowing = (operation, Operation.ALL, *_IMPLIED_BY.get(operation, ()))
-        for acl in self._matching(resource, name):
-            if not _is_of(acl, user, host):
+        address = _address(host)
+        for acl in self._matching(user, resource, name):
+            if self._hosts[acl.host] not in (address, ANY):
                 continue
             if acl.permission == Permission.DENY and acl.operation in (operation, Operation.ALL):
                 return False, acl
@@ -75,27 +85,37 @@ class Authorizer:
                 allowed = allowed or acl
         return allowed is not None, allowed
 
-    def _decides(self, user: str, host: str, operation: Operation, resource: Resource, name: str) -> bool:
-        return self.why(user, host, operation, resource, name)[0]
-
-    def _matching(self, resource: Resource, name: str) -> Iterator[Acl]:
-        yield from self._literal.get((resource, name), ())
-        if name != ANY:
-            yield from self._literal.get((resource, ANY), ())
-        yield from (acl for acl in self._prefixed.get(resource, ()) if name.startswith(acl.name))
+    def _matching(self, user: str, resource: Resource, name: str) -> Iterator[Acl]:
+        for principal in _principals(user):
+            yield from self._literal.get((principal, resource, name), ())
+            if name != ANY:
+                yield from self._literal.get((principal, resource, ANY), ())
+            yield from (acl for acl in self._prefixed.get((principal, resource), ()) if name.startswith(acl.name))
 
     def _follow(self) -> None:
         acls = self._state().acls
         if acls is self._acls:
             return
-        literal, prefixed = defaultdict(list), defaultdict(list)
+        everything, literal, prefixed = defaultdict(list), defaultdict(list), defaultdict(list)
         for acl in acls:
+            everything[acl.principal].append(acl)
             if acl.pattern == Pattern.PREFIXED:
-                prefixed[acl.resource].append(acl)
+                prefixed[acl.principal, acl.resource].append(acl)
             else:
-                literal[acl.resource, acl.name].append(acl)
-        self._literal, self._prefixed, self._decided, self._acls = dict(literal), dict(prefixed), {}, acls
+                literal[acl.principal, acl.resource, acl.name].append(acl)
+        self._all, self._literal, self._prefixed = dict(everything), dict(literal), dict(prefixed)
+        self._hosts = {host: _address(host) for host in {acl.host for acl in acls}}
+        self._decided, self._acls = {}, acls
 
 
-def _is_of(acl: Acl, user: str, host: str) -> bool:
-    return acl.principal in (PRINCIPAL + user, PRINCIPAL + ANY) and acl.host in (host, ANY)
+def _principals(user: str) -> tuple[str, str]:
+    return PRINCIPAL + user, PRINCIPAL + ANY
+
+
+def _address(host: str) -> str:
+    """The one way to write it: Java writes ::1 as 0:0:0:0:0:0:0:1, and a socket may add the network's name."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return str(getattr(address, "ipv4_mapped", None) or address)

@@ -77,6 +77,28 @@ def test_rules_decide_as_in_kafka(rules: list[Acl], operation: Operation, is_all
     assert authorizer.why("alice", HOST, operation, Resource.TOPIC, "orders")[0] is is_allowed
 
 
+@pytest.mark.parametrize(
+    ("written", "host"),
+    [
+        ("0:0:0:0:0:0:0:1", "::1"),  # as Java writes it
+        ("FE80::1", "fe80::1%eth0"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+    ],
+)
+def test_an_address_is_denied_however_the_rule_writes_it(written: str, host: str) -> None:
+    state = ClusterState(acls=tuple(sorted([rule(), deny(host=written)])))
+    authorizer = Authorizer(lambda: state, ())
+    assert not authorizer.may("alice", host, READ, Resource.TOPIC, "orders")
+    assert authorizer.may("alice", "10.0.0.9", READ, Resource.TOPIC, "orders")
+
+
+def test_names_as_long_as_a_request_are_not_kept() -> None:
+    authorizer = Authorizer(ClusterState, ())
+    names = [str(number) * 100_000 for number in range(8)]
+    assert not any(authorizer.may("alice", HOST, READ, Resource.TOPIC, name) for name in names)
+    assert sum(len(key[-1]) for key in authorizer._decided) == 0
+
+
 def test_a_change_of_the_rules_is_in_force_with_the_next_decision() -> None:
     state = ClusterState()
     authorizer = Authorizer(lambda: state, ())
@@ -98,3 +120,20 @@ def test_a_right_to_some_name_is_found() -> None:
     found = [authorizer.may_any(user, HOST, WRITE, Resource.TOPIC) for user in ("alice", "bob", "root")]
     assert found == [True, False, True]
     assert not authorizer.may_any("alice", HOST, READ, Resource.TOPIC)
+
+
+@pytest.mark.parametrize(
+    ("denied", "is_found"),
+    [
+        (deny(WRITE, name="*"), False),
+        (deny(WRITE, name="*", user="*"), False),
+        (deny(ALL, name="x", **PREFIX), False),
+        (deny(WRITE, name="xy", **PREFIX), True),
+        (deny(WRITE, name="x"), True),  # one name of many
+        (deny(WRITE, name="*", host="10.0.0.2"), True),
+        (deny(READ, name="*"), True),
+    ],
+)
+def test_a_right_to_some_name_may_be_denied_for_all_of_them(denied: Acl, is_found: bool) -> None:
+    state = ClusterState(acls=tuple(sorted([rule(WRITE, name="x", **PREFIX), denied])))
+    assert Authorizer(lambda: state, ()).may_any("alice", HOST, WRITE, Resource.TOPIC) is is_found

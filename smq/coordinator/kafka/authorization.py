@@ -21,6 +21,7 @@ from smq.coordinator.service.authorizer import Authorizer
 from smq.raft_state.handlers.acls import CLUSTER_NAME, Operation, Resource
 from smq.raft_state.ids import TopicId
 from smq.raft_state.state import ClusterState
+from smq.raft_state.topic_config import is_external
 
 _NOT_ASKED: Final = -(2**31)
 _CONFIGS: Final = (Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS)
@@ -101,8 +102,11 @@ class Access:
     def sees(self, topic: Struct) -> bool:
         return self.fault(Operation.DESCRIBE, topic) is not KafkaError.TOPIC_AUTHORIZATION_FAILED
 
-    def knows(self, name: str) -> bool:
-        return name in self._state().topics
+    def seen_topics(self) -> list[str]:
+        """Of those that a list of all has."""
+        topics = self._state().topics.values()
+        names = (topic.name for topic in topics if not is_external(topic.config))
+        return [name for name in names if self.may(Operation.DESCRIBE, Resource.TOPIC, name)]
 
     @property
     def rules(self) -> object:
@@ -325,37 +329,35 @@ def _all(asked: str, answered: str, row: Row) -> Callable[[Struct, KafkaError], 
 
 # ------------------------------------------------------------------------------------------- what needs more words
 def _metadata(access: Access, version: int, request: Struct) -> Complete:
+    """Nothing is a refusal of the whole: clients take no notice of an answer without the nodes."""
     asked = request["topics"]
     is_all = asked is None or (version == 0 and not asked)
-    complete = _topics(Operation.DESCRIBE, _topic_row)(access, version, request) if not is_all else None
-    if not is_all and not all(map(_may_create(access), request["topics"])):
-        _forbid_creation(access, version, request)
+    rows = list[Refused]()
+    if not is_all:
+        faults = [(topic, access.fault(Operation.DESCRIBE, topic)) for topic in asked]
+        rows = [_topic_row(topic, code) for topic, code in faults if code is not KafkaError.NONE]
+        request["topics"] = [topic for topic, code in faults if code is KafkaError.NONE]
+        may_create = _may_create(access)
+        for topic in request["topics"]:  # one that the user may not create is not created by asking for it
+            topic[MAY_CREATE] = may_create(topic)
+    is_any_left = is_all or bool(request["topics"])  # of version 0 an empty list means all to the handler
 
     def shown(answer: Struct) -> Struct:
-        topics = [topic for topic in answer["topics"] if topic["error_code"] or access.sees(topic)]
+        topics = [topic for topic in answer["topics"] if is_any_left and access.sees(topic)]
         for topic in topics:
             bits, name = topic["topic_authorized_operations"], topic["name"]
             topic["topic_authorized_operations"] = access.bits(bits, _OF_TOPIC, Resource.TOPIC, name)
-        return _own_cluster_bits(access, answer | {"topics": topics})
+        return _own_cluster_bits(access, answer | {"topics": [*topics, *rows]})
 
-    return _then(shown, complete)
+    return shown
+
+
+MAY_CREATE: Final = "may_create"  # of a topic in a request for Metadata, beside the protocol's fields
 
 
 def _may_create(access: Access) -> Callable[[Struct], bool]:
     may_all = access.may_cluster(Operation.CREATE)
     return lambda topic: may_all or access.may(Operation.CREATE, Resource.TOPIC, topic["name"] or "")
-
-
-_AUTO_CREATE_VERSION: Final = 4  # older requests cannot say that nothing shall be created
-
-
-def _forbid_creation(access: Access, version: int, request: Struct) -> None:
-    """A user that may not create a topic does not create it by asking for it."""
-    request["allow_auto_topic_creation"] = False
-    missing = [topic for topic in request["topics"] if not access.knows(topic["name"])]
-    if version < _AUTO_CREATE_VERSION and missing:
-        code = KafkaError.TOPIC_AUTHORIZATION_FAILED
-        raise Refusal({"topics": [_topic_row(topic, code) for topic in missing]})
 
 
 def _own_cluster_bits(access: Access, answer: Struct) -> Struct:
@@ -374,7 +376,14 @@ def _describe_cluster(access: Access, _version: int, _request: Struct) -> Comple
 
 
 def _describe_topic_partitions(access: Access, version: int, request: Struct) -> Complete:
-    complete = _topics(Operation.DESCRIBE, _topic_row)(access, version, request) if request["topics"] else None
+    """A list of all is one of those that the user sees: otherwise pages would say by their ends what they leave out."""
+    if request["topics"]:
+        complete = _topics(Operation.DESCRIBE, _topic_row)(access, version, request)
+    else:
+        complete = None
+        request["topics"] = [{"name": name} for name in access.seen_topics()]
+        if not request["topics"]:
+            raise Refusal({"topics": []})
 
     def shown(answer: Struct) -> Struct:
         topics = [topic for topic in answer["topics"] if access.sees({"name": topic["name"]})]
@@ -419,9 +428,9 @@ def _offset_fetch(access: Access, version: int, request: Struct) -> Complete:
             raise Refusal({"error_code": code, "topics": rows})
         return lambda answer: own(request, answer)
     complete = _listed("groups", "groups", _group_row, fault)(access, version, request)
-    asked = {group["group_id"]: group for group in request["groups"]}
+    asked = request["groups"]  # in the order of the answers; a group may be in it twice
     return _then(
-        lambda answer: answer | {"groups": [own(asked[group["group_id"]], group) for group in answer["groups"]]},
+        lambda answer: answer | {"groups": [own(*pair) for pair in zip(asked, answer["groups"], strict=True)]},
         complete,
     )
 
@@ -500,6 +509,8 @@ def _init_producer_id(access: Access, _version: int, request: Struct) -> None:
             raise Refusal({"error_code": KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED})
     elif not access.may_cluster(Operation.IDEMPOTENT_WRITE) and not access.may_any(Operation.WRITE, Resource.TOPIC):
         raise Refusal({"error_code": KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+    else:  # as in Kafka: an id has no owner, and its next epoch would fence the producer that has it
+        request |= {"producer_id": -1, "producer_epoch": -1}
 
 
 def _add_partitions(access: Access, _version: int, request: Struct) -> None:
@@ -521,6 +532,24 @@ def _add_partitions(access: Access, _version: int, request: Struct) -> None:
 
 def _creation_fault(access: Access, topic: Struct) -> KafkaError:
     return KafkaError.NONE if _may_create(access)(topic) else KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+def _create_topics(access: Access, version: int, request: Struct) -> Complete:
+    """The settings that a new topic has need the right to see settings."""
+    complete = _listed("topics", "topics", _topic_row, _creation_fault)(access, version, request)
+    nothing = {"num_partitions": -1, "replication_factor": -1, "configs": []}
+    hidden = nothing | {"topic_config_error_code": KafkaError.TOPIC_AUTHORIZATION_FAILED}
+
+    def shown(answer: Struct) -> Struct:
+        topics = [
+            row
+            if row["error_code"] or access.may(Operation.DESCRIBE_CONFIGS, Resource.TOPIC, row["name"])
+            else row | hidden
+            for row in answer["topics"]
+        ]
+        return answer | {"topics": topics}
+
+    return _then(shown, complete)
 
 
 _IDS_VERSION: Final = 6
@@ -600,7 +629,7 @@ RULES: Final[Mapping[int, Rule]] = {
     ),
     ApiKey.SASL_HANDSHAKE: _free,
     ApiKey.API_VERSIONS: _free,
-    ApiKey.CREATE_TOPICS: _listed("topics", "topics", _topic_row, _creation_fault),
+    ApiKey.CREATE_TOPICS: _create_topics,
     ApiKey.DELETE_TOPICS: _delete_topics,
     ApiKey.DELETE_RECORDS: _topics(Operation.DELETE, _INDEXED),
     ApiKey.INIT_PRODUCER_ID: _init_producer_id,

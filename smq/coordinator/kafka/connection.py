@@ -376,9 +376,9 @@ class Connection(asyncio.Protocol):
             self._is_proving = True
             self._run(self._prove(slot, request, self._login))
             return
-        if self._access is not None and not self._is_allowed(self._access, slot, request):
-            return
         if request.key == ApiKey.PRODUCE and request.body is not None:
+            if not self._may_begin(slot, request):
+                return
             slot.began_ns = began_ns
             # Not closures: each variable that they share is one more object for the garbage collector, per request.
             respond, fail = partial(self._finish, slot, request), self._on_failed_without_answer
@@ -387,13 +387,11 @@ class Connection(asyncio.Protocol):
             return
         self._run(self._serve(slot, request, began_ns or time.monotonic_ns()))
 
-    def _is_allowed(self, access: Access, slot: _Slot, request: Request) -> bool:
-        """Whether a handler gets the request, or what is left of it. If not, it is answered."""
-        if request.body is None:
-            return True  # it asks for the versions
-        is_unanswered = request.key == ApiKey.PRODUCE and request.body["acks"] == 0
+    def _may_begin(self, slot: _Slot, request: Request) -> bool:
+        """Whether a Produce request, or what is left of it, is done. If not, it is answered."""
+        is_unanswered = request.body is not None and request.body["acks"] == 0
         try:
-            slot.complete = check(access, request.key, request.version, request.body)
+            self._judge(slot, request)
         except Refusal as e:
             if is_unanswered:
                 self._on_failed_without_answer()
@@ -404,6 +402,12 @@ class Connection(asyncio.Protocol):
             self._on_failed_without_answer()
             return False
         return True
+
+    def _judge(self, slot: _Slot, request: Request) -> None:
+        """Leaves in the request what the user may do, or raises Refusal. When the request begins and not before: by
+        its turn the user may have lost a right."""
+        if self._access is not None and request.body is not None:  # without a body it asks for the versions
+            slot.complete = check(self._access, request.key, request.version, request.body)
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work)
@@ -457,22 +461,29 @@ class Connection(asyncio.Protocol):
 
     async def _serve(self, slot: _Slot, request: Request, began_ns: int) -> None:
         try:
-            if request.key == ApiKey.FETCH:
-                await self._fetches.acquire()
-                slot.is_counted = True
-                body = await answer(self._gateway, request)
-            elif request.key in LONG_POLLS:
-                async with self._in_turn:
-                    begun = begin(self._gateway, request, self._peer.rpartition(":")[0])
-                body = await begun
-            else:
-                async with self._in_turn:
-                    body = await answer(self._gateway, request)
+            try:
+                body = await self._answer(slot, request)
+            except Refusal as e:
+                body = e.answer
             self._gateway.request_times.observe(time.monotonic_ns() - began_ns, SERVED[request.key].name)
             self._finish(slot, request, body)
         except Exception as e:
             log.error("kafka_request_failed", key=request.key, version=request.version, exc_info=e)
             self.close("the request failed")
+
+    async def _answer(self, slot: _Slot, request: Request) -> Struct:
+        """In its turn. Refusal."""
+        if request.key == ApiKey.FETCH:
+            await self._fetches.acquire()
+            slot.is_counted = True
+            self._judge(slot, request)
+            return await answer(self._gateway, request)
+        async with self._in_turn:
+            self._judge(slot, request)
+            if request.key not in LONG_POLLS:
+                return await answer(self._gateway, request)
+            begun = begin(self._gateway, request, self._peer.rpartition(":")[0])
+        return await begun
 
     # ---------------------------------------------------------------------------------------------- responses
     def _finish(self, slot: _Slot, request: Request, body: Struct | None) -> None:

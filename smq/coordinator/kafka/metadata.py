@@ -7,7 +7,7 @@ a client takes for the coordinator of a group or transactional id: any node answ
 from typing import Final
 
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey
-from smq.coordinator.kafka.authorization import on_cluster, on_topic
+from smq.coordinator.kafka.authorization import MAY_CREATE, on_cluster, on_topic
 from smq.coordinator.kafka.cluster_view import (
     INTERNAL_TOPICS,
     NO_TOPIC_ID,
@@ -105,7 +105,10 @@ async def metadata(gateway: Gateway, version: int, request: Struct) -> Struct:
         may_create = is_asked and gateway.settings.auto_create(gateway.state)
         failure = await confirmation_failure(gateway, lambda state: _are_known(state, requested))
         topics = (
-            [await _named_topic(gateway, topic, may_create=may_create) for topic in requested]
+            [
+                await _named_topic(gateway, topic, may_create=may_create and topic.get(MAY_CREATE, True))
+                for topic in requested
+            ]
             if failure is None
             else [await _unconfirmed_topic(gateway, topic) for topic in requested]
         )

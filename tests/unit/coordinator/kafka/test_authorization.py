@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey, request_decoder, request_message, response_message
-from smq.coordinator.kafka.authorization import RULES, Access, Refusal, check
+from smq.coordinator.kafka.authorization import MAY_CREATE, RULES, Access, Refusal, check
 from smq.coordinator.kafka.cluster_view import NO_TOPIC_ID
 from smq.coordinator.kafka.codec import Struct, compile_decoder, compile_encoder
 from smq.coordinator.kafka.errors import KafkaError
@@ -14,13 +14,13 @@ from smq.coordinator.service.authorizer import Authorizer
 from smq.raft_state.commands import Acl
 from smq.raft_state.handlers.acls import CLUSTER_NAME, Operation, Resource
 from smq.raft_state.ids import TopicId
-from smq.raft_state.state import ClusterState
+from smq.raft_state.state import ClusterState, TopicState
 from smq.testing.kafka_client import _filled
 
 FREE = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.DESCRIBE_CLUSTER} | {
     ApiKey.CONSUMER_GROUP_HEARTBEAT
 }
-IN_ANSWER = {ApiKey.LIST_GROUPS, ApiKey.LIST_TRANSACTIONS}  # what may not be seen is left out
+IN_ANSWER = {ApiKey.METADATA, ApiKey.LIST_GROUPS, ApiKey.LIST_TRANSACTIONS}  # what may not be seen is left out
 REFUSED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -79,7 +79,10 @@ def asked(key: int, version: int, name: str = "secret", topic_id: bytes = SECRET
 
 def access_of(*rules: tuple[Operation, Resource, str], user: str = "alice") -> Access:
     acls = [Acl(resource, 3, name, "User:alice", "*", operation, 3) for operation, resource, name in rules]
-    state = ClusterState(acls=tuple(sorted(acls)), topic_names={SECRET_ID: "secret", KNOWN_ID: "open"})
+    names = {SECRET_ID: "secret", KNOWN_ID: "open"}
+    common: Struct = {"replication_factor": 1, "config": {}, "created_ms": 0, "partitions": []}
+    topics = {name: TopicState(name=name, topic_id=topic_id, **common) for topic_id, name in names.items()}
+    state = ClusterState(acls=tuple(sorted(acls)), topic_names=names, topics=topics)
     return Access(Authorizer(lambda: state, ("root",)), user, "h", lambda: state)
 
 
@@ -90,7 +93,7 @@ def codes(value: Any) -> Iterator[int]:
             yield from codes(item)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if key.endswith("error_code"):
+            if key.endswith("error_code") and key != "topic_config_error_code":  # which is of a topic that was made
                 yield item
             else:
                 yield from codes(item)
@@ -123,8 +126,7 @@ def test_without_rights_nothing_is_done_and_the_answer_says_so(key: int, version
         request = asked(key, version)
         before = repr(request)
         check(access, key, version, request)
-        if key != ApiKey.METADATA:
-            assert repr(request) == before
+        assert repr(request) == before
 
 
 TOPIC_KEYS = [
@@ -167,6 +169,20 @@ def test_of_several_topics_those_are_served_that_the_user_has_a_right_to(
     assert [KafkaError.TOPIC_AUTHORIZATION_FAILED in set(codes(row)) for row in found] == [False, True]
 
 
+@pytest.mark.parametrize("version", [0, 3, 12])
+def test_metadata_of_topics_without_a_right_still_names_the_nodes(version: int) -> None:
+    request = asked(ApiKey.METADATA, version)
+    complete = check(access_of(), ApiKey.METADATA, version, request)
+    assert complete is not None
+    assert request["topics"] == []  # with version 0 the handler answers about all
+    row = {"name": "open", "topic_id": KNOWN_ID, "topic_authorized_operations": 0}
+    handled = {"brokers": [{"node_id": 1}], "topics": [row] if version == 0 else []}
+    fields = response_message(ApiKey.METADATA).fields
+    found = encoded(ApiKey.METADATA, version, complete(_filled(handled, fields, version)))
+    assert [node["node_id"] for node in found["brokers"]] == [1]  # without them Java's clients drop the answer
+    assert [(row["name"], row["error_code"]) for row in found["topics"]] == [("secret", 29)]
+
+
 def test_the_id_of_no_topic_is_answered_before_it_may_become_one() -> None:
     request = asked(ApiKey.PRODUCE, 13, topic_id=b"?" * 16)
     request["transactional_id"] = None
@@ -193,14 +209,14 @@ def test_lists_of_everything_leave_out_what_the_user_may_not_see() -> None:
     topics = [{"error_code": 0, "name": n, "topic_id": NO_TOPIC_ID, "topic_authorized_operations": 0} for n in names]
     offsets = [{"name": n, "partitions": [{"partition_index": 0, "committed_offset": 5}]} for n in names]
     group = {"group_id": "open", "topics": None}
+    named = {"group_id": "open", "topics": []}  # the same group again must not change what is shown of it
     for key, version, request, field, rows in (
         (ApiKey.METADATA, 12, {"topics": None}, "topics", topics),
         (ApiKey.METADATA, 0, {"topics": []}, "topics", topics),
-        (ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, {"topics": []}, "topics", topics),
         (ApiKey.LIST_GROUPS, 5, {}, "groups", [{"group_id": n} for n in names]),
         (ApiKey.LIST_TRANSACTIONS, 1, {}, "transaction_states", [{"transactional_id": n} for n in names]),
         (ApiKey.OFFSET_FETCH, 7, group, "topics", offsets),
-        (ApiKey.OFFSET_FETCH, 8, {"groups": [group]}, "groups", [{"group_id": "open", "topics": offsets}]),
+        (ApiKey.OFFSET_FETCH, 8, {"groups": [group, named]}, "groups", [{"group_id": "open", "topics": offsets}] * 2),
     ):
         complete = check(access_of(*rights), key, version, dict(request))
         assert complete is not None
@@ -236,13 +252,36 @@ def test_authorized_operations_are_the_users_own() -> None:
     assert answer["groups"][0]["authorized_operations"] == both
 
 
-@pytest.mark.parametrize("version", [3, 12])
-def test_a_topic_is_not_created_by_asking_for_it_without_the_right_to(version: int) -> None:
-    access = access_of((Operation.DESCRIBE, Resource.TOPIC, "*"))
-    request = {"topics": [{"name": "new", "topic_id": NO_TOPIC_ID}], "allow_auto_topic_creation": True}
-    if version < 4:  # such a request cannot ask for nothing to be created
-        with pytest.raises(Refusal):
-            check(access, ApiKey.METADATA, version, request)
-    else:
-        check(access, ApiKey.METADATA, version, request)
-        assert request["allow_auto_topic_creation"] is False
+def test_a_topic_is_not_created_by_asking_for_it_without_the_right_to() -> None:
+    access = access_of((Operation.DESCRIBE, Resource.TOPIC, "*"), (Operation.CREATE, Resource.TOPIC, "mine"))
+    request: Struct = {"topics": [{"name": name, "topic_id": NO_TOPIC_ID} for name in ("new", "mine")]}
+    check(access, ApiKey.METADATA, 3, request)
+    assert [(topic["name"], topic[MAY_CREATE]) for topic in request["topics"]] == [("new", False), ("mine", True)]
+
+
+def test_pages_of_all_topics_are_pages_of_those_that_the_user_sees() -> None:
+    """Otherwise the cursor to the next page would name a hidden topic."""
+    request: Struct = {"topics": [], "cursor": None}
+    check(access_of((Operation.READ, Resource.TOPIC, "open")), ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, request)
+    assert request["topics"] == [{"name": "open"}]
+    with pytest.raises(Refusal) as refused:
+        check(access_of(), ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, {"topics": [], "cursor": None})
+    assert encoded(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, refused.value.answer)["topics"] == []
+
+
+def test_a_user_gets_a_producer_id_of_its_own_and_fences_nobody() -> None:
+    request = {"transactional_id": None, "producer_id": 7, "producer_epoch": 0}
+    check(access_of((Operation.WRITE, Resource.TOPIC, "open")), ApiKey.INIT_PRODUCER_ID, 5, request)
+    assert (request["producer_id"], request["producer_epoch"]) == (-1, -1)
+
+
+def test_the_settings_of_a_new_topic_need_a_right_of_their_own() -> None:
+    create, describe = (Operation.CREATE, Resource.TOPIC, "open"), (Operation.DESCRIBE_CONFIGS, Resource.TOPIC, "open")
+    row = {"name": "open", "error_code": 0, "num_partitions": 1, "configs": [{"name": "retention.ms"}]}
+    for rights, code, names in (((create,), 29, []), ((create, describe), 0, ["retention.ms"])):
+        complete = check(access_of(*rights), ApiKey.CREATE_TOPICS, 7, asked(ApiKey.CREATE_TOPICS, 7, "open"))
+        assert complete is not None
+        fields = response_message(ApiKey.CREATE_TOPICS).fields
+        (topic,) = encoded(ApiKey.CREATE_TOPICS, 7, complete(_filled({"topics": [row]}, fields, 7)))["topics"]
+        assert (topic["error_code"], topic["topic_config_error_code"]) == (0, code)
+        assert [config["name"] for config in topic["configs"]] == names

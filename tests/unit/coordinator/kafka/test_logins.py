@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import ListenerConfig
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
+from smq.coordinator.kafka.handlers import HANDLERS
 from smq.coordinator.limits import SASL_REQUEST_BYTES_MAX
 from smq.raft_state.commands import AlterAcls, AlterUser, Command, CreateTopic, DeleteUser, ScramCredential
 from smq.raft_state.handlers.acls import Operation, Permission
@@ -241,6 +243,7 @@ def test_a_user_may_do_what_the_rules_say_and_nothing_before(tmp_path: Path) -> 
         assert seen(raw) == []
         named = raw.call(ApiKey.METADATA, 12, topics=[{"name": n, "topic_id": bytes(16)} for n in ("t", "none")])
         assert [topic["error_code"] for topic in named["topics"]] == [DENIED, DENIED]  # there or not
+        assert named["brokers"]
         assert raw.produce("t", batch(b"x"))["error_code"] == DENIED
         assert raw.fetch("t", 0)["error_code"] == DENIED
         assert raw.call(ApiKey.CREATE_TOPICS, 7, **create("mine"))["topics"][0]["error_code"] == DENIED
@@ -277,6 +280,32 @@ def test_a_right_that_ends_while_a_fetch_waits_ends_the_fetch(tmp_path: Path) ->
         _, answer = raw.receive(ApiKey.FETCH, 11)
         (found,) = answer["responses"][0]["partitions"]
         assert (found["error_code"], found["records"] or b"") == (DENIED, b"")
+
+    with_port(tmp_path, scenario, super_users=())
+
+
+def test_a_request_that_waits_for_its_turn_is_judged_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    async def slow(_gateway: Any, _version: int, _request: Any) -> dict[str, Any]:
+        await asyncio.to_thread(release.wait, PATIENCE_S)
+        return {"throttle_time_ms": 0, "error_code": 0, "groups": []}
+
+    monkeypatch.setitem(HANDLERS, ApiKey.LIST_GROUPS, slow)
+    rule = acl("mine", Operation.CREATE)
+
+    def scenario(port: Port) -> None:
+        port.change(AlterAcls(add=(rule,)))
+        raw = port.connect()
+        assert log_in(raw) is KafkaError.NONE
+        raw.send(ApiKey.LIST_GROUPS, 4, states_filter=[])
+        raw.send(ApiKey.CREATE_TOPICS, 7, **create("mine"))
+        time.sleep(0.3)  # for the node to have both
+        port.change(AlterAcls(remove=(rule,)))
+        release.set()
+        raw.receive(ApiKey.LIST_GROUPS, 4)
+        assert raw.receive(ApiKey.CREATE_TOPICS, 7)[1]["topics"][0]["error_code"] == DENIED
+        assert set(port.state.topics) == {"t"}
 
     with_port(tmp_path, scenario, super_users=())
 

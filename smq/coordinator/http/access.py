@@ -16,12 +16,16 @@ from aiohttp import web
 from smq.coordinator.config.addresses import is_loopback
 from smq.coordinator.config.node_toml import HttpConfig, ServerConfig
 from smq.coordinator.user_errors import StartError
+from smq.replication.net.listening import plain_host
 
 _TOKEN_BYTES_MIN: Final = 16  # a shorter one could be guessed
 _TOKEN_BYTES_MAX: Final = 4096
 _SCHEME: Final = "Bearer "
 _BY_TOKEN = "show the token, as `Authorization: Bearer TOKEN`, or a client's certificate"
 _BY_CERTIFICATE = "show a client's certificate"
+_FROM_HERE = (
+    "come from the node's machine, or let the node ask for certificates: [tls] with client_certificates = true\n"
+)
 
 
 class HttpAccess:
@@ -31,6 +35,7 @@ class HttpAccess:
         self._rule: Final[HttpConfig] = config.http
         tls = config.http_tls
         self._is_plain: Final = tls is None
+        self._is_insecure: Final = config.insecure
         self._is_for_certificates: Final = config.tls is not None and config.tls.client_certificates
         self._asks_certificates: Final = tls is not None and tls.client_certificates
         if self._rule.token_file is not None:
@@ -54,16 +59,19 @@ class HttpAccess:
 
     def refuse_console(self, request: web.Request) -> None:
         """Raises the refusal, if there is one. The console shows records: where the node's other ports ask clients for
-        certificates, it does, too, and whatever [http] lets in without one."""
+        certificates, it does, too, and whatever [http] lets in without one. Where they ask for none, they are for this
+        machine, or for users; and the console knows no users."""
         if self._is_for_certificates and not _has_certificate(request):
             plain = ", over TLS: set tls = true under [http]" if self._is_plain else ""
             raise web.HTTPForbidden(text=f"{_BY_CERTIFICATE}{plain}\n")
+        if not self._is_for_certificates and not self._is_insecure and not _is_from_here(request):
+            raise web.HTTPForbidden(text=_FROM_HERE)
 
     def may_see_details(self, request: web.Request) -> bool:
         """Whether a probe's answer may say more than yes or no."""
         if self._rule.probes == "clients" or _has_certificate(request):
             return True
-        return self._is_plain and is_loopback(request.remote or "")
+        return self._is_plain and _is_from_here(request)
 
     async def refuse_metrics(self, request: web.Request) -> None:
         """Raises the refusal, if there is one."""
@@ -97,6 +105,11 @@ def read_token(path: Path) -> bytes:
             "example with `openssl rand -hex 32`"
         )
     return token
+
+
+def _is_from_here(request: web.Request) -> bool:
+    """Whether the caller is on this machine."""
+    return is_loopback(plain_host(request.remote or ""))
 
 
 def _has_certificate(request: web.Request) -> bool:

@@ -3,16 +3,18 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 from smq.coordinator.config.addresses import format_address
-from smq.coordinator.config.node_toml import HttpConfig
-from smq.coordinator.http.access import read_token
+from smq.coordinator.config.node_toml import HttpConfig, TlsConfig
+from smq.coordinator.http.access import HttpAccess, read_token
 from smq.coordinator.server.composition import Server
 from smq.coordinator.user_errors import StartError
 from smq.testing.served import node_config, served_node
@@ -139,3 +141,19 @@ async def test_what_lets_probes_in_lets_no_stranger_read_the_console(
             if rule.tls is None:
                 async with session.get(base + "/console/topics", ssl=dialling(authorities.client())) as response:
                     assert response.status == 200
+
+
+@pytest.mark.parametrize("is_insecure", [False, True])
+@pytest.mark.parametrize("remote", ["127.0.0.1", "::ffff:127.0.0.1", "10.0.0.9"])
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_without_certificates_the_console_is_for_this_machine(
+    tmp_path: Path, has_tls: bool, remote: str, is_insecure: bool
+) -> None:
+    """Although [http] lets strangers in for probes and metrics, and a listener for users may have TLS alone."""
+    files = TlsConfig(ca=tmp_path, certificate=tmp_path, key=tmp_path, client_certificates=False)
+    rule = HttpConfig(probes="anyone", metrics="anyone")
+    access = HttpAccess(node_config(tmp_path, http=rule, tls=files if has_tls else None, insecure=is_insecure))
+    request = make_mocked_request("GET", "/console/topics").clone(remote=remote)
+    refusal = pytest.raises(web.HTTPForbidden) if remote == "10.0.0.9" and not is_insecure else nullcontext()
+    with refusal:
+        access.refuse_console(request)

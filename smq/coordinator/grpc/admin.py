@@ -22,7 +22,7 @@ from smq.coordinator.grpc.required import check_fields
 from smq.coordinator.grpc.service import Context, Service, deadline_ms, guarded, request_id_of
 from smq.coordinator.limits import COMMIT_ITEMS_MAX, STATUS_EVENTS_MAX
 from smq.coordinator.service.audience import Audience, told_of
-from smq.coordinator.service.authorizer import Authorizer
+from smq.coordinator.service.authorizer import Authorizer, host_fault
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.group_lag import PHASES, GroupPosition, Lag, assigned_partitions, lags_of, positions
 from smq.coordinator.service.name_lookup import find_group, find_partition, find_topic, has_leader, known_ranges
@@ -246,6 +246,9 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
     async def AlterAcls(self, request: pb.AlterAclsRequest, context: Context) -> pb.AlterAclsResponse:
         if not request.add and not request.remove:
             raise SmqError(ErrorCode.INVALID_REQUEST, "add and remove are empty: name at least one rule")
+        for given in request.add:
+            if (fault := host_fault(given.host)) is not None:
+                raise SmqError(ErrorCode.INVALID_REQUEST, fault)
         command = AlterAcls(
             request_id=request_id_of(request.request_id),
             add=tuple(map(_acl, request.add)),

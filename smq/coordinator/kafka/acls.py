@@ -10,6 +10,7 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal, error_fields, topic_error_fields
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import TIMEOUT_MS_DEFAULT
+from smq.coordinator.service.authorizer import host_fault
 from smq.raft_state.commands import Acl, AlterAcls
 from smq.raft_state.errors import SmqError
 from smq.raft_state.handlers.acls import ANY, Pattern, acl_fault
@@ -44,7 +45,7 @@ async def create_acls(gateway: Gateway, _version: int, request: Struct) -> Struc
             given["operation"],
             given["permission_type"],
         )
-        fault = acl_fault(acl)
+        fault = acl_fault(acl) or host_fault(acl.host)
         if fault is None:
             added.append(acl)
         refused = KafkaRefusal(KafkaError.INVALID_REQUEST, fault or "")

@@ -108,6 +108,17 @@ class Authorizer:
         self._decided, self._acls = {}, acls
 
 
+def host_fault(host: str) -> str | None:
+    """Of a new rule. A network or a name would match no client, so a rule that denies it would deny nothing. Not part
+    of the replicated state's own check: Python's versions differ about a few texts."""
+    try:
+        if host != ANY:
+            ip_address(host)
+    except ValueError:
+        return f"a host is an IP address, or {ANY} for all, not {host[:80]!r}"
+    return None
+
+
 def _principals(user: str) -> tuple[str, str]:
     return PRINCIPAL + user, PRINCIPAL + ANY
 

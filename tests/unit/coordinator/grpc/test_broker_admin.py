@@ -506,6 +506,7 @@ async def test_rules_are_changed_together_and_decide(tmp_path: Path) -> None:
             pb.AlterAclsRequest(add=[rule(resource="planet")], remove=[rule()]),
             pb.AlterAclsRequest(add=[rule(), rule(user="")], remove=[rule()]),
             pb.AlterAclsRequest(add=[rule("other", resource="cluster")], remove=[rule()]),
+            pb.AlterAclsRequest(add=[rule(permission="deny", host="10.0.0.0/8")], remove=[rule()]),
         ):
             assert (await fails(admin.AlterAcls(request))).name == "INVALID_REQUEST"
         await admin.AlterAcls(pb.AlterAclsRequest(remove=[rule(), rule("never")]))

@@ -266,6 +266,22 @@ def test_a_user_may_do_what_the_rules_say_and_nothing_before(tmp_path: Path) -> 
     with_port(tmp_path, scenario, super_users=())
 
 
+def test_a_rule_that_no_address_matches_is_refused(tmp_path: Path) -> None:
+    fields = {"resource_type": 2, "resource_pattern_type": 3, "resource_name": "t", "principal": "User:bob"}
+    deny = fields | {"operation": Operation.READ, "permission_type": Permission.DENY}
+    hosts = ("10.0.0.0/8", "client.example.org", "0:0:0:0:0:0:0:1", "*")
+
+    def scenario(port: Port) -> None:
+        raw = port.connect()
+        assert log_in(raw) is KafkaError.NONE
+        answer = raw.call(ApiKey.CREATE_ACLS, 3, creations=[deny | {"host": host} for host in hosts])
+        wrong = KafkaError.INVALID_REQUEST
+        assert [row["error_code"] for row in answer["results"]] == [wrong, wrong, KafkaError.NONE, KafkaError.NONE]
+        assert {rule.host for rule in port.state.acls} == set(hosts[2:])
+
+    with_port(tmp_path, scenario)
+
+
 def test_a_right_that_ends_while_a_fetch_waits_ends_the_fetch(tmp_path: Path) -> None:
     def scenario(port: Port) -> None:
         port.change(AlterAcls(add=(acl("t", Operation.READ),)))

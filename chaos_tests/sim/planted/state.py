@@ -150,7 +150,7 @@ STATE_BUGS: Final = (
         faults=(replace("smq.raft_state.machine:Machine._run_once", by=_runs_again),),
         scenario="remade",
         anomalies=frozenset({"process-died"}),
-        seeds=12,
+        seeds=30,
     ),
     PlantedBug(
         name="retry-assigned-anew",

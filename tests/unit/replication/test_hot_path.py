@@ -153,7 +153,7 @@ def test_a_batch_leaves_nothing_to_the_garbage_collector(world: HotPath) -> None
 def test_what_a_batch_costs_that_comes_alone(world: HotPath) -> None:
     """Until it is answered. Raft's entry with the high water mark follows, for all batches of the meantime."""
     found = costs(world, per_partition=1, partitions=1)
-    assert found[ALL]["all calls"] < 475
+    assert found[ALL]["all calls"] < 505
     assert found[ALL]["Raft._turn"] == 0
     for node in NODES:
         assert found[node]["commits"] == found[node]["submissions"] == 1

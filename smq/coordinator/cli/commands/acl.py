@@ -29,8 +29,8 @@ def _what(command: F) -> F:
     """USER OPERATION RESOURCE [NAME]."""
     for argument in (
         click.argument("name", default=""),
-        click.argument("resource", type=click.Choice(RESOURCES)),
-        click.argument("operation", type=click.Choice(OPERATIONS)),
+        click.argument("resource", metavar="RESOURCE", type=click.Choice(RESOURCES)),
+        click.argument("operation", metavar="OPERATION", type=click.Choice(OPERATIONS)),
         click.argument("user"),
     ):
         command = argument(command)
@@ -58,6 +58,9 @@ def acl() -> None:
 @bootstrap_option
 def acl_grant(as_json: bool, bootstrap: str, **given: Any) -> None:
     """Lets USER do OPERATION on the RESOURCE of that NAME; "*" is every user or name. The cluster needs no NAME.
+
+    OPERATION: all, read, write, create, delete, alter, describe, describe_configs, alter_configs or idempotent_write.
+    RESOURCE: topic, group, cluster or transactional_id.
 
     Example: smq acl grant alice read topic orders
     """

@@ -252,10 +252,13 @@ class NodeLogDisk:
     def _keep_forever(self) -> None:
         """The keeper thread. In between, the collection takes one step at a time."""
         try:
-            while not self._is_failed:
+            while True:
+                has_ended = self._has_written_all  # asked first: a last round may come while the rest is asked
+                if self._is_failed:
+                    return
                 if self._is_due():
                     self._take_layer()
-                elif self._has_written_all:
+                elif has_ended:
                     self._index.set_place(self._log.end, is_clean=True)
                     return
                 elif not self._collection.step():

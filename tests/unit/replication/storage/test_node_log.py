@@ -210,6 +210,37 @@ def test_a_round_larger_than_a_file_gets_a_file_of_its_own(small: StoreHarness) 
     assert small.crash().scan(Table.BATCHES, b"", b":") == [(put.key, put.value) for put in puts]
 
 
+def test_a_round_that_comes_while_the_disk_is_closed_is_not_left_out_of_the_index(
+    small: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer ends just after the keeper has seen nothing that is due: the index must not name that end."""
+    disk, is_due = small.disk, NodeLogDisk._is_due
+
+    def last_round_comes_then(asked: NodeLogDisk) -> bool:
+        found = is_due(asked)
+        if not asked._changed._is_owned() and not asked._is_closed:  # type: ignore[attr-defined]  # an RLock's, private
+            monkeypatch.undo()
+            disk._is_closed = True
+            disk._queue.put([disk_module._Submission(1, [Put(T, b"k", b"last"), batch(1)], 4, None)])
+            disk._queue.put(None)
+            disk._writer.join(WAIT_S)
+        return found
+
+    monkeypatch.setattr(NodeLogDisk, "_is_due", last_round_comes_then)
+
+    def has_ended() -> bool:
+        with disk._changed:
+            disk._changed.notify_all()
+        return not disk._keeper.is_alive()
+
+    until(has_ended)
+    disk._is_closed = False
+    small.close()
+    small._open()
+    assert small.disk.get(T, b"k") == b"last"
+    assert small.disk.get(Table.BATCHES, key(1)) == batch(1).value
+
+
 # --------------------------------------------------------------------------------------------- rule 4: damage
 def crashed(path: Path, rounds: int = 8) -> tuple[StoreHarness, Path]:
     """Rounds that only the log has, each of two pages, and the file that they are in."""

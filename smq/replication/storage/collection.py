@@ -94,7 +94,12 @@ class Collection:
     def _mostly_dead(self) -> list[LogFile]:
         share = LIVE_SHARE_MAX_SHORT if self.is_short else LIVE_SHARE_MAX
         live = self._index.live
-        return [file for file in self._closed() if 0 < live.get(file.number, 0) <= share * file.size]
+        found = [file for file in self._closed() if 0 < live.get(file.number, 0) <= share * file.size]
+        return [file for file in found if not file.is_sorted or self._has_lost(file, share)]
+
+    def _has_lost(self, file: LogFile, share: float) -> bool:
+        """Of the batches that were in it. Its size has heads and padding, too, and its copy would have as many."""
+        return self._index.live[file.number] <= share * self._log.batches_bytes(file)
 
     def _free_bytes(self) -> int:
         found = os.statvfs(self._log.path)
@@ -108,8 +113,8 @@ class Collection:
             return file.number not in retired and self._stuck.get(file.number) != live.get(file.number)
 
         found = [file for file in self._mostly_dead() if may_go(file)]
+        numbers = {file.number for file in found}
         if found:
-            numbers = {file.number for file in found}
             found += [
                 file
                 for file in self._closed()
@@ -118,11 +123,10 @@ class Collection:
         room = min(self._file_bytes, self._free_bytes() * 3 // 4)
         chosen: list[LogFile] = []
         for file in sorted(found, key=lambda file: live.get(file.number, 0) / file.size):
-            room -= live.get(file.number, 0)
-            if room < 0:
-                break
-            chosen.append(file)
-        return chosen if any(live.get(file.number, 0) <= LIVE_SHARE_MAX_SHORT * file.size for file in chosen) else []
+            if live.get(file.number, 0) <= room:
+                room -= live.get(file.number, 0)
+                chosen.append(file)
+        return chosen if any(file.number in numbers for file in chosen) else []
 
     # -------------------------------------------------------------------------------------------- copying
     def _collect(self, files: list[LogFile]) -> Iterator[None]:
@@ -203,11 +207,11 @@ class Collection:
 def _parted(rows: list[Pair]) -> list[list[tuple[bytes, bytes, Location]]]:
     """One frame each."""
     parts: list[list[tuple[bytes, bytes, Location]]] = []
-    size = STEP_BYTES
+    size = 0
     for key, row in rows:
         location = parse_location(key, row)
         assert location is not None, "the log's own"
-        if size + location.length > STEP_BYTES or len(parts[-1]) >= STEP_ENTRIES:
+        if not parts or size + location.length > STEP_BYTES or len(parts[-1]) >= STEP_ENTRIES:
             parts.append([])
             size = 0
         parts[-1].append((key, row, location))

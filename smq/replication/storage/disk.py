@@ -407,10 +407,12 @@ class NodeLogDisk:
 
     # ------------------------------------------------------------------------------------------- space
     def space(self) -> Space:
-        """What the log has reserved counts as free, and as reusable what the collection gives back."""
+        """What the log has reserved counts as free, and as reusable what the collection gives back. But the index grows
+        with the log, and nothing is reserved for it: no more counts than as much again as the file system has."""
         found = os.statvfs(self._path)
+        outside = found.f_bavail * found.f_frsize
         return Space(
-            free_bytes=found.f_bavail * found.f_frsize + self._log.reserved_bytes,
+            free_bytes=outside + min(self._log.reserved_bytes, outside),
             total_bytes=found.f_blocks * found.f_frsize,
             reusable_bytes=self._collection.reusable_bytes,
         )

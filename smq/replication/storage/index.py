@@ -293,7 +293,9 @@ def _delete_range(
     txn: "lmdb.Transaction[bytes]", table: "_Database", start: bytes, stop: bytes, live: dict[int, int] | None
 ) -> None:
     with txn.cursor(table) as cursor:
-        found = cursor.set_range(start) if start else cursor.first()
+        found = cursor.set_range(start[:KEY_BYTES_MAX]) if start else cursor.first()
+        if found and cursor.key() < start:  # which is just beyond the longest key
+            found = cursor.next()
         while found and cursor.key() < stop:
             if live is not None:
                 _count(live, cursor.key(), cursor.value(), -1)

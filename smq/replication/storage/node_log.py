@@ -13,6 +13,7 @@ has its whole size from the beginning, so a round needs no space and no new meta
 what it names is either the bytes that were written under it or gone.
 """
 
+import errno
 import os
 import struct
 import threading
@@ -46,6 +47,7 @@ from smq.replication.storage.frames import (
     head_bytes,
     is_begun,
     next_file_round,
+    values_bytes,
     write_frame,
 )
 
@@ -88,6 +90,7 @@ class LogFile:
         self.path, self.number, self.size = path, number, size
         self.is_written = False  # to its end: it was a spare one
         self.handle: _Handle | None = None
+        self.batches_bytes = 0  # of a sorted one, once it has been asked for
 
     @property
     def is_sorted(self) -> bool:
@@ -178,7 +181,7 @@ class NodeLog:
             sync_directory(directory)
         except OSError as e:
             raise DiskOpenError(f"{self.path} cannot be used: {e.strerror}; correct its owner or mode") from e
-        self._last_number = max(self.files, default=0)
+        self._last_number = max((*self.files, *(spare.number for spare in self._spares)), default=0)
 
     def _list(self) -> None:
         for path in sorted(self.path.iterdir()):
@@ -334,8 +337,7 @@ class NodeLog:
             file.is_written = spare is not None
             return file, generation
 
-        # ----------------------------------------------------------------------------------------- replaying
-
+    # --------------------------------------------------------------------------------------------- replaying
     def rounds_from(self, place: Place) -> Iterator[tuple[list[Op], Place]]:
         """The rounds from there on, each with the place after it. Raises LogDamaged if these are not all that may have
         been acknowledged."""
@@ -379,6 +381,14 @@ class NodeLog:
         handle = _Handle(file.path)
         yield from frames(handle.fd, place.at, file.size, place.generation, place.number)
 
+    def give_back_ahead(self, end: Place) -> None:
+        """What an earlier process has made ahead is empty. Kept, each start would add one, and the disk may be full."""
+        ahead = [file for file in self.files.values() if file.number > end.file and not file.is_sorted]
+        for file in ahead:
+            self._reclaim(file)
+        if ahead:
+            sync_directory(self.path)
+
     def close_torn(self, place: Place) -> Place:
         """After the last round that counts: a torn one may follow it, and must never be taken for a round. The log goes
         on in a new file, which the old one names."""
@@ -397,6 +407,14 @@ class NodeLog:
         number = first_number(handle.fd, PAGE_BYTES)
         for found in frames(handle.fd, PAGE_BYTES, file.size, head[1], number):
             yield from found.changes(file.number)
+
+    def batches_bytes(self, file: LogFile) -> int:
+        """Of all batches that a sorted file has held; its size if its frames cannot be read."""
+        if not file.batches_bytes:
+            with suppress(OSError, struct.error):  # of a file that is cut short
+                head, handle = file.head(), _Handle(file.path)
+                file.batches_bytes = values_bytes(handle.fd, PAGE_BYTES, file.size, head[1]) if head is not None else 0
+        return file.batches_bytes or file.size
 
     # ------------------------------------------------------------------------------------------- reading
     def read(self, locations: list[Location | None]) -> list[bytes]:
@@ -532,10 +550,14 @@ class NodeLog:
 
 def _reserve(fd: int, size: int) -> None:
     allocate = getattr(os, "posix_fallocate", None)  # which macOS does not have
-    if allocate is None:
-        os.ftruncate(fd, size)
-    else:
-        allocate(fd, 0, size)
+    try:
+        if allocate is not None:
+            allocate(fd, 0, size)
+            return
+    except OSError as e:
+        if e.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # of a file system that cannot
+            raise
+    os.ftruncate(fd, size)
 
 
 def new_generation() -> bytes:

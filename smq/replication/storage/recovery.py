@@ -95,6 +95,7 @@ def _replay(index: Index, log: NodeLog) -> None:
             layer = Layer(after)
     if layer.end != index.place:
         index.apply(layer)
+    log.give_back_ahead(layer.end)
     if index.is_clean:  # nothing was written after it, not even in part
         log.resume(place)
         index.set_place(place)

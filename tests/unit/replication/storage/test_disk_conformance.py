@@ -65,6 +65,16 @@ def test_delete_includes_start_and_excludes_stop(harness: Harness) -> None:
     assert harness.disk.scan_keys(T, FIRST, BEYOND) == []
 
 
+def test_a_deletion_may_begin_just_beyond_the_longest_key(harness: Harness) -> None:
+    longest = b"k" * 511
+    harness.write(Put(T, longest, b"1"), Put(T, b"l", b"2"), Put(T, b"m", b"3"))
+    harness.reopen()
+    harness.write(Delete(T, longest + b"\x00", b"m"))
+    harness.reopen()
+    assert harness.fatal == []
+    assert harness.disk.scan_keys(T, b"", BEYOND) == [longest, b"m"]
+
+
 def test_tables_do_not_see_each_other(harness: Harness) -> None:
     harness.disk.submit([Put(table, b"k", table.value.encode()) for table in Table if table is not Table.META])
     harness.write(Delete(Table.TIMES, b"a", b"z"))
@@ -257,6 +267,7 @@ class DiskAgainstDict(RuleBasedStateMachine):
 
     @invariant()
     def committed_rows_are_the_models_when_settled(self) -> None:
+        assert self.harness.fatal == []
         if self.settled:
             for table in (Table.RAFT_LOG, Table.BATCHES):
                 assert dict(self.harness.disk.scan(table, FIRST, BEYOND)) == self.model[table]

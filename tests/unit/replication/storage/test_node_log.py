@@ -16,16 +16,18 @@ from typing import Any
 
 import lmdb
 import pytest
+from crc32c import crc32c
 
 from chaos_tests.crash.planted import OTHER_BUGS
 from smq.replication.ports import DataDamaged, Delete, Examined, Put, Table
 from smq.replication.storage import disk as disk_module
+from smq.replication.storage.collection import Collection
 from smq.replication.storage.directory import LOCK_FILE, DirectoryInUse, DiskOpenError, FormatUnsupported
 from smq.replication.storage.disk import NodeLogDisk
 from smq.replication.storage.format_version import FORMAT_KEY, FORMAT_VERSION
-from smq.replication.storage.frames import PAGE_BYTES
+from smq.replication.storage.frames import PAGE_BYTES, _is_one_bit
 from smq.replication.storage.index import DATA_FILE
-from smq.replication.storage.node_log import LogDamaged
+from smq.replication.storage.node_log import LogDamaged, LogFile
 from tests.unit.replication.storage.support import SmallFilesHarness, StoreHarness
 
 T = Table.RAFT_LOG
@@ -312,6 +314,30 @@ def test_a_flipped_bit_in_a_batch_of_the_last_round_costs_that_batch_alone(tmp_p
     harness.close()
 
 
+def test_a_torn_round_is_cut_though_one_of_its_batches_differs_by_one_bit(tmp_path: Path) -> None:
+    harness = StoreHarness(tmp_path / "node")
+    puts = [batch(number, 1_024) for number in range(4)]
+    harness.write(*puts[:2])
+    harness.write(*puts[2:])
+    harness.disk._is_failed = True
+    harness.close()
+    (file,) = log_files(harness.path)
+    change(file, PAGE_BYTES * 2 + 512 + 1_000, 0x04)
+    change(file, PAGE_BYTES * 2 + 512 + 1_500)
+    harness._open()
+    assert harness.disk.scan(Table.BATCHES, b"", b":") == [(put.key, put.value) for put in puts[:2]]
+    harness.close()
+
+
+@pytest.mark.parametrize("length", [1, 511, 512, 513, 100_000])
+def test_one_bit_is_told_from_two_wherever_it_is(length: int) -> None:
+    value = random.Random(length).randbytes(length)
+    for at in (0, length // 2, length - 1):
+        for mask, is_one in ((0x01, True), (0x80, True), (0x81, False)):
+            changed = value[:at] + bytes((value[at] ^ mask,)) + value[at + 1 :]
+            assert _is_one_bit(crc32c(changed) ^ crc32c(value), length) is is_one
+
+
 def test_a_file_of_rounds_that_vanished_is_missed_by_name(tmp_path: Path) -> None:
     harness = SmallFilesHarness(tmp_path / "node")
     for number in range(30):
@@ -471,6 +497,62 @@ def test_what_lives_is_collected_sorted_and_what_is_dead_is_used_again(small: St
     assert sum(small.disk._index.live.values()) == len(kept) * 3_000
 
 
+def test_files_that_were_made_ahead_do_not_add_up_by_starts(small: StoreHarness) -> None:
+    while small.disk._log._next is None:
+        small.write(Put(Table.META, b"k", bytes(5_000)))
+    indexed(small)
+    files = log_files(small.path)
+    for _ in range(3):
+        small.reopen()
+        small.write(Put(Table.META, b"k", b""))
+        until(lambda: small.disk._log._next is not None)
+    assert len(log_files(small.path)) == len(files)
+
+
+def test_a_spare_file_keeps_its_number_to_itself(small: StoreHarness) -> None:
+    file_bytes = small.disk._log._file_bytes
+    small.disk.close()
+    (small.path / "log" / "0000000099.spare").write_bytes(bytes(file_bytes))
+    small.reopen()
+    assert small.disk._log._last_number >= 99
+
+
+def idle(small: StoreHarness, kept: int, size: int) -> None:
+    """Some batches live in files that the log has left, and nothing is dead any more."""
+    puts = [batch(0, 0), *(batch(number, size) for number in range(1, kept))]
+    small.write(*puts)
+    for _ in range(6):
+        small.write(Put(Table.META, b"filler", bytes(20_000)))
+    indexed(small)
+    until(lambda: not small.disk._collection._victims())
+    assert small.disk.scan(Table.BATCHES, b"", b":") == [(put.key, put.value) for put in puts]
+
+
+@pytest.mark.parametrize("is_short", [False, True], ids=["with space", "short of space"])
+def test_the_collection_comes_to_an_end(small: StoreHarness, monkeypatch: pytest.MonkeyPatch, is_short: bool) -> None:
+    """A copy of small batches is mostly heads and padding, and so would be its copy."""
+    if is_short:
+        monkeypatch.setattr(Collection, "is_short", property(lambda _: True, lambda _self, _found: None), raising=False)
+    idle(small, 5 if not is_short else 300, 100)
+    found = log_files(small.path, ".sorted")
+    assert found
+    assert small.crash()._collection._victims() == []
+
+
+def test_what_fits_is_collected_though_a_file_that_is_more_dead_does_not_fit(
+    small: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = {1: 20_000, 2: 5_000}
+    files = [
+        LogFile(small.path / "log" / f"{number:010}.log", number, size) for number, size in ((1, 100_000), (2, 20_000))
+    ]
+    collection = small.disk._collection
+    monkeypatch.setattr(small.disk._index, "live", live)
+    monkeypatch.setattr(collection, "_closed", lambda: files)
+    monkeypatch.setattr(collection, "_free_bytes", lambda: 12_000)
+    assert [file.number for file in collection._victims()] == [2]
+
+
 def test_a_batch_that_has_rotted_stays_where_it_is_and_is_not_made_whole_by_the_collection(small: StoreHarness) -> None:
     for number in range(24):
         small.write(batch(number))
@@ -540,6 +622,16 @@ def without_space(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_full_disk_has_room_for_what_makes_room(small: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     without_space(small, monkeypatch)
+
+
+def test_a_disk_that_others_have_filled_is_full_though_the_log_has_reserved_space(
+    small: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = os.statvfs(small.path)
+    full = os.statvfs_result((*found[:4], 1, *found[5:]))
+    assert small.disk._log.reserved_bytes > 2 * found.f_frsize
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    assert small.disk.space().free_bytes == 2 * found.f_frsize
 
 
 def test_space_that_is_reserved_counts_as_free_and_what_comes_back_as_reusable(small: StoreHarness) -> None:

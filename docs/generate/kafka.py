@@ -55,7 +55,10 @@ producer.flush()
   NOT_ENOUGH_REPLICAS), the batches that the producer sent after it are refused with the same code until it has come. So
   no batch overtakes another for good. Other producers keep their order with one request in flight, as in Kafka.
 - An idempotent producer's retry is stored once, even after the death of a leader or a restart of all nodes.
-- Any replica answers a fetch, up to the high water mark it knows. Sessions (KIP-227) are declined: every fetch is full.
+- Any replica answers a fetch, up to the high water mark it knows.
+- Fetch sessions (KIP-227) are Kafka's: at most 1,000 on a node, and 64 MiB. Without room, or beyond 10,000 partitions,
+  a client goes on with full requests. A session serves the user who began it, on any connection, one fetch at a time.
+  A client learns of a new last stable offset, too. The node still looks at each partition of a session.
 - A consumer reads in its own rack (KIP-392). If `client.rack` is the `rack` of a node with a replica, and the leader is
   in another rack, the leader names that node; of several, the one that holds most. It must hold the offset, be alive,
   and not be drained. It serves what it knows to be committed, one network delay later than the leader. If it lacks the

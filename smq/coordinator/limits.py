@@ -124,6 +124,13 @@ KAFKA_INFLIGHT_BYTES_PER_NODE_MAX: Final = 512 * MIB  # of all its connections, 
 # and the rest is for everything else: otherwise no Produce and no Heartbeat would be read meanwhile.
 KAFKA_READING_BYTES_PER_NODE_MAX: Final = KAFKA_INFLIGHT_BYTES_PER_NODE_MAX // 2
 KAFKA_BUDGET_WAIT_S_MAX: Final = 1  # a fetch on a full node then gets an empty answer, and its client asks again
+KAFKA_FETCH_SESSIONS_MAX: Final = 1_000  # Kafka's max.incremental.fetch.session.cache.slots
+KAFKA_FETCH_SESSION_STALE_S: Final = 120  # as Kafka's: younger sessions, and those in use, do not make room for others
+KAFKA_FETCH_SESSION_PARTITIONS_MAX: Final = (
+    10_000  # a fetch of more has no session: a short request would cost too much
+)
+KAFKA_FETCH_SESSION_PARTITION_BYTES: Final = 1_024  # measured, with a topic's longest name for each
+KAFKA_FETCH_SESSION_BYTES_PER_NODE_MAX: Final = 64 * MIB  # of all sessions, and of the bytes in flight above
 KAFKA_CONNECTIONS_MAX: Final = 10_000  # about 10 KB each when idle; file descriptors run out first
 KAFKA_CONNECTIONS_PER_ADDRESS_MAX: Final = 2_000  # a host with many clients, or a few hosts behind one address
 KAFKA_CONFIRM_MS: Final = 3_000  # clients ask again, so they need not wait longer for a quorum that is lost

@@ -151,12 +151,27 @@ def test_offsets_and_epochs_that_do_not_exist_are_distinguished(leader: Connect,
     assert raw.fetch("nowhere", 0)["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_fetch_session_is_declined(leader: Connect, new_topic: NewTopic) -> None:
-    raw = leader(new_topic())
-    fields = {"replica_id": -1, "max_wait_ms": 0, "min_bytes": 1, "topics": [], "forgotten_topics_data": []}
-    assert raw.call(ApiKey.FETCH, 12, session_epoch=0, **fields)["session_id"] == 0
-    body = raw.call(ApiKey.FETCH, 12, session_id=9, session_epoch=3, **fields)
-    assert body["error_code"] == KafkaError.FETCH_SESSION_ID_NOT_FOUND
+def test_a_fetch_session_tells_what_is_new_on_any_connection(
+    leader: Connect, connect: Connect, cluster: Cluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    fields = {"replica_id": -1, "min_bytes": 1, "max_bytes": 1 << 20, "forgotten_topics_data": []}
+    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+    asked = [{"topic": topic, "partitions": [part]}]
+    first = leader(topic).call(ApiKey.FETCH, 12, session_epoch=0, max_wait_ms=0, topics=asked, **fields)
+    assert [found["topic"] for found in first["responses"]] == [topic]
+    raw, session = leader(topic), {"session_id": first["session_id"], "topics": []} | fields
+    unchanged = raw.call(ApiKey.FETCH, 12, session_epoch=1, max_wait_ms=0, **session)
+    assert (unchanged["session_id"], unchanged["responses"]) == (first["session_id"], [])
+    sent = raw.send(ApiKey.FETCH, 12, session_epoch=2, max_wait_ms=30_000, **session)
+    leader(topic).produce(topic, batch(b"new"))
+    got, later = raw.receive(ApiKey.FETCH, 12)
+    assert got == sent
+    ((found,),) = [topic["partitions"] for topic in later["responses"]]
+    assert validate_produced(_records(found)).count == 1
+    (other, _) = [node for number, node in cluster.nodes.items() if number != cluster.wait_leader(topic, 0)]
+    lost = connect(other.kafka).call(ApiKey.FETCH, 12, session_epoch=3, max_wait_ms=0, **session)
+    assert lost["error_code"] == KafkaError.FETCH_SESSION_ID_NOT_FOUND
 
 
 # -------------------------------------------------------------------------------------------------- offsets

@@ -23,6 +23,7 @@ from smq.coordinator.kafka.api_keys import SERVED, ApiKey, is_header_flexible, r
 from smq.coordinator.kafka.authorization import Access, Complete, Refusal, check
 from smq.coordinator.kafka.codec import Budget, Buffer, CodecError, Struct, read_nullable_string, read_tags
 from smq.coordinator.kafka.errors import KafkaError
+from smq.coordinator.kafka.fetch_sessions import SessionRefusal
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_membership import LONG_POLLS, Client
 from smq.coordinator.kafka.handlers import HANDLERS
@@ -120,7 +121,7 @@ class _Slot:
     """The place of one answer in the queue. `size` is what it holds: the request's bytes, then the answer's.
     `is_counted`: it is one of the connection's fetches. `began_ns`: of a Produce request that is timed; 0 of others."""
 
-    __slots__ = ("began_ns", "complete", "is_counted", "is_done", "parts", "size")
+    __slots__ = ("began_ns", "completes", "is_counted", "is_done", "parts", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -128,7 +129,8 @@ class _Slot:
         self.is_done = False
         self.is_counted = False
         self.parts: list[Buffer] | None = None  # None when done: the client wants no answer
-        self.complete: Complete | None = None  # what the user's rights add to the answer, and take from it
+        # What the user's rights and then the fetch session make of the answer.
+        self.completes: tuple[Complete, ...] = ()
 
 
 class Connection(asyncio.Protocol):
@@ -398,7 +400,7 @@ class Connection(asyncio.Protocol):
             else:
                 self._finish(slot, request, e.answer)
             return False
-        if is_unanswered and slot.complete is not None:  # a part of it is refused, and only the end can say so
+        if is_unanswered and slot.completes:  # a part of it is refused, and only the end can say so
             self._on_failed_without_answer()
             return False
         return True
@@ -407,7 +409,17 @@ class Connection(asyncio.Protocol):
         """Leaves in the request what the user may do, or raises Refusal. When the request begins and not before: by
         its turn the user may have lost a right."""
         if self._access is not None and request.body is not None:  # without a body it asks for the versions
-            slot.complete = check(self._access, request.key, request.version, request.body)
+            complete = check(self._access, request.key, request.version, request.body)
+            if complete is not None:
+                slot.completes = (complete, *slot.completes)
+
+    def _join_session(self, slot: _Slot, request: Request) -> None:
+        """Makes a fetch of a session a whole one, or raises SessionRefusal."""
+        identity = self._login.identity if self._login is not None else None
+        user = identity.user if identity is not None else ""
+        shorten = self._gateway.fetch_sessions.begin(user, request.version, cast(Struct, request.body))
+        if shorten is not None:
+            slot.completes = (shorten,)
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work)
@@ -463,7 +475,7 @@ class Connection(asyncio.Protocol):
         try:
             try:
                 body = await self._answer(slot, request)
-            except Refusal as e:
+            except (Refusal, SessionRefusal) as e:
                 body = e.answer
             self._gateway.request_times.observe(time.monotonic_ns() - began_ns, SERVED[request.key].name)
             self._finish(slot, request, body)
@@ -472,10 +484,11 @@ class Connection(asyncio.Protocol):
             self.close("the request failed")
 
     async def _answer(self, slot: _Slot, request: Request) -> Struct:
-        """In its turn. Refusal."""
+        """In its turn. Refusal, SessionRefusal."""
         if request.key == ApiKey.FETCH:
             await self._fetches.acquire()
             slot.is_counted = True
+            self._join_session(slot, request)
             self._judge(slot, request)
             return await answer(self._gateway, request)
         async with self._in_turn:
@@ -491,8 +504,9 @@ class Connection(asyncio.Protocol):
             self._times_later.append(time.monotonic_ns() - slot.began_ns)
         if self._transport is None:
             return
-        if slot.complete is not None and body is not None:
-            body = slot.complete(body)
+        if body is not None:
+            for complete in slot.completes:
+                body = complete(body)
         slot.parts = encode_response(request, body) if body is not None else None
         slot.is_done = True
         grown, slot.size = -slot.size, sum(map(len, slot.parts or ()))

@@ -1,10 +1,10 @@
 """Fetch: the stored bytes of many partitions in one response, now or as soon as there are enough.
 
-Owns the answers to readers. Batches leave as they are in the log, as parts of the response's gather list. There are no
-sessions (KIP-227): a client that asks for one gets "session 0" and goes on with full requests. Any replica serves, up
-to the high water mark that it knows, or to the last stable offset for readers of what is committed. A client that names
-its rack is sent to a replica there, and back to the leader if that one lags (KIP-392). A topic that is asked for by id
-is read by id: another one may have its name by then.
+Owns the answers to readers. Batches leave as they are in the log, as parts of the response's gather list. It knows
+no sessions: `fetch_sessions` completes a request before, and shortens its answer after. Any replica serves, up to the
+high water mark that it knows, or to the last stable offset for readers of what is committed. A client that names its
+rack is sent to a replica there, and back to the leader if that one lags (KIP-392). A topic that is asked for by id is
+read by id: another one may have its name by then.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from typing import Final
 from smq.coordinator.kafka.cluster_view import LeaderHints, are_ids_known, check_epoch, topic_names
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, fetch_code_of
+from smq.coordinator.kafka.fetch_sessions import BY_ID_VERSION
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import FETCH_BARRIER_MS, FETCH_WAIT_MS_MAX, KAFKA_CONFIRM_MS
 from smq.coordinator.service.audience import told_of
@@ -25,19 +26,11 @@ from smq.raft_state.topic_config import MAX_MESSAGE_BYTES, config_value
 from smq.replication.api import Fetched
 from smq.replication.partition.by_name import partition_in
 
-BY_ID_VERSION: Final = 13
 _NO_OFFSET: Final = -1
 _READ_COMMITTED: Final = 1
 
 
 async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
-    if request["session_id"] != 0:
-        return {
-            "throttle_time_ms": 0,
-            "error_code": KafkaError.FETCH_SESSION_ID_NOT_FOUND,
-            "session_id": 0,
-            "responses": [],
-        }
     answers: list[Struct] = []
     wanted: list[PartitionFetch] = []
     places: list[Struct] = []  # the answer for each of `wanted`

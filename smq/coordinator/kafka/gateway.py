@@ -1,4 +1,4 @@
-"""What every handler of a Kafka request gets: node, groups, the settings of the listener, and the bytes in flight.
+"""What every handler of a Kafka request gets: node, groups, the listener's settings, bytes in flight, fetch sessions.
 
 Owns what all Kafka connections of a node share. `kafka.listener` makes one gateway per way in.
 """
@@ -9,6 +9,7 @@ from itertools import cycle
 from typing import Final
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
+from smq.coordinator.kafka.fetch_sessions import FetchSessions
 from smq.coordinator.service.audience import OWN
 from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
@@ -30,6 +31,7 @@ class Gateway:
     response_bytes_max: int
     data_dir: str  # absolute
     inflight: InflightBytes
+    fetch_sessions: FetchSessions = field(default_factory=lambda: FetchSessions(InflightBytes()))
     listener: str = OWN  # that its clients came through
     request_times: Histogram = field(default_factory=lambda: ProcessMeasures().kafka_request)
     # Of each turn in which requests are read, whether those of Produce are timed. Shared: a connection may have few.

@@ -15,6 +15,7 @@ from typing import Final
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.authorization import Access
 from smq.coordinator.kafka.connection import Connection
+from smq.coordinator.kafka.fetch_sessions import FetchSessions
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.sasl import Login
 from smq.coordinator.limits import USERS_CHECK_S
@@ -61,6 +62,7 @@ class KafkaServer:
         measures: ProcessMeasures,
         authorizer: Authorizer,
     ) -> None:
+        inflight = InflightBytes()
         gateway = Gateway(
             calls=NodeCalls(node),
             groups=groups,
@@ -68,7 +70,8 @@ class KafkaServer:
             request_bytes_max=request_bytes_max,
             response_bytes_max=response_bytes_max,
             data_dir=data_dir,
-            inflight=InflightBytes(),
+            inflight=inflight,
+            fetch_sessions=FetchSessions(inflight, measures.fetch_sessions),
             request_times=measures.kafka_request,
         )
         self._state = lambda: node.state

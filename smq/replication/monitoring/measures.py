@@ -354,6 +354,14 @@ class ProcessMeasures:
             "api",
         )
     )
+    fetch_sessions: Counter = field(
+        default_factory=lambda: Counter(
+            "smq_kafka_fetch_sessions",
+            "Fetch sessions (KIP-227) that were opened, closed by their clients, or evicted: there was no room for all."
+            " Open are those that neither ended.",
+            "change",
+        )
+    )
     grpc_request: Histogram = field(
         default_factory=lambda: Histogram(
             "smq_grpc_request_seconds",

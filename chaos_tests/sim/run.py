@@ -18,7 +18,15 @@ import structlog
 from chaos_tests.checkers.base import Violation
 from chaos_tests.checkers.judge import judge
 from chaos_tests.history import Event, Recorder, uncollected
-from chaos_tests.sim.clients.administrator import Defaulter, Noter, Placer, RuleOwner, SettingOwner, UserOwner
+from chaos_tests.sim.clients.administrator import (
+    Defaulter,
+    Noter,
+    Placer,
+    QuotaOwner,
+    RuleOwner,
+    SettingOwner,
+    UserOwner,
+)
 from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.batch_writer import BatchWriter
 from chaos_tests.sim.clients.connected import Connected
@@ -371,6 +379,7 @@ class Simulation:
         made += [Defaulter(world, f"defaulter-{i}", think_ms=think).run() for i in range(mix.defaulters)]
         made += [UserOwner(world, f"admin-{i}", think_ms=think).run() for i in range(mix.user_owners)]
         made += [RuleOwner(world, f"rights-{i}", think_ms=think).run() for i in range(mix.rule_owners)]
+        made += [QuotaOwner(world, f"quotas-{i}", think_ms=think).run() for i in range(mix.quota_owners)]
         made += [Noter(world, f"noter-{i}", think_ms=think).run() for i in range(mix.noters)]
         made += [Streamer(world, f"streamer-{i}", think_ms=think).run() for i in range(mix.streamers)]
         made += [Remaker(world, f"again-{i}", think_ms=think).run() for i in range(mix.remakers)]

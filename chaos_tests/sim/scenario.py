@@ -81,6 +81,7 @@ class ClientMix:
     defaulters: int = 0  # one at most: it changes a default of new topics, and makes topics
     user_owners: int = 0  # each changes the credentials of a user
     rule_owners: int = 0  # each changes what a user may do
+    quota_owners: int = 0  # one at most: it changes the quota of each user without one
     noters: int = 0  # each proposes a command of level 2
     streamers: int = 0  # each makes topics, and immediately sends them batches without sequences
     remakers: int = 0  # each makes and deletes topics of one name

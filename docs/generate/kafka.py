@@ -93,7 +93,7 @@ producer.flush()
   pattern of ids is RE2's, as in Kafka. `kafka-transactions.sh abort` writes markers past the coordinator, and is not
   served: `smq txn abort` ends a transaction that hangs ([docs/operations.md](operations.md#transactions)).
 - AlterUserScramCredentials changes the users of ports that ask for them ([security.md](security.md)).
-- There are no quotas or reassignments: those lists are empty.
+- AlterClientQuotas sets quotas ([security.md](security.md#quotas)). There are no reassignments: that list is empty.
 
 ## Transactions
 

@@ -8,8 +8,10 @@ import asyncio
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import TypedDict
+from dataclasses import asdict, replace
+from typing import TypedDict, TypeVar
+
+from google.protobuf.message import Message
 
 from smq.clients import scram
 from smq.clients.arguments import (
@@ -36,7 +38,6 @@ from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, parse_starts, resolve_starts
 from smq.clients.tls import Tls
 from smq.clients.types import (
-    ACL_FIELDS,
     ISOLATIONS,
     Acl,
     AclDecision,
@@ -51,6 +52,7 @@ from smq.clients.types import (
     ListedOffset,
     NodeStatus,
     PartitionRange,
+    Quota,
     TopicDescription,
     TopicPartition,
     TransactionDescription,
@@ -62,12 +64,14 @@ from smq.clients.types import (
     group_from_message,
     group_summary_from_message,
     node_status_from_message,
+    quota_from_message,
     range_from_message,
     transaction_from_message,
     transaction_summary_from_message,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
 
+M = TypeVar("M", bound=Message)
 REPLICATION_DEFAULT = 0  # the server chooses: its default.replication.factor (if not set: 3, or all nodes if fewer)
 
 
@@ -404,7 +408,11 @@ class Admin(Lifecycle):
     async def alter_acls(self, *, add: Iterable[Acl] = (), remove: Iterable[Acl] = ()) -> None:
         """Adds rules and removes others, all or none. In force on each node once it has applied that. What is there
         already, or gone already, is no error. LIMIT_EXCEEDED."""
-        request_id, added, removed = _new_request_id(), _acls("add", add), _acls("remove", remove)
+        request_id, added, removed = (
+            _new_request_id(),
+            _rows("add", add, Acl, pb.Acl),
+            _rows("remove", remove, Acl, pb.Acl),
+        )
 
         async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
             request = build(pb.AlterAclsRequest, add=added, remove=removed, request_id=request_id, timeout_ms=node_ms)
@@ -426,6 +434,27 @@ class Admin(Lifecycle):
         answer = await self._call(run)
         rule = acl_from_message(answer.rule) if answer.HasField("rule") else None
         return AclDecision(is_allowed=answer.allowed, is_super_user=answer.super_user, rule=rule)
+
+    # -- quotas
+
+    async def list_quotas(self) -> list[Quota]:
+        """All quotas. NO_QUORUM."""
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> pb.ListQuotasResponse:
+            return await node.admin.ListQuotas(pb.ListQuotasRequest(timeout_ms=node_ms), timeout=call_s)
+
+        return [quota_from_message(quota) for quota in (await self._call(run)).quotas]
+
+    async def alter_quotas(self, quotas: Iterable[Quota]) -> None:
+        """Sets quotas, all or none, and removes those of 0. In force on each node once it has applied that. What is
+        gone already is no error. INVALID_REQUEST, LIMIT_EXCEEDED."""
+        request_id, given = _new_request_id(), _rows("quotas", quotas, Quota, pb.Quota)
+
+        async def run(node: NodeStubs, node_ms: int, call_s: float) -> None:
+            request = build(pb.AlterQuotasRequest, quotas=given, request_id=request_id, timeout_ms=node_ms)
+            await node.admin.AlterQuotas(request, timeout=call_s)
+
+        await self._call(run)
 
     # -- groups
 
@@ -582,11 +611,12 @@ async def fetch_offsets(
     return {(o.topic, o.partition): CommittedOffset(offset=o.offset, metadata=o.metadata) for o in answer.offsets}
 
 
-def _acls(argument: str, given: Iterable[Acl]) -> list[pb.Acl]:
+def _rows(argument: str, given: Iterable[object], kind: type[Acl | Quota], message: type[M]) -> list[M]:
     found = list(given) if isinstance(given, Iterable) else [given]
-    if not all(isinstance(acl, Acl) for acl in found):
-        raise invalid(f"{argument} must be a list of Acl, not {shown(given)}")
-    return [build(pb.Acl, **{name: getattr(acl, name) for name in ACL_FIELDS}) for acl in found]
+    rows = [row for row in found if isinstance(row, kind)]
+    if len(rows) < len(found):
+        raise invalid(f"{argument} must be a list of {kind.__name__}, not {shown(given)}")
+    return [build(message, **asdict(row)) for row in rows]
 
 
 def _new_request_id() -> bytes:

@@ -355,6 +355,23 @@ ACL_FIELDS = tuple(field.name for field in fields(Acl))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What a user, a client id, both, or an address may use of each node, in Kafka's words. "" stands for each one that
+    has no quota of its own; None for none."""
+
+    key: str  # producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate, ...
+    value: float  # at most three decimals; 0 removes it
+    user: str | None = None
+    client_id: str | None = None
+    ip: str | None = None
+
+
+def quota_from_message(quota: pb.Quota) -> Quota:
+    entity = {name: getattr(quota, name) for name in ("user", "client_id", "ip") if quota.HasField(name)}
+    return Quota(key=quota.key, value=quota.value, **entity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionSummary:
     transactional_id: str
     state: str  # Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit or CompleteAbort, as in Kafka

@@ -30,6 +30,7 @@ from smq.raft_state.fields import (
     NAMED_BLOBS,
     OFFSET_COMMITS,
     PARTITION,
+    QUOTAS,
     Code,
     HwmAdvances,
     ItemResults,
@@ -47,6 +48,7 @@ from smq.raft_state.handlers import (
     nodes,
     partitions,
     producer_ids,
+    quotas,
     topics,
     transactions,
     users,
@@ -194,6 +196,7 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("decoy_secret", ANY_ID),
     ),
     _command(62, commands.AlterAcls, acls.alter_acls, *_REQUEST, ("add", ACLS), ("remove", ACLS)),
+    _command(63, commands.AlterQuotas, quotas.alter_quotas, *_REQUEST, ("quotas", QUOTAS)),
     _command(61, commands.DeleteUser, users.delete_user, *_REQUEST, ("name", TEXT)),
     # topics
     _command(

@@ -206,6 +206,21 @@ class AlterAcls(Request):
     remove: tuple[Acl, ...] = ()
 
 
+class Quota(NamedTuple):
+    """What clients may use of a node, in Kafka's words: see `handlers.quotas`."""
+
+    entity: tuple[tuple[str, str], ...]  # by kind, ascending: the name, or "" for each that has no quota of its own
+    key: str
+    thousandths: int  # of the unit of the key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterQuotas(Request):
+    """Sets quotas, all or none. One of 0 is removed; what is gone already is no error."""
+
+    quotas: tuple[Quota, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTopic(Request):
     """Creates a topic. Without `assignments` the machine places its replicas evenly, on nodes that are neither fenced

@@ -33,6 +33,7 @@ from smq.raft_state.commands import (
     HwmAdvance,
     Listener,
     OffsetCommit,
+    Quota,
     ScramCredential,
 )
 from smq.raft_state.errors import ErrorCode
@@ -67,6 +68,7 @@ ACLS: Final = Many(
         ),
     )
 )
+QUOTAS: Final = Many(Record(Quota, (("entity", CONFIG), ("key", TEXT), ("thousandths", INT64))))
 CREDENTIALS: Final = Many(
     Record(
         ScramCredential,

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Final
 
 from smq.raft_state.handlers.acls import acl_fault
+from smq.raft_state.handlers.quotas import quota_fault
 from smq.raft_state.handlers.users import credential_fault, name_fault
 from smq.raft_state.ids import (
     NO_NODE,
@@ -31,6 +32,7 @@ from smq.raft_state.limits import (
     PRODUCER_EPOCH_RETIRED,
     PRODUCER_MARKS_MAX,
     PRODUCERS_MAX,
+    QUOTAS_MAX,
     REQUEST_ID_BYTES,
     TRANSACTIONAL_IDS_MAX,
     USERS_MAX,
@@ -88,6 +90,7 @@ def check_steps(state: ClusterState) -> Iterator[None]:
     _check_apps(state)
     _check_users(state)
     _check_acls(state)
+    _check_quotas(state)
     yield from _check_assigned(state)
     for cache in state.replies:
         yield
@@ -284,6 +287,12 @@ def _check_acls(state: ClusterState) -> None:
     _require(len(state.acls) <= ACLS_MAX, "more rules than ACLS_MAX")
     _require(all(a < b for a, b in pairwise(state.acls)), "the rules do not ascend")
     _require(not any(map(acl_fault, state.acls)), "a rule that is none")
+
+
+def _check_quotas(state: ClusterState) -> None:
+    _require(len(state.quotas) <= QUOTAS_MAX, "more quotas than QUOTAS_MAX")
+    _require(all(a[:2] < b[:2] for a, b in pairwise(state.quotas)), "the quotas do not ascend")
+    _require(not any(quota_fault(quota) or not quota.thousandths for quota in state.quotas), "a quota that is none")
 
 
 def _check_epochs(transaction: TransactionState) -> None:

@@ -85,6 +85,11 @@ ACLS_MAX: Final = 10_000  # a few for each user; a snapshot has 2 MB of them
 ACL_NAME_BYTES_MAX: Final = 512  # as a group's name
 HOST_BYTES_MAX: Final = 64  # an address
 
+# --- quotas
+QUOTAS_MAX: Final = 10_000  # one or two for each user; a snapshot has 1 MB of them
+QUOTA_NAME_BYTES_MAX: Final = 512  # of a user, a client id or an address: as a group's name
+QUOTA_MAX: Final = 10**12  # bytes per second, or whatever the unit is: more than any machine can do
+
 # --- transactions
 TRANSACTIONAL_IDS_MAX: Final = 20_000  # one per task of a stream job; an id that is not used expires
 TRANSACTIONAL_ID_BYTES_MAX: Final = 512  # as a group's name

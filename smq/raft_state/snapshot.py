@@ -11,9 +11,9 @@ import struct
 from collections.abc import Callable, Collection, Generator, Iterator
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from smq.raft_state.binary import INT64, TEXT, Buffer, CodecError, Group, Reader, read_count, write_count
+from smq.raft_state.binary import INT64, TEXT, Buffer, CodecError, Group, Kind, Reader, read_count, write_count
 from smq.raft_state.command_codec import UpgradeNeeded
-from smq.raft_state.fields import ACLS
+from smq.raft_state.fields import ACLS, QUOTAS
 from smq.raft_state.ids import PartitionIndex
 from smq.raft_state.snapshot_parts import (
     ASSIGNED,
@@ -68,6 +68,7 @@ Steps: TypeAlias = Generator[None, None, T]  # work in steps: other work may run
 PIECE_ITEMS: Final = 250  # partitions, commits, replies: half a millisecond of encoding, one of decoding
 PIECE_BYTES: Final = 32 << 10  # a piece is not much smaller: each costs its consumer a turn
 _ACL: Final = ACLS.kind
+_QUOTA: Final = QUOTAS.kind
 FORMAT_VERSION: Final = 2  # of these bytes; 1 was that of builds before the first release
 
 _MAGIC: Final = b"smqS"
@@ -126,6 +127,7 @@ def _parts(state: ClusterState) -> Iterator[bytes]:
     yield from _list_parts(sorted(state.apps.items(), key=lambda item: item[0]), write_app)
     yield from _list_parts([state.users[name] for name in sorted(state.users)], USER.write)
     yield from _list_parts(state.acls, _ACL.write)
+    yield from _list_parts(state.quotas, _QUOTA.write)
 
 
 def _transaction_parts(transaction: TransactionState) -> Iterator[bytes]:
@@ -183,15 +185,17 @@ def decode_steps(data: Buffer, known_level: int) -> Steps[ClusterState]:
     for _ in range(read_count(reader)):
         yield from _read_transaction(reader, state)
     yield from _read_apps(reader, state)
-    yield from _read_users_and_acls(reader, state)
+    yield from _read_users(reader, state)
+    state.acls = yield from _read_rows(reader, _ACL)
+    state.quotas = yield from _read_rows(reader, _QUOTA)
     reader.finish()
     yield from _compare(state, memoryview(data))
     return state
 
 
 def _read_head(reader: Reader, known_level: int) -> ClusterState:
-    """The state with everything but topics, producers, groups, replies, assignments, transactions, apps, users and
-    rules."""
+    """The state with everything but topics, producers, groups, replies, assignments, transactions, apps, users,
+    rules and quotas."""
     magic, version, level = reader.unpack(_HEAD)
     if magic != _MAGIC:
         raise CodecError("this is no snapshot of smq")
@@ -277,7 +281,7 @@ def _read_apps(reader: Reader, state: ClusterState) -> Steps[None]:
             yield
 
 
-def _read_users_and_acls(reader: Reader, state: ClusterState) -> Steps[None]:
+def _read_users(reader: Reader, state: ClusterState) -> Steps[None]:
     users: dict[str, UserState] = {}
     for number in range(read_count(reader)):
         user = USER.read(reader)
@@ -285,12 +289,15 @@ def _read_users_and_acls(reader: Reader, state: ClusterState) -> Steps[None]:
         if number % PIECE_ITEMS == 0:
             yield
     state.users = users
-    acls = []
+
+
+def _read_rows(reader: Reader, kind: Kind) -> Steps[tuple[Any, ...]]:
+    rows = []
     for number in range(read_count(reader)):
-        acls.append(_ACL.read(reader))
+        rows.append(kind.read(reader))
         if number % PIECE_ITEMS == 0:
             yield
-    state.acls = tuple(acls)
+    return tuple(rows)
 
 
 def _compare(state: ClusterState, data: memoryview) -> Steps[None]:

@@ -20,6 +20,7 @@ from smq.raft_state.commands import (
     Fingerprint,
     GroupMember,
     Listener,
+    Quota,
     ScramCredential,
 )
 from smq.raft_state.fields import ANY_ID, CREDENTIALS, FINGERPRINT, GROUP_MEMBER, LISTENERS
@@ -473,6 +474,7 @@ class ClusterState:
     apps: dict[str, AppState] = field(default_factory=dict)  # by the name that their batches give
     users: Mapping[str, UserState] = field(default_factory=dict)  # another object after each change
     acls: tuple[Acl, ...] = ()  # sorted, and another object after each change
+    quotas: tuple[Quota, ...] = ()  # as the rules
     decoy_secret: bytes = field(default=b"", repr=False)  # of the salts that unknown users seem to have
     replies: tuple[ReplyCache, ...] = field(default_factory=_no_replies)  # by `Cache`
     assigned: OrderedDict[RequestId, Assigned] = field(default_factory=OrderedDict)  # the latest ones, oldest first

@@ -1,5 +1,5 @@
 """Administrators: one owns a setting of the cluster, another topics whose replicas it assigns itself, a third a default
-of new topics, a fourth a user, a fifth its rights; and one uses what only feature level 2 has.
+of new topics, a fourth a user, a fifth its rights, a sixth its quotas; and one uses what only feature level 2 has.
 
 Owns what they change and read back. No other client changes their setting or their topics. So every later look, at any
 node and after a barrier, must show what was acknowledged last. A change is repeated under its request id until its
@@ -12,6 +12,7 @@ from typing import Any, Final
 from chaos_tests.sim.clients.base import Client, LoopingClient, World, proposal
 from chaos_tests.sim.levels import SETTING, Note
 from chaos_tests.sim.rpc import Call, Lost, Script
+from smq.coordinator.service.quotas import Quotas
 from smq.raft_state.cluster_config import (
     GROUP_INITIAL_DELAY_MS,
     NUM_PARTITIONS,
@@ -23,15 +24,18 @@ from smq.raft_state.commands import (
     AddPartitions,
     AlterAcls,
     AlterClusterConfig,
+    AlterQuotas,
     AlterTopicConfig,
     AlterUser,
     Command,
     CreateTopic,
     DeleteTopic,
     DeleteUser,
+    Quota,
     ScramCredential,
 )
 from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.handlers.quotas import CLIENT_ID, DEFAULT, THOUSAND, USER, Key
 from smq.raft_state.ids import NodeId, TopicId
 from smq.raft_state.limits import SCRAM_ITERATIONS_MIN
 from smq.raft_state.state import ClusterState
@@ -175,6 +179,37 @@ def _names(rules: Iterable[Acl]) -> str:
 
 def _rules_of(state: ClusterState, principal: str) -> str:
     return _names(acl for acl in state.acls if acl.principal == principal)
+
+
+class QuotaOwner(Administrator):
+    """Sets and removes quotas of a user and of all, of a client id and of both. The one that applies to that user says
+    which change was the last. One authority for all looks: it has to learn of each node's quotas."""
+
+    def run(self) -> Script:
+        user, client_id, number = (USER, self.name), (CLIENT_ID, "job"), 0
+        rates: dict[Any, int] = {}
+        entities = ((client_id, user), (user,), ((USER, DEFAULT),), (client_id,))  # the first that is set applies
+        state = [ClusterState()]
+        quotas = Quotas(lambda: state[0])
+
+        def applied(seen: ClusterState) -> str:
+            state[0] = seen
+            found = quotas.of(Key.MUTATIONS, self.name, "job")
+            return "" if found is None else f"{found.rate:g}"
+
+        while not self.world.stopped:
+            yield self.think()
+            number += 1
+            entity = self.rng.choice(entities)
+            rates[entity] = number if self.rng.random() < 0.7 else 0
+            quota = Quota(entity=entity, key=Key.MUTATIONS, thousandths=THOUSAND * rates[entity])
+            command = AlterQuotas(request_id=self.new_id(), quotas=(quota,))
+            expected = next((str(rates[entity]) for entity in entities if rates.get(entity)), "")
+            if not (yield from self.change("set", command, name=self.name, v=expected)):
+                return
+            for _ in range(LOOKS):
+                yield self.think()
+                yield from self.look("setting", applied, name=self.name)
 
 
 class Defaulter(Administrator):

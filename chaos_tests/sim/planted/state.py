@@ -97,6 +97,10 @@ def _keeps_denials(original: Fault, state: ClusterState, command: AlterAcls) -> 
     return applied
 
 
+def _the_widest_first(original: Fault, *client: Any) -> Iterator[Any]:
+    yield from reversed(list(original(*client)))
+
+
 def _as_asked(_original: Fault, _config: Any, asked: dict[str, str]) -> dict[str, str]:
     return dict(asked)
 
@@ -193,6 +197,14 @@ STATE_BUGS: Final = (
         name="denials-are-not-revoked",
         rule="a rule that is revoked is gone, on every node",
         faults=(replace(_HANDLERS + "acls:alter_acls", by=_keeps_denials),),
+        scenario="settings",
+        anomalies=frozenset({"stale-setting"}),
+        seeds=8,
+    ),
+    PlantedBug(
+        name="quota-of-all-beats-a-users-own",
+        rule="the quota that applies is the one that names user and client id most closely",
+        faults=(replace("smq.coordinator.service.quotas:_entities", by=_the_widest_first),),
         scenario="settings",
         anomalies=frozenset({"stale-setting"}),
         seeds=8,

@@ -1286,6 +1286,16 @@ class AdminStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.TestAclRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.TestAclResponse.FromString,
                 _registered_method=True)
+        self.ListQuotas = channel.unary_unary(
+                '/smq.v1.Admin/ListQuotas',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListQuotasRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListQuotasResponse.FromString,
+                _registered_method=True)
+        self.AlterQuotas = channel.unary_unary(
+                '/smq.v1.Admin/AlterQuotas',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterQuotasRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterQuotasResponse.FromString,
+                _registered_method=True)
         self.DescribeCluster = channel.unary_unary(
                 '/smq.v1.Admin/DescribeCluster',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.DescribeClusterRequest.SerializeToString,
@@ -1456,6 +1466,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListQuotas(self, request, context):
+        """What clients may use of each node, read after a barrier.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterQuotas(self, request, context):
+        """Sets quotas, all or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeCluster(self, request, context):
         """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier).
         """
@@ -1585,6 +1609,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.TestAcl,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.TestAclRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.TestAclResponse.SerializeToString,
+            ),
+            'ListQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQuotas,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListQuotasRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.ListQuotasResponse.SerializeToString,
+            ),
+            'AlterQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterQuotas,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterQuotasRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.AlterQuotasResponse.SerializeToString,
             ),
             'DescribeCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeCluster,
@@ -2171,6 +2205,60 @@ class Admin:
             '/smq.v1.Admin/TestAcl',
             smq_dot_clients_dot_pb_dot_smq__pb2.TestAclRequest.SerializeToString,
             smq_dot_clients_dot_pb_dot_smq__pb2.TestAclResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/ListQuotas',
+            smq_dot_clients_dot_pb_dot_smq__pb2.ListQuotasRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.ListQuotasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smq.v1.Admin/AlterQuotas',
+            smq_dot_clients_dot_pb_dot_smq__pb2.AlterQuotasRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.AlterQuotasResponse.FromString,
             options,
             channel_credentials,
             insecure,

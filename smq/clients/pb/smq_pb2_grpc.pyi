@@ -517,6 +517,10 @@ class AdminStub:
     """Adds rules and removes others, all or none. What is there already, or gone already, is no error."""
     TestAcl: _grpc.UnaryUnaryMultiCallable[_smq_pb2.TestAclRequest, _smq_pb2.TestAclResponse]
     """What this node decides about a user, and by which rule."""
+    ListQuotas: _grpc.UnaryUnaryMultiCallable[_smq_pb2.ListQuotasRequest, _smq_pb2.ListQuotasResponse]
+    """What clients may use of each node, read after a barrier."""
+    AlterQuotas: _grpc.UnaryUnaryMultiCallable[_smq_pb2.AlterQuotasRequest, _smq_pb2.AlterQuotasResponse]
+    """Sets quotas, all or none."""
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterRequest, _smq_pb2.DescribeClusterResponse]
     """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier)."""
     NodeStatus: _grpc.UnaryUnaryMultiCallable[_smq_pb2.NodeStatusRequest, _smq_pb2.NodeStatusResponse]
@@ -575,6 +579,10 @@ class AdminAsyncStub(AdminStub):
     """Adds rules and removes others, all or none. What is there already, or gone already, is no error."""
     TestAcl: _aio.UnaryUnaryMultiCallable[_smq_pb2.TestAclRequest, _smq_pb2.TestAclResponse]  # type: ignore[assignment]
     """What this node decides about a user, and by which rule."""
+    ListQuotas: _aio.UnaryUnaryMultiCallable[_smq_pb2.ListQuotasRequest, _smq_pb2.ListQuotasResponse]  # type: ignore[assignment]
+    """What clients may use of each node, read after a barrier."""
+    AlterQuotas: _aio.UnaryUnaryMultiCallable[_smq_pb2.AlterQuotasRequest, _smq_pb2.AlterQuotasResponse]  # type: ignore[assignment]
+    """Sets quotas, all or none."""
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_smq_pb2.DescribeClusterRequest, _smq_pb2.DescribeClusterResponse]  # type: ignore[assignment]
     """Topics, partitions, leaders and node addresses, as this node has applied them (or after a barrier)."""
     NodeStatus: _aio.UnaryUnaryMultiCallable[_smq_pb2.NodeStatusRequest, _smq_pb2.NodeStatusResponse]  # type: ignore[assignment]
@@ -756,6 +764,22 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_smq_pb2.TestAclResponse, _abc.Awaitable[_smq_pb2.TestAclResponse]]:
         """What this node decides about a user, and by which rule."""
+
+    @_abc_1.abstractmethod
+    def ListQuotas(
+        self,
+        request: _smq_pb2.ListQuotasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.ListQuotasResponse, _abc.Awaitable[_smq_pb2.ListQuotasResponse]]:
+        """What clients may use of each node, read after a barrier."""
+
+    @_abc_1.abstractmethod
+    def AlterQuotas(
+        self,
+        request: _smq_pb2.AlterQuotasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_smq_pb2.AlterQuotasResponse, _abc.Awaitable[_smq_pb2.AlterQuotasResponse]]:
+        """Sets quotas, all or none."""
 
     @_abc_1.abstractmethod
     def DescribeCluster(

@@ -23,6 +23,7 @@ from smq.clients.types import (
     ListedOffset,
     NodeStatus,
     PartitionRange,
+    Quota,
     TopicDescription,
     TopicPartition,
     TransactionDescription,
@@ -155,6 +156,12 @@ class SyncAdmin(BlockingClient):
 
     def test_acl(self, user: str, operation: str, resource: str, name: str, *, host: str = "127.0.0.1") -> AclDecision:
         return self._run(self._admin.test_acl(user, operation, resource, name, host=host))
+
+    def list_quotas(self) -> list[Quota]:
+        return self._run(self._admin.list_quotas())
+
+    def alter_quotas(self, quotas: Iterable[Quota]) -> None:
+        self._run(self._admin.alter_quotas(quotas))
 
     def delete_user(self, name: str) -> None:
         self._run(self._admin.delete_user(name))

@@ -26,6 +26,7 @@ from smq.coordinator.service.authorizer import Authorizer, host_fault
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.group_lag import PHASES, GroupPosition, Lag, assigned_partitions, lags_of, positions
 from smq.coordinator.service.name_lookup import find_group, find_partition, find_topic, has_leader, known_ranges
+from smq.coordinator.service.quotas import quota_of
 from smq.coordinator.service.request_checks import check_count
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.transaction_states import open_ms, state_name
@@ -39,11 +40,13 @@ from smq.raft_state.commands import (
     AdvanceLogStart,
     AlterAcls,
     AlterClusterConfig,
+    AlterQuotas,
     AlterTopicConfig,
     AlterUser,
     CreateTopic,
     DeleteTopic,
     DeleteUser,
+    Quota,
     ScramCredential,
     SetNodeDrained,
 )
@@ -51,6 +54,7 @@ from smq.raft_state.config_keys import known_at
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.handlers.acls import PRINCIPAL, Operation, Pattern, Permission, Resource
+from smq.raft_state.handlers.quotas import CLIENT_ID, IP, THOUSAND, USER
 from smq.raft_state.ids import NO_REQUEST, NodeId, Offset, TopicId, split_partition_id
 from smq.raft_state.limits import DECOY_SECRET_BYTES, TOPIC_PARTITIONS_MAX
 from smq.raft_state.replies import TopicCreated
@@ -69,6 +73,7 @@ from smq.raft_state.state import (
 from smq.raft_state.topic_config import is_external
 from smq.replication.api import NodeApi, PartitionRange
 
+_ENTITIES: Final = {"user": USER, "client_id": CLIENT_ID, "ip": IP}  # by field of a quota, as Kafka names them
 DELETE_ATTEMPTS: Final = 3  # the members of a group seldom change twice within one call
 Ends: TypeAlias = Mapping[tuple[str, int], PartitionRange]
 
@@ -265,6 +270,21 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
         is_super = self._authorizer.is_super(request.user)
         shown = _acl_info(rule) if rule is not None else None
         return pb.TestAclResponse(allowed=allowed, super_user=is_super, rule=shown)
+
+    # ------------------------------------------------------------------------------------------------- quotas
+    @guarded
+    async def ListQuotas(self, request: pb.ListQuotasRequest, context: Context) -> pb.ListQuotasResponse:
+        await self._calls.barrier(deadline_ms(request.timeout_ms, context))
+        return pb.ListQuotasResponse(quotas=map(_quota_info, self._state.quotas))
+
+    @guarded
+    async def AlterQuotas(self, request: pb.AlterQuotasRequest, context: Context) -> pb.AlterQuotasResponse:
+        if not request.quotas:
+            raise SmqError(ErrorCode.INVALID_REQUEST, "quotas is empty: name at least one")
+        quotas = tuple(quota_of(_entity(given), given.key, given.value) for given in request.quotas)
+        command = AlterQuotas(request_id=request_id_of(request.request_id), quotas=quotas)
+        await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
+        return pb.AlterQuotasResponse()
 
     # -------------------------------------------------------------------------------------------------- views
     @guarded
@@ -540,6 +560,15 @@ def _acl_info(acl: Acl) -> pb.Acl:
         operation=Operation(acl.operation).name.lower(),
         permission=Permission(acl.permission).name.lower(),
     )
+
+
+def _entity(given: pb.Quota) -> dict[str, str]:
+    return {_ENTITIES[field.name]: name for field, name in given.ListFields() if field.name in _ENTITIES}
+
+
+def _quota_info(quota: Quota) -> pb.Quota:
+    named = {name: dict(quota.entity)[kind] for name, kind in _ENTITIES.items() if kind in dict(quota.entity)}
+    return pb.Quota(key=quota.key, value=quota.thousandths / THOUSAND, **named)
 
 
 def _user_info(user: UserState) -> pb.UserInfo:

@@ -58,6 +58,7 @@ REQUIRED: Final = {kind.name: required for kind in requests() if (required := _r
 _WITH_VALUE: Final = frozenset({OffsetType.EXACT_OFFSET, OffsetType.RESET_TO_OFFSET, OffsetType.EXACT_TS_NS})
 _LISTS: Final = {
     "AddToTransactionRequest": "partitions",
+    "AlterQuotasRequest": "quotas",
     "CommitBatchRequest": "transactions",
     "FetchRequest": "partitions",
     "ListOffsetsRequest": "partitions",

@@ -66,6 +66,7 @@ class ApiKey(enum.IntEnum):
     LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
     DESCRIBE_CLIENT_QUOTAS = 48
+    ALTER_CLIENT_QUOTAS = 49
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
     ALTER_USER_SCRAM_CREDENTIALS = 51
     DESCRIBE_QUORUM = 55
@@ -130,6 +131,7 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.LIST_PARTITION_REASSIGNMENTS: Served("ListPartitionReassignments", Versions(0, 0)),
         ApiKey.OFFSET_DELETE: Served("OffsetDelete", Versions(0, 0)),
         ApiKey.DESCRIBE_CLIENT_QUOTAS: Served("DescribeClientQuotas", Versions(0, 1)),
+        ApiKey.ALTER_CLIENT_QUOTAS: Served("AlterClientQuotas", Versions(0, 1)),
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: Served("DescribeUserScramCredentials", Versions(0, 0)),
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS: Served("AlterUserScramCredentials", Versions(0, 0)),
         ApiKey.DESCRIBE_QUORUM: Served("DescribeQuorum", Versions(0, 2)),

@@ -585,6 +585,10 @@ def _configs(operation: Operation, answered: str) -> Rule:
     return rule
 
 
+def _entry_row(entry: Struct, code: KafkaError) -> Refused:
+    return Refused({"entity": entry["entity"], "error_code": code, "error_message": _MESSAGE})
+
+
 def _users_refused(request: Struct, code: KafkaError) -> Struct:
     names = dict.fromkeys(change["name"] for kind in ("deletions", "upsertions") for change in request[kind])
     return {"results": [{"user": name, "error_code": code, "error_message": _MESSAGE} for name in names]}
@@ -658,6 +662,7 @@ RULES: Final[Mapping[int, Rule]] = {
         _whole(Operation.DELETE, Resource.GROUP, _GROUP_ID), _topics(Operation.READ, _INDEXED)
     ),
     ApiKey.DESCRIBE_CLIENT_QUOTAS: _cluster(Operation.DESCRIBE_CONFIGS),
+    ApiKey.ALTER_CLIENT_QUOTAS: _cluster(Operation.ALTER_CONFIGS, _all("entries", "entries", _entry_row)),
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _cluster(Operation.DESCRIBE),
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _cluster(Operation.ALTER, _users_refused),
     ApiKey.DESCRIBE_QUORUM: _cluster(Operation.DESCRIBE),

@@ -1,10 +1,10 @@
-"""The settings of topics, of the cluster, and of a node: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs,
-ListConfigResources, and DescribeClientQuotas.
+"""The settings of topics, of the cluster, and of a node: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, and
+ListConfigResources.
 
 Owns the checks and the commands of alterations; `config_view` has what clients see. Each resource is a command of its
 own, for all of its keys or none. The resource BROKER without a name is the whole cluster, as Kafka's dynamic defaults
 of all brokers. A node reads its own settings from node.toml when it starts. Clients can see them, and cannot change
-them. There are no quotas.
+them.
 """
 
 from collections import Counter
@@ -42,8 +42,6 @@ _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _BROKER_LOGGER, _CLIENT_METRICS = 8, 16
 _RESOURCE_TYPES: Final = (TOPIC, BROKER, _BROKER_LOGGER, _CLIENT_METRICS, GROUP)
 _TYPES_VERSION: Final = 1  # version 0 asks for client metrics only
-_EXACT, _DEFAULT, _ANY = 0, 1, 2
-_USER, _CLIENT_ID, _IP = "user", "client-id", "ip"
 
 _Table: TypeAlias = Mapping[str, ConfigKey]
 _Changes: TypeAlias = tuple[dict[str, str], list[str]]  # the keys to set, and those that go back to their defaults
@@ -303,30 +301,3 @@ def _resource_names(state: ClusterState, kind: int) -> list[str]:
     if kind == TOPIC:
         return sorted(name for name, topic in state.topics.items() if not is_external(topic.config))
     return [str(node) for node in sorted(state.nodes)] if kind == BROKER else []
-
-
-# ------------------------------------------------------------------------------------------ DescribeClientQuotas
-async def describe_client_quotas(_gateway: Gateway, _version: int, request: Struct) -> Struct:
-    answer: Struct = {"throttle_time_ms": 0, "error_code": KafkaError.NONE, "error_message": None, "entries": []}
-    try:
-        _check_filter(request["components"])
-    except KafkaRefusal as e:
-        return answer | error_fields(e) | {"entries": None}
-    return answer
-
-
-def _check_filter(components: list[Struct]) -> None:
-    types = {component["entity_type"] for component in components}
-    if "" in types or len(types) < len(components):
-        raise KafkaRefusal(KafkaError.INVALID_REQUEST, "the filter needs a type in each component, each type once")
-    for component in components:
-        kind = component["entity_type"]
-        if kind not in (_USER, _CLIENT_ID, _IP):
-            message = f"there is no entity type {kind[:80]!r}: use {_USER!r}, {_CLIENT_ID!r} or {_IP!r}"
-            raise KafkaRefusal(KafkaError.UNSUPPORTED_VERSION, message)
-        has_match = component["match"] is not None
-        if component["match_type"] not in (_EXACT, _DEFAULT, _ANY) or has_match != (component["match_type"] == _EXACT):
-            message = "match type 0 needs a name to match; 1 (the default entity) and 2 (any) take none"
-            raise KafkaRefusal(KafkaError.INVALID_REQUEST, message)
-    if _IP in types and len(types) > 1:
-        raise KafkaRefusal(KafkaError.INVALID_REQUEST, f"a filter by {_IP!r} takes no other type")

@@ -167,6 +167,28 @@ class Admin(AdminServicer):
         return cluster.once(request.request_id, "alter acls", change)
 
     @answering
+    async def ListQuotas(self, _request: pb.ListQuotasRequest) -> Message:
+        return pb.ListQuotasResponse(quotas=self.node.cluster.quotas)
+
+    @answering
+    async def AlterQuotas(self, request: pb.AlterQuotasRequest) -> Message:
+        cluster = self.node.cluster
+
+        def place(quota: pb.Quota) -> bytes:
+            copy = pb.Quota()
+            copy.CopyFrom(quota)
+            copy.value = 0
+            return copy.SerializeToString(deterministic=True)
+
+        def change() -> Message:
+            changed = {place(quota) for quota in request.quotas}
+            kept = [quota for quota in cluster.quotas if place(quota) not in changed]
+            cluster.quotas = [*kept, *(quota for quota in request.quotas if quota.value)]
+            return pb.AlterQuotasResponse()
+
+        return cluster.once(request.request_id, "alter quotas", change)
+
+    @answering
     async def TestAcl(self, request: pb.TestAclRequest) -> Message:
         """By name alone."""
         rules = [acl for acl in self.node.cluster.acls if (acl.user, acl.name) == (request.user, request.name)]

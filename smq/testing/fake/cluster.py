@@ -48,6 +48,7 @@ class FakeCluster:
         self.groups: dict[str, pb.DescribeGroupResponse] = {}
         self.users: dict[str, pb.UserInfo] = {}
         self.acls: list[pb.Acl] = []
+        self.quotas: list[pb.Quota] = []
         self.config: dict[str, str] = {}  # only the settings that are set: the fake knows no defaults
         self.fetch_bytes_max = BATCH_BYTES_MAX  # per partition of an answer: a small one makes a read take several
         self.hidden: set[int] = set()  # base offsets of batches without a record to read

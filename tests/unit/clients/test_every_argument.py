@@ -32,6 +32,7 @@ CALLS: Final[dict[type, dict[str, dict[str, Any]]]] = {
         "list_offsets": {"starts": {("t", 0): 0}, "group": None, "reset_if_gone": False, "isolation": "read_committed"},
         "alter_cluster_config": {"set": {}, "unset": []},
         "alter_acls": {"add": [], "remove": []},
+        "alter_quotas": {"quotas": []},
         "test_acl": {"user": "u", "operation": "read", "resource": "topic", "name": "t", "host": "h"},
         "create_user": NAMED | {"password": "secret"},
         "change_password": NAMED | {"password": "secret"},

@@ -42,6 +42,7 @@ from smq.raft_state.commands import (
     Listener,
     MarkIncomplete,
     OffsetCommit,
+    Quota,
     RegisterNode,
     RemoveMembers,
     ReplaceMember,
@@ -142,6 +143,12 @@ def acl(name: str, operation: int = 3, permission: int = 3, **fields: Any) -> Ac
     """User:alice may read the topic of this name."""
     given: dict[str, Any] = {"resource": 2, "pattern": 3, "principal": "User:alice", "host": "*"} | fields
     return Acl(name=name, operation=operation, permission=permission, **given)
+
+
+def quota(key: str, thousandths: int, **entity: str) -> Quota:
+    """By kind of entity the name: `user="alice"`, or "" for the default."""
+    named = {kind.replace("_", "-"): name for kind, name in entity.items()}
+    return Quota(entity=tuple(sorted(named.items())), key=key, thousandths=thousandths)
 
 
 def listener(name: str) -> Listener:

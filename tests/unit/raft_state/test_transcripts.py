@@ -74,8 +74,8 @@ def _show_state(state: ClusterState) -> Iterator[str]:
         yield f"producer {producer_id} epoch {epoch}"
     for name in sorted(state.users):
         yield f"user {name}: {', '.join(map(repr, state.users[name].credentials))}"
-    for rule in state.acls:
-        yield repr(rule)
+    for row in (*state.acls, *state.quotas):
+        yield repr(row)
     for request_id, reply in (item for cache in state.replies for item in cache.replies.items()):
         yield f"request {int.from_bytes(request_id, 'big')}: {reply.hex()}"
 

@@ -511,3 +511,24 @@ async def test_rules_are_changed_together_and_decide(tmp_path: Path) -> None:
             assert (await fails(admin.AlterAcls(request))).name == "INVALID_REQUEST"
         await admin.AlterAcls(pb.AlterAclsRequest(remove=[rule(), rule("never")]))
         assert [acl.name for acl in (await admin.ListAcls(pb.ListAclsRequest())).acls] == ["x"]
+
+
+async def test_quotas_are_changed_together(tmp_path: Path) -> None:
+    async with served_node(tmp_path) as served:
+        admin = served.admin
+        alice, each = pb.Quota(user="alice", key="producer_byte_rate"), pb.Quota(client_id="", key="request_percentage")
+        alice.value, each.value = 1024, 12.5
+        await admin.AlterQuotas(pb.AlterQuotasRequest(quotas=[alice, each]))
+        assert list((await admin.ListQuotas(pb.ListQuotasRequest())).quotas) == [each, alice]
+        for quotas in (
+            [],
+            [pb.Quota(user="bob", key="request_percentage", value=1), pb.Quota(user="bob", key="records", value=1)],
+            [pb.Quota(key="request_percentage", value=1)],
+            [pb.Quota(user="bob", key="request_percentage")],
+            [pb.Quota(user="bob", key="producer_byte_rate", value=0.5)],
+            [pb.Quota(ip="example.org", key="connection_creation_rate", value=1)],
+        ):
+            assert (await fails(admin.AlterQuotas(pb.AlterQuotasRequest(quotas=quotas)))).name == "INVALID_REQUEST"
+        each.value = 0
+        await admin.AlterQuotas(pb.AlterQuotasRequest(quotas=[each]))
+        assert list((await admin.ListQuotas(pb.ListQuotasRequest())).quotas) == [alice]

@@ -69,6 +69,7 @@ def asked(key: int, version: int, name: str = "secret", topic_id: bytes = SECRET
         "resources": [resource],
         "deletions": [{"name": name, "mechanism": 1}],
         "upsertions": [credential],
+        "entries": [{"entity": [], "ops": []}],
         "creations": [{"resource_name": name, "principal": "User:x", "host": "*"}],
         "filters": [{"resource_name_filter": None, "principal_filter": None, "host_filter": None}],
     }

@@ -501,12 +501,85 @@ def component(entity: str, match_type: int = 2, match: str | None = None) -> Str
     return {"entity_type": entity, "match_type": match_type, "match": match}
 
 
+def altered_quotas(node: Node, *entries: tuple[Struct, Struct], **fields: Any) -> list[KafkaError]:
+    """Of each entry the entity, by kind, and its quotas; None removes one."""
+    given = [
+        {
+            "entity": [{"entity_type": kind, "entity_name": name} for kind, name in entity.items()],
+            "ops": [{"key": k, "value": v or 0.0, "remove": v is None} for k, v in values.items()],
+        }
+        for entity, values in entries
+    ]
+    request = {"entries": given, "validate_only": False} | fields
+    answer = ask(node, ApiKey.ALTER_CLIENT_QUOTAS, 1, request)
+    return [KafkaError(entry["error_code"]) for entry in answer["entries"]]
+
+
+def described_quotas(node: Node, *components: Struct, strict: bool = False) -> list[tuple[Struct, Struct]]:
+    request = {"components": list(components), "strict": strict}
+    answer = ask(node, ApiKey.DESCRIBE_CLIENT_QUOTAS, 1, request)
+    assert answer["error_code"] is KafkaError.NONE
+    return [
+        (
+            {part["entity_type"]: part["entity_name"] for part in entry["entity"]},
+            {value["key"]: value["value"] for value in entry["values"]},
+        )
+        for entry in answer["entries"]
+    ]
+
+
+PRODUCED, PERCENT, MUTATIONS = "producer_byte_rate", "request_percentage", "controller_mutation_rate"
+JOB_OF_ALICE = ({"client-id": "job", "user": "alice"}, {PRODUCED: 1024.0})
+EACH_JOB = ({"client-id": None}, {PERCENT: 12.5})
+ALICE = ({"user": "alice"}, {MUTATIONS: 0.001, PRODUCED: 2048.0})
+ADDRESS = ({"ip": "10.0.0.1"}, {"connection_creation_rate": 5.0})
+
+
+def test_quotas_are_changed_by_entity_and_found_by_filters(node: Node) -> None:
+    assert described_quotas(node) == []
+    assert altered_quotas(node, JOB_OF_ALICE, EACH_JOB, ALICE, validate_only=True) == [KafkaError.NONE] * 3
+    assert described_quotas(node) == []
+    mapped = ({"ip": "::ffff:10.0.0.1"}, ADDRESS[1])
+    assert altered_quotas(node, JOB_OF_ALICE, EACH_JOB, ALICE, mapped) == [KafkaError.NONE] * 4
+    for components, strict, found in (
+        ((), False, [EACH_JOB, JOB_OF_ALICE, ADDRESS, ALICE]),
+        ((component("user", 0, "alice"),), False, [JOB_OF_ALICE, ALICE]),
+        ((component("user", 0, "alice"),), True, [ALICE]),
+        ((component("client-id"),), False, [EACH_JOB, JOB_OF_ALICE]),
+        ((component("client-id", 1),), False, [EACH_JOB]),
+        ((component("client-id", 0, "job"), component("user")), True, [JOB_OF_ALICE]),
+        ((component("ip"),), False, [ADDRESS]),
+        ((component("user", 1),), False, []),
+    ):
+        assert described_quotas(node, *components, strict=strict) == found
+    removal = {"user": "alice"}, {PRODUCED: None, PERCENT: None, MUTATIONS: 2.5}
+    assert altered_quotas(node, removal) == [KafkaError.NONE]
+    assert described_quotas(node, component("user"), strict=True) == [({"user": "alice"}, {MUTATIONS: 2.5})]
+
+
+def test_a_bad_quota_is_refused_alone_and_whole(node: Node) -> None:
+    bad = [
+        ({"user": "u"}, {PERCENT: 1.0, PRODUCED: 0.5}),
+        ({"user": "u"}, {PERCENT: 1.0, PRODUCED: 0.0}),
+        ({"user": "u"}, {PERCENT: 1.0, "records": 1.0}),
+        ({"user": "u"}, {PERCENT: float("nan")}),
+        ({"user": "u"}, {PERCENT: float("inf")}),
+        ({"user": "u"}, {PERCENT: 1e300}),
+        ({"user": "u"}, {PERCENT: 0.0001}),
+        ({"user": ""}, {PERCENT: 1.0}),
+        ({"ip": "example.org"}, ADDRESS[1]),
+        ({"ip": "10.0.0.1"}, {PERCENT: 1.0}),
+        ({"ip": "10.0.0.1", "user": "u"}, ADDRESS[1]),
+        ({}, {PERCENT: 1.0}),
+    ]
+    codes = altered_quotas(node, *bad, ALICE, ({"planet": "x"}, {PERCENT: 1.0}))
+    assert codes == [KafkaError.INVALID_REQUEST] * len(bad) + [KafkaError.NONE, KafkaError.UNSUPPORTED_VERSION]
+    assert described_quotas(node) == [ALICE]
+
+
 @pytest.mark.parametrize(
     ("components", "code"),
     [
-        ([], KafkaError.NONE),
-        ([component("user"), component("client-id", 0, "x")], KafkaError.NONE),
-        ([component("ip", 1)], KafkaError.NONE),
         ([component("user"), component("user")], KafkaError.INVALID_REQUEST),
         ([component("")], KafkaError.INVALID_REQUEST),
         ([component("ip"), component("user")], KafkaError.INVALID_REQUEST),
@@ -516,9 +589,11 @@ def component(entity: str, match_type: int = 2, match: str | None = None) -> Str
     ],
 )
 @pytest.mark.parametrize("version", range(2))
-def test_there_are_no_quotas(node: Node, version: int, components: list[Struct], code: KafkaError) -> None:
+def test_a_filter_of_quotas_that_makes_no_sense_is_refused(
+    node: Node, version: int, components: list[Struct], code: KafkaError
+) -> None:
     answer = ask(node, ApiKey.DESCRIBE_CLIENT_QUOTAS, version, {"components": components, "strict": False})
-    assert (answer["error_code"], answer["entries"]) == (code, [] if code is KafkaError.NONE else None)
+    assert (answer["error_code"], answer["entries"]) == (code, None)
 
 
 def upsertion(name: str, mechanism: int = 1, *, iterations: int = 4_096, size: int | None = None) -> Struct:

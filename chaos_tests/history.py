@@ -31,6 +31,8 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | tstable | k                                   | lso                                                      |
 | stage  | g, k, o (the `off` of a txn), tag    |                                                          |
 | toffset | id, g                               | off (None: none)                                         |
+| mirror | k, o, e (end), d (CRC), wrong (must be refused) |                                               |
+| copy   | k, n                                 | b ([[base, end, d], ...]), hwm                           |
 | create, drop, alloc | name                    |                                                          |
 
 A poll's `s` has the stored size of its batches: [[base, end, size], ...]. The figures of `lag` are offsets, records,

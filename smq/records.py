@@ -169,19 +169,46 @@ def validate_produced(batch: Buffer) -> BatchHeader:
     Raises BatchCorrupt for framing and CRC, BatchError for the rest. Magic is checked before the CRC, because the
     place of the CRC depends on it.
     """
-    header = parse_header(batch)
-    if header.magic != MAGIC:
-        raise BatchError(f"record batch magic {header.magic} is not supported: produce format v2")
-    check_crc(batch, header)
+    header = _whole(batch)
     if header.count < 1:
         raise BatchError("a batch holds at least one record")
     if header.last_offset_delta != header.count - 1:
         raise BatchError(f"last offset delta {header.last_offset_delta} does not fit {header.count} records")
+    if header.attributes & CONTROL_MASK:
+        raise BatchError("control batches are written by the log itself")
+    _check_fields(batch, header)
+    return header
+
+
+def validate_mirrored(batch: Buffer) -> BatchHeader:
+    """As `validate_produced`, for a batch of another log: it has its offsets, may lack records, or all of them, and may
+    be the control batch of a transaction."""
+    header = _whole(batch)
+    if header.base_offset < 0 or header.last_offset_delta < 0:
+        raise BatchError(f"a batch at offset {header.base_offset}, of {header.last_offset_delta + 1} offsets")
+    if not 0 <= header.count <= header.last_offset_delta + 1:
+        raise BatchError(f"{header.count} records do not fit {header.last_offset_delta + 1} offsets")
+    if header.attributes & CONTROL_MASK:
+        if not header.attributes & TRANSACTIONAL_MASK or header.producer_id < 0 or header.last_offset_delta:
+            raise BatchError("a control batch ends a transaction of a producer, at one offset")
+        is_commit_marker(batch)
+    else:
+        _check_fields(batch, header)
+    return header
+
+
+def _whole(batch: Buffer) -> BatchHeader:
+    header = parse_header(batch)
+    if header.magic != MAGIC:
+        raise BatchError(f"record batch magic {header.magic} is not supported: produce format v2")
+    check_crc(batch, header)
+    return header
+
+
+def _check_fields(batch: Buffer, header: BatchHeader) -> None:
     codec = header.attributes & CODEC_MASK
     if codec not in CODEC_NAMES:
         raise BatchError(f"compression codec {codec} is unknown")
-    if header.attributes & CONTROL_MASK:
-        raise BatchError("control batches are written by the log itself")
     if header.attributes & TRANSACTIONAL_MASK and header.producer_id < 0:
         raise BatchError("a transactional batch needs a producer id")
     if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
@@ -189,7 +216,6 @@ def validate_produced(batch: Buffer) -> BatchHeader:
     bytes_max = (len(batch) - HEADER_BYTES) * _EXPANSION_MAX[codec]
     if header.count > min(bytes_max // RECORD_BYTES_MIN, _RECORDS_MAX):
         raise BatchError(f"{header.count} records cannot lie in {len(batch)} bytes")
-    return header
 
 
 def patched_prefix(base_offset: int, header: BatchHeader, epoch: int) -> bytes:
@@ -198,6 +224,7 @@ def patched_prefix(base_offset: int, header: BatchHeader, epoch: int) -> bytes:
 
 
 PREFIX_BYTES: Final = _PREFIX.size
+_EPOCH_AT: Final = 12
 
 
 def build_batch(header: BatchHeader, body: Buffer) -> bytes:
@@ -225,6 +252,16 @@ def build_batch(header: BatchHeader, body: Buffer) -> bytes:
     out += body
     _CRC.pack_into(out, _CRC_FIELD, crc32c(memoryview(out)[CRC_START:]))
     return bytes(out)
+
+
+def empty_batch(base_offset: int, count: int) -> bytes:
+    """A batch that holds `count` offsets and no record, as compaction leaves one."""
+    return build_batch(BatchHeader(base_offset, 0, 0, MAGIC, 0, 0, count - 1, -1, -1, -1, -1, -1, 0), b"")
+
+
+def is_same_batch(a: Buffer, b: Buffer) -> bool:
+    """Whether two stored batches have the same bytes at the same offset. The epoch is each log's own."""
+    return a[:_EPOCH_AT] == b[:_EPOCH_AT] and a[PREFIX_BYTES:] == b[PREFIX_BYTES:]
 
 
 def with_append_time(batch: Buffer, header: BatchHeader, time_ms: int) -> tuple[bytes, BatchHeader]:

@@ -15,6 +15,7 @@ from chaos_tests.checkers import (
     log,
     losses,
     membership,
+    mirrors,
     nodes,
     reads,
     retention,
@@ -44,6 +45,7 @@ CHECKS: Final[tuple[Callable[[Facts], list[Violation]], ...]] = (
     transactions.check_batches,
     reads.check_marks,
     lag.check,
+    mirrors.check,
 )
 
 

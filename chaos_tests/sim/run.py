@@ -34,6 +34,7 @@ from chaos_tests.sim.clients.consumer import Consumer
 from chaos_tests.sim.clients.groups import BRIEF, GROUP, STATIC, GroupConsumer
 from chaos_tests.sim.clients.lag import LagWatcher
 from chaos_tests.sim.clients.ledger import LedgerReader
+from chaos_tests.sim.clients.mirror import Mirror
 from chaos_tests.sim.clients.pace import ACKED_MIN, Pace
 from chaos_tests.sim.clients.producer import Crowd, Pipeline, Producer
 from chaos_tests.sim.clients.remaker import Remaker, Repeater
@@ -384,6 +385,7 @@ class Simulation:
         made += [Streamer(world, f"streamer-{i}", think_ms=think).run() for i in range(mix.streamers)]
         made += [Remaker(world, f"again-{i}", think_ms=think).run() for i in range(mix.remakers)]
         made += [Repeater(world, f"repeater-{i}", think_ms=think).run() for i in range(mix.repeaters)]
+        made += [Mirror(world, i, think_ms=think).run() for i in range(mix.mirrors)]
         made += [
             Assigner(world, f"assigner-{i}", known, think_ms=think).run()
             for i in range(mix.assigners)
@@ -444,7 +446,7 @@ class Simulation:
         hanging = [t.transactional_id for t in hosts[0].api.state.transactions.values() if t.partitions or t.offsets]
         if hanging:
             return f"transactions of {hanging} have not ended"
-        for known in [*self.world.partitions, *self.world.ledgers]:
+        for known in [*self.world.partitions, *self.world.ledgers, *self.world.mirrored]:
             ends, compacted = [], set()
             for host in hosts:
                 part = host.api.state.partition(known.pid)
@@ -547,6 +549,12 @@ class Simulation:
         ledger = LedgerReader(self.world, "final-ledger", think_ms=0)
         yield from ledger.read_all()
         yield from ledger.read_offsets([f"tx-{n}" for n in range(self.scenario.clients.transactors // SHARERS)])
+        mirror = Mirror(self.world, 0, think_ms=0)
+        for known in self.world.mirrored:
+            self._learn_replicas(known)
+            for node in known.replicas:
+                if node in self.nodes:
+                    yield from mirror.read_all(known, node)
         self.observer.sample()  # log starts that the final read met
 
     def _result(self) -> Result:

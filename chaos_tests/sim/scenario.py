@@ -86,6 +86,7 @@ class ClientMix:
     streamers: int = 0  # each makes topics, and immediately sends them batches without sequences
     remakers: int = 0  # each makes and deletes topics of one name
     repeaters: int = 0  # as remakers, and each sends its last deletion again once the topic is there again
+    mirrors: int = 0  # two of each topic: they copy another cluster's
     think_ms: float = 240.0
     trim_think_ms: float = 3000.0
     trim_to_hwm: float = 0.4

@@ -141,7 +141,8 @@ fixed key has no effect here, nor as a default of all brokers: it takes any vali
 DescribeConfigs shows it as read-only and says why. A value is refused with INVALID_CONFIG only if it is invalid, or if
 a promise depends on it: `unclean.leader.election.enable=true`, `min.insync.replicas` above the majority of the
 replicas, and `remote.storage.enable=true`. The value shown for `min.insync.replicas` is the majority of the topic's
-replicas. `storage` and `retention.records` are keys of smq's own: Kafka clients see only topics with `storage=log`.
+replicas. `mirrored`, `storage` and `retention.records` are keys of smq's own: Kafka clients see only topics with
+`storage=log`.
 
 By default everything is kept (`retention.ms=-1`, where Kafka deletes after a week). A batch whose newest timestamp is
 more than an hour ahead of the leader's clock is refused (`message.timestamp.after.max.ms`), as in Kafka.

@@ -91,6 +91,8 @@ _STATUS: Final[dict[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.INVALID_TRANSACTION_TIMEOUT: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.TRANSACTION_ENDING: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.WRONG_STORAGE: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.WRONG_WRITER: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.OFFSET_TAKEN: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.STALE_EPOCH: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.STALE_INCARNATION: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.UNKNOWN_NODE: grpc.StatusCode.FAILED_PRECONDITION,

@@ -139,6 +139,10 @@ class ErrorCode(enum.Enum):
     UNKNOWN_USER = _Traits(73, True, False, "create it with `smq user create`, or check its name with `smq user list`")
     USER_EXISTS = _Traits(74, True, False, "choose another name, or change its password with `smq user passwd`")
     INVALID_CREDENTIAL = _Traits(75, True, False, "")  # the message says what to correct
+    WRONG_WRITER = _Traits(
+        76, True, False, "a mirrored topic takes records from its mirror alone, until mirrored=false is set"
+    )
+    OFFSET_TAKEN = _Traits(77, True, False, "what is here is kept: compare both sides, or mirror to a new topic")
     # Clients alone raise these; no node sends them.
     UNREACHABLE = _Traits(
         90, True, True, "nothing was sent: start a node (`smq dev`), or correct the address, port or TLS settings"
@@ -386,6 +390,12 @@ class UserExists(SmqError): ...
 class InvalidCredential(SmqError): ...
 
 
+class WrongWriter(SmqError): ...
+
+
+class OffsetTaken(SmqError): ...
+
+
 class Unreachable(SmqError): ...
 
 
@@ -454,6 +464,8 @@ _BY_CODE: Final[dict[ErrorCode, type[SmqError]]] = {
     ErrorCode.UNKNOWN_USER: UnknownUser,
     ErrorCode.USER_EXISTS: UserExists,
     ErrorCode.INVALID_CREDENTIAL: InvalidCredential,
+    ErrorCode.WRONG_WRITER: WrongWriter,
+    ErrorCode.OFFSET_TAKEN: OffsetTaken,
     ErrorCode.UNREACHABLE: Unreachable,
     ErrorCode.CLIENT_CLOSED: ClientClosed,
     ErrorCode.FORKED: Forked,

@@ -40,6 +40,7 @@ MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 MIN_CLEANABLE_DIRTY_RATIO: Final = "min.cleanable.dirty.ratio"
 MIN_COMPACTION_LAG_MS: Final = "min.compaction.lag.ms"
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
+MIRRORED: Final = "mirrored"
 NO_LIMIT: Final = "-1"
 _UNLIMITED: Final = int(NO_LIMIT)
 RETENTION_BYTES: Final = "retention.bytes"
@@ -145,6 +146,13 @@ TOPIC_CONFIG: Final[dict[str, ConfigKey]] = {
         accepts=one_of("log", EXTERNAL),
         type=ConfigType.STRING,
         is_fixed_at_creation=True,
+    ),
+    MIRRORED: ConfigKey(
+        default="false",
+        values='"true" (a mirror alone writes to it, at the offsets of another cluster) or "false"',
+        meaning="whether the topic is a copy of another cluster's (a key of smq's own)",
+        accepts=one_of("true", "false"),
+        type=ConfigType.BOOLEAN,
     ),
     CLEANUP_POLICY: ConfigKey(
         default=DELETE,
@@ -282,6 +290,8 @@ def check_together(config: Mapping[str, str]) -> None:
             ErrorCode.INVALID_CONFIG,
             f"{MIN_COMPACTION_LAG_MS} is {least}, above {MAX_COMPACTION_LAG_MS}, which is {most}",
         )
+    if is_external(config) and is_mirrored(config):
+        raise Refused(ErrorCode.INVALID_CONFIG, f"{STORAGE}={EXTERNAL} has no records that could be {MIRRORED}")
     if is_external(config) and is_compacted(config):
         raise Refused(
             ErrorCode.INVALID_CONFIG, f"{STORAGE}={EXTERNAL} has no records that {CLEANUP_POLICY} could compact"
@@ -323,6 +333,7 @@ class BatchRules(NamedTuple):
     before_ms: int = INT64_MAX  # how much older than the leader's clock a timestamp may be
     after_ms: int = AFTER_MAX_MS_DEFAULT  # how much later
     needs_keys: bool = False  # every record has a key
+    is_mirrored: bool = False  # batches come from another cluster's log, at their offsets, and are stored as they are
 
     @property
     def has_time_limits(self) -> bool:
@@ -339,6 +350,8 @@ def batch_rules(config: Mapping[str, str]) -> BatchRules:
     """For every batch that is produced, so the usual topic costs nothing."""
     if not config:
         return _PLAIN
+    if is_mirrored(config):
+        return BatchRules(bytes_max=int(config_value(config, MAX_MESSAGE_BYTES)), is_mirrored=True)
     codec_name = config_value(config, COMPRESSION_TYPE)
     level_key = f"compression.{codec_name}.level"
     level = config_value(config, level_key) if level_key in TOPIC_CONFIG else "-1"
@@ -409,6 +422,11 @@ def times_ms(config: Mapping[str, str]) -> list[int]:
     if limits is not None:
         times += [ms for ms in (limits.lag_ms, limits.lag_ms_max, limits.tombstones_ms) if ms]
     return times
+
+
+def is_mirrored(config: Mapping[str, str]) -> bool:
+    """Whether the topic's records come from another cluster, with their offsets."""
+    return config_value(config, MIRRORED) == "true"
 
 
 def is_external(config: Mapping[str, str]) -> bool:

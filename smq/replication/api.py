@@ -59,6 +59,7 @@ class ProduceRequest:
     transactional_id: str | None = None  # a transactional batch must be of its producer
     is_joining: bool = False  # Kafka's second protocol of transactions: the partition joins the batch's transaction
     names_bad_records: bool = False  # a refusal says which they are
+    is_mirrored: bool = False  # of another cluster's log: it goes to its own offsets, in a topic that is mirrored
     trace: StageSink | None = None  # is given the times of the stages; of disk and majority perhaps after the answer
 
 
@@ -314,7 +315,11 @@ class NodeApi(Protocol):
         partition are appended in the order of these calls, also if the first ones wait for a look-up. After a batch of
         an idempotent producer has been refused so that it comes again, the later ones of that producer get OVERLOADED
         until it has come. If the partition has to join the batch's transaction first, later batches of that producer
-        wait meanwhile."""
+        wait meanwhile.
+
+        A mirrored batch goes to the offset that its header names: OFFSET_OUT_OF_RANGE (lo, hi) if the log ends before
+        that, OFFSET_TAKEN if other bytes are there, and the first attempt's answer if the same are. WRONG_WRITER unless
+        its topic is mirrored, and for any other batch if it is."""
 
     def expect_again(self, topic: str | TopicId, partition: int, batch: Buffer) -> None:
         """A service holds this batch back or refuses it, before `produce`: the later ones of its producer must not

@@ -231,7 +231,7 @@ class Node:
         self._external = ExternalOffsets(host, self._proposer)
         self._lookup = Lookup(host, barriers)
         self._barriers = barriers
-        self._producing = Producing(host, self.replicas, barriers, self._lookup, self._compute, self._joins)
+        self._producing = Producing(host, self.replicas, barriers, self._lookup, self._compute, self._joins, self.fetch)
         self.produce, self.expect_again = self._producing.produce, self._producing.expect_again
         self.describe_quorum = self._quorum.describe
 

@@ -56,7 +56,9 @@ class Served:
                     return
                 await asyncio.sleep(0)
 
-    async def publish(self, *requests: pb.PublishRecordRequest) -> list[pb.PublishRecordResponse]:
+    async def publish(
+        self, *requests: pb.PublishRecordRequest, is_mirror: bool = False
+    ) -> list[pb.PublishRecordResponse]:
         """Sends all requests on one stream; its answers in the order of their correlation ids."""
 
         async def send() -> AsyncIterator[pb.PublishRecordRequest]:
@@ -64,7 +66,8 @@ class Served:
                 yield request
 
         async with asyncio.timeout(PATIENCE_S):
-            answers = [answer async for answer in self.agent.PublishRecord(send())]
+            call = self.agent.MirrorRecord if is_mirror else self.agent.PublishRecord
+            answers = [answer async for answer in call(send())]
         return sorted(answers, key=lambda a: a.correlation_id)
 
     async def fill(self, counts: Iterable[int], topic: str = "t", partition: int = 0) -> None:

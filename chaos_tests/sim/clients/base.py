@@ -62,6 +62,8 @@ class World:
     externals: list[Known] = field(default_factory=list)  # of external storage
     keys: int = 0  # of the records; 0: they have none
     ledgers: list[Known] = field(default_factory=list)  # written to in transactions only
+    mirrored: list[Known] = field(default_factory=list)  # copies of another cluster's
+    sources: dict[str, Any] = field(default_factory=dict)  # what they are copies of: see `mirror`
     checkpoints: dict[str, list[Any]] = field(default_factory=dict)  # of apps: see `batch_writer`
     stopped: bool = False
     duplicates: int = 0

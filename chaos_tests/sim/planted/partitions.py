@@ -563,6 +563,20 @@ _DISKS: Final = (
         scenario="late_batches",
         anomalies=frozenset({"repeat-refused"}),
     ),
+    PlantedBug(
+        name="mirrored-batch-appended-wherever-the-log-ends",
+        rule="a mirrored batch is stored at the offset that it names, or not at all (P2)",
+        faults=(replace(_PARTITION + "admission:check_place", by=nothing),),
+        scenario="stale",
+        anomalies=frozenset({"mirror-differs"}),
+    ),
+    PlantedBug(
+        name="mirrored-batch-taken-for-what-is-there",
+        rule="a mirrored batch that would change an offset is refused (P2)",
+        faults=(replace("smq.records:is_same_batch", by=returns(True)),),
+        scenario="stale",
+        anomalies=frozenset({"mirror-differs"}),
+    ),
 )
 
 

@@ -51,6 +51,11 @@ class AgentStub:
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.PublishRecordRequest.SerializeToString,
                 response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.PublishRecordResponse.FromString,
                 _registered_method=True)
+        self.MirrorRecord = channel.stream_stream(
+                '/smq.v1.Agent/MirrorRecord',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.PublishRecordRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.PublishRecordResponse.FromString,
+                _registered_method=True)
         self.SubscribeRecord = channel.stream_stream(
                 '/smq.v1.Agent/SubscribeRecord',
                 request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.SubscribeRecordRequest.SerializeToString,
@@ -84,6 +89,14 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MirrorRecord(self, request_iterator, context):
+        """For administrators: batches of another cluster's log, each to the offsets in its header, in a topic that is mirrored.
+        Requests have a topic and a batch, and ACKS_ALL. The same batch again gets the same answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SubscribeRecord(self, request_iterator, context):
         """Records of one partition from a position on; control messages may seek and acknowledge.
         """
@@ -106,6 +119,11 @@ def add_AgentServicer_to_server(servicer, server):
             ),
             'PublishRecord': grpc.stream_stream_rpc_method_handler(
                     servicer.PublishRecord,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.PublishRecordRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.PublishRecordResponse.SerializeToString,
+            ),
+            'MirrorRecord': grpc.stream_stream_rpc_method_handler(
+                    servicer.MirrorRecord,
                     request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.PublishRecordRequest.FromString,
                     response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.PublishRecordResponse.SerializeToString,
             ),
@@ -196,6 +214,33 @@ class Agent:
             request_iterator,
             target,
             '/smq.v1.Agent/PublishRecord',
+            smq_dot_clients_dot_pb_dot_smq__pb2.PublishRecordRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.PublishRecordResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MirrorRecord(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/smq.v1.Agent/MirrorRecord',
             smq_dot_clients_dot_pb_dot_smq__pb2.PublishRecordRequest.SerializeToString,
             smq_dot_clients_dot_pb_dot_smq__pb2.PublishRecordResponse.FromString,
             options,

@@ -49,6 +49,10 @@ class AgentStub:
     """Later requests under the session's id get UNKNOWN_SESSION."""
     PublishRecord: _grpc.StreamStreamMultiCallable[_smq_pb2.PublishRecordRequest, _smq_pb2.PublishRecordResponse]
     """Batches in, offsets out, correlated by `correlation_id`; answers come as batches commit."""
+    MirrorRecord: _grpc.StreamStreamMultiCallable[_smq_pb2.PublishRecordRequest, _smq_pb2.PublishRecordResponse]
+    """For administrators: batches of another cluster's log, each to the offsets in its header, in a topic that is mirrored.
+    Requests have a topic and a batch, and ACKS_ALL. The same batch again gets the same answer.
+    """
     SubscribeRecord: _grpc.StreamStreamMultiCallable[_smq_pb2.SubscribeRecordRequest, _smq_pb2.SubscribeRecordResponse]
     """Records of one partition from a position on; control messages may seek and acknowledge."""
 
@@ -63,6 +67,10 @@ class AgentAsyncStub(AgentStub):
     """Later requests under the session's id get UNKNOWN_SESSION."""
     PublishRecord: _aio.StreamStreamMultiCallable[_smq_pb2.PublishRecordRequest, _smq_pb2.PublishRecordResponse]  # type: ignore[assignment]
     """Batches in, offsets out, correlated by `correlation_id`; answers come as batches commit."""
+    MirrorRecord: _aio.StreamStreamMultiCallable[_smq_pb2.PublishRecordRequest, _smq_pb2.PublishRecordResponse]  # type: ignore[assignment]
+    """For administrators: batches of another cluster's log, each to the offsets in its header, in a topic that is mirrored.
+    Requests have a topic and a batch, and ACKS_ALL. The same batch again gets the same answer.
+    """
     SubscribeRecord: _aio.StreamStreamMultiCallable[_smq_pb2.SubscribeRecordRequest, _smq_pb2.SubscribeRecordResponse]  # type: ignore[assignment]
     """Records of one partition from a position on; control messages may seek and acknowledge."""
 
@@ -92,6 +100,16 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_smq_pb2.PublishRecordResponse], _abc.AsyncIterator[_smq_pb2.PublishRecordResponse]]:
         """Batches in, offsets out, correlated by `correlation_id`; answers come as batches commit."""
+
+    @_abc_1.abstractmethod
+    def MirrorRecord(
+        self,
+        request_iterator: _MaybeAsyncIterator[_smq_pb2.PublishRecordRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_smq_pb2.PublishRecordResponse], _abc.AsyncIterator[_smq_pb2.PublishRecordResponse]]:
+        """For administrators: batches of another cluster's log, each to the offsets in its header, in a topic that is mirrored.
+        Requests have a topic and a batch, and ACKS_ALL. The same batch again gets the same answer.
+        """
 
     @_abc_1.abstractmethod
     def SubscribeRecord(

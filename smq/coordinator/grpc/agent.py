@@ -97,6 +97,17 @@ class AgentService(Service, smq_pb2_grpc.AgentServicer):
     async def PublishRecord(  # type: ignore[override] # a coroutine that writes to the context, as grpc.aio allows
         self, request: AsyncIterable[pb.PublishRecordRequest], context: Context
     ) -> None:
+        await self._publish(request, context, is_mirror=False)
+
+    @guarded
+    async def MirrorRecord(  # type: ignore[override] # as above
+        self, request: AsyncIterable[pb.PublishRecordRequest], context: Context
+    ) -> None:
+        await self._publish(request, context, is_mirror=True)
+
+    async def _publish(
+        self, requests: AsyncIterable[pb.PublishRecordRequest], context: Context, *, is_mirror: bool
+    ) -> None:
         stream = PublishStream(
             self._calls,
             self._sessions,
@@ -105,9 +116,10 @@ class AgentService(Service, smq_pb2_grpc.AgentServicer):
             context,
             request_bytes_max=self._request_bytes_max,
             audience=self.audience,
+            is_mirror=is_mirror,
         )
         with self._streams.one_more(context.peer()):
-            await stream.run(request)
+            await stream.run(requests)
 
     @guarded
     async def SubscribeRecord(  # type: ignore[override] # as above

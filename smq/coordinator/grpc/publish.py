@@ -51,8 +51,10 @@ class PublishStream:
         *,
         request_bytes_max: int,
         audience: Audience,
+        is_mirror: bool,
     ) -> None:
         self._audience = audience
+        self._is_mirror = is_mirror
         self._request_bytes_max = request_bytes_max
         self._calls = calls
         self._sessions = sessions
@@ -91,6 +93,8 @@ class PublishStream:
             if acks is None:
                 raise SmqError(ErrorCode.INVALID_REQUEST, f"acks {request.acks} is unknown")
             batch = self._batch(request, session)
+            if self._is_mirror and (acks is not Acks.ALL or not request.batch):
+                raise SmqError(ErrorCode.INVALID_REQUEST, "a mirror sends batches, and waits for a majority: ACKS_ALL")
             if acks is not Acks.ALL and is_transactional(batch):
                 message = "a batch of a transaction needs ACKS_ALL: the decision is about what a majority holds"
                 raise SmqError(ErrorCode.INVALID_REQUEST, message)
@@ -98,7 +102,7 @@ class PublishStream:
                 await find_partition(self._calls, topic, request.partition, timeout_ms)
                 await self._admit(len(batch), timeout_ms)
             except SmqError:
-                if acks is not Acks.NONE:
+                if acks is not Acks.NONE and not self._is_mirror:
                     self._calls.node.expect_again(topic, request.partition, batch)
                 raise
         except SmqError as e:
@@ -107,7 +111,14 @@ class PublishStream:
         done = partial(self._on_produced, request.correlation_id, request.partition, len(batch))
         try:
             wanted = ProduceRequest(
-                topic, request.partition, batch, acks, timeout_ms, done, names_bad_records=acks is not Acks.NONE
+                topic,
+                request.partition,
+                batch,
+                acks,
+                timeout_ms,
+                done,
+                names_bad_records=acks is not Acks.NONE and not self._is_mirror,
+                is_mirrored=self._is_mirror,
             )
             self._calls.node.produce(wanted)
         except BaseException:  # `done`, which gives the bytes back, will never be called

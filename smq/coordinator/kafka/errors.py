@@ -136,6 +136,7 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.INVALID_OFFSET: KafkaError.OFFSET_OUT_OF_RANGE,
     # Not "unknown", which clients would retry: the topic exists, but Kafka clients cannot use it.
     ErrorCode.WRONG_STORAGE: KafkaError.INVALID_TOPIC_EXCEPTION,
+    ErrorCode.WRONG_WRITER: KafkaError.POLICY_VIOLATION,
     ErrorCode.NOT_COORDINATOR: KafkaError.NOT_COORDINATOR,
     ErrorCode.ILLEGAL_GENERATION: KafkaError.ILLEGAL_GENERATION,
     ErrorCode.UNKNOWN_MEMBER: KafkaError.UNKNOWN_MEMBER_ID,
@@ -150,6 +151,7 @@ CODES: Final[dict[ErrorCode, KafkaError]] = {
     ErrorCode.USER_EXISTS: KafkaError.DUPLICATE_RESOURCE,
     ErrorCode.INVALID_CREDENTIAL: KafkaError.UNACCEPTABLE_CREDENTIAL,
     # No Kafka client can cause these.
+    ErrorCode.OFFSET_TAKEN: KafkaError.UNKNOWN_SERVER_ERROR,
     ErrorCode.SESSION_EXISTS: KafkaError.UNKNOWN_SERVER_ERROR,
     ErrorCode.UNKNOWN_SESSION: KafkaError.UNKNOWN_SERVER_ERROR,
     ErrorCode.STALE_INCARNATION: KafkaError.UNKNOWN_SERVER_ERROR,

@@ -14,7 +14,15 @@ from smq.raft_state.ids import NodeId, Offset
 from smq.raft_state.refusal import Refused, find_topic
 from smq.raft_state.replies import Applied, Done, TopicCreated
 from smq.raft_state.state import ClusterState, TopicState
-from smq.raft_state.topic_config import STORAGE, check_key, check_together, checked_config, differing, is_external
+from smq.raft_state.topic_config import (
+    STORAGE,
+    check_key,
+    check_together,
+    checked_config,
+    differing,
+    is_external,
+    is_mirrored,
+)
 from smq.raft_state.topic_rules import check_creation, check_growth
 
 
@@ -73,8 +81,14 @@ def alter_topic_config(state: ClusterState, command: AlterTopicConfig) -> Applie
     check_together(config)
     if is_external(config) != is_external(topic.config):
         raise Refused(ErrorCode.INVALID_CONFIG, f"{STORAGE} cannot be changed after a topic is created")
-    topic.config = config
-    return Applied(reply=Done())
+    was_mirrored, topic.config = is_mirrored(topic.config), config
+    if not was_mirrored or is_mirrored(config):
+        return Applied(reply=Done())
+    for partition in topic.partitions:
+        # The ids of another cluster's producers mean others here, which begin with sequence 0.
+        partition.producers_start = partition.hwm
+        partition.producer_marks.clear()
+    return Applied(reply=Done(), touched=tuple(partition.pid for partition in topic.partitions))
 
 
 def _grow(

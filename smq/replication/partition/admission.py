@@ -18,9 +18,10 @@ from typing import Final, NamedTuple
 
 from smq.raft_state.errors import ErrorCode, ErrorDetails, RecordError, SmqError
 from smq.raft_state.ids import NodeId, Offset, PartitionId, ProducerId
+from smq.raft_state.limits import OFFSET_MAX
 from smq.raft_state.refusal import quoted
 from smq.raft_state.state import ClusterState, PartitionState, TransactionPhase
-from smq.raft_state.topic_config import TIMESTAMP_AFTER_MAX_MS, TIMESTAMP_BEFORE_MAX_MS, BatchRules
+from smq.raft_state.topic_config import MIRRORED, TIMESTAMP_AFTER_MAX_MS, TIMESTAMP_BEFORE_MAX_MS, BatchRules
 from smq.records import (
     INT32_MAX,
     MAGIC,
@@ -29,6 +30,7 @@ from smq.records import (
     BatchError,
     BatchHeader,
     parse_header,
+    validate_mirrored,
     validate_produced,
     with_append_time,
 )
@@ -63,8 +65,8 @@ class PreparedBatch(NamedTuple):
     times: tuple[int, int] | None = None
 
 
-# Refusals for what the log does not have: a leader that has been deposed without knowing it may be wrong.
-JUDGED_BY_THE_LOG: Final = (ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.INVALID_TIMESTAMP)
+# Refusals for what the log has, or does not have: a leader that has been deposed without knowing it may be wrong.
+JUDGED_BY_THE_LOG: Final = (ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.INVALID_TIMESTAMP, ErrorCode.OFFSET_TAKEN)
 
 
 def as_appended(prepared: PreparedBatch, header: BatchHeader, ts_ns: int) -> tuple[Buffer, BatchHeader]:
@@ -160,9 +162,14 @@ def check_space(space: SpaceGuard, me: NodeId, part: PartitionState, full: Seque
 
 
 def check_producer(host: Host, held: int, log: PartitionLog, header: BatchHeader, named: str | None) -> None:
-    """TOO_MANY_PRODUCERS if this would be one more than this node may remember: it remembers `held`. Followers take
-    what their leader has taken. The refusals of `check_transaction`."""
+    """As `check_room`, and the refusals of `check_transaction`."""
     check_transaction(host.state, log.pid, log.producers, header, named)
+    check_room(host, held, log, header)
+
+
+def check_room(host: Host, held: int, log: PartitionLog, header: BatchHeader) -> None:
+    """TOO_MANY_PRODUCERS if this would be one more than this node may remember: it remembers `held`. Followers take
+    what their leader has taken."""
     limit = host.config.producers_max
     if header.producer_id < 0 or held < limit or log.producers.knows(header.producer_id, Offset(-1)):
         return
@@ -174,13 +181,34 @@ def check_producer(host: Host, held: int, log: PartitionLog, header: BatchHeader
     )
 
 
+def check_writer(rules: BatchRules, *, is_mirrored: bool) -> None:
+    """WRONG_WRITER"""
+    if rules.is_mirrored and not is_mirrored:
+        raise SmqError(ErrorCode.WRONG_WRITER, "the topic is a copy of another cluster's")
+    if is_mirrored and not rules.is_mirrored:
+        raise SmqError(ErrorCode.WRONG_WRITER, f"the topic has producers of its own: {MIRRORED}=true would end that")
+
+
+def check_place(log: PartitionLog, header: BatchHeader) -> None:
+    """A mirrored batch goes to the end of the log, at its own offset. OFFSET_OUT_OF_RANGE, OFFSET_TAKEN."""
+    base, end = header.base_offset, log.appended_end
+    details = ErrorDetails(lo=log.log_start, hi=end)
+    if base > end:
+        message = f"the batch begins at offset {base}, and the log ends at {end}: what is between comes first"
+        raise SmqError(ErrorCode.OFFSET_OUT_OF_RANGE, message, details)
+    if base < end:
+        raise SmqError(ErrorCode.OFFSET_TAKEN, f"the log has offset {base} already: it ends at {end}", details)
+    if header.end > OFFSET_MAX:
+        raise SmqError(ErrorCode.INVALID_OFFSET, f"the batch ends at {header.end}, above {OFFSET_MAX}", details)
+
+
 def validated(prepared: PreparedBatch) -> BatchHeader:
     """The header of a batch that is right in itself, and not larger than its topic allows."""
     batch, limit = prepared.data, prepared.rules.bytes_max
     if len(batch) > limit:
         raise SmqError(ErrorCode.BATCH_TOO_LARGE, f"the batch has {len(batch)} bytes, the limit is {limit}")
     try:
-        return validate_produced(batch)
+        return validate_mirrored(batch) if prepared.rules.is_mirrored else validate_produced(batch)
     except BatchCorrupt as e:
         raise SmqError(ErrorCode.CORRUPT_BATCH, str(e)) from e
     except BatchError as e:

@@ -67,10 +67,9 @@ class Intake:
         """A batch of a led partition, or a repaired batch, may be submitted."""
         return self._led.bytes < self._half
 
-    def took_produced(self, traffic: Traffic, stored: StoredValue) -> None:
+    def took_produced(self, traffic: Traffic, records: int, size: int) -> None:
         """As `took`, for a producer's batch. `traffic`: of its partition."""
-        size = len(stored.value)
-        traffic.produced_records += stored.end - stored.base
+        traffic.produced_records += records
         traffic.produced_bytes += size - ENVELOPE_BYTES
         self._led.add(size)
 

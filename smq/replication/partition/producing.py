@@ -18,11 +18,11 @@ from typing import Any, Final
 
 from smq.raft_state.config_keys import INT64_MAX
 from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
-from smq.raft_state.ids import LogIndex, PartitionId, PartitionIndex, TopicId, partition_id
+from smq.raft_state.ids import Epoch, LogIndex, Offset, PartitionId, PartitionIndex, TopicId, partition_id
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.raft_state.topic_config import BatchRules, batch_rules
-from smq.records import BatchHeader, parse_header
-from smq.replication.api import Acks, DoneFn, Produced, ProduceRequest
+from smq.records import BatchHeader, is_same_batch, parse_header
+from smq.replication.api import Acks, DoneFn, Fetched, Produced, ProduceRequest
 from smq.replication.commands.coalescing import Barriers
 from smq.replication.host import Host
 from smq.replication.log.decoding import bounded_spans, converted, decode_bounded
@@ -30,6 +30,7 @@ from smq.replication.partition.admission import (
     JUDGED_BY_THE_LOG,
     NotYetKnown,
     PreparedBatch,
+    check_writer,
     comes_again,
     leader_error,
     validated,
@@ -131,8 +132,11 @@ class Producing:
         lookup: Lookup,
         compute: Compute,
         joins: TransactionJoins,
+        fetch: Callable[..., object],
     ) -> None:
+        """`fetch`: as NodeApi's."""
         self.host = host
+        self.fetch = fetch
         self.replicas = replicas
         self.barriers = barriers
         self.compute = compute
@@ -196,7 +200,9 @@ class _Arriving:
             # Without its traceback: that leads to this frame, and so to the request, which only the garbage
             # collector would find again. It counts objects, and a request may have megabytes.
             error = e.with_traceback(None)
-            if error.code in JUDGED_BY_THE_LOG:
+            if error.code is ErrorCode.OFFSET_TAKEN:
+                self._compare(part, error)
+            elif error.code in JUDGED_BY_THE_LOG:
                 self._confirm(part, error)
             elif isinstance(error, NotYetKnown):
                 self._make_certain(part.pid, prepared)
@@ -216,14 +222,15 @@ class _Arriving:
 
     def _fail(self, error: SmqError) -> None:
         request = self._request
-        if request.acks is not Acks.NONE and comes_again(error.code):
+        if request.acks is not Acks.NONE and not request.is_mirrored and comes_again(error.code):
             self._node.expect_again(request.topic, request.partition, request.batch)
         self._node.host.measures.produced.add(1, error.code.name)
         self._node.host.deliver(partial(request.done, error))
 
     def _append(self, part: PartitionState, prepared: PreparedBatch | None) -> None:
         node, request, pid = self._node, self._request, part.pid
-        if node.joins.behind and node.joins.hold(pid, request.batch, partial(self._on_prepared, pid, prepared)):
+        is_held = node.joins.behind and not request.is_mirrored
+        if is_held and node.joins.hold(pid, request.batch, partial(self._on_prepared, pid, prepared)):
             return
         state, topic = node.host.state, request.topic
         name = topic if isinstance(topic, str) else state.topic_names[part.topic_id]
@@ -233,6 +240,7 @@ class _Arriving:
             raise leader_error(node.host.node_id, state, part)
         if prepared is None:
             prepared = PreparedBatch(request.batch, batch_rules(state.topics[name].config))
+            check_writer(prepared.rules, is_mirrored=request.is_mirrored)
             if node.preparation.concerns(pid, prepared.rules):
                 if replica.leading is None:
                     raise replica.not_leader()
@@ -282,6 +290,29 @@ class _Arriving:
                 self._append(part, prepared)
             except SmqError as e:
                 self.fail(e.with_traceback(None))
+
+    def _compare(self, part: PartitionState, error: SmqError) -> None:
+        """There is something at the offset of a mirrored batch. Once it is committed, it counts as this batch if it has
+        its bytes. Where compaction has been, records may be missing, and nothing is left to compare."""
+        node, request = self._node, self._request
+        base = parse_header(request.batch).base_offset
+
+        def on_fetched(result: Fetched | SmqError) -> None:
+            if isinstance(result, SmqError):
+                self.fail(result)
+                return
+            found = result.batches[0] if result.batches else None
+            if found is None:
+                self.fail(SmqError(ErrorCode.TIMED_OUT, f"what is at offset {base} has not been committed in time"))
+            elif base < part.compacted_end or is_same_batch(found.data, memoryview(request.batch)):
+                epoch, last = Epoch(parse_header(found.data).epoch), Offset(parse_header(request.batch).last_offset)
+                result_of_first = Produced(Offset(base), last, found.ts_ns, epoch, True)
+                node.host.measures.produced.add(1, "duplicate")
+                node.host.deliver(partial(request.done, result_of_first))
+            else:
+                self.fail(error)
+
+        node.fetch(part.topic_id, part.index, base, max_bytes=1, max_wait_ms=request.timeout_ms, done=on_fetched)
 
     def _confirm(self, part: PartitionState, error: SmqError) -> None:
         """A leader that has been deposed without knowing it misses what its successor has stored: a batch before this

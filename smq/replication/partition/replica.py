@@ -30,7 +30,9 @@ from smq.replication.partition.admission import (
     PreparedBatch,
     SendOrder,
     as_appended,
+    check_place,
     check_producer,
+    check_room,
     check_space,
     check_transaction,
     leader_error,
@@ -313,7 +315,10 @@ class Replica:
         self._check_has_space()
         header, log, acks = validated(prepared), self.log, request.acks
         try:
-            cached = self._shared.send_order.check(self.pid, header, log.producers, self.part.producers_start)
+            cached = None
+            if not request.is_mirrored:  # its place in the log says whether it is there
+                start = self.part.producers_start
+                cached = self._shared.send_order.check(self.pid, header, log.producers, start)
         except OutOfOrderSequence:
             if header.is_transactional:  # as in Kafka, whether it may come at all is said first
                 check_transaction(self._host.state, self.pid, log.producers, header, request.transactional_id)
@@ -337,8 +342,13 @@ class Replica:
         full = [s.peer for s in self.streams.values() if s.is_full]
         ts_ns = self._next_ts_ns()
         check_space(self._shared.space, self._host.node_id, self.part, full, len(prepared.data))
-        check_producer(self._host, self._shared.producers_held(), self.log, header, request.transactional_id)
-        batch, header = as_appended(prepared, header, ts_ns)
+        held, batch = self._shared.producers_held(), prepared.data
+        if request.is_mirrored:
+            check_place(self.log, header)
+            check_room(self._host, held, self.log, header)
+        else:
+            check_producer(self._host, held, self.log, header, request.transactional_id)
+            batch, header = as_appended(prepared, header, ts_ns)
         stored = self._append_at(ts_ns, batch, header)
         end, rules = stored.end, prepared.rules
         return Waiter(stored.epoch, stored.base, end, ts_ns, request.acks, False, header, request.done, rules)
@@ -348,7 +358,7 @@ class Replica:
 
     def _append_at(self, ts_ns: TsNs, batch: Buffer, header: BatchHeader) -> StoredValue:
         stored = self.log.append(batch, header, epoch=self.part.epoch, ts_ns=ts_ns, done=self._note_durable)
-        self._shared.intake.took_produced(self.traffic, stored)
+        self._shared.intake.took_produced(self.traffic, header.count, len(stored.value))
         self._judged_end = stored.end
         self._note(self._outputs.unsent, self.pid)
         return stored

@@ -40,6 +40,9 @@ class Agent(AgentServicer):
     async def SubscribeRecord(self, requests: Any, context: Context) -> None:  # type: ignore[override]  # stubs say iterator
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no client of ours subscribes")
 
+    async def MirrorRecord(self, requests: Any, context: Context) -> None:  # type: ignore[override]  # as above
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no client of ours mirrors")
+
     @answering
     async def ClosePublishSession(self, request: pb.ClosePublishSessionRequest) -> Message:
         return pb.ClosePublishSessionResponse()

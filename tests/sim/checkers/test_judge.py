@@ -16,6 +16,7 @@ def sound() -> Story:
     story.commit("a", 1).fetch("a", 1).commit("b", 0).fetch("b", 0)
     story.note("lead", n=1, term=1).note("lead", n=2, term=2)
     story.note("digest", n=1, i=40, d="x").note("digest", n=2, i=40, d="x")
+    story.op("mirror", MIRRORED).op("copy", COPY, b=[[5, 7, 5]], hwm=7)
     return story.note("settled", ok=True, why="", took_ms=1.0).final(LOG, hwm=3)
 
 
@@ -30,6 +31,15 @@ def placed(*replicas: list[int]) -> Story:
     for nodes in replicas:
         story.op("place", {"name": "p", "r": [nodes]})
     return story
+
+
+MIRRORED = {"k": "m/0", "o": 5, "e": 7, "d": 5, "wrong": False}
+COPY = {"k": "m/0", "n": 2}
+
+
+def mirrored() -> Story:
+    """A batch of another cluster, and a copy with it."""
+    return Story().op("mirror", MIRRORED).op("copy", {"k": "m/0", "n": 1}, b=[[5, 7, 5]], hwm=7)
 
 
 def settled() -> Story:
@@ -124,6 +134,12 @@ FOUND = {
     .note("advertise", n=1, address="a:1")
     .note("advertise", n=1, address="b:1")
     .note("told", n=2, of=1, seen=["a:1"]),
+    "mirror-differs: other bytes were acknowledged": mirrored().op("mirror", {**MIRRORED, "d": 6, "wrong": True}),
+    "mirror-differs: at another offset": mirrored().op("copy", COPY, b=[[6, 8, 5]], hwm=8),
+    "mirror-differs: a hole": mirrored()
+    .op("mirror", {**MIRRORED, "o": 9, "e": 10})
+    .op("copy", COPY, b=[[5, 7, 5], [9, 10, 5]], hwm=10),
+    "mirror-lost: on one replica": mirrored().op("copy", COPY, b=[], hwm=5),
     "stale-commit: the one before": Story().commit("a", 1).commit("b", 2).fetch("a", 1),
     "stale-commit: one that flickers": Story()
     .begin("slow", "commit", g="g", k="t/0", o=5, tag="c")

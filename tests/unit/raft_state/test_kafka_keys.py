@@ -55,7 +55,7 @@ KAFKA: dict[str, tuple[ConfigType, tuple[str, ...]]] = {
 }
 
 
-OWN = {"retention.records", "storage"}
+OWN = {"mirrored", "retention.records", "storage"}
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_key_of_kafka_takes_what_kafka_takes(driver: Driver, key: str) -> None
         driver.ok(replace(topic(number), config=((key, value),)))
 
 
-def test_the_keys_are_those_of_kafka_and_two_of_our_own() -> None:
+def test_the_keys_are_those_of_kafka_and_three_of_our_own() -> None:
     assert set(TOPIC_CONFIG) == {*KAFKA, *OWN}
 
 

@@ -130,7 +130,7 @@ producer.flush()
 
 ## What is not there yet
 
-The new group protocol of KIP-848, and of SASL GSSAPI, OAUTHBEARER and tokens without SaslAuthenticate. A
+The new group protocol of KIP-848, and of SASL GSSAPI and tokens without SaslAuthenticate. A
 consumer with `group.protocol=consumer` gets UNSUPPORTED_VERSION: set `classic`. Keys not in the table below are not
 advertised; using one closes the connection.
 

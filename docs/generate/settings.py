@@ -36,6 +36,7 @@ _TITLES: Final = {
     "tls": "`[tls]`",
     "listeners": "`[listeners.NAME]`",
     "http": "`[http]`",
+    "oauth": "`[oauth]`",
     "settings": "`[settings]`",
     "tuning": "`[tuning]`",
 }
@@ -44,6 +45,7 @@ _OWNERS: Final[dict[str, type[Any]]] = {
     "tls": node_toml.TlsConfig,
     "listeners": ListenerConfig,
     "http": HttpConfig,
+    "oauth": node_toml.OAuthConfig,
     "tuning": NodeConfig,
 }
 _TABLE: Final = re.compile(r"(?:# )?\[([a-z]+)[\w.]*\]")

@@ -2,6 +2,8 @@
 
 import asyncio
 import ssl
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from kafka import KafkaAdminClient
 from kafka.errors import KafkaError as PythonError
 
 from smq.coordinator.config.node_toml import SASL_MECHANISMS, ListenerConfig
+from smq.coordinator.kafka.sasl import Login
 from tests.unit.coordinator.kafka.test_logins import ANY, Port, with_port
+from tests.unit.coordinator.service.test_tokens import ISSUER_KEYS, STRANGER, Issuer, config
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, config_of
 
 __all__ = ("authorities",)  # a fixture
@@ -86,16 +90,17 @@ def test_a_client_gets_in_by_each_mechanism_and_not_with_a_wrong_password(
     authorities: Authorities, tmp_path: Path, client: Clients
 ) -> None:
     ca = authorities.ours / "ca" / "ca.crt"
-    scram = tuple(mechanism for mechanism in SASL_MECHANISMS if mechanism != "PLAIN")
+    by_password = SASL_MECHANISMS[:-1]
+    scram = by_password[:-1]
     listeners = {
         "inside": ListenerConfig(name="inside", kafka_address=ANY, tls=False, sasl=scram),
-        "outside": ListenerConfig(name="outside", kafka_address=ANY, sasl=SASL_MECHANISMS),
+        "outside": ListenerConfig(name="outside", kafka_address=ANY, sasl=by_password),
     }
 
     def scenario(port: Port) -> None:
         for listener, protocol, mechanisms in (
             ("inside", "SASL_PLAINTEXT", scram),
-            ("outside", "SASL_SSL", SASL_MECHANISMS),
+            ("outside", "SASL_SSL", by_password),
         ):
             address = port.address(listener)
             for mechanism in mechanisms:
@@ -134,3 +139,60 @@ def test_kafkas_tools_manage_users_who_then_log_in(tmp_path: Path) -> None:
             bob.list_topics(timeout=3)
 
     with_port(tmp_path, scenario)
+
+
+def test_librdkafka_shows_another_token_before_the_last_one_ends(
+    authorities: Authorities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its callback, on the same connection (KIP-368). It hears why a token is refused."""
+    jwks = tmp_path / "jwks.json"
+    ISSUER_KEYS.write(jwks)
+    sessions: list[Login] = []
+    begin = Login._begin_session
+
+    def counted(login: Login, proven: Any, now_s: float) -> int:
+        sessions.append(login)
+        return begin(login, proven, now_s)
+
+    monkeypatch.setattr(Login, "_begin_session", counted)
+
+    def scenario(port: Port) -> None:
+        def produce(issuer: Issuer, lifetime_s: float, seconds: float) -> tuple[list[Any], list[Any]]:
+            """What became of a stream of records, and the errors of the connections."""
+
+            def token(_: str) -> tuple[str, float]:
+                now = time.time()
+                return issuer.token(now=now, exp=now + lifetime_s), now + abs(lifetime_s)
+
+            failures: list[Any] = []
+            outcomes: list[Any] = []
+            producer = Producer(
+                {
+                    "bootstrap.servers": port.address("outside"),
+                    "security.protocol": "SASL_SSL",
+                    "sasl.mechanism": "OAUTHBEARER",
+                    "ssl.ca.location": str(authorities.ours / "ca" / "ca.crt"),
+                    "oauth_cb": token,
+                    "error_cb": failures.append,
+                }
+            )
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                producer.produce("t", b"x", on_delivery=lambda error, _: outcomes.append(error))
+                producer.flush(0.5)
+            return outcomes, failures
+
+        for issuer, lifetime_s, reason in (
+            (ISSUER_KEYS, -60, "the token has expired"),
+            (STRANGER, 60, "the token's signature is wrong"),
+        ):
+            outcomes, failures = produce(issuer, lifetime_s, 2)
+            assert None not in outcomes
+            assert any(reason in str(failure) for failure in failures), failures
+        outcomes, failures = produce(ISSUER_KEYS, 10, 13)
+        assert (set(outcomes), failures) == ({None}, [])
+        assert max(Counter(sessions).values()) > 1
+
+    tls, oauth = config_of(authorities.node(1)), config(str(jwks), clock_skew_ms=0)
+    outside = ListenerConfig(name="outside", kafka_address=ANY, sasl=("OAUTHBEARER",))
+    with_port(tmp_path, scenario, tls=tls, oauth=oauth, listeners={"outside": outside})

@@ -32,12 +32,14 @@ from smq.coordinator.limits import MIB, REQUEST_BYTES_MAX
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.cluster_config import CLUSTER_CONFIG, IN_NODE_TOML
 from smq.raft_state.commands import Listener
+from smq.raft_state.handlers.users import name_fault
 from smq.raft_state.ids import NodeId
 from smq.raft_state.limits import LISTENERS_MAX, RACK_BYTES_MAX
 from smq.replication.node_config import NodeConfig
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")  # without hyphens: it is part of the names of variables
 _NODE_ID_MAX: Final = 2**31 - 1
+_CLOCK_SKEW_MS_MAX: Final = 600_000  # a token is usable for that much longer
 _ORDINAL: Final = re.compile(r"-(\d{1,9})$")
 _NOT_TUNABLE: Final = {"node_id", "cluster_id", "peers", "grpc_address", "http_address", "kafka_address", "rack"} | {
     "listeners",
@@ -50,9 +52,12 @@ Advertised = Annotated[Address, "advertised"]  # in the file also a table by nod
 Probes = Literal["clients", "anyone"]
 Metrics = Literal["clients", "token", "anyone"]
 Sasl = Annotated[tuple[str, ...], "mechanisms"]
-SuperUsers = Annotated[tuple[str, ...], "users"]
-_PASSWORD_IN_TOKEN: Final = "PLAIN"
-SASL_MECHANISMS: Final = (*scram.BY_NAME, _PASSWORD_IN_TOKEN)
+Names = Annotated[tuple[str, ...], "names"]
+FileOrUrl = Annotated[str, "https"]  # a file, or a URL by https
+BEARER: Final = "OAUTHBEARER"
+HTTPS: Final = "https://"
+_SECRET_IN_CLEAR: Final = ("PLAIN", BEARER)
+SASL_MECHANISMS: Final = (*scram.BY_NAME, *_SECRET_IN_CLEAR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,20 @@ class TlsConfig:
     client_certificates: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OAuthConfig:
+    """Which tokens OAUTHBEARER accepts: signed by a key of `jwks`, from `issuer`, for one of `audience`, with all of
+    `scopes`."""
+
+    jwks: FileOrUrl
+    ca: Path | None = None  # the authorities that may sign the certificate of the URL; None for the system's
+    issuer: str
+    audience: Names
+    scopes: Names = ()
+    principal_claim: str = "sub"  # whose value is the user's name
+    clock_skew_ms: int = 30_000  # by which the issuer's clock may differ
+
+
 Peers = dict[NodeId, Address]
 Listeners = dict[str, ListenerConfig]
 Settings = dict[str, str]
@@ -142,7 +161,8 @@ class ServerConfig:
     kafka_advertised: Advertised | None = None
     sasl: Sasl = ()
     sasl_session_ms: int | None = None
-    super_users: SuperUsers = ()  # that may do everything
+    super_users: Names = ()  # that may do everything
+    oauth: OAuthConfig | None = None
     listeners: Listeners = field(default_factory=dict)  # further ways in, by name
     http: HttpConfig = field(default_factory=HttpConfig)
     rack: str = ""  # the node's location: a Kafka client of the same rack reads from it
@@ -225,7 +245,7 @@ def known_keys(owner: type[Any] = ServerConfig, path: Key = ()) -> dict[Key, Any
             found |= {(*key, each): get_args(kind)[1] for each in inner[kind]}
         elif kind == Listeners:
             found |= known_keys(ListenerConfig, (*key, "*"))
-        elif kind in (HttpConfig, TlsConfig):
+        elif kind in (HttpConfig, OAuthConfig, TlsConfig):
             found |= known_keys(kind, key)
         else:
             found[key] = kind
@@ -281,7 +301,9 @@ def _read(base_dir: Path, raw: Mapping[str, Any]) -> ServerConfig:
         kinds, given = kinds_of(owner), _known(key, value, kinds_of(owner))
         for f in dataclasses.fields(owner):
             if f.name not in given and f.default is f.default_factory:  # neither: both are MISSING
-                how = "name a PEM file" if key else f"set it in node.toml, or as {variable_of((f.name,))}"
+                how = f"set it in node.toml, or as {variable_of((*filter(None, (key,)), f.name))}"
+                if owner is TlsConfig:
+                    how = "name a PEM file"
                 raise ConfigError(f"{_join(key, f.name)} is missing: {how}")
         return owner(**{k: readers[kind](_join(key, k), given[k]) for k, kind in kinds.items() if k in given})
 
@@ -294,7 +316,8 @@ def _read(base_dir: Path, raw: Mapping[str, Any]) -> ServerConfig:
         Probes: partial(_choice, get_args(Probes)),
         Metrics: partial(_choice, get_args(Metrics)),
         Sasl: _sasl,
-        SuperUsers: _super_users,
+        Names: _names,
+        FileOrUrl: lambda key, value: _file_or_url(base_dir, key, value),
         NodeId: _node_id,
         Path: lambda key, value: base_dir / _plain(str, key, value),
         Address: parse_address,
@@ -302,6 +325,7 @@ def _read(base_dir: Path, raw: Mapping[str, Any]) -> ServerConfig:
         Peers: lambda key, value: {_peer_id(k): parse_address(_join(key, k), v) for k, v in _table(key, value).items()},
         Listeners: listeners,
         HttpConfig: partial(table, HttpConfig),
+        OAuthConfig: partial(table, OAuthConfig),
         TlsConfig: partial(table, TlsConfig),
         Settings: lambda key, value: dict(_settings("", _table(key, value))),
         Tuning: lambda key, value: {k: _plain(int, _join(key, k), v) for k, v in _known(key, value, TUNABLE).items()},
@@ -329,12 +353,21 @@ def _choice(choices: tuple[str, ...], key: str, value: object) -> str:
     return str(value)
 
 
-def _super_users(key: str, value: object) -> SuperUsers:
+def _names(key: str, value: object) -> Names:
     """A list; of a variable of the environment, a text with commas."""
     found = [word.strip() for word in value.split(",")] if isinstance(value, str) else value
     if not isinstance(found, list) or not all(isinstance(name, str) and name for name in found):
-        raise ConfigError(f"{key} is {value!r}: it must be a list of users' names")
+        raise ConfigError(f"{key} is {value!r}: it must be a list of names")
     return tuple(found)
+
+
+def _file_or_url(base_dir: Path, key: str, value: object) -> FileOrUrl:
+    text = _plain(str, key, value)
+    if text.startswith(HTTPS):
+        return text
+    if "://" in text:
+        raise ConfigError(f"{key} is {text!r}: it must be a file, or a URL that begins with {HTTPS}")
+    return str(base_dir / text)
 
 
 def _sasl(key: str, value: object) -> Sasl:
@@ -447,6 +480,7 @@ def check_config(config: ServerConfig) -> None:
     check_settings(config.settings)
     for listener in config.ways_in:
         _check_listener(listener)
+    _check_users(config)
     _check_protection(config)
     _check_addresses(config)
 
@@ -537,14 +571,35 @@ def _check_sasl(listener: ListenerConfig, tls: TlsConfig | None) -> None:
     """ConfigError for a password in clear, and for a gRPC port of the listener that would let in the clients that its
     Kafka port refuses: gRPC has no users yet. `insecure` allows neither."""
     key = listener.setting("sasl")
-    if _PASSWORD_IN_TOKEN in listener.sasl and tls is None:
-        raise ConfigError(f"{key} has {_PASSWORD_IN_TOKEN}, which sends passwords: turn on TLS there, or take it out")
+    for name in _SECRET_IN_CLEAR:
+        if name in listener.sasl and tls is None:
+            what = "tokens" if name == BEARER else "passwords"
+            raise ConfigError(f"{key} has {name}, which sends {what}: turn on TLS there, or take it out")
     if listener.grpc_address is not None and (tls is None or not tls.client_certificates):
         raise ConfigError(
             f"{key} asks Kafka's clients for users, and {listener.setting('grpc_address')} would ask for nothing: turn "
             "on TLS with client_certificates = true, which is for gRPC then, or give the Kafka port a listener of its "
             "own ([listeners.NAME])"
         )
+
+
+def _check_users(config: ServerConfig) -> None:
+    """ConfigError for users that cannot be, and for tokens that no rule could refuse, or accept."""
+    for way in config.ways_in:
+        if BEARER in way.sasl and config.oauth is None:
+            raise ConfigError(f"{way.setting('sasl')} has {BEARER}: say under [oauth] which tokens are accepted")
+    for name in config.super_users:
+        if (fault := name_fault(name)) is not None:
+            raise ConfigError(f"super_users: {fault}")
+    if config.oauth is None:
+        return
+    for key in ("jwks", "issuer", "audience", "principal_claim"):
+        if not getattr(config.oauth, key):
+            raise ConfigError(f"oauth.{key} is empty: without it, tokens of others would be accepted")
+    if config.oauth.clock_skew_ms > _CLOCK_SKEW_MS_MAX:
+        raise ConfigError(f"oauth.clock_skew_ms is more than {_CLOCK_SKEW_MS_MAX}: set the clocks instead")
+    if config.oauth.ca is not None and not config.oauth.jwks.startswith(HTTPS):
+        raise ConfigError("oauth.ca is set, but oauth.jwks is a file")
 
 
 def _check_http(config: ServerConfig) -> None:
@@ -632,6 +687,7 @@ def dump_config(config: ServerConfig) -> str:
     lines += dump_table("peers", {str(peer): address for peer, address in sorted(config.peers.items())})
     tables = {f"listeners.{name}": _values(listener) for name, listener in config.listeners.items()}
     tables["http"] = _values(config.http) if config.http != HttpConfig() else {}
+    tables["oauth"] = _values(config.oauth) if config.oauth is not None else {}
     tables["tls"] = _values(config.tls) if config.tls is not None else {}
     # Numbers and booleans (see CLUSTER_CONFIG) without quotes. TOML reads the dots of their keys as tables.
     tables["settings"] = {key: json.loads(value) for key, value in sorted(config.settings.items())}
@@ -646,7 +702,7 @@ def dump_table(name: str, values: Mapping[str, object]) -> list[str]:
     return [f"[{name}]", *_lines(values)]
 
 
-def _values(table: ServerConfig | ListenerConfig | HttpConfig | TlsConfig) -> dict[str, object]:
+def _values(table: ServerConfig | ListenerConfig | HttpConfig | OAuthConfig | TlsConfig) -> dict[str, object]:
     return {key: getattr(table, key) for key in kinds_of(type(table))}
 
 

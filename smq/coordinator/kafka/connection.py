@@ -453,8 +453,8 @@ class Connection(asyncio.Protocol):
                     self._access = self._access_of(login.identity.user, self._peer.rpartition(":")[0])
             else:
                 body = await answer(self._gateway, request)
-            if login.has_failed:
-                log.warning("kafka_login_failed", peer=self._peer, reason=login.failure)
+            if reason := login.take_failure():
+                log.warning("kafka_login_failed", peer=self._peer, reason=reason)
                 await asyncio.sleep(LOGIN_FAILED_DELAY_S)
             self._is_proving = login.has_failed  # then nothing more is taken
             self._finish(slot, request, body)

@@ -23,6 +23,7 @@ from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.settings import Settings
+from smq.coordinator.service.tokens import Tokens
 from smq.coordinator.service.users import Users
 from smq.replication.api import NodeApi
 from smq.replication.monitoring.measures import ProcessMeasures
@@ -61,6 +62,7 @@ class KafkaServer:
         limits: AcceptLimits,
         measures: ProcessMeasures,
         authorizer: Authorizer,
+        tokens: Tokens | None,
     ) -> None:
         inflight = InflightBytes()
         gateway = Gateway(
@@ -77,6 +79,7 @@ class KafkaServer:
         self._state = lambda: node.state
         self._users = Users(self._state)
         self._authorizer = authorizer
+        self._tokens = tokens
         self._sockets = [port.socket for port in ports]
         self._connections: set[Connection] = set()
         self.acceptors = {
@@ -122,7 +125,7 @@ class KafkaServer:
             gateway,
             on_open=self._connections.add,  # after the TLS handshake, not before
             on_close=on_close,
-            login=Login(self._users, port.sasl, port.session_ms_max) if port.sasl else None,
+            login=Login(self._users, port.sasl, port.session_ms_max, self._tokens) if port.sasl else None,
             access_of=self._access_of,
         )
 

@@ -1,4 +1,5 @@
-"""SASL on the Kafka port: SaslHandshake and SaslAuthenticate, SCRAM (RFC 5802, RFC 7677) and PLAIN (RFC 4616).
+"""SASL on the Kafka port: SaslHandshake and SaslAuthenticate, SCRAM (RFC 5802, RFC 7677), PLAIN (RFC 4616) and
+OAUTHBEARER (RFC 7628).
 
 Owns the parsers of the tokens, the exchange of SCRAM, and the states of a connection that has to prove its user, which
 is not served before. It must never tell a wrong password from an unknown user, log a token, or compare secrets in
@@ -8,16 +9,19 @@ variable time. `connection` imports it; `handlers` answers both requests by it o
 import binascii
 import enum
 import hmac
+import json
 import re
 import secrets
 from base64 import b64decode, b64encode
 from typing import Final
 
 from smq.clients import scram
+from smq.coordinator.config.node_toml import BEARER
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import SASL_TOKEN_BYTES_MAX
+from smq.coordinator.service.tokens import TokenRefused, Tokens, TokenUser
 from smq.coordinator.service.users import Identity, Users
 from smq.raft_state.errors import SmqError
 
@@ -35,6 +39,11 @@ _CLIENT_FINAL: Final = re.compile(
     rb"p=(?P<proof>[A-Za-z0-9+/=]+)"
 )
 
+_BEARER_HEADER: Final = re.compile(rb"[ny],(?:a=(?P<authzid>" + _SASLNAME + rb"))?,")
+_BEARER_FIELD: Final = re.compile(rb"([A-Za-z]+)=([\x21-\x7e \t\r\n]*)")
+_BEARER_TOKEN: Final = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+)", re.IGNORECASE)
+_CHECK_PASSWORD: Final = "check the user's name and its password"
+
 
 class LoginFailed(Exception):
     """The message is for the node's log. A client learns no more than that it failed."""
@@ -48,6 +57,9 @@ class SaslMisuse(Exception):
 class ScramExchange:
     """One run of SCRAM: a client's first message, then its final one. Nothing of it serves in another run, because each
     has a nonce of the node's own."""
+
+    advice = _CHECK_PASSWORD
+    refusal = ""
 
     def __init__(self, users: Users, mechanism: scram.Mechanism) -> None:
         self._users = users
@@ -97,6 +109,9 @@ class ScramExchange:
 class PlainExchange:
     """One run of PLAIN: one message, with the password in it."""
 
+    advice = _CHECK_PASSWORD
+    refusal = ""
+
     def __init__(self, users: Users) -> None:
         self._users = users
         self.proven: Identity | None = None
@@ -116,6 +131,47 @@ class PlainExchange:
         if self.proven is None:
             raise LoginFailed(f"there is no such user, or the password is wrong: {name[:80]!r}")
         return b""
+
+
+class BearerExchange:
+    """One run of OAUTHBEARER: one message, with the token in it. A client of a token that is refused hears why, and
+    has to acknowledge that before the run fails."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self.proven: TokenUser | None = None
+        self.advice = f"the message has to have a token, and {SASL_TOKEN_BYTES_MAX} bytes at most"
+        self.refusal = ""  # for the log
+
+    async def step(self, token: bytes) -> bytes:
+        """LoginFailed."""
+        if self.refusal:
+            raise LoginFailed("")  # it is in the log already
+        name, bearer = _bearer_parts(token)
+        try:
+            found = await self._tokens.check(bearer)
+            if name not in ("", found.user):
+                raise TokenRefused("the token is another user's than the one to act as", f"users {name[:80]!r}")
+        except TokenRefused as e:
+            self.advice = str(e)
+            self.refusal = f"{e} ({e.detail})" if e.detail else str(e)
+            return json.dumps({"status": e.status, "error_description": str(e)}).encode()
+        self.proven = found
+        return b""
+
+
+def _bearer_parts(message: bytes) -> tuple[str, str]:
+    """The user to act as, if one is named, and the token. LoginFailed."""
+    header, *fields = message.split(b"\x01")
+    gs2 = _BEARER_HEADER.fullmatch(header)
+    found = [_BEARER_FIELD.fullmatch(field) for field in fields[:-2]]
+    values = [field[2] for field in found if field is not None and field[1] == b"auth"]
+    if gs2 is None or fields[-2:] != [b"", b""] or None in found or len(values) != 1:
+        raise LoginFailed("a malformed message")
+    bearer = _BEARER_TOKEN.fullmatch(values[0].strip())
+    if bearer is None:
+        raise LoginFailed("a malformed message: no bearer token")
+    return _unescaped(gs2["authzid"] or b""), bearer[1].decode()
 
 
 def _unescaped(saslname: bytes) -> str:
@@ -146,19 +202,22 @@ class _State(enum.Enum):
 
 class Login:
     """The user of one connection. `mechanisms` are those of its listener; `session_ms_max`: after it the user must have
-    proven itself again, 0 for never."""
+    proven itself again, 0 for never. `tokens` are for OAUTHBEARER."""
 
-    def __init__(self, users: Users, mechanisms: tuple[str, ...], session_ms_max: int) -> None:
+    def __init__(
+        self, users: Users, mechanisms: tuple[str, ...], session_ms_max: int, tokens: Tokens | None = None
+    ) -> None:
         self._users = users
+        self._tokens = tokens
         self._mechanisms = mechanisms
         self._session_ms_max = session_ms_max
         self._state = _State.NEW
         self._mechanism = ""
-        self._exchange: ScramExchange | PlainExchange | None = None
+        self._exchange: ScramExchange | PlainExchange | BearerExchange | None = None
         self._marker: object = None  # of the users among which `identity` was last found
         self._ends_s = float("inf")
-        self.identity: Identity | None = None
-        self.failure = ""  # for the log
+        self.identity: Identity | TokenUser | None = None
+        self._failure = ""
 
     @property
     def is_open(self) -> bool:
@@ -173,8 +232,9 @@ class Login:
         return self._state is _State.FAILED
 
     def is_valid(self) -> bool:
-        """Unless the user is gone, or its password is another one. True for a connection that has no user yet."""
-        if self.identity is None:
+        """Unless the user is gone, or its password is another one. True for a connection that has no user yet, and for
+        one of a token, until its session ends."""
+        if not isinstance(self.identity, Identity):
             return True
         marker = self._users.marker()
         if marker is not self._marker:
@@ -198,10 +258,21 @@ class Login:
             self._fail(f"the mechanism {mechanism[:80]!r} is not served here, or not that of the first time")
             return answer | {"error_code": KafkaError.UNSUPPORTED_SASL_MECHANISM}
         self._mechanism = mechanism
-        known = scram.BY_NAME.get(mechanism)
-        self._exchange = ScramExchange(self._users, known) if known is not None else PlainExchange(self._users)
+        self._exchange = self._exchange_of(mechanism)
         self._state = _State.TOKENS
         return answer
+
+    def _exchange_of(self, mechanism: str) -> ScramExchange | PlainExchange | BearerExchange:
+        if mechanism == BEARER:
+            assert self._tokens is not None, "node.toml is refused if it names the mechanism and no [oauth]"
+            return BearerExchange(self._tokens)
+        known = scram.BY_NAME.get(mechanism)
+        return ScramExchange(self._users, known) if known is not None else PlainExchange(self._users)
+
+    def take_failure(self) -> str:
+        """Why the client is refused, for the log; once."""
+        failure, self._failure = self._failure, ""
+        return failure
 
     async def authenticate(self, request: Struct, now_s: float) -> Struct:
         """SaslAuthenticate. After a failure the connection must be closed."""
@@ -216,19 +287,19 @@ class Login:
                 _check_same(self.identity.user, exchange.proven.user)
         except LoginFailed as e:
             self._fail(str(e))
-            message = f"authentication with {self._mechanism} failed: check the user's name and its password"
+            message = f"authentication with {self._mechanism} failed: {exchange.advice}"
             return {
                 "error_code": KafkaError.SASL_AUTHENTICATION_FAILED,
                 "error_message": message,
                 "auth_bytes": b"",
                 "session_lifetime_ms": 0,
             }
+        self._failure = exchange.refusal
         lifetime_ms = 0
         if exchange.proven is not None:
             self.identity, self._marker = exchange.proven, None
             self._exchange, self._state = None, _State.OPEN
-            if self._session_ms_max:
-                lifetime_ms, self._ends_s = self._session_ms_max, now_s + self._session_ms_max / 1000
+            lifetime_ms = self._begin_session(exchange.proven, now_s)
         return {
             "error_code": KafkaError.NONE,
             "error_message": None,
@@ -236,8 +307,17 @@ class Login:
             "session_lifetime_ms": lifetime_ms,
         }
 
+    def _begin_session(self, proven: Identity | TokenUser, now_s: float) -> int:
+        """The milliseconds after which a client has to prove its user again; 0 for never."""
+        lifetime_s = self._session_ms_max / 1000 or float("inf")
+        self._ends_s = now_s + lifetime_s
+        if isinstance(proven, TokenUser):
+            self._ends_s = min(self._ends_s, now_s + proven.lifetime_s + proven.grace_s)
+            lifetime_s = min(lifetime_s, max(proven.lifetime_s, 0.001))  # 0 would be for never
+        return int(lifetime_s * 1000) if lifetime_s < float("inf") else 0
+
     def _fail(self, why: str) -> None:
-        self._state, self._exchange, self.failure = _State.FAILED, None, why
+        self._state, self._exchange, self._failure = _State.FAILED, None, why
 
 
 def _check_same(before: str, now: str) -> None:

@@ -46,6 +46,7 @@ from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.bound_ports import listener
 from smq.coordinator.service.lag_monitor import LagMonitor
 from smq.coordinator.service.settings import Settings
+from smq.coordinator.service.tokens import Tokens
 from smq.coordinator.service.tracing import traced
 from smq.coordinator.tls.port_tls import PortTls
 from smq.coordinator.user_errors import EXIT_FAILED, StartError
@@ -176,6 +177,7 @@ class Server:
         config = self._config
         caps = take_descriptors()
         self._tls = PortTls(config)
+        self._tokens = Tokens(config.oauth) if config.oauth is not None else None
         peers = listener("other nodes", config.nodes_listen)
         http_access = HttpAccess(config)
         http = listener("HTTP", config.http_address)
@@ -291,6 +293,8 @@ class Server:
         if self.node.waiting:
             await self._stop_kafka()
         self._tls.start()
+        if self._tokens is not None:
+            self._tokens.start()
         log.info(
             "serving",
             grpc=format_address(self.grpc_address),
@@ -352,7 +356,8 @@ class Server:
         )
 
     def _warnings(self) -> list[str]:
-        return [*self._self_check.warnings(), *self._clock_check.warnings(), *self._peers.warnings()]
+        of_tokens = self._tokens.warnings() if self._tokens is not None else []
+        return [*self._self_check.warnings(), *self._clock_check.warnings(), *self._peers.warnings(), *of_tokens]
 
     def _group_coordinator(self, clock: AsyncioClock) -> GroupCoordinator:
         def delay_ms() -> int:
@@ -374,6 +379,7 @@ class Server:
             limits=accept,
             measures=self._measures,
             authorizer=self._authorizer,
+            tokens=self._tokens,
         )
 
     @asynccontextmanager
@@ -434,8 +440,10 @@ class Server:
             await self._kafka.stop()
 
     def reload(self) -> None:
-        """Reads the certificates again now, without waiting for the watch to see a change."""
+        """Reads certificates and keys of tokens again now, without waiting for the watch to see a change."""
         self._tls.reload()
+        if self._tokens is not None:
+            self._tokens.reload()
 
     async def stop(self) -> None:
         """Hands leaderships over, ends the streams with typed errors, then closes everything. Runs once."""
@@ -461,6 +469,8 @@ class Server:
         await self._stop_kafka()
         await self._http.stop()
         self._tls.stop()
+        if self._tokens is not None:
+            self._tokens.stop()
         await asyncio.to_thread(self._end_tracing)
         self._compute.close()
         self._disk.close()
@@ -528,7 +538,9 @@ async def _serve(
         loop.add_reader(sys.stdin.fileno(), stop.set)
     await server.start()
     has_terminal = sys.stdin is not None and sys.stdin.isatty()  # None if it was closed before the start
-    if config.tls is not None and not has_terminal:  # from a terminal it means that the user is gone
+    if (
+        config.tls is not None or config.oauth is not None
+    ) and not has_terminal:  # from a terminal it means that the user is gone
         loop.add_signal_handler(signal.SIGHUP, server.reload)
     started = asyncio.create_task(on_started(server)) if on_started is not None else None
     await stop.wait()

@@ -1,13 +1,15 @@
 """The handlers of AlterUser and DeleteUser.
 
 Owns what a valid user and a valid credential are. It must never see a password, and never change a mapping of users in
-place: who compares it with an earlier one learns of every change. Only `command_table` and `invariants` import it.
+place: who compares it with an earlier one learns of every change. `command_table`, `invariants` and the server import
+it.
 """
 
 from typing import Final
 
 from smq.raft_state.commands import AlterUser, DeleteUser, ScramCredential
 from smq.raft_state.errors import ErrorCode
+from smq.raft_state.handlers.acls import ANY
 from smq.raft_state.limits import (
     DECOY_SECRET_BYTES,
     SCRAM_ITERATIONS_MAX,
@@ -65,7 +67,10 @@ def delete_user(state: ClusterState, command: DeleteUser) -> Applied:
 
 
 def name_fault(name: str) -> str | None:
-    """Control characters would end up in logs and terminals; and NUL separates the fields of PLAIN."""
+    """Control characters would end up in logs and terminals; and NUL separates the fields of PLAIN. A rule about *
+    concerns everyone."""
+    if name == ANY:
+        return f"no user may have the name {ANY}, which stands for all users in rules"
     size = len(name.encode())
     if not 1 <= size <= USER_NAME_BYTES_MAX:
         return f"a user's name has 1 to {USER_NAME_BYTES_MAX} bytes of UTF-8, not {size}"

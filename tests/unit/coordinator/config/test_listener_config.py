@@ -136,6 +136,8 @@ def test_addresses_that_cannot_work_are_refused_and_named(text: str, says: str) 
 
 ASKS = '[listeners.outside]\nkafka_address = "127.0.0.1:9094"\nsasl = ["SCRAM-SHA-512", "PLAIN"]\n'
 SCRAM = ASKS.replace(', "PLAIN"', "")
+TOKENS = ASKS.replace('"PLAIN"', '"OAUTHBEARER"')
+OAUTH = '[oauth]\njwks = "https://a/jwks"\nca = "a.crt"\nissuer = "https://a"\naudience = ["smq"]\nscopes = ["s"]\n'
 BOTH = OUTSIDE + 'sasl = ["SCRAM-SHA-256"]\n'
 OWN = GOOD + 'kafka_address = "127.0.0.1:9092"\nsasl = ["SCRAM-SHA-256"]\n' + PEERS
 
@@ -145,6 +147,7 @@ OWN = GOOD + 'kafka_address = "127.0.0.1:9092"\nsasl = ["SCRAM-SHA-256"]\n' + PE
     [
         GOOD + PEERS + SCRAM,
         GOOD + PEERS + ASKS + "sasl_session_ms = 1000\n" + TLS,
+        GOOD + PEERS + TOKENS + TLS + OAUTH,
         GOOD + PEERS + ASKS + "client_certificates = false\n" + TLS,
         GOOD + PEERS + ASKS.replace("127.0.0.1", "203.0.113.1") + TLS,
         GOOD + PEERS + BOTH + TLS,
@@ -171,6 +174,17 @@ def test_a_variable_names_mechanisms_with_commas() -> None:
         (GOOD + PEERS + ASKS + "tls = false\n" + TLS, "listeners.outside.sasl has PLAIN"),
         (GOOD + PEERS + BOTH, "listeners.outside.grpc_address would ask for nothing"),
         (GOOD + PEERS + BOTH + "client_certificates = false\n" + TLS, "listeners.outside.grpc_address would ask"),
+        (GOOD + PEERS + TOKENS + OAUTH, "listeners.outside.sasl has OAUTHBEARER, which sends tokens: turn on TLS"),
+        (GOOD + PEERS + TOKENS + TLS, r"listeners.outside.sasl has OAUTHBEARER: say under \[oauth\]"),
+        (
+            GOOD + PEERS + TLS + OAUTH.replace("https://a/jwks", "http://a/jwks"),
+            "oauth.jwks is .* begins with https://",
+        ),
+        (GOOD + PEERS + TLS + OAUTH.replace("https://a/jwks", "jwks"), "oauth.ca is set, but oauth.jwks is a file"),
+        (GOOD + PEERS + TLS + OAUTH.replace('["smq"]', "[]"), "oauth.audience is empty"),
+        (GOOD + PEERS + TLS + OAUTH.replace('issuer = "https://a"', ""), "oauth.issuer is missing"),
+        (GOOD + PEERS + TLS + OAUTH + "clock_skew_ms = 600001\n", "oauth.clock_skew_ms is more than 600000"),
+        ('super_users = ["*"]\n' + GOOD + PEERS, r"super_users: no user may have the name \*"),
         (OWN, "sasl asks Kafka's clients for users, and grpc_address would ask for nothing"),
         (GOOD + PEERS + ASKS.replace("kafka", "grpc") + TLS, "sasl is set, but listeners.outside.kafka_address is not"),
         (GOOD + PEERS + OUTSIDE + "sasl_session_ms = 5\n", "sasl_session_ms is set, but listeners.outside.sasl is not"),

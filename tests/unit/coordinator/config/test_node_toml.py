@@ -175,14 +175,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_config(tmp_path / "absent.toml")
 
 
-@pytest.mark.parametrize(
-    ("page", "number"),
-    [*(("docs/addresses.md", i) for i in range(3)), ("docs/security.md", 0), ("deploy/README.md", 0)],
-)
+PAGES = {"docs/addresses.md": 3, "docs/security.md": 2, "deploy/README.md": 1}
+
+
+@pytest.mark.parametrize(("page", "number"), [(page, i) for page, count in PAGES.items() for i in range(count)])
 def test_the_files_of_the_pages_are_read(page: str, number: int) -> None:
     """Some show a part of a file: the rest of it is added."""
     found = claimed(page, __file__)
-    assert len(found) == {"docs/addresses.md": 3}.get(page, 1)
+    assert len(found) == PAGES[page]
     given = tomllib.loads(found[number])
     rest = {"insecure": "true", "node_id": "1", "cluster_id": '"c"', "data_dir": '"data"'}
     rest["kafka_address"] = '"127.0.0.1:9092"'

@@ -1,6 +1,7 @@
 """Coverage-guided fuzzing by atheris, beside hypothesis in test_codec.py: crashes, slow inputs, large ones."""
 
 import importlib.util
+import json
 import random
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from smq.coordinator.kafka.api_keys import SERVED, is_header_flexible, request_m
 from smq.coordinator.kafka.codec import compile_encoder
 from smq.records import CODECS, NewRecord, encode_batch
 from tests.unit.coordinator.kafka.test_codec import random_struct
+from tests.unit.coordinator.kafka.test_sasl import ALL, MALFORMED, bearer
+from tests.unit.coordinator.service.test_tokens import GOOD, ISSUER_KEYS, NOW, REFUSED
 
 ROOT = Path(__file__).resolve().parents[4]
 SECONDS = 60
@@ -39,7 +42,25 @@ def _batches() -> Iterator[bytes]:
         yield encode_batch(records, codec=codec)
 
 
-SEEDS = {"request": _requests, "batch": _batches}
+def _logins() -> Iterator[bytes]:
+    others = (b"n,,n=user,r=abc\nc=biws,r=abc,p=AAAA", b"\0user\0wrong", bearer("e30.e30.e30") + b"\n\1")
+    for message in (*MALFORMED, *others):
+        for mechanism in range(len(ALL)):
+            yield bytes((mechanism,)) + b"\n" + message
+
+
+def _tokens() -> Iterator[bytes]:
+    for token, _ in REFUSED.values():
+        yield token.encode()
+    yield json.dumps(GOOD | {"nbf": NOW, "scp": ["read"]}).encode()
+
+
+def _keys() -> Iterator[bytes]:
+    yield json.dumps(ISSUER_KEYS.jwks()).encode()
+    yield json.dumps(ISSUER_KEYS.jwks(use="sig", alg="RS256", d="AQAB")).encode()
+
+
+SEEDS = {"request": _requests, "batch": _batches, "sasl": _logins, "token": _tokens, "jwks": _keys}
 
 
 @pytest.mark.full

@@ -2,9 +2,13 @@
 
 import asyncio
 import dataclasses
+import functools
+import json
 import secrets
+import tempfile
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +22,7 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.sasl import Login, LoginFailed, PlainExchange, SaslMisuse, ScramExchange
 from smq.coordinator.limits import PASSWORD_CHECKS_WAITING_MAX, SASL_TOKEN_BYTES_MAX
+from smq.coordinator.service.tokens import Tokens
 from smq.coordinator.service.users import ANY, Identity, Users
 from smq.raft_state.commands import ScramCredential
 from smq.raft_state.state import ClusterState, UserState
@@ -29,9 +34,10 @@ from tests.unit.clients.test_scram import (
     SERVER_SIGNATURE,
     WITHOUT_PROOF,
 )
+from tests.unit.coordinator.service.test_tokens import ISSUER_KEYS, NOW, config
 
 SHA_256, SHA_512 = BY_NAME["SCRAM-SHA-256"], BY_NAME["SCRAM-SHA-512"]
-ALL = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
+ALL = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN", "OAUTHBEARER")
 
 
 def credential(password: str, mechanism: Mechanism = SHA_256, salt: bytes = b"salt of a test") -> ScramCredential:
@@ -45,6 +51,15 @@ def credential(password: str, mechanism: Mechanism = SHA_256, salt: bytes = b"sa
     )
 
 
+@functools.cache
+def tokens() -> Tokens:
+    """Those of the issuer of `test_tokens`."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "jwks.json"
+        ISSUER_KEYS.write(path)
+        return Tokens(config(str(path)), now=lambda: NOW)
+
+
 class World:
     """A node's state, with the users user (pencil) and bob (secret, by SHA-512 alone)."""
 
@@ -54,6 +69,7 @@ class World:
         self.set("user", credential("pencil", salt=rfc_salt))
         self.set("bob", credential("secret", SHA_512))
         self.users = Users(lambda: self.state)
+        self.tokens = tokens()
 
     def set(self, name: str, *credentials: ScramCredential) -> None:
         others = {other: user for other, user in self.state.users.items() if other != name}
@@ -61,7 +77,15 @@ class World:
         self.state.users = MappingProxyType(others | new)
 
     def login(self, session_ms_max: int = 0) -> Login:
-        return Login(self.users, ALL, session_ms_max)
+        return Login(self.users, ALL, session_ms_max, self.tokens)
+
+
+def without_passwords() -> World:
+    """With random passwords, which no generator tries."""
+    made = World()
+    for name in ("user", "bob"):
+        made.set(name, credential(secrets.token_hex(16)))
+    return made
 
 
 @pytest.fixture
@@ -175,6 +199,10 @@ def test_unknown_users_look_like_the_known_ones_do(world: World) -> None:
     world.set("u0")
     after = {world.users.find(f"stranger {number}", SHA_256.number).credential.salt for number in range(900)}
     assert before == after
+
+
+def bearer(token: str) -> bytes:
+    return b"n,,\1auth=Bearer " + token.encode() + b"\1\1"
 
 
 MALFORMED = [
@@ -294,14 +322,15 @@ def test_a_password_that_changes_during_the_exchange_does_not_let_in(world: Worl
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(
-        st.one_of(st.binary(max_size=80), st.sampled_from([*MALFORMED[:-1], b"n,,n=user,r=abc", b"\0user\0wrong"])),
+        st.one_of(
+            st.binary(max_size=80),
+            st.sampled_from([*MALFORMED[:-1], b"n,,n=user,r=abc", b"\0user\0wrong", bearer("e30.e30.e30"), b"\1"]),
+        ),
         max_size=4,
     )
 )
 def test_no_bytes_get_in_or_raise_anything_else(tokens: list[bytes]) -> None:
-    world = World()
-    for name in ("user", "bob"):
-        world.set(name, credential("no generator tries this: " + secrets.token_hex(16)))
+    world = without_passwords()
     for mechanism in ALL:
         login = world.login()
         login.handshake({"mechanism": mechanism})
@@ -346,7 +375,7 @@ def test_plain_lets_in_by_the_password_alone(world: World, token: bytes, is_in: 
             is_in
             or answer["error_message"] == "authentication with PLAIN failed: check the user's name and its password"
         )
-        assert b"pencil".decode() not in login.failure
+        assert b"pencil".decode() not in login.take_failure()
 
     run(scenario())
 
@@ -382,6 +411,75 @@ def test_a_node_that_checks_too_many_passwords_gives_no_verdict(world: World) ->
             check.cancel()
         await asyncio.gather(*checks, return_exceptions=True)
         assert await world.users.check_password("user", b"pencil") is not None
+
+    run(scenario())
+
+
+# ------------------------------------------------------------------------------------------------- OAUTHBEARER
+@pytest.mark.parametrize(
+    ("header", "rest", "is_in"),
+    [
+        (b"n,,", b"", True),
+        (b"y,a=alice,", b"port=9092\1logicalCluster=x\1", True),
+        (b"n,a=eve,", b"", False),
+        (b"p=x,,", b"", False),
+        (b"n,a=al\1ice,", b"", False),
+        (b"n,,", b"auth=Bearer x\1", False),
+        (b"n,,", b"=x\1", False),
+        (b"n,,", b"\1", False),
+    ],
+)
+def test_a_token_lets_its_user_in_in_a_message_of_the_rfc(
+    world: World, header: bytes, rest: bytes, is_in: bool
+) -> None:
+    async def scenario() -> None:
+        login = world.login()
+        login.handshake({"mechanism": "OAUTHBEARER"})
+        token = ISSUER_KEYS.token().encode()
+        answer = await login.authenticate({"auth_bytes": header + b"\1auth=bearer  " + token + b"\1" + rest + b"\1"}, 0)
+        assert (login.is_open, not login.take_failure()) == (is_in, is_in)
+        if is_in:
+            assert (answer["auth_bytes"], answer["session_lifetime_ms"]) == (b"", 300_000)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("acknowledged", [b"\1", bearer(ISSUER_KEYS.token())])
+def test_a_token_that_is_refused_gets_the_reason_and_no_second_chance(world: World, acknowledged: bytes) -> None:
+    async def scenario() -> None:
+        login = world.login()
+        login.handshake({"mechanism": "OAUTHBEARER"})
+        told = await login.authenticate({"auth_bytes": bearer(ISSUER_KEYS.token(exp=NOW - 60))}, 0)
+        assert code_of(told) is KafkaError.NONE
+        reason = {"status": "invalid_token", "error_description": "the token has expired"}
+        assert json.loads(told["auth_bytes"]) == reason
+        assert "the node's clock" in login.take_failure()
+        answer = await login.authenticate({"auth_bytes": acknowledged}, 0)
+        assert code_of(answer) is KafkaError.SASL_AUTHENTICATION_FAILED
+        assert answer["error_message"] == "authentication with OAUTHBEARER failed: the token has expired"
+        assert (login.has_failed, login.take_failure(), login.identity) == (True, "", None)
+
+    run(scenario())
+
+
+def test_a_session_ends_with_its_token_and_goes_on_with_another_of_the_same_user(world: World) -> None:
+    async def again(login: Login, token: str, now_s: float) -> Struct:
+        login.handshake({"mechanism": "OAUTHBEARER"})
+        return await login.authenticate({"auth_bytes": bearer(token)}, now_s)
+
+    async def scenario() -> None:
+        login = world.login(session_ms_max=600_000)
+        assert (await again(login, ISSUER_KEYS.token(), 1_000))["session_lifetime_ms"] == 300_000
+        login.check_session(1_329)
+        with pytest.raises(SaslMisuse, match="the session has ended"):
+            login.check_session(1_330)  # with the skew of the clocks
+        assert (await again(login, ISSUER_KEYS.token(exp=NOW + 9_000), 1_330))["session_lifetime_ms"] == 600_000
+        with pytest.raises(SaslMisuse, match="the session has ended"):
+            login.check_session(1_930)
+        assert (await again(login, ISSUER_KEYS.token(exp=NOW - 5), 2_000))["session_lifetime_ms"] == 1
+        answer = await again(login, ISSUER_KEYS.token(sub="eve"), 2_001)
+        assert code_of(answer) is KafkaError.SASL_AUTHENTICATION_FAILED
+        assert login.has_failed
 
     run(scenario())
 

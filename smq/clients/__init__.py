@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from smq.raft_state.errors import (
     AppendLost,
+    AuthenticationFailed,
     BatchDiffers,
     BatchTooLarge,
     ClientClosed,
@@ -38,9 +39,11 @@ from smq.raft_state.errors import (
     InvalidTransactionTimeout,
     LeaderUnavailable,
     LimitExceeded,
+    LoginNeeded,
     NoCommittedOffset,
     NodeNotReady,
     NoQuorum,
+    NotAuthorized,
     NotCoordinator,
     NotLeader,
     NotReplica,
@@ -78,6 +81,7 @@ if TYPE_CHECKING:
     from smq.clients.admin import Admin
     from smq.clients.consumer import Consumer
     from smq.clients.interceptors import ConsumerInterceptor, ProducerInterceptor
+    from smq.clients.login import Login
     from smq.clients.offset_assigner import OffsetAssigner
     from smq.clients.positions import OFFSET_TYPES, StartAt
     from smq.clients.producer import Producer, ProducerStats, RecordMetadata
@@ -95,6 +99,7 @@ __all__ = [
     "STRING",
     "Admin",
     "AppendLost",
+    "AuthenticationFailed",
     "BatchDiffers",
     "BatchMetadata",
     "BatchTooLarge",
@@ -129,9 +134,12 @@ __all__ = [
     "InvalidTransactionTimeout",
     "LeaderUnavailable",
     "LimitExceeded",
+    "Login",
+    "LoginNeeded",
     "NoCommittedOffset",
     "NoQuorum",
     "NodeNotReady",
+    "NotAuthorized",
     "NotCoordinator",
     "NotLeader",
     "NotReplica",
@@ -185,6 +193,7 @@ __all__ = [
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _MODULES: Final = {
+    "Login": "smq.clients.login",
     "Admin": "smq.clients.admin",
     "JSON": "smq.clients.serde",
     "STRING": "smq.clients.serde",

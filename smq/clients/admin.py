@@ -33,6 +33,7 @@ from smq.clients.channels import NodeStubs
 from smq.clients.cluster import CallFn, ClusterClient, T
 from smq.clients.errors import build
 from smq.clients.lifecycle import Lifecycle
+from smq.clients.login import Login
 from smq.clients.metadata import Servers
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import Start, parse_starts, resolve_starts
@@ -82,6 +83,7 @@ class AdminOptions(TypedDict, total=False):
     timeout_ms: Duration
     connect_timeout_ms: Duration
     tls: Tls | None
+    login: Login | None
 
 
 class Admin(Lifecycle):
@@ -99,8 +101,11 @@ class Admin(Lifecycle):
         timeout_ms: Duration = 30_000.0,
         connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
+        login: Login | None = None,
     ) -> None:
-        self._cluster = ClusterClient(bootstrap, servers=servers, connect_timeout_ms=connect_timeout_ms, tls=tls)
+        self._cluster = ClusterClient(
+            bootstrap, servers=servers, connect_timeout_ms=connect_timeout_ms, tls=tls, login=login
+        )
         self._timeout_ms = milliseconds("timeout_ms", timeout_ms)
 
     async def start(self) -> None:

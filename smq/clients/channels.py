@@ -4,13 +4,15 @@ Owns the channels of one client object and closes them. It must never retry. Onl
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from grpc import aio
 
 from smq.clients.forked import channel_opened
-from smq.clients.pb.smq_pb2_grpc import AdminStub, AgentStub, BrokerStub, GroupsStub, TransactionsStub
+from smq.clients.login import Login, Token
+from smq.clients.pb.smq_pb2_grpc import AdminStub, AgentStub, BrokerStub, GroupsStub, TransactionsStub, UsersStub
 from smq.clients.tls import Tls
+from smq.raft_state.errors import ErrorCode, SmqError
 
 if TYPE_CHECKING:  # these exist only for the type checker
     from smq.clients.pb.smq_pb2_grpc import (
@@ -19,6 +21,7 @@ if TYPE_CHECKING:  # these exist only for the type checker
         BrokerAsyncStub,
         GroupsAsyncStub,
         TransactionsAsyncStub,
+        UsersAsyncStub,
     )
 
 MESSAGE_BYTES_MAX: Final = 128 << 20  # above the server's largest cap (100 MiB), so that the server decides
@@ -51,13 +54,41 @@ class NodeStubs:
     groups: "GroupsAsyncStub"
     transactions: "TransactionsAsyncStub"
     admin: "AdminAsyncStub"
+    users: "UsersAsyncStub"
+    token: Token | None  # of the client's user at this node
+
+    async def log_in(self) -> None:
+        """Before a call: it then has a token that the node takes. AUTHENTICATION_FAILED, and gRPC's errors."""
+        if self.token is not None and self.token.is_due:
+            await self.token.renew(self.users)
+
+
+class _WithToken:
+    """A channel whose calls have a token in their metadata."""
+
+    def __init__(self, channel: aio.Channel, token: Token) -> None:
+        self._channel = channel
+        self._token = token
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_token(self._channel.unary_unary(*args, **kwargs))
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._with_token(self._channel.stream_stream(*args, **kwargs))
+
+    def _with_token(self, method: Any) -> Any:
+        return lambda *args, **kwargs: method(*args, **kwargs, metadata=self._token.metadata)
 
 
 class Channels:
-    """One channel per address, made on first use. Bounded by the number of nodes of the cluster."""
+    """One channel per address, made on first use. Bounded by the number of nodes of the cluster. INVALID_REQUEST for a
+    login without TLS: the token, and all records, could be read on the way."""
 
-    def __init__(self, tls: Tls | None = None) -> None:
+    def __init__(self, tls: Tls | None = None, login: Login | None = None) -> None:
+        if login is not None and tls is None:
+            raise SmqError(ErrorCode.INVALID_REQUEST, "a login needs TLS: name the CA of the nodes' certificates, too")
         self._credentials = tls.credentials() if tls is not None else None
+        self._login = login
         self._nodes: dict[str, NodeStubs] = {}
 
     def node(self, address: str) -> NodeStubs:
@@ -68,14 +99,18 @@ class Channels:
                 channel = aio.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
             else:
                 channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            token = Token(self._login) if self._login is not None else None
+            calls: Any = channel if token is None else _WithToken(channel, token)
             found = self._nodes[address] = NodeStubs(
                 address=address,
                 channel=channel,
-                agent=AgentStub(channel),
-                broker=BrokerStub(channel),
-                groups=GroupsStub(channel),
-                transactions=TransactionsStub(channel),
-                admin=AdminStub(channel),
+                agent=AgentStub(calls),
+                broker=BrokerStub(calls),
+                groups=GroupsStub(calls),
+                transactions=TransactionsStub(calls),
+                admin=AdminStub(calls),
+                users=UsersStub(channel),
+                token=token,
             )
         return found
 

@@ -17,6 +17,7 @@ from smq.clients.arguments import Duration, check_kind, milliseconds
 from smq.clients.channels import Channels, NodeStubs
 from smq.clients.errors import build, error_from_rpc
 from smq.clients.forked import check_owner
+from smq.clients.login import Login, login_from_environment
 from smq.clients.metadata import Metadata, Servers, parse_bootstrap, view_from_message
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.retry import Backoff, RandomFn, Step, decide_call, of_partition
@@ -51,12 +52,15 @@ class ClusterClient:
         backoff: Backoff | None = None,
         random_source: RandomFn = random.random,
         tls: Tls | None = None,
+        login: Login | None = None,
     ) -> None:
         self._connect_timeout_ms = milliseconds("connect_timeout_ms", connect_timeout_ms)
         if tls is not None:
             check_kind("tls", tls, Tls)
+        if login is not None:
+            check_kind("login", login, Login)
         self.metadata = Metadata(parse_bootstrap(bootstrap, servers))
-        self.channels = Channels(tls or tls_from_environment())
+        self.channels = Channels(tls or tls_from_environment(), login or login_from_environment())
         self._pid = os.getpid()
         self.backoff = backoff or Backoff()
         self.random = random_source
@@ -188,10 +192,15 @@ class ClusterClient:
     async def attempt(self, run: CallFn[T], address: str, node_ms: float) -> tuple[T] | SmqError:
         """One attempt at one node: its answer, or the error (`run` may raise an SmqError from the answer)."""
         self.check_usable()
+        node = self.channels.node(address)
         try:
-            answer = await run(self.channels.node(address), int(node_ms), (node_ms + DEADLINE_GRACE_MS) / 1000.0)
-        except (grpc.RpcError, SmqError) as e:
-            error = e if isinstance(e, SmqError) else error_from_rpc(e, address)
+            async with asyncio.timeout((node_ms + DEADLINE_GRACE_MS) / 1000.0):
+                await node.log_in()
+            answer = await run(node, int(node_ms), (node_ms + DEADLINE_GRACE_MS) / 1000.0)
+        except (grpc.RpcError, SmqError, TimeoutError) as e:
+            error = _error_of(e, address)
+            if error.code is ErrorCode.LOGIN_NEEDED:
+                return _without_token(error, node)
             if error.code.is_retriable and not error.details.leader_address:
                 self.metadata.node_failed(address, now_ms())
             return error
@@ -203,6 +212,21 @@ class ClusterClient:
             await self.refresh(topics)
         except SmqError:
             pass  # the next attempt meets the same error and reports it within its own deadline
+
+
+def _without_token(error: SmqError, node: NodeStubs) -> SmqError:
+    """The next attempt logs in again, if there is a user."""
+    if node.token is None:
+        message = f"the node at {node.address} asks for a user: give a login"
+        return SmqError(ErrorCode.AUTHENTICATION_FAILED, message)
+    node.token.forget()
+    return error
+
+
+def _error_of(failure: grpc.RpcError | SmqError | TimeoutError, address: str) -> SmqError:
+    if isinstance(failure, TimeoutError):
+        return SmqError(ErrorCode.UNREACHABLE, f"the node at {address} did not log the user in in time")
+    return failure if isinstance(failure, SmqError) else error_from_rpc(failure, address)
 
 
 def _no_node_error(topics: Collection[str]) -> SmqError:

@@ -34,6 +34,7 @@ from smq.clients.groups.member_options import MemberOptions, member_settings
 from smq.clients.groups.subscribing import Callbacks, Resume, Subscribing
 from smq.clients.interceptors import ConsumerChain, ConsumerInterceptor
 from smq.clients.lifecycle import Lifecycle
+from smq.clients.login import Login
 from smq.clients.metadata import Servers
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.positions import (
@@ -74,6 +75,7 @@ class ConsumerOptions(MemberOptions, total=False):
     stall_timeout_ms: Duration
     connect_timeout_ms: Duration
     tls: Tls | None
+    login: Login | None
     interceptors: Iterable[ConsumerInterceptor]
     random_source: RandomFn
 
@@ -115,6 +117,7 @@ class Consumer(Subscribing, Searching, Lifecycle):
         stall_timeout_ms: Duration = 60_000.0,
         connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
+        login: Login | None = None,
         interceptors: Iterable[ConsumerInterceptor] = (),
         random_source: RandomFn = random.random,
         **membership: Unpack[MemberOptions],
@@ -136,6 +139,7 @@ class Consumer(Subscribing, Searching, Lifecycle):
             connect_timeout_ms=connect_timeout_ms,
             random_source=random_source,
             tls=tls,
+            login=login,
         )
         settings = FetchSettings(
             partition_bytes_max=partition_max_bytes,

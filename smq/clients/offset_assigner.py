@@ -13,6 +13,7 @@ from smq.clients.channels import NodeStubs
 from smq.clients.cluster import ClusterClient
 from smq.clients.errors import build
 from smq.clients.lifecycle import Lifecycle
+from smq.clients.login import Login
 from smq.clients.metadata import Servers
 from smq.clients.offset_stream import Advances, Assignments, OffsetStream
 from smq.clients.pb import smq_pb2 as pb
@@ -42,8 +43,11 @@ class OffsetAssigner(Lifecycle):
         timeout_ms: Duration = 30_000.0,
         connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
+        login: Login | None = None,
     ) -> None:
-        self._cluster = ClusterClient(bootstrap, servers=servers, connect_timeout_ms=connect_timeout_ms, tls=tls)
+        self._cluster = ClusterClient(
+            bootstrap, servers=servers, connect_timeout_ms=connect_timeout_ms, tls=tls, login=login
+        )
         self._timeout_ms = milliseconds("timeout_ms", timeout_ms)
         self._bounds: dict[tuple[str, int], int] = {}  # a past next_offset of each partition used
         self._assign_streams: dict[str, AssignStream] = {}  # by address: bounded by the cluster's nodes

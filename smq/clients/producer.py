@@ -26,6 +26,7 @@ from smq.clients.arguments import (
 from smq.clients.cluster import ClusterClient, now_ms
 from smq.clients.forked import check_owner
 from smq.clients.interceptors import ProducerChain, ProducerInterceptor
+from smq.clients.login import Login
 from smq.clients.metadata import Servers
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.producing.accumulator import IN_FLIGHT_MAX, BatchingSettings
@@ -67,6 +68,7 @@ class ProducerOptions(TypedDict, total=False):
     buffer_bytes: int
     connect_timeout_ms: Duration
     tls: Tls | None
+    login: Login | None
     interceptors: Iterable[ProducerInterceptor]
     random_source: RandomFn
 
@@ -110,6 +112,7 @@ class Producer:
         buffer_bytes: int = 32 << 20,
         connect_timeout_ms: Duration = 10_000.0,
         tls: Tls | None = None,
+        login: Login | None = None,
         interceptors: Iterable[ProducerInterceptor] = (),
         random_source: RandomFn = random.random,
     ) -> None:
@@ -131,6 +134,7 @@ class Producer:
             connect_timeout_ms=connect_timeout_ms,
             random_source=random_source,
             tls=tls,
+            login=login,
         )
         self._transactions: Transactions | None = None
         if transactional_id is not None:

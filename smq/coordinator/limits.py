@@ -152,7 +152,7 @@ KAFKA_STUCK_FULL_S_MAX: Final = 5  # if such answers have filled the node: other
 KAFKA_IDLE_S_MAX: Final = 600  # like Kafka's connections.max.idle.ms
 
 # --- users who log in
-KAFKA_LOGIN_S_MAX: Final = 30  # from the connection to the user: a few round trips and a derivation of keys
+LOGIN_S_MAX: Final = 30  # from the connection to the user: a few round trips and a derivation of keys
 SASL_REQUEST_BYTES_MAX: Final = 16 << 10  # of a client without a user; its largest is a token with headers
 SASL_TOKEN_BYTES_MAX: Final = 8 << 10  # a name, a nonce and a proof have a tenth of it
 LOGIN_FAILED_DELAY_S: Final = 0.1  # before a refusal, as in Kafka: a connection guesses ten times a second
@@ -164,6 +164,9 @@ JWKS_FETCH_S_MIN: Final = 10.0  # between two fetches, whatever keys tokens name
 JWKS_REFRESH_S: Final = 300.0  # so that keys that are withdrawn serve no longer than that
 PASSWORD_CHECKS_WAITING_MAX: Final = 128  # 10 ms each: a client of PLAIN waits a second at most, or connects again
 DECISIONS_MAX: Final = 20_000  # remembered about rights: some 200 bytes each, made again in microseconds
+LOGIN_TOKEN_MS: Final = 3_600_000  # a stolen token serves so long at most; to log in again takes a client 20 ms
+LOGIN_TOKENS_MAX: Final = 16_000  # at one listener, 500 bytes each; then the oldest ends, and its client logs in again
+LOGIN_TOKENS_PER_USER_MAX: Final = 4_000  # so that one user does not end the tokens of others
 USERS_CHECK_S: Final = 0.25  # how often a node looks whether users have changed: connections end well within a second
 
 # File descriptors of this process that no client gets: the disk, the listeners, the log, those of Python and gRPC

@@ -143,6 +143,13 @@ class ErrorCode(enum.Enum):
         76, True, False, "a mirrored topic takes records from its mirror alone, until mirrored=false is set"
     )
     OFFSET_TAKEN = _Traits(77, True, False, "what is here is kept: compare both sides, or mirror to a new topic")
+    LOGIN_NEEDED = _Traits(78, True, True, "log in, and send it again: clients that are given a user do so themselves")
+    AUTHENTICATION_FAILED = _Traits(
+        79, True, False, "check the user's name and its password; `smq user passwd` sets another"
+    )
+    NOT_AUTHORIZED = _Traits(
+        80, True, False, "ask an administrator for the right (`smq acl grant`); `smq acl test` says which rule decides"
+    )
     # Clients alone raise these; no node sends them.
     UNREACHABLE = _Traits(
         90, True, True, "nothing was sent: start a node (`smq dev`), or correct the address, port or TLS settings"
@@ -396,6 +403,15 @@ class WrongWriter(SmqError): ...
 class OffsetTaken(SmqError): ...
 
 
+class LoginNeeded(SmqError): ...
+
+
+class AuthenticationFailed(SmqError): ...
+
+
+class NotAuthorized(SmqError): ...
+
+
 class Unreachable(SmqError): ...
 
 
@@ -466,6 +482,9 @@ _BY_CODE: Final[dict[ErrorCode, type[SmqError]]] = {
     ErrorCode.INVALID_CREDENTIAL: InvalidCredential,
     ErrorCode.WRONG_WRITER: WrongWriter,
     ErrorCode.OFFSET_TAKEN: OffsetTaken,
+    ErrorCode.LOGIN_NEEDED: LoginNeeded,
+    ErrorCode.AUTHENTICATION_FAILED: AuthenticationFailed,
+    ErrorCode.NOT_AUTHORIZED: NotAuthorized,
     ErrorCode.UNREACHABLE: Unreachable,
     ErrorCode.CLIENT_CLOSED: ClientClosed,
     ErrorCode.FORKED: Forked,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from smq.clients import AuthenticationFailed, Login, NotAuthorized, SyncAdmin, SyncConsumer, SyncProducer, Tls
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.tls.certificate_files import client_identity
@@ -69,7 +70,21 @@ def test_a_user_is_made_with_the_operators_certificate_and_deleted_on_every_node
     inside = [logged_in(guarded, node) for node in guarded.nodes]
     for raw in inside:
         assert raw.call(ApiKey.METADATA, 12, topics=None)["brokers"]
-    smq("user", "delete", "alice", "--yes")
+    smq("topic", "create", "orders", "--partitions", "1")
+    smq("acl", "grant", "alice", "all", "topic", "orders")
+    tls = Tls(ca=client_identity(guarded.directory / "tls").ca)
+    with SyncProducer(guarded.nodes[2].grpc, tls=tls, login=Login(user="alice", password=PASSWORD)) as producer:
+        producer.send("orders", b"v").result()
+        with pytest.raises(NotAuthorized):
+            producer.send("payments", b"v").result()
+    with SyncConsumer(guarded.nodes[3].grpc, tls=tls, login=Login(user="alice", password=PASSWORD)) as consumer:
+        consumer.assign([("orders", 0)], "earliest")
+        assert next(iter(consumer)).value == b"v"
+        smq("user", "delete", "alice", "--yes")
+        with pytest.raises(AuthenticationFailed):
+            next(iter(consumer))
+    with pytest.raises(AuthenticationFailed), SyncAdmin(guarded.nodes[1].grpc, tls=tls) as admin:
+        admin.list_users()
     for raw in inside:
         assert raw.is_closed_by_node()
     assert log_in(connect(guarded, 1)) is KafkaError.SASL_AUTHENTICATION_FAILED

@@ -215,6 +215,56 @@ class RecordError(_message.Message):
 Global___RecordError: _TypeAlias = RecordError  # noqa: Y015
 
 @_typing.final
+class LoginRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MECHANISM_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    mechanism: _builtins.str
+    """SCRAM-SHA-256 or SCRAM-SHA-512; in the first message"""
+    message: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        mechanism: _builtins.str = ...,
+        message: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mechanism", b"mechanism", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoginRequest: _TypeAlias = LoginRequest  # noqa: Y015
+
+@_typing.final
+class LoginResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    LIFETIME_MS_FIELD_NUMBER: _builtins.int
+    message: _builtins.bytes
+    token: _builtins.str
+    """in the last message"""
+    lifetime_ms: _builtins.int
+    """of the token, from now on"""
+    def __init__(
+        self,
+        *,
+        message: _builtins.bytes = ...,
+        token: _builtins.str = ...,
+        lifetime_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lifetime_ms", b"lifetime_ms", "message", b"message", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoginResponse: _TypeAlias = LoginResponse  # noqa: Y015
+
+@_typing.final
 class StartPublishSessionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -25,6 +25,95 @@ if _version_not_supported:
     )
 
 
+class UsersStub:
+    """------------------------------------------------------------------------------------------------ users
+
+    Of a port that asks for users. Every other call there has the token of a login in its metadata, as
+    `authorization: Bearer TOKEN`, and is refused without one (LOGIN_NEEDED). What a user may do, ACLs say
+    (NOT_AUTHORIZED).
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Login = channel.stream_stream(
+                '/smq.v1.Users/Login',
+                request_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.LoginRequest.SerializeToString,
+                response_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.LoginResponse.FromString,
+                _registered_method=True)
+
+
+class UsersServicer:
+    """------------------------------------------------------------------------------------------------ users
+
+    Of a port that asks for users. Every other call there has the token of a login in its metadata, as
+    `authorization: Bearer TOKEN`, and is refused without one (LOGIN_NEEDED). What a user may do, ACLs say
+    (NOT_AUTHORIZED).
+    """
+
+    def Login(self, request_iterator, context):
+        """SCRAM (RFC 5802): the client's first message, the node's, the client's final one, the node's with a token. It serves
+        on this node, at this listener. AUTHENTICATION_FAILED: the password is wrong, or there is no such user.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_UsersServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Login': grpc.stream_stream_rpc_method_handler(
+                    servicer.Login,
+                    request_deserializer=smq_dot_clients_dot_pb_dot_smq__pb2.LoginRequest.FromString,
+                    response_serializer=smq_dot_clients_dot_pb_dot_smq__pb2.LoginResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'smq.v1.Users', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('smq.v1.Users', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Users:
+    """------------------------------------------------------------------------------------------------ users
+
+    Of a port that asks for users. Every other call there has the token of a login in its metadata, as
+    `authorization: Bearer TOKEN`, and is refused without one (LOGIN_NEEDED). What a user may do, ACLs say
+    (NOT_AUTHORIZED).
+    """
+
+    @staticmethod
+    def Login(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/smq.v1.Users/Login',
+            smq_dot_clients_dot_pb_dot_smq__pb2.LoginRequest.SerializeToString,
+            smq_dot_clients_dot_pb_dot_smq__pb2.LoginResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class AgentStub:
     """------------------------------------------------------------------------------------------------ agent
 

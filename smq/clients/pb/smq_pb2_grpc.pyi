@@ -36,6 +36,58 @@ class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ig
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
+class UsersStub:
+    """------------------------------------------------------------------------------------------------ users
+
+    Of a port that asks for users. Every other call there has the token of a login in its metadata, as
+    `authorization: Bearer TOKEN`, and is refused without one (LOGIN_NEEDED). What a user may do, ACLs say
+    (NOT_AUTHORIZED).
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> UsersAsyncStub: ...
+    Login: _grpc.StreamStreamMultiCallable[_smq_pb2.LoginRequest, _smq_pb2.LoginResponse]
+    """SCRAM (RFC 5802): the client's first message, the node's, the client's final one, the node's with a token. It serves
+    on this node, at this listener. AUTHENTICATION_FAILED: the password is wrong, or there is no such user.
+    """
+
+@_typing.type_check_only
+class UsersAsyncStub(UsersStub):
+    """------------------------------------------------------------------------------------------------ users
+
+    Of a port that asks for users. Every other call there has the token of a login in its metadata, as
+    `authorization: Bearer TOKEN`, and is refused without one (LOGIN_NEEDED). What a user may do, ACLs say
+    (NOT_AUTHORIZED).
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Login: _aio.StreamStreamMultiCallable[_smq_pb2.LoginRequest, _smq_pb2.LoginResponse]  # type: ignore[assignment]
+    """SCRAM (RFC 5802): the client's first message, the node's, the client's final one, the node's with a token. It serves
+    on this node, at this listener. AUTHENTICATION_FAILED: the password is wrong, or there is no such user.
+    """
+
+class UsersServicer(metaclass=_abc_1.ABCMeta):
+    """------------------------------------------------------------------------------------------------ users
+
+    Of a port that asks for users. Every other call there has the token of a login in its metadata, as
+    `authorization: Bearer TOKEN`, and is refused without one (LOGIN_NEEDED). What a user may do, ACLs say
+    (NOT_AUTHORIZED).
+    """
+
+    @_abc_1.abstractmethod
+    def Login(
+        self,
+        request_iterator: _MaybeAsyncIterator[_smq_pb2.LoginRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_smq_pb2.LoginResponse], _abc.AsyncIterator[_smq_pb2.LoginResponse]]:
+        """SCRAM (RFC 5802): the client's first message, the node's, the client's final one, the node's with a token. It serves
+        on this node, at this listener. AUTHENTICATION_FAILED: the password is wrong, or there is no such user.
+        """
+
+def add_UsersServicer_to_server(servicer: UsersServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
 class AgentStub:
     """------------------------------------------------------------------------------------------------ agent"""
 

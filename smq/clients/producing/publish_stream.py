@@ -94,6 +94,7 @@ class PublishStream:
     async def _run(self) -> None:
         """Opens the stream and writes; a second task reads."""
         try:
+            await self._node.log_in()
             self._call = self._node.agent.PublishRecord(None)
             self._tasks.append(asyncio.create_task(self._read(self._call)))
             while True:
@@ -101,8 +102,12 @@ class PublishStream:
                     await self._call.write(self._unwritten.popleft())
                 self._wakeup.clear()
                 await self._wakeup.wait()
-        except (grpc.RpcError, asyncio.InvalidStateError):
-            pass  # the call has ended: the reading task learns the reason and gives up
+        except (grpc.RpcError, asyncio.InvalidStateError) as e:
+            if self._call is None and isinstance(e, grpc.RpcError):
+                self.give_up(error_from_rpc(e, self.address))
+            # otherwise the call has ended: the reading task learns the reason and gives up
+        except SmqError as e:  # of the login
+            self.give_up(e)
         except (ValueError, RuntimeError, grpc.aio.UsageError) as e:
             self.give_up(SmqError(ErrorCode.TIMED_OUT, f"the stream to {self.address} cannot be written: {e}"))
 
@@ -115,6 +120,8 @@ class PublishStream:
                     self._on_answer(found[0], answer)
         except grpc.RpcError as e:
             error = error_from_rpc(e, self.address)
+            if error.code is ErrorCode.LOGIN_NEEDED and self._node.token is not None:
+                self._node.token.forget()
         self.give_up(error)
 
 

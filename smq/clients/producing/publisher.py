@@ -26,6 +26,7 @@ from smq.raft_state.errors import ErrorCode, SmqError
 
 log = logging.getLogger(__name__)
 
+_OF_THE_USER: Final = frozenset({ErrorCode.NOT_AUTHORIZED, ErrorCode.AUTHENTICATION_FAILED})  # waiting helps neither
 # One refresh per 150 ms while a leader is missing: a failover takes half a second to three, so this adds little.
 PRODUCER_BACKOFF: Final = Backoff(first_ms=10.0, max_ms=150.0)
 # No answer for this long: ask the cluster whether the leader is still the leader. A node that hangs instead of dying
@@ -274,6 +275,8 @@ class Publisher:
             self._refresh_error = None
         except SmqError as e:
             self._refresh_error, missing = e, frozenset()  # repeated until the records' delivery timeout
+            if e.code in _OF_THE_USER:
+                await self._fail_refused(topics)
         for topic in missing:
             self.accumulator.fail_all(SmqError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic!r}"), topic)
         for topic in topics:
@@ -282,6 +285,15 @@ class Publisher:
                 self.accumulator.set_partition_count(topic, count)
         self._refresh_task = None
         self.wake()
+
+    async def _fail_refused(self, topics: list[str]) -> None:
+        """One topic without a right to it costs the others nothing."""
+        for topic in topics:
+            try:
+                await self._cluster.refresh((topic,))
+            except SmqError as e:
+                if e.code in _OF_THE_USER:
+                    self.accumulator.fail_all(e, topic)
 
     def _request_identity(self, queues: list[PartitionQueue]) -> None:
         if self._identity_task is None or self._identity_task.done():

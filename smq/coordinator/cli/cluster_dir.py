@@ -36,6 +36,8 @@ from smq.raft_state.ids import NodeId
 PORT_STEP: Final = 10  # between two nodes of one machine
 NODES_MAX: Final = 9  # processes on one machine; a larger cluster belongs on more machines
 _HOST: Final = "127.0.0.1"
+OPERATORS: Final = "operators"  # the listener for the operator's certificate, beside those that ask for users
+_OPERATORS_STEP: Final = 3  # from a node's gRPC port to its port for operators
 _LOCK_FILE: Final = "cluster.lock"
 _LOCK_CHARS_MAX: Final = 32  # a process id
 # Below the ports of outgoing connections: Linux assigns those from 32768 up, gVisor (containers) from 16000.
@@ -101,6 +103,7 @@ def prepare_cluster(
         configs = secure(directory, configs)
     if sasl is not None:
         configs = [replace(c, sasl=sasl) for c in configs]
+    configs = _with_operators(configs, ports)
     paths = [_node_dir(directory, c.node_id) / "node.toml" for c in configs]
     for path, config in zip(paths, configs, strict=True):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -154,7 +157,7 @@ def find_nodes(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How a client reaches the cluster of a directory: gRPC addresses, and the operator's certificate under TLS."""
+    """How an operator reaches the cluster of a directory: gRPC addresses, and a certificate under TLS."""
 
     bootstrap: str
     identity: Identity | None
@@ -166,9 +169,14 @@ def reach_of(directory: Path) -> Reach:
     if not configs:
         raise ConfigError(f"{directory} holds no cluster: name the --data-dir of `smq cluster` or `smq dev`")
     return Reach(
-        bootstrap=",".join(format_address(c.grpc_address) for c in configs),
+        bootstrap=",".join(format_address(_of_operators(c)) for c in configs),
         identity=client_identity(tls_dir(directory)) if configs[0].tls is not None else None,
     )
+
+
+def _of_operators(config: ServerConfig) -> Address:
+    way = config.listeners.get(OPERATORS)
+    return way.grpc_address if way is not None and way.grpc_address is not None else config.grpc_address
 
 
 def _node_dir(directory: Path, node_id: NodeId) -> Path:
@@ -234,6 +242,17 @@ def _with_kafka(configs: Sequence[ServerConfig], *, is_free: bool) -> list[Serve
         )
         for i, c in enumerate(configs)
     ]
+
+
+def _with_operators(configs: list[ServerConfig], ports: Ports) -> list[ServerConfig]:
+    """A way in for the operator's certificate, where a node's own addresses ask for users."""
+    missing = [c for c in configs if c.sasl and OPERATORS not in c.listeners]
+    free = iter(free_ports(len(missing)) if ports.are_free else ())
+    for c in missing:
+        host, port = c.grpc_address
+        way = ListenerConfig(name=OPERATORS, grpc_address=(host, next(free, port + _OPERATORS_STEP)))
+        configs[configs.index(c)] = replace(c, listeners={**c.listeners, OPERATORS: way})
+    return configs
 
 
 def _with_racks(configs: list[ServerConfig], racks: Sequence[str]) -> list[ServerConfig]:

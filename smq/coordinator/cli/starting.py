@@ -29,7 +29,7 @@ tls_option = click.option(
 auth_option = click.option(
     "--auth",
     is_flag=True,
-    help="As --tls, and ask Kafka clients for a user (`smq user create`). A directory that does keeps it.",
+    help="As --tls, and ask clients for a user (`smq user create`). A directory that does keeps it.",
 )
 config_option = click.option(
     "--config",
@@ -94,7 +94,9 @@ def report_tls(config: ServerConfig, data_dir: Path) -> None:
             f"TLS is on: export SMQ_CLUSTER_DIR={data_dir.absolute()} lets `smq` find the addresses and certificates"
         )
     if config.sasl:
-        report("Kafka clients must log in, by SASL_SSL: `smq user create` and `smq acl grant` work by that certificate")
+        report(
+            "clients must log in, Kafka's by SASL_SSL: `smq user create` and `smq acl grant` work by that certificate"
+        )
 
 
 def addresses_of(config: ServerConfig) -> str:

@@ -57,7 +57,8 @@ FileOrUrl = Annotated[str, "https"]  # a file, or a URL by https
 BEARER: Final = "OAUTHBEARER"
 HTTPS: Final = "https://"
 _SECRET_IN_CLEAR: Final = ("PLAIN", BEARER)
-SASL_MECHANISMS: Final = (*scram.BY_NAME, *_SECRET_IN_CLEAR)
+PASSWORD_MECHANISMS: Final = (*scram.BY_NAME, "PLAIN")
+SASL_MECHANISMS: Final = (*PASSWORD_MECHANISMS, BEARER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class ListenerConfig:
     kafka_advertised: Advertised | None = None
     tls: bool | None = None
     client_certificates: bool | None = None
-    sasl: Sasl = ()  # mechanisms: with any, a client of its Kafka port has to prove a user, and needs no certificate
+    sasl: Sasl = ()  # mechanisms: with any, a client has to prove a user, and needs no certificate. gRPC takes SCRAM
     sasl_session_ms: int | None = None  # after this time it has to do so again; None for never
     ca: Path | None = None  # these three: of a certificate of its own, such as one that browsers trust
     certificate: Path | None = None
@@ -491,9 +492,6 @@ def _check_listener(listener: ListenerConfig) -> None:
         raise ConfigError(f"{table} needs a certificate and its key together; ca is for these alone")
     if listener.grpc_address is None and listener.kafka_address is None:
         raise ConfigError(f"{table} opens no port: give it a grpc_address or a kafka_address, or remove it")
-    if listener.kafka_address is None and (listener.sasl or listener.sasl_session_ms is not None):
-        key = listener.setting("sasl" if listener.sasl else "sasl_session_ms")
-        raise ConfigError(f"{key} is set, but {listener.setting('kafka_address')} is not: SASL is of the Kafka port")
     if listener.sasl_session_ms is not None and not listener.sasl:
         raise ConfigError(f"{listener.setting('sasl_session_ms')} is set, but {listener.setting('sasl')} is not")
     for kind in ("grpc", "kafka"):
@@ -556,7 +554,7 @@ def _check_protection(config: ServerConfig) -> None:
         listens += [(key, address, config.tls_of(listener)) for key, address, _ in listener.ports]
         if listener.sasl:
             _check_sasl(listener, config.tls_of(listener))
-            users.add(listener.setting("kafka_address"))
+            users |= {key for key, _, _ in listener.ports}
     if config.tls is None and config.http.tls:
         raise ConfigError("http.tls is true: name the node's certificates under [tls]")
     if config.http.metrics == "clients" or config.http.probes == "clients":
@@ -568,19 +566,22 @@ def _check_protection(config: ServerConfig) -> None:
 
 
 def _check_sasl(listener: ListenerConfig, tls: TlsConfig | None) -> None:
-    """ConfigError for a password in clear, and for a gRPC port of the listener that would let in the clients that its
-    Kafka port refuses: gRPC has no users yet. `insecure` allows neither."""
+    """ConfigError for what would send passwords, or the tokens of gRPC's users, in clear. `insecure` allows neither."""
     key = listener.setting("sasl")
     for name in _SECRET_IN_CLEAR:
         if name in listener.sasl and tls is None:
             what = "tokens" if name == BEARER else "passwords"
             raise ConfigError(f"{key} has {name}, which sends {what}: turn on TLS there, or take it out")
-    if listener.grpc_address is not None and (tls is None or not tls.client_certificates):
+    if listener.grpc_address is None:
+        return
+    port = listener.setting("grpc_address")
+    if tls is None:
         raise ConfigError(
-            f"{key} asks Kafka's clients for users, and {listener.setting('grpc_address')} would ask for nothing: turn "
-            "on TLS with client_certificates = true, which is for gRPC then, or give the Kafka port a listener of its "
-            "own ([listeners.NAME])"
+            f"{key} asks for users, and without TLS their tokens at {port} could be read on the way: turn on TLS, "
+            "or give the Kafka port a listener of its own ([listeners.NAME])"
         )
+    if not set(listener.sasl) & set(scram.BY_NAME):
+        raise ConfigError(f"{key} has no mechanism for {port}, which takes {' and '.join(scram.BY_NAME)}: add one")
 
 
 def _check_users(config: ServerConfig) -> None:

@@ -6,9 +6,11 @@ Owns the registries of sessions and the node-wide publishing budget. The streams
 
 import time
 from collections.abc import AsyncIterable
+from functools import partial
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
+from smq.coordinator.grpc.authorization import may_subscribe
 from smq.coordinator.grpc.open_streams import PublishSession, PublishSessions, StreamCounts, Subscriptions
 from smq.coordinator.grpc.publish import PublishStream
 from smq.coordinator.grpc.record_chunks import Reading
@@ -46,10 +48,11 @@ class AgentService(Service, smq_pb2_grpc.AgentServicer):
     ) -> pb.StartPublishSessionResponse:
         timeout_ms = deadline_ms(0, context)
         topic = await find_topic(self._calls, request.topic, timeout_ms)
-        session = self._sessions.reserve(request.session_id, request.request_id)
+        user = self.gate.caller(context).user
+        session = self._sessions.reserve(request.session_id, request.request_id, user)
         if session is None:
             try:
-                session = await self._open(request, timeout_ms)
+                session = await self._open(request, user, timeout_ms)
                 self._sessions.open(session)
             except BaseException:  # also if cancelled: the id stays reserved until it is released
                 self._sessions.release(request.session_id)
@@ -62,7 +65,7 @@ class AgentService(Service, smq_pb2_grpc.AgentServicer):
             batch_bytes_max=batch_rules(topic.config).bytes_max,
         )
 
-    async def _open(self, request: pb.StartPublishSessionRequest, timeout_ms: int) -> PublishSession:
+    async def _open(self, request: pb.StartPublishSessionRequest, user: str, timeout_ms: int) -> PublishSession:
         request_id = request_id_of(request.request_id)
         if request.resume:
             check_fields(request, ("producer_id", "producer_epoch"))
@@ -80,6 +83,7 @@ class AgentService(Service, smq_pb2_grpc.AgentServicer):
             raise SmqError(ErrorCode.INTERNAL, f"unexpected reply {type(reply).__name__}")
         return PublishSession(
             session_id=request.session_id,
+            user=user,
             topic=request.topic,
             producer_id=reply.producer_id,
             producer_epoch=reply.producer_epoch,
@@ -90,7 +94,7 @@ class AgentService(Service, smq_pb2_grpc.AgentServicer):
     async def ClosePublishSession(
         self, request: pb.ClosePublishSessionRequest, context: Context
     ) -> pb.ClosePublishSessionResponse:
-        self._sessions.close(request.session_id)
+        self._sessions.close(request.session_id, self.gate.caller(context).user)
         return pb.ClosePublishSessionResponse()
 
     @guarded
@@ -117,6 +121,7 @@ class AgentService(Service, smq_pb2_grpc.AgentServicer):
             request_bytes_max=self._request_bytes_max,
             audience=self.audience,
             is_mirror=is_mirror,
+            caller=self.gate.caller(context),
         )
         with self._streams.one_more(context.peer()):
             await stream.run(requests)
@@ -129,9 +134,12 @@ class AgentService(Service, smq_pb2_grpc.AgentServicer):
         first = await anext(requests, None)
         if first is None or first.WhichOneof("kind") != "init":
             raise SmqError(ErrorCode.INVALID_REQUEST, "the first message of a subscription must be init")
+        caller, check = self.gate.caller(context), partial(may_subscribe, self.gate.caller(context), first.init)
+        check()
         self._subscriptions.open(first.init.subscription_id)
         try:
-            await SubscribeStream(self._calls, first.init, context, self._memory).run(requests)
+            with self.gate.watched(caller, check, is_sure=True):
+                await SubscribeStream(self._calls, first.init, context, self._memory).run(requests)
         finally:
             self._subscriptions.close(first.init.subscription_id)
 

@@ -181,14 +181,14 @@ class BrokerService(Service, smq_pb2_grpc.BrokerServicer):
         self, request: AsyncIterable[pb.AssignOffsetsRequest], context: Context
     ) -> None:
         with self._streams.one_more(context.peer()):
-            await OffsetCalls(self.audience, Assignments(), context).run(request)
+            await OffsetCalls(self.audience, Assignments(), context, self.gate.caller(context)).run(request)
 
     @guarded
     async def AdvanceHighWaterMark(  # type: ignore[override] # as above
         self, request: AsyncIterable[pb.AdvanceHighWaterMarkRequest], context: Context
     ) -> None:
         with self._streams.one_more(context.peer()):
-            await OffsetCalls(self.audience, Advances(), context).run(request)
+            await OffsetCalls(self.audience, Advances(), context, self.gate.caller(context)).run(request)
 
     # ------------------------------------------------------------------------------------------------- groups
     @guarded

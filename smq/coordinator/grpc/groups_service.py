@@ -6,12 +6,12 @@ Only the composition root imports it.
 """
 
 from typing import Final
-from urllib.parse import unquote
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.groups.member_requests import Identity, Join, Joined, Outcome, Sync
+from smq.coordinator.grpc.gate import host_of
 from smq.coordinator.grpc.required import member_of
 from smq.coordinator.grpc.service import Context, Service, guarded
 from smq.coordinator.service.audience import Audience
@@ -132,8 +132,3 @@ def _to_pb(joined: Joined) -> pb.JoinGroupResponse:
             for member_id, instance_id, metadata in joined.members
         ],
     )
-
-
-def host_of(peer: str) -> str:
-    """The address in gRPC's name of a peer: ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000."""
-    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")

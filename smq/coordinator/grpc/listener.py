@@ -18,7 +18,9 @@ from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
 from smq.coordinator.grpc.connection_limit import ConnectionLimit
+from smq.coordinator.grpc.gate import Gate
 from smq.coordinator.grpc.groups_service import GroupService
+from smq.coordinator.grpc.login import LoginService
 from smq.coordinator.grpc.request_admission import RequestAdmission
 from smq.coordinator.grpc.transactions_service import ProducerService
 from smq.coordinator.service.audience import Audience
@@ -44,11 +46,13 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcPort:
-    """Where to listen, for which listener's clients; without credentials there is no TLS."""
+    """Where to listen, for which listener's clients; without credentials there is no TLS. `gate` says which users may
+    come."""
 
     listener: str
     address: Address
     credentials: grpc.ServerCredentials | None
+    gate: Gate
 
 
 class GrpcServer:
@@ -66,9 +70,11 @@ class GrpcServer:
         admission = RequestAdmission()
         self._measures = measures
         self._servers: dict[str, grpc.aio.Server] = {}
+        self.gates = {port.listener: port.gate for port in ports}
+        self._following: list[asyncio.Task[None]] = []
         self.bound: dict[str, Address] = {}
         for port in ports:
-            server = grpc.aio.server(options=options, interceptors=[admission.for_one_server()])
+            server = grpc.aio.server(options=options, interceptors=[admission.for_one_server(port.gate)])
             self._servers[port.listener] = server
             self.bound[port.listener] = port.address[0], _bind(server, port)
         numbers = frozenset(number for _, number in self.bound.values())
@@ -82,9 +88,11 @@ class GrpcServer:
         groups: GroupService,
         producers: ProducerService,
         admin: AdminService,
+        logins: LoginService,
     ) -> None:
         for listener, server in self._servers.items():
-            clients = Audience(node=node, listener=listener), self._measures
+            clients = Audience(node=node, listener=listener), self._measures, self.gates[listener]
+            smq_pb2_grpc.add_UsersServicer_to_server(logins.speaking_to(*clients), server)
             smq_pb2_grpc.add_AgentServicer_to_server(agent.speaking_to(*clients), server)
             smq_pb2_grpc.add_BrokerServicer_to_server(broker.speaking_to(*clients), server)
             smq_pb2_grpc.add_GroupsServicer_to_server(groups.speaking_to(*clients), server)
@@ -95,10 +103,13 @@ class GrpcServer:
         for server in self._servers.values():
             await server.start()
         self.connections.start()
+        self._following = [asyncio.create_task(gate.follow()) for gate in self.gates.values()]
 
     async def stop(self, grace_s: float) -> None:
         stopping = [server.stop(grace_s) for server in self._servers.values()]
         await asyncio.gather(*stopping)
+        for task in self._following:
+            task.cancel()
         self.connections.stop()
 
 

@@ -13,12 +13,14 @@ from typing import Final, Generic, TypeVar
 
 from smq.clients.errors import detail_from_error
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.grpc.gate import Caller
 from smq.coordinator.grpc.required import check_required
 from smq.coordinator.grpc.service import Context, remaining_ms, request_id_of
 from smq.coordinator.limits import OFFSET_REQUESTS_PER_MESSAGE_MAX, OFFSET_REQUESTS_PER_STREAM_MAX
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.request_checks import check_count, timeout_of
 from smq.raft_state.errors import SmqError
+from smq.raft_state.handlers.acls import Operation, Resource
 from smq.raft_state.ids import Offset
 from smq.raft_state.replies import OffsetsAssigned
 from smq.replication.api import DoneFn, NodeApi
@@ -92,11 +94,12 @@ class Advances(Kind[pb.AdvanceHighWaterMarkRequest, pb.Advance, Offset, pb.Advan
 class OffsetCalls(Generic[M, R, T, A]):
     """`run` returns when the client has sent its last message and every request is answered."""
 
-    def __init__(self, audience: Audience, kind: Kind[M, R, T, A], context: Context) -> None:
+    def __init__(self, audience: Audience, kind: Kind[M, R, T, A], context: Context, caller: Caller) -> None:
         self._audience = audience
         self._node = audience.node
         self._kind: Final[Kind[M, R, T, A]] = kind
         self._context = context
+        self._caller = caller
         self._answers: list[A] = []  # bounded by the unanswered requests, which these still are
         self._unanswered = 0
         self._is_closing = False
@@ -126,6 +129,7 @@ class OffsetCalls(Generic[M, R, T, A]):
             done = partial(self._on_done, request.correlation_id)
             try:
                 check_required(request)
+                self._caller.require(Operation.WRITE, Resource.TOPIC, request.topic)
                 self._kind.begin(self._node, request, timeout_of(request.timeout_ms, remaining), done)
             except SmqError as e:
                 done(e.with_traceback(None))

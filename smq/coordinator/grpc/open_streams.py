@@ -27,9 +27,11 @@ from smq.raft_state.ids import ProducerEpoch, ProducerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishSession:
-    """`request_id` is that of the call that opened it, so that a retry of this call finds its own session."""
+    """`request_id` is that of the call that opened it, so that a retry of this call finds its own session. `user` has
+    opened it, and no other may use it; "" where no user is asked for."""
 
     session_id: str
+    user: str = ""
     topic: str
     producer_id: ProducerId
     producer_epoch: ProducerEpoch
@@ -46,12 +48,12 @@ class PublishSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def reserve(self, session_id: str, request_id: bytes) -> PublishSession | None:
+    def reserve(self, session_id: str, request_id: bytes, user: str = "") -> PublishSession | None:
         """Reserves the id. Returns the session if this very request has opened it already."""
         check_id("session_id", session_id)
         if session_id in self._sessions:
             session = self._sessions[session_id]
-            if session is not None and request_id and session.request_id == request_id:
+            if session is not None and request_id and (session.request_id, session.user) == (request_id, user):
                 return session
             raise SmqError(ErrorCode.SESSION_EXISTS, f"a publishing session {session_id!r} is open on this node")
         if len(self._sessions) >= self._max:
@@ -67,16 +69,16 @@ class PublishSessions:
         """Gives a reserved id back: the session could not be opened."""
         self._sessions.pop(session_id, None)
 
-    def get(self, session_id: str) -> PublishSession:
+    def get(self, session_id: str, user: str = "") -> PublishSession:
         session = self._sessions.get(session_id)
-        if session is None:
+        if session is None or session.user != user:
             raise SmqError(ErrorCode.UNKNOWN_SESSION, f"there is no publishing session {session_id!r} on this node")
         self._sessions.move_to_end(session_id)
         return session
 
-    def close(self, session_id: str) -> None:
+    def close(self, session_id: str, user: str = "") -> None:
         """Later requests under this id fail with UNKNOWN_SESSION."""
-        self.get(session_id)
+        self.get(session_id, user)
         del self._sessions[session_id]
 
     def _evict(self) -> None:

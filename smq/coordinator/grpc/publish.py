@@ -15,6 +15,7 @@ import grpc
 
 from smq.clients.errors import detail_from_error
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.grpc.gate import Caller
 from smq.coordinator.grpc.open_streams import PublishSession, PublishSessions
 from smq.coordinator.grpc.required import check_fields, check_required
 from smq.coordinator.limits import (
@@ -30,7 +31,9 @@ from smq.coordinator.service.name_lookup import find_partition
 from smq.coordinator.service.request_checks import timeout_of
 from smq.coordinator.service.tracing import note_parent
 from smq.raft_state.errors import ErrorCode, SmqError
-from smq.records import INT32_MAX, NewRecord, encode_batch, is_transactional
+from smq.raft_state.handlers.acls import Operation, Resource
+from smq.raft_state.ids import ProducerId
+from smq.records import INT32_MAX, NewRecord, encode_batch, is_transactional, parse_header
 from smq.replication.api import Acks, Produced, ProduceRequest
 
 _ACKS: Final = {pb.ACKS_ALL: Acks.ALL, pb.ACKS_LEADER: Acks.LEADER, pb.ACKS_NONE: Acks.NONE}
@@ -52,9 +55,11 @@ class PublishStream:
         request_bytes_max: int,
         audience: Audience,
         is_mirror: bool,
+        caller: Caller,
     ) -> None:
         self._audience = audience
         self._is_mirror = is_mirror
+        self._caller = caller
         self._request_bytes_max = request_bytes_max
         self._calls = calls
         self._sessions = sessions
@@ -88,6 +93,9 @@ class PublishStream:
             check_required(request)
             self._check_size(request)
             topic, session = self._target(request)
+            self._caller.require(Operation.WRITE, Resource.TOPIC, topic)
+            if self._is_mirror:  # it also says where the records lie
+                self._caller.require(Operation.ALTER, Resource.TOPIC, topic)
             timeout_ms = timeout_of(request.timeout_ms)
             acks = _ACKS.get(request.acks)
             if acks is None:
@@ -98,6 +106,7 @@ class PublishStream:
             if acks is not Acks.ALL and is_transactional(batch):
                 message = "a batch of a transaction needs ACKS_ALL: the decision is about what a majority holds"
                 raise SmqError(ErrorCode.INVALID_REQUEST, message)
+            self._check_transaction(batch)
             try:
                 await find_partition(self._calls, topic, request.partition, timeout_ms)
                 await self._admit(len(batch), timeout_ms)
@@ -124,6 +133,14 @@ class PublishStream:
         except BaseException:  # `done`, which gives the bytes back, will never be called
             release_all(self._budgets, len(batch))
             raise
+
+    def _check_transaction(self, batch: bytes) -> None:
+        """A transactional batch of a user needs the right to the id of its transaction, which it does not name."""
+        if self._caller.may_all or self._is_mirror or not is_transactional(batch):
+            return
+        transaction = self._calls.node.state.transaction_of(ProducerId(parse_header(batch).producer_id))
+        if transaction is not None:  # otherwise the replica refuses it
+            self._caller.require(Operation.WRITE, Resource.TRANSACTIONAL_ID, transaction.transactional_id)
 
     def _check_size(self, request: pb.PublishRecordRequest) -> None:
         size = request.ByteSize()
@@ -156,7 +173,7 @@ class PublishStream:
             self._topic, self._session_id = request.topic, ""
         elif request.session_id:
             self._topic, self._session_id = "", request.session_id
-        session = self._sessions.get(self._session_id) if self._session_id else None
+        session = self._sessions.get(self._session_id, self._caller.user) if self._session_id else None
         topic = session.topic if session is not None else self._topic
         if not topic:
             raise SmqError(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from smq.coordinator.grpc.gate import LOGIN_METHOD, OPEN, Gate
 from smq.coordinator.grpc.service import abort
 from smq.coordinator.limits import (
     GRPC_ARRIVAL_S_MAX,
@@ -64,14 +65,16 @@ class RequestAdmission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         self._arriving: dict[Context, float] = {}  # calls with a place, and since when; oldest first
         self._slow: dict[Context, None] = {}  # oldest first
         self._handlers: dict[str, Handler] = {}
+        self._gate = OPEN
         self._timer: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
-    def for_one_server(self) -> "RequestAdmission":
+    def for_one_server(self, gate: Gate) -> "RequestAdmission":
         """For a further server of the same node: places, budgets and counts are the node's, and the handlers are that
-        server's."""
+        server's. A call that `gate` does not admit ends before anything of it is read."""
         other = copy.copy(self)
         other._handlers = {}
+        other._gate = gate
         return other
 
     async def intercept_service(
@@ -85,7 +88,11 @@ class RequestAdmission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         found: Any = await continuation(handler_call_details)  # the stubs know only threads' methods, and no None
         if found is None:
             return found  # type: ignore[return-value] # an unknown method, which gRPC refuses
-        if found.request_streaming:  # and so is its answer: there is no other kind here
+        if found.request_streaming and handler_call_details.method.endswith(f"/{LOGIN_METHOD}"):
+            admitting = grpc.stream_stream_rpc_method_handler(
+                partial(self._serve_login, found.stream_stream), found.request_deserializer, found.response_serializer
+            )
+        elif found.request_streaming:  # and so is its answer: there is no other kind here
             counted = partial(self._serve_stream, found.stream_stream)
             admitting = grpc.stream_stream_rpc_method_handler(
                 counted, found.request_deserializer, found.response_serializer
@@ -96,11 +103,24 @@ class RequestAdmission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         self._handlers[handler_call_details.method] = admitting
         return admitting
 
+    async def _serve_login(self, method: "Method", requests: AsyncIterable[Any], context: "Context") -> None:
+        """A stranger's: it counts as silent until it ends."""
+        async with self._silence.begin(context):
+            await method(requests, context)
+
     async def _serve_stream(self, method: "Method", requests: AsyncIterable[Any], context: "Context") -> None:
+        await self._refuse_strangers(context)
         async with self._silence.begin(context) as on_message:
             await method(_Noticed(requests, on_message), context)
 
+    async def _refuse_strangers(self, context: "Context") -> None:
+        try:
+            self._gate.admit(context)
+        except SmqError as e:
+            await abort(context, e)
+
     async def _serve(self, method: "Method", deserialize: "Deserialize", _requests: object, context: "Context") -> Any:
+        await self._refuse_strangers(context)
         async with self._silence.begin(context):
             data = await self._arrival(context)
         if not isinstance(data, bytes):  # gRPC's mark of an end

@@ -9,13 +9,16 @@ import functools
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, NoReturn, Self, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from smq.clients.errors import status_of, trailing_metadata_of
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.grpc.authorization import check
+from smq.coordinator.grpc.gate import LOGIN_METHOD, OPEN, Caller, Gate
+from smq.coordinator.grpc.gate import Context as Context
 from smq.coordinator.grpc.required import check_required
 from smq.coordinator.limits import DEADLINE_SLACK_MS
 from smq.coordinator.service.audience import Audience
@@ -30,22 +33,24 @@ from smq.replication.monitoring.measures import ProcessMeasures
 S = TypeVar("S", bound="Service")
 Q = TypeVar("Q")
 R = TypeVar("R")
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 _REQUEST_ID_BYTES: Final = 16
+_WAITING: Final = frozenset({"Fetch", "SearchRecords", "JoinGroup", "SyncGroup"})  # and change nothing that stays
 
 
 class Service:
     """What the services have in common: the clients that they speak to. A service begins with the node's own."""
 
     audience: Audience
+    gate: Gate = OPEN
     measures = ProcessMeasures()  # until it is served: `speaking_to` gives it the process's own
 
-    def speaking_to(self, audience: Audience, measures: ProcessMeasures) -> Self:
+    def speaking_to(self, audience: Audience, measures: ProcessMeasures, gate: Gate) -> Self:
         """The same service, with the same sessions and budgets, for the clients of a listener."""
         other = copy.copy(self)
         other.audience = audience
         other.measures = measures
+        other.gate = gate
         return other
 
 
@@ -60,10 +65,14 @@ def guarded(
     async def wrapper(self: S, request: Q, context: Context) -> R:
         began_ns = time.perf_counter_ns()
         try:
-            if not isinstance(request, Message):
+            if method == LOGIN_METHOD:
                 return await handler(self, request, context)
+            caller = self.gate.caller(context)
+            if not isinstance(request, Message):
+                with self.gate.watched(caller, is_sure=False):
+                    return await handler(self, request, context)
             check_required(request)
-            answer = await handler(self, request, context)
+            answer = await _authorized(self, handler, request, context, caller)
         except SmqError as e:
             self.measures.grpc_requests.add(1, method, e.code.name)
             await abort(context, self.audience.told(e))
@@ -78,6 +87,29 @@ def guarded(
         return answer
 
     return wrapper
+
+
+async def _authorized(
+    service: S, handler: Callable[[S, Any, Context], Awaitable[R]], request: Any, context: Context, caller: Caller
+) -> R:
+    """One request, if its caller may do it; a call that waits ends when the right to it does."""
+    method = handler.__name__
+    complete = check(caller, method, request)
+    if method not in _WAITING or caller.session is None:
+        answer = await handler(service, request, context)
+    else:
+
+        def again() -> None:
+            check(caller, method, request)
+
+        rules = caller.rules
+        with service.gate.watched(caller, again, is_sure=True):
+            answer = await handler(service, request, context)
+        if caller.rules is not rules:
+            again()
+    if complete is not None:
+        complete(answer)
+    return answer
 
 
 async def abort(context: Context, error: SmqError) -> NoReturn:

@@ -111,7 +111,7 @@ class Access:
     @property
     def rules(self) -> object:
         """Another object after each change of any rule."""
-        return self._state().acls
+        return self._authorizer.rules
 
     @property
     def is_super(self) -> bool:

@@ -38,11 +38,11 @@ from smq.coordinator.limits import (
     KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX,
     KAFKA_INFLIGHT_PER_CONNECTION_MAX,
     KAFKA_LARGE_REQUEST_BYTES,
-    KAFKA_LOGIN_S_MAX,
     KAFKA_STUCK_FULL_S_MAX,
     KAFKA_STUCK_S_MAX,
     LOGIN_FAILED_DELAY_S,
     LOGIN_FAILED_LINGER_S,
+    LOGIN_S_MAX,
     SASL_REQUEST_BYTES_MAX,
 )
 from smq.replication.monitoring.measures import LATER_MAX
@@ -234,8 +234,8 @@ class Connection(asyncio.Protocol):
             self.close(f"answers were not read for {self._stuck_s_max} s")
         elif not self._slots and now - self._active_at > KAFKA_IDLE_S_MAX:
             self.close(f"idle for {KAFKA_IDLE_S_MAX} s")
-        elif self._login is not None and not self._login.is_open and now - self._login_since > KAFKA_LOGIN_S_MAX:
-            self.close(f"no user was proven within {KAFKA_LOGIN_S_MAX} s")
+        elif self._login is not None and not self._login.is_open and now - self._login_since > LOGIN_S_MAX:
+            self.close(f"no user was proven within {LOGIN_S_MAX} s")
 
     def check_user(self) -> None:
         """Closes the connection of a user that is gone, or has another password."""

@@ -61,6 +61,7 @@ class KafkaServer:
         data_dir: str,
         limits: AcceptLimits,
         measures: ProcessMeasures,
+        users: Users,
         authorizer: Authorizer,
         tokens: Tokens | None,
     ) -> None:
@@ -77,7 +78,7 @@ class KafkaServer:
             request_times=measures.kafka_request,
         )
         self._state = lambda: node.state
-        self._users = Users(self._state)
+        self._users = users
         self._authorizer = authorizer
         self._tokens = tokens
         self._sockets = [port.socket for port in ports]
@@ -114,7 +115,6 @@ class KafkaServer:
             acceptor.close()
         for connection in list(self._connections):
             connection.close()
-        self._users.close()
 
     def _new_connection(self, gateway: Gateway, port: KafkaPort, ticket: Ticket) -> Connection:
         def on_close(connection: Connection) -> None:

@@ -1,18 +1,14 @@
-"""SASL on the Kafka port: SaslHandshake and SaslAuthenticate, SCRAM (RFC 5802, RFC 7677), PLAIN (RFC 4616) and
-OAUTHBEARER (RFC 7628).
+"""SASL on the Kafka port: SaslHandshake and SaslAuthenticate, PLAIN (RFC 4616), OAUTHBEARER (RFC 7628), and SCRAM by
+the node's exchange.
 
-Owns the parsers of the tokens, the exchange of SCRAM, and the states of a connection that has to prove its user, which
-is not served before. It must never tell a wrong password from an unknown user, log a token, or compare secrets in
-variable time. `connection` imports it; `handlers` answers both requests by it on a listener that asks for no user.
+Owns the parsers of both, and the states of a connection that has to prove its user, which is not served before. It must
+never tell a wrong password from an unknown user, or log a token. `connection` imports it; `handlers` answers both
+requests by it on a listener that asks for no user.
 """
 
-import binascii
 import enum
-import hmac
 import json
 import re
-import secrets
-from base64 import b64decode, b64encode
 from typing import Final
 
 from smq.clients import scram
@@ -21,32 +17,14 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import SASL_TOKEN_BYTES_MAX
+from smq.coordinator.service.scram_exchange import CHECK_PASSWORD, SASLNAME, LoginFailed, ScramExchange, text, unescaped
 from smq.coordinator.service.tokens import TokenRefused, Tokens, TokenUser
 from smq.coordinator.service.users import Identity, Users
 from smq.raft_state.errors import SmqError
 
-_NONCE_BYTES: Final = 24
-
-# What a message may hold is checked before it is taken apart. `saslname` is UTF-8, `nonce` printable, without commas.
-_SASLNAME: Final = rb"(?:[^\x00=,]|=2C|=3D)+"
-_EXTENSIONS: Final = rb"(?:,[A-Za-z]+=[^\x00,]+)*"  # such as Kafka's tokenauth=true, whose tokens are no users here
-_CLIENT_FIRST: Final = re.compile(
-    rb"(?P<gs2>[ny],(?:a=(?P<authzid>" + _SASLNAME + rb"))?,)"
-    rb"(?P<bare>n=(?P<name>" + _SASLNAME + rb"),r=(?P<nonce>[\x21-\x2b\x2d-\x7e]+)" + _EXTENSIONS + rb")"
-)
-_CLIENT_FINAL: Final = re.compile(
-    rb"(?P<signed>c=(?P<binding>[A-Za-z0-9+/=]+),r=(?P<nonce>[\x21-\x2b\x2d-\x7e]+)" + _EXTENSIONS + rb"),"
-    rb"p=(?P<proof>[A-Za-z0-9+/=]+)"
-)
-
-_BEARER_HEADER: Final = re.compile(rb"[ny],(?:a=(?P<authzid>" + _SASLNAME + rb"))?,")
+_BEARER_HEADER: Final = re.compile(rb"[ny],(?:a=(?P<authzid>" + SASLNAME + rb"))?,")
 _BEARER_FIELD: Final = re.compile(rb"([A-Za-z]+)=([\x21-\x7e \t\r\n]*)")
 _BEARER_TOKEN: Final = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]+)", re.IGNORECASE)
-_CHECK_PASSWORD: Final = "check the user's name and its password"
-
-
-class LoginFailed(Exception):
-    """The message is for the node's log. A client learns no more than that it failed."""
 
 
 class SaslMisuse(Exception):
@@ -54,62 +32,10 @@ class SaslMisuse(Exception):
 
 
 # ------------------------------------------------------------------------------------------------- the mechanisms
-class ScramExchange:
-    """One run of SCRAM: a client's first message, then its final one. Nothing of it serves in another run, because each
-    has a nonce of the node's own."""
-
-    advice = _CHECK_PASSWORD
-    refusal = ""
-
-    def __init__(self, users: Users, mechanism: scram.Mechanism) -> None:
-        self._users = users
-        self._mechanism = mechanism
-        self._identity: Identity | None = None
-        self._gs2 = self._nonce = self._said = b""
-        self.proven: Identity | None = None
-
-    async def step(self, token: bytes) -> bytes:
-        """The node's next message. LoginFailed."""
-        return self._first(token) if self._identity is None else self._final(token, self._identity)
-
-    def _first(self, token: bytes) -> bytes:
-        found = _CLIENT_FIRST.fullmatch(token)
-        if found is None:
-            raise LoginFailed("a malformed first message")
-        name = _unescaped(found["name"])
-        if found["authzid"] is not None and _unescaped(found["authzid"]) != name:
-            raise LoginFailed("it asks to act as another user")
-        self._identity = self._users.find(name, self._mechanism.number)
-        credential = self._identity.credential
-        self._gs2 = found["gs2"]
-        self._nonce = found["nonce"] + secrets.token_urlsafe(_NONCE_BYTES).encode()
-        answer = b"r=%s,s=%s,i=%d" % (self._nonce, b64encode(credential.salt), credential.iterations)
-        self._said = b"%s,%s," % (found["bare"], answer)
-        return answer
-
-    def _final(self, token: bytes, identity: Identity) -> bytes:
-        found = _CLIENT_FINAL.fullmatch(token)
-        if found is None:
-            raise LoginFailed("a malformed final message")
-        binding, proof = _decoded(found["binding"]), _decoded(found["proof"])
-        if not hmac.compare_digest(found["nonce"], self._nonce) or not hmac.compare_digest(binding, self._gs2):
-            raise LoginFailed("the nonce or the header is not that of its first message")
-        mechanism, credential, said = self._mechanism, identity.credential, self._said + found["signed"]
-        signature = scram.keyed(mechanism, credential.stored_key, said)
-        if len(proof) != len(signature):
-            raise LoginFailed("a proof of the wrong length")
-        client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
-        is_right = hmac.compare_digest(scram.hashed(mechanism, client_key), credential.stored_key)
-        if not self._users.holds(identity) or not is_right:
-            raise LoginFailed(f"there is no such user, or the password is wrong: {identity.user[:80]!r}")
-        self.proven = identity
-        return b"v=" + b64encode(scram.keyed(mechanism, credential.server_key, said))
-
-
 class PlainExchange:
     """One run of PLAIN: one message, with the password in it."""
 
-    advice = _CHECK_PASSWORD
+    advice = CHECK_PASSWORD
     refusal = ""
 
     def __init__(self, users: Users) -> None:
@@ -121,7 +47,7 @@ class PlainExchange:
         parts = token.split(b"\0")
         if len(parts) != 3 or not parts[1] or not parts[2]:
             raise LoginFailed("a malformed message")
-        authzid, name = _text(parts[0]), _text(parts[1])
+        authzid, name = text(parts[0]), text(parts[1])
         if authzid not in ("", name):
             raise LoginFailed("it asks to act as another user")
         try:
@@ -171,25 +97,7 @@ def _bearer_parts(message: bytes) -> tuple[str, str]:
     bearer = _BEARER_TOKEN.fullmatch(values[0].strip())
     if bearer is None:
         raise LoginFailed("a malformed message: no bearer token")
-    return _unescaped(gs2["authzid"] or b""), bearer[1].decode()
-
-
-def _unescaped(saslname: bytes) -> str:
-    return _text(saslname.replace(b"=2C", b",").replace(b"=3D", b"="))
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as e:
-        raise LoginFailed("a name that is not UTF-8") from e
-
-
-def _decoded(data: bytes) -> bytes:
-    try:
-        return b64decode(data, validate=True)
-    except binascii.Error as e:
-        raise LoginFailed("base64 that is none") from e
+    return unescaped(gs2["authzid"] or b""), bearer[1].decode()
 
 
 # ------------------------------------------------------------------------------------------------- the connection

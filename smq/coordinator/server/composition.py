@@ -28,8 +28,10 @@ from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.grpc.admin import AdminService
 from smq.coordinator.grpc.agent import AgentService
 from smq.coordinator.grpc.broker import BrokerService
+from smq.coordinator.grpc.gate import Gate
 from smq.coordinator.grpc.groups_service import GroupService
 from smq.coordinator.grpc.listener import GrpcPort, GrpcServer
+from smq.coordinator.grpc.login import LoginService
 from smq.coordinator.grpc.transactions_service import ProducerService
 from smq.coordinator.http.access import HttpAccess
 from smq.coordinator.http.collectors import ConnectionCollector, InstrumentCollector, PortConnections
@@ -48,9 +50,11 @@ from smq.coordinator.service.lag_monitor import LagMonitor
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.tokens import Tokens
 from smq.coordinator.service.tracing import traced
+from smq.coordinator.service.users import Users
 from smq.coordinator.tls.port_tls import PortTls
 from smq.coordinator.user_errors import EXIT_FAILED, StartError
 from smq.raft_state.commands import Listener
+from smq.raft_state.errors import ErrorCode, SmqError
 from smq.replication.monitoring.measures import ProcessMeasures
 from smq.replication.net.acceptor import AcceptLimits
 from smq.replication.net.tcp import TcpNetwork
@@ -92,6 +96,8 @@ class Server:
         self._measures = measures if measures is not None else ProcessMeasures()
         self._loop_lag = LoopLag(self._measures.loop_lag)
         self._settings = Settings(config.settings, config.request_bytes_max - limits.REQUEST_OVERHEAD_BYTES)
+        self._users = Users(lambda: self.node.state)
+        self._authorizer = Authorizer(lambda: self.node.state, config.super_users)
         self._is_stopping = False
         self._is_serving = False
         self._is_registered = False
@@ -236,7 +242,6 @@ class Server:
         self._groups = self._group_coordinator(clock)
         self._self_check = SelfCheck(self.node, config.peers, self._reach(ports), lambda why: die(StartRefused(why)))
         self._lags = LagMonitor(self.node)
-        self._authorizer = Authorizer(lambda: self.node.state, config.super_users)
         self._console = Console(self.node, self._settings, config, self._open_admin)
         self._add_services()
         self._kafka = self._kafka_server(ports.kafka, caps.kafka_limits(len(ports.kafka)))
@@ -310,7 +315,8 @@ class Server:
         for way in self._config.ways_in:
             if way.grpc_address is not None:
                 credentials = self._tls.credentials(way)
-                yield GrpcPort(listener=way.name, address=way.grpc_address, credentials=credentials)
+                gate = Gate(self._users, self._authorizer, way.sasl, way.sasl_session_ms or 0)
+                yield GrpcPort(listener=way.name, address=way.grpc_address, credentials=credentials, gate=gate)
 
     def _kafka_ports(self) -> Iterator[KafkaPort]:
         for way in self._config.ways_in:
@@ -353,6 +359,7 @@ class Server:
                 lambda: self._console.events.events,
                 self._authorizer,
             ),
+            LoginService(self.node, self._users),
         )
 
     def _warnings(self) -> list[str]:
@@ -378,18 +385,24 @@ class Server:
             data_dir=str(self._config.data_dir.absolute()),
             limits=accept,
             measures=self._measures,
+            users=self._users,
             authorizer=self._authorizer,
             tokens=self._tokens,
         )
 
     @asynccontextmanager
     async def _open_admin(self) -> AsyncIterator[Admin]:
-        """A client of this node's own gRPC port, as the command line is one. It shows the node's own certificate."""
-        host, port = self.grpc_address
+        """A client of this node's own gRPC port, as the command line is one. It shows the node's own certificate, and
+        so takes a port that asks for no user. INVALID_REQUEST if there is none."""
+        way = next((way for way in self._config.ways_in if way.grpc_address is not None and not way.sasl), None)
+        if way is None:
+            message = "each gRPC port of this node asks for users: give one listener no sasl, for the node's console"
+            raise SmqError(ErrorCode.INVALID_REQUEST, message)
+        host, port = bound = self._grpc.bound[way.name]
         if is_wildcard(host):
             host = "::1" if ":" in host else "127.0.0.1"
-        addresses = [format_address((host, port)), _told(self.grpc_address, self._config.grpc_advertised)]
-        tls = self._config.tls
+        addresses = [format_address((host, port)), _told(bound, way.grpc_advertised)]
+        tls = self._config.tls if self._config.tls_of(way) is not None else None
         files = Tls(ca=tls.ca, certificate=tls.certificate, key=tls.key) if tls is not None else None
         admin = Admin(dict.fromkeys(addresses), timeout_ms=limits.CONSOLE_CHANGE_MS_MAX, tls=files)
         try:
@@ -469,6 +482,7 @@ class Server:
         await self._stop_kafka()
         await self._http.stop()
         self._tls.stop()
+        self._users.close()
         if self._tokens is not None:
             self._tokens.stop()
         await asyncio.to_thread(self._end_tracing)

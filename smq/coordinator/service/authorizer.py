@@ -37,6 +37,11 @@ class Authorizer:
         self._hosts: dict[str, str] = {}  # as a rule writes an address -> as sockets do
         self._decided: dict[tuple[str, str, Operation, Resource, str], bool] = {}
 
+    @property
+    def rules(self) -> object:
+        """Another object after each change of any rule."""
+        return self._state().acls
+
     def is_super(self, user: str) -> bool:
         return user in self._super_users
 

@@ -39,11 +39,12 @@ class PortTls:
         return self._contexts("", self._config.http_tls, need)
 
     def credentials(self, way: ListenerConfig) -> grpc.ServerCredentials | None:
-        """For the gRPC port of this listener; None if it is plain."""
+        """For the gRPC port of this listener; None if it is plain. Of users it asks as the Kafka port does."""
         tls, served = self._config.tls_of(way), self._served(way.name)
         if tls is None or served is None:
             return None
-        return served.grpc_credentials(client_certificates=tls.client_certificates)
+        need = bool(way.client_certificates) if way.sasl else tls.client_certificates
+        return served.grpc_credentials(client_certificates=need)
 
     def start(self) -> None:
         for tls in self._all():

@@ -29,7 +29,7 @@ from smq.coordinator.cli.starting import (
     write_ready_file,
 )
 from smq.coordinator.cli.supervisor import Supervisor
-from smq.coordinator.config.node_toml import SASL_MECHANISMS
+from smq.coordinator.config.node_toml import PASSWORD_MECHANISMS
 
 _NODES_DEFAULT: Final = 3
 
@@ -82,7 +82,7 @@ def cluster(
                 racks=named,
                 settings=parse_settings(settings),
                 secure=secure,
-                sasl=SASL_MECHANISMS if auth else None,
+                sasl=PASSWORD_MECHANISMS if auth else None,
                 are_ports_checked=True,
             )
             return asyncio.run(_cluster(paths, data_dir, ready_file))

@@ -4,6 +4,7 @@ Owns how they are merged. The other nodes are asked as `smq top` asks them. `con
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, TypeAlias
@@ -22,13 +23,12 @@ ASK_S: Final = 3.0  # a node that hangs does not keep the page
 
 
 async def events_page(node: NodeApi, events: EventLog, open_admin: OpenAdmin) -> list[Content]:
-    others = {
-        number: known.grpc_address for number, known in sorted(node.state.nodes.items()) if number != node.node_id
-    }
-    asked: list[Sequence[NodeEvent] | None] = []
+    others = [number for number in sorted(node.state.nodes) if number != node.node_id]
+    asked: list[Sequence[NodeEvent] | None] = [None for _ in others]
     if others:
-        async with open_admin() as admin:
-            asked = await asyncio.gather(*(_events_of(admin, address) for address in others.values()))
+        with contextlib.suppress(SmqError):  # each gRPC port asks for users
+            async with open_admin() as admin:
+                asked = await asyncio.gather(*(_events_of(admin, number) for number in others))
     found = dict(zip(others, asked, strict=True))
     silent = [str(number) for number, theirs in found.items() if theirs is None]
     seen = [Seen(int(at_s * 1000), node.node_id, kind, what) for at_s, kind, what in events.events]
@@ -42,9 +42,10 @@ async def events_page(node: NodeApi, events: EventLog, open_admin: OpenAdmin) ->
     return [tag("p", text), *missing, await long_table("Events", ("Time", "Seen by", "Kind", "What"), shown)]
 
 
-async def _events_of(admin: Admin, address: str) -> Sequence[NodeEvent] | None:
+async def _events_of(admin: Admin, number: int) -> Sequence[NodeEvent] | None:
+    """By the addresses of the port that the client came to: another may ask for a user."""
     try:
         async with asyncio.timeout(ASK_S):
-            return (await admin.node_status(address, with_replicas=False)).events
+            return (await admin.node_status(number, with_replicas=False)).events
     except (SmqError, TimeoutError):
         return None

@@ -151,6 +151,8 @@ OWN = GOOD + 'kafka_address = "127.0.0.1:9092"\nsasl = ["SCRAM-SHA-256"]\n' + PE
         GOOD + PEERS + ASKS + "client_certificates = false\n" + TLS,
         GOOD + PEERS + ASKS.replace("127.0.0.1", "203.0.113.1") + TLS,
         GOOD + PEERS + BOTH + TLS,
+        GOOD + PEERS + BOTH + "client_certificates = true\n" + TLS,
+        GOOD + PEERS + ASKS.replace("kafka", "grpc") + TLS,
         OWN + TLS,
     ],
 )
@@ -172,8 +174,13 @@ def test_a_variable_names_mechanisms_with_commas() -> None:
     [
         (GOOD + PEERS + ASKS, "listeners.outside.sasl has PLAIN, which sends passwords: turn on TLS"),
         (GOOD + PEERS + ASKS + "tls = false\n" + TLS, "listeners.outside.sasl has PLAIN"),
-        (GOOD + PEERS + BOTH, "listeners.outside.grpc_address would ask for nothing"),
-        (GOOD + PEERS + BOTH + "client_certificates = false\n" + TLS, "listeners.outside.grpc_address would ask"),
+        (GOOD + PEERS + BOTH, "without TLS their tokens at listeners.outside.grpc_address"),
+        (GOOD + PEERS + BOTH + "tls = false\n" + TLS, "without TLS their tokens at listeners.outside.grpc_addr"),
+        (OWN, "sasl asks for users, and without TLS their tokens at grpc_address could be read"),
+        (
+            GOOD + PEERS + ASKS.replace("kafka", "grpc").replace('"SCRAM-SHA-512", ', "") + TLS,
+            "no mechanism for listen",
+        ),
         (GOOD + PEERS + TOKENS + OAUTH, "listeners.outside.sasl has OAUTHBEARER, which sends tokens: turn on TLS"),
         (GOOD + PEERS + TOKENS + TLS, r"listeners.outside.sasl has OAUTHBEARER: say under \[oauth\]"),
         (
@@ -185,8 +192,6 @@ def test_a_variable_names_mechanisms_with_commas() -> None:
         (GOOD + PEERS + TLS + OAUTH.replace('issuer = "https://a"', ""), "oauth.issuer is missing"),
         (GOOD + PEERS + TLS + OAUTH + "clock_skew_ms = 600001\n", "oauth.clock_skew_ms is more than 600000"),
         ('super_users = ["*"]\n' + GOOD + PEERS, r"super_users: no user may have the name \*"),
-        (OWN, "sasl asks Kafka's clients for users, and grpc_address would ask for nothing"),
-        (GOOD + PEERS + ASKS.replace("kafka", "grpc") + TLS, "sasl is set, but listeners.outside.kafka_address is not"),
         (GOOD + PEERS + OUTSIDE + "sasl_session_ms = 5\n", "sasl_session_ms is set, but listeners.outside.sasl is not"),
         (GOOD + PEERS + OUTSIDE + "sasl = []\n", "listeners.outside.sasl is .*: it must be a list of SCRAM-SHA-256"),
         (GOOD + PEERS + OUTSIDE + "sasl = true\n", "it must be a list of SCRAM-SHA-256"),

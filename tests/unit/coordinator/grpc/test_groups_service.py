@@ -9,7 +9,8 @@ import pytest
 
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.groups.member_requests import Outcome
-from smq.coordinator.grpc.groups_service import OUTCOME_ERRORS, host_of
+from smq.coordinator.grpc.gate import host_of
+from smq.coordinator.grpc.groups_service import OUTCOME_ERRORS
 from smq.raft_state.cluster_config import GROUP_INITIAL_DELAY_MS
 from smq.testing.served import Served, fails, served_node
 

@@ -19,8 +19,8 @@ from smq.coordinator.limits import (
     KAFKA_IDLE_S_MAX,
     KAFKA_INFLIGHT_BYTES_PER_NODE_MAX,
     KAFKA_INFLIGHT_PER_CONNECTION_MAX,
-    KAFKA_LOGIN_S_MAX,
     KAFKA_STUCK_S_MAX,
+    LOGIN_S_MAX,
     MIB,
 )
 from smq.coordinator.service import byte_budget as byte_budget_module
@@ -137,11 +137,11 @@ async def test_half_a_login_is_closed_and_a_finished_one_is_not(monkeypatch: pyt
 
     rig, login = Rig(monkeypatch), Half()
     rig.connection._login = cast(Any, login)
-    assert not rig.sweep(KAFKA_LOGIN_S_MAX - 1)
+    assert not rig.sweep(LOGIN_S_MAX - 1)
     login.is_open = True
-    assert not rig.sweep(KAFKA_LOGIN_S_MAX + 1)
+    assert not rig.sweep(LOGIN_S_MAX + 1)
     login.is_open = False
-    assert rig.sweep(KAFKA_LOGIN_S_MAX + 1)
+    assert rig.sweep(LOGIN_S_MAX + 1)
 
 
 async def test_an_idle_connection_is_closed_but_not_one_that_waits_for_an_answer(

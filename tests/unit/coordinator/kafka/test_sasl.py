@@ -20,8 +20,9 @@ from smq.clients import scram
 from smq.clients.scram import BY_NAME, Mechanism
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
-from smq.coordinator.kafka.sasl import Login, LoginFailed, PlainExchange, SaslMisuse, ScramExchange
+from smq.coordinator.kafka.sasl import Login, PlainExchange, SaslMisuse
 from smq.coordinator.limits import PASSWORD_CHECKS_WAITING_MAX, SASL_TOKEN_BYTES_MAX
+from smq.coordinator.service.scram_exchange import LoginFailed, ScramExchange
 from smq.coordinator.service.tokens import Tokens
 from smq.coordinator.service.users import ANY, Identity, Users
 from smq.raft_state.commands import ScramCredential
@@ -136,7 +137,8 @@ def code_of(answer: Struct) -> KafkaError:
 # ------------------------------------------------------------------------------------------------------ SCRAM
 def test_the_exchange_is_that_of_the_rfc(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "smq.coordinator.kafka.sasl.secrets.token_urlsafe", lambda _: NONCE.removeprefix("rOprNGfwEbeRWgbNEkqO")
+        "smq.coordinator.service.scram_exchange.secrets.token_urlsafe",
+        lambda _: NONCE.removeprefix("rOprNGfwEbeRWgbNEkqO"),
     )
     exchange = ScramExchange(world.users, SHA_256)
 

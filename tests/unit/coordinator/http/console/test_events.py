@@ -79,9 +79,9 @@ async def test_a_node_shows_after_a_restart_what_it_saw_before(tmp_path: Path) -
 
 def test_the_newest_events_of_the_other_nodes_are_shown_and_a_silent_node_is_named(tmp_path: Path) -> None:
     class Others:
-        async def node_status(self, address: str, *, with_replicas: bool) -> SimpleNamespace:
+        async def node_status(self, node: int, *, with_replicas: bool) -> SimpleNamespace:
             assert not with_replicas
-            if address == "h:3":
+            if node == 3:
                 raise SmqError(ErrorCode.UNREACHABLE, "it is down")
             seen = [
                 NodeEvent(at_ms=1_000, kind="raft", text="<b>x</b>"),

@@ -194,10 +194,11 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("may_create", FLAG),
         ("may_replace", FLAG),
         ("decoy_secret", ANY_ID),
+        ("administrators", Many(TEXT)),
     ),
     _command(62, commands.AlterAcls, acls.alter_acls, *_REQUEST, ("add", ACLS), ("remove", ACLS)),
     _command(63, commands.AlterQuotas, quotas.alter_quotas, *_REQUEST, ("quotas", QUOTAS)),
-    _command(61, commands.DeleteUser, users.delete_user, *_REQUEST, ("name", TEXT)),
+    _command(61, commands.DeleteUser, users.delete_user, *_REQUEST, ("name", TEXT), ("administrators", Many(TEXT))),
     # topics
     _command(
         7,

@@ -178,11 +178,15 @@ class AlterUser(Request):
     may_create: bool = True
     may_replace: bool = True  # anything of a user that is there
     decoy_secret: bytes = field(default=b"", repr=False)  # random; the cluster keeps the first that it gets
+    administrators: tuple[str, ...] = ()  # as of DeleteUser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteUser(Request):
+    """Refused for the last of the `administrators` that is a user: the super users of the node that proposes it."""
+
     name: str
+    administrators: tuple[str, ...] = ()
 
 
 class Acl(NamedTuple):

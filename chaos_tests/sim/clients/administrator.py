@@ -113,7 +113,8 @@ class SettingOwner(Administrator):
 
 
 class UserOwner(Administrator):
-    """Changes a user's credentials and deletes it. The number of iterations says which change a credential is of."""
+    """Changes a user's credentials and deletes it, and tries to delete it as the last administrator. The number of
+    iterations says which change a credential is of."""
 
     MECHANISMS: Final = {1: 32, 2: 64}  # and the bytes of their keys
 
@@ -133,6 +134,11 @@ class UserOwner(Administrator):
                 command = AlterUser(request_id=self.new_id(), name=name, set_=credentials)
             if not (yield from self.change("set", command, name=name, v=" ".join(seen.values()))):
                 return
+            if (
+                any(seen.values()) and self.rng.random() < 0.3
+            ):  # refused, whenever it arrives: so no look misses the user
+                last = DeleteUser(request_id=self.new_id(), name=name, administrators=(name,))
+                yield from self.request(proposal(last, ATTEMPT_MS), deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
             for _ in range(LOOKS):
                 yield self.think()
                 yield from self.look("setting", lambda state: _iterations(state, name, self.MECHANISMS), name=name)

@@ -90,6 +90,10 @@ def _those_alone(original: Fault, state: ClusterState, command: AlterUser) -> Ap
     return applied
 
 
+def _nothing(_original: Fault, *_arguments: Any) -> None:
+    pass
+
+
 def _keeps_denials(original: Fault, state: ClusterState, command: AlterAcls) -> Applied:
     kept = tuple(acl for acl in state.acls if acl in command.remove and acl.permission == Permission.DENY)
     applied: Applied = original(state, command)
@@ -190,6 +194,13 @@ STATE_BUGS: Final = (
         name="credential-replaces-the-others",
         rule="a change of some of a user's credentials leaves the others as they are",
         faults=(replace(_HANDLERS + "users:alter_user", by=_those_alone),),
+        scenario="settings",
+        anomalies=frozenset({"stale-setting"}),
+    ),
+    PlantedBug(
+        name="deletes-the-last-administrator",
+        rule="the last of the super users is not deleted",
+        faults=(replace(_HANDLERS + "users:_keep_administrator", by=_nothing),),
         scenario="settings",
         anomalies=frozenset({"stale-setting"}),
     ),

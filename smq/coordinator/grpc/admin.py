@@ -231,13 +231,18 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
             may_create=not request.must_exist,
             may_replace=not request.must_be_new,
             decoy_secret=secrets.token_bytes(DECOY_SECRET_BYTES),
+            administrators=self._authorizer.super_users,
         )
         await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
         return pb.AlterUserResponse()
 
     @guarded
     async def DeleteUser(self, request: pb.DeleteUserRequest, context: Context) -> pb.DeleteUserResponse:
-        command = DeleteUser(request_id=request_id_of(request.request_id), name=request.name)
+        command = DeleteUser(
+            request_id=request_id_of(request.request_id),
+            name=request.name,
+            administrators=self._authorizer.super_users,
+        )
         await self._calls.propose(command, deadline_ms(request.timeout_ms, context))
         return pb.DeleteUserResponse()
 

@@ -31,6 +31,7 @@ class Gateway:
     response_bytes_max: int
     data_dir: str  # absolute
     inflight: InflightBytes
+    super_users: tuple[str, ...] = ()
     fetch_sessions: FetchSessions = field(default_factory=lambda: FetchSessions(InflightBytes()))
     listener: str = OWN  # that its clients came through
     request_times: Histogram = field(default_factory=lambda: ProcessMeasures().kafka_request)

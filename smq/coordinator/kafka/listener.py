@@ -74,6 +74,7 @@ class KafkaServer:
             response_bytes_max=response_bytes_max,
             data_dir=data_dir,
             inflight=inflight,
+            super_users=authorizer.super_users,
             fetch_sessions=FetchSessions(inflight, measures.fetch_sessions),
             request_times=measures.kafka_request,
         )

@@ -76,6 +76,7 @@ async def _alter(gateway: Gateway, name: str, upsertions: list[Struct], deletion
         set_=tuple(map(_credential, upsertions)),
         unset=tuple(deletions),
         decoy_secret=secrets.token_bytes(DECOY_SECRET_BYTES),
+        administrators=gateway.super_users,
     )
     await gateway.calls.propose(command, TIMEOUT_MS_DEFAULT)
 

@@ -46,11 +46,12 @@ from smq.coordinator.server.self_check import ClockCheck, Reach, SelfCheck
 from smq.coordinator.service.audience import OWN
 from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.bound_ports import listener
+from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lag_monitor import LagMonitor
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.tokens import Tokens
 from smq.coordinator.service.tracing import traced
-from smq.coordinator.service.users import Users
+from smq.coordinator.service.users import Users, set_left_user
 from smq.coordinator.tls.port_tls import PortTls
 from smq.coordinator.user_errors import EXIT_FAILED, StartError
 from smq.raft_state.commands import Listener
@@ -300,6 +301,7 @@ class Server:
         self._tls.start()
         if self._tokens is not None:
             self._tokens.start()
+        self._setting_user = asyncio.create_task(set_left_user(config.data_dir, NodeCalls(self.node)))
         log.info(
             "serving",
             grpc=format_address(self.grpc_address),
@@ -472,6 +474,7 @@ class Server:
         except TimeoutError:
             log.warning("drain_timed_out")
         self._awaiting_birth.cancel()
+        self._setting_user.cancel()
         self._self_check.stop()
         self._groups.stop()
         self._loop_lag.stop()

@@ -28,7 +28,7 @@ class Authorizer:
 
     def __init__(self, state: Callable[[], ClusterState], super_users: tuple[str, ...]) -> None:
         self._state = state
-        self._super_users = frozenset(super_users)
+        self.super_users = super_users
         self._acls: tuple[Acl, ...] | None = None
         # By principal first: what a user asks for costs as much as the rules about that user, not as all.
         self._all: dict[str, list[Acl]] = {}
@@ -43,10 +43,10 @@ class Authorizer:
         return self._state().acls
 
     def is_super(self, user: str) -> bool:
-        return user in self._super_users
+        return user in self.super_users
 
     def may(self, user: str, host: str, operation: Operation, resource: Resource, name: str) -> bool:
-        if user in self._super_users:
+        if user in self.super_users:
             return True
         self._follow()
         key = user, host, operation, resource, name
@@ -61,7 +61,7 @@ class Authorizer:
 
     def may_any(self, user: str, host: str, operation: Operation, resource: Resource) -> bool:
         """Whether a rule allows it for some name, and no rule denies it for all those names."""
-        if user in self._super_users:
+        if user in self.super_users:
             return True
         self._follow()
         # What a prefix allows is judged by a name of it that no literal rule has.
@@ -75,7 +75,7 @@ class Authorizer:
 
     def why(self, user: str, host: str, operation: Operation, resource: Resource, name: str) -> tuple[bool, Acl | None]:
         """The decision, and the rule that it follows; none for a super user, or if no rule matches."""
-        if user in self._super_users:
+        if user in self.super_users:
             return True, None
         self._follow()
         allowed: Acl | None = None

@@ -3,24 +3,37 @@ unknown name.
 
 Owns the look-up, the check of a password, and whether a user may stay. An unknown user costs a node the same work as a
 known one, and sees the same kind of salt each time, on every node. It must never keep a password, nor derive keys on
-the event loop. The ports that ask for users import it.
+the event loop. The ports that ask for users import it; and the server and `smq user bootstrap`, for a password that is
+set without a login.
 """
 
 import asyncio
 import hashlib
 import hmac
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
-from smq.clients import scram
-from smq.coordinator.limits import PASSWORD_CHECKS_WAITING_MAX
-from smq.raft_state.commands import ScramCredential
-from smq.raft_state.errors import ErrorCode, SmqError
-from smq.raft_state.state import ClusterState, UserState
+import structlog
 
+from smq.clients import scram
+from smq.coordinator.limits import PASSWORD_CHECKS_WAITING_MAX, TIMEOUT_MS_DEFAULT
+from smq.coordinator.service.calls import NodeCalls
+from smq.raft_state.command_codec import decode_command, encode_command
+from smq.raft_state.commands import AlterUser, ScramCredential
+from smq.raft_state.errors import ErrorCode, SmqError
+from smq.raft_state.ids import RequestId
+from smq.raft_state.limits import COMMAND_BYTES_MAX, DECOY_SECRET_BYTES, REQUEST_ID_BYTES
+from smq.raft_state.state import ClusterState, UserState
+from smq.replication.storage.directory import FILE_MODE, USER_FILE
+
+log = structlog.get_logger(__name__)
+
+_RETRY_S: Final = 1.0  # until a majority of the nodes runs
 ANY: Final = 0  # mechanism: a user's strongest
 _FRACTION_BITS: Final = 32
 
@@ -129,3 +142,57 @@ def _derived(credential: ScramCredential, password: bytes) -> bytes:
     mechanism = scram.BY_NUMBER[credential.mechanism]
     salted = scram.salted(mechanism, password, credential.salt, credential.iterations)
     return scram.hashed(mechanism, scram.client_key(mechanism, salted))
+
+
+# ------------------------------------------------------------------------------------------------ without a login
+def leave_user(directory: Path, name: str, password: str) -> None:
+    """For the node of this data directory: it sets the user's password when it next starts. OSError."""
+    credentials = tuple(
+        ScramCredential(
+            mechanism=keys.mechanism.number,
+            iterations=keys.iterations,
+            salt=keys.salt,
+            stored_key=keys.stored_key,
+            server_key=keys.server_key,
+        )
+        for keys in scram.new_keys(password)
+    )
+    command = AlterUser(
+        request_id=RequestId(secrets.token_bytes(REQUEST_ID_BYTES)),
+        name=name,
+        set_=credentials,
+        decoy_secret=secrets.token_bytes(DECOY_SECRET_BYTES),
+    )
+    temporary = directory / f".{USER_FILE}.new"
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "wb") as file:
+        file.write(encode_command(command))
+    temporary.replace(directory / USER_FILE)
+
+
+async def set_left_user(directory: Path, calls: NodeCalls) -> None:
+    """Until the cluster has done what `leave_user` left here, or refused it."""
+    path = directory / USER_FILE
+    try:
+        data = await asyncio.to_thread(path.read_bytes)
+        command = decode_command(data[:COMMAND_BYTES_MAX])
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as e:
+        log.error("user_not_set", path=str(path), reason=str(e), advice="run `smq user bootstrap` again")
+        return
+    if not isinstance(command, AlterUser):
+        log.error("user_not_set", path=str(path), reason="it is another command")
+        return
+    while True:
+        try:
+            await calls.propose(command, TIMEOUT_MS_DEFAULT)
+        except SmqError as e:
+            if e.code.is_definite and not e.code.is_retriable:
+                log.error("user_not_set", user=command.name, reason=str(e))
+                break
+            await asyncio.sleep(_RETRY_S)
+        else:
+            log.warning("user_set", user=command.name, by="smq user bootstrap, without a login")
+            break
+    path.unlink(missing_ok=True)

@@ -51,7 +51,9 @@ def alter_user(state: ClusterState, command: AlterUser) -> Applied:
             raise Refused(ErrorCode.UNKNOWN_USER, f"user {quoted(name)} has no credential of mechanism {mechanism}")
     kept |= {credential.mechanism: credential for credential in command.set_}
     users = {other: user for other, user in state.users.items() if other != name}
-    if kept:
+    if not kept:
+        _keep_administrator(state, name, command.administrators)
+    else:
         users[name] = UserState(name=name, credentials=tuple(kept[mechanism] for mechanism in sorted(kept)))
     state.users = users
     if not state.decoy_secret and len(command.decoy_secret) == DECOY_SECRET_BYTES:
@@ -62,8 +64,16 @@ def alter_user(state: ClusterState, command: AlterUser) -> Applied:
 def delete_user(state: ClusterState, command: DeleteUser) -> Applied:
     if command.name not in state.users:
         raise Refused(ErrorCode.UNKNOWN_USER, f"there is no user {quoted(command.name)}")
+    _keep_administrator(state, command.name, command.administrators)
     state.users = {name: user for name, user in state.users.items() if name != command.name}
     return Applied(reply=Done())
+
+
+def _keep_administrator(state: ClusterState, name: str, administrators: tuple[str, ...]) -> None:
+    """Refused if no super user were left. Judged here, so that two deletions at a time leave one."""
+    if name in administrators and not any(other in state.users for other in administrators if other != name):
+        reason = "is the last of the super users, and was not deleted: create another one of super_users first"
+        raise Refused(ErrorCode.INVALID_REQUEST, f"user {quoted(name)} {reason}")
 
 
 def name_fault(name: str) -> str | None:

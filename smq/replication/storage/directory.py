@@ -16,6 +16,7 @@ REPLACE_ADVICE: Final = (
 )
 LOCK_FILE: Final = "smq.lock"
 FIRST_START_FILE: Final = "first-start"  # an operator wants a new cluster, and this empty directory to be of it
+USER_FILE: Final = "user-to-set"  # an operator wants this user's password set when the node next starts
 DIRECTORY_MODE: Final = 0o700
 PARENT_MODE: Final = 0o777  # less the process's umask, as `mkdir -p` has it
 FILE_MODE: Final = 0o600

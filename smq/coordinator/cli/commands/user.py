@@ -6,8 +6,10 @@ keys are derived in this process. `cli.root` loads it when it is used.
 """
 
 import json
+import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Final, TextIO
 
 import click
@@ -15,7 +17,10 @@ import click
 from smq.clients.types import User
 from smq.coordinator.cli.common import confirm, done, json_option, open_admin, run, yes_option
 from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.starting import config_option
 from smq.coordinator.cli.tables import Table, print_table
+from smq.coordinator.config.node_toml import load_config
+from smq.coordinator.user_errors import UserError
 
 _PASSWORD_CHARS_MAX: Final = 4_096  # of a line: a file that is no password is not read through
 _password_file = click.option(
@@ -68,6 +73,40 @@ def user_passwd(name: str, password_file: TextIO | None, as_json: bool, bootstra
 
     run(work(), bootstrap)
     done(f"changed the password of user {name}", as_json=as_json, user=name, changed=True)
+
+
+@user.command("bootstrap")
+@click.argument("name")
+@config_option
+@_password_file
+@json_option
+def user_bootstrap(name: str, config_path: Path | None, password_file: TextIO | None, as_json: bool) -> None:
+    """Sets the password of the super user NAME without a login, when this machine's node next starts.
+
+    For the first user of a cluster, and for an administrator whose password is lost. Run it as the user of the node,
+    while the node is stopped; the other nodes may run. NAME must be one of super_users of node.toml.
+
+    Example: smq user bootstrap alice --config /etc/smq/node.toml
+    """
+    from smq.coordinator.service.users import leave_user  # what it needs of the server is slow to import
+    from smq.replication.storage.directory import DiskOpenError, make_directory
+
+    config = load_config(config_path, insecure=True, environment=os.environ)
+    if name not in config.super_users:
+        known = ", ".join(config.super_users) or "none"
+        raise UserError(f"{name!r} is not one of super_users ({known}): add it there on every node, or create it later")
+    password = _password(name, password_file)
+    try:
+        make_directory(config.data_dir)
+        leave_user(config.data_dir, name, password)
+    except (OSError, DiskOpenError) as e:
+        raise UserError(f"{e}; run this as the user of the node, on its machine") from e
+    done(
+        f"node {config.node_id} sets the password of {name} when it next starts",
+        as_json=as_json,
+        user=name,
+        node=config.node_id,
+    )
 
 
 @user.command("delete")

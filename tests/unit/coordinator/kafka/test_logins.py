@@ -1,6 +1,7 @@
 """A node's port that asks for users: what is served before, during and after a login, over a real socket."""
 
 import asyncio
+import dataclasses
 import struct
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 from smq.clients import scram
 from smq.clients.scram import BY_NAME
 from smq.coordinator.config.addresses import format_address
-from smq.coordinator.config.node_toml import ListenerConfig
+from smq.coordinator.config.node_toml import ListenerConfig, ServerConfig, write_config
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.handlers import HANDLERS
@@ -22,7 +23,9 @@ from smq.raft_state.commands import AlterAcls, AlterUser, Command, CreateTopic, 
 from smq.raft_state.handlers.acls import Operation, Permission
 from smq.raft_state.ids import TopicId
 from smq.raft_state.state import ClusterState
+from smq.replication.storage.directory import USER_FILE
 from smq.testing.kafka_client import RawKafka, batch
+from smq.testing.node_process import run_cli, wait_for
 from smq.testing.served import PATIENCE_S, Served, serving
 from tests.unit.coordinator.kafka.test_sasl import final_message
 from tests.unit.raft_state.support import acl
@@ -62,6 +65,10 @@ class Port:
         return RawKafka(self.address(listener))
 
     @property
+    def config(self) -> ServerConfig:
+        return self._served.server._config
+
+    @property
     def state(self) -> ClusterState:
         return self._served.server.node.state
 
@@ -74,11 +81,14 @@ class Port:
         asyncio.run_coroutine_threadsafe(propose(), self._loop).result(PATIENCE_S)
 
 
-def with_port(tmp_path: Path, scenario: Callable[[Port], None], **config: Any) -> None:
-    """A node with the super user alice, whose password is "pencil"."""
+def with_port(tmp_path: Path, scenario: Callable[[Port], None], *, is_new: bool = True, **config: Any) -> None:
+    """A node with the super user alice, whose password is "pencil"; or one that is there already."""
 
     async def body(served: Served) -> None:
         port = Port(served, asyncio.get_running_loop())
+        if not is_new:
+            await asyncio.to_thread(scenario, port)
+            return
         await asyncio.to_thread(port.change, AlterUser(name="alice", set_=keys("pencil"), decoy_secret=b"d" * 32))
         topic_id = TopicId(b"t" * 16)
         topic = CreateTopic(name="t", topic_id=topic_id, partition_count=1, replication_factor=1, created_ms=0)
@@ -177,6 +187,42 @@ def test_requests_that_are_sent_with_the_last_token_wait_for_the_verdict(tmp_pat
         assert raw.receive(ApiKey.CREATE_TOPICS, 7)[1]["topics"][0]["error_code"] == KafkaError.NONE
 
     with_port(tmp_path, scenario)
+
+
+def test_a_lost_password_is_set_again_without_a_login_and_the_last_administrator_stays(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+
+    def bootstrap(name: str, password: str) -> str:
+        done = run_cli("user", "bootstrap", name, "--config", str(file), input=password)
+        assert password not in done.stdout + done.stderr
+        return done.stderr or done.stdout
+
+    def before(port: Port) -> None:
+        write_config(dataclasses.replace(port.config, insecure=True), file)
+        raw = port.connect()
+        assert log_in(raw) is KafkaError.NONE
+        both = [{"name": "alice", "mechanism": mechanism} for mechanism in (1, 2)]
+        answer = raw.call(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, deletions=both, upsertions=[])["results"][0]
+        assert answer["error_code"] == KafkaError.INVALID_REQUEST
+        assert "the last of the super users" in answer["error_message"]
+        assert "alice" in port.state.users
+
+    def after(port: Port) -> None:
+        wait_for("the password to be set", lambda: not left.exists())
+        assert log_in(port.connect()) is KafkaError.SASL_AUTHENTICATION_FAILED
+        assert log_in(port.connect(), password="found again") is KafkaError.NONE
+
+    with_port(tmp_path, before)
+    assert "'bob' is not one of super_users (alice)" in bootstrap("bob", "x" * 20)
+    assert "sets the password of alice when it next starts" in bootstrap("alice", "found again")
+    (left,) = tmp_path.rglob(USER_FILE)
+    assert left.stat().st_mode & 0o777 == 0o600
+    assert b"found again" not in left.read_bytes()
+    with_port(tmp_path, after, is_new=False)
+    wrong = left.with_name(USER_FILE)
+    wrong.write_bytes(b"\xff" * 100)
+    with_port(tmp_path, lambda port: None, is_new=False)  # a damaged file keeps no node from its start
+    assert wrong.exists()
 
 
 @pytest.mark.parametrize("change", [DeleteUser(name="alice"), AlterUser(name="alice", set_=keys("other"))])

@@ -83,7 +83,9 @@ def refusals_as_errors() -> Iterator[None]:
 async def create_on_use(gateway: Gateway, name: str, timeout_ms: int) -> None:
     """Creates the topic, unless another client was faster. SmqError if it cannot be created."""
     try:
-        reply = await gateway.calls.propose(new_topic(gateway, name), timeout_ms)
+        command = new_topic(gateway, name)
+        gateway.mutate(command.partition_count)
+        reply = await gateway.calls.propose(command, timeout_ms)
         assert isinstance(reply, TopicCreated)
     except SmqError as e:
         if e.code is not ErrorCode.TOPIC_EXISTS:

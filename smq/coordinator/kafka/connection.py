@@ -8,13 +8,15 @@ joined a group.
 """
 
 import asyncio
+import math
 import struct
 import time
+import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import structlog
 
@@ -22,7 +24,8 @@ from smq.coordinator.kafka import metadata
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey, is_header_flexible, request_decoder, response_encoder
 from smq.coordinator.kafka.authorization import Access, Complete, Refusal, check
 from smq.coordinator.kafka.codec import Budget, Buffer, CodecError, Struct, read_nullable_string, read_tags
-from smq.coordinator.kafka.errors import KafkaError
+from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal
+from smq.coordinator.kafka.fetch import records_bytes
 from smq.coordinator.kafka.fetch_sessions import SessionRefusal
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.group_membership import LONG_POLLS, Client
@@ -45,6 +48,8 @@ from smq.coordinator.limits import (
     LOGIN_S_MAX,
     SASL_REQUEST_BYTES_MAX,
 )
+from smq.coordinator.service.quotas import ANONYMOUS, WINDOW_S
+from smq.raft_state.handlers.quotas import Key
 from smq.replication.monitoring.measures import LATER_MAX
 from smq.replication.net.listening import plain_host
 
@@ -52,6 +57,12 @@ log = structlog.get_logger(__name__)
 
 _SIZE_BYTES: Final = 4
 _LOGIN_KEYS: Final = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
+# From this version on a request that makes or deletes too many partitions is refused (KIP-599); before, it is done, and
+# its client waits. So it is with topics that are created by use.
+_STRICT_VERSIONS: Final = {ApiKey.CREATE_TOPICS: 6, ApiKey.DELETE_TOPICS: 5, ApiKey.CREATE_PARTITIONS: 3}
+_MUTATING: Final = frozenset({*_STRICT_VERSIONS, ApiKey.METADATA})
+_INT32_MAX: Final = 2**31 - 1
+_NS_PER_PERCENT: Final = 10**7  # of a second
 _HEADER: Final = struct.Struct(">hhi")  # key, version, correlation id; a nullable string follows
 _RESPONSE_HEADER: Final = struct.Struct(">ii")  # size, correlation id
 
@@ -117,17 +128,58 @@ def begin(gateway: Gateway, request: Request, host: str) -> Awaitable[Struct]:
     return LONG_POLLS[request.key](gateway, request.version, request.body, Client(request.client_id, f"/{host}"))
 
 
+class _Work:
+    """How long a request has the loop for itself, without its waits."""
+
+    def __init__(self) -> None:
+        self._spent_ns = 0
+        self._since_ns = 0  # when the present stretch began; 0 between two
+
+    def begin(self) -> None:
+        self._since_ns = time.perf_counter_ns()
+
+    def pause(self) -> None:
+        self._spent_ns, self._since_ns = self.spent_ns, 0
+
+    @property
+    def spent_ns(self) -> int:
+        return self._spent_ns + (time.perf_counter_ns() - self._since_ns if self._since_ns else 0)
+
+    async def over(self, work: Coroutine[Any, Any, None]) -> None:
+        await self._steps(work)
+
+    @types.coroutine
+    def _steps(self, work: Coroutine[Any, Any, None]) -> Generator[Any, None, None]:
+        error: BaseException | None = None
+        while True:
+            self.begin()
+            try:
+                waits_for = work.send(None) if error is None else work.throw(error)
+            except StopIteration:
+                return
+            finally:
+                self.pause()
+            try:
+                error = None
+                yield waits_for
+            except BaseException as e:  # noqa: BLE001 - a cancellation, too, is the work's own to treat
+                error = e
+
+
 class _Slot:
     """The place of one answer in the queue. `size` is what it holds: the request's bytes, then the answer's.
-    `is_counted`: it is one of the connection's fetches. `began_ns`: of a Produce request that is timed; 0 of others."""
+    `is_counted`: it is one of the connection's fetches. `began_ns`: of a Produce request that is timed; 0 of others.
+    `wait_s`: what the client has to wait after the answer. `work`: of a client with a quota of request time."""
 
-    __slots__ = ("began_ns", "completes", "is_counted", "is_done", "parts", "size")
+    __slots__ = ("began_ns", "completes", "is_counted", "is_done", "parts", "size", "wait_s", "work")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.began_ns = 0
         self.is_done = False
         self.is_counted = False
+        self.wait_s = 0.0
+        self.work: _Work | None = None
         self.parts: list[Buffer] | None = None  # None when done: the client wants no answer
         # What the user's rights and then the fetch session make of the answer.
         self.completes: tuple[Complete, ...] = ()
@@ -152,6 +204,8 @@ class Connection(asyncio.Protocol):
         self._times_later = self._times.later
         self._timed_turns = gateway.timed_turns
         self._node_inflight = gateway.inflight
+        self._quotas = gateway.quotas
+        self._muted: asyncio.TimerHandle | None = None  # until its client may be read again
         self._on_open = on_open
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
@@ -191,6 +245,8 @@ class Connection(asyncio.Protocol):
         self._chunks.clear()
         self._buffered = 0
         self._slots.clear()
+        if self._muted is not None:
+            self._muted.cancel()
         self._node_inflight.forget(self._recheck)
         self._node_inflight.arriving.forget(self._on_room)
         self._end_arrival()
@@ -232,7 +288,7 @@ class Connection(asyncio.Protocol):
             self.close(f"a request was not complete within {frame_s_max:.0f} s")
         elif not self._is_writable and now - self._unread_since > self._stuck_s_max:
             self.close(f"answers were not read for {self._stuck_s_max} s")
-        elif not self._slots and now - self._active_at > KAFKA_IDLE_S_MAX:
+        elif not self._slots and self._muted is None and now - self._active_at > KAFKA_IDLE_S_MAX:
             self.close(f"idle for {KAFKA_IDLE_S_MAX} s")
         elif self._login is not None and not self._login.is_open and now - self._login_since > LOGIN_S_MAX:
             self.close(f"no user was proven within {LOGIN_S_MAX} s")
@@ -253,6 +309,7 @@ class Connection(asyncio.Protocol):
         return (
             self._is_writable
             and not self._is_proving
+            and self._muted is None
             and not self._awaits_room
             and len(self._slots) < KAFKA_INFLIGHT_PER_CONNECTION_MAX
             and self._inflight_bytes - self._coming_bytes < KAFKA_INFLIGHT_BYTES_PER_CONNECTION_MAX
@@ -378,7 +435,15 @@ class Connection(asyncio.Protocol):
             self._is_proving = True
             self._run(self._prove(slot, request, self._login))
             return
+        if self._quotas.state().quotas:
+            if self._quotas.of(Key.REQUESTS, self._user, request.client_id) is not None:
+                slot.work = _Work()
+            if request.key == ApiKey.PRODUCE:
+                size = len(frame) if oversized is None else oversized.size
+                self._throttle(slot, self._use(Key.PRODUCED, request, size))
         if request.key == ApiKey.PRODUCE and request.body is not None:
+            if slot.work is not None:
+                slot.work.begin()  # until the node has the batches; what it then does belongs to many requests
             if not self._may_begin(slot, request):
                 return
             slot.began_ns = began_ns
@@ -386,8 +451,11 @@ class Connection(asyncio.Protocol):
             respond, fail = partial(self._finish, slot, request), self._on_failed_without_answer
             oversize = oversized.size if oversized is not None else 0
             ProduceCall(self._gateway, request.version, respond, fail, oversize).start(request.body)
+            if slot.work is not None:
+                slot.work.pause()
             return
-        self._run(self._serve(slot, request, began_ns or time.monotonic_ns()))
+        work = self._serve(slot, request, began_ns or time.monotonic_ns())
+        self._run(work if slot.work is None else slot.work.over(work))
 
     def _may_begin(self, slot: _Slot, request: Request) -> bool:
         """Whether a Produce request, or what is left of it, is done. If not, it is answered."""
@@ -420,6 +488,54 @@ class Connection(asyncio.Protocol):
         shorten = self._gateway.fetch_sessions.begin(user, request.version, cast(Struct, request.body))
         if shorten is not None:
             slot.completes = (shorten,)
+
+    # ------------------------------------------------------------------------------------------------- quotas
+    @property
+    def _user(self) -> str:
+        identity = self._login.identity if self._login is not None else None
+        return identity.user if identity is not None else ANONYMOUS
+
+    def _use(self, key: Key, request: Request, amount: float) -> float:
+        return self._quotas.use(key, self._user, request.client_id, amount)
+
+    def _throttle(self, slot: _Slot, wait_s: float) -> None:
+        """The answer says how long the client has to wait, and until then nothing more is read from it (KIP-219)."""
+        if not wait_s or self._transport is None:
+            return
+        slot.wait_s = max(slot.wait_s, wait_s)
+        until = self._loop.time() + wait_s
+        if self._muted is not None:
+            if self._muted.when() >= until:
+                return
+            self._muted.cancel()
+        self._muted = self._loop.call_at(until, self._unmute)
+        self._set_reading()
+
+    def _unmute(self) -> None:
+        self._muted = None
+        self._take_frames()
+
+    def _limit_fetch(self, request: Request) -> None:
+        """No answer is larger than what the quota allows in its window, if batches are not."""
+        allowance = self._quotas.of(Key.CONSUMED, self._user, request.client_id)
+        if allowance is not None and request.body is not None:
+            request.body["max_bytes"] = min(request.body["max_bytes"], int(allowance.rate * WINDOW_S))
+
+    def _gateway_for(self, slot: _Slot, request: Request) -> Gateway:
+        """The connection's, or one by which the handler counts the partitions that it makes and deletes."""
+        if request.key not in _MUTATING or self._quotas.of(Key.MUTATIONS, self._user, request.client_id) is None:
+            return self._gateway
+        return replace(self._gateway, mutate=partial(self._mutate, slot, request))
+
+    def _mutate(self, slot: _Slot, request: Request, partitions: int) -> None:
+        is_strict = request.version >= _STRICT_VERSIONS.get(cast(ApiKey, request.key), request.version + 1)
+        wait_s = self._use(Key.MUTATIONS, request, 0 if is_strict else partitions)
+        self._throttle(slot, wait_s)
+        if is_strict and wait_s:
+            message = f"the quota of partitions that are made or deleted is used up: try again in {wait_s:.1f} s"
+            raise KafkaRefusal(KafkaError.THROTTLING_QUOTA_EXCEEDED, message)
+        if is_strict:
+            self._use(Key.MUTATIONS, request, partitions)
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work)
@@ -490,11 +606,16 @@ class Connection(asyncio.Protocol):
             slot.is_counted = True
             self._join_session(slot, request)
             self._judge(slot, request)
-            return await answer(self._gateway, request)
+            if not self._quotas.state().quotas:
+                return await answer(self._gateway, request)
+            self._limit_fetch(request)
+            body = await answer(self._gateway, request)
+            self._throttle(slot, self._use(Key.CONSUMED, request, records_bytes(body)))
+            return body
         async with self._in_turn:
             self._judge(slot, request)
             if request.key not in LONG_POLLS:
-                return await answer(self._gateway, request)
+                return await answer(self._gateway_for(slot, request), request)
             begun = begin(self._gateway, request, self._peer.rpartition(":")[0])
         return await begun
 
@@ -504,7 +625,11 @@ class Connection(asyncio.Protocol):
             self._times_later.append(time.monotonic_ns() - slot.began_ns)
         if self._transport is None:
             return
+        if slot.work is not None:
+            self._throttle(slot, self._use(Key.REQUESTS, request, slot.work.spent_ns / _NS_PER_PERCENT))
         if body is not None:
+            if slot.wait_s:
+                body = body | {"throttle_time_ms": min(math.ceil(slot.wait_s * 1000), _INT32_MAX)}
             for complete in slot.completes:
                 body = complete(body)
         slot.parts = encode_response(request, body) if body is not None else None

@@ -78,6 +78,11 @@ async def fetch(gateway: Gateway, version: int, request: Struct) -> Struct:
     }
 
 
+def records_bytes(answer: Struct) -> int:
+    parts = (part for topic in answer["responses"] for part in topic["partitions"])
+    return sum(len(batch) for part in parts for batch in part["records"] or ())
+
+
 async def _fetch_all(gateway: Gateway, request: Struct, wanted: list[PartitionFetch], *, is_due: bool) -> list[Outcome]:
     if not wanted:
         return []

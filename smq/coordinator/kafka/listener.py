@@ -22,6 +22,7 @@ from smq.coordinator.limits import USERS_CHECK_S
 from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
+from smq.coordinator.service.quotas import Quotas
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.tokens import Tokens
 from smq.coordinator.service.users import Users
@@ -64,6 +65,7 @@ class KafkaServer:
         users: Users,
         authorizer: Authorizer,
         tokens: Tokens | None,
+        quotas: Quotas,
     ) -> None:
         inflight = InflightBytes()
         gateway = Gateway(
@@ -76,6 +78,7 @@ class KafkaServer:
             inflight=inflight,
             super_users=authorizer.super_users,
             fetch_sessions=FetchSessions(inflight, measures.fetch_sessions),
+            quotas=quotas,
             request_times=measures.kafka_request,
         )
         self._state = lambda: node.state
@@ -92,6 +95,7 @@ class KafkaServer:
                 purpose=f"Kafka {port.listener}".rstrip(),
                 limits=limits,
                 tls=port.tls,
+                wait_s_of=quotas.connection_wait_s,
             )
             for port in ports
         }

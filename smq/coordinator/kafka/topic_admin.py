@@ -46,6 +46,7 @@ async def _create(gateway: Gateway, requested: Struct, request: Struct, *, is_tw
             with refusals_as_errors():
                 config = check_creation(gateway.state, command)
         else:
+            gateway.mutate(command.partition_count)
             reply = await gateway.calls.propose(command, max(request["timeout_ms"], 1))
             answer["topic_id"] = reply.topic_id if isinstance(reply, TopicCreated) else NO_TOPIC_ID
             made = gateway.state.topics.get(command.name)  # None if it has been deleted in this moment
@@ -141,6 +142,8 @@ async def _delete(gateway: Gateway, requested: Struct, timeout_ms: int) -> Struc
             answer["name"] = name
         else:
             answer["topic_id"] = (await find_topic(gateway.calls, name, timeout_ms)).topic_id
+        found = gateway.state.topics.get(name)
+        gateway.mutate(len(found.partitions) if found is not None else 0)
         await gateway.calls.propose(DeleteTopic(request_id=NO_REQUEST, name=name), timeout_ms)
     except (SmqError, KafkaRefusal) as e:
         return answer | topic_error_fields(e)
@@ -185,6 +188,7 @@ async def _grow(gateway: Gateway, requested: Struct, request: Struct) -> Struct:
             with refusals_as_errors():
                 check_growth(gateway.state, command)
         else:
+            gateway.mutate(requested["count"] - current)
             await gateway.calls.propose(command, timeout_ms)
     except (SmqError, KafkaRefusal) as e:
         return answer | topic_error_fields(e)

@@ -48,6 +48,7 @@ from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.bound_ports import listener
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lag_monitor import LagMonitor
+from smq.coordinator.service.quotas import Quotas
 from smq.coordinator.service.settings import Settings
 from smq.coordinator.service.tokens import Tokens
 from smq.coordinator.service.tracing import traced
@@ -390,6 +391,7 @@ class Server:
             users=self._users,
             authorizer=self._authorizer,
             tokens=self._tokens,
+            quotas=Quotas(lambda: self.node.state),
         )
 
     @asynccontextmanager

@@ -86,16 +86,12 @@ class Quotas:
     """`state` gives the node's present state."""
 
     def __init__(self, state: Callable[[], ClusterState], now: Callable[[], float] = time.monotonic) -> None:
-        self._state = state
+        self.state = state
         self._now = now
         self._quotas: tuple[Quota, ...] = ()
         self._rates: dict[tuple[str, _Entity], float] = {}
         self._found: dict[tuple[Key, str, str], Allowance | None] = {}
         self._meters: dict[tuple[Key, _Entity], Meter | Bucket] = {}
-
-    @property
-    def are_any(self) -> bool:
-        return bool(self._state().quotas)
 
     def use(self, key: Key, user: str, client_id: str, amount: float) -> float:
         """Counts what the client has used. The seconds that it has to wait for that: 0 within its quota, or without
@@ -115,7 +111,7 @@ class Quotas:
 
     def of(self, key: Key, user: str, client_id: str) -> Allowance | None:
         """The user is an address for the key CONNECTIONS."""
-        quotas = self._state().quotas
+        quotas = self.state().quotas
         if quotas is not self._quotas:
             self._quotas, self._found = quotas, {}
             self._rates = {(quota.key, quota.entity): quota.thousandths / THOUSAND for quota in quotas}

@@ -75,7 +75,8 @@ class _Opening:
 
 class Acceptor:
     """Runs entirely on the given loop. `make_protocol` is called for each accepted connection; the protocol must close
-    the ticket when the connection is lost. `tls` returns the context of the next handshake."""
+    the ticket when the connection is lost. `tls` returns the context of the next handshake. `wait_s_of` is asked for
+    each connection's address: above 0, the address has to wait, and the connection is refused."""
 
     def __init__(
         self,
@@ -86,6 +87,7 @@ class Acceptor:
         purpose: str,
         limits: AcceptLimits,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        wait_s_of: Callable[[str], float] | None = None,
     ) -> None:
         self._listener = listener
         self._make_protocol = make_protocol
@@ -93,6 +95,7 @@ class Acceptor:
         self._purpose = purpose
         self._limits = limits
         self._tls = tls
+        self._wait_s_of = wait_s_of
         self._per_address: Counter[str] = Counter()
         self._opening: dict[asyncio.Task[None], _Opening] = {}  # oldest first
         self._pause: asyncio.TimerHandle | None = None
@@ -178,6 +181,8 @@ class Acceptor:
                 "all file descriptors are in use except those reserved for the other nodes and the disk: raise the "
                 f"limit of open files (ulimit -n, LimitNOFILE=) above {limits.descriptor_max}"
             )
+        if self._wait_s_of is not None and self._wait_s_of(address):
+            return "the quota of this address for new connections is used up"
         return ""
 
     def _leave(self, address: str) -> None:

@@ -74,6 +74,7 @@ GIVE_UP_MS_MAX = 6_000.0  # more for each segment that is lost then: three attem
 # Coarser or smaller than the defaults of production. With those, idle ticks are a third of a run's events.
 TIMINGS: dict[str, Any] = {
     "heartbeat_interval_ms": 400,
+    "session_timeout_ms": 1500,
     "tick_interval_ms": 100,
     "election_timeout_min_ms": 480,
     "election_timeout_max_ms": 960,

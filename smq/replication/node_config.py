@@ -31,12 +31,12 @@ class NodeConfig:
     feature_level_max: int = 0  # the cluster's feature level does not rise above it; 0: as far as all nodes know
 
     heartbeat_interval_ms: int = 100  # between two messages by which the other nodes see that this one lives
-    session_timeout_ms: int = 1500  # a silent node is fenced after this; after a third of it if its connection is gone
+    session_timeout_ms: int = 3000  # a silent node is fenced after this; after 500 at most if its connection is gone
     tick_interval_ms: int = 20  # between two looks at the timeouts: nothing that a user waits for depends on it
-    # Raft's. They are for a machine that falls silent: a killed leader's sessions close. etcd and Kafka's controllers
-    # wait for 1000, too. A leader that gets no processor for less than this, beside followers that do, stays leader.
-    election_timeout_min_ms: int = 1000
-    election_timeout_max_ms: int = 1500
+    # Raft's. They are for a machine that falls silent: a killed leader's sessions close. Kafka's controllers wait for
+    # 2000, too. A leader that gets no processor for less than this, beside followers that do, stays leader.
+    election_timeout_min_ms: int = 2000
+    election_timeout_max_ms: int = 3000
     raft_heartbeat_ms: int = 50  # between two messages of an idle Raft leader, which keep others from an election
     leader_isolation_ms: int = 2000  # rule 20: a Raft leader without a majority of followers for this long resigns
     disk_hang_ms: int = 2000  # a disk that has written nothing for this long hangs: its node gives up leading

@@ -122,4 +122,4 @@ def test_an_install_survives_a_crash_at_every_step() -> None:
 
 def test_an_install_in_two_submissions_is_found() -> None:
     with planted.BUGS["install-not-atomic"].planted(), pytest.raises(DataDamaged):
-        installs_with_crashes(20)
+        installs_with_crashes(60)

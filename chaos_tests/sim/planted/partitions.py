@@ -169,7 +169,7 @@ _LOGS: Final = (
         faults=(replace(_REPLICA + "durable_verified_end", by=_appended_end),),
         scenario="power",
         anomalies=BROKEN,
-        seeds=15,
+        seeds=60,
     ),
     PlantedBug(
         name="read-uncommitted",

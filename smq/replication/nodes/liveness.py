@@ -19,7 +19,9 @@ from smq.replication.raft.raft import Raft
 from smq.replication.runtime.heard_time import HeardTime
 
 _NS_PER_MS: Final = 1_000_000
-_GONE_SHARE: Final = 3  # a node whose connection is gone has this part of the session timeout: that is seldom a pause
+# A node whose connection is gone has this part of the session timeout: that is seldom a pause.
+_GONE_SHARE: Final = 3
+_GONE_MS_MAX: Final = 500
 
 
 class Liveness:
@@ -35,7 +37,8 @@ class Liveness:
     ) -> None:
         """`own_disk`: the condition of this node's own. `is_connected`: whether a peer has a session for CONTROL."""
         self._config = config
-        self._heard_time = HeardTime(clock, config.session_timeout_ms // _GONE_SHARE, config.tick_interval_ms)
+        self._gone_ms = min(config.session_timeout_ms // _GONE_SHARE, _GONE_MS_MAX)
+        self._heard_time = HeardTime(clock, self._gone_ms, config.tick_interval_ms)
         self._applied = applied
         self._engine = engine
         self._own_disk = own_disk
@@ -81,13 +84,13 @@ class Liveness:
 
     def is_dead(self, node: NodeState, *, since_ns: int) -> bool:
         """Whether another node is to be fenced: its process was not heard for the session timeout, counted from
-        `since_ns` (of `now_ns`) at the earliest. A node whose connection is gone too has a third of that, and none if
-        it said that it leaves."""
+        `since_ns` (of `now_ns`) at the earliest. A node whose connection is gone too has half a second or a third
+        of that, and none if it said that it leaves."""
         timeout_ms = self._config.session_timeout_ms
         if not self._is_connected(node.node):
             if self.is_leaving(node.node, node.incarnation):
                 return True
-            timeout_ms //= _GONE_SHARE
+            timeout_ms = self._gone_ms
         silent_ns = self.now_ns() - max(self.heard_ns(node.node, node.incarnation), since_ns)
         return silent_ns > timeout_ms * _NS_PER_MS
 

@@ -47,7 +47,10 @@ JOURNAL_KEPT_BYTES: Final = 8 << 20  # entries kept before a snapshot so that a 
 # The same for a follower that catches up after a snapshot: minutes of a busy cluster, and some 200 MB of memory.
 CATCH_UP_BYTES: Final = 128 << 20
 CATCH_UP_ENTRIES: Final = 300_000
-_RECONNECT_GRACE: Final = 0.3  # of the election time-out: how soon a follower whose leader's session closed asks
+# Within this part of the election time-out a follower without a leader to wait for asks: one whose leader's session
+# closed, or one that has never heard any. At random, so that two seldom ask together; a few rounds of messages long.
+_ASK_SHARE: Final = 0.3
+_ASK_MS_MAX: Final = 300.0
 
 
 class Core:
@@ -94,6 +97,8 @@ class Core:
             ceased_to_lead=self.lead.end,
         )
         self._library.commit_to(self._applied_index)
+        if not peers:
+            self._library.expedite_election(now())
 
     # ----------------------------------------------------------------------------------------------- for the roles
     @property
@@ -154,6 +159,8 @@ class Core:
     def session_opened(self, peer: NodeId) -> None:
         self._connected.add(peer)
         self._forget_session(peer)
+        if self._library.is_follower and self.leader is None and 2 * (1 + len(self._connected)) > len(self.peers) + 1:
+            self._ask_soon()  # as after a start: a node that has heard a leader asks when its session closes
 
     def session_closed(self, peer: NodeId) -> None:
         self._connected.discard(peer)
@@ -168,8 +175,12 @@ class Core:
     def _suspect_leader(self) -> None:
         """A killed leader's sessions close immediately; asking soon costs nothing if a majority still hears it."""
         self.follower.leader_lost()
+        self._ask_soon()
+
+    def _ask_soon(self) -> None:
         timing = self.timing
-        delay_ms = timing.heartbeat_ms + timing.election_timeout_min_ms * _RECONNECT_GRACE * self._rng.random()
+        within_ms = min(timing.election_timeout_min_ms * _ASK_SHARE, _ASK_MS_MAX)
+        delay_ms = timing.heartbeat_ms + within_ms * self._rng.random()
         self._library.expedite_election(self.now() + delay_ms / 1000)
 
     def propose(self, command: bytes, done: ProposalDone) -> None:
@@ -352,6 +363,7 @@ class Core:
         self.follower.leader_lost()
         if not self._may_stand:
             self.prevoting.cancel()
+            self._ask_soon()
         elif self.peers:
             self.prevoting.begin()
         else:

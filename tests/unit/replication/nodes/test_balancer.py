@@ -27,7 +27,7 @@ def world() -> World:
 def test_leadership_returns_to_the_preferred_replica_by_a_hand_over(world: World) -> None:
     led = next(i for i in range(3) if world.part(i).leader == PEER_A)
     world.silent.add(PEER_A)
-    world.run(3_000)
+    world.run(2 * world.config.session_timeout_ms)
     world.silent.clear()
     world.run(world.config.rebalance_interval_ms + 1_000)
     requested = [m.target for m in world.messages(wire.Transfer)] + world.transferred
@@ -99,7 +99,7 @@ def test_a_node_that_keeps_coming_and_going_gets_its_leaderships_back_later_each
     def waited_ms() -> int:
         """From its return until it is asked for again."""
         world.silent.add(PEER_A)
-        world.run(3_000)
+        world.run(2 * world.config.session_timeout_ms)
         world.silent.clear()
         before = len(world.messages(wire.Transfer)) + len(world.transferred)
         for waited in range(0, 20 * interval_ms, 500):

@@ -289,6 +289,14 @@ def test_bytes_that_are_no_message_are_dropped_and_change_nothing(world: World, 
 
 
 # --------------------------------------------------------------------------------------------------- leadership
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_nodes_that_start_elect_a_leader_before_the_election_timeout(nodes: int) -> None:
+    world = calm(nodes)
+    before_ns = world.scheduler.now_ns
+    elected(world)
+    assert world.scheduler.now_ns - before_ns < world.plan.timing.election_timeout_min_ms * 1_000_000
+
+
 def test_a_killed_leader_is_replaced_before_the_election_timeout(world: World, leader: Host) -> None:
     leader.crash(silently=False)
     before_ns = world.scheduler.now_ns

@@ -217,7 +217,7 @@ class ClusterClient:
 def _without_token(error: SmqError, node: NodeStubs) -> SmqError:
     """The next attempt logs in again, if there is a user."""
     if node.token is None:
-        message = f"the node at {node.address} asks for a user: give a login"
+        message = f"the node at {node.address} asks for a user: give a login (`smq login`)"
         return SmqError(ErrorCode.AUTHENTICATION_FAILED, message)
     node.token.forget()
     return error

@@ -1,5 +1,6 @@
 """`smq cluster --auth`: the operator's certificate makes the first user, and a deleted user is out on every node."""
 
+import json
 import os
 import ssl
 from collections.abc import Iterator
@@ -54,8 +55,8 @@ def logged_in(cluster: Cluster, node: int) -> RawKafka:
 
 
 def test_a_user_is_made_with_the_operators_certificate_and_deleted_on_every_node(guarded: Cluster) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SMQ_")}
-    environment["SMQ_CLUSTER_DIR"] = str(guarded.directory)
+    environment_without = {k: v for k, v in os.environ.items() if not k.startswith("SMQ_")}
+    environment = environment_without | {"SMQ_CLUSTER_DIR": str(guarded.directory)}
 
     def smq(*arguments: str, **options: Any) -> str:
         done = run_cli(*arguments, env=environment, **options)
@@ -80,6 +81,16 @@ def test_a_user_is_made_with_the_operators_certificate_and_deleted_on_every_node
     with SyncConsumer(guarded.nodes[3].grpc, tls=tls, login=Login(user="alice", password=PASSWORD)) as consumer:
         consumer.assign([("orders", 0)], "earliest")
         assert next(iter(consumer)).value == b"v"
+        alice = environment_without | {"SMQ_PROFILE": str(guarded.root / "mine" / "profile")}
+        reach = ("--bootstrap", guarded.nodes[1].grpc, "--tls-ca", str(tls.ca))
+        assert run_cli("login", "alice", *reach, env=alice, input="wrong").returncode != 0
+        assert not (guarded.root / "mine").exists()
+        assert run_cli("login", "alice", *reach, env=alice, input=PASSWORD).returncode == 0
+        assert (guarded.root / "mine" / "profile").stat().st_mode & 0o777 == 0o600
+        listed = run_cli("topic", "list", "--json", env=alice)
+        assert [topic["name"] for topic in json.loads(listed.stdout)] == ["orders"]
+        assert "NOT_AUTHORIZED" in run_cli("user", "list", env=alice).stderr
+        assert run_cli("logout", env=alice).returncode == 0
         smq("user", "delete", "alice", "--yes")
         with pytest.raises(AuthenticationFailed):
             next(iter(consumer))

@@ -13,7 +13,9 @@ from typing import Final, TypeVar
 import click
 from click.core import ParameterSource
 
+from smq.clients.login import PASSWORD_FILE_VARIABLE, USER_VARIABLE
 from smq.clients.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE
+from smq.coordinator.cli.profile import BOOTSTRAP_VARIABLE, use_profile
 
 GRPC_PORT_DEFAULT: Final = 7401
 HTTP_PORT_DEFAULT: Final = 7402
@@ -23,12 +25,13 @@ KAFKA_PORT_DEFAULT: Final = 9092  # where Kafka clients look first
 F = TypeVar("F", bound=Callable[..., object])
 
 BOOTSTRAP_DEFAULT: Final = f"127.0.0.1:{GRPC_PORT_DEFAULT}"
-BOOTSTRAP_VARIABLE: Final = "SMQ_BOOTSTRAP"
 
 
 def _use_cluster_dir(ctx: click.Context, param: click.Parameter, directory: Path | None) -> None:
-    """Fills in what was not given. On the command line it wins over the environment, as any option does."""
+    """Fills in what was not given. On the command line it wins over the environment, as any option does. Without a
+    directory, the last login does so."""
     if directory is None:
+        use_profile()
         return
     from smq.coordinator.cli.cluster_dir import reach_of  # most commands need no directory, and it loads the server
 
@@ -89,6 +92,15 @@ def bootstrap_option(command: F) -> F:
         _file_option("--tls-ca", CA_VARIABLE, "CA certificates that sign the nodes' (PEM); turns TLS on."),
         _file_option("--tls-certificate", CERTIFICATE_VARIABLE, "This client's certificate (PEM)."),
         _file_option("--tls-key", KEY_VARIABLE, "The key of this client's certificate (PEM)."),
+        click.option(
+            "--as-user",
+            envvar=USER_VARIABLE,
+            show_envvar=True,
+            expose_value=False,
+            callback=_put_variable,
+            help="The user, for ports that ask for one; `smq login` keeps it.",
+        ),
+        _file_option("--password-file", PASSWORD_FILE_VARIABLE, "A file of this account alone: its first line."),
     )
     for option in reversed(options):
         command = option(command)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.shell_completion import CompletionItem
 
-from smq.coordinator.cli.connect import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE
+from smq.coordinator.cli.connect import BOOTSTRAP_DEFAULT
+from smq.coordinator.cli.profile import BOOTSTRAP_VARIABLE
 
 if TYPE_CHECKING:
     from smq.clients import Admin

@@ -1,33 +1,25 @@
 """`smq user ...`: users of the Kafka ports that ask for SASL, and their passwords.
 
-Owns what these commands print, and how they take a password: from a terminal without showing it, from a file, or from
-standard input. It must never take one from the command line or the environment, which other processes can read. Its
-keys are derived in this process. `cli.root` loads it when it is used.
+Owns what these commands print. The keys of a password are derived in this process. `cli.root` loads it when it is
+used.
 """
 
 import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final, TextIO
+from typing import TextIO
 
 import click
 
 from smq.clients.types import User
 from smq.coordinator.cli.common import confirm, done, json_option, open_admin, run, yes_option
 from smq.coordinator.cli.connect import bootstrap_option
+from smq.coordinator.cli.passwords import new_password_file, password_of
 from smq.coordinator.cli.starting import config_option
 from smq.coordinator.cli.tables import Table, print_table
 from smq.coordinator.config.node_toml import load_config
 from smq.coordinator.user_errors import UserError
-
-_PASSWORD_CHARS_MAX: Final = 4_096  # of a line: a file that is no password is not read through
-_password_file = click.option(
-    "--password-file",
-    type=click.File("r"),
-    help="Take the password from the first line of this file, or of standard input (-), and do not ask.",
-)
 
 
 @click.group()
@@ -37,15 +29,15 @@ def user() -> None:
 
 @user.command("create")
 @click.argument("name")
-@_password_file
+@new_password_file
 @json_option
 @bootstrap_option
-def user_create(name: str, password_file: TextIO | None, as_json: bool, bootstrap: str) -> None:
+def user_create(name: str, password_from: TextIO | None, as_json: bool, bootstrap: str) -> None:
     """Creates the user NAME, for SCRAM-SHA-256, SCRAM-SHA-512 and PLAIN. Asks for the password.
 
     Example: smq user create alice
     """
-    password = _password(name, password_file)
+    password = password_of(name, password_from)
 
     async def work() -> None:
         async with open_admin(bootstrap) as admin:
@@ -57,15 +49,15 @@ def user_create(name: str, password_file: TextIO | None, as_json: bool, bootstra
 
 @user.command("passwd")
 @click.argument("name")
-@_password_file
+@new_password_file
 @json_option
 @bootstrap_option
-def user_passwd(name: str, password_file: TextIO | None, as_json: bool, bootstrap: str) -> None:
+def user_passwd(name: str, password_from: TextIO | None, as_json: bool, bootstrap: str) -> None:
     """Changes the password of the user NAME. Connections that came in by the old one end.
 
     Example: smq user passwd alice
     """
-    password = _password(name, password_file)
+    password = password_of(name, password_from)
 
     async def work() -> None:
         async with open_admin(bootstrap) as admin:
@@ -78,9 +70,9 @@ def user_passwd(name: str, password_file: TextIO | None, as_json: bool, bootstra
 @user.command("bootstrap")
 @click.argument("name")
 @config_option
-@_password_file
+@new_password_file
 @json_option
-def user_bootstrap(name: str, config_path: Path | None, password_file: TextIO | None, as_json: bool) -> None:
+def user_bootstrap(name: str, config_path: Path | None, password_from: TextIO | None, as_json: bool) -> None:
     """Sets the password of the super user NAME without a login, when this machine's node next starts.
 
     For the first user of a cluster, and for an administrator whose password is lost. Run it as the user of the node,
@@ -95,7 +87,7 @@ def user_bootstrap(name: str, config_path: Path | None, password_file: TextIO | 
     if name not in config.super_users:
         known = ", ".join(config.super_users) or "none"
         raise UserError(f"{name!r} is not one of super_users ({known}): add it there on every node, or create it later")
-    password = _password(name, password_file)
+    password = password_of(name, password_from)
     try:
         make_directory(config.data_dir)
         leave_user(config.data_dir, name, password)
@@ -153,19 +145,3 @@ def user_list(as_json: bool, bootstrap: str) -> None:
     for u in found:
         table.add_row(u.name, ", ".join(u.mechanisms))
     print_table(table)
-
-
-def _password(name: str, file: TextIO | None) -> str:
-    if file is None and sys.stdin.isatty():  # whatever happens to the rest of the output, nothing may show it
-        answer: str = click.prompt(f"password of {name}", hide_input=True, confirmation_prompt=True, err=True)
-        return answer
-    try:
-        line = (file or sys.stdin).readline(_PASSWORD_CHARS_MAX)
-    except UnicodeDecodeError as e:
-        raise click.UsageError(f"the password is not UTF-8: {e.reason}") from e
-    password = line.rstrip("\r\n")
-    if not password:
-        raise click.UsageError("the password is empty: give it as the first line of standard input or of a file")
-    if len(line) >= _PASSWORD_CHARS_MAX:
-        raise click.UsageError(f"the password is longer than {_PASSWORD_CHARS_MAX} characters")
-    return password

@@ -18,8 +18,8 @@ def test_users_are_made_listed_and_deleted(smq: Smq, cluster: FakeCluster, tmp_p
     file.write_text(f"{SECRET}\n")
     assert "no users" in smq("user", "list").stdout
     outputs = [
-        smq("user", "create", "alice", "--password-file", file),
-        smq("user", "create", "bob", "--password-file", "-", "--json", input=SECRET),
+        smq("user", "create", "alice", "--password-from", file),
+        smq("user", "create", "bob", "--password-from", "-", "--json", input=SECRET),
         smq("user", "create", "carol", input=f"{SECRET}\r\nnot this"),
         smq("user", "passwd", "bob", "--json", input=SECRET),
         smq("user", "list", "--json"),
@@ -64,9 +64,7 @@ def test_what_cannot_be_done_is_said_without_the_password(
 def test_a_person_is_asked_twice_and_sees_nothing(
     smq: Smq, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "smq.coordinator.cli.commands.user.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: 1))
-    )
+    monkeypatch.setattr("smq.coordinator.cli.passwords.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: 1)))
     typed = smq("user", "create", "alice", input=f"{SECRET}\nother\n{SECRET}\n{SECRET}\n")
     assert (typed.exit_code, set(cluster.users)) == (0, {"alice"})
     assert "do not match" in typed.output

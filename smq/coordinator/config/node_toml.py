@@ -27,6 +27,7 @@ from smq.coordinator.config.addresses import (
     is_wildcard,
     parse_address,
 )
+from smq.coordinator.config.certificate_users import CertificateUsers
 from smq.coordinator.config.environment import NODE_ID_OF_HOST, Key, overlay, variable_of
 from smq.coordinator.limits import MIB, REQUEST_BYTES_MAX
 from smq.coordinator.user_errors import ConfigError
@@ -120,6 +121,7 @@ class TlsConfig:
     certificate: Path
     key: Path
     client_certificates: bool = True
+    certificate_users: Names = ()  # rules by which a client's certificate names a user; without: it may do everything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -592,6 +594,7 @@ def _check_users(config: ServerConfig) -> None:
     for name in config.super_users:
         if (fault := name_fault(name)) is not None:
             raise ConfigError(f"super_users: {fault}")
+    _check_certificate_users(config)
     if config.oauth is None:
         return
     for key in ("jwks", "issuer", "audience", "principal_claim"):
@@ -601,6 +604,24 @@ def _check_users(config: ServerConfig) -> None:
         raise ConfigError(f"oauth.clock_skew_ms is more than {_CLOCK_SKEW_MS_MAX}: set the clocks instead")
     if config.oauth.ca is not None and not config.oauth.jwks.startswith(HTTPS):
         raise ConfigError("oauth.ca is set, but oauth.jwks is a file")
+
+
+def _check_certificate_users(config: ServerConfig) -> None:
+    """ConfigError for rules that are none, and for a port on which a client without a certificate may do more than one
+    with it."""
+    if config.tls is None or not config.tls.certificate_users:
+        return
+    try:
+        CertificateUsers(config.tls.certificate_users)
+    except ConfigError as e:
+        raise ConfigError(f"tls.certificate_users: {e}") from e
+    for way in config.ways_in:
+        tls = config.tls_of(way)
+        if tls is not None and not tls.client_certificates and not way.sasl:
+            raise ConfigError(
+                f"tls.certificate_users makes users of certificates, and {way.setting('client_certificates')} is "
+                "false: a client without one could do everything. Set it to true, or give the listener sasl"
+            )
 
 
 def _check_http(config: ServerConfig) -> None:

@@ -9,6 +9,7 @@ and the admission of requests ask it; `listener` makes one for each port.
 
 import asyncio
 import secrets
+import ssl
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +18,10 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 import grpc
+import structlog
 
 from smq.clients import scram
+from smq.coordinator.config.certificate_users import CertificateUsers, NoUser
 from smq.coordinator.limits import (
     LOGIN_TOKEN_MS,
     LOGIN_TOKENS_MAX,
@@ -30,6 +33,8 @@ from smq.coordinator.service.users import Identity, Users
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.handlers.acls import CLUSTER_NAME, Operation, Resource
 
+log = structlog.get_logger(__name__)
+
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 LOGIN_METHOD: Final = "Login"
@@ -40,7 +45,8 @@ _TOKEN_BYTES: Final = 32
 
 @dataclass(slots=True)
 class _Session:
-    identity: Identity
+    user: str
+    identity: Identity | None  # None for the user of a certificate
     ends_s: float
     marker: object  # of the users among which the identity was last found
 
@@ -55,7 +61,7 @@ class Caller:
         self._authorizer = authorizer
         self._session = session
         self.host = host
-        self.user = session.identity.user if session is not None else ""
+        self.user = session.user if session is not None else ""
         self.may_all = authorizer is None or authorizer.is_super(self.user)
 
     @property
@@ -103,7 +109,8 @@ class _Open:
 
 
 class Gate:
-    """Of one listener. Without mechanisms it asks for no user. `follow` runs while the port is served."""
+    """Of one listener. Without mechanisms it asks for no user; with `certificate_users` a client is the user of its
+    certificate. `follow` runs while the port is served."""
 
     def __init__(
         self,
@@ -111,8 +118,10 @@ class Gate:
         authorizer: Authorizer | None = None,
         mechanisms: tuple[str, ...] = (),
         session_ms_max: int = 0,
+        certificate_users: CertificateUsers | None = None,
     ) -> None:
         self.mechanisms = tuple(name for name in mechanisms if name in scram.BY_NAME)
+        self._certificate_users = certificate_users
         self._users = users
         self._authorizer = authorizer
         self._session_ms_max = session_ms_max
@@ -122,11 +131,13 @@ class Gate:
 
     @property
     def asks(self) -> bool:
-        return self._users is not None and self._authorizer is not None and bool(self.mechanisms)
+        """Whether a caller is a user, with that user's rights."""
+        knows = bool(self.mechanisms) or self._certificate_users is not None
+        return self._users is not None and self._authorizer is not None and knows
 
     # ------------------------------------------------------------------------------------------------- callers
     def caller(self, context: Context) -> Caller:
-        """LOGIN_NEEDED without the token of a session."""
+        """LOGIN_NEEDED without the token of a session, AUTHENTICATION_FAILED for a certificate without a user."""
         if not self.asks:
             return ANYONE
         session = self._session(context)
@@ -138,6 +149,8 @@ class Gate:
             self._session(context)
 
     def _session(self, context: Context) -> _Session:
+        if self._certificate_users is not None:
+            return _Session(_user_of(self._certificate_users, context), None, float("inf"), None)
         shown: Any = next((value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), "")
         session = self._sessions.get(shown.removeprefix(TOKEN_SCHEME)) if isinstance(shown, str) else None
         if session is None or not self._is_valid(session):
@@ -150,6 +163,8 @@ class Gate:
 
     def _is_held(self, session: _Session) -> bool:
         """Whether the user still has the credential by which it came."""
+        if session.identity is None:
+            return True
         assert self._users is not None
         marker = self._users.marker()
         if marker is not session.marker:
@@ -169,12 +184,12 @@ class Gate:
             self._forget(next(iter(self._sessions)))
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         ends_s = asyncio.get_running_loop().time() + lifetime_ms / 1000
-        self._sessions[token] = _Session(identity, ends_s, None)
+        self._sessions[token] = _Session(identity.user, identity, ends_s, None)
         self._tokens_of[identity.user].append(token)
         return token, lifetime_ms
 
     def _forget(self, token: str) -> None:
-        user = self._sessions.pop(token).identity.user
+        user = self._sessions.pop(token).user
         self._tokens_of[user].remove(token)
         if not self._tokens_of[user]:
             del self._tokens_of[user]
@@ -234,6 +249,16 @@ class Gate:
 
 
 OPEN: Final = Gate()
+
+
+def _user_of(rules: CertificateUsers, context: Context) -> str:
+    """AUTHENTICATION_FAILED for a certificate that names no user."""
+    shown: Any = context.auth_context().get("x509_pem_cert") or (b"",)
+    try:
+        return rules.user_of(ssl.PEM_cert_to_DER_cert(shown[0].decode()))
+    except (NoUser, ValueError) as e:
+        log.warning("login_failed", purpose="gRPC", address=host_of(context.peer()), reason=str(e))
+        raise SmqError(ErrorCode.AUTHENTICATION_FAILED, "the certificate names no user of this cluster") from None
 
 
 def host_of(peer: str) -> str:

@@ -36,7 +36,7 @@ class LoginService(Service, smq_pb2_grpc.UsersServicer):
     async def Login(  # type: ignore[override] # a coroutine that writes to the context, as grpc.aio allows
         self, request: AsyncIterable[pb.LoginRequest], context: Context
     ) -> None:
-        if not self.gate.asks:
+        if not self.gate.mechanisms:
             message = "this port asks for no user: connect without one, and show a certificate if it asks for that"
             raise SmqError(ErrorCode.INVALID_REQUEST, message)
         try:

@@ -14,6 +14,7 @@ from typing import Final
 from aiohttp import web
 
 from smq.coordinator.config.addresses import is_loopback
+from smq.coordinator.config.certificate_users import CertificateUsers, NoUser, certificate_of
 from smq.coordinator.config.node_toml import HttpConfig, ServerConfig
 from smq.coordinator.user_errors import StartError
 from smq.replication.net.listening import plain_host
@@ -38,6 +39,9 @@ class HttpAccess:
         self._is_insecure: Final = config.insecure
         self._is_for_certificates: Final = config.tls is not None and config.tls.client_certificates
         self._asks_certificates: Final = tls is not None and tls.client_certificates
+        rules = config.tls.certificate_users if config.tls is not None else ()
+        self._users: Final = CertificateUsers(rules) if rules else None
+        self._super_users: Final = config.super_users
         if self._rule.token_file is not None:
             try:
                 read_token(self._rule.token_file)
@@ -61,7 +65,9 @@ class HttpAccess:
         """Raises the refusal, if there is one. The console shows records: where the node's other ports ask clients for
         certificates, it does, too, and whatever [http] lets in without one. Where they ask for none, they are for this
         machine, or for users; and the console knows no users."""
-        if self._is_for_certificates and not _has_certificate(request):
+        if self._is_for_certificates and not self._is_operator(request):
+            if _has_certificate(request):
+                raise web.HTTPForbidden(text="the console is for super users\n")
             plain = ", over TLS: set tls = true under [http]" if self._is_plain else ""
             raise web.HTTPForbidden(text=f"{_BY_CERTIFICATE}{plain}\n")
         if not self._is_for_certificates and not self._is_insecure and not _is_from_here(request):
@@ -69,20 +75,31 @@ class HttpAccess:
 
     def may_see_details(self, request: web.Request) -> bool:
         """Whether a probe's answer may say more than yes or no."""
-        if self._rule.probes == "clients" or _has_certificate(request):
+        if self._is_operator(request) or (self._rule.probes == "clients" and self._users is None):
             return True
         return self._is_plain and _is_from_here(request)
 
     async def refuse_metrics(self, request: web.Request) -> None:
         """Raises the refusal, if there is one."""
         rule = self._rule
-        if rule.metrics == "clients" and not self._is_client(request):
-            raise web.HTTPForbidden(text=f"{_BY_CERTIFICATE}\n")
-        if rule.metrics == "token" and not _has_certificate(request) and not await self._has_token(request):
+        if rule.metrics == "clients" and self._asks_certificates and not self._is_operator(request):
+            raise web.HTTPForbidden(text=f"{_BY_CERTIFICATE}{', of a super user' if self._users else ''}\n")
+        if rule.metrics == "token" and not self._is_operator(request) and not await self._has_token(request):
             raise web.HTTPUnauthorized(text=f"{_BY_TOKEN}\n", headers={"WWW-Authenticate": "Bearer"})
 
     def _is_client(self, request: web.Request) -> bool:
         return not self._asks_certificates or _has_certificate(request)
+
+    def _is_operator(self, request: web.Request) -> bool:
+        """By its certificate: any client's, or if certificates name users, a super user's. What HTTP shows is of all
+        topics."""
+        transport = request.transport
+        if self._users is None or transport is None:
+            return _has_certificate(request)
+        try:
+            return self._users.user_of(certificate_of(transport)) in self._super_users
+        except NoUser:
+            return False
 
     async def _has_token(self, request: web.Request) -> bool:
         shown = request.headers.get("Authorization", "")

@@ -74,18 +74,18 @@ class Access:
 
     def __init__(self, authorizer: Authorizer, user: str, host: str, state: Callable[[], ClusterState]) -> None:
         self._authorizer = authorizer
-        self._user = user
+        self.user = user
         self._host = host
         self._state = state
 
     def may(self, operation: Operation, resource: Resource, name: str) -> bool:
-        return self._authorizer.may(self._user, self._host, operation, resource, name)
+        return self._authorizer.may(self.user, self._host, operation, resource, name)
 
     def may_cluster(self, operation: Operation) -> bool:
         return self.may(operation, Resource.CLUSTER, CLUSTER_NAME)
 
     def may_any(self, operation: Operation, resource: Resource) -> bool:
-        return self._authorizer.may_any(self._user, self._host, operation, resource)
+        return self._authorizer.may_any(self.user, self._host, operation, resource)
 
     def fault(self, operation: Operation, topic: Struct) -> KafkaError:
         """Of a topic by its name, its id, or both. An unknown id is none of the user's: by the time that a handler
@@ -115,7 +115,7 @@ class Access:
 
     @property
     def is_super(self) -> bool:
-        return self._authorizer.is_super(self._user)
+        return self._authorizer.is_super(self.user)
 
     def bits(self, value: int, operations: Iterable[Operation], resource: Resource, name: str) -> int:
         """The bit field of what the user may do, in place of one of everything."""

@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 
 import structlog
 
+from smq.coordinator.config.certificate_users import CertificateUsers, NoUser, certificate_of
 from smq.coordinator.kafka import metadata
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey, is_header_flexible, request_decoder, response_encoder
 from smq.coordinator.kafka.authorization import Access, Complete, Refusal, check
@@ -196,9 +197,11 @@ class Connection(asyncio.Protocol):
         on_close: Callable[["Connection"], None],
         login: Login | None = None,
         access_of: Callable[[str, str], Access] | None = None,
+        certificate_users: CertificateUsers | None = None,
     ) -> None:
         """With a `login`, the client is served once it has proven its user, as far as that user's rights go: those of
-        `access_of(user, host)`."""
+        `access_of(user, host)`. With `certificate_users` its certificate, which the handshake has verified, says who it
+        is."""
         self._gateway = gateway
         self._times = gateway.request_times.series(SERVED[ApiKey.PRODUCE].name)
         self._times_later = self._times.later
@@ -226,6 +229,7 @@ class Connection(asyncio.Protocol):
         self._tasks: set[asyncio.Task[None]] = set()
         self._login = login
         self._access_of = access_of
+        self._certificate_users = certificate_users
         self._access: Access | None = None  # None on a listener that asks for no user: everything is allowed
         self._is_proving = False  # its user, or answering ApiVersions before: one request at a time
         self._is_reading = True
@@ -239,6 +243,15 @@ class Connection(asyncio.Protocol):
         peer = self._transport.get_extra_info("peername")
         self._peer = f"{plain_host(peer[0])}:{peer[1]}" if peer else "?"
         self._on_open(self)
+        if self._certificate_users is not None and self._access_of is not None:
+            try:
+                user = self._certificate_users.user_of(certificate_of(self._transport))
+            except NoUser as e:
+                log.warning("kafka_login_failed", peer=self._peer, reason=str(e))
+                self.close()
+                self._transport = None  # nothing is served any more, whatever has arrived
+                return
+            self._access = self._access_of(user, self._peer.rpartition(":")[0])
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -483,8 +496,7 @@ class Connection(asyncio.Protocol):
 
     def _join_session(self, slot: _Slot, request: Request) -> None:
         """Makes a fetch of a session a whole one, or raises SessionRefusal."""
-        identity = self._login.identity if self._login is not None else None
-        user = identity.user if identity is not None else ""
+        user = self._access.user if self._access is not None else ""
         shorten = self._gateway.fetch_sessions.begin(user, request.version, cast(Struct, request.body))
         if shorten is not None:
             slot.completes = (shorten,)

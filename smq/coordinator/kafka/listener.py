@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from smq.coordinator.config.certificate_users import CertificateUsers
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.authorization import Access
 from smq.coordinator.kafka.connection import Connection
@@ -44,6 +45,7 @@ class KafkaPort:
     tls: Callable[[], ssl.SSLContext] | None = None
     sasl: tuple[str, ...] = ()
     session_ms_max: int = 0  # then the client has to prove its user again; 0 for never
+    certificate_users: CertificateUsers | None = None  # then a client is the user of its certificate
 
 
 class KafkaServer:
@@ -132,6 +134,7 @@ class KafkaServer:
             on_close=on_close,
             login=Login(self._users, port.sasl, port.session_ms_max, self._tokens) if port.sasl else None,
             access_of=self._access_of,
+            certificate_users=port.certificate_users,
         )
 
     def _access_of(self, user: str, host: str) -> Access:

@@ -318,7 +318,7 @@ class Server:
         for way in self._config.ways_in:
             if way.grpc_address is not None:
                 credentials = self._tls.credentials(way)
-                gate = Gate(self._users, self._authorizer, way.sasl, way.sasl_session_ms or 0)
+                gate = Gate(self._users, self._authorizer, way.sasl, way.sasl_session_ms or 0, self._tls.users(way))
                 yield GrpcPort(listener=way.name, address=way.grpc_address, credentials=credentials, gate=gate)
 
     def _kafka_ports(self) -> Iterator[KafkaPort]:
@@ -331,6 +331,7 @@ class Server:
                     tls=self._tls.contexts(way),
                     sasl=way.sasl,
                     session_ms_max=way.sasl_session_ms or 0,
+                    certificate_users=self._tls.users(way),
                 )
 
     def _listeners(self, kafka: Sequence[KafkaPort]) -> tuple[Listener, ...]:

@@ -9,6 +9,7 @@ from functools import partial
 
 import grpc
 
+from smq.coordinator.config.certificate_users import CertificateUsers
 from smq.coordinator.config.node_toml import ListenerConfig, ServerConfig, TlsConfig
 from smq.coordinator.tls.contexts import ClientTls, NodeTls, load_tls, verify_mode
 from smq.coordinator.tls.loading import TlsError
@@ -45,6 +46,13 @@ class PortTls:
             return None
         need = bool(way.client_certificates) if way.sasl else tls.client_certificates
         return served.grpc_credentials(client_certificates=need)
+
+    def users(self, way: ListenerConfig) -> CertificateUsers | None:
+        """If the ports of this listener take a certificate for a user's."""
+        tls = self._config.tls_of(way)
+        if tls is None or not tls.certificate_users or way.sasl:
+            return None
+        return CertificateUsers(tls.certificate_users)
 
     def start(self) -> None:
         for tls in self._all():

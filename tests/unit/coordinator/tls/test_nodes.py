@@ -109,6 +109,7 @@ def _intruders(a: Authorities) -> dict[str, Callable[[], ssl.SSLContext | None]]
         "the certificate of node 3": lambda: dialling(a.node(3)),
         "the certificate of node 1 of another cluster": lambda: dialling(a.node(1, cluster_id="d")),
         "a client's certificate": lambda: dialling(a.client()),
+        "a client of a node's name": lambda: dialling(a.client("node-1")),
         "a certificate that has ended": lambda: dialling(a.node(1, days=-1)),
         "plain text": lambda: None,
     }
@@ -122,6 +123,7 @@ def _intruders(a: Authorities) -> dict[str, Callable[[], ssl.SSLContext | None]]
         "the certificate of node 3",
         "the certificate of node 1 of another cluster",
         "a client's certificate",
+        "a client of a node's name",
         "a certificate that has ended",
         "plain text",
     ],

@@ -370,17 +370,3 @@ def test_group_that_is_deleted_while_members_join_starts_over(world: World) -> N
     a.ask()
     world.run()
     assert (a.outcome, a.generation, world.group.offsets) == (OK, 1, {})
-
-
-def test_churn_of_members_leaves_none_behind(world: World) -> None:
-    clients = [client(world, f"c{n}", session_ms=3_000, takes_id_first=bool(n % 2)) for n in range(50)]
-    for n, c in enumerate(clients):
-        c.join()
-        world.run(30)
-        if n % 3 == 0:
-            c.withdraw()
-        if n % 5 == 0:
-            c.leave()
-    world.run(30_000)
-    assert world.group.is_unused
-    assert all(coordinator._live == {} for coordinator in world.coordinators.values())

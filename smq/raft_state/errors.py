@@ -140,9 +140,11 @@ class ErrorCode(enum.Enum):
     USER_EXISTS = _Traits(74, True, False, "choose another name, or change its password with `smq user passwd`")
     INVALID_CREDENTIAL = _Traits(75, True, False, "")  # the message says what to correct
     WRONG_WRITER = _Traits(
-        76, True, False, "a mirrored topic takes records from its mirror alone, until mirrored=false is set"
+        76, True, False, "a mirrored topic takes records from its mirror alone, until `smq mirror cutover`"
     )
-    OFFSET_TAKEN = _Traits(77, True, False, "what is here is kept: compare both sides, or mirror to a new topic")
+    OFFSET_TAKEN = _Traits(
+        77, True, False, "what is here is kept: compare both sides with `smq mirror verify`, or mirror to a new topic"
+    )
     LOGIN_NEEDED = _Traits(78, True, True, "log in, and send it again: clients that are given a user do so themselves")
     AUTHENTICATION_FAILED = _Traits(
         79, True, False, "check the user's name and its password; `smq user passwd` sets another"

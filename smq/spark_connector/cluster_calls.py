@@ -6,25 +6,27 @@ Owns the connections of one worker process, and the retries: if a node fails, an
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import grpc
 
 from smq.clients.errors import error_from_detail, error_from_rpc
+from smq.clients.login import Token
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc as pb_grpc
 from smq.clients.retry import Backoff
-from smq.clients.tls import Tls
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.topic_config import batch_rules, is_external
 from smq.spark_connector.errors import ReadError, SinkError
-from smq.spark_connector.options import TimeUnit
+from smq.spark_connector.options import Security, TimeUnit
 from smq.spark_connector.read_bounds import PartitionKey, PartitionView
 
 log = logging.getLogger(__name__)
+NO_SECURITY: Final = Security()
 T = TypeVar("T")
 
 FETCH_TIMEOUT_S: Final = 10.0  # a node without an answer for this long counts as dead, and another is asked
@@ -65,11 +67,12 @@ class TopicPlaces:
 class Cluster:
     """One worker's connections to the nodes of one cluster."""
 
-    def __init__(self, servers: Sequence[str], retry_timeout_ms: int, tls: Tls | None = None) -> None:
-        self._tls = tls
+    def __init__(self, servers: Sequence[str], retry_timeout_ms: int, security: Security = NO_SECURITY) -> None:
+        self._security = security
         self._servers = list(servers)
         self.retry_timeout_s: Final = retry_timeout_ms / 1000
         self._channels: dict[str, grpc.Channel] = {}
+        self._tokens: dict[str, Token] = {}  # of the user, by address
         self._failed_at: dict[str, float] = {}  # monotonic seconds, by address: one entry per node
 
     def close(self) -> None:
@@ -77,6 +80,7 @@ class Cluster:
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
+        self._tokens.clear()
 
     def broker(self, address: str) -> pb_grpc.BrokerStub:
         return pb_grpc.BrokerStub(self._channel(address))
@@ -93,6 +97,8 @@ class Cluster:
     def failed(self, address: str) -> None:
         """The node gave no answer: for a while it is asked last, so that not every task waits for it."""
         self._failed_at[address] = time.monotonic()
+        if address in self._tokens:  # a node that has been restarted knows no token
+            self._tokens[address].forget()
 
     def failed_last(self, addresses: Iterable[str]) -> list[str]:
         """The same addresses in the same order, but nodes that failed recently come last, the latest failure at the
@@ -268,12 +274,51 @@ class Cluster:
     def _channel(self, address: str) -> grpc.Channel:
         channel = self._channels.get(address)
         if channel is None:
-            if self._tls is not None:
-                channel = grpc.secure_channel(address, self._tls.credentials(), options=CHANNEL_OPTIONS)
+            tls, login = self._security
+            if tls is not None:
+                channel = grpc.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
             else:
                 channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            if login is not None:
+                token = self._tokens[address] = Token(login)
+                channel = grpc.intercept_channel(channel, _WithToken(token, pb_grpc.UsersStub(channel)))
             self._channels[address] = channel
         return channel
+
+
+class _CallDetails(NamedTuple):
+    """As grpc.ClientCallDetails, which is only an interface."""
+
+    method: str
+    timeout: float | None
+    metadata: Any
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: grpc.Compression | None
+
+
+class _WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):  # type: ignore[type-arg] # generic in stubs
+    """Gives each call the token of a login, and logs in again when that is due."""
+
+    def __init__(self, token: Token, users: pb_grpc.UsersStub) -> None:
+        self._token = token
+        self._users = users
+        self._lock = threading.Lock()  # a fetch ahead is a call of another thread
+
+    def _details(self, given: Any) -> _CallDetails:
+        with self._lock:
+            if self._token.is_due:
+                self._token.renew_blocking(self._users)
+            metadata = (*(given.metadata or ()), *self._token.metadata)
+        return _CallDetails(
+            given.method, given.timeout, metadata, given.credentials, given.wait_for_ready, given.compression
+        )
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._details(client_call_details), request)
+
+    def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return continuation(self._details(client_call_details), request_iterator)
 
 
 class Retries:

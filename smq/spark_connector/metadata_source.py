@@ -22,17 +22,34 @@ from pyspark.sql.types import (
 )
 
 from smq.clients.sync import SyncAdmin
-from smq.clients.tls import Tls
 from smq.clients.types import ClusterDescription, ReplicaStatus
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.spark_connector.errors import OptionError
 from smq.spark_connector.option_values import topics as topics_of
 from smq.spark_connector.option_values import whole_number
-from smq.spark_connector.options import RETRY_TIMEOUT_MS_DEFAULT, SERVER_KEYS, TLS_KEYS, servers_of, tls_of
+from smq.spark_connector.options import (
+    KAFKA_LOGIN_KEYS,
+    LOGIN_KEYS,
+    RETRY_TIMEOUT_MS_DEFAULT,
+    SERVER_KEYS,
+    TLS_KEYS,
+    Security,
+    security_of,
+    servers_of,
+)
 
 Row: TypeAlias = tuple[Any, ...]
 NODE_TIMEOUT_MS: Final = 2_000.0  # a hanging node leaves nulls, and does not delay the rest
-KNOWN: Final = ("metadata", "servers", "subscribe", "group", "retryTimeoutMs", *TLS_KEYS)
+KNOWN: Final = (
+    "metadata",
+    "servers",
+    "subscribe",
+    "group",
+    "retryTimeoutMs",
+    *TLS_KEYS,
+    *LOGIN_KEYS,
+    *KAFKA_LOGIN_KEYS,
+)
 _BY_LOWER_NAME: Final = {name.lower(): name for name in (*KNOWN, *SERVER_KEYS, "path", "__datasource__")}
 
 PARTITION_COLUMNS: Final[dict[str, DataType]] = {
@@ -75,7 +92,7 @@ class MetadataOptions:
 
     kind: str
     servers: tuple[str, ...]
-    tls: Tls | None
+    security: Security
     topics: tuple[str, ...]
     groups: tuple[str, ...]
     timeout_ms: int
@@ -98,7 +115,7 @@ def metadata_options(options: Mapping[str, str]) -> MetadataOptions:
     return MetadataOptions(
         kind=kind,
         servers=servers_of(options),
-        tls=tls_of(options),
+        security=security_of(options),
         topics=topics_of(subscribe) if subscribe is not None else (),
         groups=groups,
         timeout_ms=whole_number(options, "retryTimeoutMs") or RETRY_TIMEOUT_MS_DEFAULT,
@@ -142,7 +159,10 @@ class MetadataReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         with SyncAdmin(
-            options.servers, tls=options.tls, timeout_ms=options.timeout_ms, connect_timeout_ms=options.timeout_ms
+            options.servers,
+            **options.security._asdict(),
+            timeout_ms=options.timeout_ms,
+            connect_timeout_ms=options.timeout_ms,
         ) as admin:
             cluster = admin.describe_cluster(options.topics)
             known = {topic.name for topic in cluster.topics}
@@ -190,7 +210,7 @@ def _replica_states(
         try:
             with SyncAdmin(
                 [node.grpc_address],
-                tls=options.tls,
+                **options.security._asdict(),
                 timeout_ms=NODE_TIMEOUT_MS,
                 connect_timeout_ms=NODE_TIMEOUT_MS,
             ) as one:

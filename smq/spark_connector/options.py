@@ -8,10 +8,13 @@ option, because `CREATE TABLE ... USING smq` builds a source without options and
 import difflib
 import enum
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
+from smq.clients.login import Login, login_from_environment
+from smq.clients.scram import BY_NAME
 from smq.clients.tls import Tls, tls_from_environment
 from smq.spark_connector import option_values as values
 from smq.spark_connector.errors import OptionError
@@ -24,6 +27,9 @@ log = logging.getLogger(__name__)
 SERVER_KEYS: Final = ("servers", "bootstrap", "bootstrap.servers", "kafka.bootstrap.servers")
 _SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 TLS_KEYS: Final = ("tls.ca", "tls.certificate", "tls.key")
+LOGIN_KEYS: Final = ("user", "password.file")
+KAFKA_LOGIN_KEYS: Final = ("kafka.security.protocol", "kafka.sasl.mechanism", "kafka.sasl.jaas.config")
+_JAAS: Final = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\s;"']+))""")
 _FLAGS: Final = ("includeHeaders", "includeIndex", "failOnDataLoss", "pushdown")
 _NUMBERS: Final = (
     "minPartitions",
@@ -81,6 +87,8 @@ KNOWN: Final = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     *TLS_KEYS,
+    *LOGIN_KEYS,
+    *KAFKA_LOGIN_KEYS,
 )
 _BY_LOWER_NAME: Final = {name.lower(): name for name in KNOWN}
 _NO_EFFECT_BY_LOWER_NAME: Final = {name.lower(): why for name, why in _NO_EFFECT.items()}
@@ -110,6 +118,13 @@ class TimeUnit(enum.Enum):
     APPEND_NS = "ts_ns"  # the leader's, in nanoseconds: strictly increasing, so it cuts exactly
 
 
+class Security(NamedTuple):
+    """How the nodes, and the user, are proven to each other."""
+
+    tls: Tls | None = None
+    login: Login | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpec:
     """A start or an end by time: one for all partitions, or one for each. `name` is the option it came from."""
@@ -136,7 +151,7 @@ class SourceOptions:
     partitions_min: int | None
     records_per_partition_max: int | None
     retry_timeout_ms: int
-    tls: Tls | None
+    security: Security
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +188,7 @@ def check_given(options: Mapping[str, str]) -> None:
     _position(options, "ending", LATEST, refused=EARLIEST)
     if any(options.get(key) is not None for key in SERVER_KEYS):
         servers_of(options)
-    tls_of(options)
+    security_of(options)
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -231,7 +246,7 @@ def _source_options(options: Mapping[str, str], starting: PositionSpec) -> Sourc
         partitions_min=values.whole_number(options, "minPartitions"),
         records_per_partition_max=values.whole_number(options, "maxRecordsPerPartition"),
         retry_timeout_ms=values.whole_number(options, "retryTimeoutMs") or RETRY_TIMEOUT_MS_DEFAULT,
-        tls=tls_of(options),
+        security=security_of(options),
     )
 
 
@@ -241,7 +256,7 @@ def _check_key(key: str) -> None:
         return
     if lower in _NO_EFFECT_BY_LOWER_NAME:
         log.warning("option %r has no effect: %s", key, _NO_EFFECT_BY_LOWER_NAME[lower])
-    elif lower.startswith("kafka."):
+    elif lower.startswith("kafka.") and lower not in KAFKA_LOGIN_KEYS:
         log.warning("option %r has no effect: the connector speaks gRPC, and has no Kafka client", key)
     elif lower not in _BY_LOWER_NAME:
         near = difflib.get_close_matches(lower, list(_BY_LOWER_NAME), n=1)
@@ -298,6 +313,47 @@ def _position(options: Mapping[str, str], side: str, default: int, *, refused: i
     text = options.get(f"{side}offsets")
     offsets = default if text is None else values.offsets(f"{side}Offsets", text, refused=refused)
     return offsets if chosen is None else chosen
+
+
+def security_of(options: Mapping[str, str]) -> Security:
+    """OptionError if some of the options are missing, or would send what proves the user in clear."""
+    found = Security(tls_of(options), _login_of(options))
+    if found.login is not None and found.tls is None:
+        raise OptionError("a login needs TLS: name the certificates (PEM) that sign the nodes' as option 'tls.ca'")
+    return found
+
+
+def _login_of(options: Mapping[str, str]) -> Login | None:
+    """By the connector's own options, or by those of Spark's Kafka connector. Without options, that in the driver's
+    environment. The password's file must be there on the driver and on every executor."""
+    protocol, mechanism, jaas = (options.get(name) for name in KAFKA_LOGIN_KEYS)
+    user, path = (options.get(name) for name in LOGIN_KEYS)
+    if protocol is not None and protocol.upper() == "PLAINTEXT" and not (user or jaas or options.get(TLS_KEYS[0])):
+        return None
+    if protocol is not None and protocol.upper() not in ("SASL_SSL", "SSL"):
+        raise OptionError(
+            f"option 'kafka.security.protocol' is {protocol!r}: a login needs SASL_SSL, and TLS alone SSL"
+        )
+    if mechanism is not None and mechanism.upper() not in BY_NAME:
+        known = " and ".join(BY_NAME)
+        raise OptionError(f"option 'kafka.sasl.mechanism' is {mechanism!r}: the connector speaks gRPC, with {known}")
+    how = {"mechanism": mechanism.upper()} if mechanism is not None else {}
+    if (user is None) != (path is None):
+        raise OptionError("give options 'user' and 'password.file' together")
+    if user is not None:
+        return Login(user=user, password_file=path, **how)
+    if jaas is not None:
+        given = {key: _unquoted(*value) for key, *value in _JAAS.findall(jaas)}
+        if not given.get("username") or not given.get("password"):
+            raise OptionError('option \'kafka.sasl.jaas.config\' has no username="..." and password="..."')
+        return Login(user=given["username"], password=given["password"], **how)
+    if protocol is not None and protocol.upper() == "SASL_SSL":
+        raise OptionError("option 'kafka.security.protocol' is SASL_SSL: name the user in 'kafka.sasl.jaas.config'")
+    return login_from_environment()
+
+
+def _unquoted(double: str, single: str, plain: str) -> str:
+    return re.sub(r"\\(.)", r"\1", double) or single or plain
 
 
 def tls_of(options: Mapping[str, str]) -> Tls | None:

@@ -10,28 +10,27 @@ from typing import Any, Final
 
 from pyspark.sql.types import StructType
 
-from smq.clients.tls import Tls
 from smq.records import BatchCorrupt
 from smq.spark_connector.cluster_calls import Cluster
 from smq.spark_connector.errors import ReadError
 from smq.spark_connector.garbage_collection import freeze_loaded_modules
-from smq.spark_connector.options import SourceOptions
+from smq.spark_connector.options import Security, SourceOptions
 from smq.spark_connector.planning import Range
 from smq.spark_connector.schema import arrow_schema, check_projection
 
 CLUSTERS_MAX: Final = 8  # clusters with open connections per worker; a session that reads more is rare
 
-_clusters: OrderedDict[tuple[tuple[str, ...], int, Tls | None], Cluster] = OrderedDict()
+_clusters: OrderedDict[tuple[tuple[str, ...], int, Security], Cluster] = OrderedDict()
 
 
 def cluster_of(options: SourceOptions) -> Cluster:
     """This process's connections for these options, kept for the next task."""
-    return connected(options.servers, options.retry_timeout_ms, options.tls)
+    return connected(options.servers, options.retry_timeout_ms, options.security)
 
 
-def connected(servers: tuple[str, ...], retry_timeout_ms: int, tls: Tls | None) -> Cluster:
+def connected(servers: tuple[str, ...], retry_timeout_ms: int, security: Security) -> Cluster:
     """This process's connections, kept for the next task."""
-    key = (servers, retry_timeout_ms, tls)
+    key = (servers, retry_timeout_ms, security)
     cluster = _clusters.pop(key, None) or Cluster(*key)
     _clusters[key] = cluster
     while len(_clusters) > CLUSTERS_MAX:

@@ -17,6 +17,7 @@ from smq.clients import SyncAdmin
 from smq.raft_state.ids import key_partition
 from smq.spark_connector.cluster_calls import Cluster as Connections
 from smq.spark_connector.errors import SinkError
+from smq.spark_connector.options import Security
 from smq.spark_connector.sink.staging import abort_of_dead_quietly
 from smq.spark_connector.sink.write_options import sink_options
 from smq.spark_connector.sink.writer import SmqWriter, Staged
@@ -286,7 +287,7 @@ def test_an_abort_that_arrives_late_does_not_end_what_the_next_batch_has_staged(
         return stub
 
     monkeypatch.setattr(Connections, "admin", delayed)
-    abort_of_dead_quietly(connected(tuple(servers.split(",")), 60_000, None), of_dead.producer.transactional_id)
+    abort_of_dead_quietly(connected(tuple(servers.split(",")), 60_000, Security()), of_dead.producer.transactional_id)
     ((writer, of_next),) = following
     writer.commit([of_next])
     assert numbers(read(topic)) == [1]

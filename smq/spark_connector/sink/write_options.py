@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from smq.clients.tls import Tls
 from smq.records import CODECS
 from smq.spark_connector import option_values as values
 from smq.spark_connector.errors import OptionError
-from smq.spark_connector.options import READ_ONLY, RETRY_TIMEOUT_MS_DEFAULT, check_given, servers_of, tls_of
+from smq.spark_connector.options import (
+    READ_ONLY,
+    RETRY_TIMEOUT_MS_DEFAULT,
+    Security,
+    check_given,
+    security_of,
+    servers_of,
+)
 
 APP_BYTES_MAX: Final = 400  # the transactional ids of its tasks are longer, and may have 512
 # A task's rows wait for all tasks of the job, so as long as a cluster allows by default.
@@ -31,7 +37,7 @@ class SinkOptions:
     codec: str
     transaction_timeout_ms: int
     retry_timeout_ms: int
-    tls: Tls | None
+    security: Security
 
 
 def sink_options(options: Mapping[str, str], *, overwrite: bool, is_stream: bool) -> SinkOptions:
@@ -58,7 +64,7 @@ def sink_options(options: Mapping[str, str], *, overwrite: bool, is_stream: bool
         codec=values.one_of(options, "kafka.compression.type", tuple(CODECS)),
         transaction_timeout_ms=values.whole_number(options, "transactionTimeoutMs") or TRANSACTION_TIMEOUT_MS_DEFAULT,
         retry_timeout_ms=values.whole_number(options, "retryTimeoutMs") or RETRY_TIMEOUT_MS_DEFAULT,
-        tls=tls_of(options),
+        security=security_of(options),
     )
 
 

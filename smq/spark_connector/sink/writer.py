@@ -110,7 +110,7 @@ def _stage(
     partition, attempt = (context.partitionId(), context.attemptNumber()) if context is not None else (0, 0)
     ids = [f"spark/{prefix}/{partition}/{number}" for number in range(attempt + 1)]
     staging = Staging(
-        connected(options.servers, options.retry_timeout_ms, options.tls),
+        connected(options.servers, options.retry_timeout_ms, options.security),
         ids.pop(),
         codec=options.codec,
         transaction_timeout_ms=options.transaction_timeout_ms,
@@ -138,7 +138,7 @@ def _commit(options: SinkOptions, app: str, batch_id: int, messages: Sequence[Wr
     if not producers and not app:
         return
     freeze_loaded_modules()  # of the worker that runs the commits
-    cluster = connected(options.servers, options.retry_timeout_ms, options.tls)
+    cluster = connected(options.servers, options.retry_timeout_ms, options.security)
     try:
         fingerprint = _fingerprint(messages) if app and options.fail_on_data_loss else None
         if not commit_batch(cluster, app, batch_id, producers, fingerprint):
@@ -160,7 +160,7 @@ def _fingerprint(messages: Sequence[WriterCommitMessage | None]) -> pb.Fingerpri
 
 def _abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Of the tasks that have succeeded. Spark does not know what the others have staged: they abort it themselves."""
-    cluster = connected(options.servers, options.retry_timeout_ms, options.tls)
+    cluster = connected(options.servers, options.retry_timeout_ms, options.security)
     for message in messages:
         if isinstance(message, Staged) and message.producer is not None:
             abort_quietly(cluster, message.producer)

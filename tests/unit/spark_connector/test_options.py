@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from smq.clients.login import Login
 from smq.clients.tls import Tls
 from smq.spark_connector.errors import OptionError
 from smq.spark_connector.option_values import offsets
@@ -16,6 +17,7 @@ from smq.spark_connector.options import (
     EARLIEST,
     LATEST,
     ReadOptions,
+    Security,
     StreamOptions,
     TimeSpec,
     TimeUnit,
@@ -70,15 +72,52 @@ def test_aliases_that_differ_are_refused() -> None:
 def test_tls_files_reach_the_reader_and_half_of_them_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SMQ_TLS_CA", "SMQ_TLS_CERTIFICATE", "SMQ_TLS_KEY"):
         monkeypatch.delenv(name, raising=False)
-    assert parsed().source.tls is None
-    assert parsed(**{"tls.ca": "/ca"}).source.tls == Tls(ca="/ca")
+    assert parsed().source.security.tls is None
+    assert parsed(**{"tls.ca": "/ca"}).source.security.tls == Tls(ca="/ca")
     whole = {"tls.ca": "/ca", "tls.certificate": "/c", "tls.key": "/k"}
-    assert parsed(**whole).source.tls == Tls(ca="/ca", certificate="/c", key="/k")
+    assert parsed(**whole).source.security.tls == Tls(ca="/ca", certificate="/c", key="/k")
     for lost, says in (("tls.ca", "needs 'tls.ca'"), ("tls.key", "together: a certificate")):
         with pytest.raises(OptionError, match=says):
             parsed(**{key: value for key, value in whole.items() if key != lost})
     monkeypatch.setenv("SMQ_TLS_CA", "/of/the/driver")
-    assert parsed().source.tls == Tls(ca="/of/the/driver")
+    assert parsed().source.security.tls == Tls(ca="/of/the/driver")
+
+
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required"
+JAAS = f'{SCRAM} username="alice" password="pen\\"cil;";'
+BY_KAFKA = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "SCRAM-SHA-256", "tls.ca": "/ca"}
+
+
+@pytest.mark.parametrize(
+    ("options", "login"),
+    [
+        ({"tls.ca": "/ca", "user": "alice", "password.file": "/p"}, Login(user="alice", password_file="/p")),
+        (
+            BY_KAFKA | {"kafka.sasl.jaas.config": JAAS},
+            Login(user="alice", password='pen"cil;', mechanism="SCRAM-SHA-256"),
+        ),
+        ({"tls.ca": "/ca", "kafka.security.protocol": "SSL"}, None),
+        ({"kafka.security.protocol": "PLAINTEXT", "user": "alice", "password.file": "/p"}, "a login needs SASL_SSL"),
+        ({"user": "alice", "password.file": "/p"}, "a login needs TLS"),
+        ({"tls.ca": "/ca", "user": "alice"}, "'user' and 'password.file' together"),
+        (BY_KAFKA, "name the user in 'kafka.sasl.jaas.config'"),
+        (BY_KAFKA | {"kafka.security.protocol": "SASL_PLAINTEXT"}, "a login needs SASL_SSL"),
+        (BY_KAFKA | {"kafka.security.protocol": "PLAINTEXT"}, "a login needs SASL_SSL"),
+        (BY_KAFKA | {"kafka.sasl.mechanism": "PLAIN"}, "speaks gRPC, with SCRAM"),
+        (BY_KAFKA | {"kafka.sasl.jaas.config": 'x required username="alice";'}, "has no username"),
+    ],
+)
+def test_a_user_comes_by_own_names_or_by_kafkas_and_never_in_clear(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], login: Login | str | None
+) -> None:
+    for name in ("SMQ_TLS_CA", "SMQ_USER", "SMQ_PASSWORD_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    if not isinstance(login, str):
+        assert parsed(**options).source.security == Security(Tls(ca="/ca"), login)
+        return
+    with pytest.raises(OptionError, match=login) as refused:
+        parsed(**options)
+    assert "cil" not in str(refused.value)
 
 
 @pytest.mark.parametrize("servers", ["", ",", "host", "host:", ":1", "host:0", "host:70000", "host:x"])
@@ -267,7 +306,7 @@ def test_unknown_option_far_from_any_lists_them() -> None:
     "key",
     [
         "kafka.group.id",
-        "kafka.security.protocol",
+        "kafka.ssl.truststore.location",
         "groupidprefix",
         "kafkaconsumer.polltimeoutms",
         "fetchoffset.numretries",

@@ -36,6 +36,7 @@ _TITLES: Final = {
     "tls": "`[tls]`",
     "listeners": "`[listeners.NAME]`",
     "http": "`[http]`",
+    "audit": "`[audit]`",
     "oauth": "`[oauth]`",
     "settings": "`[settings]`",
     "tuning": "`[tuning]`",
@@ -45,6 +46,7 @@ _OWNERS: Final[dict[str, type[Any]]] = {
     "tls": node_toml.TlsConfig,
     "listeners": ListenerConfig,
     "http": HttpConfig,
+    "audit": node_toml.AuditConfig,
     "oauth": node_toml.OAuthConfig,
     "tuning": NodeConfig,
 }

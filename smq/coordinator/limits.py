@@ -110,6 +110,11 @@ TIMEOUT_MS_MAX: Final = 60_000  # as in the node itself
 TIMEOUT_GRACE_MS: Final = 2_000  # the node answers by its own deadline; after this we answer for it
 DEADLINE_SLACK_MS: Final = 100  # our typed error is sent this long before the client's own deadline
 
+AUDIT_LINES_WAITING_MAX: Final = 10_000  # for the disk; further ones are counted and lost: no request waits for them
+AUDIT_NAMES_MAX: Final = 100  # of what one request is about
+AUDIT_TEXT_CHARS_MAX: Final = 512  # of each name
+AUDIT_REFUSALS_MAX: Final = 10_000  # remembered, so that the same one does not fill the files
+
 QUOTA_METERS_MAX: Final = 10_000  # of users, client ids and addresses with a quota: some 500 bytes each
 
 DRAIN_MS: Final = 5_000  # after SIGTERM: leaderships not handed over by then are left to the other nodes

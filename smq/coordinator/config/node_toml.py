@@ -138,6 +138,15 @@ class OAuthConfig:
     clock_skew_ms: int = 30_000  # by which the issuer's clock may differ
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditConfig:
+    """The log of administrative acts and refusals."""
+
+    file: Path | None = None  # None: audit.jsonl in the data directory
+    file_bytes_max: int = 16 << 20  # then the next file begins
+    files: int = 8  # the newest ones are kept; 0: no log
+
+
 Peers = dict[NodeId, Address]
 Listeners = dict[str, ListenerConfig]
 Settings = dict[str, str]
@@ -168,6 +177,7 @@ class ServerConfig:
     oauth: OAuthConfig | None = None
     listeners: Listeners = field(default_factory=dict)  # further ways in, by name
     http: HttpConfig = field(default_factory=HttpConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     rack: str = ""  # the node's location: a Kafka client of the same rack reads from it
     insecure: bool = False
     tls: TlsConfig | None = None
@@ -248,7 +258,7 @@ def known_keys(owner: type[Any] = ServerConfig, path: Key = ()) -> dict[Key, Any
             found |= {(*key, each): get_args(kind)[1] for each in inner[kind]}
         elif kind == Listeners:
             found |= known_keys(ListenerConfig, (*key, "*"))
-        elif kind in (HttpConfig, OAuthConfig, TlsConfig):
+        elif kind in (AuditConfig, HttpConfig, OAuthConfig, TlsConfig):
             found |= known_keys(kind, key)
         else:
             found[key] = kind
@@ -328,6 +338,7 @@ def _read(base_dir: Path, raw: Mapping[str, Any]) -> ServerConfig:
         Peers: lambda key, value: {_peer_id(k): parse_address(_join(key, k), v) for k, v in _table(key, value).items()},
         Listeners: listeners,
         HttpConfig: partial(table, HttpConfig),
+        AuditConfig: partial(table, AuditConfig),
         OAuthConfig: partial(table, OAuthConfig),
         TlsConfig: partial(table, TlsConfig),
         Settings: lambda key, value: dict(_settings("", _table(key, value))),
@@ -709,6 +720,7 @@ def dump_config(config: ServerConfig) -> str:
     lines += dump_table("peers", {str(peer): address for peer, address in sorted(config.peers.items())})
     tables = {f"listeners.{name}": _values(listener) for name, listener in config.listeners.items()}
     tables["http"] = _values(config.http) if config.http != HttpConfig() else {}
+    tables["audit"] = _values(config.audit) if config.audit != AuditConfig() else {}
     tables["oauth"] = _values(config.oauth) if config.oauth is not None else {}
     tables["tls"] = _values(config.tls) if config.tls is not None else {}
     # Numbers and booleans (see CLUSTER_CONFIG) without quotes. TOML reads the dots of their keys as tables.
@@ -724,7 +736,9 @@ def dump_table(name: str, values: Mapping[str, object]) -> list[str]:
     return [f"[{name}]", *_lines(values)]
 
 
-def _values(table: ServerConfig | ListenerConfig | HttpConfig | OAuthConfig | TlsConfig) -> dict[str, object]:
+def _values(
+    table: ServerConfig | ListenerConfig | AuditConfig | HttpConfig | OAuthConfig | TlsConfig,
+) -> dict[str, object]:
     return {key: getattr(table, key) for key in kinds_of(type(table))}
 
 

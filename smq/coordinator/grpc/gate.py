@@ -28,6 +28,7 @@ from smq.coordinator.limits import (
     LOGIN_TOKENS_PER_USER_MAX,
     USERS_CHECK_S,
 )
+from smq.coordinator.service.audit import OFF, Audit
 from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.users import Identity, Users
 from smq.raft_state.errors import ErrorCode, SmqError
@@ -119,7 +120,9 @@ class Gate:
         mechanisms: tuple[str, ...] = (),
         session_ms_max: int = 0,
         certificate_users: CertificateUsers | None = None,
+        audit: Audit = OFF,
     ) -> None:
+        self.audit = audit
         self.mechanisms = tuple(name for name in mechanisms if name in scram.BY_NAME)
         self._certificate_users = certificate_users
         self._users = users

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 
 from smq.clients.errors import status_of, trailing_metadata_of
 from smq.clients.pb import smq_pb2 as pb
+from smq.coordinator.grpc.acts import ACTS, note
 from smq.coordinator.grpc.authorization import check
 from smq.coordinator.grpc.gate import LOGIN_METHOD, OPEN, Caller, Gate
 from smq.coordinator.grpc.gate import Context as Context
@@ -64,6 +65,7 @@ def guarded(
     @functools.wraps(handler)
     async def wrapper(self: S, request: Q, context: Context) -> R:
         began_ns = time.perf_counter_ns()
+        caller: Caller | None = None
         try:
             if method == LOGIN_METHOD:
                 return await handler(self, request, context)
@@ -74,14 +76,18 @@ def guarded(
             check_required(request)
             answer = await _authorized(self, handler, request, context, caller)
         except SmqError as e:
+            note(self.gate.audit, self.audience.listener, method, request, context, caller, e)
             self.measures.grpc_requests.add(1, method, e.code.name)
             await abort(context, self.audience.told(e))
         except (grpc.aio.AbortError, grpc.aio.UsageError):
             raise
         except Exception as e:  # noqa: BLE001 - a bug in one handler must not be a bare UNKNOWN for its client
             error = internal(method, e)
+            note(self.gate.audit, self.audience.listener, method, request, context, caller, error)
             self.measures.grpc_requests.add(1, method, error.code.name)
             await abort(context, error)
+        if method in ACTS:
+            note(self.gate.audit, self.audience.listener, method, request, context, caller, None)
         self.measures.grpc_requests.add(1, method, "ok")
         self.measures.grpc_request.observe(time.perf_counter_ns() - began_ns, method)
         return answer

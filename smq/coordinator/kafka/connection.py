@@ -22,6 +22,7 @@ import structlog
 
 from smq.coordinator.config.certificate_users import CertificateUsers, NoUser, certificate_of
 from smq.coordinator.kafka import metadata
+from smq.coordinator.kafka.acts import ACTS, outcome
 from smq.coordinator.kafka.api_keys import SERVED, ApiKey, is_header_flexible, request_decoder, response_encoder
 from smq.coordinator.kafka.authorization import Access, Complete, Refusal, check
 from smq.coordinator.kafka.codec import Budget, Buffer, CodecError, Struct, read_nullable_string, read_tags
@@ -49,7 +50,8 @@ from smq.coordinator.limits import (
     LOGIN_S_MAX,
     SASL_REQUEST_BYTES_MAX,
 )
-from smq.coordinator.service.quotas import ANONYMOUS, WINDOW_S
+from smq.coordinator.service.audit import Sender
+from smq.coordinator.service.quotas import ANONYMOUS, WINDOW_S, Allowance
 from smq.raft_state.handlers.quotas import Key
 from smq.replication.monitoring.measures import LATER_MAX
 from smq.replication.net.listening import plain_host
@@ -170,9 +172,10 @@ class _Work:
 class _Slot:
     """The place of one answer in the queue. `size` is what it holds: the request's bytes, then the answer's.
     `is_counted`: it is one of the connection's fetches. `began_ns`: of a Produce request that is timed; 0 of others.
-    `wait_s`: what the client has to wait after the answer. `work`: of a client with a quota of request time."""
+    `wait_s`: what the client has to wait after the answer. `work`: of a client with a quota of request time.
+    `on`: what an administrative request is about."""
 
-    __slots__ = ("began_ns", "completes", "is_counted", "is_done", "parts", "size", "wait_s", "work")
+    __slots__ = ("began_ns", "completes", "is_counted", "is_done", "on", "parts", "size", "wait_s", "work")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -181,6 +184,7 @@ class _Slot:
         self.is_counted = False
         self.wait_s = 0.0
         self.work: _Work | None = None
+        self.on: list[str] | None = None
         self.parts: list[Buffer] | None = None  # None when done: the client wants no answer
         # What the user's rights and then the fetch session make of the answer.
         self.completes: tuple[Complete, ...] = ()
@@ -248,6 +252,7 @@ class Connection(asyncio.Protocol):
                 user = self._certificate_users.user_of(certificate_of(self._transport))
             except NoUser as e:
                 log.warning("kafka_login_failed", peer=self._peer, reason=str(e))
+                self._gateway.audit.refused(self._sender, "Connect", str(e))
                 self.close()
                 self._transport = None  # nothing is served any more, whatever has arrived
                 return
@@ -448,8 +453,10 @@ class Connection(asyncio.Protocol):
             self._is_proving = True
             self._run(self._prove(slot, request, self._login))
             return
+        if request.key in ACTS and request.body is not None:
+            slot.on = ACTS[request.key](request.body)  # now: later the request has only what its user may do
         if self._quotas.state().quotas:
-            if self._quotas.of(Key.REQUESTS, self._user, request.client_id) is not None:
+            if self._allowance(Key.REQUESTS, request) is not None:
                 slot.work = _Work()
             if request.key == ApiKey.PRODUCE:
                 size = len(frame) if oversized is None else oversized.size
@@ -476,6 +483,7 @@ class Connection(asyncio.Protocol):
         try:
             self._judge(slot, request)
         except Refusal as e:
+            self._note_refusal(request, "no right")
             if is_unanswered:
                 self._on_failed_without_answer()
             else:
@@ -496,19 +504,29 @@ class Connection(asyncio.Protocol):
 
     def _join_session(self, slot: _Slot, request: Request) -> None:
         """Makes a fetch of a session a whole one, or raises SessionRefusal."""
-        user = self._access.user if self._access is not None else ""
-        shorten = self._gateway.fetch_sessions.begin(user, request.version, cast(Struct, request.body))
+        shorten = self._gateway.fetch_sessions.begin(self._user, request.version, cast(Struct, request.body))
         if shorten is not None:
             slot.completes = (shorten,)
 
     # ------------------------------------------------------------------------------------------------- quotas
     @property
     def _user(self) -> str:
-        identity = self._login.identity if self._login is not None else None
-        return identity.user if identity is not None else ANONYMOUS
+        """Empty if the port asks for none."""
+        return self._access.user if self._access is not None else ""
+
+    @property
+    def _sender(self) -> Sender:
+        address = self._peer.rpartition(":")[0]
+        return Sender(user=self._user, address=address, port="kafka", listener=self._gateway.listener)
+
+    def _note_refusal(self, request: Request, why: str) -> None:
+        self._gateway.audit.refused(self._sender, SERVED[request.key].name, why)
 
     def _use(self, key: Key, request: Request, amount: float) -> float:
-        return self._quotas.use(key, self._user, request.client_id, amount)
+        return self._quotas.use(key, self._user or ANONYMOUS, request.client_id, amount)
+
+    def _allowance(self, key: Key, request: Request) -> Allowance | None:
+        return self._quotas.of(key, self._user or ANONYMOUS, request.client_id)
 
     def _throttle(self, slot: _Slot, wait_s: float) -> None:
         """The answer says how long the client has to wait, and until then nothing more is read from it (KIP-219)."""
@@ -529,13 +547,13 @@ class Connection(asyncio.Protocol):
 
     def _limit_fetch(self, request: Request) -> None:
         """No answer is larger than what the quota allows in its window, if batches are not."""
-        allowance = self._quotas.of(Key.CONSUMED, self._user, request.client_id)
+        allowance = self._allowance(Key.CONSUMED, request)
         if allowance is not None and request.body is not None:
             request.body["max_bytes"] = min(request.body["max_bytes"], int(allowance.rate * WINDOW_S))
 
     def _gateway_for(self, slot: _Slot, request: Request) -> Gateway:
         """The connection's, or one by which the handler counts the partitions that it makes and deletes."""
-        if request.key not in _MUTATING or self._quotas.of(Key.MUTATIONS, self._user, request.client_id) is None:
+        if request.key not in _MUTATING or self._allowance(Key.MUTATIONS, request) is None:
             return self._gateway
         return replace(self._gateway, mutate=partial(self._mutate, slot, request))
 
@@ -583,6 +601,7 @@ class Connection(asyncio.Protocol):
                 body = await answer(self._gateway, request)
             if reason := login.take_failure():
                 log.warning("kafka_login_failed", peer=self._peer, reason=reason)
+                self._note_refusal(request, reason)
                 await asyncio.sleep(LOGIN_FAILED_DELAY_S)
             self._is_proving = login.has_failed  # then nothing more is taken
             self._finish(slot, request, body)
@@ -605,6 +624,8 @@ class Connection(asyncio.Protocol):
                 body = await self._answer(slot, request)
             except (Refusal, SessionRefusal) as e:
                 body = e.answer
+                if isinstance(e, Refusal) and slot.on is None:
+                    self._note_refusal(request, "no right")
             self._gateway.request_times.observe(time.monotonic_ns() - began_ns, SERVED[request.key].name)
             self._finish(slot, request, body)
         except Exception as e:
@@ -644,6 +665,9 @@ class Connection(asyncio.Protocol):
                 body = body | {"throttle_time_ms": min(math.ceil(slot.wait_s * 1000), _INT32_MAX)}
             for complete in slot.completes:
                 body = complete(body)
+        if slot.on is not None and body is not None:
+            errors, refused = outcome(body)
+            self._gateway.audit.acted(self._sender, SERVED[request.key].name, slot.on, errors, refused=refused)
         slot.parts = encode_response(request, body) if body is not None else None
         slot.is_done = True
         grown, slot.size = -slot.size, sum(map(len, slot.parts or ()))

@@ -11,6 +11,7 @@ from typing import Final
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.kafka.fetch_sessions import FetchSessions
 from smq.coordinator.service.audience import OWN
+from smq.coordinator.service.audit import OFF, Audit
 from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.group_members import Memberships
@@ -42,6 +43,7 @@ class Gateway:
     quotas: Quotas = field(default_factory=_no_quotas)
     # Counts partitions that a request makes or deletes; KafkaRefusal if its client may make and delete no more now.
     mutate: Callable[[int], None] = lambda _partitions: None
+    audit: Audit = OFF
     listener: str = OWN  # that its clients came through
     request_times: Histogram = field(default_factory=lambda: ProcessMeasures().kafka_request)
     # Of each turn in which requests are read, whether those of Produce are timed. Shared: a connection may have few.

@@ -20,6 +20,7 @@ from smq.coordinator.kafka.fetch_sessions import FetchSessions
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.sasl import Login
 from smq.coordinator.limits import USERS_CHECK_S
+from smq.coordinator.service.audit import Audit
 from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.byte_budget import InflightBytes
 from smq.coordinator.service.calls import NodeCalls
@@ -68,6 +69,7 @@ class KafkaServer:
         authorizer: Authorizer,
         tokens: Tokens | None,
         quotas: Quotas,
+        audit: Audit,
     ) -> None:
         inflight = InflightBytes()
         gateway = Gateway(
@@ -81,6 +83,7 @@ class KafkaServer:
             super_users=authorizer.super_users,
             fetch_sessions=FetchSessions(inflight, measures.fetch_sessions),
             quotas=quotas,
+            audit=audit,
             request_times=measures.kafka_request,
         )
         self._state = lambda: node.state

@@ -44,6 +44,7 @@ from smq.coordinator.server.pauses import HeapKeeper, LoopLag
 from smq.coordinator.server.process import ConnectionCaps, configure_logs, die, keep_freed_memory, take_descriptors
 from smq.coordinator.server.self_check import ClockCheck, Reach, SelfCheck
 from smq.coordinator.service.audience import OWN
+from smq.coordinator.service.audit import FILE_NAME, Audit
 from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.bound_ports import listener
 from smq.coordinator.service.calls import NodeCalls
@@ -100,6 +101,9 @@ class Server:
         self._settings = Settings(config.settings, config.request_bytes_max - limits.REQUEST_OVERHEAD_BYTES)
         self._users = Users(lambda: self.node.state)
         self._authorizer = Authorizer(lambda: self.node.state, config.super_users)
+        kept = config.audit
+        path = kept.file or config.data_dir / FILE_NAME
+        self._audit = Audit(path, file_bytes_max=kept.file_bytes_max, files=kept.files)
         self._is_stopping = False
         self._is_serving = False
         self._is_registered = False
@@ -318,7 +322,14 @@ class Server:
         for way in self._config.ways_in:
             if way.grpc_address is not None:
                 credentials = self._tls.credentials(way)
-                gate = Gate(self._users, self._authorizer, way.sasl, way.sasl_session_ms or 0, self._tls.users(way))
+                gate = Gate(
+                    self._users,
+                    self._authorizer,
+                    way.sasl,
+                    way.sasl_session_ms or 0,
+                    self._tls.users(way),
+                    self._audit,
+                )
                 yield GrpcPort(listener=way.name, address=way.grpc_address, credentials=credentials, gate=gate)
 
     def _kafka_ports(self) -> Iterator[KafkaPort]:
@@ -393,6 +404,7 @@ class Server:
             authorizer=self._authorizer,
             tokens=self._tokens,
             quotas=Quotas(lambda: self.node.state),
+            audit=self._audit,
         )
 
     @asynccontextmanager
@@ -491,6 +503,7 @@ class Server:
         self._users.close()
         if self._tokens is not None:
             self._tokens.stop()
+        await asyncio.to_thread(self._audit.close)
         await asyncio.to_thread(self._end_tracing)
         self._compute.close()
         self._disk.close()

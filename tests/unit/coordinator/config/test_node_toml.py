@@ -81,7 +81,7 @@ def test_tuning_reaches_the_node() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("colour = 1\n" + GOOD, "unknown settings: colour; known are cluster_id, data_dir"),
+        ("colour = 1\n" + GOOD, "unknown settings: colour; known are audit, cluster_id, data_dir"),
         (GOOD + "[tuning]\nspeed = 9\n", r"unknown settings under \[tuning\]: speed; known are .*session_timeout_ms"),
         (GOOD + "[tuning]\nsession_timeout_ms = true\n", "whole number"),
         (GOOD.replace("node_id = 1", ""), "node_id is missing"),

@@ -1,6 +1,7 @@
 """The Broker and Admin services over gRPC, against a real node: reads, offsets, groups, topics, views."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -532,3 +533,28 @@ async def test_quotas_are_changed_together(tmp_path: Path) -> None:
         each.value = 0
         await admin.AlterQuotas(pb.AlterQuotasRequest(quotas=[each]))
         assert list((await admin.ListQuotas(pb.ListQuotasRequest())).quotas) == [alice]
+
+
+async def test_acts_are_in_the_audit_log_without_secrets(tmp_path: Path) -> None:
+    async with served_node(tmp_path) as served:
+        admin = served.admin
+        await admin.CreateTopic(
+            pb.CreateTopicRequest(name="audited", partition_count=1, config={"cleanup.policy": "delete"})
+        )
+        await fails(admin.DeleteTopic(pb.DeleteTopicRequest(name="missing")))
+        await admin.AlterUser(pb.AlterUserRequest(name="eve", credentials=[credential()]))
+        await admin.AlterAcls(pb.AlterAclsRequest(add=[rule()]))
+        await admin.ListAcls(pb.ListAclsRequest())
+    text = (tmp_path / "data" / "audit.jsonl").read_text()
+    found = [json.loads(line) for line in text.splitlines()]
+    assert [(line["act"], line["result"], line["port"]) for line in found] == [
+        ("CreateTopic", "done", "grpc"),
+        ("DeleteTopic", "failed", "grpc"),
+        ("AlterUser", "done", "grpc"),
+        ("AlterAcls", "done", "grpc"),
+    ]
+    assert found[0]["on"] == ["name audited", "partition_count 1", "config cleanup.policy=delete"]
+    assert found[1]["errors"] == {"": "UNKNOWN_TOPIC"}
+    assert found[2]["on"] == ["name eve"]
+    assert "user=a" in found[3]["on"][0]
+    assert {line["address"] for line in found} == {"127.0.0.1"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import struct
 import threading
 import time
@@ -382,3 +383,42 @@ def test_a_producer_without_acknowledgements_learns_of_a_refusal_by_the_end(tmp_
         assert port.connect("").fetch("t", 0)["records"] in (None, b"", [])
 
     with_port(tmp_path, scenario, super_users=())
+
+
+# -------------------------------------------------------------------------------------------------------- audit
+def test_acts_and_refusals_are_in_the_audit_log_without_secrets(tmp_path: Path) -> None:
+    salted = b"salted-password-of-32-bytes-....".ljust(32)
+    credential = {"name": "eve", "mechanism": 1, "iterations": 4_096, "salt": b"salt", "salted_password": salted}
+
+    def scenario(port: Port) -> None:
+        port.change(AlterAcls(add=(acl("mine", Operation.CREATE),)))
+        raw = port.connect()
+        assert log_in(port.connect(), password="wrong") is KafkaError.SASL_AUTHENTICATION_FAILED
+        assert log_in(raw) is KafkaError.NONE
+        both = {"topics": [*create("mine")["topics"], *create("other")["topics"]]}
+        raw.call(ApiKey.CREATE_TOPICS, 7, **(create("mine") | both))
+        raw.call(ApiKey.CREATE_TOPICS, 7, **create("other"))
+        raw.call(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, deletions=[], upsertions=[credential])
+        raw.fetch("t", 0)
+        raw.fetch("t", 0)
+        open_ = port.connect("")
+        open_.create_topic("mine", num_partitions=1, replication_factor=1)
+        open_.call(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, deletions=[], upsertions=[credential])
+
+    with_port(tmp_path, scenario, super_users=())
+    text = (tmp_path / "data" / "audit.jsonl").read_text()
+    found = [json.loads(line) for line in text.splitlines()]
+    assert [(line["user"], line["listener"], line["act"], line["result"]) for line in found] == [
+        ("", "outside", "SaslAuthenticate", "refused"),
+        ("alice", "outside", "CreateTopics", "refused"),
+        ("alice", "outside", "CreateTopics", "refused"),
+        ("alice", "outside", "AlterUserScramCredentials", "refused"),
+        ("alice", "outside", "Fetch", "refused"),
+        ("", "", "CreateTopics", "failed"),
+        ("", "", "AlterUserScramCredentials", "done"),
+    ]
+    assert found[1]["on"] == ["mine", "other"]
+    assert found[1]["errors"] == {"other": "TOPIC_AUTHORIZATION_FAILED"}
+    assert found[5]["errors"] == {"mine": "TOPIC_ALREADY_EXISTS"}
+    assert found[6]["on"] == ["upsertions eve"]
+    assert not [secret for secret in ("pencil", "wrong password", "salted-password", salted.hex()) if secret in text]

@@ -1,0 +1,133 @@
+"""Who changed the cluster through this node, or was refused: a file of JSON lines.
+
+Owns the lines and the files that they are in: at most `files`, of `file_bytes_max` each. Every port reports to it where
+it has decided about a request and has its outcome. It must never write on the event loop, hold up a request, or get a
+request's body: the ports name what a request was about, which is never a password or a key.
+"""
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from smq.coordinator.limits import AUDIT_LINES_WAITING_MAX, AUDIT_NAMES_MAX, AUDIT_REFUSALS_MAX, AUDIT_TEXT_CHARS_MAX
+
+log = structlog.get_logger(__name__)
+
+FILE_NAME: Final = "audit.jsonl"
+_AGAIN_S: Final = 60.0  # a client that repeats a refused request without end is named once in that time
+_MODE: Final = 0o600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sender:
+    """Of a request. The user is "" where a port asks for none."""
+
+    user: str
+    address: str
+    port: str  # kafka, grpc
+    listener: str
+
+
+class Audit:
+    """Without a path it writes nothing."""
+
+    def __init__(self, path: Path | None = None, *, file_bytes_max: int = 0, files: int = 0) -> None:
+        self._path = path if files else None
+        self._file_bytes_max = file_bytes_max
+        self._files = files
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._lost = 0
+        self._refused: dict[tuple[object, ...], float] = {}  # when it was last named
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit")
+
+    @property
+    def is_on(self) -> bool:
+        return self._path is not None
+
+    def close(self) -> None:
+        """Once what is waiting is written."""
+        self._thread.shutdown()
+
+    def acted(self, sender: Sender, act: str, on: Sequence[str], errors: Mapping[str, str], *, refused: bool) -> None:
+        """An administrative request, done or not. `errors`: what was not done of it, by name."""
+        result = "refused" if refused else "failed" if errors else "done"
+        self._note(
+            sender, act, result, on=_cut(on), errors=dict(zip(_cut(list(errors)), errors.values(), strict=False))
+        )
+
+    def refused(self, sender: Sender, act: str, why: str) -> None:
+        """Any other request, for lack of a right or a login."""
+        key, now = (sender, act, why), time.monotonic()
+        if self._path is None or now < self._refused.get(key, now):
+            return
+        if len(self._refused) >= AUDIT_REFUSALS_MAX:
+            self._refused.clear()
+        self._refused[key] = now + _AGAIN_S
+        self._note(sender, act, "refused", why=why[:AUDIT_TEXT_CHARS_MAX])
+
+    def _note(self, sender: Sender, act: str, result: str, **fields: Any) -> None:
+        if self._path is None:
+            return
+        if len(self._waiting) >= AUDIT_LINES_WAITING_MAX:
+            self._lost += 1
+            return
+        line: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "user": sender.user,
+            "address": sender.address,
+            "port": sender.port,
+            "listener": sender.listener,
+            "act": act,
+            "result": result,
+        }
+        if self._lost:
+            line["lost_before"], self._lost = self._lost, 0
+        self._waiting.append(line | {name: value for name, value in fields.items() if value})
+        if len(self._waiting) == 1:
+            self._thread.submit(self._write, self._path)
+
+    # ---------------------------------------------------------------------------------------- in the thread
+    def _write(self, path: Path) -> None:
+        try:
+            while self._waiting:
+                line = json.dumps(self._waiting[0], ensure_ascii=False) + "\n"
+                self._rotate(path, len(line.encode()))
+                with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _MODE), "a") as file:
+                    file.write(line)
+                self._waiting.popleft()
+        except OSError as e:
+            lost = len(self._waiting)
+            self._waiting.clear()
+            self._lost += lost
+            log.error("audit_not_written", path=str(path), reason=str(e), lines=lost)
+
+    def _rotate(self, path: Path, more: int) -> None:
+        if not path.exists() or path.stat().st_size + more <= self._file_bytes_max:
+            return
+        for number in range(self._files - 1, 0, -1):
+            older, newer = _numbered(path, number), _numbered(path, number - 1)
+            if newer.exists():
+                newer.replace(older)
+        if self._files == 1:
+            path.unlink()
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}") if number else path
+
+
+def _cut(names: Sequence[str]) -> list[str]:
+    more = [f"... and {len(names) - AUDIT_NAMES_MAX} more"] if len(names) > AUDIT_NAMES_MAX else []
+    return [name[:AUDIT_TEXT_CHARS_MAX] for name in names[:AUDIT_NAMES_MAX]] + more
+
+
+OFF: Final = Audit()

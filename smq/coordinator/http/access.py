@@ -16,6 +16,7 @@ from aiohttp import web
 from smq.coordinator.config.addresses import is_loopback
 from smq.coordinator.config.certificate_users import CertificateUsers, NoUser, certificate_of
 from smq.coordinator.config.node_toml import HttpConfig, ServerConfig
+from smq.coordinator.config.secret_files import refuse_exposed
 from smq.coordinator.user_errors import StartError
 from smq.replication.net.listening import plain_host
 
@@ -114,6 +115,7 @@ class HttpAccess:
 
 def read_token(path: Path) -> bytes:
     """OSError, or ValueError for a content that is no token."""
+    refuse_exposed(path)
     with path.open("rb") as file:
         token = file.read(_TOKEN_BYTES_MAX + 1).strip()
     if not _TOKEN_BYTES_MIN <= len(token) <= _TOKEN_BYTES_MAX:

@@ -18,6 +18,7 @@ import aiohttp
 import structlog
 
 from smq.coordinator.config.node_toml import HTTPS, OAuthConfig
+from smq.coordinator.config.secret_files import refuse_exposed
 from smq.coordinator.limits import (
     JWKS_BYTES_MAX,
     JWKS_FETCH_S_MAX,
@@ -155,6 +156,7 @@ class Tokens:
     def _read(self, path: Path) -> bytes:
         """The stamp is taken first: a change in between is seen by the next look."""
         stamp = self._stamp_of(path)
+        refuse_exposed(path, is_secret=False)
         with path.open("rb") as file:
             data = file.read(JWKS_BYTES_MAX + 1)
         self._stamp = stamp

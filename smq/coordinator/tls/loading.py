@@ -7,6 +7,7 @@ command that only asks a node over HTTP imports it, and loads no server.
 import ssl
 
 from smq.coordinator.config.node_toml import TlsConfig
+from smq.coordinator.config.secret_files import refuse_exposed
 
 
 class TlsError(ValueError):
@@ -23,6 +24,12 @@ def load_context(
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # a resumed session would outlive its certificate
+    try:
+        refuse_exposed(config.key)
+    except PermissionError as e:
+        raise TlsError(str(e)) from e
+    except OSError:
+        pass  # what follows says which file is missing
     try:
         context.load_cert_chain(config.certificate, config.key, password=_no_password)
     except (OSError, ValueError) as e:

@@ -46,6 +46,7 @@ async def asking(directory: Path, rule: HttpConfig, tls: Any = None) -> AsyncIte
 def token_file(tmp_path: Path) -> Path:
     path = tmp_path / "token"
     path.write_text(TOKEN + "\n")
+    path.chmod(0o600)
     return path
 
 
@@ -111,6 +112,7 @@ async def test_http_may_be_plain_beside_ports_with_tls(authorities: Authorities,
 def test_a_token_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "token"
     path.write_bytes(content)
+    path.chmod(0o600)
     with pytest.raises(ValueError, match="openssl rand -hex 32"):
         read_token(path)
 

@@ -184,12 +184,12 @@ class ReplicaStatus:
 
 
 class ActiveProducer(NamedTuple):
-    """An idempotent producer as a partition's log knows it, by the last batch that it wrote there."""
+    """An idempotent producer as a partition's log knows it, by the last batch or marker of its there."""
 
     producer_id: ProducerId
     producer_epoch: ProducerEpoch
     last_seq: ProducerSequence  # -1 if its epoch is new, and it has written nothing in it
-    ts_ns: TsNs  # -1 likewise
+    ts_ns: TsNs
     open_from: Offset = Offset(-1)  # where its open transaction begins; -1 if it has none
 
 

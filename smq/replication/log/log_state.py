@@ -90,7 +90,7 @@ class LogState:
         return None
 
     def _end_transaction(self, marker: BatchInfo) -> Aborted | None:
-        first = self.producers.end_transaction(marker.producer_id, marker.producer_epoch, marker.base)
+        first = self.producers.end_transaction(marker.producer_id, marker.producer_epoch, marker.base, marker.ts_ns)
         if first is None or marker.kind != BatchKind.ABORT:
             return None
         self.aborted += 1

@@ -28,9 +28,10 @@ CACHED_BATCHES: Final = 5  # a Kafka producer has at most five batches in flight
 _HEAD: Final = struct.Struct(">qhB")  # id, producer epoch, number of batches, with _HAS_TRANSACTIONS if they follow
 _COUNT_AT: Final = 10
 _HAS_TRANSACTIONS: Final = 0x80
-# The first offset of the open transaction, and first offset and marker of the last one that has ended; -1 for none.
-_TRANSACTIONS: Final = struct.Struct(">qqq")
-_NO_TRANSACTIONS: Final = (-1, -1, -1)
+# The first offset of the open transaction, and first offset, marker and the marker's ts_ns of the last one that has
+# ended; -1 for none.
+_TRANSACTIONS: Final = struct.Struct(">qqqq")
+_NO_TRANSACTIONS: Final = (-1, -1, -1, -1)
 _BATCH: Final = struct.Struct(">iqqiq")  # epoch, base offset, end, first sequence, ts_ns; the newest last
 _END: Final = struct.Struct(">q")
 _END_FROM_STOP: Final = 20  # the end of the newest batch lies this far before the entry's own end
@@ -168,7 +169,9 @@ class ProducerTable:
         self._put(producer_id, _HEAD.pack(producer_id, producer_epoch, count) + section + kept + row)
         self._changed.add(producer_id)
 
-    def end_transaction(self, producer_id: ProducerId, producer_epoch: ProducerEpoch, marker: Offset) -> Offset | None:
+    def end_transaction(
+        self, producer_id: ProducerId, producer_epoch: ProducerEpoch, marker: Offset, ts_ns: TsNs
+    ) -> Offset | None:
         """A control batch at `marker`. Returns where the transaction begins; None if the log knows of none. A marker of
         a newer producer epoch fences the older one: the next batch begins with sequence 0."""
         known, first = self._entries.get(producer_id), self._open.get(producer_id)
@@ -178,7 +181,7 @@ class ProducerTable:
         is_newer = producer_epoch > epoch
         batches = b"" if is_newer else known[_batches_at(known) :]
         head = _HEAD.pack(producer_id, max(epoch, producer_epoch), _HAS_TRANSACTIONS if is_newer else count)
-        self._put(producer_id, head + _TRANSACTIONS.pack(-1, first, marker) + batches)
+        self._put(producer_id, head + _TRANSACTIONS.pack(-1, first, marker, ts_ns) + batches)
         self._changed.add(producer_id)
         return first
 
@@ -192,7 +195,7 @@ class ProducerTable:
                 ProducerId(producer_id),
                 ProducerEpoch(_HEAD.unpack_from(entry)[1]),
                 last.last_seq if last is not None else Sequence(-1),
-                last.ts_ns if last is not None else TsNs(-1),
+                _last_ts_ns(entry, last),
                 self._open.get(producer_id, Offset(-1)),
             )
 
@@ -201,7 +204,7 @@ class ProducerTable:
         self.size_bytes += len(entry) - (len(known) if known is not None else 0)
         self._entries[producer_id] = entry
         if entry[_COUNT_AT] & _HAS_TRANSACTIONS:
-            first, ended_first, ended_at = _TRANSACTIONS.unpack_from(entry, _HEAD.size)
+            first, ended_first, ended_at, _ = _TRANSACTIONS.unpack_from(entry, _HEAD.size)
             if first >= 0:
                 self._open[producer_id] = first
             else:
@@ -279,7 +282,7 @@ def _last_end(entry: bytes) -> int:
     """Of the newest batch or marker; beyond all offsets as long as a transaction is open."""
     end: int = 0
     if entry[_COUNT_AT] & _HAS_TRANSACTIONS:
-        first, _, ended_at = _TRANSACTIONS.unpack_from(entry, _HEAD.size)
+        first, _, ended_at, _ = _TRANSACTIONS.unpack_from(entry, _HEAD.size)
         if first >= 0:
             return OFFSET_MAX
         end = ended_at + 1
@@ -294,6 +297,14 @@ def _newest(entry: bytes) -> CachedBatch | None:
     if entry[_COUNT_AT] == _HAS_TRANSACTIONS:
         return None
     return _cached(*_BATCH.unpack_from(entry, len(entry) - _BATCH.size))
+
+
+def _last_ts_ns(entry: bytes, last: CachedBatch | None) -> TsNs:
+    """Of the newest batch or marker."""
+    ended_ts_ns = -1
+    if entry[_COUNT_AT] & _HAS_TRANSACTIONS:
+        *_, ended_ts_ns = _TRANSACTIONS.unpack_from(entry, _HEAD.size)
+    return TsNs(max(ended_ts_ns, last.ts_ns if last is not None else -1))
 
 
 def _cached(epoch: int, base: int, end: int, first_seq: int, ts_ns: int) -> CachedBatch:

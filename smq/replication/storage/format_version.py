@@ -8,7 +8,7 @@ from typing import Final
 
 from smq.replication.storage.directory import FormatUnsupported
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 FORMAT_KEY: Final = b"format_version"  # of table meta
 FORMAT_BYTES: Final = 4
 _OLD_FILES: Final = ("data.wal", "data.sqlite3")

@@ -75,12 +75,12 @@ def _producers(gateway: Gateway, name: str, index: int, failure: SmqError | None
 
 
 def _producer(producer: ActiveProducer) -> Struct:
-    """`last_timestamp` is when the leader appended its last batch."""
+    """`last_timestamp` is when the leader appended its last batch or marker."""
     return {
         "producer_id": producer.producer_id,
         "producer_epoch": producer.producer_epoch,
         "last_sequence": producer.last_seq,
-        "last_timestamp": producer.ts_ns // _NS_PER_MS if producer.ts_ns >= 0 else -1,
+        "last_timestamp": producer.ts_ns // _NS_PER_MS,
         "coordinator_epoch": -1,
         "current_txn_start_offset": producer.open_from,
     }

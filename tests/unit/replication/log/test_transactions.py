@@ -360,7 +360,9 @@ def test_a_marker_of_a_newer_epoch_fences_and_asks_for_sequence_0() -> None:
     assert gap.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE
     assert table.next_sequence(parse_header(batch(1, 1, 1, 0)), Offset(0)) == 0
     assert table.check(parse_header(batch(1, 1, 1, 0)), Offset(0)) is None
-    assert [(p.producer_epoch, p.last_seq, p.open_from) for p in table.entries(Offset(0))] == [(1, -1, -1)]
+    (found,) = table.entries(Offset(0))
+    assert (found.producer_epoch, found.last_seq, found.open_from) == (1, -1, -1)
+    assert found.ts_ns == 2, "of the marker, as Kafka shows it"
 
 
 def test_a_marker_of_the_same_epoch_keeps_the_sequence_and_the_duplicates() -> None:

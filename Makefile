@@ -29,7 +29,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/compiled
 SUITES := tests/cluster tests/spark tests/kafka tests/chaos tests/deploy tests/sim tests/unit
 STUBS := smq_pb2.py smq_pb2.pyi smq_pb2_grpc.py smq_pb2_grpc.pyi
 
-.PHONY: help install setup package release demo pipeline test test-full test-release quick check lint types imports proto proto-check docs site sim chaos bench bench-nightly lock clean
+.PHONY: help install setup package sbom release demo pipeline test test-full test-release quick check lint types imports proto proto-check docs site sim chaos bench bench-nightly lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -59,7 +59,12 @@ $(VENV)/set-%: locks/%.txt pyproject.toml | $(PY)
 package: $(CHECK) ## Build the wheel and the source archive into dist
 	$(PY) -m hatchling build -d dist
 
-release: $(CHECK) ## Check, build and tag the version that is committed; it pushes nothing
+sbom: $(EVERYTHING) ## Write what a server is made of into dist, as CycloneDX
+	@mkdir -p dist
+	$(PY) -W ignore -m cyclonedx_py requirements locks/server.txt --pyproject pyproject.toml --mc-type application \
+		--output-reproducible -o dist/smq-sbom.cdx.json
+
+release: sbom ## Check, build and tag the version that is committed; it pushes nothing
 	$(PY) docs/release.py
 
 demo: $(DEMO) ## Publish real flights to three nodes, kill a leader midway, read everything back with Spark

@@ -1,8 +1,11 @@
 """`make release` refuses what is not ready, and tags what it has built. It pushes nothing."""
 
+import importlib.util
+import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,3 +106,18 @@ def test_what_is_not_ready_is_refused(
         release(project)
     assert git(project, "tag") == ""
     assert not (project / "dist").exists()
+
+
+def test_the_bill_of_materials_has_what_a_server_is_made_of(tmp_path: Path) -> None:
+    """By the command of `make sbom`."""
+    if importlib.util.find_spec("cyclonedx_py") is None:
+        pytest.skip("cyclonedx-bom is not installed")
+    recipe = subprocess.run(["make", "-n", "sbom", "PY=python"], cwd=ROOT, check=True, capture_output=True, text=True)
+    (words,) = [line.split() for line in recipe.stdout.replace("\\\n", " ").splitlines() if "cyclonedx_py" in line]
+    out = tmp_path / "sbom.json"
+    subprocess.run([sys.executable, *words[1:-1], str(out)], cwd=ROOT, check=True)
+    bill = json.loads(out.read_text())
+    locked = re.findall(r"(?m)^([\w.-]+)==([^ ;]+)", (ROOT / "locks/server.txt").read_text())
+    assert bill["metadata"]["component"]["name"] == "smq-log"
+    assert sorted((c["name"], c["version"]) for c in bill["components"]) == sorted(locked)
+    assert all(c["externalReferences"][0]["hashes"] for c in bill["components"])

@@ -141,7 +141,8 @@ def page(entries: Iterable[Entry]) -> str:
         "## What these figures do not show",
         "",
         "- The machines were small and shared: failover times hold the scheduling delays of two busy cores. Before "
-        "commit a50027fe Raft elected after 300 to 600 ms of silence, where it is 1,000 to 1,500 ms now.",
+        "commit a50027fe Raft elected after 300 to 600 ms of silence. It is 2,000 to 3,000 ms now, so an isolated or "
+        "paused leader is replaced some two seconds later than the table says.",
         "- A history is about a minute long. Faults that need days to build up (slow leaks, counters that wrap) are "
         "not in it; the simulation's virtual hours are many runs of some twenty virtual seconds, too.",
         "- Each line holds for its commit alone. What was changed since was tested by the suites, not by these runs.",

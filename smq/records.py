@@ -418,6 +418,29 @@ def decode_batch(batch: Buffer) -> Iterator[Record]:
             yield Record(r.offset, r.timestamp, r.key, r.value, r.headers)
 
 
+def from_offset(batch: Buffer, header: BatchHeader, offset: int) -> bytes:
+    """The part of a stored batch from an offset on, as a batch: its records keep their offsets, times and content."""
+    sequence = (header.base_sequence + offset - header.base_offset) & INT32_MAX if header.producer_id >= 0 else -1
+    place = {"base_offset": offset, "last_offset_delta": header.last_offset - offset, "base_sequence": sequence}
+    kept = [r for r in decode_batch(batch) if r.offset >= offset] if header.count else []
+    if not kept:
+        attributes = header.attributes & ~CODEC_MASK
+        return build_batch(replace(header, **place, attributes=attributes, count=0, max_timestamp=-1), b"")
+    builder = _compiled().DefaultRecordBatchBuilder(
+        magic=MAGIC,
+        compression_type=header.codec,
+        is_transactional=header.is_transactional,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=sequence,
+        batch_size=1 << 30,
+    )
+    for r in kept:
+        builder.append(r.offset - offset, r.timestamp_ms, r.key, r.value, list(r.headers))
+    built = bytes(builder.build())
+    return build_batch(replace(parse_header(built), **place), built[HEADER_BYTES:])
+
+
 KeyedRecord: TypeAlias = tuple[int, bytes | None, bool]  # offset, key, whether it is a tombstone: it has no value
 
 

@@ -67,17 +67,17 @@ async def fill(address: str) -> None:
 
 async def has_gap(address: str) -> bool:
     async with KafkaSide(KafkaSettings(bootstrap=address), "source") as side:
-        await side.follow(["logs-table"])
         piece = await side.fetch_one(("logs-table", 0), 0)
         return int.from_bytes(piece.batches[0][:8], "big") > 0
 
 
 async def next_record(address: str) -> tuple[int, bytes | None]:
-    """The first one that a member of the group gets."""
-    consumer = AIOKafkaConsumer("orders", bootstrap_servers=address, group_id="readers", auto_offset_reset="none")
+    """The first one that a member of the group gets, which it commits."""
+    consumer = AIOKafkaConsumer("orders", bootstrap_servers=address, group_id="readers", enable_auto_commit=False)
     async with consumer:
         async for record in consumer:
             if record.partition == 0:
+                await consumer.commit({TopicPartition("orders", 0): record.offset + 1})
                 return record.offset, record.value
     raise AssertionError
 
@@ -131,7 +131,7 @@ def test_a_copy_survives_kill_9_is_the_same_log_and_is_cut_over(
     assert all(row["equal_ranges"] for row in compared if row["topic"] == "orders")
 
     bootstrap = ",".join(node.kafka for node in target.nodes.values())
-    assert asyncio.run(next_record(bootstrap)) == (1_234, b"value %d" % 468 * 20)
+    assert asyncio.run(next_record(bootstrap)) == (1_234, b"value %d" % 468 * 20)  # and commits
     (end_before,) = [
         row["end"] for row in mirror("status", config, target) if (row["topic"], row["partition"]) == ("orders", 0)
     ]
@@ -142,3 +142,11 @@ def test_a_copy_survives_kill_9_is_the_same_log_and_is_cut_over(
             return int((await producer.send_and_wait("orders", b"first", partition=0)).offset)
 
     assert asyncio.run(own()) == end_before
+    given = mirror("rollback", config, target)
+    assert (given["topics"], given["records"], given["commits"]) == (["logs-table", "orders"], 1, 1)
+    assert asyncio.run(next_record(source)) == (1_235, b"value %d" % 470 * 20)
+    asyncio.run(produce(source, "orders", 100))
+    assert not mirror("run", config, target, "--once")["problems"]
+    after = mirror("verify", config, target)
+    assert all(row["is_copy"] for row in after)
+    assert sum(row["records"] for row in after) - sum(row["records"] for row in compared) == 101

@@ -5,8 +5,10 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+from aiokafka.record import default_records
 from aiokafka.record.control_record import ABORT_MARKER, COMMIT_MARKER, ControlRecord
 from aiokafka.record.default_records import DefaultRecordBatch
 from crc32c import crc32c
@@ -24,14 +26,17 @@ from smq.records import (
     BatchHeader,
     NewRecord,
     Record,
+    build_batch,
     check_crc,
     decode_batch,
     encode_batch,
+    from_offset,
     is_commit_marker,
     keyed_records,
     marker_batch,
     parse_header,
     patched_prefix,
+    validate_mirrored,
     validate_produced,
 )
 
@@ -357,3 +362,28 @@ def test_keyed_records_are_those_that_decode_batch_finds(records: list[tuple[byt
     assert keyed_records(batch) == [(r.offset, r.key, r.value is None) for r in decode_batch(batch)]
     with pytest.raises(BatchCorrupt):
         keyed_records(batch[:-1])
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("offset", "left"), [(100, [100, 101, 104]), (102, [104]), (105, [])])
+def test_the_part_of_a_batch_from_an_offset_on_keeps_offsets_and_content(
+    codec: str, offset: int, left: list[int]
+) -> None:
+    new = [NewRecord(b"k%d" % i, b"v%d" % i, 1_000 + i, [("h", None)]) for i in range(3)]
+    batch = encode_batch(new, codec=codec, producer_id=7, producer_epoch=1, base_sequence=40)
+    whole = _with_hole(batch, codec)
+    header = parse_header(whole)
+    part = from_offset(whole, header, offset)
+    made = validate_mirrored(part)
+    assert (made.base_offset, made.end, made.count) == (offset, header.end, len(left))
+    assert made.base_sequence == 40 + offset - 100
+    assert list(decode_batch(part)) == [r for r in decode_batch(whole) if r.offset in left]
+
+
+def _with_hole(batch: bytes, codec: str) -> bytes:
+    """At 100, 101 and 104 of the offsets 100 to 106."""
+    builder = default_records.DefaultRecordBatchBuilder(2, CODECS[codec], 0, 7, 1, 40, 1 << 20)
+    for place, record in zip((0, 1, 4), decode_batch(batch), strict=True):
+        builder.append(place, record.timestamp_ms, record.key, record.value, list(record.headers))
+    built = bytes(builder.build())
+    return build_batch(replace(parse_header(built), base_offset=100, last_offset_delta=6), built[HEADER_BYTES:])

@@ -5,10 +5,12 @@ Owns what these commands print. `cli.root` loads it when it is used.
 
 import asyncio
 import json
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -16,12 +18,14 @@ import click
 
 from smq.clients import Admin
 from smq.clients.cluster import ClusterClient
+from smq.clients.types import TopicDescription
 from smq.coordinator.cli.common import CONNECT_TIMEOUT_MS, answered, counted, done, json_option, run
 from smq.coordinator.cli.connect import bootstrap_option
 from smq.coordinator.cli.export import progress
 from smq.coordinator.cli.mirror.comparing import Behind, Compared, behind, compare
 from smq.coordinator.cli.mirror.copying import Copy, Mirror, lag_of
 from smq.coordinator.cli.mirror.kafka_side import KafkaSide
+from smq.coordinator.cli.mirror.returning import end_transactions, give_back, give_commits_back, source_producer
 from smq.coordinator.cli.mirror.settings import KafkaSettings, MirrorSettings, load
 from smq.coordinator.cli.mirror.target import Target
 from smq.coordinator.cli.tables import Table, print_table
@@ -50,9 +54,30 @@ def mirror() -> None:
 
 @asynccontextmanager
 async def _opened(settings: MirrorSettings, bootstrap: str) -> AsyncIterator[tuple[KafkaSide, Admin]]:
-    admin = Admin(bootstrap, timeout_ms=CALL_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS)
-    async with admin, KafkaSide(settings.source, "source") as source:
+    async with _admin(bootstrap) as admin, KafkaSide(settings.source, "source") as source:
         yield source, admin
+
+
+def _admin(bootstrap: str) -> Admin:
+    return Admin(bootstrap, timeout_ms=CALL_MS, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+
+
+@asynccontextmanager
+async def _own_side(settings: MirrorSettings, admin: Admin) -> AsyncIterator[KafkaSide]:
+    """This cluster by Kafka's protocol."""
+    addresses = [n.kafka_address for n in (await admin.describe_cluster()).nodes if n.kafka_address]
+    async with KafkaSide(settings.target_kafka or KafkaSettings(bootstrap=",".join(addresses)), "copy") as here:
+        yield here
+
+
+@asynccontextmanager
+async def _target(bootstrap: str) -> AsyncIterator[Target]:
+    cluster = ClusterClient(bootstrap)
+    await cluster.start()
+    try:
+        yield Target(cluster)
+    finally:
+        await cluster.close()
 
 
 @mirror.command("run")
@@ -95,13 +120,12 @@ def mirror_run(path: Path, once: bool, share: str, metrics_port: int | None, as_
 
 @asynccontextmanager
 async def _mirror(settings: MirrorSettings, bootstrap: str, share: tuple[int, int]) -> AsyncIterator[Mirror]:
-    async with _opened(settings, bootstrap) as (source, admin):
-        cluster = ClusterClient(bootstrap)
-        await cluster.start()
-        try:
-            yield Mirror(settings, source, admin, Target(cluster), lambda text: click.echo(text, err=True), share)
-        finally:
-            await cluster.close()
+    async with (
+        _opened(settings, bootstrap) as (source, admin),
+        _own_side(settings, admin) as here,
+        _target(bootstrap) as target,
+    ):
+        yield Mirror(settings, source, here, admin, target, lambda text: click.echo(text, err=True), share)
 
 
 def _check(made: Mirror) -> None:
@@ -228,7 +252,6 @@ async def _mirrored(
 ) -> dict[tuple[str, int], tuple[int, bool]]:
     """The end of each partition that is on both sides, and whether its topic is compacted."""
     counts = {name: count for name, count in (await source.partitions()).items() if settings.wants_topic(name)}
-    await source.follow(counts)
     return {
         (topic.name, part.partition): (
             (await admin.partition_range(topic.name, part.partition)).next_offset,
@@ -256,12 +279,8 @@ def mirror_verify(path: Path, as_json: bool, bootstrap: str) -> None:
     async def work() -> list[Compared]:
         async with _opened(settings, bootstrap) as (source, admin):
             places = await _mirrored(settings, source, admin)
-            own = settings.target_kafka or KafkaSettings(
-                bootstrap=",".join(n.kafka_address for n in (await admin.describe_cluster()).nodes if n.kafka_address)
-            )
             answered()
-            async with KafkaSide(own, "copy") as here:
-                await here.follow({topic for topic, _ in places})
+            async with _own_side(settings, admin) as here:
                 with progress(sum(end for end, _ in places.values())) as advance:
                     return [
                         await compare(source, here, place, is_compacted=compacted, advance=advance)
@@ -302,45 +321,102 @@ def _compared(c: Compared) -> dict[str, object]:
 # ------------------------------------------------------------------------------------------------------ cutover
 @mirror.command("cutover")
 @config_option
+@click.option("--source-is-gone", is_flag=True, help="Copy nothing more, and abort the transactions that are open.")
 @json_option
 @bootstrap_option
-def mirror_cutover(path: Path, as_json: bool, bootstrap: str) -> None:
+def mirror_cutover(path: Path, source_is_gone: bool, as_json: bool, bootstrap: str) -> None:
     """Copies what is left and the commits of groups, and opens the topics here for producers.
 
     Stop the producers of the source first: what they send from then on is not copied. Interrupted, it can be run again;
-    a topic is either a copy or open.
+    each topic is either a copy or open.
 
     Example: smq mirror cutover --config mirror.toml
     """
     settings = load(path)
 
     async def work() -> list[str]:
-        async with _mirror(settings, bootstrap, (0, 1)) as made:
+        async with _admin(bootstrap) as admin:
+            found = await admin.list_topics()
+            copies = [t for t in found if settings.wants_topic(t.name) and t.config.get(MIRRORED) == "true"]
+            if not copies:
+                raise UserError(f"no topic that {path} names is mirrored here: nothing was done")
+            topics = [topic.name for topic in copies]
             answered()
-            await made.run(once=True)
-            _check(made)
-            topics = sorted({topic for topic, _ in made.copies})
-            for topic, partition in made.copies:
-                await _settled(made, topic, partition)
-            for topic in topics:
-                await made.admin.alter_topic(topic, set={MIRRORED: "false"})
+            if source_is_gone:
+                await _end_all(settings, bootstrap, admin, copies)
+            else:
+                left = replace(settings, topics=tuple(map(re.escape, topics)))
+                async with _mirror(left, bootstrap, (0, 1)) as made:
+                    await made.run(once=True)
+                    _check(made)
+            for topic in copies:
+                for part in topic.partitions:
+                    await _settled(admin, topic.name, part.partition)
+            for name in topics:
+                await admin.alter_topic(name, set={MIRRORED: "false"})
             return topics
 
     topics = run(work(), bootstrap)
     done(f"open for producers: {', '.join(topics)}", as_json=as_json, topics=topics)
 
 
-async def _settled(made: Mirror, topic: str, partition: int) -> None:
+async def _end_all(settings: MirrorSettings, bootstrap: str, admin: Admin, copies: list[TopicDescription]) -> None:
+    """Aborts what the source can no longer end."""
+    async with _own_side(settings, admin) as here, _target(bootstrap) as target:
+        for topic in copies:
+            for part in topic.partitions:
+                found = await admin.partition_range(topic.name, part.partition)
+                place = topic.name, part.partition
+                count = await end_transactions(here, target, place, found.lso, found.next_offset)
+                if count:
+                    click.echo(f"{topic.name}/{part.partition}: aborted {counted(count, 'transaction')}", err=True)
+
+
+async def _settled(admin: Admin, topic: str, partition: int) -> None:
     """No transaction is open, and every node knows of the end: only then the source's producers can be forgotten."""
     until = time.monotonic() + SETTLE_S
     while True:
-        found = await made.admin.partition_range(topic, partition)
-        (known,) = [p for p in (await made.admin.describe_topic(topic)).partitions if p.partition == partition]
+        found = await admin.partition_range(topic, partition)
+        (known,) = [p for p in (await admin.describe_topic(topic)).partitions if p.partition == partition]
         if found.lso == found.hwm == found.next_offset == known.hwm:
             return
         if time.monotonic() > until:
             raise UserError(
                 f"{topic}/{partition} has a transaction from offset {found.lso} on that the source has not ended: end"
-                " it there, and cut over again; nothing was changed here"
+                " it there, and cut over again; no further topic was opened"
             )
         await asyncio.sleep(0.2)
+
+
+@mirror.command("rollback")
+@config_option
+@json_option
+@bootstrap_option
+def mirror_rollback(path: Path, as_json: bool, bootstrap: str) -> None:
+    """Closes the topics here for producers again, and sends the source what has arrived here since the cutover.
+
+    The source gets the records at the same offsets, or the command ends with the offset at which it cannot: after a
+    transaction or a compaction here, or if the source has another producer. Then `smq mirror run` goes on.
+
+    Example: smq mirror rollback --config mirror.toml
+    """
+    settings = load(path)
+
+    async def work() -> dict[str, object]:
+        async with _opened(settings, bootstrap) as (source, admin), _own_side(settings, admin) as here:
+            places = await _mirrored(settings, source, admin)
+            topics = {topic for topic, _ in places}
+            answered()
+            for name in sorted(topics):
+                await admin.alter_topic(name, set={MIRRORED: "true"})
+            for topic, partition in places:
+                await _settled(admin, topic, partition)
+            records = 0
+            async with source_producer(settings) as producer:
+                for place in places:
+                    records += await give_back(source, here, producer, place)
+            commits = await give_commits_back(settings, source, admin, topics)
+            return {"topics": sorted(topics), "records": records, "commits": commits}
+
+    found = run(work(), bootstrap)
+    done(f"the source has {found['records']} more records, and {found['commits']} commits", as_json=as_json, **found)

@@ -76,15 +76,19 @@ async def compare(
     *,
     is_compacted: bool,
     advance: Callable[[int], None] = lambda _: None,
+    last: int | None = None,
 ) -> Compared:
-    """What both sides have: from the later of the two starts to the earlier of the two ends."""
+    """What both sides have: from the later of the two starts to the earlier of the two ends; or the last so many of
+    these offsets."""
     (first, end), (own_first, own_end) = await there.bounds(place), await here.bounds(place)
     result = Compared(place, max(first, own_first), min(end, own_end), is_compacted)
+    if last is not None:
+        result.start = max(result.start, result.stop - last)
     at = result.start
     while at < result.stop:
         stop = min(at + RANGE_OFFSETS, result.stop)
-        theirs = [found async for found in _batches(there, place, at, stop)]
-        ours = [found async for found in _batches(here, place, at, stop)]
+        theirs = [found async for found in batches_of(there, place, at, stop)]
+        ours = [found async for found in batches_of(here, place, at, stop)]
         result.ranges += 1
         if _digest(theirs) == _digest(ours):
             result.equal_ranges += 1
@@ -96,7 +100,7 @@ async def compare(
     return result
 
 
-async def _batches(side: KafkaSide, place: Place, start: int, stop: int) -> AsyncIterator[Found]:
+async def batches_of(side: KafkaSide, place: Place, start: int, stop: int) -> AsyncIterator[Found]:
     """Those with records or an end of a transaction, from the one that contains `start` to the last below `stop`."""
     at = start
     while at < stop:

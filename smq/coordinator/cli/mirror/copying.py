@@ -16,15 +16,17 @@ from aiokafka.errors import KafkaError
 
 from smq.clients import Admin
 from smq.clients.types import CommittedOffset, TopicDescription
+from smq.coordinator.cli.mirror.comparing import compare
 from smq.coordinator.cli.mirror.kafka_side import FETCH_BYTES, OUT_OF_RANGE, KafkaSide, Piece, Place
 from smq.coordinator.cli.mirror.settings import MirrorSettings
 from smq.coordinator.cli.mirror.target import Target
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.errors import ErrorCode, SmqError, TopicExists
 from smq.raft_state.topic_config import CLEANUP_POLICY, COMPACT, MIRRORED, TOPIC_CONFIG
-from smq.records import INT32_MAX, empty_batch, parse_header
+from smq.records import INT32_MAX, empty_batch, from_offset, parse_header
 
 LOOK_S: Final = 10.0  # between two looks at the source's topics, and at groups
+COMPARED_OFFSETS: Final = 1_000  # before a copy goes on: two logs that differ seldom agree there
 PAUSE_S: Final = 1.0  # after an error of a node
 WAIT_MS: Final = 500  # how long the source may wait for records
 KAFKA_GROUP: Final = "kafka-cg-"  # before the name of a group of Kafka clients
@@ -71,6 +73,7 @@ class Mirror:
         self,
         settings: MirrorSettings,
         source: KafkaSide,
+        here: KafkaSide,
         admin: Admin,
         target: Target,
         say: Callable[[str], None],
@@ -80,6 +83,7 @@ class Mirror:
         know."""
         self._settings = settings
         self._source = source
+        self._here = here  # as its consumers see it
         self.admin = admin
         self._target = target
         self._say = say
@@ -116,7 +120,7 @@ class Mirror:
             for copy in self.copies.values():
                 if copy.place[0] == topic and not copy.problem:
                     self._stop(copy, "the source has deleted the topic; its copy here is kept")
-        await self._source.follow(counts)
+        await self._source.refresh()
         configs = await self._source.configs(counts)
         here = {topic.name: topic for topic in await self.admin.list_topics()}
         for topic, count in counts.items():
@@ -229,29 +233,32 @@ class Mirror:
         self._say(f"{copy.name}: {why}")
 
     def _failed(self, copy: Copy, error: SmqError) -> None:
-        """This cluster's end says where it goes on, unless that cannot help."""
+        """This cluster's end says where it goes on, unless that cannot help. Where compaction has changed the source's
+        batches, another mirror may have cut them elsewhere."""
         copy.position = None
-        if not error.code.is_retriable and error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
+        goes_on = (ErrorCode.OFFSET_OUT_OF_RANGE, *([ErrorCode.OFFSET_TAKEN] if copy.is_compacted else []))
+        if not error.code.is_retriable and error.code not in goes_on:
             self._stop(copy, f"stopped at offset {copy.end}, up to which everything is kept: {error}")
 
     async def _open(self, copy: Copy) -> None:
-        """Finds the position. If the last batch here is not the source's, the two are not one log."""
+        """Finds the position. If the last records here are not the source's, the two are not one log."""
         topic, index = copy.place
         here = await self.admin.partition_range(topic, index)
         copy.end = here.next_offset
         copy.first = copy.first or here.next_offset
         copy.is_begun = here.next_offset > here.log_start
-        first, end = await self._source.bounds(copy.place)
+        _, end = await self._source.bounds(copy.place)
         if end < here.next_offset:
             raise Stopped(
                 f"the source ends at {end}, and the copy at {here.next_offset}: the source has been made again, or has"
                 " lost records; nothing here was changed"
             )
-        if here.log_start < here.next_offset and first < here.next_offset and not copy.is_compacted:
-            piece = await self._source.fetch_one(copy.place, here.next_offset - 1)
-            last = piece.batches[:1]
-            if last and parse_header(last[0]).base_offset < here.next_offset:
-                await self._target.append(topic, index, last)  # the same again, or OFFSET_TAKEN
+        compared = await compare(self._source, self._here, copy.place, is_compacted=True, last=COMPARED_OFFSETS)
+        if not compared.is_copy:
+            raise Stopped(
+                f"the source has other records at offsets {', '.join(map(str, compared.shown))}: they are not one log;"
+                " nothing here was changed"
+            )
         copy.position = here.next_offset
 
     async def _take(self, copy: Copy, piece: Piece, *, is_last: bool) -> None:
@@ -272,15 +279,20 @@ class Mirror:
         copy.hwm = piece.hwm
         batches: list[bytes] = []
         at = copy.position
-        for batch in piece.batches:
-            header = parse_header(batch)
+        for found in piece.batches:
+            batch, header = found, parse_header(found)
             if header.end <= at:
                 continue
             if header.base_offset < at:
-                raise Stopped(
-                    f"the source has a batch {header.base_offset} to {header.last_offset}, and the copy ends at {at}"
-                )
-            batches += [*gap(at, header.base_offset), batch]
+                if not copy.is_compacted:
+                    raise Stopped(
+                        f"the source has a batch {header.base_offset} to {header.last_offset}, the copy ends at {at}:"
+                        " they are not one log; nothing here was changed"
+                    )
+                batch = from_offset(batch, header, at)  # compaction has joined it to batches that were copied
+            else:
+                batches += gap(at, header.base_offset)
+            batches.append(batch)
             at = header.end
             copy.records += header.count
             copy.bytes += len(batch)

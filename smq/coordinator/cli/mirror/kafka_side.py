@@ -52,7 +52,7 @@ class KafkaSide:
         """`name`: of the side, for errors."""
         self.name = name
         self._settings = settings
-        options = _options(settings)
+        options = client_options(settings)
         self._client = AIOKafkaClient(client_id="smq-mirror", **options)
         self._admin = AIOKafkaAdminClient(client_id="smq-mirror", **options)
 
@@ -81,11 +81,8 @@ class KafkaSide:
         }
         return {name: count for name, count in counts.items() if count}
 
-    async def follow(self, topics: Iterable[str]) -> None:
-        """Keeps the leaders of these known."""
-        await self._client.set_topics(set(topics))
-
     async def refresh(self) -> None:
+        """Learns the leaders of all topics. No topic is ever named in such a request: a broker may make it again."""
         await self._client.force_metadata_update()
 
     def leader(self, place: Place) -> int | None:
@@ -178,7 +175,7 @@ def _check(code: int) -> None:
         raise for_code(code)()
 
 
-def _options(settings: KafkaSettings) -> dict[str, Any]:
+def client_options(settings: KafkaSettings) -> dict[str, Any]:
     protocol = settings.security_protocol
     if protocol not in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"):
         raise ConfigError(f"security_protocol is PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL, not {protocol!r}")

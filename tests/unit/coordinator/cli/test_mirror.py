@@ -15,10 +15,12 @@ from smq.clients.types import CommittedOffset
 from smq.coordinator.cli.mirror.comparing import Compared, compare
 from smq.coordinator.cli.mirror.copying import Mirror
 from smq.coordinator.cli.mirror.kafka_side import KafkaSide
+from smq.coordinator.cli.mirror.returning import end_transactions, give_back, source_producer
 from smq.coordinator.cli.mirror.settings import KafkaSettings, MirrorSettings, load
 from smq.coordinator.cli.mirror.target import Target
 from smq.coordinator.config.addresses import format_address
-from smq.coordinator.user_errors import ConfigError
+from smq.coordinator.user_errors import ConfigError, UserError
+from smq.records import NewRecord, encode_batch
 from smq.testing.served import Served, publish_request, served_node
 from tests.unit.coordinator.grpc.test_mirror import at, records
 
@@ -43,20 +45,27 @@ class Pair:
             await made.run(once=True)
         return made
 
+    @property
+    def settings(self) -> MirrorSettings:
+        return MirrorSettings(source=KafkaSettings(bootstrap=address(self.there, is_kafka=True)), topics=("t",))
+
     @asynccontextmanager
     async def _mirror(self) -> AsyncIterator[Mirror]:
-        settings = MirrorSettings(source=KafkaSettings(bootstrap=address(self.there, is_kafka=True)), topics=("t",))
+        settings = self.settings
         cluster = ClusterClient(address(self.here))
         await cluster.start()
-        async with Admin(address(self.here)) as admin, KafkaSide(settings.source, "source") as source:
-            yield Mirror(settings, source, admin, Target(cluster), self.said.append)
+        async with Admin(address(self.here)) as admin, self.sides() as (source, here):
+            yield Mirror(settings, source, here, admin, Target(cluster), self.said.append)
         await cluster.close()
 
-    async def compare(self) -> Compared:
+    @asynccontextmanager
+    async def sides(self) -> AsyncIterator[tuple[KafkaSide, KafkaSide]]:
         sides = [KafkaSide(KafkaSettings(bootstrap=address(s, is_kafka=True)), "side") for s in (self.there, self.here)]
         async with sides[0] as there, sides[1] as here:
-            for side in (there, here):
-                await side.follow(["t"])
+            yield there, here
+
+    async def compare(self) -> Compared:
+        async with self.sides() as (there, here):
             return await compare(there, here, ("t", 0), is_compacted=False)
 
     async def end(self) -> int:
@@ -91,7 +100,10 @@ async def remade(pair: Pair, *counts: int, value: bytes = b"other") -> None:
 
 
 async def test_a_topic_that_was_made_again_stops_and_the_copy_stays(pair: Pair) -> None:
-    for counts, words in (((3,), "the source ends at 3, and the copy at 10"), ((5, 5, 5), "OFFSET_TAKEN")):
+    for counts, words in (
+        ((3,), "the source ends at 3, and the copy at 10"),
+        ((5, 5, 5), "other records at offsets 0, 1, 2"),
+    ):
         await remade(pair, *counts)
         (problem,) = (await pair.mirror()).problems
         assert words in problem
@@ -153,6 +165,39 @@ async def test_a_record_that_differs_is_found(pair: Pair) -> None:
     await pair.here.publish(publish_forged(at(10, records(2))), publish_forged(at(12, records(3))), is_mirror=True)
     compared = await pair.compare()
     assert (compared.records, compared.differing, compared.shown, compared.is_copy) == (10, 3, [10, 11, 12], False)
+
+
+async def test_what_arrived_here_flows_back_unless_it_cannot_have_its_offset(pair: Pair) -> None:
+    settings = pair.settings
+    async with Admin(address(pair.here)) as admin, source_producer(settings) as producer:
+        await admin.alter_topic("t", set={"mirrored": "false"})
+        await pair.here.fill([3, 2])
+        async with pair.sides() as (there, here):
+            assert await give_back(there, here, producer, ("t", 0)) == 5
+            assert await give_back(there, here, producer, ("t", 0)) == 0  # run again
+        assert (await pair.compare()).records == 15
+        await pair.there.fill([1])
+        async with pair.sides() as (there, here):
+            with pytest.raises(UserError, match="ends at 16 of t/0, and here are offsets 0 to 14"):
+                await give_back(there, here, producer, ("t", 0))
+        await pair.here.publish(publish_request([b"other"]))
+        async with pair.sides() as (there, here):
+            with pytest.raises(UserError, match="other records at t/0, at 15"):
+                await give_back(there, here, producer, ("t", 0))
+
+
+async def test_the_transactions_of_a_source_that_is_gone_are_aborted(pair: Pair) -> None:
+    own = {"producer_id": 7, "producer_epoch": 2, "base_sequence": 0}
+    open_one = encode_batch([NewRecord(None, b"open", 1)], is_transactional=True, **own)  # type: ignore[arg-type] # of the producer
+    await pair.here.publish(publish_forged(at(10, open_one)), is_mirror=True)
+    cluster = ClusterClient(address(pair.here))
+    async with Admin(address(pair.here)) as admin, pair.sides() as (_, here):
+        before = await admin.partition_range("t", 0)
+        assert (before.lso, before.next_offset) == (10, 11)
+        assert await end_transactions(here, Target(cluster), ("t", 0), before.lso, before.next_offset) == 1
+        after = await admin.partition_range("t", 0)
+        assert (after.lso, after.next_offset) == (12, 12)
+    await cluster.close()
 
 
 def publish_forged(batch: bytes) -> pb.PublishRecordRequest:
